@@ -1,0 +1,208 @@
+//! The emulated GPU: one CPU thread for a warp, or for a single GPU thread where threads act on their own.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use onehop_os::{HostMem, Registers};
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::{Exit, Job, OwnerQueue, run_owner, run_shared, scratch_init};
+use onehop_proto::queue::{self, Memory, Shared};
+
+use crate::space::{Space, View};
+use crate::{Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Result, Rings, Running};
+
+/// Lanes of an emulated warp.
+pub const EMULATED_LANES: u32 = 32;
+
+/// Most threads of an emulated launch: each is a thread of this machine.
+const MAX_THREADS: u32 = 1024;
+
+/// A GPU made of CPU threads. Clones are the same GPU.
+#[derive(Clone)]
+pub struct Emulated {
+    space: Arc<Space>,
+    lanes: u32,
+}
+
+impl Emulated {
+    /// A new one, with an address space of its own.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_lanes(EMULATED_LANES)
+    }
+
+    /// One whose warps have so many lanes.
+    #[must_use]
+    pub fn with_lanes(lanes: u32) -> Self {
+        Self { space: Space::new(), lanes: lanes.max(1) }
+    }
+}
+
+impl Default for Emulated {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Gpu for Emulated {
+    fn name(&self) -> &str {
+        "emu"
+    }
+
+    fn simulated(&self) -> bool {
+        true
+    }
+
+    fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
+        self.adopt(place, HostMem::anonymous(bytes)?)
+    }
+
+    fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {
+        let (addr, unmap) = self.space.map_memory(place, mem.clone());
+        Ok(Region::new(place, addr, mem, Arc::new(unmap)))
+    }
+
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
+        let (base, unmap) = self.space.map_registers(regs);
+        Ok(Doorbells::new(base, Box::new(unmap)))
+    }
+
+    fn prepare(&self, launch: &Launch) -> Result<()> {
+        let launch = launch.clone();
+        let view = View::new(&self.space);
+        catch(move || match launch {
+            Launch::Owner(queues) => {
+                for queue in &queues {
+                    scratch_init(&view, &owner_queue(queue));
+                }
+                Ok(())
+            }
+            Launch::Shared(queue, _) => {
+                shared_queue::<View>(&queue)?.initialise(&view);
+                Ok(())
+            }
+        })?
+    }
+
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
+        let deadline = self.space.now().saturating_add(nanos(job.limit));
+        let job = *job;
+        let mut threads = Vec::new();
+        match launch {
+            Launch::Owner(queues) => {
+                let stride = queues.len() as u32;
+                for (first, queue) in queues.iter().copied().enumerate() {
+                    let (space, lanes) = (self.space.clone(), self.lanes);
+                    threads.push(spawn(move || {
+                        let warp = View::warp(&space, lanes);
+                        run_owner(
+                            &warp,
+                            &owner_queue(&queue),
+                            &kernel_job(&job, deadline),
+                            first as u32,
+                            stride,
+                        )
+                    })?);
+                }
+            }
+            Launch::Shared(queue, count) => {
+                if *count == 0 || *count > MAX_THREADS {
+                    return Err(Error::Launch(format!(
+                        "{count} threads; the emulated GPU has 1 to {MAX_THREADS}"
+                    )));
+                }
+                let shared = shared_queue::<View>(queue)?;
+                for first in 0..*count {
+                    let (space, count) = (self.space.clone(), *count);
+                    threads.push(spawn(move || {
+                        run_shared(&View::new(&space), &shared, &kernel_job(&job, deadline), first, count)
+                    })?);
+                }
+            }
+        }
+        Ok(Box::new(Threads(threads)))
+    }
+}
+
+fn owner_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) -> OwnerQueue<M> {
+    OwnerQueue { rings: rings(&queue.rings), scratch: queue.control, window: queue.window }
+}
+
+fn shared_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) -> Result<Shared<M>> {
+    Shared::new(rings(&queue.rings), queue.control).ok_or_else(|| {
+        Error::Launch(format!(
+            "a shared queue needs rings of a power of two, not {} and {}",
+            queue.rings.sq_entries, queue.rings.cq_entries
+        ))
+    })
+}
+
+fn rings<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(rings: &Rings) -> queue::Rings<M> {
+    queue::Rings {
+        sq: rings.sq,
+        cq: rings.cq,
+        sq_door: rings.sq_door,
+        cq_door: rings.cq_door,
+        sq_entries: rings.sq_entries,
+        cq_entries: rings.cq_entries,
+    }
+}
+
+fn kernel_job<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(job: &KernelJob, deadline: u64) -> Job<M> {
+    Job {
+        works: job.works,
+        outcomes: job.outcomes,
+        count: job.count,
+        nsid: job.nsid,
+        retries: job.retries,
+        retry_delay: job.retry_delay.map(nanos),
+        stall: nanos(job.stall),
+        deadline,
+        poison: job.poison,
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+struct Threads(Vec<JoinHandle<Result<Exit>>>);
+
+impl Running for Threads {
+    fn is_done(&self) -> bool {
+        self.0.iter().all(JoinHandle::is_finished)
+    }
+
+    fn join(self: Box<Self>) -> Result<Vec<Exit>> {
+        // Every thread is joined, even after one has failed: none may touch memory after this returns.
+        let exits: Vec<_> =
+            self.0.into_iter().map(|thread| thread.join().unwrap_or_else(|e| Err(error(e)))).collect();
+        exits.into_iter().collect()
+    }
+}
+
+fn spawn(f: impl FnOnce() -> Exit + Send + 'static) -> Result<JoinHandle<Result<Exit>>> {
+    std::thread::Builder::new()
+        .name("emulated gpu".into())
+        .stack_size(256 << 10)
+        .spawn(move || catch(f))
+        .map_err(|e| Error::Launch(format!("this machine gave no thread for it: {e}")))
+}
+
+fn catch<R>(f: impl FnOnce() -> R) -> Result<R> {
+    // A fault unwinds from inside the kernel; what it leaves behind is memory that the caller gives up.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(error)
+}
+
+fn error(payload: Box<dyn Any + Send>) -> Error {
+    match payload.downcast::<Error>() {
+        Ok(error) => *error,
+        Err(other) => {
+            let text = other.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| other.downcast_ref::<&str>().map(ToString::to_string));
+            Error::Panicked(text.unwrap_or_default())
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! GPU memory and GPU launches.
+//!
+//! A [`Region`] is memory that bytes land in. [`Gpu`] is what any GPU here can do; [`Emulated`] is the one that needs
+//! no hardware: CPU threads run the same kernel functions that the device code wraps, in an address space of their own
+//! in which a wrong address is an error and never a stray write.
+#![forbid(unsafe_code)]
+
+mod emulated;
+mod error;
+mod region;
+mod space;
+
+pub use emulated::{EMULATED_LANES, Emulated};
+pub use error::{Error, Result};
+pub use region::{Place, Region};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_os::{HostMem, Registers};
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Exit;
+
+/// Where the rings of a pair lie, in the GPU's addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Rings {
+    /// The submission queue.
+    pub sq: GpuAddr,
+    /// The completion queue.
+    pub cq: GpuAddr,
+    /// The submission queue's doorbell.
+    pub sq_door: GpuAddr,
+    /// The completion queue's doorbell.
+    pub cq_door: GpuAddr,
+    /// Entries of the submission queue.
+    pub sq_entries: u32,
+    /// Entries of the completion queue.
+    pub cq_entries: u32,
+}
+
+/// A queue pair for a kernel: its rings, and the memory in which the kernel keeps its own account of them.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelQueue {
+    /// The rings.
+    pub rings: Rings,
+    /// Owner mode: scratch memory. Shared mode: the control block.
+    pub control: GpuAddr,
+    /// How many commands may be in flight.
+    pub window: u32,
+}
+
+/// A list of work for a kernel, and its bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelJob {
+    /// The work items.
+    pub works: GpuAddr,
+    /// Their outcomes.
+    pub outcomes: GpuAddr,
+    /// How many there are.
+    pub count: u32,
+    /// The namespace.
+    pub nsid: u32,
+    /// How often a command is tried again.
+    pub retries: u32,
+    /// How long to wait before a retry, by CRD.
+    pub retry_delay: [Duration; 4],
+    /// How long nothing may be completed before the controller is taken to have stalled.
+    pub stall: Duration,
+    /// How long the launch may take.
+    pub limit: Duration,
+    /// The word that ends it.
+    pub poison: GpuAddr,
+}
+
+/// How the threads of a launch use the queues.
+#[derive(Clone, Debug)]
+pub enum Launch {
+    /// One warp for each queue; each owns its own.
+    Owner(Vec<KernelQueue>),
+    /// So many threads, all on one queue.
+    Shared(KernelQueue, u32),
+}
+
+/// A launch under way.
+pub trait Running: Send {
+    /// Whether every thread has ended.
+    fn is_done(&self) -> bool;
+    /// How each warp or thread came out. Waits for the end: a launch always ends by its own bounds.
+    ///
+    /// # Errors
+    /// When a thread touched memory that is not there.
+    fn join(self: Box<Self>) -> Result<Vec<Exit>>;
+}
+
+/// What onehop needs of a GPU.
+pub trait Gpu: Send + Sync {
+    /// What people call it: a product name, or `emu`.
+    fn name(&self) -> &str;
+    /// Whether it is a model of a GPU.
+    fn simulated(&self) -> bool;
+    /// New memory, zeroed.
+    ///
+    /// # Errors
+    /// When there is none left.
+    fn alloc(&self, place: Place, bytes: usize) -> Result<Region>;
+    /// Gives the GPU an address for host memory that somebody else allocated.
+    ///
+    /// # Errors
+    /// When it cannot be registered.
+    fn adopt(&self, place: Place, mem: HostMem) -> Result<Region>;
+    /// Gives the GPU an address for a controller's BAR0; gone when the result is dropped.
+    ///
+    /// # Errors
+    /// When the BAR cannot be registered.
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells>;
+    /// Prepares the control memory of a queue that was just created.
+    ///
+    /// # Errors
+    /// When the queue's description is not one of its mode.
+    fn prepare(&self, launch: &Launch) -> Result<()>;
+    /// Starts a kernel.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>>;
+}
+
+/// A controller's BAR0 in the GPU's address space.
+pub struct Doorbells {
+    base: GpuAddr,
+    _hold: Box<dyn Send + Sync>,
+}
+
+impl Doorbells {
+    pub(crate) fn new(base: GpuAddr, hold: Box<dyn Send + Sync>) -> Self {
+        Self { base, _hold: hold }
+    }
+
+    /// The register at an offset in BAR0.
+    #[must_use]
+    pub fn at(&self, offset: u32) -> GpuAddr {
+        self.base.plus(u64::from(offset))
+    }
+}

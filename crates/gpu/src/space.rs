@@ -1,0 +1,299 @@
+//! The emulated GPU's address space: regions and BARs at addresses that are neither host pointers nor bus addresses.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+use onehop_os::{HostMem, Registers};
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Warp;
+use onehop_proto::queue::Memory;
+
+use crate::{Error, Place};
+
+/// Where each kind of memory starts. No host pointer and no bus address of the simulator looks like these.
+const fn base(place: Option<Place>) -> u64 {
+    match place {
+        Some(Place::Vram) => 0x0b00_0000_0000,
+        Some(Place::PinnedHost) => 0x0c00_0000_0000,
+        Some(Place::Cmb) => 0x0d00_0000_0000,
+        None => 0x0e00_0000_0000,
+    }
+}
+
+/// An unmapped stretch after each mapping, so that running past an end is noticed.
+const GUARD: u64 = 1 << 16;
+
+#[derive(Clone)]
+enum Target {
+    Memory(HostMem),
+    Registers(Arc<dyn Registers>),
+}
+
+#[derive(Clone)]
+struct Mapping {
+    start: u64,
+    len: u64,
+    target: Target,
+}
+
+#[derive(Default)]
+struct Table {
+    mappings: Vec<Mapping>,
+    used: [u64; 4],
+}
+
+/// The address space of one emulated GPU.
+pub(crate) struct Space {
+    table: RwLock<Table>,
+    version: AtomicU64,
+    start: Instant,
+}
+
+/// Takes a mapping away again when it is dropped.
+pub(crate) struct Unmap {
+    space: Arc<Space>,
+    start: u64,
+}
+
+impl Drop for Unmap {
+    fn drop(&mut self) {
+        let mut table = self.space.table.write().unwrap_or_else(|e| e.into_inner());
+        table.mappings.retain(|m| m.start != self.start);
+        self.space.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Space {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { table: RwLock::default(), version: AtomicU64::new(0), start: Instant::now() })
+    }
+
+    pub(crate) fn map_memory(self: &Arc<Self>, place: Place, mem: HostMem) -> (GpuAddr, Unmap) {
+        let len = mem.len() as u64;
+        self.map(Some(place), len, Target::Memory(mem))
+    }
+
+    pub(crate) fn map_registers(self: &Arc<Self>, regs: Arc<dyn Registers>) -> (GpuAddr, Unmap) {
+        let len = u64::from(regs.size());
+        self.map(None, len, Target::Registers(regs))
+    }
+
+    fn map(self: &Arc<Self>, place: Option<Place>, len: u64, target: Target) -> (GpuAddr, Unmap) {
+        let mut table = self.table.write().unwrap_or_else(|e| e.into_inner());
+        let used = &mut table.used[place.map_or(3, |p| p as usize)];
+        let start = base(place) + *used;
+        *used += len.next_multiple_of(GUARD) + GUARD;
+        table.mappings.push(Mapping { start, len, target });
+        table.mappings.sort_by_key(|m| m.start);
+        self.version.fetch_add(1, Ordering::Release);
+        (GpuAddr(start), Unmap { space: self.clone(), start })
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// One GPU thread's view of memory, or that of a warp whose lanes take turns on one CPU thread.
+pub(crate) struct View {
+    space: Arc<Space>,
+    lanes: u32,
+    seen: Cell<u64>,
+    mappings: RefCell<Vec<Mapping>>,
+    last: Cell<usize>,
+}
+
+impl View {
+    pub(crate) fn new(space: &Arc<Space>) -> Self {
+        Self::warp(space, 1)
+    }
+
+    pub(crate) fn warp(space: &Arc<Space>, lanes: u32) -> Self {
+        Self {
+            space: space.clone(),
+            lanes,
+            seen: Cell::new(u64::MAX),
+            mappings: RefCell::default(),
+            last: Cell::new(0),
+        }
+    }
+
+    fn fault(access: &'static str, addr: GpuAddr, bytes: u32, what: &'static str) -> ! {
+        // A GPU kills the context; here the thread ends, and whoever joins the launch learns of it.
+        std::panic::resume_unwind(Box::new(Error::Fault { access, addr, bytes, what }))
+    }
+
+    fn with<R>(
+        &self,
+        access: &'static str,
+        addr: GpuAddr,
+        bytes: u32,
+        f: impl FnOnce(&Mapping, u64) -> R,
+    ) -> R {
+        let version = self.space.version.load(Ordering::Acquire);
+        if version != self.seen.get() {
+            let table = self.space.table.read().unwrap_or_else(|e| e.into_inner());
+            self.mappings.replace(table.mappings.clone());
+            self.seen.set(version);
+            self.last.set(0);
+        }
+        let mappings = self.mappings.borrow();
+        let hit = |m: &Mapping| addr.0.wrapping_sub(m.start) < m.len;
+        let mut index = self.last.get();
+        if !mappings.get(index).is_some_and(hit) {
+            index = mappings.partition_point(|m| m.start <= addr.0).wrapping_sub(1);
+            self.last.set(index);
+        }
+        let Some(mapping) = mappings.get(index).filter(|m| hit(m)) else {
+            Self::fault(access, addr, bytes, "no mapping")
+        };
+        let offset = addr.0 - mapping.start;
+        if offset + u64::from(bytes) > mapping.len {
+            Self::fault(access, addr, bytes, "the end of a mapping");
+        }
+        if !addr.0.is_multiple_of(u64::from(bytes)) {
+            Self::fault(access, addr, bytes, "no alignment for it");
+        }
+        f(mapping, offset)
+    }
+
+    fn word<R>(&self, access: &'static str, addr: GpuAddr, f: impl FnOnce(&AtomicU32) -> R) -> R {
+        self.with(access, addr, 4, |mapping, offset| match &mapping.target {
+            Target::Memory(mem) => match mem.word(offset as usize) {
+                Ok(word) => f(word),
+                Err(_) => Self::fault(access, addr, 4, "no alignment for it"),
+            },
+            Target::Registers(_) => Self::fault(access, addr, 4, "a device's registers"),
+        })
+    }
+}
+
+impl Memory for View {
+    type Addr = GpuAddr;
+    type Door = GpuAddr;
+
+    fn load(&self, at: GpuAddr) -> u32 {
+        self.word("load", at, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn load_acquire(&self, at: GpuAddr) -> u32 {
+        self.word("load", at, |word| word.load(Ordering::Acquire))
+    }
+
+    fn store(&self, at: GpuAddr, value: u32) {
+        self.word("store", at, |word| word.store(value, Ordering::Relaxed));
+    }
+
+    fn store_release(&self, at: GpuAddr, value: u32) {
+        self.word("store", at, |word| word.store(value, Ordering::Release));
+    }
+
+    fn store_entry(&self, at: GpuAddr, entry: &[u32; 16]) {
+        self.with("store", at, 64, |mapping, offset| match &mapping.target {
+            Target::Memory(mem) => {
+                let words = entry.iter().enumerate();
+                for (i, value) in words {
+                    match mem.word(offset as usize + i * 4) {
+                        Ok(word) => word.store(*value, Ordering::Relaxed),
+                        Err(_) => Self::fault("store", at, 64, "no alignment for it"),
+                    }
+                }
+            }
+            Target::Registers(_) => Self::fault("store", at, 64, "a device's registers"),
+        });
+    }
+
+    fn fetch_add(&self, at: GpuAddr, value: u32) -> u32 {
+        self.word("atomic", at, |word| word.fetch_add(value, Ordering::AcqRel))
+    }
+
+    fn fetch_or(&self, at: GpuAddr, bits: u32) -> u32 {
+        self.word("atomic", at, |word| word.fetch_or(bits, Ordering::AcqRel))
+    }
+
+    fn fetch_and(&self, at: GpuAddr, mask: u32) -> u32 {
+        self.word("atomic", at, |word| word.fetch_and(mask, Ordering::AcqRel))
+    }
+
+    fn compare_exchange(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
+        self.word("atomic", at, |word| {
+            word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|seen| seen)
+        })
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn ring(&self, door: GpuAddr, value: u32) {
+        let regs = self.with("doorbell write", door, 4, |mapping, offset| match &mapping.target {
+            Target::Registers(regs) => (regs.clone(), offset as u32),
+            Target::Memory(_) => Self::fault("doorbell write", door, 4, "memory and no doorbell"),
+        });
+        regs.0.write32(regs.1, value);
+    }
+
+    fn pause(&self) {
+        std::thread::yield_now();
+    }
+
+    fn now(&self) -> u64 {
+        self.space.now()
+    }
+}
+
+impl Warp for View {
+    fn lanes(&self) -> u32 {
+        self.lanes
+    }
+
+    fn each(&self, f: impl FnMut(u32)) {
+        (0..self.lanes).for_each(f);
+    }
+
+    fn once(&self, mut f: impl FnMut()) {
+        f();
+    }
+
+    fn prefix(&self, mut f: impl FnMut(u32) -> bool) -> u32 {
+        (0..self.lanes).take_while(|lane| f(*lane)).count() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault_of(f: impl FnOnce() + std::panic::UnwindSafe) -> &'static str {
+        let payload = std::panic::catch_unwind(f).unwrap_err();
+        match payload.downcast::<Error>().map(|e| *e) {
+            Ok(Error::Fault { what, .. }) => what,
+            _ => "another panic",
+        }
+    }
+
+    #[test]
+    fn only_gpu_addresses_reach_memory() {
+        let space = Space::new();
+        let mem = HostMem::anonymous(4096).unwrap();
+        let pointer = GpuAddr(mem.host_ptr() as u64);
+        let (addr, unmap) = space.map_memory(Place::Vram, mem.clone());
+        let view = || View::new(&space);
+        view().store(addr.plus(8), 7);
+        assert_eq!(mem.to_vec(8, 1).unwrap(), [7]);
+        let caught = |at: GpuAddr| {
+            let space = space.clone();
+            fault_of(std::panic::AssertUnwindSafe(move || {
+                View::new(&space).load(at);
+            }))
+        };
+        assert_eq!(caught(pointer), "no mapping");
+        assert_eq!(caught(addr.plus(4096)), "no mapping");
+        assert_eq!(caught(addr.plus(2)), "no alignment for it");
+        assert_eq!(fault_of(std::panic::AssertUnwindSafe(|| view().ring(addr, 1))), "memory and no doorbell");
+        drop(unmap);
+        assert_eq!(caught(addr), "no mapping");
+    }
+}

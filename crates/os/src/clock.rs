@@ -1,0 +1,44 @@
+//! Deadlines, and the processor's cycle counter.
+
+use std::time::{Duration, Instant};
+
+/// A moment after which a wait must end.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    /// `wait` from now.
+    #[must_use]
+    pub fn after(wait: Duration) -> Self {
+        Self(Instant::now() + wait)
+    }
+
+    /// Whether it has passed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        Instant::now() >= self.0
+    }
+
+    /// The time that is left.
+    #[must_use]
+    pub fn left(&self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// The processor's time-stamp counter; nanoseconds where there is none.
+#[inline]
+#[must_use]
+pub fn cycles() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: rdtsc reads a counter and touches no memory; every x86-64 processor has it.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        use std::sync::OnceLock;
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    }
+}

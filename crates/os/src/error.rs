@@ -1,0 +1,51 @@
+//! What can go wrong with memory and mappings.
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why memory could not be had, reached or mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error("{call} failed: {source}{hint}")]
+    System {
+        /// The call and what it was made on.
+        call: String,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do about it, or nothing.
+        hint: &'static str,
+    },
+    /// A range does not lie within the memory that it was asked of.
+    #[error("bytes {offset}..{} do not lie within {len} bytes of memory", offset.saturating_add(*bytes))]
+    OutOfRange {
+        /// Where the range starts.
+        offset: usize,
+        /// How long it is.
+        bytes: usize,
+        /// How long the memory is.
+        len: usize,
+    },
+    /// The mapper cannot make this memory reachable for its device.
+    #[error("{mapper} cannot map this memory for the device: {why}")]
+    CannotMap {
+        /// Which mapper.
+        mapper: String,
+        /// The reason, with what would mend it.
+        why: String,
+    },
+    /// The mapper has no memory left to give.
+    #[error("{mapper} has no {bytes} contiguous bytes left")]
+    NoMemory {
+        /// Which mapper.
+        mapper: String,
+        /// How much was asked for.
+        bytes: usize,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(call: impl Into<String>, errno: impl Into<std::io::Error>) -> Self {
+        Self::System { call: call.into(), source: errno.into(), hint: "" }
+    }
+}

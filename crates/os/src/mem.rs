@@ -1,0 +1,301 @@
+//! Host memory that a device shares.
+//!
+//! Another thread or a device may write it while it is read, so it is only ever touched by atomic words and copied in
+//! and out; no reference to its bytes is handed out.
+
+use std::fs::File;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::{DmaMemory, Error, Result};
+
+/// Mappings are whole pages of this size.
+const PAGE: usize = 4096;
+
+/// A mapping, unmapped when the last [`HostMem`] on it goes.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a Mapping is an address range that stays mapped until drop; all access goes through atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared access is atomic.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and len came from mmap, and nobody holds a pointer into the range any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Runs when the last clone of the memory goes: gives it back to where it came from.
+struct OnLast(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Drop for OnLast {
+    fn drop(&mut self) {
+        if let Some(give_back) = self.0.take() {
+            give_back();
+        }
+    }
+}
+
+/// A stretch of host memory that a device may share. Clones are the same memory.
+#[derive(Clone)]
+pub struct HostMem {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+    _give_back: Option<Arc<OnLast>>,
+}
+
+impl HostMem {
+    /// Zeroed memory of this process, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn anonymous(bytes: usize) -> Result<Self> {
+        let len = round_up(bytes)?;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+        }
+        .map_err(|e| Error::system(format!("mmap of {len} bytes"), e))?;
+        Self::whole(base.cast(), len)
+    }
+
+    /// A file's first `bytes` bytes, shared with everybody else who maps it.
+    ///
+    /// # Errors
+    /// When the file cannot be mapped, or is shorter.
+    pub fn of_file(file: &File, bytes: usize) -> Result<Self> {
+        let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
+        if have < bytes as u64 || bytes == 0 || !bytes.is_multiple_of(PAGE) {
+            return Err(Error::OutOfRange { offset: 0, bytes, len: have as usize });
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
+        }
+        .map_err(|e| Error::system(format!("mmap of {bytes} bytes of the memory file"), e))?;
+        Self::whole(base.cast(), bytes)
+    }
+
+    fn whole(base: *mut u8, len: usize) -> Result<Self> {
+        let base = NonNull::new(base)
+            .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
+        Ok(Self { mapping: Arc::new(Mapping { base, len }), offset: 0, len, _give_back: None })
+    }
+
+    /// The same memory, with `give_back` run when the last clone of the result is dropped.
+    #[must_use]
+    pub fn on_last_drop(mut self, give_back: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self._give_back = Some(Arc::new(OnLast(Some(Box::new(give_back)))));
+        self
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    /// When the range does not lie within it.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
+        let bytes = range.end.saturating_sub(range.start);
+        self.check(range.start, bytes)?;
+        Ok(Self { offset: self.offset + range.start, len: bytes, ..self.clone() })
+    }
+
+    /// Where it lies in this process. Valid as long as a clone lives; everything behind it is shared with a device.
+    #[must_use]
+    pub fn host_ptr(&self) -> *mut u8 {
+        self.mapping.base.as_ptr().wrapping_add(self.offset)
+    }
+
+    /// The 32-bit word at a byte offset that is a multiple of four.
+    ///
+    /// # Errors
+    /// When it does not lie within the memory, or is not aligned.
+    #[inline]
+    pub fn word(&self, offset: usize) -> Result<&AtomicU32> {
+        self.check(offset, 4)?;
+        if !(self.offset + offset).is_multiple_of(4) {
+            return Err(Error::OutOfRange { offset, bytes: 4, len: self.len });
+        }
+        // SAFETY: in range and aligned; the mapping outlives &self; all access to it is atomic.
+        Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(offset, out.len())?;
+        let (head, words) = self.parts(offset, out.len());
+        let (first, rest) = out.split_at_mut(head);
+        for (i, byte) in first.iter_mut().enumerate() {
+            *byte = self.byte(offset + i).load(Ordering::Relaxed);
+        }
+        let (middle, last) = rest.split_at_mut(words * 8);
+        for (i, chunk) in middle.chunks_exact_mut(8).enumerate() {
+            chunk.copy_from_slice(&self.qword(offset + head + i * 8).load(Ordering::Relaxed).to_ne_bytes());
+        }
+        for (i, byte) in last.iter_mut().enumerate() {
+            *byte = self.byte(offset + head + words * 8 + i).load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.check(offset, data.len())?;
+        let (head, words) = self.parts(offset, data.len());
+        let (first, rest) = data.split_at(head);
+        for (i, byte) in first.iter().enumerate() {
+            self.byte(offset + i).store(*byte, Ordering::Relaxed);
+        }
+        let (middle, last) = rest.split_at(words * 8);
+        for (i, chunk) in middle.chunks_exact(8).enumerate() {
+            let mut word = [0; 8];
+            word.copy_from_slice(chunk);
+            self.qword(offset + head + i * 8).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+        for (i, byte) in last.iter().enumerate() {
+            self.byte(offset + head + words * 8 + i).store(*byte, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Sets every byte of a range.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory.
+    pub fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
+        let block = [value; 512];
+        for at in (0..bytes).step_by(block.len()) {
+            self.write(offset + at, &block[..block.len().min(bytes - at)])?;
+        }
+        self.check(offset, bytes)
+    }
+
+    /// A copy of a range.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory.
+    pub fn to_vec(&self, offset: usize, bytes: usize) -> Result<Vec<u8>> {
+        self.check(offset, bytes)?;
+        let mut out = vec![0; bytes];
+        self.read(offset, &mut out)?;
+        Ok(out)
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+        if offset <= self.len && bytes <= self.len - offset {
+            Ok(())
+        } else {
+            Err(Error::OutOfRange { offset, bytes, len: self.len })
+        }
+    }
+
+    /// How many single bytes come before the first aligned word, and how many words follow them.
+    fn parts(&self, offset: usize, bytes: usize) -> (usize, usize) {
+        let head = ((self.offset + offset).next_multiple_of(8) - self.offset - offset).min(bytes);
+        (head, (bytes - head) / 8)
+    }
+
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: the callers have checked the range; the mapping outlives &self; all access to it is atomic.
+        unsafe { AtomicU8::from_ptr(self.host_ptr().add(offset)) }
+    }
+
+    fn qword(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the callers have checked the range and aligned the offset; the mapping outlives &self.
+        unsafe { AtomicU64::from_ptr(self.host_ptr().add(offset).cast()) }
+    }
+}
+
+impl DmaMemory for HostMem {
+    fn bytes(&self) -> usize {
+        self.len
+    }
+
+    fn host(&self) -> Option<&HostMem> {
+        Some(self)
+    }
+}
+
+impl std::fmt::Debug for HostMem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostMem({} bytes at {:p})", self.len, self.host_ptr())
+    }
+}
+
+fn round_up(bytes: usize) -> Result<usize> {
+    bytes.max(1).checked_next_multiple_of(PAGE).ok_or(Error::OutOfRange { offset: 0, bytes, len: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_at_every_alignment() {
+        let mem = HostMem::anonymous(8192).unwrap();
+        for offset in 0..17 {
+            for len in 0..40 {
+                let data: Vec<u8> = (0..len).map(|i| (i * 7 + offset) as u8 | 1).collect();
+                mem.fill(0, 128, 0).unwrap();
+                mem.write(offset, &data).unwrap();
+                assert_eq!(mem.to_vec(offset, len).unwrap(), data);
+                assert!(mem.to_vec(0, offset).unwrap().iter().all(|b| *b == 0));
+                assert!(mem.to_vec(offset + len, 16).unwrap().iter().all(|b| *b == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let mem = HostMem::anonymous(100).unwrap();
+        assert_eq!(mem.len(), 4096);
+        assert!(mem.write(4090, &[0; 7]).is_err());
+        assert!(mem.read(usize::MAX, &mut [0]).is_err());
+        let part = mem.slice(8..16).unwrap();
+        assert!(part.word(8).is_err());
+        assert!(part.word(2).is_err());
+        part.word(4).unwrap().store(5, Ordering::Relaxed);
+        assert_eq!(mem.to_vec(12, 1).unwrap(), [5]);
+        assert!(mem.slice(10..5000).is_err());
+    }
+
+    #[test]
+    fn gives_back_when_the_last_clone_goes() {
+        let gone = Arc::new(AtomicU8::new(0));
+        let seen = gone.clone();
+        let mem = HostMem::anonymous(1).unwrap().on_last_drop(move || seen.store(1, Ordering::Relaxed));
+        let part = mem.slice(0..8).unwrap();
+        drop(mem);
+        assert_eq!(gone.load(Ordering::Relaxed), 0);
+        drop(part);
+        assert_eq!(gone.load(Ordering::Relaxed), 1);
+    }
+}

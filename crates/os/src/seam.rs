@@ -1,0 +1,149 @@
+//! The seams: a BAR, a giver of bus addresses, a function reset.
+
+use std::sync::Arc;
+
+use onehop_proto::BusAddr;
+
+use crate::{Error, HostMem, Result};
+
+/// BAR0 of a controller. Reads of a device that is gone give all ones; writes to it are lost.
+pub trait Registers: Send + Sync {
+    /// A 32-bit register read.
+    fn read32(&self, offset: u32) -> u32;
+    /// A 32-bit register write.
+    fn write32(&self, offset: u32, value: u32);
+    /// Bytes of the BAR.
+    fn size(&self) -> u32;
+
+    /// A 64-bit register, read as two halves, low first.
+    fn read64(&self, offset: u32) -> u64 {
+        let low = self.read32(offset);
+        u64::from(low) | u64::from(self.read32(offset + 4)) << 32
+    }
+
+    /// A 64-bit register, written as two halves, low first.
+    fn write64(&self, offset: u32, value: u64) {
+        self.write32(offset, value as u32);
+        self.write32(offset + 4, (value >> 32) as u32);
+    }
+}
+
+/// Memory that a device may be given: what a [`Mapper`] needs to know of it.
+pub trait DmaMemory {
+    /// Its length in bytes.
+    fn bytes(&self) -> usize;
+    /// The host memory behind it, if there is any.
+    fn host(&self) -> Option<&HostMem>;
+}
+
+/// A stretch of bus addresses without a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where it starts.
+    pub addr: BusAddr,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+/// Memory as one device sees it. Stays mapped until dropped.
+pub struct Mapped {
+    runs: Vec<Run>,
+    len: u64,
+    _hold: Box<dyn Send + Sync>,
+}
+
+impl Mapped {
+    /// Bus-contiguous runs that cover the memory in order; `hold` undoes the mapping when it is dropped.
+    #[must_use]
+    pub fn new(runs: Vec<Run>, hold: Box<dyn Send + Sync>) -> Self {
+        let len = runs.iter().map(|r| r.len).sum();
+        Self { runs, len, _hold: hold }
+    }
+
+    /// The bytes covered.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// The runs, in order of offset.
+    #[must_use]
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Option<Run> {
+        let mut left = offset;
+        for run in &self.runs {
+            if left < run.len {
+                return Some(Run { addr: run.addr.plus(left), len: run.len - left });
+            }
+            left -= run.len;
+        }
+        None
+    }
+
+    /// The bus address of the whole, where it is one run.
+    ///
+    /// # Errors
+    /// Says that the memory is in several runs.
+    pub fn contiguous(&self) -> Result<BusAddr> {
+        match self.runs.as_slice() {
+            [one] => Ok(one.addr),
+            many => Err(Error::CannotMap {
+                mapper: "the caller".into(),
+                why: format!("one bus-contiguous run is needed, this memory has {}", many.len()),
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapped").field("runs", &self.runs).finish_non_exhaustive()
+    }
+}
+
+/// Gives the bus addresses of memory as one device sees it.
+pub trait Mapper: Send + Sync {
+    /// What it is called in reports.
+    fn name(&self) -> &str;
+
+    /// Zeroed, page-aligned host memory that this mapper can map.
+    ///
+    /// # Errors
+    /// When there is none left.
+    fn alloc(&self, bytes: usize) -> Result<HostMem>;
+
+    /// Lets the device reach `memory` until the result is dropped.
+    ///
+    /// # Errors
+    /// When the device cannot reach it, with the reason.
+    fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped>;
+}
+
+/// Resets a function from outside the controller: FLR, or what stands for it.
+pub trait FunctionReset: Send + Sync {
+    /// Resets it; its registers are as after power-on when this returns.
+    ///
+    /// # Errors
+    /// When it could not be done.
+    fn function_reset(&self) -> Result<()>;
+}
+
+/// A controller, as the place where it was found hands it over.
+#[derive(Clone)]
+pub struct Port {
+    /// BAR0.
+    pub regs: Arc<dyn Registers>,
+    /// How it reaches memory.
+    pub mapper: Arc<dyn Mapper>,
+    /// How it is reset from outside, where that is possible.
+    pub reset: Option<Arc<dyn FunctionReset>>,
+    /// How people call it: `sim:mem:64M`, `0000:0b:00.0`.
+    pub name: String,
+    /// Whether it is a model of a drive and not a drive.
+    pub simulated: bool,
+}

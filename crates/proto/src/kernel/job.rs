@@ -1,0 +1,196 @@
+//! A list of commands for the GPU to carry out, and what it writes down about each.
+
+use crate::queue::{Address, Memory};
+use crate::{Sqe, Status};
+
+/// One read or write, as it lies in memory: 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// The first block.
+    pub lba: u64,
+    /// PRP entry 1.
+    pub prp1: u64,
+    /// PRP entry 2.
+    pub prp2: u64,
+    /// How many blocks, 1 to 65 536.
+    pub blocks: u32,
+    /// The opcode in the low byte; the other bits are those of command dword 12.
+    pub control: u32,
+}
+
+impl Work {
+    /// Bytes of a work item.
+    pub const BYTES: u32 = 32;
+    /// The bits of [`Work::control`] that go into command dword 12: LR, FUA, PRINFO.
+    const DW12: u32 = 0xfc00_0000;
+
+    /// The eight words as they lie in memory.
+    #[must_use]
+    pub const fn words(&self) -> [u32; 8] {
+        [
+            self.lba as u32,
+            (self.lba >> 32) as u32,
+            self.prp1 as u32,
+            (self.prp1 >> 32) as u32,
+            self.prp2 as u32,
+            (self.prp2 >> 32) as u32,
+            self.blocks,
+            self.control,
+        ]
+    }
+
+    /// Reads the item at `at`.
+    #[inline(always)]
+    pub fn load<M: Memory>(mem: &M, at: M::Addr) -> Self {
+        let long = |i: u32| u64::from(mem.load(at.plus(i))) | u64::from(mem.load(at.plus(i + 4))) << 32;
+        Self {
+            lba: long(0),
+            prp1: long(8),
+            prp2: long(16),
+            blocks: mem.load(at.plus(24)),
+            control: mem.load(at.plus(28)),
+        }
+    }
+
+    /// The command.
+    #[inline(always)]
+    #[must_use]
+    pub const fn command(&self, nsid: u32) -> Sqe {
+        let nlb_z = self.blocks.wrapping_sub(1) & 0xffff;
+        Sqe::new(self.control as u8, nsid)
+            .with_prps(self.prp1, self.prp2)
+            .with_qword(10, self.lba)
+            .with_dw(12, nlb_z | self.control & Self::DW12)
+    }
+}
+
+/// How a work item ended, as it lies in memory: two words, the state and the number of retries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was not handed to the controller, or it failed and waited for its retry.
+    Pending,
+    /// The controller completed it with this status.
+    Done(Status),
+    /// It was handed over and nothing was heard of it: its memory is the controller's until a reset.
+    InDoubt,
+}
+
+impl Outcome {
+    /// Bytes of an outcome.
+    pub const BYTES: u32 = 8;
+
+    /// The state word.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self) -> u32 {
+        match self {
+            Self::Pending => 0,
+            Self::Done(status) => 1 | (status.0 as u32) << 16,
+            Self::InDoubt => 2,
+        }
+    }
+
+    /// The outcome that a state word stands for.
+    #[must_use]
+    pub const fn from_word(word: u32) -> Self {
+        match word & 3 {
+            0 => Self::Pending,
+            1 => Self::Done(Status((word >> 16) as u16)),
+            _ => Self::InDoubt,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn store<M: Memory>(self, mem: &M, job: &Job<M>, item: u32, retries: u32) {
+        let at = job.outcomes.plus(item * Self::BYTES);
+        mem.store(at.plus(4), retries);
+        mem.store(at, self.word());
+    }
+}
+
+/// A list of work, and its bounds.
+pub struct Job<M: Memory> {
+    /// The work items, one after the other.
+    pub works: M::Addr,
+    /// The outcomes, one for each.
+    pub outcomes: M::Addr,
+    /// How many there are.
+    pub count: u32,
+    /// The namespace they go to.
+    pub nsid: u32,
+    /// How often a command is tried again when its status allows it.
+    pub retries: u32,
+    /// Nanoseconds to wait before a retry, by CRD.
+    pub retry_delay: [u64; 4],
+    /// Nanoseconds without any completion after which the controller is taken to have stalled.
+    pub stall: u64,
+    /// The moment after which nothing is waited for.
+    pub deadline: u64,
+    /// The word that the host sets to end it.
+    pub poison: M::Addr,
+}
+
+impl<M: Memory> Job<M> {
+    #[inline(always)]
+    pub(super) fn command(&self, mem: &M, item: u32) -> Sqe {
+        Work::load(mem, self.works.plus(item * Work::BYTES)).command(self.nsid)
+    }
+
+    /// Whether a command that ended with `status` after `retries` tries is tried again.
+    #[inline(always)]
+    pub(super) fn again(&self, status: Status, retries: u32) -> bool {
+        !status.is_ok() && !status.dnr() && retries < self.retries
+    }
+
+    #[inline(always)]
+    pub(super) fn due(&self, mem: &M, status: Status) -> u64 {
+        mem.now().wrapping_add(self.retry_delay[status.crd() as usize & 3])
+    }
+}
+
+/// How a warp or thread came out of its kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// Every item it took has an outcome.
+    Finished,
+    /// The deadline passed, or nothing was completed for too long.
+    TimedOut,
+    /// The host ended it with this word.
+    Poisoned(u32),
+    /// The controller completed a command that was not in flight.
+    Stray(u16),
+}
+
+impl Exit {
+    /// Two words to hand to the host.
+    #[must_use]
+    pub const fn words(self) -> [u32; 2] {
+        match self {
+            Self::Finished => [1, 0],
+            Self::TimedOut => [2, 0],
+            Self::Poisoned(code) => [3, code],
+            Self::Stray(cid) => [4, cid as u32],
+        }
+    }
+
+    /// The exit that two words stand for; none if the kernel never wrote them.
+    #[must_use]
+    pub const fn from_words(words: [u32; 2]) -> Option<Self> {
+        match words[0] {
+            1 => Some(Self::Finished),
+            2 => Some(Self::TimedOut),
+            3 => Some(Self::Poisoned(words[1])),
+            4 => Some(Self::Stray(words[1] as u16)),
+            _ => None,
+        }
+    }
+}
+
+impl From<crate::queue::Stop> for Exit {
+    fn from(stop: crate::queue::Stop) -> Self {
+        match stop {
+            crate::queue::Stop::Deadline => Self::TimedOut,
+            crate::queue::Stop::Poisoned(code) => Self::Poisoned(code),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Command identifiers: a slot, and above it a lap count, so that a completion of an earlier life is recognised.
+
+/// The identifier that is never used: controllers report it for errors that belong to no command.
+pub const NO_CID: u16 = u16::MAX;
+
+/// How a queue's slots are spelled as command identifiers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CidSpace {
+    slots: u16,
+    bits: u8,
+}
+
+impl CidSpace {
+    /// The space of `slots` slots; never more than 65 535.
+    #[inline]
+    #[must_use]
+    pub const fn new(slots: u32) -> Self {
+        let slots = if slots > NO_CID as u32 { NO_CID } else { slots as u16 };
+        let bits = if slots <= 1 { 0 } else { 16 - (slots - 1).leading_zeros() as u8 };
+        Self { slots, bits }
+    }
+
+    /// How many slots there are.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slots(&self) -> u32 {
+        self.slots as u32
+    }
+
+    /// The identifier of a slot's first life.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first(&self, slot: u16) -> u16 {
+        slot
+    }
+
+    /// The identifier of the slot's next life.
+    #[inline(always)]
+    #[must_use]
+    pub const fn next(&self, cid: u16) -> u16 {
+        let next = if self.bits == 16 { cid } else { cid.wrapping_add(1 << self.bits) };
+        // The lap that would spell the identifier that is never used is left out.
+        if next == NO_CID { self.slot_bits(cid) } else { next }
+    }
+
+    /// The slot of an identifier, if it can be one of this space.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slot(&self, cid: u16) -> Option<u16> {
+        let slot = self.slot_bits(cid);
+        if slot < self.slots && cid != NO_CID { Some(slot) } else { None }
+    }
+
+    #[inline(always)]
+    const fn slot_bits(&self, cid: u16) -> u16 {
+        cid & ((1u32 << self.bits) - 1) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_life_names_its_slot_and_never_the_forbidden_one() {
+        for slots in [1, 2, 3, 31, 32, 33, 1023, 1024, 4095, 32768, 65534, 65535, 70000] {
+            let space = CidSpace::new(slots);
+            for slot in [0, space.slots() as u16 / 2, space.slots() as u16 - 1] {
+                let mut cid = space.first(slot);
+                for _ in 0..70000 / slots.min(70000) + 3 {
+                    assert_eq!(space.slot(cid), Some(slot), "{slots} slots, {cid:#x}");
+                    let next = space.next(cid);
+                    assert!(next != cid || space.bits >= 15, "{slots} slots: the next life differs");
+                    cid = next;
+                }
+            }
+            assert_eq!(space.slot(NO_CID), None);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The memory operations whose meaning differs between a CPU, a GPU, the emulated GPU and a model checker.
+
+use crate::GpuAddr;
+
+/// An address as one processor sees it.
+pub trait Address: Copy {
+    /// The address `bytes` further on.
+    #[must_use]
+    fn plus(self, bytes: u32) -> Self;
+}
+
+impl Address for GpuAddr {
+    #[inline(always)]
+    fn plus(self, bytes: u32) -> Self {
+        GpuAddr::plus(self, bytes as u64)
+    }
+}
+
+/// What a processor can do to memory that devices and other processors share.
+///
+/// An implementation vouches for the addresses it is given: it checks them, or whoever made it has promised that the
+/// queues and tables described to it are real. Orders and visibility are system-wide, devices included.
+pub trait Memory {
+    /// An address in memory.
+    type Addr: Address;
+    /// A doorbell.
+    type Door: Copy;
+
+    /// Reads a word; orders nothing.
+    fn load(&self, at: Self::Addr) -> u32;
+    /// Reads a word; nothing after it happens before it.
+    fn load_acquire(&self, at: Self::Addr) -> u32;
+    /// Writes a word; orders nothing.
+    fn store(&self, at: Self::Addr, value: u32);
+    /// Writes a word; everything before it is seen before it.
+    fn store_release(&self, at: Self::Addr, value: u32);
+    /// Writes a submission queue entry; orders nothing.
+    fn store_entry(&self, at: Self::Addr, entry: &[u32; 16]);
+    /// Adds to a word and gives the old value; acquires and releases.
+    fn fetch_add(&self, at: Self::Addr, value: u32) -> u32;
+    /// Sets bits and gives the old value; acquires and releases.
+    fn fetch_or(&self, at: Self::Addr, bits: u32) -> u32;
+    /// Keeps only the bits of `mask` and gives the old value; acquires and releases.
+    fn fetch_and(&self, at: Self::Addr, mask: u32) -> u32;
+    /// Writes `new` if `old` stands there and gives what stood there; acquires and releases.
+    fn compare_exchange(&self, at: Self::Addr, old: u32, new: u32) -> u32;
+    /// Everything stored before is seen, by devices too, before anything stored after, doorbells included.
+    fn fence(&self);
+    /// Writes a doorbell; orders nothing.
+    fn ring(&self, door: Self::Door, value: u32);
+    /// Lets others go on for a moment.
+    fn pause(&self);
+    /// Nanoseconds since a fixed moment.
+    fn now(&self) -> u64;
+}

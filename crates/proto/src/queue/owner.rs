@@ -1,0 +1,135 @@
+//! Owner mode: one thread owns the pair.
+
+use super::{CidSpace, Memory, Ring, RingState, Rings};
+use crate::{Cqe, Sqe};
+
+/// Why nothing was staged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+/// What the completion queue said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The command in this slot has completed; the slot is free again.
+    Done(u16, Cqe),
+    /// A completion that belongs to no command in flight.
+    Stray(Cqe),
+}
+
+/// A command slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Slot {
+    cid: u16,
+    next_free: u16,
+    busy: bool,
+}
+
+const NONE: u16 = u16::MAX;
+
+/// A queue pair and the commands in flight on it. `T` keeps one [`Slot`] for each.
+pub struct Owner<M: Memory, T> {
+    ring: Ring<M>,
+    space: CidSpace,
+    slots: T,
+    first_free: u16,
+    staged: u32,
+    in_flight: u32,
+}
+
+impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
+    /// The owner of a pair that was just created. As many commands may be in flight as `slots` holds, and as the
+    /// queues hold.
+    pub fn new(rings: Rings<M>, mut slots: T) -> Self {
+        let count = (slots.as_ref().len().min(NONE as usize) as u32).min(rings.capacity());
+        let space = CidSpace::new(count);
+        for (i, slot) in slots.as_mut().iter_mut().take(count as usize).enumerate() {
+            let next_free = if i + 1 == count as usize { NONE } else { i as u16 + 1 };
+            *slot = Slot { cid: space.first(i as u16), next_free, busy: false };
+        }
+        let first_free = if count == 0 { NONE } else { 0 };
+        Self { ring: Ring::new(rings, RingState::NEW), space, slots, first_free, staged: 0, in_flight: 0 }
+    }
+
+    /// How many commands may be in flight.
+    #[inline]
+    pub fn capacity(&self) -> u32 {
+        self.space.slots()
+    }
+
+    /// How many are, staged ones included.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Staged commands that the controller has not been told of.
+    #[inline]
+    pub fn staged(&self) -> u32 {
+        self.staged
+    }
+
+    /// The identifier of the command in a slot, while it is in flight.
+    pub fn cid(&self, slot: u16) -> Option<u16> {
+        self.slots.as_ref().get(slot as usize).filter(|s| s.busy).map(|s| s.cid)
+    }
+
+    /// Puts a command into the submission queue and gives the slot that stands for it. The controller sees it after
+    /// [`Self::publish`].
+    ///
+    /// # Errors
+    /// [`Full`] when no slot is free, or the controller has not fetched enough.
+    #[inline]
+    pub fn stage(&mut self, mem: &M, sqe: &Sqe) -> Result<u16, Full> {
+        if self.ring.room() <= self.staged {
+            return Err(Full);
+        }
+        let id = self.first_free;
+        let Some(slot) = self.slots.as_mut().get_mut(id as usize) else { return Err(Full) };
+        self.first_free = slot.next_free;
+        slot.cid = self.space.next(slot.cid);
+        slot.busy = true;
+        let cid = slot.cid;
+        self.ring.write(mem, self.staged, &sqe.with_cid(cid));
+        self.staged += 1;
+        self.in_flight += 1;
+        Ok(id)
+    }
+
+    /// Hands all staged commands to the controller with one doorbell.
+    #[inline]
+    pub fn publish(&mut self, mem: &M) {
+        if self.staged == 0 {
+            return;
+        }
+        // The controller must be able to complete all that is in flight without waiting for a doorbell.
+        if self.in_flight + self.ring.unrung() >= self.ring.rings().cq_entries {
+            self.ring.release(mem);
+        }
+        self.ring.publish(mem, self.staged);
+        self.staged = 0;
+    }
+
+    /// Takes the next completion, if there is one.
+    #[inline]
+    pub fn poll(&mut self, mem: &M) -> Option<Event> {
+        let Some(cqe) = self.ring.peek(mem, 0) else {
+            self.ring.release(mem);
+            return None;
+        };
+        self.ring.consume(mem, 1, cqe.sqhd());
+        Some(self.settle(cqe))
+    }
+
+    fn settle(&mut self, cqe: Cqe) -> Event {
+        let Some(id) = self.space.slot(cqe.cid()) else { return Event::Stray(cqe) };
+        let Some(slot) = self.slots.as_mut().get_mut(id as usize) else { return Event::Stray(cqe) };
+        if !slot.busy || slot.cid != cqe.cid() {
+            return Event::Stray(cqe);
+        }
+        slot.busy = false;
+        slot.next_free = self.first_free;
+        self.first_free = id;
+        self.in_flight -= 1;
+        Event::Done(id, cqe)
+    }
+}

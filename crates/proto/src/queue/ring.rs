@@ -1,0 +1,205 @@
+//! The two rings of a pair, as their single owner sees them: where they lie and how far each side has come.
+
+use super::{Address, Memory};
+use crate::{Cqe, Sqe};
+
+/// Where a queue pair lies and how large it is.
+pub struct Rings<M: Memory> {
+    /// The submission queue.
+    pub sq: M::Addr,
+    /// The completion queue.
+    pub cq: M::Addr,
+    /// The submission queue's tail doorbell.
+    pub sq_door: M::Door,
+    /// The completion queue's head doorbell.
+    pub cq_door: M::Door,
+    /// Entries of the submission queue; one less is usable.
+    pub sq_entries: u32,
+    /// Entries of the completion queue; one less is usable.
+    pub cq_entries: u32,
+}
+
+impl<M: Memory> Rings<M> {
+    /// How many commands may be in flight: both queues keep one entry free.
+    #[inline(always)]
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.sq_entries.min(self.cq_entries).saturating_sub(1)
+    }
+}
+
+impl<M: Memory> Clone for Rings<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for Rings<M> {}
+
+/// How far a pair has come; what must be kept when its owner pauses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingState {
+    /// The next submission slot to be written.
+    pub tail: u32,
+    /// The first submission slot that the controller has not reported as fetched.
+    pub sq_head: u32,
+    /// The next completion to be read.
+    pub head: u32,
+    /// The phase that a new completion carries.
+    pub phase: bool,
+}
+
+impl RingState {
+    /// A pair that was just created on zeroed memory.
+    pub const NEW: Self = Self { tail: 0, sq_head: 0, head: 0, phase: true };
+}
+
+/// The owner's side of a queue pair.
+pub struct Ring<M: Memory> {
+    rings: Rings<M>,
+    state: RingState,
+    unrung: u32,
+}
+
+impl<M: Memory> Ring<M> {
+    /// The owner's side of `rings`, which stand at `state`.
+    #[inline(always)]
+    pub fn new(rings: Rings<M>, state: RingState) -> Self {
+        Self { rings, state, unrung: 0 }
+    }
+
+    /// Where the rings lie.
+    #[inline(always)]
+    pub fn rings(&self) -> &Rings<M> {
+        &self.rings
+    }
+
+    /// How far the pair has come. Completions that were taken but not released are not told apart: release first.
+    #[inline(always)]
+    pub fn state(&self) -> RingState {
+        self.state
+    }
+
+    /// Completions taken that the controller has not been told of.
+    #[inline(always)]
+    pub fn unrung(&self) -> u32 {
+        self.unrung
+    }
+
+    /// How many submission slots are free.
+    #[inline(always)]
+    pub fn room(&self) -> u32 {
+        self.rings.sq_entries - 1 - self.distance(self.state.sq_head, self.state.tail)
+    }
+
+    /// Writes an entry `ahead` slots after the tail. The controller does not look at it before [`Self::publish`].
+    #[inline(always)]
+    pub fn write(&self, mem: &M, ahead: u32, sqe: &Sqe) {
+        let slot = wrap(self.state.tail + ahead, self.rings.sq_entries);
+        mem.store_entry(self.rings.sq.plus(slot * Sqe::BYTES as u32), &sqe.dw);
+    }
+
+    /// Hands the next `count` written entries to the controller with one doorbell.
+    #[inline(always)]
+    pub fn publish(&mut self, mem: &M, count: u32) {
+        self.advance(count);
+        mem.fence();
+        mem.ring(self.rings.sq_door, self.state.tail);
+    }
+
+    /// [`Self::publish`] for the lanes of a warp that do not ring themselves.
+    #[inline(always)]
+    pub fn advance(&mut self, count: u32) {
+        self.state.tail = wrap(self.state.tail + count, self.rings.sq_entries);
+    }
+
+    /// Whether the completion `ahead` entries after the head is there.
+    #[inline(always)]
+    pub fn ready(&self, mem: &M, ahead: u32) -> bool {
+        let (slot, phase) = self.position(ahead);
+        mem.load_acquire(self.rings.cq.plus(slot * Cqe::BYTES as u32 + 12)) >> 16 & 1 == phase as u32
+    }
+
+    /// The completion `ahead` entries after the head, if it is there.
+    #[inline(always)]
+    pub fn peek(&self, mem: &M, ahead: u32) -> Option<Cqe> {
+        let (slot, phase) = self.position(ahead);
+        let at = self.rings.cq.plus(slot * Cqe::BYTES as u32);
+        // The phase is in the last dword: nothing else of the entry may be read before it was seen.
+        let dw3 = mem.load_acquire(at.plus(12));
+        if dw3 >> 16 & 1 != phase as u32 {
+            return None;
+        }
+        Some(Cqe { dw: [mem.load(at), mem.load(at.plus(4)), mem.load(at.plus(8)), dw3] })
+    }
+
+    /// Leaves `count` completions behind, the last of which reported `sqhd`. The controller is told of them when a
+    /// quarter of the queue has gathered, or by [`Self::release`].
+    #[inline(always)]
+    pub fn consume(&mut self, mem: &M, count: u32, sqhd: u16) {
+        self.pass(count);
+        self.fetched(sqhd);
+        if self.unrung >= (self.rings.cq_entries / 4).max(1) {
+            self.release(mem);
+        }
+    }
+
+    /// Leaves completions behind without a doorbell or SQHD.
+    #[inline(always)]
+    pub fn pass(&mut self, count: u32) {
+        self.state.head += count;
+        if self.state.head >= self.rings.cq_entries {
+            self.state.head -= self.rings.cq_entries;
+            self.state.phase = !self.state.phase;
+        }
+        self.unrung += count;
+    }
+
+    /// Takes note of how far the controller has fetched. What cannot be true, a value behind the last one or beyond
+    /// the tail, is left aside.
+    #[inline(always)]
+    pub fn fetched(&mut self, sqhd: u16) {
+        let head = sqhd as u32;
+        if head < self.rings.sq_entries
+            && self.distance(self.state.sq_head, head) <= self.distance(self.state.sq_head, self.state.tail)
+        {
+            self.state.sq_head = head;
+        }
+    }
+
+    /// Tells the controller which completions were taken, if there are any it does not know of.
+    #[inline(always)]
+    pub fn release(&mut self, mem: &M) {
+        if self.unrung > 0 {
+            self.unrung = 0;
+            mem.ring(self.rings.cq_door, self.state.head);
+        }
+    }
+
+    /// Forgets what is owed to the doorbell: another lane of the warp has rung it.
+    #[inline(always)]
+    pub fn released(&mut self) {
+        self.unrung = 0;
+    }
+
+    #[inline(always)]
+    fn position(&self, ahead: u32) -> (u32, bool) {
+        let at = self.state.head + ahead;
+        if at >= self.rings.cq_entries {
+            (at - self.rings.cq_entries, !self.state.phase)
+        } else {
+            (at, self.state.phase)
+        }
+    }
+
+    #[inline(always)]
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        if to >= from { to - from } else { to + self.rings.sq_entries - from }
+    }
+}
+
+/// `at` in a ring, where `at` is less than one lap too far.
+#[inline(always)]
+fn wrap(at: u32, entries: u32) -> u32 {
+    if at >= entries { at - entries } else { at }
+}

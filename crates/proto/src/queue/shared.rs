@@ -1,0 +1,437 @@
+//! Shared mode: any thread submits, any waiter drains for all.
+//!
+//! All state is words in memory. A submitter takes a CID, then a ticket for a submission slot when SQHD has left room,
+//! writes its entry and stamps the slot with the ticket. Whoever then holds the tail lock gathers all stamped slots
+//! and rings once. A waiter who finds its command unfinished tries the completion lock; its holder hands out every
+//! completion that is there. No lock is held while waiting for the controller.
+
+use super::{Address, Bounds, CidSpace, Memory, Rings, Stop};
+use crate::{Cqe, Sqe, Status};
+
+/// Where each word of a shared queue's control block lies. Words that different threads fight over are kept apart.
+mod word {
+    pub const TICKET: u32 = 0x00;
+    pub const TAIL: u32 = 0x20;
+    pub const TAIL_LOCK: u32 = 0x40;
+    pub const SQ_HEAD: u32 = 0x60;
+    pub const CQ_HEAD: u32 = 0x80;
+    pub const CQ_LOCK: u32 = 0xa0;
+    pub const STRAYS: u32 = 0xc0;
+    pub const HINT: u32 = 0xe0;
+    pub const POISON: u32 = 0x100;
+    pub const DOORBELLS: u32 = 0x120;
+    pub const FREE: u32 = 0x140;
+}
+
+const SLOT_BYTES: u32 = 16;
+const STATE: u32 = 0;
+const CID: u32 = 4;
+const RESULT: u32 = 8;
+
+const FREE: u32 = 0;
+const BUSY: u32 = 1;
+const DONE: u32 = 2;
+
+/// How many completions a drain takes before it rings.
+const BATCH: usize = 8;
+
+/// The sizes of a shared queue: both rings are powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedLayout {
+    sq_shift: u8,
+    cq_shift: u8,
+}
+
+impl SharedLayout {
+    /// The layout for rings of these sizes, if both are powers of two from 2 to 32 768.
+    #[must_use]
+    pub const fn new(sq_entries: u32, cq_entries: u32) -> Option<Self> {
+        if !sq_entries.is_power_of_two() || !cq_entries.is_power_of_two() {
+            return None;
+        }
+        let (sq_shift, cq_shift) = (sq_entries.trailing_zeros() as u8, cq_entries.trailing_zeros() as u8);
+        if sq_shift == 0 || cq_shift == 0 || sq_shift > 15 || cq_shift > 15 {
+            return None;
+        }
+        Some(Self { sq_shift, cq_shift })
+    }
+
+    /// How many commands may be in flight.
+    #[inline(always)]
+    #[must_use]
+    pub const fn capacity(&self) -> u32 {
+        (1 << if self.sq_shift < self.cq_shift { self.sq_shift } else { self.cq_shift }) - 1
+    }
+
+    /// Bytes of the control block.
+    #[must_use]
+    pub const fn bytes(&self) -> u32 {
+        self.slots() + self.capacity() * SLOT_BYTES
+    }
+
+    /// Where the poison word lies within the control block.
+    #[must_use]
+    pub const fn poison(&self) -> u32 {
+        word::POISON
+    }
+
+    /// Where the count of completions that belonged to nobody lies within the control block.
+    #[must_use]
+    pub const fn strays(&self) -> u32 {
+        word::STRAYS
+    }
+
+    /// Where the count of submission doorbells lies within the control block.
+    #[must_use]
+    pub const fn doorbells(&self) -> u32 {
+        word::DOORBELLS
+    }
+
+    const fn free_words(&self) -> u32 {
+        self.capacity().div_ceil(32)
+    }
+
+    const fn stamps(&self) -> u32 {
+        word::FREE + self.free_words() * 4
+    }
+
+    const fn slots(&self) -> u32 {
+        (self.stamps() + (4 << self.sq_shift)).next_multiple_of(SLOT_BYTES)
+    }
+}
+
+/// A command in flight on a shared queue. Whoever holds it must wait for it or leave its slot busy for ever.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "a command whose token is dropped keeps its slot until the queue is reset"]
+pub struct Token {
+    slot: u16,
+    cid: u16,
+}
+
+impl Token {
+    /// The command's identifier.
+    #[inline(always)]
+    #[must_use]
+    pub fn cid(&self) -> u16 {
+        self.cid
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// Its status.
+    pub status: Status,
+    /// Its result dword.
+    pub result: u32,
+}
+
+/// Why a command was not submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SubmitError {
+    /// It was not handed to the controller and never will be.
+    Stopped(Stop),
+    /// It stands in the queue and may still be handed over: the queue must be reset before its memory is used again.
+    InDoubt(Stop),
+}
+
+/// A queue pair for any number of threads.
+pub struct Shared<M: Memory> {
+    rings: Rings<M>,
+    control: M::Addr,
+    layout: SharedLayout,
+    space: CidSpace,
+}
+
+impl<M: Memory> Clone for Shared<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Memory> Copy for Shared<M> {}
+
+impl<M: Memory> Shared<M> {
+    /// The queue whose control block lies at `control`; none if the rings are not powers of two.
+    #[inline(always)]
+    pub fn new(rings: Rings<M>, control: M::Addr) -> Option<Self> {
+        let layout = SharedLayout::new(rings.sq_entries, rings.cq_entries)?;
+        Some(Self { rings, control, layout, space: CidSpace::new(layout.capacity()) })
+    }
+
+    /// Writes the control block of a pair that was just created, on zeroed memory. Once, before anybody submits.
+    pub fn initialise(&self, mem: &M) {
+        let capacity = self.layout.capacity();
+        for i in 0..self.layout.free_words() {
+            let left = capacity - i * 32;
+            mem.store(self.at(word::FREE + i * 4), if left >= 32 { u32::MAX } else { (1 << left) - 1 });
+        }
+        for slot in 0..capacity {
+            mem.store(self.slot(slot as u16).plus(CID), self.space.first(slot as u16) as u32);
+        }
+        mem.fence();
+    }
+
+    /// The bounds that stop at `deadline` or by this queue's poison word.
+    #[inline(always)]
+    pub fn bounds(&self, deadline: u64) -> Bounds<M> {
+        Bounds { deadline, poison: self.at(word::POISON) }
+    }
+
+    /// Hands a command to the controller; waits for a free slot within `bounds`.
+    ///
+    /// # Errors
+    /// Whether the command can still happen, and why the wait ended.
+    #[inline]
+    pub fn submit(&self, mem: &M, sqe: &Sqe, bounds: &Bounds<M>) -> Result<Token, SubmitError> {
+        let token = self.take_cid(mem, bounds).map_err(SubmitError::Stopped)?;
+        let ticket = match self.take_ticket(mem, bounds) {
+            Ok(ticket) => ticket,
+            Err(stop) => {
+                self.free(mem, &token);
+                return Err(SubmitError::Stopped(stop));
+            }
+        };
+        let place = self.sq_slot(ticket);
+        mem.store_entry(self.rings.sq.plus(place * Sqe::BYTES as u32), &sqe.with_cid(token.cid).dw);
+        mem.store_release(self.stamp(place), ticket.wrapping_add(1));
+        match self.publish(mem, ticket, bounds) {
+            Ok(()) => Ok(token),
+            Err(stop) => Err(SubmitError::InDoubt(stop)),
+        }
+    }
+
+    /// How the command ended, if it has. Its slot is then free and the token spent.
+    #[inline]
+    pub fn test(&self, mem: &M, token: &Token) -> Option<Done> {
+        let slot = self.slot(token.slot);
+        let state = mem.load_acquire(slot);
+        if state & 3 != DONE {
+            return None;
+        }
+        let done = Done { status: Status((state >> 17) as u16), result: mem.load(slot.plus(RESULT)) };
+        self.free(mem, token);
+        Some(done)
+    }
+
+    /// Waits for the command within `bounds`, draining for everybody meanwhile.
+    ///
+    /// # Errors
+    /// Why the wait ended. The command is then still in flight and its memory still the controller's.
+    #[inline]
+    pub fn wait(&self, mem: &M, token: &Token, bounds: &Bounds<M>) -> Result<Done, Stop> {
+        loop {
+            if let Some(done) = self.test(mem, token) {
+                return Ok(done);
+            }
+            if !self.drain(mem) {
+                bounds.check(mem)?;
+                mem.pause();
+            }
+        }
+    }
+
+    /// Hands out the completions that are there, unless somebody else is doing it. Says whether there were any.
+    #[inline]
+    pub fn drain(&self, mem: &M) -> bool {
+        let lock = self.at(word::CQ_LOCK);
+        if mem.load(lock) != 0 || mem.compare_exchange(lock, 0, 1) != 0 {
+            return false;
+        }
+        let mut any = false;
+        while self.drain_batch(mem) {
+            any = true;
+        }
+        mem.store_release(lock, 0);
+        any
+    }
+
+    fn drain_batch(&self, mem: &M) -> bool {
+        let head = mem.load(self.at(word::CQ_HEAD));
+        let mut taken = [[0u32; 2]; BATCH];
+        let mut count = 0;
+        let mut sqhd = 0;
+        let limit = (BATCH as u32).min((1 << self.layout.cq_shift) - 1) as usize;
+        while count < limit {
+            let Some(cqe) = self.completion(mem, head.wrapping_add(count as u32)) else { break };
+            taken[count] = [cqe.dw[0], cqe.dw[3]];
+            sqhd = cqe.sqhd();
+            count += 1;
+        }
+        if count == 0 {
+            return false;
+        }
+        let next = head.wrapping_add(count as u32);
+        mem.store(self.at(word::CQ_HEAD), next);
+        self.fetched(mem, sqhd);
+        // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
+        mem.ring(self.rings.cq_door, next & ((1 << self.layout.cq_shift) - 1));
+        for entry in taken.iter().take(count) {
+            self.settle(mem, entry[0], entry[1]);
+        }
+        count == limit
+    }
+
+    #[inline(always)]
+    fn completion(&self, mem: &M, count: u32) -> Option<Cqe> {
+        let place = count & ((1 << self.layout.cq_shift) - 1);
+        let phase = !(count >> self.layout.cq_shift) & 1;
+        let at = self.rings.cq.plus(place * Cqe::BYTES as u32);
+        let dw3 = mem.load_acquire(at.plus(12));
+        if dw3 >> 16 & 1 != phase {
+            return None;
+        }
+        Some(Cqe { dw: [mem.load(at), 0, mem.load(at.plus(8)), dw3] })
+    }
+
+    /// Moves the submission head on to where the controller says it has fetched to; values that cannot be true are
+    /// left aside.
+    fn fetched(&self, mem: &M, sqhd: u16) {
+        let mask = (1u32 << self.layout.sq_shift) - 1;
+        if u32::from(sqhd) > mask {
+            return;
+        }
+        let head = mem.load(self.at(word::SQ_HEAD));
+        let tail = mem.load(self.at(word::TAIL));
+        let step = u32::from(sqhd).wrapping_sub(head) & mask;
+        if step <= tail.wrapping_sub(head) {
+            mem.store_release(self.at(word::SQ_HEAD), head.wrapping_add(step));
+        }
+    }
+
+    fn settle(&self, mem: &M, result: u32, dw3: u32) {
+        let cid = dw3 as u16;
+        if let Some(id) = self.space.slot(cid) {
+            let slot = self.slot(id);
+            if mem.load_acquire(slot) == BUSY && mem.load(slot.plus(CID)) == cid as u32 {
+                mem.store(slot.plus(RESULT), result);
+                mem.store_release(slot.plus(STATE), dw3 & !0x1_ffff | DONE);
+                return;
+            }
+        }
+        mem.fetch_add(self.at(word::STRAYS), 1);
+    }
+
+    fn take_cid(&self, mem: &M, bounds: &Bounds<M>) -> Result<Token, Stop> {
+        let words = self.layout.free_words();
+        loop {
+            let start = if words == 1 { 0 } else { mem.fetch_add(self.at(word::HINT), 1) % words };
+            for i in 0..words {
+                let index = if start + i >= words { start + i - words } else { start + i };
+                let at = self.at(word::FREE + index * 4);
+                let mut free = mem.load(at);
+                while free != 0 {
+                    let bit = free & free.wrapping_neg();
+                    let seen = mem.fetch_and(at, !bit);
+                    if seen & bit != 0 {
+                        return Ok(self.begin(mem, (index * 32 + bit.trailing_zeros()) as u16));
+                    }
+                    free = seen;
+                }
+            }
+            self.help(mem, bounds)?;
+        }
+    }
+
+    fn begin(&self, mem: &M, id: u16) -> Token {
+        let slot = self.slot(id);
+        let cid = self.space.next(mem.load(slot.plus(CID)) as u16);
+        mem.store(slot.plus(CID), cid as u32);
+        mem.store_release(slot.plus(STATE), BUSY);
+        Token { slot: id, cid }
+    }
+
+    fn free(&self, mem: &M, token: &Token) {
+        mem.store(self.slot(token.slot).plus(STATE), FREE);
+        mem.fetch_or(self.at(word::FREE + u32::from(token.slot) / 32 * 4), 1 << (token.slot % 32));
+    }
+
+    fn take_ticket(&self, mem: &M, bounds: &Bounds<M>) -> Result<u32, Stop> {
+        let usable = (1 << self.layout.sq_shift) - 1;
+        let next = self.at(word::TICKET);
+        let mut ticket = mem.load(next);
+        loop {
+            let head = mem.load_acquire(self.at(word::SQ_HEAD));
+            if ticket.wrapping_sub(head) >= usable {
+                self.help(mem, bounds)?;
+                ticket = mem.load(next);
+                continue;
+            }
+            match mem.compare_exchange(next, ticket, ticket.wrapping_add(1)) {
+                seen if seen == ticket => return Ok(ticket),
+                seen => ticket = seen,
+            }
+        }
+    }
+
+    /// Waits until the doorbell covers `ticket`, ringing it for everybody when nobody else does.
+    fn publish(&self, mem: &M, ticket: u32, bounds: &Bounds<M>) -> Result<(), Stop> {
+        let tail = self.at(word::TAIL);
+        let lock = self.at(word::TAIL_LOCK);
+        while !is_after(mem.load_acquire(tail), ticket) {
+            if mem.load(lock) == 0 && mem.compare_exchange(lock, 0, 1) == 0 {
+                let rung = self.ring_for_all(mem);
+                mem.store_release(lock, 0);
+                if is_after(rung, ticket) {
+                    break;
+                }
+            }
+            // Somebody else rings, or a ticket before this one is not stamped yet.
+            bounds.check(mem)?;
+            mem.pause();
+        }
+        Ok(())
+    }
+
+    /// Rings once for every entry that stands complete after the tail, and gives the new tail. Only for the holder of
+    /// the tail lock.
+    fn ring_for_all(&self, mem: &M) -> u32 {
+        let old = mem.load(self.at(word::TAIL));
+        let mut tail = old;
+        while mem.load_acquire(self.stamp(self.sq_slot(tail))) == tail.wrapping_add(1) {
+            tail = tail.wrapping_add(1);
+        }
+        if tail != old {
+            // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
+            mem.store_release(self.at(word::TAIL), tail);
+            mem.fence();
+            mem.ring(self.rings.sq_door, self.sq_slot(tail));
+            mem.store(self.at(word::DOORBELLS), mem.load(self.at(word::DOORBELLS)).wrapping_add(1));
+        }
+        tail
+    }
+
+    fn help(&self, mem: &M, bounds: &Bounds<M>) -> Result<(), Stop> {
+        if !self.drain(mem) {
+            bounds.check(mem)?;
+            mem.pause();
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn sq_slot(&self, ticket: u32) -> u32 {
+        ticket & ((1 << self.layout.sq_shift) - 1)
+    }
+
+    #[inline(always)]
+    fn at(&self, offset: u32) -> M::Addr {
+        self.control.plus(offset)
+    }
+
+    #[inline(always)]
+    fn stamp(&self, place: u32) -> M::Addr {
+        self.at(self.layout.stamps() + place * 4)
+    }
+
+    #[inline(always)]
+    fn slot(&self, id: u16) -> M::Addr {
+        self.at(self.layout.slots() + u32::from(id) * SLOT_BYTES)
+    }
+}
+
+/// Whether `tail` lies after `ticket`, on counters that wrap.
+#[inline(always)]
+fn is_after(tail: u32, ticket: u32) -> bool {
+    tail.wrapping_sub(ticket).wrapping_sub(1) < 1 << 31
+}

@@ -1,0 +1,308 @@
+//! Both queue modes under loom: every interleaving and every order of memory that the C11 model allows, within
+//! loom's bounds. Run with `RUSTFLAGS="--cfg loom" cargo test -p onehop-proto --release --test loom`.
+#![cfg(loom)]
+#![allow(missing_docs)]
+
+use loom::sync::{Arc, Mutex};
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::thread;
+use onehop_proto::queue::{Address, Event, Memory, Owner, Rings, Shared, SharedLayout, Slot};
+use onehop_proto::{Cqe, Sqe, Status};
+
+/// A word's number in the model's memory. Entries are stored by their first and eleventh dword alone, completions by
+/// the first, third and fourth: loom's state grows with every word.
+#[derive(Clone, Copy)]
+struct At(u32);
+
+impl Address for At {
+    fn plus(self, bytes: u32) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+const SQ_DOOR: u32 = 0;
+const CQ_DOOR: u32 = 4;
+const SQ: u32 = 64;
+
+struct Model {
+    words: Vec<AtomicU32>,
+    fenced: bool,
+}
+
+impl Model {
+    fn word(&self, at: u32) -> &AtomicU32 {
+        &self.words[at as usize / 4]
+    }
+}
+
+#[derive(Clone)]
+struct Mem {
+    model: Arc<Model>,
+    inline: Option<Arc<Mutex<Controller>>>,
+}
+
+impl Mem {
+    fn new(bytes: u32, fenced: bool) -> Self {
+        let words = (0..bytes / 4).map(|_| AtomicU32::new(0)).collect();
+        Self { model: Arc::new(Model { words, fenced }), inline: None }
+    }
+
+    fn with_inline_controller(self, rings: Rings<Mem>) -> Self {
+        Self { inline: Some(Arc::new(Mutex::new(Controller::new(rings)))), ..self }
+    }
+}
+
+impl Memory for Mem {
+    type Addr = At;
+    type Door = u32;
+
+    fn load(&self, at: At) -> u32 {
+        self.model.word(at.0).load(Ordering::Relaxed)
+    }
+    fn load_acquire(&self, at: At) -> u32 {
+        self.model.word(at.0).load(Ordering::Acquire)
+    }
+    fn store(&self, at: At, value: u32) {
+        self.model.word(at.0).store(value, Ordering::Relaxed);
+    }
+    fn store_release(&self, at: At, value: u32) {
+        self.model.word(at.0).store(value, Ordering::Release);
+    }
+    fn store_entry(&self, at: At, entry: &[u32; 16]) {
+        self.store(at, entry[0]);
+        self.store(at.plus(40), entry[10]);
+    }
+    fn fetch_add(&self, at: At, value: u32) -> u32 {
+        self.model.word(at.0).fetch_add(value, Ordering::AcqRel)
+    }
+    fn fetch_or(&self, at: At, bits: u32) -> u32 {
+        self.model.word(at.0).fetch_or(bits, Ordering::AcqRel)
+    }
+    fn fetch_and(&self, at: At, mask: u32) -> u32 {
+        self.model.word(at.0).fetch_and(mask, Ordering::AcqRel)
+    }
+    fn compare_exchange(&self, at: At, old: u32, new: u32) -> u32 {
+        self.model
+            .word(at.0)
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|seen| seen)
+    }
+    fn fence(&self) {
+        if self.model.fenced {
+            fence(Ordering::SeqCst);
+        }
+    }
+    fn ring(&self, door: u32, value: u32) {
+        self.model.word(door).store(value, Ordering::Relaxed);
+        if let (SQ_DOOR, Some(controller)) = (door, &self.inline) {
+            controller.lock().unwrap().step(self, value);
+        }
+    }
+    fn pause(&self) {
+        thread::yield_now();
+    }
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
+fn rings(sq_entries: u32, cq_entries: u32) -> Rings<Mem> {
+    Rings {
+        sq: At(SQ),
+        cq: At(SQ + sq_entries * 64),
+        sq_door: SQ_DOOR,
+        cq_door: CQ_DOOR,
+        sq_entries,
+        cq_entries,
+    }
+}
+
+fn after(rings: &Rings<Mem>) -> u32 {
+    SQ + rings.sq_entries * 64 + rings.cq_entries * 16
+}
+
+/// How far a controller has come.
+struct Controller {
+    rings: Rings<Mem>,
+    head: u32,
+    done: u32,
+}
+
+impl Controller {
+    fn new(rings: Rings<Mem>) -> Self {
+        Self { rings, head: 0, done: 0 }
+    }
+
+    /// Fetches what the doorbell covers and answers with the eleventh dword, last come first served.
+    fn step(&mut self, mem: &Mem, tail: u32) {
+        fence(Ordering::Acquire);
+        let mut batch = Vec::new();
+        while self.head != tail {
+            let at = self.rings.sq.plus(self.head * 64);
+            batch.push((mem.load(at), mem.load(at.plus(40))));
+            self.head = (self.head + 1) % self.rings.sq_entries;
+        }
+        if batch.is_empty() {
+            mem.pause();
+        }
+        for (dw0, tag) in batch.into_iter().rev() {
+            assert!(dw0 as u8 == 2 && tag > 100, "a stale or torn entry was fetched: {dw0:#x} {tag}");
+            self.post(mem, tag, (dw0 >> 16) as u16);
+        }
+    }
+
+    fn post(&mut self, mem: &Mem, tag: u32, cid: u16) {
+        let entries = self.rings.cq_entries;
+        let slot = self.done % entries;
+        while (slot + 1) % entries == mem.load(At(CQ_DOOR)) {
+            mem.pause();
+        }
+        let phase = (self.done / entries) % 2 == 0;
+        let cqe = Cqe::new(tag, self.head as u16, 1, cid, Status(0), phase);
+        let at = self.rings.cq.plus(slot * 16);
+        mem.store(at, cqe.dw[0]);
+        mem.store(at.plus(8), cqe.dw[2]);
+        mem.store_release(at.plus(12), cqe.dw[3]);
+        self.done += 1;
+    }
+}
+
+fn owner_model(fenced: bool, sq_entries: u32, cq_entries: u32, commands: u32) {
+    let rings = rings(sq_entries, cq_entries);
+    let mem = Mem::new(after(&rings), fenced);
+    let device = {
+        let mem = mem.clone();
+        thread::spawn(move || {
+            let mut controller = Controller::new(rings);
+            while controller.done < commands {
+                let tail = mem.load(At(SQ_DOOR));
+                controller.step(&mem, tail);
+            }
+        })
+    };
+    let mut owner = Owner::new(rings, vec![Slot::default(); 8]);
+    let mut tags = [0; 8];
+    let (mut next, mut finished) = (0, 0);
+    while finished < commands {
+        while next < commands
+            && let Ok(slot) = owner.stage(&mem, &Sqe::new(2, 1).with_dw(10, 101 + next))
+        {
+            tags[slot as usize] = 101 + next;
+            next += 1;
+        }
+        owner.publish(&mem);
+        match owner.poll(&mem) {
+            Some(Event::Done(slot, cqe)) => {
+                assert_eq!(cqe.result(), tags[slot as usize], "another command's completion");
+                finished += 1;
+            }
+            Some(Event::Stray(cqe)) => panic!("stray {cqe:?}"),
+            None => mem.pause(),
+        }
+    }
+    assert_eq!(owner.in_flight(), 0);
+    device.join().unwrap();
+}
+
+/// Two threads submit; a controller looks at the doorbell once, at any moment, and must find every entry that it
+/// covers whole.
+fn submit_model(fenced: bool) {
+    let rings = rings(4, 4);
+    let control = At(after(&rings));
+    let layout = SharedLayout::new(4, 4).unwrap();
+    let mem = Mem::new(control.0 + layout.bytes(), fenced);
+    let queue = Shared::new(rings, control).unwrap();
+    queue.initialise(&mem);
+    let user = move |mem: &Mem, tag: u32| {
+        queue.submit(mem, &Sqe::new(2, 1).with_dw(10, tag), &queue.bounds(1)).map(|token| token.cid()).unwrap()
+    };
+    let other = {
+        let mem = mem.clone();
+        thread::spawn(move || user(&mem, 101))
+    };
+    let device = {
+        let mem = mem.clone();
+        thread::spawn(move || {
+            let tail = mem.load(At(SQ_DOOR));
+            fence(Ordering::Acquire);
+            for slot in 0..tail {
+                let (dw0, tag) = (mem.load(At(SQ + slot * 64)), mem.load(At(SQ + slot * 64 + 40)));
+                assert!(dw0 as u8 == 2 && tag > 100, "a stale or torn entry was fetched: {dw0:#x} {tag}");
+            }
+        })
+    };
+    let mine = user(&mem, 102);
+    assert_ne!(mine, other.join().unwrap(), "two commands in flight under one CID");
+    device.join().unwrap();
+    assert_eq!(mem.load(At(SQ_DOOR)), 2);
+}
+
+/// Two threads submit and wait; the controller runs within the doorbell write of whoever rings.
+fn shared_model(entries: u32, each: u32) {
+    let rings = rings(entries, entries);
+    let control = At(after(&rings));
+    let layout = SharedLayout::new(entries, entries).unwrap();
+    let mem = Mem::new(control.0 + layout.bytes(), true).with_inline_controller(rings);
+    let queue = Shared::new(rings, control).unwrap();
+    queue.initialise(&mem);
+    let user = move |mem: Mem, me: u32| {
+        let bounds = queue.bounds(1);
+        for i in 0..each {
+            let tag = 101 + me * 10 + i;
+            let token = queue.submit(&mem, &Sqe::new(2, 1).with_dw(10, tag), &bounds).unwrap();
+            let done = queue.wait(&mem, &token, &bounds).unwrap();
+            assert_eq!(done.result, tag, "another command's completion");
+        }
+    };
+    let other = {
+        let mem = mem.clone();
+        thread::spawn(move || user(mem, 1))
+    };
+    user(mem.clone(), 0);
+    other.join().unwrap();
+    assert_eq!(mem.load(control.plus(layout.strays())), 0);
+}
+
+fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 100_000;
+    builder.check(f);
+}
+
+#[test]
+fn owner_one_at_a_time() {
+    explore(3, || owner_model(true, 2, 2, 3));
+}
+
+#[test]
+fn owner_batches_and_wraps() {
+    explore(3, || owner_model(true, 3, 4, 5));
+}
+
+#[test]
+#[should_panic(expected = "a stale or torn entry")]
+fn owner_without_its_fence_is_caught() {
+    explore(3, || owner_model(false, 2, 2, 3));
+}
+
+#[test]
+fn shared_submit() {
+    explore(2, || submit_model(true));
+}
+
+#[test]
+#[should_panic(expected = "a stale or torn entry")]
+fn shared_submit_without_its_fence_is_caught() {
+    explore(2, || submit_model(false));
+}
+
+#[test]
+fn shared_two_threads() {
+    explore(2, || shared_model(4, 1));
+}
+
+#[test]
+fn shared_one_slot_for_two_threads() {
+    explore(2, || shared_model(2, 1));
+}

@@ -1,0 +1,11 @@
+//! The words of `onehop-proto` against vectors computed by hand, and against properties that must always hold.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod commands;
+mod format;
+mod identify;
+mod log;
+mod prp;
+mod regs;
+mod sgl;
+mod status;
