@@ -141,6 +141,21 @@ impl HostMem {
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
     }
 
+    /// Stores sixteen words, in no order that others could rely on.
+    ///
+    /// # Errors
+    /// When they do not lie within the memory, or are not aligned.
+    #[inline]
+    pub fn write_words(&self, offset: usize, words: &[u32; 16]) -> Result<()> {
+        self.check(offset, 64)?;
+        let first = self.word(offset)?.as_ptr();
+        for (i, value) in words.iter().enumerate() {
+            // SAFETY: 64 bytes from `first` on are in range and aligned; the mapping outlives &self.
+            unsafe { AtomicU32::from_ptr(first.add(i)) }.store(*value, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Copies bytes out.
     ///
     /// # Errors

@@ -15,6 +15,12 @@ pub trait Registers: Send + Sync {
     /// Bytes of the BAR.
     fn size(&self) -> u32;
 
+    /// Memory behind a BAR of the same device, where it can be mapped: a controller memory buffer.
+    fn window(&self, bar: u8, offset: u64, bytes: u64) -> Option<HostMem> {
+        let _ = (bar, offset, bytes);
+        None
+    }
+
     /// A 64-bit register, read as two halves, low first.
     fn read64(&self, offset: u32) -> u64 {
         let low = self.read32(offset);

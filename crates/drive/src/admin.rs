@@ -1,0 +1,145 @@
+//! The admin queue: one command at a time, asynchronous events beside it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use onehop_os::Port;
+use onehop_proto::log::AsyncEvent;
+use onehop_proto::queue::{Event, Owner, Slot};
+use onehop_proto::{Cqe, Sqe, admin};
+
+use crate::control::Control;
+use crate::ring::{Dma, Pair, PairMemory};
+use crate::{Error, Result};
+
+/// Entries of both admin queues.
+const ENTRIES: u32 = 32;
+/// Most event requests that are kept posted.
+const MAX_EVENTS: u32 = 4;
+
+/// What a slot of the admin queue is waiting for.
+enum Waiting {
+    Nothing,
+    Answer,
+    Event,
+    /// Nobody waits any more; its memory stays until the controller is reset.
+    GivenUp(#[allow(dead_code)] Option<Dma>),
+}
+
+/// The admin queue pair.
+pub(crate) struct Admin {
+    pair: Pair,
+    owner: Owner<PairMemory, Vec<Slot>>,
+    waiting: Vec<Waiting>,
+    /// Events that were reported and not yet served.
+    pub(crate) fired: VecDeque<AsyncEvent>,
+    drive: String,
+    timeout: Duration,
+}
+
+impl Admin {
+    pub(crate) fn new(port: &Port, control: &Control, timeout: Duration) -> Result<Self> {
+        let pair = Pair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
+        let owner = Owner::new(pair.rings, slots());
+        let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
+        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), drive: port.name.clone(), timeout })
+    }
+
+    /// Enables a disabled controller on these queues; whatever was in flight before is gone.
+    pub(crate) fn start(&mut self, control: &Control) -> Result<()> {
+        self.pair.zero()?;
+        self.owner = Owner::new(self.pair.rings, slots());
+        self.waiting.iter_mut().for_each(|w| *w = Waiting::Nothing);
+        self.fired.clear();
+        control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES)
+    }
+
+    /// Runs a command without data; `what` names it in errors.
+    pub(crate) fn run(&mut self, what: &str, sqe: &Sqe) -> Result<Cqe> {
+        self.run_for(what, sqe, None, self.timeout)
+    }
+
+    /// Runs a command within a time of its own.
+    pub(crate) fn run_within(&mut self, what: &str, sqe: &Sqe, timeout: Duration) -> Result<Cqe> {
+        self.run_for(what, sqe, None, timeout)
+    }
+
+    /// Runs a command that fills `bytes` bytes, at most a page.
+    pub(crate) fn read(&mut self, port: &Port, what: &str, sqe: &Sqe, bytes: usize) -> Result<Vec<u8>> {
+        let data = Dma::alloc(&*port.mapper, 4096, 12)?;
+        let mem = data.mem.clone();
+        let sqe = sqe.with_prps(data.bus()?.0, 0);
+        self.run_for(what, &sqe, Some(data), self.timeout)?;
+        Ok(mem.to_vec(0, bytes.min(4096))?)
+    }
+
+    /// Runs a command that takes `data`, at most a page.
+    pub(crate) fn write(&mut self, port: &Port, what: &str, sqe: &Sqe, data: &[u8]) -> Result<Cqe> {
+        let buffer = Dma::alloc(&*port.mapper, 4096, 12)?;
+        buffer.mem.write(0, data)?;
+        let sqe = sqe.with_prps(buffer.bus()?.0, 0);
+        self.run_for(what, &sqe, Some(buffer), self.timeout)
+    }
+
+    fn run_for(&mut self, what: &str, sqe: &Sqe, data: Option<Dma>, timeout: Duration) -> Result<Cqe> {
+        let Ok(slot) = self.owner.stage(&self.pair.memory, sqe) else {
+            return Err(Error::Full(self.owner.in_flight()));
+        };
+        self.waiting[slot as usize] = Waiting::Answer;
+        self.owner.publish(&self.pair.memory);
+        let start = Instant::now();
+        loop {
+            match self.take() {
+                Some((id, cqe)) if id == slot => {
+                    return if cqe.status().is_ok() {
+                        Ok(cqe)
+                    } else {
+                        Err(Error::Command { command: what.to_owned(), status: cqe.status() })
+                    };
+                }
+                Some(_) => {}
+                None if start.elapsed() >= timeout => break,
+                None => std::thread::yield_now(),
+            }
+        }
+        self.waiting[slot as usize] = Waiting::GivenUp(data);
+        Err(Error::NoAnswer { drive: self.drive.clone(), command: what.to_owned(), waited: timeout })
+    }
+
+    /// Takes one completion, noting what it was.
+    fn take(&mut self) -> Option<(u16, Cqe)> {
+        loop {
+            match self.owner.poll(&self.pair.memory)? {
+                Event::Stray(_) => {}
+                Event::Done(slot, cqe) => {
+                    match std::mem::replace(&mut self.waiting[slot as usize], Waiting::Nothing) {
+                        Waiting::Event if cqe.status().is_ok() => {
+                            self.fired.push_back(AsyncEvent(cqe.result()));
+                        }
+                        Waiting::Answer => return Some((slot, cqe)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks for events without waiting.
+    pub(crate) fn look(&mut self) {
+        while self.take().is_some() {}
+    }
+
+    /// Keeps as many event requests posted as the controller takes, and a few are enough.
+    pub(crate) fn post_events(&mut self, limit: u32) {
+        let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() as u32;
+        for _ in posted..limit.min(MAX_EVENTS) {
+            let Ok(slot) = self.owner.stage(&self.pair.memory, &admin::async_event()) else { break };
+            self.waiting[slot as usize] = Waiting::Event;
+        }
+        self.owner.publish(&self.pair.memory);
+    }
+}
+
+fn slots() -> Vec<Slot> {
+    vec![Slot::default(); ENTRIES as usize]
+}

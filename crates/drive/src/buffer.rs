@@ -1,0 +1,71 @@
+//! Memory that was made reachable for one drive.
+
+use std::sync::Arc;
+
+use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Run};
+use onehop_proto::BusAddr;
+
+use crate::{Error, Result};
+
+/// Memory that a drive may read and write. Clones are the same memory; it stays mapped, and alive, until the last clone
+/// goes, and a command in flight holds one.
+#[derive(Clone)]
+pub struct Buffer(Arc<Inner>);
+
+struct Inner {
+    // The mapping goes before the memory does.
+    map: Mapped,
+    first: Option<BusAddr>,
+    bytes: u64,
+    host: Option<HostMem>,
+    _memory: Box<dyn Send + Sync>,
+}
+
+impl Buffer {
+    pub(crate) fn new(mapper: &dyn Mapper, memory: impl DmaMemory + Send + Sync + 'static) -> Result<Self> {
+        let map = mapper.map(&memory)?;
+        let first = map.contiguous().ok();
+        let (bytes, host) = (memory.bytes() as u64, memory.host().cloned());
+        Ok(Self(Arc::new(Inner { map, first, bytes, host, _memory: Box::new(memory) })))
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// The host memory behind it, if there is any.
+    ///
+    /// # Errors
+    /// When the CPU cannot reach it.
+    pub fn host(&self) -> Result<&HostMem> {
+        self.0.host.as_ref().ok_or_else(|| Error::Memory("this memory cannot be reached from the CPU".into()))
+    }
+
+    /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> Option<Run> {
+        match self.0.first {
+            Some(first) if offset < self.0.bytes => {
+                Some(Run { addr: first.plus(offset), len: self.0.bytes - offset })
+            }
+            Some(_) => None,
+            None => self.0.map.at(offset),
+        }
+    }
+
+    pub(crate) fn check(&self, offset: u64, need: u64) -> Result<()> {
+        if offset <= self.0.bytes && need <= self.0.bytes - offset {
+            Ok(())
+        } else {
+            Err(Error::Buffer { have: self.0.bytes, offset, need })
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.0.bytes)
+    }
+}

@@ -1,0 +1,155 @@
+//! The controller's registers: disabling, enabling and shutting down, from whatever state it is in.
+
+use std::time::{Duration, Instant};
+
+use onehop_os::Port;
+use onehop_proto::BusAddr;
+use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset};
+
+use crate::{Error, Options, Result};
+
+/// What the registers say of a controller, and the way to them.
+pub(crate) struct Control {
+    pub(crate) port: Port,
+    pub(crate) cap: Cap,
+    pub(crate) version: Version,
+    pub(crate) page_shift: u32,
+    limit: Duration,
+}
+
+impl Control {
+    /// Reads what does not change while a controller lives.
+    pub(crate) fn new(port: Port, options: &Options) -> Result<Self> {
+        let cap = Cap(port.regs.read64(offset::CAP));
+        let version = Version(port.regs.read32(offset::VS));
+        if cap.gone() || version.0 == GONE32 {
+            return Err(Error::Gone { drive: port.name, register: "CAP" });
+        }
+        let css = cap.css();
+        if css != 0 && css & 0b100_0001 == 0 {
+            let why = format!("its command sets (CAP.CSS {css:#x}) do not include the NVM command set");
+            return Err(Error::Unsupported { drive: port.name, why });
+        }
+        let page_shift = 12 + u32::from(cap.mpsmin());
+        Ok(Self { port, cap, version, page_shift, limit: options.ready_limit })
+    }
+
+    fn gone(&self, register: &'static str) -> Error {
+        Error::Gone { drive: self.port.name.clone(), register }
+    }
+
+    /// The status register; an error if the device is gone.
+    pub(crate) fn status(&self) -> Result<Csts> {
+        let csts = Csts(self.port.regs.read32(offset::CSTS));
+        if csts.0 == GONE32 { Err(self.gone("CSTS")) } else { Ok(csts) }
+    }
+
+    fn config(&self) -> Result<Cc> {
+        let cc = Cc(self.port.regs.read32(offset::CC));
+        if cc.0 == GONE32 { Err(self.gone("CC")) } else { Ok(cc) }
+    }
+
+    /// How long the controller may take to become ready or disabled.
+    fn patience(&self) -> Duration {
+        let mut ms = self.cap.timeout_ms();
+        if self.cap.crms() != 0 {
+            ms = ms.max(Crto(self.port.regs.read32(offset::CRTO)).media_ms());
+        }
+        // A controller that claims to need no time at all still gets some.
+        Duration::from_millis(u64::from(ms.max(500))).min(self.limit)
+    }
+
+    fn wait(&self, want: &'static str, done: impl Fn(Csts) -> bool) -> Result<Csts> {
+        let (start, patience) = (Instant::now(), self.patience());
+        loop {
+            let csts = self.status()?;
+            if done(csts) {
+                return Ok(csts);
+            }
+            if start.elapsed() >= patience {
+                return Err(Error::NotReady {
+                    drive: self.port.name.clone(),
+                    want,
+                    waited: patience,
+                    cc: self.config()?.0,
+                    csts: csts.0,
+                });
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Brings the controller to EN = 0, RDY = 0. A fatal status does not stop this: it is the cure for one.
+    pub(crate) fn disable(&self) -> Result<()> {
+        let cc = self.config()?;
+        if cc.en() {
+            if !self.status()?.rdy() {
+                // It is still starting: EN may only be cleared once it is ready, or will never be.
+                match self.wait("ready", |csts| csts.rdy() || csts.cfs()) {
+                    Ok(_) | Err(Error::NotReady { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            self.port.regs.write32(offset::CC, cc.with_en(false).with_shn(Cc::SHN_NONE).0);
+        }
+        self.wait("disabled", |csts| !csts.rdy())?;
+        Ok(())
+    }
+
+    /// Enables a disabled controller with these admin queues and waits until it is ready.
+    pub(crate) fn enable(&self, asq: BusAddr, acq: BusAddr, entries: u32) -> Result<()> {
+        let regs = &self.port.regs;
+        let size_z = (entries - 1) as u16;
+        regs.write32(offset::AQA, Aqa(0).with_asqs_z(size_z).with_acqs_z(size_z).0);
+        regs.write64(offset::ASQ, asq.0);
+        regs.write64(offset::ACQ, acq.0);
+        // The NVM command set alone where it can be had: then namespaces of other sets stay out of sight.
+        let css = if self.cap.css() & 1 != 0 || self.cap.css() == 0 { Cc::CSS_NVM } else { Cc::CSS_ALL };
+        regs.write32(offset::CC, Cc::enabled(self.page_shift, css).0);
+        let csts = self.wait("ready", |csts| csts.rdy() || csts.cfs())?;
+        if csts.cfs() { Err(Error::Fatal { drive: self.port.name.clone() }) } else { Ok(()) }
+    }
+
+    /// Tells the controller to come to rest, and waits until it says that it has.
+    pub(crate) fn shut_down(&self, patience: Duration) -> Result<()> {
+        let cc = self.config()?;
+        if !cc.en() {
+            return Ok(());
+        }
+        self.port.regs.write32(offset::CC, cc.with_shn(Cc::SHN_NORMAL).0);
+        let start = Instant::now();
+        loop {
+            let csts = self.status()?;
+            if csts.shst() == Csts::SHST_COMPLETE {
+                return Ok(());
+            }
+            if start.elapsed() >= patience {
+                return Err(Error::NotReady {
+                    drive: self.port.name.clone(),
+                    want: "shut down",
+                    waited: patience,
+                    cc: self.config()?.0,
+                    csts: csts.0,
+                });
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Resets the function from outside, or the subsystem where that is all there is.
+    pub(crate) fn reset_function(&self) -> Result<()> {
+        if let Some(reset) = &self.port.reset {
+            return Ok(reset.function_reset()?);
+        }
+        if self.cap.nssrs() {
+            self.port.regs.write32(offset::NSSR, Nssr::NVME.0);
+            // The subsystem takes its registers away for a moment.
+            std::thread::sleep(Duration::from_millis(10));
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            drive: self.port.name.clone(),
+            why: "it has neither a function reset nor a subsystem reset".into(),
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! What can go wrong with a drive, and what to do about it.
+
+use std::time::Duration;
+
+use onehop_proto::Status;
+use onehop_proto::format::{FormatError, RangeError};
+use onehop_proto::prp::PrpError;
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a drive did not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The device has left the bus.
+    #[error(
+        "{drive} is gone: register {register} reads all ones. Check its power and its slot, then remove and rescan it"
+    )]
+    Gone {
+        /// The drive.
+        drive: String,
+        /// The register that was read.
+        register: &'static str,
+    },
+    /// CSTS.RDY did not become what it should.
+    #[error("{drive} did not become {want} within {waited:?} (CC {cc:#x}, CSTS {csts:#x})")]
+    NotReady {
+        /// The drive.
+        drive: String,
+        /// `ready` or `disabled`.
+        want: &'static str,
+        /// How long it was waited for.
+        waited: Duration,
+        /// The configuration register.
+        cc: u32,
+        /// The status register.
+        csts: u32,
+    },
+    /// The controller reported a fatal error while it was being enabled.
+    #[error("{drive} reports a fatal error (CSTS.CFS) while starting; a power cycle may help")]
+    Fatal {
+        /// The drive.
+        drive: String,
+    },
+    /// The controller cannot be driven by this driver.
+    #[error("{drive} cannot be driven: {why}")]
+    Unsupported {
+        /// The drive.
+        drive: String,
+        /// What it lacks or asks for.
+        why: String,
+    },
+    /// A command failed.
+    #[error("{command} failed: {status}")]
+    Command {
+        /// Which command, on what.
+        command: String,
+        /// What the controller said.
+        status: Status,
+    },
+    /// An admin command was not answered.
+    #[error("{drive} did not answer {command} within {waited:?}")]
+    NoAnswer {
+        /// The drive.
+        drive: String,
+        /// Which command.
+        command: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// A command was not completed in time. The controller no longer works on it.
+    #[error("{command} was not completed within {waited:?}, and not after {retries} retries; the drive was recovered by {recovery}")]
+    TimedOut {
+        /// Which command, on what.
+        command: String,
+        /// How long it was waited for.
+        waited: Duration,
+        /// How often it was tried again.
+        retries: u32,
+        /// The step of the time-out ladder that got its memory back.
+        recovery: Recovery,
+    },
+    /// The drive could not be brought back; nothing more will be sent to it.
+    #[error("{drive} could not be brought back: {why}. Memory that it was given stays allocated")]
+    Dead {
+        /// The drive.
+        drive: String,
+        /// What failed last.
+        why: String,
+    },
+    /// The drive that came back after a reset is not the one that was there.
+    #[error("after a reset {drive} calls itself {now}, before it was {before}")]
+    Changed {
+        /// The drive.
+        drive: String,
+        /// The serial number before.
+        before: String,
+        /// The serial number now.
+        now: String,
+    },
+    /// The drive was opened for reading only.
+    #[error("{drive} is open for reading only")]
+    ReadOnly {
+        /// The drive.
+        drive: String,
+    },
+    /// There is no such namespace.
+    #[error("{drive} has no active namespace {nsid}")]
+    NoNamespace {
+        /// The drive.
+        drive: String,
+        /// The namespace asked for.
+        nsid: u32,
+    },
+    /// A namespace is formatted in a way that is not understood.
+    #[error("namespace {nsid}: {source}")]
+    Format {
+        /// The namespace.
+        nsid: u32,
+        /// What is not understood.
+        source: FormatError,
+    },
+    /// Blocks that the namespace does not have.
+    #[error("namespace {nsid}: {source}")]
+    Range {
+        /// The namespace.
+        nsid: u32,
+        /// What is out of range.
+        source: RangeError,
+    },
+    /// A buffer does not fit the transfer.
+    #[error("a buffer of {have} bytes does not hold {need} bytes from offset {offset} on")]
+    Buffer {
+        /// Bytes of the buffer.
+        have: u64,
+        /// Where the transfer starts in it.
+        offset: u64,
+        /// Bytes of the transfer.
+        need: u64,
+    },
+    /// A buffer cannot be described to the controller.
+    #[error("this buffer cannot be described to the controller: {0}")]
+    Prp(#[from] PrpError),
+    /// A transfer of one command is longer than the controller allows.
+    #[error("{bytes} bytes are more than the {limit} that this controller moves by one command")]
+    TooLong {
+        /// Bytes of the transfer.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// No more commands can be in flight; take completions first.
+    #[error("the queue is full: {0} commands are in flight")]
+    Full(u32),
+    /// A token of another queue, or one that was already waited for.
+    #[error("this token stands for no command of this queue")]
+    Token,
+    /// No I/O queue is left.
+    #[error("{drive} granted {granted} I/O queues and all are in use")]
+    NoQueue {
+        /// The drive.
+        drive: String,
+        /// Queues that the controller granted.
+        granted: u32,
+    },
+    /// The controller completed a command that was not in flight.
+    #[error("{drive} completed command {cid:#06x}, which was not in flight; it was recovered by {recovery}")]
+    Stray {
+        /// The drive.
+        drive: String,
+        /// The identifier in the completion.
+        cid: u16,
+        /// What was done about it.
+        recovery: Recovery,
+    },
+    /// A GPU launch that was ended by its own bounds.
+    #[error("{done} of {count} commands were done when the GPU stopped: {why}")]
+    Launch {
+        /// Commands with an outcome.
+        done: u32,
+        /// Commands in all.
+        count: u32,
+        /// Why it stopped.
+        why: String,
+    },
+    /// The controller lacks what a placement needs.
+    #[error("{part} cannot lie in {place}: {why}")]
+    Placement {
+        /// `sq`, `cq` or `data`.
+        part: &'static str,
+        /// Where it was to lie.
+        place: &'static str,
+        /// Why it cannot.
+        why: String,
+    },
+    /// The controller answered with data that cannot be.
+    #[error("{drive} returned {what} that cannot be: {why}")]
+    Nonsense {
+        /// The drive.
+        drive: String,
+        /// What it returned.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Memory could not be had, reached or mapped.
+    #[error("{0}")]
+    Memory(String),
+    /// The GPU did not do what it was asked.
+    #[error("{0}")]
+    Gpu(String),
+}
+
+impl From<onehop_os::Error> for Error {
+    fn from(error: onehop_os::Error) -> Self {
+        Self::Memory(error.to_string())
+    }
+}
+
+impl From<onehop_gpu::Error> for Error {
+    fn from(error: onehop_gpu::Error) -> Self {
+        Self::Gpu(error.to_string())
+    }
+}
+
+/// The steps of the time-out ladder, from the mildest to the hardest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Recovery {
+    /// Its completion was there after all.
+    Drain,
+    /// The controller aborted the command.
+    Abort,
+    /// The queue was deleted and created again.
+    QueueDelete,
+    /// The controller was disabled and enabled again.
+    ControllerReset,
+    /// The subsystem or the function was reset.
+    FunctionReset,
+}
+
+impl std::fmt::Display for Recovery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Drain => "draining its completion queue",
+            Self::Abort => "aborting the command",
+            Self::QueueDelete => "deleting the queue",
+            Self::ControllerReset => "a controller reset",
+            Self::FunctionReset => "a function reset",
+        })
+    }
+}

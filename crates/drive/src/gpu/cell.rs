@@ -1,0 +1,216 @@
+//! The queue pairs of one GPU, as the drive sees them: created, taken away by resets, created again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Doorbells, Gpu, KernelQueue, Launch, Place, Region, Rings};
+use onehop_proto::kernel::scratch_bytes;
+use onehop_proto::queue::SharedLayout;
+use onehop_proto::regs::doorbell;
+use onehop_proto::{Cqe, GpuAddr, Sqe};
+
+use super::memory::RingMemory;
+use super::{GpuMode, GpuSetup, poison};
+use crate::admin::Admin;
+use crate::drive::{AdminState, Inner, leak_unless_gone};
+use crate::ladder::Participant;
+use crate::ring::PairHalf;
+use crate::{Error, Recovery, Result};
+
+/// How long a poisoned launch may take to end before a reset goes on without it. Launches look at the word all the
+/// time; this is for a machine that is very busy.
+const POISON_PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) struct GpuCell {
+    pairs: Mutex<Pairs>,
+    poison: Region,
+    _doorbells: Doorbells,
+    pub(crate) running: AtomicBool,
+    mode: GpuMode,
+}
+
+struct Pairs {
+    list: Vec<GpuPair>,
+    /// Whether the controller does not have them: after a reset, or after they were deleted.
+    stale: bool,
+    dead: Option<Error>,
+}
+
+struct GpuPair {
+    qid: u16,
+    sq: RingMemory,
+    cq: RingMemory,
+    control: Region,
+    queue: KernelQueue,
+}
+
+impl GpuCell {
+    pub(crate) fn create(drive: &Arc<Inner>, gpu: &dyn Gpu, setup: &GpuSetup) -> Result<Arc<Self>> {
+        let poison = gpu.alloc(Place::PinnedHost, 4096)?;
+        let doorbells = gpu.map_registers(drive.control.port.regs.clone())?;
+        let mut state = drive.alive()?;
+        let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues.max(1) } else { 1 };
+        let mut list = Vec::new();
+        for _ in 0..queues {
+            let made = state.take_qid(drive).and_then(|qid| {
+                GpuPair::alloc(drive, &mut state, gpu, setup, qid, &doorbells).inspect_err(|_| state.give_qid(qid))
+            });
+            match made {
+                Ok(pair) => list.push(pair),
+                Err(error) => {
+                    list.iter().for_each(|pair: &GpuPair| state.give_qid(pair.qid));
+                    return Err(error);
+                }
+            }
+        }
+        let pairs = Mutex::new(Pairs { list, stale: true, dead: None });
+        let cell =
+            Arc::new(Self { pairs, poison, _doorbells: doorbells, running: AtomicBool::new(false), mode: setup.mode });
+        state.participants.push(cell.clone());
+        Ok(cell)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pairs> {
+        self.pairs.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn poison(&self, code: u32) {
+        // The region is a page: the word is always there.
+        let _ = self.poison.signal(0, code);
+    }
+
+    pub(crate) fn poison_addr(&self) -> GpuAddr {
+        self.poison.addr()
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.lock().stale
+    }
+
+    /// The pairs, created on the controller if they are not there.
+    pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState, gpu: &dyn Gpu) -> Result<Vec<KernelQueue>> {
+        let mut pairs = self.lock();
+        if let Some(error) = &pairs.dead {
+            return Err(error.clone());
+        }
+        if pairs.stale {
+            for pair in &pairs.list {
+                pair.create(drive, &mut state.admin)?;
+            }
+            let queues = pairs.list.iter().map(|pair| pair.queue).collect();
+            gpu.prepare(&match self.mode {
+                GpuMode::Owner => Launch::Owner(queues),
+                GpuMode::Shared { threads } => match pairs.list.first() {
+                    Some(pair) => Launch::Shared(pair.queue, threads),
+                    None => Launch::Owner(queues),
+                },
+            })?;
+            pairs.stale = false;
+        }
+        self.poison(0);
+        Ok(pairs.list.iter().map(|pair| pair.queue).collect())
+    }
+
+    /// Takes the pairs away from the controller, which then lets go of their commands.
+    pub(crate) fn delete(&self, drive: &Inner, state: &mut AdminState) -> Result<()> {
+        let mut pairs = self.lock();
+        if !pairs.stale {
+            for pair in &pairs.list {
+                drive.delete_pair(&mut state.admin, pair.qid, || ())?;
+            }
+            pairs.stale = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn close_for_good(self: &Arc<Self>, drive: &Inner) {
+        let mut state = drive.state();
+        let me: Arc<dyn Participant> = self.clone();
+        state.participants.retain(|p| !Arc::ptr_eq(p, &me));
+        if state.dead.is_none() && self.delete(drive, &mut state).is_err() {
+            let _ = drive.reset(&mut state, "GPU queues that could not be deleted");
+        }
+        for pair in &self.lock().list {
+            state.give_qid(pair.qid);
+        }
+        if let Some(error) = &state.dead {
+            leak_unless_gone(error, self.clone());
+        }
+    }
+}
+
+impl GpuPair {
+    fn alloc(
+        drive: &Inner,
+        state: &mut AdminState,
+        gpu: &dyn Gpu,
+        setup: &GpuSetup,
+        qid: u16,
+        doorbells: &Doorbells,
+    ) -> Result<Self> {
+        let most = u32::from(drive.identity().cap.mqes_z()) + 1;
+        let mut entries = setup.depth.saturating_add(1).clamp(2, most);
+        let shared = matches!(setup.mode, GpuMode::Shared { .. });
+        if shared {
+            // Tickets wrap at powers of two.
+            entries = if entries.is_power_of_two() { entries } else { entries.next_power_of_two() };
+            entries = if entries > most { 1 << most.ilog2() } else { entries }.min(1 << 15);
+        }
+        let mut ring = |part, place, bytes| RingMemory::alloc(drive, state, gpu, part, place, bytes);
+        let mut sq = ring("sq", setup.placement.sq, entries as usize * Sqe::BYTES)?;
+        let mut cq = ring("cq", setup.placement.cq, entries as usize * Cqe::BYTES)?;
+        if sq.bus().is_err() || cq.bus().is_err() {
+            // Memory comes in single pages on the bus: a ring is what fits into one.
+            entries = entries.min((1 << drive.control.page_shift) / Sqe::BYTES as u32);
+            sq = ring("sq", setup.placement.sq, entries as usize * Sqe::BYTES)?;
+            cq = ring("cq", setup.placement.cq, entries as usize * Cqe::BYTES)?;
+        }
+        let control_bytes = match SharedLayout::new(entries, entries) {
+            Some(layout) if shared => layout.bytes(),
+            _ => scratch_bytes(entries - 1),
+        };
+        let control = gpu.alloc(Place::Vram, control_bytes as usize)?;
+        let dstrd = drive.identity().cap.dstrd();
+        let rings = Rings {
+            sq: sq.region.addr(),
+            cq: cq.region.addr(),
+            sq_door: doorbells.at(doorbell(qid, false, dstrd)),
+            cq_door: doorbells.at(doorbell(qid, true, dstrd)),
+            sq_entries: entries,
+            cq_entries: entries,
+        };
+        let queue = KernelQueue { rings, control: control.addr(), window: entries - 1 };
+        Ok(Self { qid, sq, cq, control, queue })
+    }
+
+    fn create(&self, drive: &Inner, admin: &mut Admin) -> Result<()> {
+        self.sq.zero()?;
+        self.cq.zero()?;
+        self.control.write(0, &vec![0; self.control.len()])?;
+        let half = |bus, entries| PairHalf { bus, entries };
+        let sq = half(self.sq.bus()?, self.queue.rings.sq_entries);
+        let cq = half(self.cq.bus()?, self.queue.rings.cq_entries);
+        drive.create_pair(admin, self.qid, sq, cq)
+    }
+}
+
+impl Participant for GpuCell {
+    fn close(&self) {
+        self.poison(poison::RESET);
+        let start = Instant::now();
+        while self.running.load(Ordering::Acquire) && start.elapsed() < POISON_PATIENCE {
+            std::thread::yield_now();
+        }
+    }
+
+    fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
+        self.lock().stale = true;
+        Ok(())
+    }
+
+    fn fail(&self, error: &Error) {
+        self.poison(poison::FAILED);
+        self.lock().dead = Some(error.clone());
+    }
+}

@@ -1,0 +1,116 @@
+//! Memory for GPU-driven queues: in VRAM, in host memory, in the controller's own buffer.
+
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_os::{HostMem, Mapped, Run};
+use onehop_proto::BusAddr;
+use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Version, offset};
+
+use crate::drive::{AdminState, Inner};
+use crate::{Error, Result};
+
+/// Where the controller memory buffer is put on the bus: far from any memory.
+const CMB_AT: BusAddr = BusAddr(1 << 46);
+
+/// A controller memory buffer that is switched on, and how much of it is taken.
+pub(crate) struct Cmb {
+    mem: HostMem,
+    size: Cmbsz,
+    used: usize,
+}
+
+/// Ring memory: a region for the GPU, bus addresses for the controller.
+pub(crate) struct RingMemory {
+    pub(crate) region: Region,
+    pub(crate) map: Mapped,
+}
+
+impl RingMemory {
+    pub(crate) fn alloc(
+        drive: &Inner,
+        state: &mut AdminState,
+        gpu: &dyn Gpu,
+        part: &'static str,
+        place: Place,
+        bytes: usize,
+    ) -> Result<Self> {
+        if place == Place::Cmb {
+            return in_cmb(drive, state, gpu, part, bytes);
+        }
+        let region = region(drive, gpu, place, bytes)?;
+        let map = drive.control.port.mapper.map(&region)?;
+        Ok(Self { region, map })
+    }
+
+    pub(crate) fn bus(&self) -> Result<BusAddr> {
+        Ok(self.map.contiguous()?)
+    }
+
+    pub(crate) fn zero(&self) -> Result<()> {
+        let zeroes = [0; 4096];
+        for at in (0..self.region.len()).step_by(zeroes.len()) {
+            let count = zeroes.len().min(self.region.len() - at);
+            self.region.write(at, &zeroes[..count])?;
+        }
+        Ok(())
+    }
+}
+
+/// GPU memory that the drive can reach. An emulated GPU takes whatever memory the drive's mapper has.
+pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
+    if gpu.simulated() {
+        Ok(gpu.adopt(place, drive.control.port.mapper.alloc(bytes)?)?)
+    } else {
+        Ok(gpu.alloc(place, bytes)?)
+    }
+}
+
+fn in_cmb(
+    drive: &Inner,
+    state: &mut AdminState,
+    gpu: &dyn Gpu,
+    part: &'static str,
+    bytes: usize,
+) -> Result<RingMemory> {
+    let refuse = |why: String| Error::Placement { part, place: "cmb", why };
+    if state.cmb.is_none() {
+        state.cmb = Some(switch_on(drive).map_err(refuse)?);
+    }
+    let Some(cmb) = &mut state.cmb else { return Err(refuse("it is off".into())) };
+    let allowed = if part == "sq" { cmb.size.sqs() } else { cmb.size.cqs() };
+    if !allowed {
+        return Err(refuse("the controller does not take this kind of queue there (CMBSZ)".into()));
+    }
+    let start = cmb.used;
+    let bytes = bytes.next_multiple_of(1 << drive.control.page_shift);
+    if bytes > cmb.mem.len() - start {
+        return Err(refuse(format!("{} of its {} bytes are in use", start, cmb.mem.len())));
+    }
+    cmb.used += bytes;
+    let mem = cmb.mem.slice(start..start + bytes)?;
+    let run = Run { addr: CMB_AT.plus(start as u64), len: bytes as u64 };
+    Ok(RingMemory { region: gpu.adopt(Place::Cmb, mem)?, map: Mapped::new(vec![run], Box::new(())) })
+}
+
+/// Switches the buffer on at an address of our choice and finds its memory.
+fn switch_on(drive: &Inner) -> std::result::Result<Cmb, String> {
+    let (regs, control) = (&drive.control.port.regs, &drive.control);
+    if !control.cap.cmbs() {
+        return Err("the controller has no memory buffer (CAP.CMBS)".into());
+    }
+    if control.version < Version::V1_4 {
+        return Err(format!("a controller of NVMe {} fixes its bus address, which is not known here", control.version));
+    }
+    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);
+    let location = Cmbloc(regs.read32(offset::CMBLOC));
+    let size = Cmbsz(regs.read32(offset::CMBSZ));
+    let (Some(bytes), Some(unit)) = (size.bytes(), size.unit_bytes()) else {
+        return Err(format!("CMBSZ {:#x} has an undefined unit", size.0));
+    };
+    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).with_cmse(true).with_cba(CMB_AT).0);
+    if Cmbsts(regs.read32(offset::CMBSTS)).cbai() {
+        return Err(format!("the controller refused {CMB_AT} as its address (CMBSTS.CBAI)"));
+    }
+    let at = unit * u64::from(location.ofst());
+    let mem = regs.window(location.bir(), at, bytes).ok_or("its BAR cannot be mapped here")?;
+    Ok(Cmb { mem, size, used: 0 })
+}

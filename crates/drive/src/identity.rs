@@ -1,0 +1,138 @@
+//! Who a drive is: identify data, kept as it came and read through the words of `proto`.
+
+use onehop_proto::format::{self, Format};
+use onehop_proto::identify::{self, Controller};
+use onehop_proto::regs::{Cap, Version};
+
+use crate::control::Control;
+use crate::{Error, Options, Result};
+
+/// Who a controller is and what it can do.
+#[derive(Clone)]
+pub struct Identity {
+    bytes: Box<[u8; identify::BYTES]>,
+    /// What people call the drive.
+    pub name: String,
+    /// The capabilities register.
+    pub cap: Cap,
+    /// The version register.
+    pub version: Version,
+    /// The power of two of a memory page.
+    pub page_shift: u32,
+    /// Most bytes of one command, as the controller tells or the options limit it.
+    pub max_transfer: u64,
+    /// I/O queue pairs that the controller granted.
+    pub queues: u32,
+    /// Whether it is a model of a drive.
+    pub simulated: bool,
+}
+
+impl Identity {
+    pub(crate) fn new(control: &Control, data: &[u8], options: &Options) -> Result<Self> {
+        let bytes = page(&control.port.name, data)?;
+        let view = Controller::new(&bytes);
+        let name = control.port.name.clone();
+        let (sqes, cqes) = (view.sqes(), view.cqes());
+        if !sqes.allows(6) || !cqes.allows(4) {
+            let why = format!("it does not take 64-byte submissions and 16-byte completions ({sqes:?}, {cqes:?})");
+            return Err(Error::Unsupported { drive: name, why });
+        }
+        if view.cntrltype() > 1 {
+            let why = format!("it is no I/O controller (CNTRLTYPE {})", view.cntrltype());
+            return Err(Error::Unsupported { drive: name, why });
+        }
+        let limit = format::max_transfer_bytes(view.mdts(), control.cap.mpsmin());
+        let page = 1 << control.page_shift;
+        let max_transfer = limit.unwrap_or(u64::MAX).min(options.max_transfer.max(page));
+        Ok(Self {
+            bytes: bytes.clone(),
+            name,
+            cap: control.cap,
+            version: control.version,
+            page_shift: control.page_shift,
+            max_transfer,
+            queues: 0,
+            simulated: control.port.simulated,
+        })
+    }
+
+    /// The identify data.
+    #[must_use]
+    pub fn controller(&self) -> Controller<'_> {
+        Controller::new(&self.bytes)
+    }
+
+    /// The serial number.
+    #[must_use]
+    pub fn serial(&self) -> String {
+        self.controller().sn().to_string()
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> String {
+        self.controller().mn().to_string()
+    }
+
+    /// The firmware revision.
+    #[must_use]
+    pub fn firmware(&self) -> String {
+        self.controller().fr().to_string()
+    }
+
+    /// How long a shutdown may take.
+    #[must_use]
+    pub fn shutdown_time(&self) -> std::time::Duration {
+        // RTD3E is in microseconds; a controller that tells none gets what a slow one needs.
+        match self.controller().rtd3e() {
+            0 => std::time::Duration::from_secs(10),
+            us => std::time::Duration::from_micros(us.into()).max(std::time::Duration::from_secs(1)),
+        }
+    }
+}
+
+/// A namespace.
+#[derive(Clone)]
+pub struct Namespace {
+    bytes: Box<[u8; identify::BYTES]>,
+    /// Its identifier.
+    pub nsid: u32,
+    /// How its blocks are laid out.
+    pub format: Format,
+    /// How many blocks it has.
+    pub blocks: u64,
+}
+
+impl Namespace {
+    pub(crate) fn new(drive: &str, nsid: u32, data: &[u8]) -> Result<Self> {
+        let bytes = page(drive, data)?;
+        let view = identify::Namespace::new(&bytes);
+        let format = view.format().map_err(|source| Error::Format { nsid, source })?;
+        let blocks = view.nsze();
+        if format.transfer_bytes(blocks).is_none() {
+            let why = format!("{blocks} blocks of {} bytes are more than 64 bits count", format.lba_bytes());
+            return Err(Error::Nonsense { drive: drive.to_owned(), what: "identify namespace data", why });
+        }
+        Ok(Self { bytes: bytes.clone(), nsid, format, blocks })
+    }
+
+    /// The identify data.
+    #[must_use]
+    pub fn identify(&self) -> identify::Namespace<'_> {
+        identify::Namespace::new(&self.bytes)
+    }
+
+    /// Data bytes of the whole namespace.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.format.data_bytes(self.blocks).unwrap_or(u64::MAX)
+    }
+}
+
+fn page(drive: &str, data: &[u8]) -> Result<Box<[u8; identify::BYTES]>> {
+    <[u8; identify::BYTES]>::try_from(data).map(Box::new).map_err(|_| Error::Nonsense {
+        drive: drive.to_owned(),
+        what: "identify data",
+        why: format!("{} bytes instead of {}", data.len(), identify::BYTES),
+    })
+}

@@ -1,0 +1,183 @@
+//! The time-out ladder: from asking once more to resetting the function, until the controller has let go.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_proto::admin as words;
+
+use crate::admin::Admin;
+use crate::drive::{AdminState, Inner, leak_unless_gone};
+use crate::queue::QueueCell;
+use crate::slots::Token;
+use crate::{Error, Recovery, Result};
+
+/// A recovery that was needed.
+#[derive(Clone, Debug)]
+pub struct Incident {
+    /// What went wrong.
+    pub cause: String,
+    /// The step that mended it.
+    pub recovery: Recovery,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Something with queues on the controller, which a reset takes away and gives back.
+pub(crate) trait Participant: Send + Sync {
+    /// Stops touching the controller; has stopped when this returns.
+    fn close(&self);
+    /// Creates its queues again on a controller that was reset.
+    fn reopen(&self, drive: &Inner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
+    /// The drive is dead: ends everything with this error.
+    fn fail(&self, error: &Error);
+}
+
+impl Inner {
+    /// Gets a late command, or a queue that reported a stray completion, out of the controller's hands. How it went is
+    /// found in the queue afterwards.
+    pub(crate) fn recover(&self, cell: &Arc<QueueCell>, token: Token) {
+        let start = Instant::now();
+        let mut state = self.state();
+        if state.dead.is_some() {
+            return;
+        }
+        let stray = {
+            let mut slots = cell.lock();
+            slots.poll();
+            // Somebody else may have recovered it while this thread waited for its turn.
+            if slots.stray.is_none() && !slots.is_late(token) {
+                return;
+            }
+            slots.stray
+        };
+        let cause = match stray {
+            Some(cid) => format!("a completion for command {cid:#06x}, which was not in flight"),
+            None => format!("a command on queue {} that was not completed", cell.qid),
+        };
+        match self.climb(&mut state, cell, token, stray.is_some(), &cause) {
+            // A reset writes its own account.
+            Ok(Recovery::ControllerReset | Recovery::FunctionReset) | Err(_) => {}
+            Ok(recovery) => state.incidents.push(Incident { cause, recovery, took: start.elapsed() }),
+        }
+    }
+
+    fn climb(
+        &self,
+        state: &mut AdminState,
+        cell: &Arc<QueueCell>,
+        token: Token,
+        stray: bool,
+        cause: &str,
+    ) -> Result<Recovery> {
+        let status = match self.control.status() {
+            Ok(status) => status,
+            Err(error) => return Err(self.die(state, error)),
+        };
+        // A controller that failed, was reset behind our back, or answers for commands that it was not given is past
+        // being asked politely.
+        if !status.cfs() && status.rdy() && !stray {
+            if self.abort(state, cell, token) {
+                return Ok(Recovery::Abort);
+            }
+            if self.recreate(state, cell).is_ok() {
+                return Ok(Recovery::QueueDelete);
+            }
+        }
+        self.reset(state, cause)
+    }
+
+    /// Asks the controller to abort a command, and waits a moment for its completion.
+    fn abort(&self, state: &mut AdminState, cell: &Arc<QueueCell>, token: Token) -> bool {
+        let Some(cid) = cell.lock().cid(token) else { return true };
+        let sqe = words::abort(cell.qid, cid);
+        let patience = self.options.abort_wait;
+        match state.admin.run_within("abort", &sqe, patience) {
+            Ok(cqe) if cqe.result() & 1 == 0 => {}
+            _ => return false,
+        }
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            let mut slots = cell.lock();
+            slots.poll();
+            if slots.cid(token) != Some(cid) {
+                return true;
+            }
+            drop(slots);
+            std::thread::yield_now();
+        }
+        false
+    }
+
+    /// Deletes a queue pair, which makes the controller let go of its commands, and creates it again.
+    fn recreate(&self, state: &mut AdminState, cell: &Arc<QueueCell>) -> Result<()> {
+        let mut slots = cell.lock();
+        // What completed on the way out has completed.
+        self.delete_pair(&mut state.admin, cell.qid, || {
+            slots.poll();
+        })?;
+        slots.restart(Recovery::QueueDelete)?;
+        let (sq, cq) = slots.halves();
+        self.create_pair(&mut state.admin, cell.qid, sq, cq)
+    }
+
+    /// Resets the controller, or the function if that does not help, and gives everybody their queues back.
+    pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
+        let start = Instant::now();
+        let participants = state.participants.clone();
+        participants.iter().for_each(|p| p.close());
+        let recovery = match self.restart(state) {
+            Ok(recovery) => recovery,
+            Err(error) => return Err(self.die(state, error)),
+        };
+        for participant in &participants {
+            if let Err(error) = participant.reopen(self, &mut state.admin, recovery) {
+                return Err(self.die(state, error));
+            }
+        }
+        state.incidents.push(Incident { cause: cause.to_owned(), recovery, took: start.elapsed() });
+        Ok(recovery)
+    }
+
+    fn restart(&self, state: &mut AdminState) -> Result<Recovery> {
+        match self.bring_back(state) {
+            Ok(()) => Ok(Recovery::ControllerReset),
+            Err(error @ (Error::Gone { .. } | Error::Changed { .. })) => Err(error),
+            Err(_) => {
+                self.control.reset_function()?;
+                self.bring_back(state)?;
+                Ok(Recovery::FunctionReset)
+            }
+        }
+    }
+
+    fn bring_back(&self, state: &mut AdminState) -> Result<()> {
+        self.control.disable()?;
+        state.admin.start(&self.control)?;
+        let identity = self.identify(&mut state.admin)?;
+        let before = self.identity().serial();
+        if identity.serial() != before {
+            return Err(Error::Changed { drive: self.name().to_owned(), before, now: identity.serial() });
+        }
+        let granted = self.configure(state, &identity)?;
+        let used = state.in_use.iter().rposition(|used| *used).map_or(0, |index| index as u32 + 1);
+        if granted < used {
+            return Err(Error::NoQueue { drive: self.name().to_owned(), granted });
+        }
+        state.cmb = None;
+        Ok(())
+    }
+
+    /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.
+    fn die(&self, state: &mut AdminState, why: Error) -> Error {
+        let error = match why {
+            Error::Gone { .. } => why,
+            other => Error::Dead { drive: self.name().to_owned(), why: other.to_string() },
+        };
+        for participant in &state.participants {
+            participant.fail(&error);
+            leak_unless_gone(&error, participant.clone());
+        }
+        state.dead = Some(error.clone());
+        error
+    }
+}

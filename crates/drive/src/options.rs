@@ -1,0 +1,48 @@
+//! How a drive is to be driven.
+
+use std::time::Duration;
+
+/// How a drive is to be driven. The defaults suit real drives.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether write commands are allowed.
+    pub writable: bool,
+    /// I/O queues to ask for.
+    pub queues: u16,
+    /// Commands in flight on a CPU-driven queue, if the controller allows so many.
+    pub depth: u32,
+    /// How long a command may take.
+    pub timeout: Duration,
+    /// How long an admin command may take.
+    pub admin_timeout: Duration,
+    /// How long a command that was aborted may take to say so.
+    pub abort_wait: Duration,
+    /// How often a command is tried again when its status, or a recovery, allows it.
+    pub retries: u32,
+    /// The longest wait for CSTS.RDY, whatever the controller claims to need.
+    pub ready_limit: Duration,
+    /// Describe long contiguous transfers by SGLs where the controller takes them.
+    pub sgl: bool,
+    /// Most bytes of host memory to lend to a drive that wants some.
+    pub host_memory: u64,
+    /// Largest transfer of one command for a controller that sets no limit.
+    pub max_transfer: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            writable: false,
+            queues: 8,
+            depth: 128,
+            timeout: Duration::from_secs(10),
+            admin_timeout: Duration::from_secs(10),
+            abort_wait: Duration::from_millis(500),
+            retries: 3,
+            ready_limit: Duration::from_secs(128),
+            sgl: true,
+            host_memory: 64 << 20,
+            max_transfer: 1 << 20,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A queue pair for CPU threads: submit, wait, or move many blocks at once.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::command::{Io, Op, max_blocks};
+use crate::drive::Inner;
+use crate::ladder::Participant;
+use crate::slots::{Finished, Slots, Token};
+use crate::{Buffer, Error, Namespace, Result};
+
+/// A queue pair, as the drive and its user share it.
+pub(crate) struct QueueCell {
+    pub(crate) qid: u16,
+    pub(crate) slots: Mutex<Slots>,
+}
+
+impl QueueCell {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// A queue pair of one drive. Any thread may use it, one at a time; use one for each thread that should not wait for
+/// another.
+pub struct IoQueue {
+    cell: Arc<QueueCell>,
+    drive: Arc<Inner>,
+}
+
+/// What a transfer took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// Data bytes, extended metadata included.
+    pub bytes: u64,
+    /// Commands.
+    pub commands: u64,
+    /// How often one of them was tried again.
+    pub retries: u64,
+}
+
+/// Commands that are handed over together, with one doorbell, when this is dropped.
+pub struct Batch<'a> {
+    slots: MutexGuard<'a, Slots>,
+    queue: &'a IoQueue,
+}
+
+impl Batch<'_> {
+    /// Adds a command.
+    ///
+    /// # Errors
+    /// When the queue is full, or the command cannot be.
+    #[inline]
+    pub fn submit(&mut self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
+        self.queue.allow(io.op)?;
+        self.slots.submit(io, ns)
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.slots.publish();
+    }
+}
+
+impl IoQueue {
+    pub(crate) fn new(cell: Arc<QueueCell>, drive: Arc<Inner>) -> Self {
+        Self { cell, drive }
+    }
+
+    /// How many commands may be in flight.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.cell.lock().depth()
+    }
+
+    /// The queue's number on the controller.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.cell.qid
+    }
+
+    fn allow(&self, op: Op) -> Result<()> {
+        if op.writes() && !self.drive.options.writable {
+            return Err(Error::ReadOnly { drive: self.drive.name().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// The pair, once no reset is under way.
+    fn open(&self) -> Result<MutexGuard<'_, Slots>> {
+        loop {
+            let slots = self.cell.lock();
+            if !slots.closed {
+                return Ok(slots);
+            }
+            if let Some(error) = &slots.dead {
+                return Err(error.clone());
+            }
+            drop(slots);
+            self.drive.wait_for_reset();
+        }
+    }
+
+    /// Commands that are to be handed over together.
+    ///
+    /// # Errors
+    /// When the drive is dead.
+    pub fn batch(&self) -> Result<Batch<'_>> {
+        let mut slots = self.open()?;
+        slots.tick();
+        Ok(Batch { slots, queue: self })
+    }
+
+    /// Submits one command.
+    ///
+    /// # Errors
+    /// When the queue is full, or the command cannot be.
+    pub fn submit(&self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
+        self.batch()?.submit(ns, io)
+    }
+
+    /// Takes completions that are there, without waiting; says how many.
+    ///
+    /// # Errors
+    /// When the drive is dead.
+    #[inline]
+    pub fn poll(&self) -> Result<u32> {
+        Ok(self.open()?.poll())
+    }
+
+    /// The end of a command, if it has come. The token is spent then.
+    #[inline]
+    pub fn test(&self, token: Token) -> Option<Result<Finished>> {
+        let mut slots = self.cell.lock();
+        if let Some(end) = slots.take(token) {
+            return Some(end);
+        }
+        if slots.closed {
+            return None;
+        }
+        slots.poll();
+        slots.take(token)
+    }
+
+    /// Takes the ends of several commands, in order, from the first on, as far as they have come.
+    pub fn test_front(&self, tokens: &mut VecDeque<Token>, mut each: impl FnMut(Token, Result<Finished>)) {
+        let mut slots = self.cell.lock();
+        if !slots.closed {
+            slots.poll();
+        }
+        while let Some(token) = tokens.front().copied() {
+            let Some(end) = slots.take(token) else { break };
+            tokens.pop_front();
+            each(token, end);
+        }
+    }
+
+    /// Waits for a command, climbing the time-out ladder when the controller leaves it unfinished.
+    ///
+    /// # Errors
+    /// How the command failed.
+    pub fn wait(&self, token: Token) -> Result<Finished> {
+        let mut turns = 0u32;
+        loop {
+            if let Some(end) = self.test(token) {
+                return end;
+            }
+            let slots = match self.open() {
+                Ok(slots) => slots,
+                // What was in flight has ended with the drive's error, and is taken from there.
+                Err(error) => return self.cell.lock().take(token).unwrap_or(Err(error)),
+            };
+            let (late, stray) = (slots.is_late(token), slots.stray);
+            drop(slots);
+            if late || stray.is_some() {
+                self.drive.recover(&self.cell, token);
+            }
+            turns = turns.saturating_add(1);
+            if turns < 256 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Submits a command and waits for it.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn run(&self, ns: &Namespace, io: &Io<'_>) -> Result<Finished> {
+        let token = loop {
+            match self.submit(ns, io) {
+                Err(Error::Full(_)) => std::thread::yield_now(),
+                other => break other?,
+            }
+        };
+        self.wait(token)
+    }
+
+    /// Reads any number of blocks.
+    ///
+    /// # Errors
+    /// The first error of any of its commands.
+    pub fn read(&self, ns: &Namespace, lba: u64, blocks: u64, into: &Buffer, offset: u64) -> Result<Moved> {
+        self.transfer(Op::Read, ns, lba, blocks, into, offset)
+    }
+
+    /// Writes any number of blocks.
+    ///
+    /// # Errors
+    /// The first error of any of its commands; which blocks were written is then unknown.
+    pub fn write(&self, ns: &Namespace, lba: u64, blocks: u64, from: &Buffer, offset: u64) -> Result<Moved> {
+        self.transfer(Op::Write, ns, lba, blocks, from, offset)
+    }
+
+    /// Makes everything that was written so far durable.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn flush(&self, ns: &Namespace) -> Result<()> {
+        self.run(ns, &Io::flush()).map(|_| ())
+    }
+
+    /// Moves blocks by as many commands as it takes, as deep as the queue is.
+    ///
+    /// # Errors
+    /// The first error of any of its commands. All of them have ended when this returns.
+    pub fn transfer(&self, op: Op, ns: &Namespace, lba: u64, blocks: u64, buffer: &Buffer, offset: u64) -> Result<Moved> {
+        let step = max_blocks(&ns.format, self.drive.identity().max_transfer);
+        let mut moved = Moved::default();
+        let mut first_error = None;
+        let mut tokens = VecDeque::new();
+        let mut done = 0u64;
+        while done < blocks && first_error.is_none() {
+            let count = u64::from(step).min(blocks - done) as u32;
+            let at = offset + ns.format.transfer_bytes(done).unwrap_or(u64::MAX - offset);
+            let io = Io::new(op, lba.saturating_add(done), count, buffer, at);
+            match self.submit(ns, &io) {
+                Ok(token) => {
+                    tokens.push_back(token);
+                    moved.commands += 1;
+                    done += u64::from(count);
+                }
+                Err(Error::Full(_)) if !tokens.is_empty() => self.settle(&mut tokens, &mut moved, &mut first_error),
+                Err(Error::Full(_)) => std::thread::yield_now(),
+                Err(error) => first_error = Some(error),
+            }
+        }
+        while !tokens.is_empty() {
+            self.settle(&mut tokens, &mut moved, &mut first_error);
+        }
+        moved.bytes = ns.format.transfer_bytes(blocks).unwrap_or(u64::MAX);
+        first_error.map_or(Ok(moved), Err)
+    }
+
+    fn settle(&self, tokens: &mut VecDeque<Token>, moved: &mut Moved, first_error: &mut Option<Error>) {
+        let Some(token) = tokens.pop_front() else { return };
+        match self.wait(token) {
+            Ok(finished) => moved.retries += u64::from(finished.retries),
+            Err(error) => *first_error = first_error.take().or(Some(error)),
+        }
+    }
+}
+
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        self.drive.close_queue(&self.cell);
+    }
+}
+
+impl Participant for QueueCell {
+    fn close(&self) {
+        self.lock().closed = true;
+    }
+
+    fn reopen(&self, drive: &Inner, admin: &mut crate::admin::Admin, recovery: crate::Recovery) -> Result<()> {
+        let mut slots = self.lock();
+        slots.restart(recovery)?;
+        let (sq, cq) = slots.halves();
+        drive.create_pair(admin, self.qid, sq, cq)?;
+        slots.closed = false;
+        Ok(())
+    }
+
+    fn fail(&self, error: &Error) {
+        self.lock().fail(error);
+    }
+}

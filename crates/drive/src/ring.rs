@@ -1,0 +1,199 @@
+//! The memory operations of a CPU that drives a queue pair, and the memory that pairs and lists lie in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Instant;
+
+use onehop_os::{HostMem, Mapped, Mapper, Port, Registers};
+use onehop_proto::queue::{Address, Memory, Rings};
+use onehop_proto::{BusAddr, Cqe, Sqe, regs};
+
+use crate::Result;
+
+/// A place in one of a pair's two rings.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    in_cq: bool,
+    offset: u32,
+}
+
+impl Address for At {
+    #[inline(always)]
+    fn plus(self, bytes: u32) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+}
+
+/// A pair's rings in host memory, and its doorbells.
+pub(crate) struct PairMemory {
+    sq: HostMem,
+    cq: HostMem,
+    regs: Arc<dyn Registers>,
+    start: Instant,
+}
+
+impl PairMemory {
+    #[inline(always)]
+    fn word(&self, at: At) -> Option<&AtomicU32> {
+        if at.in_cq { &self.cq } else { &self.sq }.word(at.offset as usize).ok()
+    }
+}
+
+/// Ring offsets come from sizes that the rings were allocated for; a wrong one is a defect of this crate.
+macro_rules! on_word {
+    ($self:ident, $at:ident, $f:expr, $else:expr) => {
+        match $self.word($at) {
+            Some(word) => $f(word),
+            None => {
+                debug_assert!(false, "an offset outside its ring");
+                $else
+            }
+        }
+    };
+}
+
+impl Memory for PairMemory {
+    type Addr = At;
+    type Door = u32;
+
+    #[inline(always)]
+    fn load(&self, at: At) -> u32 {
+        on_word!(self, at, |w: &AtomicU32| w.load(Ordering::Relaxed), u32::MAX)
+    }
+    #[inline(always)]
+    fn load_acquire(&self, at: At) -> u32 {
+        on_word!(self, at, |w: &AtomicU32| w.load(Ordering::Acquire), u32::MAX)
+    }
+    #[inline(always)]
+    fn store(&self, at: At, value: u32) {
+        on_word!(self, at, |w: &AtomicU32| w.store(value, Ordering::Relaxed), ());
+    }
+    #[inline(always)]
+    fn store_release(&self, at: At, value: u32) {
+        on_word!(self, at, |w: &AtomicU32| w.store(value, Ordering::Release), ());
+    }
+    #[inline(always)]
+    fn store_entry(&self, at: At, entry: &[u32; 16]) {
+        let mem = if at.in_cq { &self.cq } else { &self.sq };
+        if mem.write_words(at.offset as usize, entry).is_err() {
+            debug_assert!(false, "an entry outside its ring");
+        }
+    }
+    fn fetch_add(&self, at: At, value: u32) -> u32 {
+        on_word!(self, at, |w: &AtomicU32| w.fetch_add(value, Ordering::AcqRel), u32::MAX)
+    }
+    fn fetch_or(&self, at: At, bits: u32) -> u32 {
+        on_word!(self, at, |w: &AtomicU32| w.fetch_or(bits, Ordering::AcqRel), u32::MAX)
+    }
+    fn fetch_and(&self, at: At, mask: u32) -> u32 {
+        on_word!(self, at, |w: &AtomicU32| w.fetch_and(mask, Ordering::AcqRel), u32::MAX)
+    }
+    fn compare_exchange(&self, at: At, old: u32, new: u32) -> u32 {
+        on_word!(
+            self,
+            at,
+            |w: &AtomicU32| w
+                .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|seen| seen),
+            u32::MAX
+        )
+    }
+    #[inline(always)]
+    fn fence(&self) {
+        // Rings in ordinary memory, a doorbell store after them: a release is what x86 gives for nothing, and what
+        // other processors need a barrier for.
+        fence(Ordering::Release);
+    }
+    #[inline(always)]
+    fn ring(&self, door: u32, value: u32) {
+        self.regs.write32(door, value);
+    }
+    #[inline(always)]
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// Host memory with its bus addresses.
+pub(crate) struct Dma {
+    pub(crate) mem: HostMem,
+    pub(crate) map: Mapped,
+}
+
+impl Dma {
+    /// Zeroed memory that starts on a page of `1 << page_shift` bytes, and is one run on the bus if asked for.
+    pub(crate) fn alloc(mapper: &dyn Mapper, bytes: usize, page_shift: u32) -> Result<Self> {
+        let page = 1usize << page_shift;
+        // The mapper promises 4 KiB; what a larger page needs is found within a longer piece.
+        let spare = if page_shift > 12 { page } else { 0 };
+        let mem = mapper.alloc(bytes.next_multiple_of(page) + spare)?;
+        let map = mapper.map(&mem)?;
+        let first = map.at(0).map_or(0, |run| run.addr.0);
+        let skip = (first.next_multiple_of(page as u64) - first) as usize;
+        if skip == 0 {
+            return Ok(Self { mem, map });
+        }
+        let part = mem.slice(skip..skip + bytes.next_multiple_of(page))?;
+        let map = mapper.map(&part)?;
+        Ok(Self { mem: part, map })
+    }
+
+    pub(crate) fn bus(&self) -> Result<BusAddr> {
+        Ok(self.map.contiguous()?)
+    }
+}
+
+/// One ring of a pair, as the controller is told of it.
+#[derive(Clone, Copy)]
+pub(crate) struct PairHalf {
+    pub(crate) bus: BusAddr,
+    pub(crate) entries: u32,
+}
+
+/// A CPU-driven pair: its memory and where the rings lie in it.
+pub(crate) struct Pair {
+    pub(crate) memory: PairMemory,
+    pub(crate) rings: Rings<PairMemory>,
+    pub(crate) sq: PairHalf,
+    pub(crate) cq: PairHalf,
+    keep: (Dma, Dma),
+}
+
+impl Pair {
+    /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
+    pub(crate) fn alloc(port: &Port, qid: u16, entries: u32, page_shift: u32, dstrd: u8) -> Result<Self> {
+        let one_page = (1u32 << page_shift) / Sqe::BYTES as u32;
+        let sq = Dma::alloc(&*port.mapper, entries as usize * Sqe::BYTES, page_shift)?;
+        let cq = Dma::alloc(&*port.mapper, entries as usize * Cqe::BYTES, page_shift)?;
+        if entries > one_page && (sq.bus().is_err() || cq.bus().is_err()) {
+            return Self::alloc(port, qid, one_page, page_shift, dstrd);
+        }
+        let (sq_entries, cq_entries) = (entries, entries);
+        let rings = Rings {
+            sq: At { in_cq: false, offset: 0 },
+            cq: At { in_cq: true, offset: 0 },
+            sq_door: regs::doorbell(qid, false, dstrd),
+            cq_door: regs::doorbell(qid, true, dstrd),
+            sq_entries,
+            cq_entries,
+        };
+        let memory =
+            PairMemory { sq: sq.mem.clone(), cq: cq.mem.clone(), regs: port.regs.clone(), start: Instant::now() };
+        Ok(Self {
+            memory,
+            rings,
+            sq: PairHalf { bus: sq.bus()?, entries: sq_entries },
+            cq: PairHalf { bus: cq.bus()?, entries: cq_entries },
+            keep: (sq, cq),
+        })
+    }
+
+    /// Makes the rings as a new pair needs them: no completion of an earlier life is left.
+    pub(crate) fn zero(&self) -> Result<()> {
+        self.keep.0.mem.fill(0, self.keep.0.mem.len(), 0)?;
+        Ok(self.keep.1.mem.fill(0, self.keep.1.mem.len(), 0)?)
+    }
+}

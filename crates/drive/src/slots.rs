@@ -1,0 +1,348 @@
+//! The commands of one CPU-driven queue pair: in flight, waiting to be tried again, or done.
+
+use std::time::{Duration, Instant};
+
+use onehop_os::Port;
+use onehop_proto::queue::{Event, Owner, Slot};
+use onehop_proto::{BusAddr, Cqe, Sqe};
+
+use crate::command::{Io, ListSlot, Pointers, describe, list_pages, max_blocks};
+use crate::ring::{Dma, Pair, PairHalf, PairMemory};
+use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
+
+/// Stands for a command of one queue until it was waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Token {
+    pub(crate) entry: u32,
+    pub(crate) life: u32,
+}
+
+/// How a command ended well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Finished {
+    /// Its result dword.
+    pub result: u32,
+    /// How often it was tried again.
+    pub retries: u32,
+}
+
+enum State {
+    Free,
+    InFlight(u16),
+    Waiting(Instant),
+    Done(Result<Finished>),
+}
+
+struct Entry {
+    state: State,
+    life: u32,
+    sqe: Sqe,
+    retries: u32,
+    deadline: Instant,
+    what: (&'static str, u32, u64, u32),
+    hold: [Option<Buffer>; 2],
+}
+
+/// Where separate metadata goes that nobody asked for: first what is written (zeroes), then what is read.
+struct Scratch {
+    dma: Dma,
+    half: u64,
+}
+
+/// A queue pair and its commands. Whoever holds it owns the pair.
+pub(crate) struct Slots {
+    pair: Pair,
+    owner: Owner<PairMemory, Vec<Slot>>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    by_slot: Vec<u32>,
+    waiting: u32,
+    lists: Dma,
+    list_pages: u64,
+    scratch: Option<Scratch>,
+    pointers: Pointers,
+    name: String,
+    retries: u32,
+    timeout: Duration,
+    retry_delay: [Duration; 4],
+    clock: Instant,
+    /// Set while the controller is being reset, and for ever once the drive is dead.
+    pub(crate) closed: bool,
+    pub(crate) dead: Option<Error>,
+    /// A completion that belonged to nothing in flight.
+    pub(crate) stray: Option<u16>,
+}
+
+impl Slots {
+    pub(crate) fn new(
+        port: &Port,
+        qid: u16,
+        identity: &Identity,
+        namespaces: &[Namespace],
+        options: &Options,
+    ) -> Result<Self> {
+        let page_shift = identity.page_shift;
+        let most = u32::from(identity.cap.mqes_z()) + 1;
+        let entries = options.depth.saturating_add(1).clamp(2, most);
+        let pair = Pair::alloc(port, qid, entries, page_shift, identity.cap.dstrd())?;
+        let depth = pair.rings.capacity();
+        let list_pages = list_pages(page_shift, identity.max_transfer);
+        let lists = Dma::alloc(&*port.mapper, ((u64::from(depth) * list_pages) << page_shift) as usize, page_shift)?;
+        let now = Instant::now();
+        let blank = |_| Entry {
+            state: State::Free,
+            life: 0,
+            sqe: Sqe::default(),
+            retries: 0,
+            deadline: now,
+            what: ("", 0, 0, 0),
+            hold: [None, None],
+        };
+        let view = identity.controller();
+        let support = view.sgls();
+        Ok(Self {
+            owner: Owner::new(pair.rings, vec![Slot::default(); depth as usize]),
+            pair,
+            entries: (0..depth).map(blank).collect(),
+            free: (0..depth).rev().collect(),
+            by_slot: vec![0; depth as usize],
+            waiting: 0,
+            lists,
+            list_pages,
+            scratch: scratch(port, identity, namespaces)?,
+            pointers: Pointers {
+                page_shift,
+                max_transfer: identity.max_transfer,
+                sgl: options.sgl && support.usable(),
+            },
+            name: identity.name.clone(),
+            retries: options.retries,
+            timeout: options.timeout,
+            retry_delay: std::array::from_fn(|crd| Duration::from_millis(view.retry_delay_ms(crd as u8).into())),
+            clock: now,
+            closed: false,
+            dead: None,
+            stray: None,
+        })
+    }
+
+    /// The rings, as the controller is told of them.
+    pub(crate) fn halves(&self) -> (PairHalf, PairHalf) {
+        (self.pair.sq, self.pair.cq)
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// Reads the clock once for all that is submitted next.
+    pub(crate) fn tick(&mut self) {
+        self.clock = Instant::now();
+    }
+
+    /// Puts a command into the queue; the controller sees it after [`Self::publish`].
+    pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
+        let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
+        let sqe = self.command(io, ns, id)?;
+        self.free.pop();
+        let deadline = self.clock + self.timeout;
+        let entry = &mut self.entries[id as usize];
+        entry.life = entry.life.wrapping_add(1);
+        entry.sqe = sqe;
+        entry.retries = 0;
+        entry.deadline = deadline;
+        entry.what = (io.op.name(), ns.nsid, io.lba, io.blocks);
+        entry.hold = [io.data.map(|d| d.0.clone()), io.metadata.map(|d| d.0.clone())];
+        let token = Token { entry: id, life: entry.life };
+        self.stage(id);
+        Ok(token)
+    }
+
+    fn command(&self, io: &Io<'_>, ns: &Namespace, id: u32) -> Result<Sqe> {
+        let mut sqe = io.command(ns)?;
+        if !io.op.has_data() {
+            return Ok(sqe);
+        }
+        let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
+        let data = io.data.ok_or(Error::Buffer { have: 0, offset: 0, need: bytes })?;
+        if ns.format.has_separate_metadata() {
+            sqe = sqe.with_mptr(self.metadata(io, ns)?.0);
+        }
+        let list = ListSlot {
+            lists: &self.lists,
+            first_page: u64::from(id) * self.list_pages,
+            page_shift: self.pointers.page_shift,
+        };
+        self.pointers.point(sqe, data, bytes, &list)
+    }
+
+    fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
+        let need = ns.format.metadata_bytes(io.blocks.into()).unwrap_or(u64::MAX);
+        let nowhere = || Error::Memory("separate metadata needs one bus-contiguous, dword-aligned piece".into());
+        let run = match (io.metadata, &self.scratch) {
+            (Some((buffer, offset)), _) => {
+                buffer.check(offset, need)?;
+                buffer.at(offset)
+            }
+            (None, Some(scratch)) => scratch.dma.map.at(if io.op == crate::Op::Read { scratch.half } else { 0 }),
+            (None, None) => None,
+        };
+        run.filter(|run| run.len >= need && run.addr.0 & 3 == 0).map(|run| run.addr).ok_or_else(nowhere)
+    }
+
+    /// Puts an entry's command into the submission queue, or notes that it waits for room there.
+    fn stage(&mut self, id: u32) {
+        let entry = &mut self.entries[id as usize];
+        match self.owner.stage(&self.pair.memory, &entry.sqe) {
+            Ok(slot) => {
+                self.by_slot[slot as usize] = id;
+                entry.state = State::InFlight(slot);
+            }
+            Err(_) => {
+                entry.state = State::Waiting(self.clock);
+                self.waiting += 1;
+            }
+        }
+    }
+
+    /// Hands what was staged to the controller.
+    pub(crate) fn publish(&mut self) {
+        self.owner.publish(&self.pair.memory);
+    }
+
+    /// Takes all completions that are there; says how many.
+    pub(crate) fn poll(&mut self) -> u32 {
+        let mut taken = 0;
+        while let Some(event) = self.owner.poll(&self.pair.memory) {
+            taken += 1;
+            match event {
+                Event::Done(slot, cqe) => self.settle(self.by_slot[slot as usize], &cqe),
+                Event::Stray(cqe) => self.stray = Some(cqe.cid()),
+            }
+        }
+        if self.waiting > 0 {
+            self.restage();
+        }
+        taken
+    }
+
+    fn settle(&mut self, id: u32, cqe: &Cqe) {
+        let status = cqe.status();
+        let entry = &mut self.entries[id as usize];
+        if status.is_ok() {
+            entry.state = State::Done(Ok(Finished { result: cqe.result(), retries: entry.retries }));
+        } else if status.may_retry() && entry.retries < self.retries {
+            entry.retries += 1;
+            let delay = self.retry_delay[status.crd() as usize & 3];
+            let now = Instant::now();
+            entry.state = State::Waiting(now + delay);
+            entry.deadline = now + delay + self.timeout;
+            self.waiting += 1;
+            return;
+        } else {
+            let (op, nsid, lba, blocks) = entry.what;
+            let command = describe(op, &self.name, nsid, lba, blocks);
+            entry.state = State::Done(Err(Error::Command { command, status }));
+        }
+        entry.hold = [None, None];
+    }
+
+    /// Stages what waited long enough.
+    fn restage(&mut self) {
+        self.clock = Instant::now();
+        for id in 0..self.depth() {
+            if matches!(self.entries[id as usize].state, State::Waiting(due) if due <= self.clock) {
+                self.waiting -= 1;
+                self.entries[id as usize].deadline = self.clock + self.timeout;
+                self.stage(id);
+            }
+        }
+        self.publish();
+    }
+
+    /// The command's end, if it has come; the token is spent then.
+    pub(crate) fn take(&mut self, token: Token) -> Option<Result<Finished>> {
+        let entry = match self.entries.get_mut(token.entry as usize) {
+            Some(entry) if entry.life == token.life && !matches!(entry.state, State::Free) => entry,
+            _ => return Some(Err(Error::Token)),
+        };
+        if !matches!(entry.state, State::Done(_)) {
+            return None;
+        }
+        let State::Done(end) = std::mem::replace(&mut entry.state, State::Free) else { return None };
+        self.free.push(token.entry);
+        Some(end)
+    }
+
+    /// Whether the controller has had its time for this command.
+    pub(crate) fn is_late(&self, token: Token) -> bool {
+        let entry = &self.entries[token.entry as usize];
+        entry.life == token.life && matches!(entry.state, State::InFlight(_)) && Instant::now() >= entry.deadline
+    }
+
+    /// The identifier under which a command is in flight.
+    pub(crate) fn cid(&self, token: Token) -> Option<u16> {
+        match self.entries.get(token.entry as usize) {
+            Some(Entry { state: State::InFlight(slot), life, .. }) if *life == token.life => self.owner.cid(*slot),
+            _ => None,
+        }
+    }
+
+    /// The controller has let go of everything: starts anew on zeroed rings. What was in flight is tried again, or
+    /// ends as timed out.
+    pub(crate) fn restart(&mut self, recovery: Recovery) -> Result<()> {
+        self.pair.zero()?;
+        self.owner = Owner::new(self.pair.rings, vec![Slot::default(); self.entries.len()]);
+        self.stray = None;
+        self.clock = Instant::now();
+        for id in 0..self.depth() {
+            if matches!(self.entries[id as usize].state, State::InFlight(_)) {
+                self.lose(id, recovery);
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, id: u32, recovery: Recovery) {
+        let entry = &mut self.entries[id as usize];
+        if entry.retries < self.retries {
+            entry.retries += 1;
+            entry.state = State::Waiting(self.clock);
+            self.waiting += 1;
+            return;
+        }
+        let (op, nsid, lba, blocks) = entry.what;
+        let command = describe(op, &self.name, nsid, lba, blocks);
+        let (waited, retries) = (self.timeout, entry.retries);
+        entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
+        entry.hold = [None, None];
+    }
+
+    /// Ends everything with an error. The device may still reach what it was given: that memory is never freed, unless
+    /// the device is known to be gone.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        self.closed = true;
+        self.dead = Some(error.clone());
+        self.waiting = 0;
+        for entry in &mut self.entries {
+            if matches!(entry.state, State::InFlight(_) | State::Waiting(_)) {
+                entry.state = State::Done(Err(error.clone()));
+                let hold = std::mem::take(&mut entry.hold);
+                if !matches!(error, Error::Gone { .. }) {
+                    std::mem::forget(hold);
+                }
+            }
+        }
+    }
+}
+
+fn scratch(port: &Port, identity: &Identity, namespaces: &[Namespace]) -> Result<Option<Scratch>> {
+    let need = |ns: &Namespace| {
+        let blocks = max_blocks(&ns.format, identity.max_transfer);
+        ns.format.metadata_bytes(blocks.into()).unwrap_or(0)
+    };
+    let half = namespaces.iter().filter(|ns| ns.format.has_separate_metadata()).map(need).max();
+    let Some(half) = half else { return Ok(None) };
+    let half = half.next_multiple_of(4096);
+    Ok(Some(Scratch { dma: Dma::alloc(&*port.mapper, 2 * half as usize, 12)?, half }))
+}

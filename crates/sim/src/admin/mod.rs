@@ -1,0 +1,114 @@
+//! Admin commands.
+
+mod features;
+mod identify;
+mod log;
+mod queues;
+
+use onehop_proto::admin::{Abort, DoorbellBuffers, opcode};
+use onehop_proto::{Sqe, Status};
+
+use crate::device::Device;
+use crate::doorbell::Shadow;
+use crate::exec::{Command, Failure, Reply, Task};
+use crate::violation::Rule;
+
+pub(crate) use identify::LAST_POWER_STATE;
+
+impl Device {
+    /// Executes an admin command; none if it completes later by itself.
+    pub(crate) fn admin(&mut self, command: &Command) -> Option<Reply> {
+        let sqe = &command.sqe;
+        if let Err(failure) = self.check_fields(0, sqe) {
+            return Some(Err(failure));
+        }
+        Some(match sqe.opcode() {
+            opcode::DELETE_SQ => self.delete_sq(sqe),
+            opcode::CREATE_SQ => self.create_sq(sqe),
+            opcode::GET_LOG_PAGE => self.get_log_page(sqe),
+            opcode::DELETE_CQ => self.delete_cq(sqe),
+            opcode::CREATE_CQ => self.create_cq(sqe),
+            opcode::IDENTIFY => self.identify(sqe),
+            opcode::ABORT => self.abort(command),
+            opcode::SET_FEATURES => self.set_features(sqe),
+            opcode::GET_FEATURES => self.get_features(sqe),
+            opcode::ASYNC_EVENT => return self.async_event(command),
+            opcode::DOORBELL_BUFFER => self.doorbell_buffer(sqe),
+            _ => Err(Status::INVALID_OPCODE.with_dnr().into()),
+        })
+    }
+
+    /// Abort: takes a command back that is still waiting, and completes it as aborted.
+    fn abort(&mut self, command: &Command) -> Reply {
+        let Abort { sqid, cid } = Abort::from(&command.sqe);
+        let outstanding = self.aborts_outstanding();
+        if outstanding > usize::from(self.config.acl) + 1 {
+            self.breach(Rule::AbortLimit, Some(0), format!("{outstanding} Aborts are outstanding"));
+            return Err(Status::ABORT_LIMIT_EXCEEDED.with_dnr().into());
+        }
+        let ignored = command.effects.as_deref().is_some_and(|e| e.abort_ignored);
+        let itself = sqid == 0 && cid == command.sqe.cid();
+        if ignored || itself {
+            return Ok(1);
+        }
+        let Some(aborted) = self.take_back(sqid, cid) else { return Ok(1) };
+        let aborted = Command { effects: None, ..aborted };
+        self.complete(&aborted, Err(Status::ABORT_REQUESTED.into()));
+        Ok(0)
+    }
+
+    /// Aborts that were fetched and not completed, the one at hand included.
+    fn aborts_outstanding(&self) -> usize {
+        let is_abort = |c: &Command| c.sqid == 0 && c.sqe.opcode() == opcode::ABORT;
+        let later = self.timers.values().filter(|t| matches!(t, Task::Execute(c) if is_abort(c))).count();
+        let ready = self.ready.iter().filter(|c| is_abort(c)).count();
+        1 + later + ready + self.lost.iter().filter(|c| is_abort(c)).count()
+    }
+
+    /// Takes a command back that has not been executed.
+    fn take_back(&mut self, sqid: u16, cid: u16) -> Option<Command> {
+        let fits = |c: &Command| c.sqid == sqid && c.sqe.cid() == cid;
+        if sqid == 0
+            && let Some(request) = self.events.take_request(cid)
+        {
+            return Some(request);
+        }
+        if let Some(i) = self.lost.iter().position(fits) {
+            return Some(self.lost.swap_remove(i));
+        }
+        if let Some(i) = self.ready.iter().position(fits) {
+            return self.ready.remove(i);
+        }
+        let key = *self.timers.iter().find(|(_, t)| matches!(t, Task::Execute(c) if fits(c)))?.0;
+        match self.timers.remove(&key) {
+            Some(Task::Execute(command)) => Some(command),
+            _ => None,
+        }
+    }
+
+    /// Doorbell Buffer Config: from now on tails and heads are looked up in memory.
+    fn doorbell_buffer(&mut self, sqe: &Sqe) -> Reply {
+        if !self.config.dbbuf {
+            return Err(Status::INVALID_OPCODE.with_dnr().into());
+        }
+        let buffers = DoorbellBuffers::from(sqe);
+        let page = 1u64 << self.regs.cc.page_shift();
+        for addr in [buffers.shadow.0, buffers.event_idx.0] {
+            if !addr.is_multiple_of(page) {
+                self.breach(Rule::Prp1, Some(0), format!("doorbell buffer at {addr:#x}"));
+                return Err(Status::INVALID_FIELD.with_dnr().into());
+            }
+            if let Err(at) = self.space.find(addr, page as usize) {
+                return Err(self.transfer_failed(0, "doorbell buffer", at));
+            }
+        }
+        self.shadow = Some(Shadow { doorbells: buffers.shadow.0, events: buffers.event_idx.0 });
+        Ok(0)
+    }
+
+    /// Refuses a namespace that does not exist.
+    fn check_nsid(&self, nsid: u32) -> Result<(), Failure> {
+        let exists = nsid != 0 && nsid as usize <= self.namespaces.len();
+        if exists { Ok(()) } else { Err(Status::INVALID_NAMESPACE.with_dnr().into()) }
+    }
+}

@@ -1,0 +1,99 @@
+//! Asynchronous events: requests that wait for one, and events that wait for a request.
+
+use std::collections::VecDeque;
+
+use onehop_proto::Status;
+use onehop_proto::log::AsyncEvent;
+
+use crate::device::Device;
+use crate::exec::{Command, Reply};
+use crate::violation::Rule;
+
+/// What can happen without a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    DoorbellRegister,
+    DoorbellValue,
+    Temperature,
+    NamespaceChanged,
+}
+
+impl Event {
+    const fn wire(self) -> AsyncEvent {
+        match self {
+            Self::DoorbellRegister => AsyncEvent::INVALID_DOORBELL_REGISTER,
+            Self::DoorbellValue => AsyncEvent::INVALID_DOORBELL_VALUE,
+            Self::Temperature => AsyncEvent::TEMPERATURE,
+            Self::NamespaceChanged => AsyncEvent::NAMESPACE_CHANGED,
+        }
+    }
+}
+
+/// Requests and events.
+#[derive(Default)]
+pub(crate) struct Events {
+    requests: VecDeque<Command>,
+    pending: VecDeque<AsyncEvent>,
+    /// Log pages whose events were told, and that the host has not read since.
+    masked: Vec<u8>,
+}
+
+impl Events {
+    /// Takes the request with an identifier away.
+    pub(crate) fn take_request(&mut self, cid: u16) -> Option<Command> {
+        let i = self.requests.iter().position(|c| c.sqe.cid() == cid)?;
+        self.requests.remove(i)
+    }
+}
+
+impl Device {
+    /// An Asynchronous Event Request: completes now only if it fails.
+    pub(crate) fn async_event(&mut self, command: &Command) -> Option<Reply> {
+        if self.events.requests.len() > usize::from(self.config.aerl) {
+            let detail = format!("more than {} requests are outstanding", self.config.aerl + 1);
+            self.breach(Rule::AerLimit, Some(0), detail);
+            return Some(Err(Status::AER_LIMIT_EXCEEDED.with_dnr().into()));
+        }
+        self.events.requests.push_back(Command { sqid: 0, sqe: command.sqe, effects: None });
+        self.tell_events();
+        None
+    }
+
+    /// Something happened.
+    pub(crate) fn raise(&mut self, event: Event) {
+        let wanted = match event {
+            Event::DoorbellRegister | Event::DoorbellValue => true,
+            Event::Temperature => self.features.event_config().critical() & 2 != 0,
+            Event::NamespaceChanged => self.features.event_config().namespace(),
+        };
+        let event = event.wire();
+        if wanted && !self.events.pending.contains(&event) {
+            self.events.pending.push_back(event);
+            self.tell_events();
+        }
+    }
+
+    /// Completes requests with the events that are not masked.
+    fn tell_events(&mut self) {
+        while !self.events.requests.is_empty() {
+            let masked = &self.events.masked;
+            let Some(i) = self.events.pending.iter().position(|e| !masked.contains(&e.page())) else {
+                return;
+            };
+            let (Some(event), Some(request)) =
+                (self.events.pending.remove(i), self.events.requests.pop_front())
+            else {
+                return;
+            };
+            self.events.masked.push(event.page());
+            self.complete(&request, Ok(event.0));
+        }
+    }
+
+    /// The host has read a log page and not asked to keep its event.
+    pub(crate) fn clear_event(&mut self, page: u8) {
+        self.events.masked.retain(|p| *p != page);
+        self.events.pending.retain(|e| e.page() != page);
+        self.tell_events();
+    }
+}

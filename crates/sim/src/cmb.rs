@@ -1,0 +1,92 @@
+//! The controller memory buffer: memory of the drive that the host reaches through the BAR.
+
+use onehop_os::HostMem;
+use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, offset};
+
+use crate::Result;
+use crate::config::Config;
+use crate::device::Device;
+use crate::dma::Segment;
+use crate::violation::Rule;
+
+/// The buffer, and where it lies in BAR0.
+pub(crate) struct Cmb {
+    pub mem: HostMem,
+    pub bar_offset: u32,
+}
+
+/// Where the doorbells end in BAR0, in whole pages.
+pub(crate) fn doorbells_end(config: &Config) -> u32 {
+    let doorbells = 2 * (u32::from(config.queues) + 1);
+    (offset::DOORBELLS + (doorbells << (2 + config.dstrd))).next_multiple_of(4096)
+}
+
+/// The size of BAR0: like all BARs a power of two.
+pub(crate) fn bar_size(config: &Config) -> u32 {
+    (doorbells_end(config) + config.cmb as u32).max(0x4000).next_power_of_two()
+}
+
+impl Cmb {
+    /// The buffer that a configuration asks for.
+    pub(crate) fn new(config: &Config) -> Result<Option<Self>> {
+        if config.cmb == 0 {
+            return Ok(None);
+        }
+        let mem = HostMem::anonymous(config.cmb as usize)?;
+        Ok(Some(Self { mem, bar_offset: doorbells_end(config) }))
+    }
+
+    /// CMBLOC, once the host has asked for it.
+    pub(crate) const fn location(&self) -> Cmbloc {
+        Cmbloc(0)
+            .with_bir(0)
+            .with_ofst(self.bar_offset / 4096)
+            .with_cqmms(true)
+            .with_cqpds(true)
+            .with_cdpmls(true)
+            .with_cdpcils(true)
+            .with_cdmmms(true)
+    }
+
+    /// CMBSZ, once the host has asked for it.
+    pub(crate) fn size(&self) -> Cmbsz {
+        Cmbsz(0)
+            .with_szu(0)
+            .with_sz((self.mem.len() / 4096) as u32)
+            .with_sqs(true)
+            .with_cqs(true)
+            .with_lists(true)
+            .with_rds(true)
+            .with_wds(true)
+    }
+
+    /// The power was lost, and what the buffer held with it.
+    pub(crate) fn forget(&self) {
+        let _ = self.mem.fill(0, self.mem.len(), 0xcb);
+    }
+}
+
+impl Device {
+    /// The host has written CMBMSC.
+    pub(crate) fn set_cmbmsc(&mut self, value: Cmbmsc) {
+        let Some(cmb) = &self.cmb else {
+            if value.0 != 0 {
+                self.breach(Rule::Cmb, None, "CMBMSC was written, but CAP.CMBS is 0");
+            }
+            return;
+        };
+        if value.0 & 0xffc != 0 {
+            self.breach(Rule::ReservedRegisterBit, None, format!("CMBMSC = {:#x}", value.0));
+        }
+        let value = Cmbmsc(value.0 & !0xffc);
+        let cba = value.cba().0;
+        let fits = cba.checked_add(cmb.mem.len() as u64).is_some();
+        if value.cmse() && !value.cre() {
+            self.breach(Rule::Cmb, None, "CMBMSC.CMSE was set without CRE");
+        }
+        let window = (value.cmse() && fits).then(|| Segment { addr: cba, mem: cmb.mem.clone() });
+        self.regs.cmbsts = Cmbsts::default().with_cbai(value.cmse() && !fits);
+        self.space.set_cmb(window);
+        self.regs.cmbmsc = value;
+    }
+}

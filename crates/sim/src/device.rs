@@ -1,0 +1,244 @@
+//! The controller: all of its state, and how it is brought back to a known one.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::Result;
+use crate::aer::Events;
+use crate::cmb::Cmb;
+use crate::completion::RetryKey;
+use crate::config::Config;
+use crate::dma::{Space, Unreachable};
+use crate::doorbell::Shadow;
+use crate::exec::{Command, Held, Task};
+use crate::faults::FaultBook;
+use crate::features::Features;
+use crate::health::Health;
+use crate::media::{Namespace, namespaces};
+use crate::null::Fast;
+use crate::queues::{Cq, Sq};
+use crate::regs::Regs;
+use crate::rng::Rng;
+use crate::stats::Counts;
+use crate::transfer::Span;
+use crate::violation::{Book, Rule};
+
+/// Nanoseconds since the drive was made; may run ahead of the real clock when time is stepped.
+pub(crate) struct Clock {
+    start: Instant,
+    ahead: u64,
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64 + self.ahead
+    }
+
+    /// Lets it be `then` now, if it is not yet.
+    pub(crate) fn skip_to(&mut self, then: u64) {
+        self.ahead += then.saturating_sub(self.now());
+    }
+}
+
+/// How far the controller is between off and ready.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    /// Disabled.
+    Off,
+    /// Enabled, ready at this time.
+    Starting(u64),
+    /// Enabled and ready.
+    Ready,
+    /// Disabled, no longer ready at this time.
+    Stopping(u64),
+}
+
+/// The controller.
+pub(crate) struct Device {
+    pub config: Arc<Config>,
+    pub space: Arc<Space>,
+    pub book: Book,
+    pub clock: Clock,
+    pub regs: Regs,
+    pub phase: Phase,
+    /// When EN last went to 1.
+    pub enabled_at: u64,
+    /// When a shutdown that was asked for is complete.
+    pub shutdown: Option<u64>,
+    pub sqs: Vec<Option<Sq>>,
+    pub cqs: Vec<Option<Cq>>,
+    pub generation: u64,
+    pub namespaces: Vec<Namespace>,
+    pub features: Features,
+    pub events: Events,
+    pub health: Health,
+    /// Namespaces that changed since the host last asked.
+    pub changed: BTreeSet<u32>,
+    pub faults: FaultBook,
+    pub rng: Rng,
+    pub shadow: Option<Shadow>,
+    pub cmb: Option<Cmb>,
+    pub gone: bool,
+    /// Commands to execute now, in order.
+    pub ready: VecDeque<Command>,
+    /// What is to be done later, by time and order.
+    pub timers: BTreeMap<(u64, u64), Task>,
+    /// Commands that will never complete by themselves.
+    pub lost: Vec<Command>,
+    /// Completions that wait for others.
+    pub held: Vec<Held>,
+    pub order: u64,
+    /// Commands that were asked to wait before they are retried, and until when.
+    pub retries: HashMap<RetryKey, u64>,
+    /// When the medium has moved everything that it was asked to.
+    pub medium_free: u64,
+    pub counts: Counts,
+    /// Interrupt vectors to raise once the lock is released.
+    pub raised: Vec<u16>,
+    pub buffer: Vec<u8>,
+    pub meta: Vec<u8>,
+    pub spans: Vec<Span>,
+    pub null: Option<Arc<Fast>>,
+}
+
+impl Device {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        space: Arc<Space>,
+        book: Book,
+        null: Option<Arc<Fast>>,
+    ) -> Result<Self> {
+        let cmb = Cmb::new(&config)?;
+        let queues = usize::from(config.queues) + 1;
+        Ok(Self {
+            space,
+            book,
+            clock: Clock { start: Instant::now(), ahead: 0 },
+            regs: Regs::new(&config),
+            phase: Phase::Off,
+            enabled_at: 0,
+            shutdown: None,
+            sqs: (0..queues).map(|_| None).collect(),
+            cqs: (0..queues).map(|_| None).collect(),
+            generation: 0,
+            namespaces: namespaces(&config)?,
+            features: Features::new(&config),
+            events: Events::default(),
+            health: Health::default(),
+            changed: BTreeSet::new(),
+            faults: FaultBook::new(&config.faults, config.seed),
+            rng: Rng::new(config.seed ^ 0x6f6e_6568_6f70),
+            shadow: None,
+            cmb,
+            gone: false,
+            ready: VecDeque::new(),
+            timers: BTreeMap::new(),
+            lost: Vec::new(),
+            held: Vec::new(),
+            order: 0,
+            retries: HashMap::new(),
+            medium_free: 0,
+            counts: Counts::new(),
+            raised: Vec::new(),
+            buffer: Vec::new(),
+            meta: Vec::new(),
+            spans: Vec::new(),
+            null,
+            config,
+        })
+    }
+
+    /// Writes down that the driver broke a rule.
+    pub(crate) fn breach(&self, rule: Rule, queue: Option<u16>, detail: impl Into<String>) {
+        self.book.note(rule, queue, detail);
+    }
+
+    /// Writes down that the driver made the controller reach where nothing is.
+    pub(crate) fn breach_dma(&self, queue: u16, what: &str, at: Unreachable) {
+        let rule = match at {
+            Unreachable::Unmapped { .. } => Rule::DmaUnmapped,
+            Unreachable::PastEnd { .. } => Rule::DmaPastEnd,
+        };
+        self.breach(rule, Some(queue), format!("{what}: {at}"));
+    }
+
+    /// The namespace of an identifier.
+    pub(crate) fn namespace(&mut self, nsid: u32) -> Option<&mut Namespace> {
+        self.namespaces.get_mut((nsid as usize).checked_sub(1)?)
+    }
+
+    /// Whether commands are executed.
+    pub(crate) const fn runs(&self) -> bool {
+        matches!(self.phase, Phase::Ready | Phase::Stopping(_))
+            && !self.regs.csts.cfs()
+            && !self.gone
+            && !self.is_shut_down()
+    }
+
+    const fn is_shut_down(&self) -> bool {
+        self.regs.csts.shst() == onehop_proto::regs::Csts::SHST_COMPLETE
+    }
+
+    /// The controller can do nothing more until it is reset.
+    pub(crate) fn fatal(&mut self) {
+        self.regs.csts = self.regs.csts.with_cfs(true);
+    }
+
+    /// Everything that a reset of the controller takes with it.
+    pub(crate) fn drop_queues(&mut self) {
+        self.sqs.iter_mut().for_each(|q| *q = None);
+        self.cqs.iter_mut().for_each(|q| *q = None);
+        self.ready.clear();
+        self.timers.clear();
+        self.lost.clear();
+        self.held.clear();
+        self.shadow = None;
+        self.medium_free = 0;
+        self.events = Events::default();
+        self.features.reset();
+        if let Some(null) = &self.null {
+            null.clear();
+        }
+    }
+
+    /// Ends a controller reset: not ready, queues gone, features at their defaults.
+    pub(crate) fn controller_reset(&mut self) {
+        self.drop_queues();
+        self.phase = Phase::Off;
+        self.shutdown = None;
+        self.counts.rest.resets += 1;
+        let nssro = self.regs.csts.nssro();
+        self.regs.csts = onehop_proto::regs::Csts::default().with_nssro(nssro);
+        self.regs.intms = 0;
+    }
+
+    /// As after power-on, except for what the media hold.
+    pub(crate) fn full_reset(&mut self) {
+        self.controller_reset();
+        self.regs = Regs::new(&self.config);
+        self.space.set_cmb(None);
+    }
+
+    /// The power goes and comes back.
+    pub(crate) fn power_loss(&mut self) {
+        self.gone = false;
+        if self.phase != Phase::Off && !self.is_shut_down() {
+            self.health.unsafe_shutdowns += 1;
+        }
+        self.health.power_cycles += 1;
+        let lost: Vec<_> = self.namespaces.iter_mut().map(Namespace::lose_power).collect();
+        if lost.iter().any(std::result::Result::is_err) {
+            self.health.media_errors += 1;
+        }
+        if let Some(cmb) = &self.cmb {
+            cmb.forget();
+        }
+        self.full_reset();
+    }
+
+    /// Makes every write that was acknowledged survive.
+    pub(crate) fn flush_all(&mut self) {
+        self.namespaces.iter_mut().for_each(Namespace::flush);
+    }
+}

@@ -1,0 +1,249 @@
+//! The bus as the simulated controller sees it: what is mapped, at which address, and copies to and from it.
+//!
+//! Bus addresses are made up, far from any pointer, with unmapped gaps between mappings: a driver that mixes up
+//! addresses, or unmaps memory that a command still uses, is found out instead of getting away with it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
+use onehop_proto::BusAddr;
+
+const FIRST: u64 = 0x10_0000_0000;
+const PAGE: u64 = 4096;
+/// Mappings start on the largest page size that a controller here can ask for.
+const ALIGN: u64 = 1 << 20;
+
+/// A bus-contiguous stretch of mapped memory.
+pub(crate) struct Segment {
+    pub addr: u64,
+    pub mem: HostMem,
+}
+
+impl Segment {
+    /// Where an access lies within the memory, if all of it does.
+    pub(crate) fn offset(&self, addr: u64, bytes: usize) -> Option<usize> {
+        let offset = usize::try_from(addr.checked_sub(self.addr)?).ok()?;
+        (offset.checked_add(bytes)? <= self.mem.len()).then_some(offset)
+    }
+}
+
+/// Why the controller could not reach memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreachable {
+    /// Nothing is mapped where the access starts.
+    Unmapped { addr: u64, bytes: usize },
+    /// The access goes on past the end of what is mapped.
+    PastEnd { addr: u64, bytes: usize },
+}
+
+impl std::fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unmapped { addr, bytes } => {
+                write!(f, "{bytes} bytes at bus {addr:#x}, where nothing is mapped")
+            }
+            Self::PastEnd { addr, bytes } => {
+                write!(f, "{bytes} bytes at bus {addr:#x} end past their mapping")
+            }
+        }
+    }
+}
+
+/// Everything that is mapped.
+pub(crate) struct Space {
+    segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
+    cmb: RwLock<Option<Arc<Segment>>>,
+    next: AtomicU64,
+}
+
+impl Space {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { segments: RwLock::default(), cmb: RwLock::default(), next: AtomicU64::new(FIRST) })
+    }
+
+    /// Makes the controller memory buffer answer at a bus address, or no longer.
+    pub(crate) fn set_cmb(&self, window: Option<Segment>) {
+        *self.cmb.write().unwrap_or_else(PoisonError::into_inner) = window.map(Arc::new);
+    }
+
+    /// The memory behind an access, and where in it the access lies.
+    pub(crate) fn find(
+        &self,
+        addr: u64,
+        bytes: usize,
+    ) -> std::result::Result<(Arc<Segment>, usize), Unreachable> {
+        let segment = self.segment(addr).ok_or(Unreachable::Unmapped { addr, bytes })?;
+        let offset = segment.offset(addr, bytes).ok_or(Unreachable::PastEnd { addr, bytes })?;
+        Ok((segment, offset))
+    }
+
+    /// The mapped stretch that holds the byte at an address.
+    fn segment(&self, addr: u64) -> Option<Arc<Segment>> {
+        if let Some(cmb) = self.cmb.read().unwrap_or_else(PoisonError::into_inner).as_ref()
+            && cmb.offset(addr, 1).is_some()
+        {
+            return Some(cmb.clone());
+        }
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, segment) = segments.range(..=addr).next_back()?;
+        segment.offset(addr, 1).map(|_| segment.clone())
+    }
+
+    /// Copies from mapped memory, as the controller does.
+    pub(crate) fn read(&self, addr: u64, out: &mut [u8]) -> std::result::Result<(), Unreachable> {
+        let (segment, offset) = self.find(addr, out.len())?;
+        let lost = Unreachable::PastEnd { addr, bytes: out.len() };
+        segment.mem.read(offset, out).map_err(|_| lost)
+    }
+
+    /// Copies to mapped memory, as the controller does.
+    pub(crate) fn write(&self, addr: u64, data: &[u8]) -> std::result::Result<(), Unreachable> {
+        let (segment, offset) = self.find(addr, data.len())?;
+        segment.mem.write(offset, data).map_err(|_| Unreachable::PastEnd { addr, bytes: data.len() })
+    }
+
+    /// Takes `bytes` of address space, with an unmapped gap behind it.
+    fn take(&self, bytes: u64) -> u64 {
+        let step = bytes.next_multiple_of(ALIGN) + ALIGN;
+        self.next.fetch_add(step, Ordering::Relaxed)
+    }
+
+    fn insert(&self, segments: Vec<Segment>) {
+        let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        for segment in segments {
+            map.insert(segment.addr, Arc::new(segment));
+        }
+    }
+
+    fn remove(&self, addrs: &[u64]) {
+        let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        for addr in addrs {
+            map.remove(addr);
+        }
+    }
+}
+
+/// Unmaps on drop.
+struct Hold {
+    space: Arc<Space>,
+    addrs: Vec<u64>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.space.remove(&self.addrs);
+    }
+}
+
+/// Gives the bus addresses that the simulated controller knows memory by.
+pub struct SimMapper {
+    space: Arc<Space>,
+    name: String,
+    scatter: Option<u64>,
+}
+
+impl SimMapper {
+    pub(crate) fn new(space: Arc<Space>, scatter: Option<u64>) -> Self {
+        let name = if scatter.is_some() { "sim (scattered pages)" } else { "sim" };
+        Self { space, name: name.into(), scatter }
+    }
+
+    /// How many bus-contiguous stretches are mapped now.
+    #[must_use]
+    pub fn mappings(&self) -> usize {
+        self.space.segments.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Each page in a run of its own, in descending order of address, so that nothing is contiguous by luck.
+    fn scattered(&self, mem: &HostMem, page: u64) -> Result<Vec<Segment>> {
+        let skew = mem.host_ptr() as u64 % PAGE;
+        let pages = (skew + mem.len() as u64).div_ceil(page);
+        let base = self.space.take(pages * page * 2);
+        let mut segments = Vec::new();
+        let mut done = 0;
+        for i in 0..pages {
+            let start = if i == 0 { skew } else { 0 };
+            let len = (page - start).min(mem.len() as u64 - done);
+            let part = mem.slice(done as usize..(done + len) as usize)?;
+            segments.push(Segment { addr: base + (pages - 1 - i) * page * 2 + start, mem: part });
+            done += len;
+        }
+        Ok(segments)
+    }
+}
+
+impl Mapper for SimMapper {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<HostMem> {
+        HostMem::anonymous(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped> {
+        let mem = memory.host().ok_or_else(|| Error::CannotMap {
+            mapper: self.name.clone(),
+            why: "the simulated drive reaches host memory only; use the emulated GPU with it".into(),
+        })?;
+        if mem.is_empty() {
+            return Err(Error::CannotMap { mapper: self.name.clone(), why: "it has no bytes".into() });
+        }
+        let segments = match self.scatter {
+            Some(page) => self.scattered(mem, page)?,
+            None => {
+                // The offset within a page stays the same, as it does behind an IOMMU.
+                let skew = mem.host_ptr() as u64 % PAGE;
+                vec![Segment { addr: self.space.take(skew + mem.len() as u64) + skew, mem: mem.clone() }]
+            }
+        };
+        let run = |s: &Segment| Run { addr: BusAddr(s.addr), len: s.mem.len() as u64 };
+        let runs = segments.iter().map(run).collect();
+        let addrs = segments.iter().map(|s| s.addr).collect();
+        self.space.insert(segments);
+        Ok(Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reaches_only_what_is_mapped() {
+        let space = Space::new();
+        let mapper = SimMapper::new(space.clone(), None);
+        let mem = mapper.alloc(8192).unwrap();
+        let mapped = mapper.map(&mem).unwrap();
+        let at = mapped.contiguous().unwrap().0;
+        assert!(at >= FIRST);
+        space.write(at + 8190, &[1, 2]).unwrap();
+        assert_eq!(mem.to_vec(8190, 2).unwrap(), [1, 2]);
+        let past = space.write(at + 8190, &[1, 2, 3]);
+        assert_eq!(past, Err(Unreachable::PastEnd { addr: at + 8190, bytes: 3 }));
+        assert!(matches!(space.read(at + 8192, &mut [0]), Err(Unreachable::Unmapped { .. })));
+        assert!(matches!(space.read(at - 1, &mut [0]), Err(Unreachable::Unmapped { .. })));
+        drop(mapped);
+        assert!(matches!(space.read(at, &mut [0]), Err(Unreachable::Unmapped { .. })));
+        assert_eq!(mapper.mappings(), 0);
+    }
+
+    #[test]
+    fn scattered_pages_are_never_neighbours() {
+        let mapper = SimMapper::new(Space::new(), Some(4096));
+        let mem = mapper.alloc(4 * 4096).unwrap();
+        let whole = mapper.map(&mem).unwrap();
+        assert_eq!(whole.runs().len(), 4);
+        assert_eq!(whole.bytes(), 4 * 4096);
+        assert!(whole.contiguous().is_err());
+        for pair in whole.runs().windows(2) {
+            assert_ne!(pair[0].addr.0 + pair[0].len, pair[1].addr.0);
+        }
+        let part = mapper.map(&mem.slice(100..5000).unwrap()).unwrap();
+        assert_eq!(part.runs()[0].addr.0 % 4096, 100);
+        assert_eq!(part.runs()[0].len, 3996);
+        assert_eq!(part.runs()[1].len, 904);
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong with a drive, each by name, and when it does.
+
+mod book;
+mod parse;
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use onehop_proto::Status;
+
+pub(crate) use book::{Effects, FaultBook, Seen, Strike};
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $kind:ident, $name:literal;)*) => {
+        /// A kind of fault.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum FaultKind {
+            $($(#[doc = $doc])* $kind,)*
+        }
+
+        impl FaultKind {
+            /// Every kind.
+            pub const ALL: &'static [FaultKind] = &[$(FaultKind::$kind,)*];
+
+            /// Its name in options.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(FaultKind::$kind => $name,)* }
+            }
+
+            /// What it does, in a line.
+            #[must_use]
+            pub const fn means(self) -> &'static str {
+                match self { $(FaultKind::$kind => concat!($($doc),*),)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The command is executed and completed only after `delay` (20 ms).
+    Late, "late";
+    /// The completion is held until `by` (1) others were posted, `delay` (50 ms) at most.
+    Reorder, "reorder";
+    /// The command is never executed nor completed; it can be aborted.
+    Lost, "lost";
+    /// A read's completion is posted before its data, which follows after `delay` (1 ms).
+    Torn, "torn";
+    /// The command fails with `status` (0/06), to be retried, after `crd` where the host asked for that; then it works.
+    FailOnce, "fail-once";
+    /// The command fails with `status` (0/06) and is not to be retried.
+    Fail, "fail";
+    /// The completion carries an identifier that is not outstanding; the command itself never completes.
+    WrongCid, "wrong-cid";
+    /// The same completion is posted twice.
+    Dup, "dup";
+    /// The completion is written with the old phase, and put right after `delay` (1 ms).
+    StalePhase, "stale-phase";
+    /// SQHD in the completion is `by` (4) entries behind, never going back.
+    SqhdLag, "sqhd-lag";
+    /// The controller stops with CSTS.CFS set.
+    Cfs, "cfs";
+    /// RDY does not follow EN, `on` enable, disable or both.
+    StuckRdy, "stuck-rdy";
+    /// The device leaves the bus: every read gives all ones.
+    Gone, "gone";
+    /// RDY follows EN only after `delay` (100 ms).
+    SlowStart, "slow-start";
+    /// Blocks in `lba` cannot be read: `status` (2/81).
+    Media, "media";
+    /// The power fails and comes back: unflushed writes are lost, the controller is as after power-on.
+    PowerLoss, "power-loss";
+    /// An Abort command leaves its command alone, and says so.
+    AbortIgnored, "abort-ignored";
+}
+
+/// A change of CC.EN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Edge {
+    /// From 0 to 1.
+    Enable,
+    /// From 1 to 0.
+    Disable,
+}
+
+/// When a fault strikes: everything that is given has to hold.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct When {
+    /// At the n-th that fits, counted from 1.
+    pub n: Option<u64>,
+    /// At every so many-th that fits.
+    pub every: Option<u64>,
+    /// With this probability.
+    pub p: Option<f64>,
+    /// Commands that touch these blocks.
+    pub lba: Option<RangeInclusive<u64>>,
+    /// Commands of this queue; without it those of every I/O queue.
+    pub q: Option<u16>,
+    /// Commands with one of these opcodes; without it all.
+    pub ops: Vec<u8>,
+    /// So long after the fault was injected, or after the controller was first ready for faults of the configuration.
+    pub after: Option<Duration>,
+    /// At this change of CC.EN.
+    pub on: Option<Edge>,
+}
+
+/// A fault and its moment.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Fault {
+    /// What happens.
+    pub kind: FaultKind,
+    /// When.
+    pub when: When,
+    /// How long it takes, where the kind has a time.
+    pub delay: Option<Duration>,
+    /// The status to fail with, where the kind fails.
+    pub status: Option<Status>,
+    /// The retry delay to ask for, 0 to 3.
+    pub crd: u8,
+    /// How often it strikes at most.
+    pub count: Option<u64>,
+    /// Others to wait for, or entries to lag behind.
+    pub by: Option<u32>,
+}
+
+impl Fault {
+    /// A fault that strikes whenever it can.
+    #[must_use]
+    pub fn new(kind: FaultKind) -> Self {
+        Self { kind, when: When::default(), delay: None, status: None, crd: 0, count: None, by: None }
+    }
+
+    /// How often it strikes at most, if that is limited.
+    fn limit(&self) -> Option<u64> {
+        use FaultKind::{Cfs, FailOnce, Gone, PowerLoss};
+        let repeated = self.when.every.is_some() || self.when.p.is_some();
+        match self.kind {
+            Cfs | Gone | PowerLoss | FailOnce if !repeated => self.count.or(Some(1)),
+            _ => self.count,
+        }
+    }
+
+    /// Whether it waits for the clock alone and not for a command.
+    fn is_timed(&self) -> bool {
+        let w = &self.when;
+        matches!(self.kind, FaultKind::Cfs | FaultKind::Gone | FaultKind::PowerLoss)
+            && (w.n.is_none() && w.every.is_none() && w.p.is_none())
+            && (w.lba.is_none() && w.q.is_none() && w.ops.is_empty())
+    }
+
+    fn delay_or(&self, standard: Duration) -> Duration {
+        self.delay.unwrap_or(standard)
+    }
+}

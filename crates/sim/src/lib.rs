@@ -1,0 +1,47 @@
+//! A simulated NVMe controller as a strict examiner would build it.
+//!
+//! It speaks NVMe 1.4 or 2.0 through the same seams as a real drive ([`Registers`](onehop_os::Registers) and
+//! [`Mapper`](onehop_os::Mapper)), reacts to every breach of a rule as the specification says, writes it down as a
+//! [`Violation`], and goes wrong on demand in the ways that real drives do ([`Fault`]).
+#![forbid(unsafe_code)]
+
+mod admin;
+mod aer;
+mod cache;
+mod cmb;
+mod completion;
+mod config;
+mod control;
+mod core;
+mod device;
+mod dma;
+mod doorbell;
+mod error;
+mod exec;
+mod faults;
+mod features;
+mod health;
+mod media;
+mod null;
+mod nvm;
+mod options;
+mod queues;
+mod regs;
+mod reserved;
+mod rng;
+mod sim;
+mod stats;
+mod store;
+mod transfer;
+mod units;
+mod violation;
+mod worker;
+
+pub use config::{Config, Media, NullOrder};
+pub use dma::SimMapper;
+pub use error::{Error, Result};
+pub use faults::{Edge, Fault, FaultKind, When};
+pub use null::ceiling as null_ceiling;
+pub use sim::{Sim, open};
+pub use stats::Stats;
+pub use violation::{Rule, Violation};

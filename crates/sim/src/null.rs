@@ -1,0 +1,261 @@
+//! The null controller's fast path: I/O queues whose commands complete at once and move nothing.
+//!
+//! It is what a driver's own cost is measured against, so it does as little as a controller can do: on a submission
+//! doorbell it reads each new entry's identifier and posts its completion, under one lock of that queue alone.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_os::HostMem;
+use onehop_proto::{Cqe, Sqe, Status};
+
+use crate::config::NullOrder;
+use crate::dma::Space;
+use crate::exec::Failure;
+use crate::violation::{Book, Rule};
+
+/// One queue pair.
+struct Pair {
+    sq: HostMem,
+    cq: HostMem,
+    sq_size: u32,
+    cq_size: u32,
+    sqid: u16,
+    cqid: u16,
+    head: u32,
+    tail: u32,
+    cq_tail: u32,
+    phase: bool,
+    /// Identifiers of a batch, when it is completed in reverse.
+    batch: Vec<u16>,
+}
+
+/// A completion queue that has no submission queue yet.
+struct Half {
+    mem: HostMem,
+    size: u32,
+    taken: bool,
+}
+
+/// What the doorbells of a queue number reach.
+#[derive(Default)]
+struct Slot {
+    pair: Mutex<Option<Pair>>,
+    half: Mutex<Option<Half>>,
+    cq_head: AtomicU32,
+    /// The completion queue was full: the next head has to go on.
+    stalled: AtomicBool,
+    /// The submission queue that completes into this completion queue.
+    user: AtomicU32,
+    commands: AtomicU64,
+}
+
+/// The I/O queues of a null controller.
+pub(crate) struct Fast {
+    slots: Vec<Slot>,
+    order: NullOrder,
+    book: Book,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fast {
+    pub(crate) fn new(queues: u16, order: NullOrder, book: Book) -> Self {
+        Self { slots: (0..=queues).map(|_| Slot::default()).collect(), order, book }
+    }
+
+    /// Commands completed so far.
+    pub(crate) fn commands(&self) -> u64 {
+        self.slots.iter().map(|s| s.commands.load(Relaxed)).sum()
+    }
+
+    /// All queues are gone.
+    pub(crate) fn clear(&self) {
+        for slot in &self.slots {
+            *locked(&slot.pair) = None;
+            *locked(&slot.half) = None;
+            slot.user.store(0, Relaxed);
+        }
+    }
+
+    pub(crate) fn create_cq(&self, space: &Space, qid: u16, base: u64, size: u32) -> Result<(), Failure> {
+        let mem = memory(space, base, size as usize * Cqe::BYTES)?;
+        let slot = &self.slots[usize::from(qid)];
+        slot.cq_head.store(0, Relaxed);
+        slot.stalled.store(false, Relaxed);
+        *locked(&slot.half) = Some(Half { mem, size, taken: false });
+        Ok(())
+    }
+
+    /// A completion queue serves one submission queue here.
+    pub(crate) fn create_sq(
+        &self,
+        space: &Space,
+        qid: u16,
+        cqid: u16,
+        base: u64,
+        size: u32,
+    ) -> Result<(), Failure> {
+        let sq = memory(space, base, size as usize * Sqe::BYTES)?;
+        let cq_slot = &self.slots[usize::from(cqid)];
+        let mut half = locked(&cq_slot.half);
+        let half = half.as_mut().filter(|h| !h.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
+        half.taken = true;
+        cq_slot.user.store(u32::from(qid), Relaxed);
+        *locked(&self.slots[usize::from(qid)].pair) = Some(Pair {
+            sq,
+            cq: half.mem.clone(),
+            sq_size: size,
+            cq_size: half.size,
+            sqid: qid,
+            cqid,
+            head: 0,
+            tail: 0,
+            cq_tail: 0,
+            phase: true,
+            batch: Vec::with_capacity(size as usize),
+        });
+        Ok(())
+    }
+
+    pub(crate) fn delete_sq(&self, qid: u16) {
+        if let Some(slot) = self.slots.get(usize::from(qid)) {
+            *locked(&slot.pair) = None;
+        }
+    }
+
+    pub(crate) fn delete_cq(&self, qid: u16) {
+        if let Some(slot) = self.slots.get(usize::from(qid)) {
+            *locked(&slot.half) = None;
+        }
+    }
+
+    /// An I/O doorbell; false if it is not one that the fast path knows.
+    #[inline]
+    pub(crate) fn ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
+        let Some(slot) = self.slots.get(usize::from(qid)).filter(|_| qid != 0) else { return false };
+        if !is_cq {
+            return self.ring_sq(qid, slot, value);
+        }
+        let user = slot.user.load(Relaxed);
+        slot.cq_head.store(value, Release);
+        if slot.stalled.load(Relaxed)
+            && let Some(pair) = locked(&self.slots[user as usize].pair).as_mut()
+        {
+            self.pump(pair);
+        }
+        user != 0
+    }
+
+    fn ring_sq(&self, qid: u16, slot: &Slot, value: u32) -> bool {
+        let mut pair = locked(&slot.pair);
+        let Some(pair) = pair.as_mut() else { return false };
+        if value >= pair.sq_size {
+            self.book.note(Rule::DoorbellValue, Some(qid), format!("tail {value} of {}", pair.sq_size));
+            return true;
+        }
+        pair.tail = value;
+        self.pump(pair);
+        true
+    }
+
+    /// Completes whatever has been submitted, as far as the completion queue has room.
+    fn pump(&self, pair: &mut Pair) {
+        let slot = &self.slots[usize::from(pair.cqid)];
+        let cq_head = slot.cq_head.load(Acquire) % pair.cq_size;
+        let mut room = pair.cq_size - 1 - (pair.cq_tail + pair.cq_size - cq_head) % pair.cq_size;
+        let mut done = 0;
+        std::sync::atomic::fence(Acquire);
+        while pair.head != pair.tail && room > 0 {
+            let Some(cid) = pair.cid_at_head() else { break };
+            if self.order == NullOrder::Straight {
+                pair.post(cid);
+            } else {
+                pair.batch.push(cid);
+            }
+            room -= 1;
+            done += 1;
+        }
+        while let Some(cid) = pair.batch.pop() {
+            pair.post(cid);
+        }
+        slot.commands.fetch_add(done, Relaxed);
+        slot.stalled.store(pair.head != pair.tail, Relaxed);
+    }
+}
+
+impl Pair {
+    #[inline]
+    fn cid_at_head(&mut self) -> Option<u16> {
+        let word = self.sq.word(self.head as usize * Sqe::BYTES).ok()?.load(Relaxed);
+        self.head += 1;
+        if self.head == self.sq_size {
+            self.head = 0;
+        }
+        Some((Sqe { dw: [word, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] }).cid())
+    }
+
+    #[inline]
+    fn post(&mut self, cid: u16) {
+        let cqe = Cqe::new(0, self.head as u16, self.sqid, cid, Status::SUCCESS, self.phase);
+        let at = self.cq_tail as usize * Cqe::BYTES;
+        for (i, dword) in cqe.dw[..3].iter().enumerate() {
+            if let Ok(word) = self.cq.word(at + 4 * i) {
+                word.store(*dword, Relaxed);
+            }
+        }
+        if let Ok(word) = self.cq.word(at + 12) {
+            word.store(cqe.dw[3], Release);
+        }
+        self.cq_tail += 1;
+        if self.cq_tail == self.cq_size {
+            self.cq_tail = 0;
+            self.phase = !self.phase;
+        }
+    }
+}
+
+fn memory(space: &Space, base: u64, bytes: usize) -> Result<HostMem, Failure> {
+    let failed = Failure::from(Status::DATA_TRANSFER_ERROR);
+    let (segment, at) = space.find(base, bytes).map_err(|_| failed)?;
+    segment.mem.slice(at..at + bytes).map_err(|_| failed)
+}
+
+/// What the null controller itself takes for one command: the fast path alone, in batches of this many commands on a
+/// queue of this many entries.
+///
+/// # Errors
+/// When there is no memory for the queues.
+pub fn ceiling(entries: u32, batch: u32, rounds: u32) -> crate::Result<Duration> {
+    let entries = entries.clamp(2, 65536);
+    let batch = batch.clamp(1, entries - 1);
+    let fast = Fast::new(1, NullOrder::Straight, Book::default());
+    let sq = HostMem::anonymous(entries as usize * Sqe::BYTES)?;
+    let cq = HostMem::anonymous(entries as usize * Cqe::BYTES)?;
+    fast.slots[1].user.store(1, Relaxed);
+    *locked(&fast.slots[1].pair) = Some(Pair {
+        sq,
+        cq,
+        sq_size: entries,
+        cq_size: entries,
+        sqid: 1,
+        cqid: 1,
+        head: 0,
+        tail: 0,
+        cq_tail: 0,
+        phase: true,
+        batch: Vec::new(),
+    });
+    let mut tail = 0;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        tail = (tail + batch) % entries;
+        fast.ring(1, false, tail);
+        fast.ring(1, true, tail);
+    }
+    Ok(start.elapsed() / (rounds * batch).max(1))
+}

@@ -1,0 +1,277 @@
+//! The commands of the NVM command set.
+
+use onehop_proto::format::check_range;
+use onehop_proto::nvm::{self, DatasetManagement, Range, Rw, dsm, opcode};
+use onehop_proto::{Status, admin};
+
+use crate::device::Device;
+use crate::exec::{Command, Failure, Reply, Task};
+use crate::media::Namespace;
+use crate::transfer::Way;
+use crate::violation::Rule;
+
+/// The buffers of a transfer: what travels by the data pointer, and metadata apart from it.
+struct Layout {
+    blocks: u64,
+    lba: usize,
+    /// Metadata that follows each block's data.
+    inline_meta: usize,
+    /// Metadata in a buffer of its own.
+    split_meta: usize,
+}
+
+impl Layout {
+    fn transfer(&self) -> usize {
+        self.blocks as usize * (self.lba + self.inline_meta)
+    }
+
+    fn data(&self) -> usize {
+        self.blocks as usize * self.lba
+    }
+
+    fn meta(&self) -> usize {
+        self.blocks as usize * (self.inline_meta + self.split_meta)
+    }
+
+    /// Takes metadata out from between the data: `mixed` is what travelled.
+    fn split(&self, mixed: &[u8], data: &mut [u8], meta: &mut [u8]) {
+        let step = self.lba + self.inline_meta;
+        for (i, block) in mixed.chunks_exact(step).enumerate() {
+            let (block_data, block_meta) = block.split_at(self.lba);
+            data[i * self.lba..(i + 1) * self.lba].copy_from_slice(block_data);
+            meta[i * self.inline_meta..(i + 1) * self.inline_meta].copy_from_slice(block_meta);
+        }
+    }
+
+    /// Puts metadata between the data.
+    fn mix(&self, data: &[u8], meta: &[u8], mixed: &mut [u8]) {
+        let step = self.lba + self.inline_meta;
+        for (i, block) in mixed.chunks_exact_mut(step).enumerate() {
+            let (block_data, block_meta) = block.split_at_mut(self.lba);
+            block_data.copy_from_slice(&data[i * self.lba..(i + 1) * self.lba]);
+            block_meta.copy_from_slice(&meta[i * self.inline_meta..(i + 1) * self.inline_meta]);
+        }
+    }
+}
+
+fn unrecovered(lba: u64) -> Failure {
+    Failure { status: Status::UNRECOVERED_READ.with_dnr(), lba: Some(lba) }
+}
+
+fn medium_failed(_: std::io::Error) -> Failure {
+    Status::INTERNAL_ERROR.into()
+}
+
+impl Device {
+    /// Executes an I/O command.
+    pub(crate) fn io(&mut self, command: &Command) -> Reply {
+        self.check_fields(command.sqid, &command.sqe)?;
+        self.touch_host_memory(usize::from(command.sqe.cid()));
+        match command.sqe.opcode() {
+            opcode::FLUSH => self.io_flush(command.sqe.nsid()),
+            opcode::DATASET_MANAGEMENT => self.dataset_management(command),
+            _ => self.io_range(command),
+        }?;
+        Ok(0)
+    }
+
+    /// Whether a write survives a power loss as soon as it is acknowledged.
+    fn is_durable(&self, fua: bool) -> bool {
+        fua || !self.config.vwc || !self.features.write_cache()
+    }
+
+    fn known_namespace(&mut self, nsid: u32) -> Result<&mut Namespace, Failure> {
+        self.namespace(nsid).ok_or_else(|| Status::INVALID_NAMESPACE.with_dnr().into())
+    }
+
+    fn io_flush(&mut self, nsid: u32) -> Result<(), Failure> {
+        if nsid == admin::ALL_NAMESPACES {
+            self.flush_all();
+        } else {
+            self.known_namespace(nsid)?.flush();
+        }
+        Ok(())
+    }
+
+    fn io_range(&mut self, command: &Command) -> Result<(), Failure> {
+        let rw = Rw::decode(&command.sqe);
+        let (lba, blocks) = (rw.lba, u64::from(rw.blocks));
+        let ns = self.known_namespace(rw.nsid)?;
+        if check_range(ns.blocks, lba, blocks).is_err() {
+            return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(lba) });
+        }
+        match rw.opcode {
+            opcode::READ => self.read(command, &rw),
+            opcode::WRITE => self.write(command, &rw),
+            opcode::COMPARE => self.compare(command, &rw),
+            opcode::WRITE_ZEROES => {
+                let durable = self.is_durable(rw.fua);
+                self.known_namespace(rw.nsid)?.zero(lba, blocks, durable).map_err(medium_failed)
+            }
+            opcode::WRITE_UNCORRECTABLE => {
+                self.known_namespace(rw.nsid)?.spoil(lba, blocks);
+                Ok(())
+            }
+            _ => {
+                let bad = self.known_namespace(rw.nsid)?.bad_block(lba, blocks);
+                bad.map_or(Ok(()), |lba| Err(unrecovered(lba)))
+            }
+        }
+    }
+
+    fn layout(&self, rw: &Rw) -> Layout {
+        let ms = usize::from(self.config.ms);
+        let (inline_meta, split_meta) = if self.config.ext { (ms, 0) } else { (0, ms) };
+        Layout { blocks: u64::from(rw.blocks), lba: self.config.lba as usize, inline_meta, split_meta }
+    }
+
+    /// The metadata pointer, where there is a separate buffer.
+    fn meta_pointer(&mut self, command: &Command, layout: &Layout) -> Result<Option<u64>, Failure> {
+        let mptr = command.sqe.mptr();
+        if layout.split_meta == 0 {
+            return Ok(None);
+        }
+        if !mptr.is_multiple_of(4) {
+            let detail = format!("MPTR = {mptr:#x} is not aligned to a dword");
+            self.breach(Rule::MetadataPointer, Some(command.sqid), detail);
+            return Err(Status::INVALID_FIELD.with_dnr().into());
+        }
+        Ok(Some(mptr))
+    }
+
+    /// Reads blocks of the medium into the buffers: data or mixed data, and metadata.
+    fn load(
+        &mut self,
+        rw: &Rw,
+        layout: &Layout,
+        mixed: &mut Vec<u8>,
+        meta: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let ns = self.known_namespace(rw.nsid)?;
+        if let Some(bad) = ns.bad_block(rw.lba, u64::from(rw.blocks)) {
+            return Err(unrecovered(bad));
+        }
+        fit(meta, layout.meta());
+        fit(mixed, layout.transfer());
+        if layout.inline_meta == 0 {
+            return ns.read(rw.lba, mixed, meta).map_err(medium_failed);
+        }
+        let mut data = vec![0; layout.data()];
+        ns.read(rw.lba, &mut data, meta).map_err(medium_failed)?;
+        layout.mix(&data, meta, mixed);
+        Ok(())
+    }
+
+    fn read(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+        let layout = self.layout(rw);
+        let mptr = self.meta_pointer(command, &layout)?;
+        let spans = self.find_spans(command.sqid, &command.sqe, layout.transfer(), Way::ToHost)?;
+        let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
+        let loaded = self.load(rw, &layout, &mut mixed, &mut meta);
+        let done = loaded.and_then(|()| {
+            if let Some(mptr) = mptr {
+                let put = self.space.write(mptr, &meta);
+                put.map_err(|at| self.transfer_failed(command.sqid, "metadata of a read", at))?;
+            }
+            if let Some(wait) = command.effects.as_deref().and_then(|e| e.torn) {
+                let (spans, data) = (spans.clone(), mixed.clone());
+                self.after(wait.as_nanos() as u64, Task::Data { sqid: command.sqid, spans, data });
+                return Ok(());
+            }
+            let put = self.scatter(&spans, &mixed);
+            put.map_err(|at| self.transfer_failed(command.sqid, "data of a read", at))
+        });
+        (self.buffer, self.meta) = (mixed, meta);
+        self.give_back(spans);
+        self.health.note_read(layout.data());
+        done
+    }
+
+    /// Brings the host's data of a write or compare into the buffers.
+    fn fetch_data(
+        &mut self,
+        command: &Command,
+        layout: &Layout,
+        mixed: &mut Vec<u8>,
+        meta: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let mptr = self.meta_pointer(command, layout)?;
+        fit(meta, layout.meta());
+        fit(mixed, layout.transfer());
+        self.receive(command.sqid, &command.sqe, mixed)?;
+        if let Some(mptr) = mptr {
+            let got = self.space.read(mptr, meta);
+            got.map_err(|at| self.transfer_failed(command.sqid, "metadata of a write", at))?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+        let layout = self.layout(rw);
+        let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
+        let fetched = self.fetch_data(command, &layout, &mut mixed, &mut meta);
+        let done = fetched.and_then(|()| {
+            let durable = self.is_durable(rw.fua);
+            let ns = self.known_namespace(rw.nsid)?;
+            if layout.inline_meta == 0 {
+                return ns.write(rw.lba, &mixed, &meta, durable).map_err(medium_failed);
+            }
+            let mut data = vec![0; layout.data()];
+            layout.split(&mixed, &mut data, &mut meta);
+            ns.write(rw.lba, &data, &meta, durable).map_err(medium_failed)
+        });
+        (self.buffer, self.meta) = (mixed, meta);
+        self.health.note_write(layout.data());
+        done
+    }
+
+    fn compare(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+        let layout = self.layout(rw);
+        let (mut host, mut host_meta) = (Vec::new(), Vec::new());
+        self.fetch_data(command, &layout, &mut host, &mut host_meta)?;
+        let (mut medium, mut medium_meta) = (Vec::new(), Vec::new());
+        self.load(rw, &layout, &mut medium, &mut medium_meta)?;
+        self.health.note_read(layout.data());
+        if layout.inline_meta != 0 {
+            // Inline metadata is a part of what was compared already.
+            medium_meta.clear();
+            host_meta.clear();
+        }
+        if host == medium && host_meta == medium_meta {
+            Ok(())
+        } else {
+            Err(Failure { status: Status::COMPARE_FAILURE.with_dnr(), lba: Some(rw.lba) })
+        }
+    }
+
+    fn dataset_management(&mut self, command: &Command) -> Result<(), Failure> {
+        let dm = DatasetManagement::from(&command.sqe);
+        let blocks = self.known_namespace(dm.nsid)?.blocks;
+        let mut list = vec![0; dm.list_bytes() as usize];
+        self.receive(command.sqid, &command.sqe, &mut list)?;
+        if dm.attributes & dsm::DEALLOCATE == 0 {
+            return Ok(());
+        }
+        let ranges: Vec<Range> = list.as_chunks().0.iter().map(nvm::Range::decode).collect();
+        for range in ranges.iter().filter(|r| r.blocks != 0) {
+            if check_range(blocks, range.lba, u64::from(range.blocks)).is_err() {
+                return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(range.lba) });
+            }
+        }
+        let ns = self.known_namespace(dm.nsid)?;
+        for range in &ranges {
+            // Deallocation goes to the medium at once: ranges may be far larger than any cache.
+            ns.zero(range.lba, u64::from(range.blocks), true).map_err(medium_failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives a buffer its length; what it held does not matter.
+fn fit(buffer: &mut Vec<u8>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    } else {
+        buffer.truncate(len);
+    }
+}

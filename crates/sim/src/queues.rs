@@ -1,0 +1,241 @@
+//! Submission and completion queues, as the controller keeps them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
+use std::sync::{Arc, Weak};
+
+use onehop_proto::{Cqe, Sqe, Status};
+
+use crate::dma::{Segment, Space, Unreachable};
+
+/// Where a ring lies: in one piece, or page by page.
+pub(crate) struct Ring {
+    pieces: Vec<(u64, Weak<Segment>)>,
+    piece: usize,
+}
+
+impl Ring {
+    /// A ring in one piece of bus addresses.
+    pub(crate) fn contiguous(base: u64, bytes: usize) -> Self {
+        Self { pieces: vec![(base, Weak::new())], piece: bytes }
+    }
+
+    /// A ring of pages.
+    pub(crate) fn paged(pages: Vec<u64>, page: usize) -> Self {
+        Self { pieces: pages.into_iter().map(|p| (p, Weak::new())).collect(), piece: page }
+    }
+
+    /// The memory behind an entry; looked up anew only when the mapping that it had is gone.
+    fn locate(
+        &mut self,
+        space: &Space,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<(Arc<Segment>, usize), Unreachable> {
+        let lost = Unreachable::PastEnd { addr: offset as u64, bytes };
+        let (base, known) = self.pieces.get_mut(offset / self.piece).ok_or(lost)?;
+        let addr = *base + (offset % self.piece) as u64;
+        if let Some(segment) = known.upgrade()
+            && let Some(at) = segment.offset(addr, bytes)
+        {
+            return Ok((segment, at));
+        }
+        let (segment, at) = space.find(addr, bytes)?;
+        *known = Arc::downgrade(&segment);
+        Ok((segment, at))
+    }
+}
+
+/// A set of command identifiers.
+struct CidSet {
+    bits: Box<[u64]>,
+    len: u32,
+}
+
+impl CidSet {
+    fn new() -> Self {
+        Self { bits: vec![0; 1024].into(), len: 0 }
+    }
+
+    fn insert(&mut self, cid: u16) -> bool {
+        let (word, bit) = (&mut self.bits[usize::from(cid >> 6)], 1 << (cid & 63));
+        let fresh = *word & bit == 0;
+        *word |= bit;
+        self.len += u32::from(fresh);
+        fresh
+    }
+
+    fn remove(&mut self, cid: u16) {
+        let (word, bit) = (&mut self.bits[usize::from(cid >> 6)], 1 << (cid & 63));
+        self.len -= u32::from(*word & bit != 0);
+        *word &= !bit;
+    }
+
+    fn contains(&self, cid: u16) -> bool {
+        self.bits[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
+    }
+}
+
+/// A submission queue.
+pub(crate) struct Sq {
+    /// Its completion queue.
+    pub cq: u16,
+    /// Entries.
+    pub size: u32,
+    /// Where the host will put its next entry, as far as it has said.
+    pub tail: u32,
+    /// Where the controller will fetch its next entry.
+    pub head: u32,
+    /// The head that the host has been told.
+    pub told: u32,
+    ring: Ring,
+    outstanding: CidSet,
+}
+
+impl Sq {
+    pub(crate) fn new(size: u32, cq: u16, ring: Ring) -> Self {
+        Self { cq, size, tail: 0, head: 0, told: 0, ring, outstanding: CidSet::new() }
+    }
+
+    /// How many entries lie from `from` to `to`.
+    pub(crate) const fn distance(&self, from: u32, to: u32) -> u32 {
+        (to + self.size - from) % self.size
+    }
+
+    /// Fetches the entry at the head; none when there is none.
+    pub(crate) fn fetch(&mut self, space: &Space) -> Option<Result<Sqe, Unreachable>> {
+        if self.head == self.tail {
+            return None;
+        }
+        let offset = self.head as usize * Sqe::BYTES;
+        self.head = (self.head + 1) % self.size;
+        Some(self.read(space, offset))
+    }
+
+    fn read(&mut self, space: &Space, offset: usize) -> Result<Sqe, Unreachable> {
+        let (segment, at) = self.ring.locate(space, offset, Sqe::BYTES)?;
+        // The doorbell has been seen: whatever the host wrote before it is there.
+        fence(Acquire);
+        let mut bytes = [0; Sqe::BYTES];
+        let lost = Unreachable::PastEnd { addr: segment.addr, bytes: Sqe::BYTES };
+        segment.mem.read(at, &mut bytes).map_err(|_| lost)?;
+        let mut sqe = Sqe::default();
+        for (dword, bytes) in sqe.dw.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *dword = u32::from_le_bytes(*bytes);
+        }
+        Ok(sqe)
+    }
+
+    /// Notes a command as outstanding; false if its identifier is in use.
+    pub(crate) fn start(&mut self, cid: u16) -> bool {
+        self.outstanding.insert(cid)
+    }
+
+    /// A command is no longer outstanding.
+    pub(crate) fn finish(&mut self, cid: u16) {
+        self.outstanding.remove(cid);
+    }
+
+    /// Commands that were fetched and not completed.
+    pub(crate) const fn in_flight(&self) -> u32 {
+        self.outstanding.len
+    }
+
+    /// An identifier that no outstanding command has.
+    pub(crate) fn unused_cid(&self, near: u16) -> u16 {
+        (1..u16::MAX).map(|i| near ^ i).find(|cid| !self.outstanding.contains(*cid)).unwrap_or(near)
+    }
+
+    /// The head to tell the host, `lag` behind where that is not further back than it was told already.
+    pub(crate) fn tell(&mut self, lag: u16) -> u16 {
+        let known = self.distance(self.told, self.head);
+        let step = known.saturating_sub(u32::from(lag));
+        self.told = (self.told + step) % self.size;
+        self.told as u16
+    }
+}
+
+/// A completion that is to be posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub result: u32,
+    pub sqid: u16,
+    pub cid: u16,
+    pub status: Status,
+    /// SQHD lags by this.
+    pub lag: u16,
+    /// Write it with the old phase first, for so many nanoseconds.
+    pub stale: Option<u64>,
+}
+
+/// A completion queue.
+pub(crate) struct Cq {
+    /// Entries.
+    pub size: u32,
+    /// Where the controller will post its next entry.
+    pub tail: u32,
+    /// Where the host will take its next entry, as far as it has said.
+    pub head: u32,
+    /// The phase of the next entry.
+    pub phase: bool,
+    /// The interrupt to raise.
+    pub vector: Option<u16>,
+    /// Submission queues that complete here.
+    pub users: u32,
+    /// Completions that find no room.
+    pub waiting: VecDeque<Entry>,
+    /// Tells queues of the same number apart.
+    pub generation: u64,
+    ring: Ring,
+}
+
+impl Cq {
+    pub(crate) fn new(size: u32, vector: Option<u16>, ring: Ring, generation: u64) -> Self {
+        let waiting = VecDeque::new();
+        Self { size, tail: 0, head: 0, phase: true, vector, users: 0, waiting, generation, ring }
+    }
+
+    /// Entries that were posted and not taken.
+    pub(crate) const fn posted(&self) -> u32 {
+        (self.tail + self.size - self.head) % self.size
+    }
+
+    /// Whether another entry fits.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.posted() + 1 < self.size
+    }
+
+    /// Posts an entry; gives the slot and what its last dword has to be in the end.
+    pub(crate) fn post(
+        &mut self,
+        space: &Space,
+        entry: &Entry,
+        sqhd: u16,
+    ) -> Result<(u32, u32), Unreachable> {
+        let made = |phase| Cqe::new(entry.result, sqhd, entry.sqid, entry.cid, entry.status, phase);
+        let cqe = made(self.phase);
+        let slot = self.tail;
+        let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
+        let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
+        for (i, dword) in cqe.dw[..3].iter().enumerate() {
+            segment.mem.word(at + 4 * i).map_err(lost)?.store(*dword, Relaxed);
+        }
+        let last = made(self.phase != entry.stale.is_some()).dw[3];
+        segment.mem.word(at + 12).map_err(lost)?.store(last, Release);
+        self.tail += 1;
+        if self.tail == self.size {
+            self.tail = 0;
+            self.phase = !self.phase;
+        }
+        Ok((slot, cqe.dw[3]))
+    }
+
+    /// Puts the last dword of an entry right.
+    pub(crate) fn mend(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
+        let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
+        let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
+        segment.mem.word(at + 12).map_err(lost)?.store(last, Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! A simulated drive, as its owner holds it.
+
+use std::sync::Arc;
+
+use onehop_os::{FunctionReset, HostMem, Port, Registers};
+
+use crate::config::{Config, Media};
+use crate::core::{Core, Handle, SimRegisters};
+use crate::dma::SimMapper;
+use crate::faults::Fault;
+use crate::media::Namespace;
+use crate::stats::Stats;
+use crate::violation::Violation;
+use crate::{Error, Result};
+
+/// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`Port`]s.
+#[derive(Clone)]
+pub struct Sim {
+    handle: Arc<Handle>,
+    mapper: Arc<SimMapper>,
+    name: String,
+}
+
+/// Makes the drive that people describe after `sim:`.
+///
+/// # Errors
+/// When the description is wrong, or the image cannot be used.
+pub fn open(spec: &str) -> Result<Sim> {
+    let mut sim = Sim::new(Config::parse(spec)?)?;
+    sim.name = format!("sim:{spec}");
+    Ok(sim)
+}
+
+impl Sim {
+    /// Makes a drive.
+    ///
+    /// # Errors
+    /// When the configuration contradicts itself, or the image cannot be used.
+    pub fn new(config: Config) -> Result<Self> {
+        let name = match &config.media {
+            Media::Memory(bytes) => format!("sim:mem:{bytes}"),
+            Media::Image { path, .. } => format!("sim:{}", path.display()),
+        };
+        let core = Core::new(config)?;
+        let page = 4096 << core.config.mpsmin;
+        let mapper = Arc::new(SimMapper::new(core.space.clone(), core.config.scatter.then_some(page)));
+        Ok(Self { handle: Arc::new(Handle::new(core)?), mapper, name })
+    }
+
+    fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    /// What a driver needs of it.
+    #[must_use]
+    pub fn port(&self) -> Port {
+        Port {
+            regs: self.registers(),
+            mapper: self.mapper.clone(),
+            reset: Some(Arc::new(SimReset(self.handle.clone()))),
+            name: self.name.clone(),
+            simulated: true,
+        }
+    }
+
+    /// Its BAR0.
+    #[must_use]
+    pub fn registers(&self) -> Arc<dyn Registers> {
+        Arc::new(SimRegisters(self.handle.clone()))
+    }
+
+    /// What gives bus addresses for it.
+    #[must_use]
+    pub fn mapper(&self) -> Arc<SimMapper> {
+        self.mapper.clone()
+    }
+
+    /// How it was configured.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.core().config
+    }
+
+    /// Every rule that the driver broke, in order.
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        self.core().with(|_| ());
+        self.core().book.all()
+    }
+
+    /// Adds a fault; its clock starts now.
+    pub fn inject(&self, fault: Fault) {
+        self.core().with(|device| {
+            let now = device.clock.now();
+            device.faults.inject(fault, now);
+        });
+    }
+
+    /// The power goes and comes back: unflushed writes are lost, the controller is as after power-on.
+    pub fn power_cycle(&self) {
+        self.core().with(crate::device::Device::power_loss);
+    }
+
+    /// What it has counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let core = self.core();
+        let mut stats = core.with(|device| Stats { faults: device.faults.fired(), ..device.counts.stats() });
+        if let Some(null) = &core.null {
+            stats.null_commands = null.commands();
+            stats.completions += stats.null_commands;
+        }
+        stats
+    }
+
+    /// Does the next thing that is to be done, letting time pass for it; false if there is none. For `workers=0`.
+    pub fn step(&self) -> bool {
+        self.core().step()
+    }
+
+    /// The controller memory buffer, as the BAR shows it.
+    #[must_use]
+    pub fn cmb(&self) -> Option<HostMem> {
+        self.core().cmb.as_ref().map(|(mem, _)| mem.clone())
+    }
+
+    /// Calls `call` with the vector of every interrupt, on the thread that posted the completion.
+    pub fn on_interrupt(&self, call: impl Fn(u16) + Send + Sync + 'static) {
+        self.core().on_interrupt(Box::new(call));
+    }
+
+    /// The drive has this temperature now, in kelvins.
+    pub fn set_temperature(&self, kelvins: u16) {
+        self.core().with(|device| device.set_temperature(kelvins));
+    }
+
+    /// Lets the drive tell that a namespace's attributes changed.
+    pub fn namespace_changed(&self, nsid: u32) {
+        self.core().with(|device| device.note_changed(nsid));
+    }
+
+    /// Makes blocks unreadable until they are written again.
+    ///
+    /// # Errors
+    /// When there is no such namespace, or no such blocks.
+    pub fn spoil(&self, nsid: u32, lba: u64, blocks: u64) -> Result<()> {
+        self.with_namespace(nsid, |ns| {
+            let (offset, bytes) =
+                (lba.saturating_mul(u64::from(ns.lba)), blocks.saturating_mul(u64::from(ns.lba)));
+            check(ns, nsid, offset, bytes)?;
+            ns.spoil(lba, blocks);
+            Ok(())
+        })
+    }
+
+    /// Writes data bytes straight to the medium: durable, and around the controller.
+    ///
+    /// # Errors
+    /// When the bytes do not lie within the namespace, or the medium fails.
+    pub fn write_media(&self, nsid: u32, offset: u64, data: &[u8]) -> Result<()> {
+        self.with_namespace(nsid, |ns| {
+            check(ns, nsid, offset, data.len() as u64)?;
+            Ok(ns.write_bytes(offset, data)?)
+        })
+    }
+
+    /// Reads data bytes straight from the medium, unflushed writes included.
+    ///
+    /// # Errors
+    /// When the bytes do not lie within the namespace, or the medium fails.
+    pub fn read_media(&self, nsid: u32, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.with_namespace(nsid, |ns| {
+            check(ns, nsid, offset, out.len() as u64)?;
+            Ok(ns.read_bytes(offset, out)?)
+        })
+    }
+
+    /// Data bytes of a namespace.
+    ///
+    /// # Errors
+    /// When there is no such namespace.
+    pub fn media_bytes(&self, nsid: u32) -> Result<u64> {
+        self.with_namespace(nsid, |ns| Ok(ns.bytes()))
+    }
+
+    fn with_namespace<T>(&self, nsid: u32, work: impl FnOnce(&mut Namespace) -> Result<T>) -> Result<T> {
+        let last = self.core().config.namespaces;
+        self.core().with(|device| work(device.namespace(nsid).ok_or(Error::NoNamespace { nsid, last })?))
+    }
+}
+
+impl std::fmt::Debug for Sim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sim").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn check(ns: &Namespace, nsid: u32, offset: u64, bytes: u64) -> Result<()> {
+    let size = ns.bytes();
+    if offset.checked_add(bytes).is_some_and(|end| end <= size) {
+        Ok(())
+    } else {
+        Err(Error::OutOfRange { nsid, offset, bytes, size })
+    }
+}
+
+/// Resets the function from outside.
+struct SimReset(Arc<Handle>);
+
+impl FunctionReset for SimReset {
+    fn function_reset(&self) -> onehop_os::Result<()> {
+        self.0.core.with(|device| {
+            if device.gone {
+                return Err(onehop_os::Error::System {
+                    call: "function reset of the simulated drive".into(),
+                    source: std::io::Error::other("the device has left the bus"),
+                    hint: "; only a power cycle brings it back",
+                });
+            }
+            device.full_reset();
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! The thread that executes commands, where the drive has one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::{Error, Result};
+
+/// Things done before the lock is let go, so that register accesses get their turn.
+const BATCH: usize = 16;
+/// Waits shorter than this are spun, because sleeping takes longer.
+const SPIN: Duration = Duration::from_micros(60);
+/// How long it looks for mail before it sleeps.
+const LINGER: Duration = Duration::from_micros(20);
+
+/// The running thread; stopped and joined on drop.
+pub(crate) struct Worker {
+    core: Arc<Core>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(crate) fn start(core: Arc<Core>) -> Result<Self> {
+        let shared = core.clone();
+        let thread = std::thread::Builder::new()
+            .name("onehop-sim".into())
+            .spawn(move || work(&shared))
+            .map_err(Error::Worker)?;
+        Ok(Self { core, thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.core.stop.store(true, SeqCst);
+        self.core.wake();
+        if let Some(thread) = self.thread.take()
+            // An interrupt handler may hold the last handle: a thread cannot wait for itself.
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(core: &Core) {
+    while !core.stop.load(Acquire) {
+        match core.work(BATCH) {
+            Some(wait) if wait.is_zero() => {}
+            Some(wait) if wait < SPIN => linger(core, wait),
+            wait => {
+                linger(core, LINGER);
+                if !core.has_mail() {
+                    core.sleep(wait.map(|w| w.saturating_sub(LINGER)));
+                }
+            }
+        }
+    }
+}
+
+/// Looks for mail for a short time.
+fn linger(core: &Core, time: Duration) {
+    let end = Instant::now() + time;
+    while !core.has_mail() && !core.stop.load(Acquire) && Instant::now() < end {
+        std::thread::yield_now();
+    }
+}

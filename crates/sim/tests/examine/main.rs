@@ -1,0 +1,17 @@
+//! The simulator examined by a raw host: every rule, every fault, every command.
+
+mod admin;
+mod basics;
+mod cmb;
+mod commands;
+mod faults;
+mod features;
+mod host;
+mod logs;
+mod media;
+mod null;
+mod queues;
+mod registers;
+mod rules;
+mod shadow;
+mod stress;
