@@ -328,6 +328,13 @@ impl Inner {
             let sqe = words::set_features(feature::id::APST, false, feature::Apst::OFF.0);
             state.admin.write(&self.control.port, "set APST off", &sqe, &feature::Apst::OFF_TABLE)?;
         }
+        if (1..=3).any(|crd| view.retry_delay_ms(crd) > 0) {
+            // Only to a host that asks for it does a controller say how long to wait before a retry.
+            let mut behavior = [0; 512];
+            behavior[0] = 1;
+            let sqe = words::set_features(feature::id::HOST_BEHAVIOR, false, 0);
+            state.admin.write(&self.control.port, "set host behavior", &sqe, &behavior)?;
+        }
         self.lend_host_memory(state, identity)?;
         let events = feature::EventConfig(0).with_critical(0x1f).with_namespace(view.oaes() & 1 << 8 != 0);
         let sqe = words::set_features(feature::id::ASYNC_EVENT, false, events.0);

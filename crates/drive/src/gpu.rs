@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region};
 use onehop_proto::kernel::{Exit, Outcome, Work};
+use onehop_proto::queue::NO_CID;
 
 use crate::command::{ListSlot, Pointers, describe, list_pages, max_blocks};
 use crate::drive::Inner;
@@ -17,7 +18,7 @@ use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
-pub(crate) use memory::Cmb;
+pub(crate) use memory::{Cmb, restore_cmb};
 
 /// What the host writes into a queue's poison word, and why.
 pub(crate) mod poison {
@@ -258,7 +259,9 @@ impl GpuQueues {
             report.launches += 1;
             let exits = self.launch(ns, left.len() as u32, &memory)?;
             let again = self.read_outcomes(op, ns, left, &memory, report)?;
-            let exit = exits.iter().find(|exit| **exit != Exit::Finished);
+            // A stray completion says more than what it led to.
+            let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
+            let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             let Some(exit) = exit else { return Ok(()) };
             let recovery = self.recover(*exit)?;
             for item in &again {
@@ -335,7 +338,11 @@ impl GpuQueues {
         }
         let exits = running.join();
         self.cell.running.store(false, Ordering::Release);
-        Ok(exits?)
+        let mut exits = exits?;
+        if self.cell.has_strays()? {
+            exits.push(Exit::Stray(NO_CID));
+        }
+        Ok(exits)
     }
 
     /// Adds up what ended and gives back what did not.

@@ -43,7 +43,7 @@ impl Inner {
         }
         let stray = {
             let mut slots = cell.lock();
-            slots.poll();
+            slots.drain();
             // Somebody else may have recovered it while this thread waited for its turn.
             if slots.stray.is_none() && !slots.is_late(token) {
                 return;
@@ -98,7 +98,7 @@ impl Inner {
         let start = Instant::now();
         while start.elapsed() < patience {
             let mut slots = cell.lock();
-            slots.poll();
+            slots.drain();
             if slots.cid(token) != Some(cid) {
                 return true;
             }
@@ -113,7 +113,7 @@ impl Inner {
         let mut slots = cell.lock();
         // What completed on the way out has completed.
         self.delete_pair(&mut state.admin, cell.qid, || {
-            slots.poll();
+            slots.drain();
         })?;
         slots.restart(Recovery::QueueDelete)?;
         let (sq, cq) = slots.halves();
@@ -163,7 +163,9 @@ impl Inner {
         if granted < used {
             return Err(Error::NoQueue { drive: self.name().to_owned(), granted });
         }
-        state.cmb = None;
+        if state.cmb.is_some() {
+            crate::gpu::restore_cmb(self)?;
+        }
         Ok(())
     }
 

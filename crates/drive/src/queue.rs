@@ -163,18 +163,19 @@ impl IoQueue {
     pub fn wait(&self, token: Token) -> Result<Finished> {
         let mut turns = 0u32;
         loop {
-            if let Some(end) = self.test(token) {
-                return end;
-            }
+            let end = self.test(token);
             let slots = match self.open() {
                 Ok(slots) => slots,
                 // What was in flight has ended with the drive's error, and is taken from there.
-                Err(error) => return self.cell.lock().take(token).unwrap_or(Err(error)),
+                Err(error) => return end.or_else(|| self.cell.lock().take(token)).unwrap_or(Err(error)),
             };
-            let (late, stray) = (slots.is_late(token), slots.stray);
+            let (late, stray) = (end.is_none() && slots.is_late(token), slots.stray);
             drop(slots);
             if late || stray.is_some() {
                 self.drive.recover(&self.cell, token);
+            }
+            if let Some(end) = end {
+                return end;
             }
             turns = turns.saturating_add(1);
             if turns < 256 {

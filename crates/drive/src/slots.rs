@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::Port;
 use onehop_proto::queue::{Event, Owner, Slot};
-use onehop_proto::{BusAddr, Cqe, Sqe};
+use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
 use crate::command::{Io, ListSlot, Pointers, describe, list_pages, max_blocks};
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
@@ -41,6 +41,13 @@ struct Entry {
     deadline: Instant,
     what: (&'static str, u32, u64, u32),
     hold: [Option<Buffer>; 2],
+}
+
+impl Entry {
+    fn describe(&self, drive: &str) -> String {
+        let (op, nsid, lba, blocks) = self.what;
+        describe(op, drive, nsid, lba, blocks)
+    }
 }
 
 /// Where separate metadata goes that nobody asked for: first what is written (zeroes), then what is read.
@@ -210,8 +217,17 @@ impl Slots {
         self.owner.publish(&self.pair.memory);
     }
 
-    /// Takes all completions that are there; says how many.
+    /// Takes all completions that are there, and submits again what waited long enough; says how many were taken.
     pub(crate) fn poll(&mut self) -> u32 {
+        let taken = self.drain();
+        if self.waiting > 0 {
+            self.restage();
+        }
+        taken
+    }
+
+    /// Takes all completions that are there, and submits nothing.
+    pub(crate) fn drain(&mut self) -> u32 {
         let mut taken = 0;
         while let Some(event) = self.owner.poll(&self.pair.memory) {
             taken += 1;
@@ -219,9 +235,6 @@ impl Slots {
                 Event::Done(slot, cqe) => self.settle(self.by_slot[slot as usize], &cqe),
                 Event::Stray(cqe) => self.stray = Some(cqe.cid()),
             }
-        }
-        if self.waiting > 0 {
-            self.restage();
         }
         taken
     }
@@ -239,11 +252,24 @@ impl Slots {
             entry.deadline = now + delay + self.timeout;
             self.waiting += 1;
             return;
+        } else if status.is(Status::ABORT_REQUESTED) {
+            // Only the time-out ladder asks for that.
+            self.time_out(id, Recovery::Abort);
+            return;
+        } else if status.is(Status::ABORTED_SQ_DELETION) {
+            self.time_out(id, Recovery::QueueDelete);
+            return;
         } else {
-            let (op, nsid, lba, blocks) = entry.what;
-            let command = describe(op, &self.name, nsid, lba, blocks);
+            let command = entry.describe(&self.name);
             entry.state = State::Done(Err(Error::Command { command, status }));
         }
+        entry.hold = [None, None];
+    }
+
+    fn time_out(&mut self, id: u32, recovery: Recovery) {
+        let entry = &mut self.entries[id as usize];
+        let (command, waited, retries) = (entry.describe(&self.name), self.timeout, entry.retries);
+        entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
         entry.hold = [None, None];
     }
 
@@ -311,11 +337,7 @@ impl Slots {
             self.waiting += 1;
             return;
         }
-        let (op, nsid, lba, blocks) = entry.what;
-        let command = describe(op, &self.name, nsid, lba, blocks);
-        let (waited, retries) = (self.timeout, entry.retries);
-        entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
-        entry.hold = [None, None];
+        self.time_out(id, recovery);
     }
 
     /// Ends everything with an error. The device may still reach what it was given: that memory is never freed, unless

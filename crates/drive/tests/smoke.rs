@@ -1,5 +1,5 @@
 //! The shortest way through the whole driver.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
 

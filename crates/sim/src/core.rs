@@ -22,7 +22,7 @@ use crate::violation::{Book, Rule};
 use crate::worker::Worker;
 
 /// Called with an interrupt vector.
-pub(crate) type OnInterrupt = Box<dyn Fn(u16) + Send + Sync>;
+pub(crate) type OnInterrupt = Arc<dyn Fn(u16) + Send + Sync>;
 
 /// The controller and everything around it that is shared.
 pub(crate) struct Core {
@@ -135,7 +135,9 @@ impl Core {
         if raised.is_empty() {
             return;
         }
-        if let Some(call) = locked(&self.on_interrupt).as_ref() {
+        // The handler may ring doorbells, and so come back here.
+        let call = locked(&self.on_interrupt).clone();
+        if let Some(call) = call {
             raised.iter().for_each(|vector| call(*vector));
         }
     }

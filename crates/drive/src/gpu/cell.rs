@@ -88,6 +88,20 @@ impl GpuCell {
         self.lock().stale
     }
 
+    /// Whether threads that share a queue found completions that belonged to nobody.
+    pub(crate) fn has_strays(&self) -> Result<bool> {
+        for pair in &self.lock().list {
+            let rings = &pair.queue.rings;
+            if let (GpuMode::Shared { .. }, Some(layout)) =
+                (self.mode, SharedLayout::new(rings.sq_entries, rings.cq_entries))
+                && pair.control.word(layout.strays() as usize)? > 0
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The pairs, created on the controller if they are not there.
     pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState, gpu: &dyn Gpu) -> Result<Vec<KernelQueue>> {
         let mut pairs = self.lock();

@@ -1,5 +1,8 @@
 //! Memory for GPU-driven queues: in VRAM, in host memory, in the controller's own buffer.
 
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{HostMem, Mapped, Run};
 use onehop_proto::BusAddr;
@@ -11,11 +14,33 @@ use crate::{Error, Result};
 /// Where the controller memory buffer is put on the bus: far from any memory.
 const CMB_AT: BusAddr = BusAddr(1 << 46);
 
-/// A controller memory buffer that is switched on, and how much of it is taken.
+/// A controller memory buffer that is switched on, and what of it is taken.
 pub(crate) struct Cmb {
     mem: HostMem,
     size: Cmbsz,
-    used: usize,
+    taken: Arc<Mutex<Vec<Range<usize>>>>,
+}
+
+impl Cmb {
+    /// The first free piece that is long enough; given back when the last clone of it goes.
+    fn take(&self, bytes: usize) -> Option<(usize, HostMem)> {
+        let mut taken = self.taken.lock().unwrap_or_else(|e| e.into_inner());
+        let mut start = 0;
+        let mut index = 0;
+        for piece in taken.iter() {
+            if piece.start - start >= bytes {
+                break;
+            }
+            start = piece.end;
+            index += 1;
+        }
+        let piece = start..start.checked_add(bytes)?;
+        let mem = self.mem.slice(piece.clone()).ok()?;
+        taken.insert(index, piece);
+        let all = self.taken.clone();
+        let give_back = move || all.lock().unwrap_or_else(|e| e.into_inner()).retain(|piece| piece.start != start);
+        Some((start, mem.on_last_drop(give_back)))
+    }
 }
 
 /// Ring memory: a region for the GPU, bus addresses for the controller.
@@ -80,37 +105,44 @@ fn in_cmb(
     if !allowed {
         return Err(refuse("the controller does not take this kind of queue there (CMBSZ)".into()));
     }
-    let start = cmb.used;
     let bytes = bytes.next_multiple_of(1 << drive.control.page_shift);
-    if bytes > cmb.mem.len() - start {
-        return Err(refuse(format!("{} of its {} bytes are in use", start, cmb.mem.len())));
-    }
-    cmb.used += bytes;
-    let mem = cmb.mem.slice(start..start + bytes)?;
+    let (start, mem) =
+        cmb.take(bytes).ok_or_else(|| refuse(format!("none of its {} bytes are free for it", cmb.mem.len())))?;
     let run = Run { addr: CMB_AT.plus(start as u64), len: bytes as u64 };
     Ok(RingMemory { region: gpu.adopt(Place::Cmb, mem)?, map: Mapped::new(vec![run], Box::new(())) })
 }
 
-/// Switches the buffer on at an address of our choice and finds its memory.
+/// Switches the buffer on again after a reset, at the same address and with what lies in it.
+pub(crate) fn restore_cmb(drive: &Inner) -> Result<()> {
+    let refuse = |why| Error::Placement { part: "sq", place: "cmb", why };
+    claim(drive).map(|_| ()).map_err(refuse)
+}
+
+/// Has the controller decode the buffer at an address of our choice; gives where it lies in which BAR.
+fn claim(drive: &Inner) -> std::result::Result<(Cmbloc, Cmbsz), String> {
+    let regs = &drive.control.port.regs;
+    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);
+    let (location, size) = (Cmbloc(regs.read32(offset::CMBLOC)), Cmbsz(regs.read32(offset::CMBSZ)));
+    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).with_cmse(true).with_cba(CMB_AT).0);
+    if Cmbsts(regs.read32(offset::CMBSTS)).cbai() {
+        return Err(format!("the controller refused {CMB_AT} as its address (CMBSTS.CBAI)"));
+    }
+    Ok((location, size))
+}
+
 fn switch_on(drive: &Inner) -> std::result::Result<Cmb, String> {
-    let (regs, control) = (&drive.control.port.regs, &drive.control);
+    let control = &drive.control;
     if !control.cap.cmbs() {
         return Err("the controller has no memory buffer (CAP.CMBS)".into());
     }
     if control.version < Version::V1_4 {
         return Err(format!("a controller of NVMe {} fixes its bus address, which is not known here", control.version));
     }
-    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);
-    let location = Cmbloc(regs.read32(offset::CMBLOC));
-    let size = Cmbsz(regs.read32(offset::CMBSZ));
+    let (location, size) = claim(drive)?;
     let (Some(bytes), Some(unit)) = (size.bytes(), size.unit_bytes()) else {
         return Err(format!("CMBSZ {:#x} has an undefined unit", size.0));
     };
-    regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).with_cmse(true).with_cba(CMB_AT).0);
-    if Cmbsts(regs.read32(offset::CMBSTS)).cbai() {
-        return Err(format!("the controller refused {CMB_AT} as its address (CMBSTS.CBAI)"));
-    }
     let at = unit * u64::from(location.ofst());
-    let mem = regs.window(location.bir(), at, bytes).ok_or("its BAR cannot be mapped here")?;
-    Ok(Cmb { mem, size, used: 0 })
+    let mem = control.port.regs.window(location.bir(), at, bytes).ok_or("its BAR cannot be mapped here")?;
+    Ok(Cmb { mem, size, taken: Arc::default() })
 }

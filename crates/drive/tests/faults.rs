@@ -1,0 +1,245 @@
+//! Every fault, met by the CPU and by the GPU in every placement and mode: what the caller sees, how long it takes to
+//! notice and to mend. `ONEHOP_FAULT_TABLE=FILE` writes the table of docs/faults.md.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
+use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_sim::Sim;
+
+const BLOCKS: u64 = 64;
+const TIMEOUT: Duration = Duration::from_millis(60);
+
+/// Who drives the queues, and where they lie.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Mode {
+    Cpu,
+    Gpu(GpuMode, Placement),
+}
+
+const MODES: [Mode; 9] = [
+    Mode::Cpu,
+    Mode::Gpu(GpuMode::Owner, Placement::TIER1),
+    Mode::Gpu(GpuMode::Owner, Placement::TIER2),
+    Mode::Gpu(GpuMode::Owner, Placement::TIER3),
+    Mode::Gpu(GpuMode::Owner, Placement::POSTED_CMB),
+    Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER1),
+    Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER2),
+    Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER3),
+    Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::POSTED),
+];
+
+/// What the caller is to see.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sees {
+    /// The right data, without a recovery.
+    Data,
+    /// The right data, after a recovery.
+    DataAfterRecovery,
+    /// The command's own error.
+    CommandError,
+    /// That the command was not completed.
+    TimedOut,
+    /// That the device is gone.
+    Gone,
+    /// That the device could not be brought back.
+    Dead,
+    /// Wrong data, which only a check of the data itself notices.
+    CaughtByVerification,
+}
+
+struct Row {
+    fault: &'static str,
+    sees: Sees,
+}
+
+const fn row(fault: &'static str, sees: Sees) -> Row {
+    Row { fault, sees }
+}
+
+const ROWS: &[Row] = &[
+    row("late@n=5,delay=10ms", Sees::Data),
+    row("late@n=5,delay=400ms", Sees::DataAfterRecovery),
+    row("reorder@every=3,by=2,delay=5ms", Sees::Data),
+    row("lost@n=5", Sees::DataAfterRecovery),
+    row("lost@lba=9-9", Sees::TimedOut),
+    row("torn@n=5,delay=30ms", Sees::CaughtByVerification),
+    row("fail-once@n=5", Sees::Data),
+    row("fail-once@n=5,crd=1", Sees::Data),
+    row("fail@lba=9-9", Sees::CommandError),
+    row("media@lba=9-9", Sees::CommandError),
+    row("wrong-cid@n=5", Sees::DataAfterRecovery),
+    row("dup@n=5", Sees::DataAfterRecovery),
+    row("stale-phase@n=5", Sees::Data),
+    row("sqhd-lag@every=1,by=3", Sees::Data),
+    row("cfs@n=5", Sees::DataAfterRecovery),
+    row("gone@n=5", Sees::Gone),
+    row("power-loss@n=5", Sees::DataAfterRecovery),
+    row("lost@n=5&fault=abort-ignored@q=0", Sees::DataAfterRecovery),
+    row("cfs@n=5&fault=slow-start@n=2,delay=200ms", Sees::DataAfterRecovery),
+    row("cfs@n=5&fault=stuck-rdy@on=enable,n=2", Sees::DataAfterRecovery),
+    row("cfs@n=5&fault=stuck-rdy@on=disable,n=1", Sees::DataAfterRecovery),
+];
+
+struct Seen {
+    sees: Sees,
+    text: String,
+    took: Duration,
+    recovery: Option<Recovery>,
+    mending: Duration,
+}
+
+fn options() -> Options {
+    Options {
+        writable: true,
+        timeout: TIMEOUT,
+        abort_wait: Duration::from_millis(40),
+        admin_timeout: Duration::from_millis(500),
+        ready_limit: Duration::from_millis(600),
+        retries: 2,
+        ..Options::default()
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..BLOCKS * 512).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7) as u8 | 1).collect()
+}
+
+/// One read of 64 blocks, one command a block, on a drive with this fault.
+fn meet(mode: Mode, fault: &str) -> (Sim, Seen) {
+    let spec = format!("mem:1M?mdts=1&cmb=1M&to=1&crdt=1&crdt_unit=100ms&fault={fault}");
+    let sim = onehop_sim::open(&spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+    let data = pattern();
+    sim.write_media(1, 0, &data).unwrap();
+    // One block a command: a fault meets the fifth of 64.
+    let drive = Drive::open(sim.port(), options()).unwrap();
+    let start = Instant::now();
+    let (result, got) = match mode {
+        Mode::Cpu => by_cpu(&drive),
+        Mode::Gpu(gpu_mode, placement) => by_gpu(&drive, gpu_mode, placement),
+    };
+    let took = start.elapsed();
+    let incidents = drive.incidents();
+    let recovery = incidents.last().map(|i| i.recovery);
+    let mending = incidents.iter().map(|i| i.took).sum();
+    let (sees, text) = match result {
+        Ok(()) if got != data => (Sees::CaughtByVerification, "wrong data, no error".to_owned()),
+        Ok(()) if incidents.is_empty() => (Sees::Data, "the data".to_owned()),
+        Ok(()) => (Sees::DataAfterRecovery, "the data".to_owned()),
+        Err(error) => {
+            let sees = match &error {
+                Error::Command { .. } => Sees::CommandError,
+                Error::TimedOut { .. } => Sees::TimedOut,
+                Error::Gone { .. } => Sees::Gone,
+                Error::Dead { .. } => Sees::Dead,
+                other => panic!("{fault} in {mode:?}: {other}"),
+            };
+            (sees, error.to_string())
+        }
+    };
+    // Whatever happened, the drive goes on working, unless it is gone.
+    if sees != Sees::Gone && sees != Sees::Dead {
+        let queue = drive.queue().unwrap();
+        let ns = drive.namespace(1).unwrap();
+        let buffer = drive.buffer(512).unwrap();
+        queue.read(ns, BLOCKS + 8, 1, &buffer, 0).unwrap_or_else(|e| panic!("after {fault} in {mode:?}: {e}"));
+    }
+    (sim, Seen { sees, text, took, recovery, mending })
+}
+
+fn by_cpu(drive: &Drive) -> (Result<(), Error>, Vec<u8>) {
+    let ns = drive.namespace(1).unwrap();
+    let queue = drive.queue().unwrap();
+    let buffer = drive.buffer((BLOCKS * 512) as usize).unwrap();
+    let mut tokens = Vec::new();
+    for lba in 0..BLOCKS {
+        let io = onehop_drive::Io::new(onehop_drive::Op::Read, lba, 1, &buffer, lba * 512);
+        match queue.submit(ns, &io) {
+            Ok(token) => tokens.push(token),
+            Err(error) => return (Err(error), Vec::new()),
+        }
+    }
+    let mut result = Ok(());
+    for token in tokens {
+        result = result.and(queue.wait(token).map(|_| ()));
+    }
+    (result, buffer.host().unwrap().to_vec(0, (BLOCKS * 512) as usize).unwrap())
+}
+
+fn by_gpu(drive: &Drive, mode: GpuMode, placement: Placement) -> (Result<(), Error>, Vec<u8>) {
+    let ns = drive.namespace(1).unwrap();
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let setup = GpuSetup { mode, queues: 1, depth: 15, stall: TIMEOUT, ..GpuSetup::new(placement) };
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (region, buffer) = drive.gpu_buffer(&*gpu, placement.data, (BLOCKS * 512) as usize).unwrap();
+    assert!(placement.data != Place::Cmb);
+    let jobs: Vec<_> = (0..BLOCKS).map(|lba| GpuJob { lba, blocks: 1, offset: lba * 512 }).collect();
+    let result = queues.read(ns, &jobs, &buffer).map(|_| ());
+    let mut got = vec![0; (BLOCKS * 512) as usize];
+    region.read(0, &mut got).unwrap();
+    (result, got)
+}
+
+fn mode_name(mode: Mode) -> String {
+    match mode {
+        Mode::Cpu => "CPU".to_owned(),
+        Mode::Gpu(GpuMode::Owner, p) => format!("GPU owner, {}", placement_name(p)),
+        Mode::Gpu(GpuMode::Shared { .. }, p) => format!("GPU shared, {}", placement_name(p)),
+    }
+}
+
+fn placement_name(p: Placement) -> String {
+    format!("sq {} cq {} data {}", p.sq.name(), p.cq.name(), p.data.name())
+}
+
+/// Rules that a fault breaks by itself: a completion that is posted twice may find no room, and nobody can know of a
+/// power loss before it shows.
+fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
+    use onehop_sim::Rule::{CqOverrun, DoorbellNotReady};
+    fault.starts_with("dup") && rule == CqOverrun || fault.starts_with("power-loss") && rule == DoorbellNotReady
+}
+
+#[test]
+fn every_fault_in_every_mode() {
+    let mut table = String::new();
+    for row in ROWS {
+        for mode in MODES {
+            let (sim, seen) = meet(mode, row.fault);
+            assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
+            // Nothing hangs: detection and every recovery are bounded.
+            assert!(seen.took < Duration::from_secs(10), "{} in {mode:?} took {:?}", row.fault, seen.took);
+            let mut broken = sim.violations();
+            broken.retain(|v| !is_the_faults_own(row.fault, v.rule));
+            assert!(broken.is_empty(), "{} in {mode:?}: {broken:?}", row.fault);
+            let recovery = seen.recovery.map_or("none needed".to_owned(), |r| r.to_string());
+            let noticed = seen.took.saturating_sub(seen.mending);
+            let _ = writeln!(
+                table,
+                "| `{}` | {} | {} | {} | {:.0} | {:.0} |",
+                row.fault.replace("&fault=", "` + `"),
+                mode_name(mode),
+                seen.text.replace("sim:mem:1M", "the drive").chars().take(110).collect::<String>(),
+                recovery,
+                noticed.as_secs_f64() * 1e3,
+                seen.mending.as_secs_f64() * 1e3,
+            );
+        }
+    }
+    if let Some(path) = std::env::var_os("ONEHOP_FAULT_TABLE") {
+        std::fs::write(path, table).unwrap();
+    }
+}
+
+/// Every kind of fault that the simulator knows has a row.
+#[test]
+fn no_fault_is_left_out() {
+    for kind in onehop_sim::FaultKind::ALL {
+        let named = ROWS.iter().any(|row| {
+            row.fault.split("&fault=").any(|fault| fault.split('@').next() == Some(kind.name()))
+        });
+        assert!(named, "no row for {}", kind.name());
+    }
+}
