@@ -98,8 +98,10 @@ impl<'a> Io<'a> {
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
         let flags = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags)
-            .ok_or(Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) })
+        nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags).ok_or(Error::TooLong {
+            bytes: u64::MAX,
+            limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX),
+        })
     }
 }
 
@@ -107,7 +109,10 @@ pub(crate) fn describe(op: &str, drive: &str, nsid: u32, lba: u64, blocks: u32) 
     if op == "flush" {
         return format!("flush of {drive} namespace {nsid}");
     }
-    format!("{op} of {drive} namespace {nsid} blocks {lba} to {}", lba.saturating_add(blocks.into()).saturating_sub(1))
+    format!(
+        "{op} of {drive} namespace {nsid} blocks {lba} to {}",
+        lba.saturating_add(blocks.into()).saturating_sub(1)
+    )
 }
 
 /// The pages of a command's PRP list, within the list memory of a queue.
@@ -149,7 +154,13 @@ pub(crate) struct Pointers {
 
 impl Pointers {
     /// The command with a pointer to `bytes` bytes of `buffer`.
-    pub(crate) fn point(&self, sqe: Sqe, data: (&Buffer, u64), bytes: u64, list: &ListSlot<'_>) -> Result<Sqe> {
+    pub(crate) fn point(
+        &self,
+        sqe: Sqe,
+        data: (&Buffer, u64),
+        bytes: u64,
+        list: &ListSlot<'_>,
+    ) -> Result<Sqe> {
         let (buffer, offset) = data;
         buffer.check(offset, bytes)?;
         if bytes > self.max_transfer {

@@ -65,12 +65,7 @@ impl Drive {
             host_memory: None,
             cmb: None,
         };
-        let inner = Arc::new(Inner {
-            control,
-            options,
-            identity: OnceLock::new(),
-            admin: Mutex::new(state),
-        });
+        let inner = Arc::new(Inner { control, options, identity: OnceLock::new(), admin: Mutex::new(state) });
         inner.first_start()?;
         Ok(Self(inner))
     }
@@ -287,7 +282,8 @@ impl Inner {
                 let after = nsids.last().copied().unwrap_or(0);
                 let sqe = words::identify(cns::ACTIVE_NAMESPACES, after, 0, 0);
                 let data = admin.read(port, "identify active namespaces", &sqe, 4096)?;
-                let page: &[u8; 4096] = data.as_slice().try_into().map_err(|_| self.short("the namespace list"))?;
+                let page: &[u8; 4096] =
+                    data.as_slice().try_into().map_err(|_| self.short("the namespace list"))?;
                 let before = nsids.len();
                 nsids.extend(active_namespaces(page).filter(|nsid| *nsid > after));
                 if nsids.len() - before < 1024 || nsids.len() >= MAX_NAMESPACES {
@@ -406,7 +402,13 @@ impl Inner {
         }
     }
 
-    pub(crate) fn log_page(&self, state: &mut AdminState, lid: u8, nsid: u32, bytes: usize) -> Result<Vec<u8>> {
+    pub(crate) fn log_page(
+        &self,
+        state: &mut AdminState,
+        lid: u8,
+        nsid: u32,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
         let in_pieces = self.identity.get().is_some_and(|(identity, _)| identity.controller().log_offsets());
         let mut out = Vec::new();
         while out.len() < bytes && (out.is_empty() || in_pieces) {
@@ -453,7 +455,8 @@ impl AdminState {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let patience = self.identity.get().map_or(Duration::from_secs(10), |(identity, _)| identity.shutdown_time());
+        let patience =
+            self.identity.get().map_or(Duration::from_secs(10), |(identity, _)| identity.shutdown_time());
         let state = self.admin.get_mut().unwrap_or_else(|e| e.into_inner());
         if state.dead.is_some() {
             return;

@@ -69,7 +69,9 @@ pub enum Error {
         waited: Duration,
     },
     /// A command was not completed in time. The controller no longer works on it.
-    #[error("{command} was not completed within {waited:?}, and not after {retries} retries; the drive was recovered by {recovery}")]
+    #[error(
+        "{command} was not completed within {waited:?}, and not after {retries} retries; the drive was recovered by {recovery}"
+    )]
     TimedOut {
         /// Which command, on what.
         command: String,

@@ -225,7 +225,8 @@ impl GpuQueues {
         let pages = list_pages(identity.page_shift, identity.max_transfer);
         let bytes = (count.max(1) * pages) << identity.page_shift;
         let lists = Dma::alloc(&*self.drive.control.port.mapper, bytes as usize, identity.page_shift)?;
-        let pointers = Pointers { page_shift: identity.page_shift, max_transfer: identity.max_transfer, sgl: false };
+        let pointers =
+            Pointers { page_shift: identity.page_shift, max_transfer: identity.max_transfer, sgl: false };
         let mut works = Vec::with_capacity(count as usize);
         for job in jobs {
             onehop_proto::format::check_range(ns.blocks, job.lba, job.blocks)
@@ -266,7 +267,8 @@ impl GpuQueues {
             let recovery = self.recover(*exit)?;
             for item in &again {
                 if item.recoveries > self.drive.options.retries {
-                    let what = describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
+                    let what =
+                        describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
                     let (waited, retries) = (self.setup.stall, item.recoveries);
                     return Err(Error::TimedOut { command: what, waited, retries, recovery });
                 }
@@ -274,7 +276,11 @@ impl GpuQueues {
             if *exit == Exit::TimedOut && again.iter().all(|item| item.recoveries == 0) {
                 let count = report.commands as u32;
                 let done = count - again.len() as u32;
-                return Err(Error::Launch { done, count, why: format!("its {:?} were over", self.setup.limit) });
+                return Err(Error::Launch {
+                    done,
+                    count,
+                    why: format!("its {:?} were over", self.setup.limit),
+                });
             }
             *left = again;
         }
@@ -362,7 +368,8 @@ impl GpuQueues {
             match Outcome::from_word(memory.region.word(at)?) {
                 Outcome::Done(status) if status.is_ok() => {}
                 Outcome::Done(status) => {
-                    let command = describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
+                    let command =
+                        describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
                     failed = failed.or(Some(Error::Command { command, status }));
                 }
                 Outcome::Pending => again.push(item),

@@ -34,7 +34,8 @@ impl Identity {
         let name = control.port.name.clone();
         let (sqes, cqes) = (view.sqes(), view.cqes());
         if !sqes.allows(6) || !cqes.allows(4) {
-            let why = format!("it does not take 64-byte submissions and 16-byte completions ({sqes:?}, {cqes:?})");
+            let why =
+                format!("it does not take 64-byte submissions and 16-byte completions ({sqes:?}, {cqes:?})");
             return Err(Error::Unsupported { drive: name, why });
         }
         if view.cntrltype() > 1 {

@@ -228,7 +228,15 @@ impl IoQueue {
     ///
     /// # Errors
     /// The first error of any of its commands. All of them have ended when this returns.
-    pub fn transfer(&self, op: Op, ns: &Namespace, lba: u64, blocks: u64, buffer: &Buffer, offset: u64) -> Result<Moved> {
+    pub fn transfer(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        lba: u64,
+        blocks: u64,
+        buffer: &Buffer,
+        offset: u64,
+    ) -> Result<Moved> {
         let step = max_blocks(&ns.format, self.drive.identity().max_transfer);
         let mut moved = Moved::default();
         let mut first_error = None;
@@ -244,7 +252,9 @@ impl IoQueue {
                     moved.commands += 1;
                     done += u64::from(count);
                 }
-                Err(Error::Full(_)) if !tokens.is_empty() => self.settle(&mut tokens, &mut moved, &mut first_error),
+                Err(Error::Full(_)) if !tokens.is_empty() => {
+                    self.settle(&mut tokens, &mut moved, &mut first_error)
+                }
                 Err(Error::Full(_)) => std::thread::yield_now(),
                 Err(error) => first_error = Some(error),
             }
@@ -276,7 +286,12 @@ impl Participant for QueueCell {
         self.lock().closed = true;
     }
 
-    fn reopen(&self, drive: &Inner, admin: &mut crate::admin::Admin, recovery: crate::Recovery) -> Result<()> {
+    fn reopen(
+        &self,
+        drive: &Inner,
+        admin: &mut crate::admin::Admin,
+        recovery: crate::Recovery,
+    ) -> Result<()> {
         let mut slots = self.lock();
         slots.restart(recovery)?;
         let (sq, cq) = slots.halves();

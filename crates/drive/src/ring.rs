@@ -180,8 +180,12 @@ impl Pair {
             sq_entries,
             cq_entries,
         };
-        let memory =
-            PairMemory { sq: sq.mem.clone(), cq: cq.mem.clone(), regs: port.regs.clone(), start: Instant::now() };
+        let memory = PairMemory {
+            sq: sq.mem.clone(),
+            cq: cq.mem.clone(),
+            regs: port.regs.clone(),
+            start: Instant::now(),
+        };
         Ok(Self {
             memory,
             rings,

@@ -10,8 +10,8 @@ use crate::command::{Io, ListSlot, Pointers, describe, list_pages, max_blocks};
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
 use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
-/// Stands for a command of one queue until it was waited for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+/// Stands for a command of one queue until it was waited for. The default stands for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct Token {
     pub(crate) entry: u32,
     pub(crate) life: u32,
@@ -94,7 +94,8 @@ impl Slots {
         let pair = Pair::alloc(port, qid, entries, page_shift, identity.cap.dstrd())?;
         let depth = pair.rings.capacity();
         let list_pages = list_pages(page_shift, identity.max_transfer);
-        let lists = Dma::alloc(&*port.mapper, ((u64::from(depth) * list_pages) << page_shift) as usize, page_shift)?;
+        let lists =
+            Dma::alloc(&*port.mapper, ((u64::from(depth) * list_pages) << page_shift) as usize, page_shift)?;
         let now = Instant::now();
         let blank = |_| Entry {
             state: State::Free,
@@ -125,7 +126,9 @@ impl Slots {
             name: identity.name.clone(),
             retries: options.retries,
             timeout: options.timeout,
-            retry_delay: std::array::from_fn(|crd| Duration::from_millis(view.retry_delay_ms(crd as u8).into())),
+            retry_delay: std::array::from_fn(|crd| {
+                Duration::from_millis(view.retry_delay_ms(crd as u8).into())
+            }),
             clock: now,
             closed: false,
             dead: None,
@@ -185,13 +188,16 @@ impl Slots {
 
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
         let need = ns.format.metadata_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        let nowhere = || Error::Memory("separate metadata needs one bus-contiguous, dword-aligned piece".into());
+        let nowhere =
+            || Error::Memory("separate metadata needs one bus-contiguous, dword-aligned piece".into());
         let run = match (io.metadata, &self.scratch) {
             (Some((buffer, offset)), _) => {
                 buffer.check(offset, need)?;
                 buffer.at(offset)
             }
-            (None, Some(scratch)) => scratch.dma.map.at(if io.op == crate::Op::Read { scratch.half } else { 0 }),
+            (None, Some(scratch)) => {
+                scratch.dma.map.at(if io.op == crate::Op::Read { scratch.half } else { 0 })
+            }
             (None, None) => None,
         };
         run.filter(|run| run.len >= need && run.addr.0 & 3 == 0).map(|run| run.addr).ok_or_else(nowhere)
@@ -303,13 +309,17 @@ impl Slots {
     /// Whether the controller has had its time for this command.
     pub(crate) fn is_late(&self, token: Token) -> bool {
         let entry = &self.entries[token.entry as usize];
-        entry.life == token.life && matches!(entry.state, State::InFlight(_)) && Instant::now() >= entry.deadline
+        entry.life == token.life
+            && matches!(entry.state, State::InFlight(_))
+            && Instant::now() >= entry.deadline
     }
 
     /// The identifier under which a command is in flight.
     pub(crate) fn cid(&self, token: Token) -> Option<u16> {
         match self.entries.get(token.entry as usize) {
-            Some(Entry { state: State::InFlight(slot), life, .. }) if *life == token.life => self.owner.cid(*slot),
+            Some(Entry { state: State::InFlight(slot), life, .. }) if *life == token.life => {
+                self.owner.cid(*slot)
+            }
             _ => None,
         }
     }

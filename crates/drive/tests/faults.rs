@@ -145,7 +145,9 @@ fn meet(mode: Mode, fault: &str) -> (Sim, Seen) {
         let queue = drive.queue().unwrap();
         let ns = drive.namespace(1).unwrap();
         let buffer = drive.buffer(512).unwrap();
-        queue.read(ns, BLOCKS + 8, 1, &buffer, 0).unwrap_or_else(|e| panic!("after {fault} in {mode:?}: {e}"));
+        queue
+            .read(ns, BLOCKS + 8, 1, &buffer, 0)
+            .unwrap_or_else(|e| panic!("after {fault} in {mode:?}: {e}"));
     }
     (sim, Seen { sees, text, took, recovery, mending })
 }
@@ -199,7 +201,8 @@ fn placement_name(p: Placement) -> String {
 /// power loss before it shows.
 fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
     use onehop_sim::Rule::{CqOverrun, DoorbellNotReady};
-    fault.starts_with("dup") && rule == CqOverrun || fault.starts_with("power-loss") && rule == DoorbellNotReady
+    fault.starts_with("dup") && rule == CqOverrun
+        || fault.starts_with("power-loss") && rule == DoorbellNotReady
 }
 
 #[test]
@@ -237,9 +240,9 @@ fn every_fault_in_every_mode() {
 #[test]
 fn no_fault_is_left_out() {
     for kind in onehop_sim::FaultKind::ALL {
-        let named = ROWS.iter().any(|row| {
-            row.fault.split("&fault=").any(|fault| fault.split('@').next() == Some(kind.name()))
-        });
+        let named = ROWS
+            .iter()
+            .any(|row| row.fault.split("&fault=").any(|fault| fault.split('@').next() == Some(kind.name())));
         assert!(named, "no row for {}", kind.name());
     }
 }

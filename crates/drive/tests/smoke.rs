@@ -44,13 +44,9 @@ fn gpu_reads_in_every_placement_and_mode() {
     let ns = drive.namespace(1).unwrap();
     let blocks = data.len() as u64 / ns.format.lba_bytes();
     for mode in [GpuMode::Owner, GpuMode::Shared { threads: 16 }] {
-        for placement in [
-            Placement::TIER1,
-            Placement::TIER2,
-            Placement::TIER3,
-            Placement::POSTED,
-            Placement::POSTED_CMB,
-        ] {
+        for placement in
+            [Placement::TIER1, Placement::TIER2, Placement::TIER3, Placement::POSTED, Placement::POSTED_CMB]
+        {
             let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
             let setup = GpuSetup { mode, ..GpuSetup::new(placement) };
             let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();

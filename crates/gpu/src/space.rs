@@ -193,12 +193,8 @@ impl Memory for View {
     fn store_entry(&self, at: GpuAddr, entry: &[u32; 16]) {
         self.with("store", at, 64, |mapping, offset| match &mapping.target {
             Target::Memory(mem) => {
-                let words = entry.iter().enumerate();
-                for (i, value) in words {
-                    match mem.word(offset as usize + i * 4) {
-                        Ok(word) => word.store(*value, Ordering::Relaxed),
-                        Err(_) => Self::fault("store", at, 64, "no alignment for it"),
-                    }
+                if mem.write_words(offset as usize, entry).is_err() {
+                    Self::fault("store", at, 64, "no alignment for it");
                 }
             }
             Target::Registers(_) => Self::fault("store", at, 64, "a device's registers"),

@@ -3,8 +3,8 @@
 #![cfg(loom)]
 #![allow(missing_docs)]
 
-use loom::sync::{Arc, Mutex};
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use onehop_proto::queue::{Address, Event, Memory, Owner, Rings, Shared, SharedLayout, Slot};
 use onehop_proto::{Cqe, Sqe, Status};
@@ -214,7 +214,10 @@ fn submit_model(fenced: bool) {
     let queue = Shared::new(rings, control).unwrap();
     queue.initialise(&mem);
     let user = move |mem: &Mem, tag: u32| {
-        queue.submit(mem, &Sqe::new(2, 1).with_dw(10, tag), &queue.bounds(1)).map(|token| token.cid()).unwrap()
+        queue
+            .submit(mem, &Sqe::new(2, 1).with_dw(10, tag), &queue.bounds(1))
+            .map(|token| token.cid())
+            .unwrap()
     };
     let other = {
         let mem = mem.clone();

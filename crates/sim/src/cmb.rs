@@ -1,18 +1,21 @@
 //! The controller memory buffer: memory of the drive that the host reaches through the BAR.
 
 use onehop_os::HostMem;
+use onehop_proto::Status;
 use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, offset};
 
 use crate::Result;
 use crate::config::Config;
 use crate::device::Device;
 use crate::dma::Segment;
+use crate::exec::Failure;
 use crate::violation::Rule;
 
 /// The buffer, and where it lies in BAR0.
 pub(crate) struct Cmb {
     pub mem: HostMem,
     pub bar_offset: u32,
+    pub uses: Cmbsz,
 }
 
 /// Where the doorbells end in BAR0, in whole pages.
@@ -33,7 +36,7 @@ impl Cmb {
             return Ok(None);
         }
         let mem = HostMem::anonymous(config.cmb as usize)?;
-        Ok(Some(Self { mem, bar_offset: doorbells_end(config) }))
+        Ok(Some(Self { mem, bar_offset: doorbells_end(config), uses: config.cmb_uses }))
     }
 
     /// CMBLOC, once the host has asked for it.
@@ -50,14 +53,7 @@ impl Cmb {
 
     /// CMBSZ, once the host has asked for it.
     pub(crate) fn size(&self) -> Cmbsz {
-        Cmbsz(0)
-            .with_szu(0)
-            .with_sz((self.mem.len() / 4096) as u32)
-            .with_sqs(true)
-            .with_cqs(true)
-            .with_lists(true)
-            .with_rds(true)
-            .with_wds(true)
+        self.uses.with_szu(0).with_sz((self.mem.len() / 4096) as u32)
     }
 
     /// The power was lost, and what the buffer held with it.
@@ -67,6 +63,24 @@ impl Cmb {
 }
 
 impl Device {
+    /// Refuses an address in the buffer where CMBSZ does not allow that use.
+    pub(crate) fn check_cmb_use(
+        &self,
+        queue: u16,
+        what: &str,
+        addr: u64,
+        allowed: fn(Cmbsz) -> bool,
+    ) -> std::result::Result<(), Failure> {
+        match &self.cmb {
+            Some(cmb) if !allowed(cmb.uses) && self.space.in_cmb(addr) => {
+                let detail = format!("{what} lies in the buffer, at {addr:#x}, which CMBSZ does not allow");
+                self.breach(Rule::Cmb, Some(queue), detail);
+                Err(Status::INVALID_CMB_USE.with_dnr().into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The host has written CMBMSC.
     pub(crate) fn set_cmbmsc(&mut self, value: Cmbmsc) {
         let Some(cmb) = &self.cmb else {

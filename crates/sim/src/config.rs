@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use onehop_proto::regs::Version;
+use onehop_proto::regs::{Cmbsz, Version};
 
 use crate::faults::Fault;
 use crate::options::{self, KEYS};
@@ -61,6 +61,8 @@ pub struct Config {
     pub mpsmax: u8,
     /// Bytes of controller memory buffer; 0 for none.
     pub cmb: u64,
+    /// What the controller memory buffer may be used for.
+    pub cmb_uses: Cmbsz,
     /// SGLs are understood.
     pub sgl: bool,
     /// There is a volatile write cache.
@@ -125,6 +127,7 @@ impl Default for Config {
             mpsmin: 0,
             mpsmax: 4,
             cmb: 0,
+            cmb_uses: Cmbsz(0).with_sqs(true).with_cqs(true).with_lists(true).with_rds(true).with_wds(true),
             sgl: false,
             vwc: true,
             to: 15,

@@ -117,6 +117,25 @@ impl Space {
         }
     }
 
+    /// Inserts a segment unless it overlaps another.
+    fn insert_free(&self, segment: Segment) -> bool {
+        let bytes = segment.mem.len() as u64;
+        let Some(end) = segment.addr.checked_add(bytes).filter(|_| bytes > 0) else { return false };
+        let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let before = map.range(..end).next_back();
+        if before.is_some_and(|(addr, other)| addr + other.mem.len() as u64 > segment.addr) {
+            return false;
+        }
+        map.insert(segment.addr, Arc::new(segment));
+        true
+    }
+
+    /// Whether an address leads into the controller memory buffer.
+    pub(crate) fn in_cmb(&self, addr: u64) -> bool {
+        let cmb = self.cmb.read().unwrap_or_else(PoisonError::into_inner);
+        cmb.as_ref().is_some_and(|cmb| cmb.offset(addr, 1).is_some())
+    }
+
     fn remove(&self, addrs: &[u64]) {
         let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         for addr in addrs {
@@ -154,6 +173,20 @@ impl SimMapper {
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.space.segments.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Lets the drive reach memory at an address of the caller's choice, as a guest's or an IOMMU's would be.
+    ///
+    /// # Errors
+    /// When something is mapped there already.
+    pub fn map_at(&self, at: BusAddr, memory: &HostMem) -> Result<Mapped> {
+        let segment = Segment { addr: at.0, mem: memory.clone() };
+        if !self.space.insert_free(segment) {
+            let why = format!("the {} bytes at {at} are taken, or not an address range", memory.len());
+            return Err(Error::CannotMap { mapper: self.name.clone(), why });
+        }
+        let runs = vec![Run { addr: at, len: memory.len() as u64 }];
+        Ok(Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs: vec![at.0] })))
     }
 
     /// Each page in a run of its own, in descending order of address, so that nothing is contiguous by luck.
@@ -228,6 +261,20 @@ mod tests {
         drop(mapped);
         assert!(matches!(space.read(at, &mut [0]), Err(Unreachable::Unmapped { .. })));
         assert_eq!(mapper.mappings(), 0);
+    }
+
+    #[test]
+    fn addresses_may_be_chosen_once() {
+        let space = Space::new();
+        let mapper = SimMapper::new(space.clone(), None);
+        let mem = mapper.alloc(8192).unwrap();
+        let _low = mapper.map_at(BusAddr(0x1000), &mem).unwrap();
+        for taken in [0, 0x1000, 0x2000, u64::MAX - 4095] {
+            assert!(mapper.map_at(BusAddr(taken), &mem).is_err(), "{taken:#x}");
+        }
+        let _next = mapper.map_at(BusAddr(0x3000), &mem).unwrap();
+        space.write(0x1ff0, &[7; 16]).unwrap();
+        assert_eq!(mem.to_vec(0xff0, 16).unwrap(), [7; 16]);
     }
 
     #[test]

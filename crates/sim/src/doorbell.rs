@@ -36,7 +36,7 @@ impl Device {
             self.ring_cq(qid, value, shadowed);
         } else {
             self.ring_sq(qid, value, shadowed);
-            if shadowed {
+            if shadowed && self.tail_of(qid) == Some(value) {
                 self.watch_shadow(qid);
             }
         }
@@ -143,7 +143,7 @@ impl Device {
     fn shadow_address(&self, qid: u16, is_cq: bool, event: bool) -> Option<u64> {
         let shadow = self.shadow?;
         let offset = regs::doorbell(qid, is_cq, self.config.dstrd) - regs::offset::DOORBELLS;
-        Some(u64::from(offset) + if event { shadow.events } else { shadow.doorbells })
+        Some(u64::from(offset).wrapping_add(if event { shadow.events } else { shadow.doorbells }))
     }
 
     fn get_shadow(&mut self, qid: u16, is_cq: bool) -> Option<u32> {
@@ -169,17 +169,20 @@ impl Device {
         }
     }
 
+    fn tail_of(&self, qid: u16) -> Option<u32> {
+        self.sqs.get(usize::from(qid)).and_then(Option::as_ref).map(|sq| sq.tail)
+    }
+
     /// Asks to be rung at the next change of a tail, and looks whether it changed meanwhile.
     fn watch_shadow(&mut self, qid: u16) {
-        let tail = |device: &Self| device.sqs.get(usize::from(qid)).and_then(Option::as_ref).map(|q| q.tail);
-        while let Some(old) = tail(self) {
+        while let Some(old) = self.tail_of(qid) {
             self.put_shadow(qid, false, true, old);
             fence(SeqCst);
             match self.get_shadow(qid, false) {
                 Some(value) if value != old => self.ring_sq(qid, value, true),
                 _ => return,
             }
-            if tail(self) == Some(old) {
+            if self.tail_of(qid) == Some(old) {
                 return;
             }
         }

@@ -118,7 +118,7 @@ impl Device {
             Some(effects) => effects.late.unwrap_or_default(),
             None => Duration::ZERO,
         };
-        let wait = late.as_nanos() as u64 + self.model_wait(&command);
+        let wait = (late.as_nanos() as u64).saturating_add(self.model_wait(&command));
         if wait == 0 {
             self.ready.push_back(command);
         } else {
@@ -130,11 +130,11 @@ impl Device {
     fn model_wait(&mut self, command: &Command) -> u64 {
         let (latency, jitter) = (self.config.latency.as_nanos() as u64, self.config.jitter.as_nanos() as u64);
         let bandwidth = self.config.bandwidth;
-        if command.sqid == 0 || latency + jitter + bandwidth == 0 {
+        if command.sqid == 0 || latency | jitter | bandwidth == 0 {
             return 0;
         }
         let jitter = if jitter == 0 { 0 } else { self.rng.up_to(jitter) };
-        let wait = latency + jitter;
+        let wait = latency.saturating_add(jitter);
         let moves = matches!(command.sqe.opcode(), nvm::opcode::READ | nvm::opcode::WRITE);
         if bandwidth == 0 || !moves {
             return wait;
@@ -142,7 +142,7 @@ impl Device {
         let bytes = u64::from(nvm::Rw::decode(&command.sqe).blocks) * u64::from(self.config.lba);
         let now = self.clock.now();
         let time = (u128::from(bytes) * 1_000_000_000 / u128::from(bandwidth)) as u64;
-        self.medium_free = self.medium_free.max(now) + time;
+        self.medium_free = self.medium_free.max(now).saturating_add(time);
         wait.max(self.medium_free - now)
     }
 

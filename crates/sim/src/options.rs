@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_proto::regs::Version;
+use onehop_proto::regs::{Cmbsz, Version};
 
 use crate::config::{Config, Media, NullOrder};
 use crate::faults::Fault;
@@ -66,6 +66,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("mpsmin", "CAP.MPSMIN: smallest page is 4096 << mpsmin", set!(mpsmin, int)),
     key("mpsmax", "CAP.MPSMAX: largest page is 4096 << mpsmax", set!(mpsmax, int)),
     key("cmb", "bytes of controller memory buffer (16M)", set!(cmb, size)),
+    key("cmb_uses", "what the buffer takes, of sqs|cqs|lists|rds|wds", set_cmb_uses),
     key("sgl", "understands SGLs, 0 or 1", set!(sgl, flag)),
     key("vwc", "has a volatile write cache, 0 or 1", set!(vwc, flag)),
     key("to", "CAP.TO: longest wait for ready, in 500 ms", set!(to, int)),
@@ -129,6 +130,22 @@ fn set_size(config: &mut Config, value: &str) -> Result<(), Refused> {
     match &mut config.media {
         Media::Image { size, .. } => *size = Some(bytes),
         Media::Memory(size) => *size = bytes,
+    }
+    Ok(())
+}
+
+fn set_cmb_uses(config: &mut Config, value: &str) -> Result<(), Refused> {
+    config.cmb_uses = Cmbsz(0);
+    for name in value.split('|') {
+        let uses = config.cmb_uses;
+        config.cmb_uses = match name {
+            "sqs" => uses.with_sqs(true),
+            "cqs" => uses.with_cqs(true),
+            "lists" => uses.with_lists(true),
+            "rds" => uses.with_rds(true),
+            "wds" => uses.with_wds(true),
+            _ => return Err(Refused::Wanted("some of sqs|cqs|lists|rds|wds are wanted")),
+        };
     }
     Ok(())
 }

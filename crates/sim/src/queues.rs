@@ -35,7 +35,7 @@ impl Ring {
     ) -> Result<(Arc<Segment>, usize), Unreachable> {
         let lost = Unreachable::PastEnd { addr: offset as u64, bytes };
         let (base, known) = self.pieces.get_mut(offset / self.piece).ok_or(lost)?;
-        let addr = *base + (offset % self.piece) as u64;
+        let addr = base.wrapping_add((offset % self.piece) as u64);
         if let Some(segment) = known.upgrade()
             && let Some(at) = segment.offset(addr, bytes)
         {

@@ -81,7 +81,7 @@ impl Sim {
         &self.core().config
     }
 
-    /// Every rule that the driver broke, in order.
+    /// Every rule that the driver broke, in order; the first 4096 are kept.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.core().with(|_| ());
@@ -124,9 +124,9 @@ impl Sim {
         self.core().cmb.as_ref().map(|(mem, _)| mem.clone())
     }
 
-    /// Calls `call` with the vector of every interrupt, on the thread that posted the completion.
+    /// Calls `call` with the vector of every interrupt, on the thread that posted the completion; it may use registers.
     pub fn on_interrupt(&self, call: impl Fn(u16) + Send + Sync + 'static) {
-        self.core().on_interrupt(Box::new(call));
+        self.core().on_interrupt(Arc::new(call));
     }
 
     /// The drive has this temperature now, in kelvins.

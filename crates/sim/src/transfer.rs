@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use onehop_proto::format::max_transfer_bytes;
 use onehop_proto::prp::{self, WalkError};
-use onehop_proto::sgl::{self, Part, SglError, Support};
+use onehop_proto::regs::Cmbsz;
+use onehop_proto::sgl::{self, Descriptor, Part, SglError, Support};
 use onehop_proto::{BusAddr, Sqe, Status};
 
 use crate::device::Device;
@@ -70,14 +71,32 @@ impl Device {
             self.breach(Rule::Mdts, Some(sqid), format!("a transfer of {len} bytes"));
             return Err(Status::INVALID_FIELD.with_dnr().into());
         }
-        match sqe.psdt() {
-            0 => self.prp_spans(sqid, sqe, len),
-            1 if self.config.sgl && sqid != 0 => self.sgl_spans(sqid, sqe, len, way),
+        let spans = match sqe.psdt() {
+            0 => self.prp_spans(sqid, sqe, len)?,
+            1 if self.config.sgl && sqid != 0 => self.sgl_spans(sqid, sqe, len, way)?,
             psdt => {
                 self.breach(Rule::Psdt, Some(sqid), format!("PSDT = {psdt:02b}b"));
-                Err(Status::INVALID_FIELD.with_dnr().into())
+                return Err(Status::INVALID_FIELD.with_dnr().into());
             }
+        };
+        if self.cmb.is_some() {
+            self.check_cmb_spans(sqid, sqe, &spans, way)?;
         }
+        Ok(spans)
+    }
+
+    /// Refuses data and lists in the controller memory buffer where it does not take them.
+    fn check_cmb_spans(&self, sqid: u16, sqe: &Sqe, spans: &[Span], way: Way) -> Result<(), Failure> {
+        let allowed = if way == Way::ToHost { Cmbsz::rds } else { Cmbsz::wds };
+        for addr in spans.iter().filter_map(|s| s.addr) {
+            self.check_cmb_use(sqid, "data", addr, allowed)?;
+        }
+        let list = match Descriptor::of(sqe) {
+            _ if sqe.psdt() == 0 => (spans.len() > 2).then_some(sqe.prp2()),
+            Ok(Descriptor::Segment { at, .. } | Descriptor::LastSegment { at, .. }) => Some(at.0),
+            _ => None,
+        };
+        list.map_or(Ok(()), |list| self.check_cmb_use(sqid, "a list", list, Cmbsz::lists))
     }
 
     fn prp_spans(&mut self, sqid: u16, sqe: &Sqe, len: usize) -> Result<Vec<Span>, Failure> {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Longer times are a slip of the pen.
+const LONGEST: Duration = Duration::from_secs(1_000_000);
+
 /// Bytes: `4096`, `64K`, `1M`, `2GiB`; all units are powers of 1024.
 pub(crate) fn size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;
@@ -19,14 +22,15 @@ pub(crate) fn size(text: &str) -> Option<u64> {
 /// A time: `100ns`, `50us`, `10ms`, `2s`.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
-    match unit {
-        "ns" => Some(Duration::from_nanos(number)),
-        "us" => Some(Duration::from_micros(number)),
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => (number <= 1_000_000).then(|| Duration::from_secs(number)),
-        "" if number == 0 => Some(Duration::ZERO),
-        _ => None,
-    }
+    let time = match unit {
+        "ns" => Duration::from_nanos(number),
+        "us" => Duration::from_micros(number),
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "" if number == 0 => Duration::ZERO,
+        _ => return None,
+    };
+    (time <= LONGEST).then_some(time)
 }
 
 /// A whole number, decimal or `0x…`.

@@ -54,7 +54,8 @@ impl GpuCell {
         let mut list = Vec::new();
         for _ in 0..queues {
             let made = state.take_qid(drive).and_then(|qid| {
-                GpuPair::alloc(drive, &mut state, gpu, setup, qid, &doorbells).inspect_err(|_| state.give_qid(qid))
+                GpuPair::alloc(drive, &mut state, gpu, setup, qid, &doorbells)
+                    .inspect_err(|_| state.give_qid(qid))
             });
             match made {
                 Ok(pair) => list.push(pair),
@@ -65,8 +66,13 @@ impl GpuCell {
             }
         }
         let pairs = Mutex::new(Pairs { list, stale: true, dead: None });
-        let cell =
-            Arc::new(Self { pairs, poison, _doorbells: doorbells, running: AtomicBool::new(false), mode: setup.mode });
+        let cell = Arc::new(Self {
+            pairs,
+            poison,
+            _doorbells: doorbells,
+            running: AtomicBool::new(false),
+            mode: setup.mode,
+        });
         state.participants.push(cell.clone());
         Ok(cell)
     }
@@ -103,7 +109,12 @@ impl GpuCell {
     }
 
     /// The pairs, created on the controller if they are not there.
-    pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState, gpu: &dyn Gpu) -> Result<Vec<KernelQueue>> {
+    pub(crate) fn ensure(
+        &self,
+        drive: &Inner,
+        state: &mut AdminState,
+        gpu: &dyn Gpu,
+    ) -> Result<Vec<KernelQueue>> {
         let mut pairs = self.lock();
         if let Some(error) = &pairs.dead {
             return Err(error.clone());

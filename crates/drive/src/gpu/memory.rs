@@ -38,7 +38,8 @@ impl Cmb {
         let mem = self.mem.slice(piece.clone()).ok()?;
         taken.insert(index, piece);
         let all = self.taken.clone();
-        let give_back = move || all.lock().unwrap_or_else(|e| e.into_inner()).retain(|piece| piece.start != start);
+        let give_back =
+            move || all.lock().unwrap_or_else(|e| e.into_inner()).retain(|piece| piece.start != start);
         Some((start, mem.on_last_drop(give_back)))
     }
 }
@@ -106,8 +107,9 @@ fn in_cmb(
         return Err(refuse("the controller does not take this kind of queue there (CMBSZ)".into()));
     }
     let bytes = bytes.next_multiple_of(1 << drive.control.page_shift);
-    let (start, mem) =
-        cmb.take(bytes).ok_or_else(|| refuse(format!("none of its {} bytes are free for it", cmb.mem.len())))?;
+    let (start, mem) = cmb
+        .take(bytes)
+        .ok_or_else(|| refuse(format!("none of its {} bytes are free for it", cmb.mem.len())))?;
     let run = Run { addr: CMB_AT.plus(start as u64), len: bytes as u64 };
     Ok(RingMemory { region: gpu.adopt(Place::Cmb, mem)?, map: Mapped::new(vec![run], Box::new(())) })
 }
@@ -136,7 +138,10 @@ fn switch_on(drive: &Inner) -> std::result::Result<Cmb, String> {
         return Err("the controller has no memory buffer (CAP.CMBS)".into());
     }
     if control.version < Version::V1_4 {
-        return Err(format!("a controller of NVMe {} fixes its bus address, which is not known here", control.version));
+        return Err(format!(
+            "a controller of NVMe {} fixes its bus address, which is not known here",
+            control.version
+        ));
     }
     let (location, size) = claim(drive)?;
     let (Some(bytes), Some(unit)) = (size.bytes(), size.unit_bytes()) else {

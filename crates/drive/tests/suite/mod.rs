@@ -20,9 +20,13 @@ pub struct Case {
     pub queues: u16,
     pub depth: u32,
     pub sgl: bool,
+    /// QEMU's model (7.2) loses extended metadata when a command has more than 512 bytes of it and not a multiple of
+    /// 512: such commands are compared without.
+    pub loses_metadata: bool,
 }
 
-pub const PLAIN: Case = Case { lba: 512, ms: 0, ext: false, mdts: 5, queues: 2, depth: 31, sgl: true };
+pub const PLAIN: Case =
+    Case { lba: 512, ms: 0, ext: false, mdts: 5, queues: 2, depth: 31, sgl: true, loses_metadata: false };
 
 /// Every parameter at its ends and in between, each with different companions.
 pub fn matrix(most_entries: u32) -> Vec<Case> {
@@ -71,24 +75,29 @@ impl Rng {
 
 /// Everything, on one controller.
 pub fn run(port: Port, case: Case) {
-    let options =
-        Options { writable: true, queues: case.queues, depth: case.depth, sgl: case.sgl, ..Options::default() };
+    let options = Options {
+        writable: true,
+        queues: case.queues,
+        depth: case.depth,
+        sgl: case.sgl,
+        ..Options::default()
+    };
     let drive = Drive::open(port, options).unwrap();
     let ns = drive.namespace(1).unwrap().clone();
     assert_eq!(ns.format.lba_bytes(), u64::from(case.lba));
     assert_eq!(ns.format.metadata, case.ms);
     assert!(drive.identity().queues >= 1);
     let mut rng = Rng(u64::from(case.lba) << 32 | u64::from(case.mdts) << 16 | u64::from(case.depth));
-    lengths_and_offsets(&drive, &ns, &mut rng);
+    lengths_and_offsets(&drive, &ns, &mut rng, case);
     single_commands(&drive, &ns, &mut rng);
     if case.ms > 0 && !case.ext {
         separate_metadata(&drive, &ns, &mut rng);
     }
     many_queues(&drive, &ns, case);
-    gpu(&drive, &ns, &mut rng);
+    gpu(&drive, &ns, &mut rng, case);
     errors(&drive, &ns);
     drive.reset().unwrap();
-    lengths_and_offsets(&drive, &ns, &mut rng);
+    lengths_and_offsets(&drive, &ns, &mut rng, case);
     drive.log_page(0x02, u32::MAX, 512).unwrap();
 }
 
@@ -100,12 +109,28 @@ fn bytes(buffer: &Buffer, offset: u64, count: u64) -> Vec<u8> {
     buffer.host().unwrap().to_vec(offset as usize, count as usize).unwrap()
 }
 
+/// Compares what was read with what was written.
+fn check(ns: &Namespace, got: &[u8], want: &[u8], at_once: u64, case: Case, what: &str) {
+    let (block, ms) = (ns.format.transfer_bytes(1).unwrap() as usize, usize::from(case.ms));
+    let blocks = got.len() / block;
+    let is_lost = |i: usize| {
+        let first = i / at_once as usize * at_once as usize;
+        let bytes = (blocks - first).min(at_once as usize) * ms;
+        case.loses_metadata && case.ext && bytes > 512 && !bytes.is_multiple_of(512)
+    };
+    for (i, (got, want)) in got.chunks_exact(block).zip(want.chunks_exact(block)).enumerate() {
+        let count = if is_lost(i) { block - ms } else { block };
+        assert!(got[..count] == want[..count], "{what}: block {i} of {blocks} is not what was written");
+    }
+}
+
 /// From one block to past MDTS, at every kind of offset in a page.
-fn lengths_and_offsets(drive: &Drive, ns: &Namespace, rng: &mut Rng) {
+fn lengths_and_offsets(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     let queue = drive.queue().unwrap();
     let at_once = ns.format.blocks_within(drive.identity().max_transfer);
     let page_blocks = ns.format.blocks_within(4096).max(1);
-    let mut lengths = vec![1, 2, page_blocks, page_blocks + 1, at_once - 1, at_once, at_once + 1, 3 * at_once + 2];
+    let mut lengths =
+        vec![1, 2, page_blocks, page_blocks + 1, at_once - 1, at_once, at_once + 1, 3 * at_once + 2];
     lengths.retain(|blocks| *blocks > 0 && ns.format.transfer_bytes(*blocks).unwrap() <= 5 << 20);
     for (i, blocks) in lengths.into_iter().enumerate() {
         for offset in [0, 4, 508, 2048, 4092] {
@@ -120,9 +145,19 @@ fn lengths_and_offsets(drive: &Drive, ns: &Namespace, rng: &mut Rng) {
             fill(&back, 0, &vec![0xee; len as usize + 8192]);
             let into = (offset + 1024) & !3;
             queue.read(ns, lba, blocks, &back, into).unwrap();
-            assert!(bytes(&back, into, len) == data, "{blocks} blocks at offset {offset}");
+            check(
+                ns,
+                &bytes(&back, into, len),
+                &data,
+                at_once,
+                case,
+                &format!("{blocks} blocks at offset {offset}"),
+            );
             assert!(bytes(&back, 0, into).iter().all(|b| *b == 0xee), "bytes before the buffer were written");
-            assert!(bytes(&back, into + len, 64).iter().all(|b| *b == 0xee), "bytes after the buffer were written");
+            assert!(
+                bytes(&back, into + len, 64).iter().all(|b| *b == 0xee),
+                "bytes after the buffer were written"
+            );
         }
     }
 }
@@ -185,7 +220,8 @@ fn many_queues(drive: &Drive, ns: &Namespace, case: Case) {
 /// Writes `count` single blocks and reads them back, as deep as the queue is.
 fn churn(drive: &Drive, queue: &IoQueue, ns: &Namespace, first: u64, share: u64, count: u64) {
     let size = ns.format.transfer_bytes(1).unwrap();
-    let (from, to) = (drive.buffer((share * size) as usize).unwrap(), drive.buffer((share * size) as usize).unwrap());
+    let (from, to) =
+        (drive.buffer((share * size) as usize).unwrap(), drive.buffer((share * size) as usize).unwrap());
     let data = Rng(first ^ count).bytes((share * size) as usize);
     fill(&from, 0, &data);
     for (op, buffer) in [(Op::Write, &from), (Op::Read, &to)] {
@@ -210,7 +246,7 @@ fn churn(drive: &Drive, queue: &IoQueue, ns: &Namespace, first: u64, share: u64,
 }
 
 /// The GPU reads and writes, in both modes, with what lies where changing.
-fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng) {
+fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
     let blocks = (ns.format.blocks_within(drive.identity().max_transfer) * 3 + 1).min(ns.blocks / 2);
     let len = ns.format.transfer_bytes(blocks).unwrap() as usize;
@@ -239,7 +275,8 @@ fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng) {
         assert_eq!((report.bytes, report.retries, report.launches), (len as u64, 0, 1));
         let mut got = vec![0; len];
         region.read(2048, &mut got).unwrap();
-        assert!(got == data, "{mode:?} {placement:?}");
+        let at_once = ns.format.blocks_within(drive.identity().max_transfer);
+        check(ns, &got, &data, at_once, case, &format!("{mode:?} {placement:?}"));
     }
 }
 

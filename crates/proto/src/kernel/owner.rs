@@ -184,13 +184,16 @@ impl<W: Warp> Window<'_, W> {
     fn collect(&mut self) -> u32 {
         let warp = self.warp;
         let limit = self.in_flight.min(warp.lanes());
-        let taken = if limit == 0 { 0 } else { warp.prefix(|lane| lane < limit && self.ring.ready(warp, lane)) };
+        let taken =
+            if limit == 0 { 0 } else { warp.prefix(|lane| lane < limit && self.ring.ready(warp, lane)) };
         let Some(last) = taken.checked_sub(1).and_then(|i| self.ring.peek(warp, i)) else {
             self.release();
             return 0;
         };
         warp.each(|lane| {
-            if lane < taken && let Some(cqe) = self.ring.peek(warp, lane) {
+            if lane < taken
+                && let Some(cqe) = self.ring.peek(warp, lane)
+            {
                 self.settle(&cqe);
             }
         });
@@ -241,7 +244,8 @@ impl<W: Warp> Window<'_, W> {
         let warp = self.warp;
         let room = self.ring.room();
         let mut placed = if self.waiting > 0 { self.place_retries(room) } else { 0 };
-        let left = if self.next < self.job.count { (self.job.count - self.next).div_ceil(self.stride) } else { 0 };
+        let left =
+            if self.next < self.job.count { (self.job.count - self.next).div_ceil(self.stride) } else { 0 };
         let fresh = self.idle.min(room - placed).min(left);
         if fresh > 0 {
             let (next, stride, idle) = (self.next, self.stride, self.idle);
@@ -286,7 +290,8 @@ impl<W: Warp> Window<'_, W> {
             while id < self.window {
                 let slot = self.slot(id);
                 if warp.load(slot.plus(STATE)) == WAITING {
-                    let due = u64::from(warp.load(slot.plus(DUE))) | u64::from(warp.load(slot.plus(DUE + 4))) << 32;
+                    let due =
+                        u64::from(warp.load(slot.plus(DUE))) | u64::from(warp.load(slot.plus(DUE + 4))) << 32;
                     if due <= now {
                         let place = warp.fetch_add(self.at(word::PLACED), 1);
                         if place < room {

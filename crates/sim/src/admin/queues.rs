@@ -1,6 +1,7 @@
 //! Creating and deleting I/O queues.
 
 use onehop_proto::admin::{CreateCq, CreateSq, deleted_queue};
+use onehop_proto::regs::Cmbsz;
 use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::device::Device;
@@ -23,6 +24,7 @@ impl Device {
         if ask.interrupt.is_some_and(|vector| vector >= VECTORS) {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr().into());
         }
+        self.check_cmb_use(ask.qid, "a completion queue", ask.base.0, Cmbsz::cqs)?;
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Cqe::BYTES)?;
         self.generation += 1;
@@ -50,6 +52,7 @@ impl Device {
         if ask.nvmsetid != 0 {
             return Err(Status::INVALID_FIELD.with_dnr().into());
         }
+        self.check_cmb_use(ask.qid, "a submission queue", ask.base.0, Cmbsz::sqs)?;
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Sqe::BYTES)?;
         if let Some(null) = self.null.clone() {
@@ -112,11 +115,10 @@ impl Device {
     fn paged_ring(&mut self, list: u64, bytes: usize, page: usize) -> Result<Ring, Failure> {
         let count = bytes.div_ceil(page);
         let mut pages = Vec::with_capacity(count);
-        let (mut at, last) = (list, list - list % page as u64 + page as u64 - 8);
-        let mut end = last;
+        let (mut list, mut slot, slots) = (list, 0, page / 8);
         while pages.len() < count {
             let mut entry = [0; 8];
-            let read = self.space.read(at, &mut entry);
+            let read = self.space.read(list.wrapping_add(slot as u64 * 8), &mut entry);
             read.map_err(|at| self.transfer_failed(0, "PRP list of a queue", at))?;
             let entry = u64::from_le_bytes(entry);
             if !entry.is_multiple_of(page as u64) {
@@ -127,13 +129,13 @@ impl Device {
                 );
                 return Err(Status::INVALID_PRP_OFFSET.with_dnr().into());
             }
-            if at == end && pages.len() + 1 < count {
-                (at, end) = (entry, entry + page as u64 - 8);
+            if slot == slots - 1 && pages.len() + 1 < count {
+                (list, slot) = (entry, 0);
                 continue;
             }
             self.reach(entry, page.min(bytes - pages.len() * page))?;
             pages.push(entry);
-            at += 8;
+            slot += 1;
         }
         Ok(Ring::paged(pages, page))
     }

@@ -1,4 +1,5 @@
 //! The simulator examined by a raw host: every rule, every fault, every command.
+#![allow(clippy::unwrap_used)]
 
 mod admin;
 mod basics;
@@ -14,4 +15,5 @@ mod queues;
 mod registers;
 mod rules;
 mod shadow;
+mod stranger;
 mod stress;

@@ -63,41 +63,46 @@ fn interrupt_masks_are_set_and_cleared() {
 #[test]
 fn ready_follows_enable_after_its_time() {
     for mode in ["workers=0", "workers=1"] {
-        let mut host = Host::raw(&format!("mem:1M?{mode}&ready=3ms"));
+        let mut host = Host::raw(&format!("mem:1M?{mode}&to=120&ready=60s"));
         host.set_admin_queue();
         host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
         assert!(!host.csts().rdy());
-        std::thread::sleep(Duration::from_millis(4));
+        assert!(host.sim.step());
         assert!(host.csts().rdy());
         host.regs.write32(offset::CC, Cc::enabled(12, 0).with_en(false).0);
         assert!(host.csts().rdy());
-        std::thread::sleep(Duration::from_millis(4));
+        assert!(host.sim.step());
         assert!(!host.csts().rdy());
         host.clean();
     }
 }
 
 #[test]
-fn time_can_be_stepped() {
-    let mut host = Host::raw("mem:1M?workers=0&to=120&ready=60s");
-    host.set_admin_queue();
-    host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
-    assert!(!host.csts().rdy());
-    assert!(host.sim.step());
-    assert!(host.csts().rdy());
-    assert!(!host.sim.step());
+fn ready_comes_by_itself() {
+    for mode in ["workers=0", "workers=1"] {
+        let mut host = Host::raw(&format!("mem:1M?{mode}&ready=3ms"));
+        let start = std::time::Instant::now();
+        host.enable();
+        assert!(start.elapsed() >= Duration::from_millis(3));
+        host.disable();
+        assert!(start.elapsed() >= Duration::from_millis(6));
+        assert!(!host.sim.step());
+        host.clean();
+    }
 }
 
 #[test]
 fn enable_and_disable_wait_for_each_other() {
-    let mut host = Host::raw("mem:1M?workers=0&ready=50ms");
+    let mut host = Host::raw("mem:1M?workers=0&to=120&ready=60s");
     host.set_admin_queue();
     host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
     host.regs.write32(offset::CC, 0);
     host.broke_only(Rule::EnableSequence);
-    host.wait_for(|h| !h.csts().rdy());
-    host.enable();
+    assert!(!host.csts().rdy());
+    host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
+    assert!(host.sim.step() && host.csts().rdy());
     host.regs.write32(offset::CC, 0);
+    assert!(host.csts().rdy());
     host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
     assert_eq!(host.rules(), [Rule::EnableSequence; 2]);
 }
@@ -181,12 +186,17 @@ fn every_page_size_works() {
 #[test]
 fn shutdown_flushes_and_ends_submission() {
     for shn in [Cc::SHN_NORMAL, Cc::SHN_ABRUPT] {
-        let mut host = Host::new("mem:1M?workers=0&ready=2ms");
+        let mut host = Host::raw("mem:1M?workers=0&to=120&ready=60s");
+        host.set_admin_queue();
+        host.regs.write32(offset::CC, Cc::enabled(12, 0).0);
+        assert!(host.sim.step());
+        host.create_pair(1, 8);
         let data = vec![7; 512];
         assert!(host.write(0, &data, 512).is_ok());
         host.regs.write32(offset::CC, Cc::enabled(12, 0).with_shn(shn).0);
         assert_eq!(host.csts().shst(), Csts::SHST_OCCURRING);
-        host.wait_for(|h| h.csts().shst() == Csts::SHST_COMPLETE);
+        assert!(host.sim.step());
+        assert_eq!(host.csts().shst(), Csts::SHST_COMPLETE);
         host.clean();
         host.push(1, onehop_proto::nvm::flush(1));
         host.ring(1);

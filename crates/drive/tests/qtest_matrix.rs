@@ -1,0 +1,74 @@
+//! The same driver suite on QEMU's own NVMe model: a controller that nobody here wrote.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod suite;
+
+use onehop_drive::{Drive, Options};
+use onehop_qtest::bed::{Options as Bed, Qemu};
+use suite::{Case, PLAIN, matrix, run};
+
+fn start(case: &Case) -> Option<Qemu> {
+    let options = Bed {
+        disk_bytes: 24 << 20,
+        ram_bytes: 512 << 20,
+        lba: case.lba,
+        ms: case.ms,
+        extended: case.ext,
+        mdts: case.mdts,
+        max_ioqpairs: case.queues.into(),
+        ..Bed::default()
+    };
+    Qemu::start_or_skip(&options).unwrap()
+}
+
+fn on_qemu(case: Case) {
+    let Some(qemu) = start(&case) else { return };
+    run(qemu.port().unwrap(), case);
+}
+
+#[test]
+fn matrix_on_qemu() {
+    for case in matrix(64) {
+        on_qemu(Case { loses_metadata: true, ..case });
+    }
+}
+
+#[test]
+fn deepest_queue() {
+    on_qemu(Case { depth: 2047, queues: 1, ..PLAIN });
+}
+
+#[test]
+fn no_transfer_limit() {
+    on_qemu(Case { mdts: 0, lba: 4096, sgl: false, ..PLAIN });
+}
+
+/// A controller that dies is noticed and named; nothing waits for ever.
+#[test]
+fn a_killed_qemu_is_gone() {
+    let Some(mut qemu) = start(&PLAIN) else { return };
+    let options = Options { timeout: std::time::Duration::from_millis(200), ..Options::default() };
+    let drive = Drive::open(qemu.port().unwrap(), options).unwrap();
+    let ns = drive.namespace(1).unwrap();
+    let queue = drive.queue().unwrap();
+    let buffer = drive.buffer(4096).unwrap();
+    queue.read(ns, 0, 1, &buffer, 0).unwrap();
+    qemu.kill();
+    let error = queue.read(ns, 0, 1, &buffer, 0).unwrap_err();
+    assert!(matches!(error, onehop_drive::Error::Gone { .. }), "{error}");
+}
+
+/// A bad doorbell value is reported by an asynchronous event, which is served and asked for again.
+#[test]
+fn asynchronous_events_are_served() {
+    let Some(qemu) = start(&PLAIN) else { return };
+    let port = qemu.port().unwrap();
+    let drive = Drive::open(port.clone(), Options::default()).unwrap();
+    let _queue = drive.queue().unwrap();
+    for _ in 0..6 {
+        port.regs.write32(onehop_proto::regs::doorbell(1, false, 0), 9999);
+        let events = drive.events().unwrap();
+        assert_eq!(events.len(), 1);
+        assert_eq!((events[0].kind(), events[0].info()), (0, 1), "{}", events[0]);
+    }
+}

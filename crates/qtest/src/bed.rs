@@ -1,0 +1,140 @@
+//! QEMU for tests: started on files of its own, ended and cleaned up with the value that stands for it.
+
+mod files;
+mod options;
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use onehop_os::{Deadline, Port};
+
+use crate::link::Link;
+use crate::{Error, Model, Result};
+use files::Files;
+pub use options::Options;
+use watch::Watch;
+
+/// QEMU is ready in well under a second; more is for a busy host.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A QEMU with an NVMe drive and a stopped processor. Dropping it kills it and removes its files.
+pub struct Qemu {
+    child: Child,
+    files: Files,
+    images: Vec<PathBuf>,
+    watch: Option<Watch>,
+}
+
+impl Qemu {
+    /// Starts QEMU and waits until it answers. None where it is not installed.
+    ///
+    /// # Errors
+    /// When its files cannot be made, or it refuses its options.
+    pub fn start(options: &Options) -> Result<Option<Self>> {
+        let files = Files::make(options)?;
+        let images = files.images(options)?;
+        let log = files.log_file()?;
+        let mut command = Command::new(&options.program);
+        command
+            .args(options.command_line(&files, &images))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        // Away from Ctrl-C, which would end QEMU before the driver under test could clean up.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::bed(format!("starting {}", options.program.display()), e)),
+        };
+        let watch = Some(Watch::over(child.id(), &files));
+        let mut qemu = Self { child, files, images, watch };
+        qemu.wait_until_ready()?;
+        Ok(Some(qemu))
+    }
+
+    /// As [`Qemu::start`]; where QEMU is not installed, a line on stderr says that the test was skipped.
+    ///
+    /// # Errors
+    /// As for [`Qemu::start`].
+    pub fn start_or_skip(options: &Options) -> Result<Option<Self>> {
+        let qemu = Self::start(options)?;
+        if qemu.is_none() {
+            // Not eprintln: a test that passes would not show it.
+            let line = format!("SKIPPED: {} is not installed\n", options.program.display());
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+        }
+        Ok(qemu)
+    }
+
+    /// The drive, ready to be driven. QEMU serves one user at a time: drop the earlier port first.
+    ///
+    /// # Errors
+    /// As for [`crate::open`].
+    pub fn port(&self) -> Result<Port> {
+        crate::open(&self.spec())
+    }
+
+    /// The drive with what its port does not show. One user at a time, as for [`Qemu::port`].
+    ///
+    /// # Errors
+    /// As for [`crate::open`].
+    pub fn model(&self) -> Result<Model> {
+        Model::open(&self.spec())
+    }
+
+    /// The drive's name, less `qtest:`.
+    #[must_use]
+    pub fn spec(&self) -> String {
+        format!("{},{}", self.files.socket().display(), self.files.ram().display())
+    }
+
+    /// The image behind namespace `nsid`. A block's data lie at its number times the block size.
+    #[must_use]
+    pub fn image(&self, nsid: u32) -> Option<&Path> {
+        self.images.get(nsid.checked_sub(1)? as usize).map(PathBuf::as_path)
+    }
+
+    /// What QEMU has written to its stderr.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.files.log()
+    }
+
+    /// Ends QEMU as a crash would.
+    pub fn kill(&mut self) {
+        // Before QEMU's process id can become another's.
+        self.watch = None;
+        // It fails only when QEMU has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let until = Deadline::after(READY_WITHIN);
+        loop {
+            let ended = self.child.try_wait().map_err(|e| Error::bed("waiting for QEMU", e))?;
+            if let Some(status) = ended {
+                return Err(Error::NotReady { why: format!("{status}: {}", self.log().trim()) });
+            }
+            // It answers when the whole machine has been made.
+            if let Ok(link) = Link::connect(&self.files.socket(), until.left().max(Duration::from_millis(1)))
+                && link.read32(0).is_ok()
+            {
+                return Ok(());
+            }
+            if until.passed() {
+                return Err(Error::NotReady { why: format!("no answer within {READY_WITHIN:?}") });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

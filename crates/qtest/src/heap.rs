@@ -1,0 +1,107 @@
+//! Which parts of an address range are free: first fit, neighbours merged.
+
+use std::collections::BTreeMap;
+
+/// Free stretches, by where they start. No two of them touch.
+#[derive(Debug)]
+pub(crate) struct Heap {
+    free: BTreeMap<usize, usize>,
+}
+
+impl Heap {
+    /// Everything from `start` to `end` is free.
+    pub(crate) fn new(start: usize, end: usize) -> Self {
+        let free = (start < end).then(|| (start, end - start));
+        Self { free: free.into_iter().collect() }
+    }
+
+    /// Takes the first free stretch that is long enough, and returns where it starts.
+    pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
+        let (start, have) = self.free.iter().map(|(s, l)| (*s, *l)).find(|(_, l)| len > 0 && *l >= len)?;
+        self.free.remove(&start);
+        if have > len {
+            self.free.insert(start + len, have - len);
+        }
+        Some(start)
+    }
+
+    /// Gives back what [`Heap::take`] gave.
+    pub(crate) fn give(&mut self, start: usize, len: usize) {
+        let (mut start, mut len) = (start, len);
+        if let Some(after) = self.free.remove(&(start + len)) {
+            len += after;
+        }
+        if let Some((before, have)) = self.free.range(..start).next_back().map(|(s, l)| (*s, *l))
+            && before + have == start
+        {
+            self.free.remove(&before);
+            (start, len) = (before, have + len);
+        }
+        self.free.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const START: usize = 0x20_0000;
+    const PAGES: usize = 64;
+
+    /// What is free, as a map of pages; also that free stretches are in range and do not touch.
+    fn free_pages(heap: &Heap) -> [bool; PAGES] {
+        let mut pages = [false; PAGES];
+        let mut last_end = 0;
+        for (start, len) in &heap.free {
+            assert!(*start > last_end && *len > 0, "{heap:?}");
+            last_end = start + len;
+            pages[start - START..last_end - START].fill(true);
+        }
+        pages
+    }
+
+    /// Where first fit must find room.
+    fn first_fit(pages: &[bool; PAGES], len: usize) -> Option<usize> {
+        pages.windows(len).position(|run| run.iter().all(|free| *free))
+    }
+
+    proptest! {
+        #[test]
+        fn never_lends_twice_and_takes_everything_back(
+            steps in prop::collection::vec((any::<bool>(), 1..20_usize, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let mut heap = Heap::new(START, START + PAGES);
+            let mut lent: Vec<(usize, usize)> = Vec::new();
+            let mut model = [true; PAGES];
+            for (take, len, which) in steps {
+                if take || lent.is_empty() {
+                    let got = heap.take(len);
+                    prop_assert_eq!(got, first_fit(&model, len).map(|at| at + START));
+                    if let Some(at) = got {
+                        model[at - START..at - START + len].fill(false);
+                        lent.push((at, len));
+                    }
+                } else {
+                    let (at, len) = lent.swap_remove(which.index(lent.len()));
+                    heap.give(at, len);
+                    model[at - START..at - START + len].fill(true);
+                }
+                prop_assert_eq!(free_pages(&heap), model);
+            }
+            for (at, len) in lent {
+                heap.give(at, len);
+            }
+            prop_assert_eq!(heap.take(PAGES), Some(START), "one stretch again");
+        }
+    }
+
+    #[test]
+    fn nothing_is_lent_from_nothing() {
+        assert_eq!(Heap::new(8, 8).take(1), None);
+        assert_eq!(Heap::new(9, 8).take(1), None);
+        assert_eq!(Heap::new(0, 8).take(0), None);
+        assert_eq!(Heap::new(0, 8).take(9), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! QEMU's model of an NVMe drive, found and made ready.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use onehop_os::{FunctionReset, Mapper, Port, Registers};
+
+use crate::bar::Window;
+use crate::link::Link;
+use crate::pci::{BUS_MASTER, Bar, COMMAND, Function, MEMORY};
+use crate::ram::{FIRST, Ram};
+use crate::reset::Flr;
+use crate::spec::Spec;
+use crate::{Error, Result};
+
+/// How long QEMU may take for one answer. It takes microseconds, but stopping a controller waits for the disk.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// BAR0 of device and function `n` is placed here, `n` times [`BAR0_ROOM`] further on: above RAM, below the I/O APIC,
+/// and no two controllers in each other's way. The room is for the most doorbells that a controller can have.
+const BAR0_PLACE: u64 = 0xe000_0000;
+const BAR0_ROOM: u64 = 1 << 20;
+
+/// Where the controller memory buffer, BAR2, is placed likewise: far above all RAM.
+const CMB_PLACE: u64 = 0x40_0000_0000;
+const CMB_ROOM: u64 = 1 << 31;
+
+/// NVMe's register CC; with bit 0 clear the controller stops and forgets its queues.
+const CONTROLLER_CONFIGURATION: u32 = 0x14;
+
+/// A drive in QEMU, with what its [`Port`] does not show.
+pub struct Model {
+    port: Port,
+    cmb: Option<Arc<dyn Registers>>,
+    link: Arc<Link>,
+}
+
+impl Model {
+    /// Opens the drive named by what follows `qtest:`, which is `SOCKET,MEMORY-FILE[,bdf=DD.F]`.
+    ///
+    /// # Errors
+    /// When QEMU, the memory file or the controller cannot be had, with what to do about it.
+    pub fn open(spec: &str) -> Result<Self> {
+        Self::open_within(spec, ANSWER_WITHIN)
+    }
+
+    /// As [`Model::open`], with the time that QEMU may take for one answer before it counts as gone.
+    ///
+    /// # Errors
+    /// As for [`Model::open`].
+    pub fn open_within(spec: &str, answer: Duration) -> Result<Self> {
+        let name = format!("qtest:{spec}");
+        let spec = Spec::parse(spec)?;
+        let ram = Ram::open(&spec.memory, name.clone())?;
+        let link = Arc::new(Link::connect(&spec.socket, answer)?);
+        let function = choose(&link, spec.devfn)?;
+        let reset = Flr::of(&function)?;
+        let (regs, cmb) = place(&function)?;
+        same_memory(&link, &ram, &spec.memory)?;
+        let reset = reset.map(|flr| Arc::new(flr) as Arc<dyn FunctionReset>);
+        let mapper: Arc<dyn Mapper> = Arc::new(ram);
+        Ok(Self { port: Port { regs: Arc::new(regs), mapper, reset, name, simulated: true }, cmb, link })
+    }
+
+    /// The controller behind the seams.
+    #[must_use]
+    pub fn port(&self) -> Port {
+        self.port.clone()
+    }
+
+    /// The controller memory buffer as the processor sees it, where QEMU was given one (`cmb_size_mb`).
+    #[must_use]
+    pub fn cmb(&self) -> Option<Arc<dyn Registers>> {
+        self.cmb.clone()
+    }
+
+    /// Why registers read as all ones: what QEMU did last before it was given up. None while it answers.
+    #[must_use]
+    pub fn why_gone(&self) -> Option<String> {
+        self.link.why_gone()
+    }
+}
+
+/// The controller that is meant.
+fn choose(link: &Arc<Link>, devfn: Option<u8>) -> Result<Function> {
+    let none = |why: String| Error::Controller { socket: link.socket().into(), why };
+    let found = Function::controllers(link)?;
+    let names = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let wanted = found.iter().find(|f| devfn.is_none_or(|wanted| f.devfn == wanted));
+    match (wanted, devfn, found.len()) {
+        (_, _, 0) => Err(none("there is no NVMe controller on bus 0; start QEMU with -device nvme,…".into())),
+        (_, None, 2..) => {
+            Err(none(format!("there are several NVMe controllers; add ,bdf=DD.F with one of {names}")))
+        }
+        (None, ..) => Err(none(format!("that is no NVMe controller; add ,bdf=DD.F with one of {names}"))),
+        (Some(function), ..) => Ok(function.clone()),
+    }
+}
+
+/// Makes sure that the file is this QEMU's RAM, at its start and at its end: DMA elsewhere would just be lost.
+/// QEMU writes and this side looks, so that a wrong file stays as it is.
+fn same_memory(link: &Link, ram: &Ram, file: &Path) -> Result<()> {
+    for at in [FIRST, ram.whole().len() - 4] {
+        let mark = onehop_os::cycles() as u32;
+        for mark in [mark, !mark] {
+            link.write32(at as u64, mark)?;
+            // Its answer comes after the write has been carried out.
+            let kept = link.read32(at as u64)?;
+            let seen = ram.whole().word(at)?.load(Ordering::SeqCst);
+            if kept != mark || seen != mark {
+                let why = format!(
+                    "it is not the memory of QEMU at {}, or not all of it (QEMU wrote {mark:#x} at {at:#x}, the file \
+                     has {seen:#x}); start QEMU with memory-backend-file,share=on on this file, of its whole size",
+                    link.socket().display()
+                );
+                return Err(Error::Memory { file: file.into(), why });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Places BAR0 and the controller memory buffer, stops the controller, and lets it master the bus.
+fn place(function: &Function) -> Result<(Window, Option<Arc<dyn Registers>>)> {
+    let bad = |why: &str| Error::Controller {
+        socket: function.link.socket().into(),
+        why: format!("{function} {why}"),
+    };
+    function.write(COMMAND, 0)?;
+    let bar0 = function.bar(0)?.ok_or_else(|| bad("has no BAR0"))?;
+    let regs = window(function, bar0, BAR0_PLACE, BAR0_ROOM)?.ok_or_else(|| bad("has a BAR0 above 1 MiB"))?;
+    let cmb = match function.bar(2)? {
+        None => None,
+        Some(bar) => Some(
+            window(function, bar, CMB_PLACE, CMB_ROOM)?
+                .ok_or_else(|| bad("has a BAR2 that cannot be placed; use a cmb_size_mb of at most 2048"))?,
+        ),
+    };
+    function.write(COMMAND, MEMORY)?;
+    // An earlier user may have left it running, with queues in memory that is about to be lent.
+    regs.write32(CONTROLLER_CONFIGURATION, 0);
+    function.write(COMMAND, MEMORY | BUS_MASTER)?;
+    let cmb = cmb.map(|window| Arc::new(window) as Arc<dyn Registers>);
+    Ok((regs, cmb))
+}
+
+/// Gives a BAR its place; none where it does not fit.
+fn window(function: &Function, bar: Bar, place: u64, room: u64) -> Result<Option<Window>> {
+    let base = place + room * u64::from(function.devfn);
+    if bar.size > room || (!bar.wide && base > u64::from(u32::MAX)) {
+        return Ok(None);
+    }
+    function.place(bar, base)?;
+    Ok(Some(Window::new(function.link.clone(), base, bar.size as u32)))
+}
