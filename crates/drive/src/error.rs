@@ -82,6 +82,14 @@ pub enum Error {
         /// The step of the time-out ladder that got its memory back.
         recovery: Recovery,
     },
+    /// A read was completed, but its data did not arrive.
+    #[error("{command} was completed, but its data had not arrived {waited:?} later")]
+    DataMissing {
+        /// Which command, on what.
+        command: String,
+        /// How long the data was waited for.
+        waited: Duration,
+    },
     /// The drive could not be brought back; nothing more will be sent to it.
     #[error("{drive} could not be brought back: {why}. Memory that it was given stays allocated")]
     Dead {

@@ -11,6 +11,7 @@ use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 use onehop_proto::queue::NO_CID;
 
+use crate::canary::Canary;
 use crate::command::{ListSlot, Pointers, describe, list_pages, max_blocks};
 use crate::drive::Inner;
 use crate::ladder::Incident;
@@ -128,6 +129,8 @@ pub struct GpuReport {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
+    /// Reads whose data arrived after their completion; noticed only with [`Options::canary`](crate::Options).
+    pub late_data: u64,
     /// Kernel launches.
     pub launches: u64,
     /// From the first launch to the last completion.
@@ -167,6 +170,7 @@ impl Drive {
 struct Item {
     work: Work,
     recoveries: u32,
+    canary: Option<Canary>,
 }
 
 /// The memory of one launch.
@@ -200,11 +204,21 @@ impl GpuQueues {
         let (works, lists) = self.plan(op, ns, jobs, buffer)?;
         let start = Instant::now();
         let mut report = GpuReport { commands: works.len() as u64, ..GpuReport::default() };
-        for work in &works {
+        for (work, _) in &works {
             report.bytes += ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
         }
-        let mut left: Vec<Item> = works.into_iter().map(|work| Item { work, recoveries: 0 }).collect();
-        let result = self.carry_out(op, ns, &mut left, &mut report);
+        let mut left = Vec::with_capacity(works.len());
+        for (work, offset) in works {
+            let bytes = ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+            let guarded = self.drive.options.canary && op == Op::Read;
+            let canary = if guarded { Some(Canary::place(buffer, offset, bytes)?) } else { None };
+            left.push(Item { work, recoveries: 0, canary });
+        }
+        let canaries: Vec<Canary> = left.iter().filter_map(|item| item.canary).collect();
+        let mut result = self.carry_out(op, ns, &mut left, &mut report);
+        if result.is_ok() {
+            result = self.wait_for_data(ns, &canaries, buffer, &mut report);
+        }
         report.took = start.elapsed();
         if let Err(error @ (Error::Dead { .. } | Error::Gone { .. })) = &result {
             // The device may still write into what it was given.
@@ -214,7 +228,7 @@ impl GpuQueues {
     }
 
     /// Splits jobs into commands of what the controller moves at once, and describes their memory.
-    fn plan(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], buffer: &Buffer) -> Result<(Vec<Work>, Dma)> {
+    fn plan(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], buffer: &Buffer) -> Result<(Vec<(Work, u64)>, Dma)> {
         let identity = self.drive.identity();
         if ns.format.has_separate_metadata() {
             let why = "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended";
@@ -241,16 +255,37 @@ impl GpuQueues {
                     page_shift: identity.page_shift,
                 };
                 let pointed = pointers.point(onehop_proto::Sqe::default(), (buffer, offset), bytes, &list)?;
-                works.push(Work {
-                    lba: job.lba + done,
-                    prp1: pointed.prp1(),
-                    prp2: pointed.prp2(),
-                    blocks,
-                    control: op.opcode().into(),
-                });
+                let (prp1, prp2) = (pointed.prp1(), pointed.prp2());
+                let work = Work { lba: job.lba + done, prp1, prp2, blocks, control: op.opcode().into() };
+                works.push((work, offset));
             }
         }
         Ok((works, lists))
+    }
+
+    /// Waits until all data that was announced has arrived.
+    fn wait_for_data(
+        &self,
+        ns: &Namespace,
+        canaries: &[Canary],
+        buffer: &Buffer,
+        report: &mut GpuReport,
+    ) -> Result<()> {
+        let start = Instant::now();
+        for canary in canaries {
+            if canary.is_gone(buffer) {
+                continue;
+            }
+            report.late_data += 1;
+            while !canary.is_gone(buffer) {
+                if start.elapsed() >= self.setup.stall {
+                    let command = format!("a GPU-driven read of {} namespace {}", self.drive.name(), ns.nsid);
+                    return Err(Error::DataMissing { command, waited: self.setup.stall });
+                }
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
     }
 
     /// Launches until every command has an end.

@@ -61,6 +61,28 @@ impl Inner {
         }
     }
 
+    /// Looks at the controller's status and recovers a controller that failed, without waiting for a command to be late.
+    pub(crate) fn look_after(&self, cell: &Arc<QueueCell>) {
+        if self.control.status().is_ok_and(|status| !status.cfs()) {
+            return;
+        }
+        let mut state = self.state();
+        if state.dead.is_some() || cell.lock().closed {
+            return;
+        }
+        // Somebody else may have recovered it while this thread waited for its turn.
+        match self.control.status() {
+            Ok(status) if !status.cfs() => {}
+            Ok(_) => {
+                // How it went is found in the queues.
+                let _ = self.reset(&mut state, "a controller that reported a fatal error (CSTS.CFS)");
+            }
+            Err(error) => {
+                self.die(&mut state, error);
+            }
+        }
+    }
+
     fn climb(
         &self,
         state: &mut AdminState,

@@ -9,6 +9,7 @@
 
 mod admin;
 mod buffer;
+mod canary;
 mod command;
 mod control;
 mod drive;

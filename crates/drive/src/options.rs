@@ -25,6 +25,9 @@ pub struct Options {
     pub sgl: bool,
     /// Most bytes of host memory to lend to a drive that wants some.
     pub host_memory: u64,
+    /// Trust a read's completion only when its data has visibly arrived: costs a write and a read of every 64th of the
+    /// memory, and guards against drives and platforms that let completions overtake data.
+    pub canary: bool,
     /// Largest transfer of one command for a controller that sets no limit.
     pub max_transfer: u64,
 }
@@ -42,6 +45,7 @@ impl Default for Options {
             ready_limit: Duration::from_secs(128),
             sgl: true,
             host_memory: 64 << 20,
+            canary: false,
             max_transfer: 1 << 20,
         }
     }

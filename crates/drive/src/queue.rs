@@ -2,12 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use crate::command::{Io, Op, max_blocks};
 use crate::drive::Inner;
 use crate::ladder::Participant;
 use crate::slots::{Finished, Slots, Token};
 use crate::{Buffer, Error, Namespace, Result};
+
+/// How often a waiting thread looks at the controller's status register.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A queue pair, as the drive and its user share it.
 pub(crate) struct QueueCell {
@@ -37,6 +41,8 @@ pub struct Moved {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
+    /// How many reads were completed before their data was there; noticed only with [`Options::canary`](crate::Options).
+    pub late_data: u64,
 }
 
 /// Commands that are handed over together, with one doorbell, when this is dropped.
@@ -162,6 +168,7 @@ impl IoQueue {
     /// How the command failed.
     pub fn wait(&self, token: Token) -> Result<Finished> {
         let mut turns = 0u32;
+        let mut next_look = Instant::now() + LOOK;
         loop {
             let end = self.test(token);
             let slots = match self.open() {
@@ -173,6 +180,10 @@ impl IoQueue {
             drop(slots);
             if late || stray.is_some() {
                 self.drive.recover(&self.cell, token);
+            } else if end.is_none() && turns > 256 && Instant::now() >= next_look {
+                // A controller that failed or left says nothing in the queue.
+                self.drive.look_after(&self.cell);
+                next_look = Instant::now() + LOOK;
             }
             if let Some(end) = end {
                 return end;
@@ -269,7 +280,10 @@ impl IoQueue {
     fn settle(&self, tokens: &mut VecDeque<Token>, moved: &mut Moved, first_error: &mut Option<Error>) {
         let Some(token) = tokens.pop_front() else { return };
         match self.wait(token) {
-            Ok(finished) => moved.retries += u64::from(finished.retries),
+            Ok(finished) => {
+                moved.retries += u64::from(finished.retries);
+                moved.late_data += u64::from(finished.late_data);
+            }
             Err(error) => *first_error = first_error.take().or(Some(error)),
         }
     }

@@ -6,6 +6,7 @@ use onehop_os::Port;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
+use crate::canary::Canary;
 use crate::command::{Io, ListSlot, Pointers, describe, list_pages, max_blocks};
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
 use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
@@ -24,12 +25,16 @@ pub struct Finished {
     pub result: u32,
     /// How often it was tried again.
     pub retries: u32,
+    /// Whether its data arrived after its completion; noticed only with [`Options::canary`].
+    pub late_data: bool,
 }
 
 enum State {
     Free,
     InFlight(u16),
     Waiting(Instant),
+    /// Completed, but its data is not there yet.
+    Settling(Finished),
     Done(Result<Finished>),
 }
 
@@ -41,9 +46,17 @@ struct Entry {
     deadline: Instant,
     what: (&'static str, u32, u64, u32),
     hold: [Option<Buffer>; 2],
+    canary: Option<Canary>,
 }
 
 impl Entry {
+    fn has_data(&self) -> bool {
+        match (&self.canary, &self.hold[0]) {
+            (Some(canary), Some(buffer)) => canary.is_gone(buffer),
+            _ => true,
+        }
+    }
+
     fn describe(&self, drive: &str) -> String {
         let (op, nsid, lba, blocks) = self.what;
         describe(op, drive, nsid, lba, blocks)
@@ -64,6 +77,7 @@ pub(crate) struct Slots {
     free: Vec<u32>,
     by_slot: Vec<u32>,
     waiting: u32,
+    settling: u32,
     lists: Dma,
     list_pages: u64,
     scratch: Option<Scratch>,
@@ -72,6 +86,7 @@ pub(crate) struct Slots {
     retries: u32,
     timeout: Duration,
     retry_delay: [Duration; 4],
+    canary: bool,
     clock: Instant,
     /// Set while the controller is being reset, and for ever once the drive is dead.
     pub(crate) closed: bool,
@@ -105,6 +120,7 @@ impl Slots {
             deadline: now,
             what: ("", 0, 0, 0),
             hold: [None, None],
+            canary: None,
         };
         let view = identity.controller();
         let support = view.sgls();
@@ -115,6 +131,7 @@ impl Slots {
             free: (0..depth).rev().collect(),
             by_slot: vec![0; depth as usize],
             waiting: 0,
+            settling: 0,
             lists,
             list_pages,
             scratch: scratch(port, identity, namespaces)?,
@@ -129,6 +146,7 @@ impl Slots {
             retry_delay: std::array::from_fn(|crd| {
                 Duration::from_millis(view.retry_delay_ms(crd as u8).into())
             }),
+            canary: options.canary,
             clock: now,
             closed: false,
             dead: None,
@@ -154,11 +172,13 @@ impl Slots {
     pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
         let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
         let sqe = self.command(io, ns, id)?;
+        let canary = self.place_canary(io, ns)?;
         self.free.pop();
         let deadline = self.clock + self.timeout;
         let entry = &mut self.entries[id as usize];
         entry.life = entry.life.wrapping_add(1);
         entry.sqe = sqe;
+        entry.canary = canary;
         entry.retries = 0;
         entry.deadline = deadline;
         entry.what = (io.op.name(), ns.nsid, io.lba, io.blocks);
@@ -184,6 +204,16 @@ impl Slots {
             page_shift: self.pointers.page_shift,
         };
         self.pointers.point(sqe, data, bytes, &list)
+    }
+
+    fn place_canary(&self, io: &Io<'_>, ns: &Namespace) -> Result<Option<Canary>> {
+        match io.data {
+            Some((buffer, offset)) if self.canary && io.op == crate::Op::Read => {
+                let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
+                Canary::place(buffer, offset, bytes).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
@@ -226,6 +256,9 @@ impl Slots {
     /// Takes all completions that are there, and submits again what waited long enough; says how many were taken.
     pub(crate) fn poll(&mut self) -> u32 {
         let taken = self.drain();
+        if self.settling > 0 {
+            self.look_for_data();
+        }
         if self.waiting > 0 {
             self.restage();
         }
@@ -249,7 +282,14 @@ impl Slots {
         let status = cqe.status();
         let entry = &mut self.entries[id as usize];
         if status.is_ok() {
-            entry.state = State::Done(Ok(Finished { result: cqe.result(), retries: entry.retries }));
+            let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
+            if entry.has_data() {
+                entry.state = State::Done(Ok(finished));
+            } else {
+                entry.state = State::Settling(Finished { late_data: true, ..finished });
+                self.settling += 1;
+                return;
+            }
         } else if status.may_retry() && entry.retries < self.retries {
             entry.retries += 1;
             let delay = self.retry_delay[status.crd() as usize & 3];
@@ -277,6 +317,31 @@ impl Slots {
         let (command, waited, retries) = (entry.describe(&self.name), self.timeout, entry.retries);
         entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
         entry.hold = [None, None];
+    }
+
+    /// Ends the reads whose data has arrived meanwhile; reads again what did not come.
+    fn look_for_data(&mut self) {
+        self.clock = Instant::now();
+        for id in 0..self.depth() {
+            let entry = &mut self.entries[id as usize];
+            let State::Settling(finished) = entry.state else { continue };
+            if entry.has_data() {
+                entry.state = State::Done(Ok(finished));
+            } else if self.clock < entry.deadline {
+                continue;
+            } else if entry.retries < self.retries {
+                entry.retries += 1;
+                entry.state = State::Waiting(self.clock);
+                self.waiting += 1;
+                self.settling -= 1;
+                continue;
+            } else {
+                let (command, waited) = (entry.describe(&self.name), self.timeout);
+                entry.state = State::Done(Err(Error::DataMissing { command, waited }));
+            }
+            self.settling -= 1;
+            entry.hold = [None, None];
+        }
     }
 
     /// Stages what waited long enough.
@@ -356,8 +421,9 @@ impl Slots {
         self.closed = true;
         self.dead = Some(error.clone());
         self.waiting = 0;
+        self.settling = 0;
         for entry in &mut self.entries {
-            if matches!(entry.state, State::InFlight(_) | State::Waiting(_)) {
+            if matches!(entry.state, State::InFlight(_) | State::Waiting(_) | State::Settling(_)) {
                 entry.state = State::Done(Err(error.clone()));
                 let hold = std::mem::take(&mut entry.hold);
                 if !matches!(error, Error::Gone { .. }) {

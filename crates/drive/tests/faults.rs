@@ -45,8 +45,6 @@ enum Sees {
     TimedOut,
     /// That the device is gone.
     Gone,
-    /// That the device could not be brought back.
-    Dead,
     /// Wrong data, which only a check of the data itself notices.
     CaughtByVerification,
 }
@@ -67,6 +65,7 @@ const ROWS: &[Row] = &[
     row("lost@n=5", Sees::DataAfterRecovery),
     row("lost@lba=9-9", Sees::TimedOut),
     row("torn@n=5,delay=30ms", Sees::CaughtByVerification),
+    row("torn@n=5,delay=30ms&canary", Sees::Data),
     row("fail-once@n=5", Sees::Data),
     row("fail-once@n=5,crd=1", Sees::Data),
     row("fail@lba=9-9", Sees::CommandError),
@@ -110,12 +109,13 @@ fn pattern() -> Vec<u8> {
 
 /// One read of 64 blocks, one command a block, on a drive with this fault.
 fn meet(mode: Mode, fault: &str) -> (Sim, Seen) {
+    let (fault, canary) = fault.strip_suffix("&canary").map_or((fault, false), |fault| (fault, true));
     let spec = format!("mem:1M?mdts=1&cmb=1M&to=1&crdt=1&crdt_unit=100ms&fault={fault}");
     let sim = onehop_sim::open(&spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
     let data = pattern();
     sim.write_media(1, 0, &data).unwrap();
     // One block a command: a fault meets the fifth of 64.
-    let drive = Drive::open(sim.port(), options()).unwrap();
+    let drive = Drive::open(sim.port(), Options { canary, ..options() }).unwrap();
     let start = Instant::now();
     let (result, got) = match mode {
         Mode::Cpu => by_cpu(&drive),
@@ -134,14 +134,13 @@ fn meet(mode: Mode, fault: &str) -> (Sim, Seen) {
                 Error::Command { .. } => Sees::CommandError,
                 Error::TimedOut { .. } => Sees::TimedOut,
                 Error::Gone { .. } => Sees::Gone,
-                Error::Dead { .. } => Sees::Dead,
                 other => panic!("{fault} in {mode:?}: {other}"),
             };
             (sees, error.to_string())
         }
     };
     // Whatever happened, the drive goes on working, unless it is gone.
-    if sees != Sees::Gone && sees != Sees::Dead {
+    if sees != Sees::Gone {
         let queue = drive.queue().unwrap();
         let ns = drive.namespace(1).unwrap();
         let buffer = drive.buffer(512).unwrap();
@@ -185,16 +184,72 @@ fn by_gpu(drive: &Drive, mode: GpuMode, placement: Placement) -> (Result<(), Err
     (result, got)
 }
 
-fn mode_name(mode: Mode) -> String {
+fn mode_name(mode: Mode) -> &'static str {
     match mode {
-        Mode::Cpu => "CPU".to_owned(),
-        Mode::Gpu(GpuMode::Owner, p) => format!("GPU owner, {}", placement_name(p)),
-        Mode::Gpu(GpuMode::Shared { .. }, p) => format!("GPU shared, {}", placement_name(p)),
+        Mode::Cpu => "CPU",
+        Mode::Gpu(GpuMode::Owner, _) => "GPU, owner",
+        Mode::Gpu(GpuMode::Shared { .. }, _) => "GPU, shared",
     }
 }
 
-fn placement_name(p: Placement) -> String {
-    format!("sq {} cq {} data {}", p.sq.name(), p.cq.name(), p.data.name())
+fn placement_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Cpu => "host",
+        Mode::Gpu(_, Placement::POSTED_CMB) => "posted, sq in cmb",
+        Mode::Gpu(_, p) => p.route().map_or("other", |route| route.trim_start_matches("gpu/")),
+    }
+}
+
+/// One line of the table: a fault in a mode, over all placements.
+#[derive(Default)]
+struct Line {
+    placements: Vec<&'static str>,
+    sees: &'static str,
+    recoveries: Vec<String>,
+    noticed: Vec<String>,
+    mended: Vec<String>,
+}
+
+impl Line {
+    fn add(&mut self, mode: Mode, seen: &Seen) {
+        self.placements.push(placement_name(mode));
+        self.sees = seen.sees.text();
+        let recovery = seen.recovery.map_or("none".to_owned(), |r| r.to_string());
+        if !self.recoveries.contains(&recovery) {
+            self.recoveries.push(recovery);
+        }
+        let ms = |time: Duration| format!("{:.0}", time.as_secs_f64() * 1e3);
+        self.noticed.push(ms(seen.took.saturating_sub(seen.mending)));
+        self.mended.push(if seen.recovery.is_some() { ms(seen.mending) } else { "–".to_owned() });
+    }
+
+    fn write(&self, fault: &str, mode: &str, table: &mut String) {
+        let fault = shown(fault);
+        let (placements, recoveries) = (self.placements.join(" / "), self.recoveries.join("; "));
+        let (noticed, mended) = (self.noticed.join(" / "), self.mended.join(" / "));
+        let _ = writeln!(
+            table,
+            "| `{fault}` | {mode} | {placements} | {} | {recoveries} | {noticed} | {mended} |",
+            self.sees
+        );
+    }
+}
+
+/// A fault as the table shows it.
+fn shown(fault: &str) -> String {
+    fault.replace("&fault=", "` and `").replace("&canary", "` with `Options::canary")
+}
+
+impl Sees {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Data | Self::DataAfterRecovery => "the right data",
+            Self::CommandError => "an error that names the command, its blocks and the status",
+            Self::TimedOut => "an error: not completed, and by what its memory was got back",
+            Self::Gone => "an error: the device is gone",
+            Self::CaughtByVerification => "wrong data; only checking the data itself shows it",
+        }
+    }
 }
 
 /// Rules that a fault breaks by itself: a completion that is posted twice may find no room, and nobody can know of a
@@ -209,31 +264,28 @@ fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
 fn every_fault_in_every_mode() {
     let mut table = String::new();
     for row in ROWS {
-        for mode in MODES {
-            let (sim, seen) = meet(mode, row.fault);
-            assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
-            // Nothing hangs: detection and every recovery are bounded.
-            assert!(seen.took < Duration::from_secs(10), "{} in {mode:?} took {:?}", row.fault, seen.took);
-            let mut broken = sim.violations();
-            broken.retain(|v| !is_the_faults_own(row.fault, v.rule));
-            assert!(broken.is_empty(), "{} in {mode:?}: {broken:?}", row.fault);
-            let recovery = seen.recovery.map_or("none needed".to_owned(), |r| r.to_string());
-            let noticed = seen.took.saturating_sub(seen.mending);
-            let _ = writeln!(
-                table,
-                "| `{}` | {} | {} | {} | {:.0} | {:.0} |",
-                row.fault.replace("&fault=", "` + `"),
-                mode_name(mode),
-                seen.text.replace("sim:mem:1M", "the drive").chars().take(110).collect::<String>(),
-                recovery,
-                noticed.as_secs_f64() * 1e3,
-                seen.mending.as_secs_f64() * 1e3,
-            );
+        for same in MODES.chunk_by(|a, b| mode_name(*a) == mode_name(*b)) {
+            let mut line = Line::default();
+            for mode in same {
+                line.add(*mode, &meet_as_expected(row, *mode));
+            }
+            line.write(row.fault, mode_name(same[0]), &mut table);
         }
     }
     if let Some(path) = std::env::var_os("ONEHOP_FAULT_TABLE") {
         std::fs::write(path, table).unwrap();
     }
+}
+
+fn meet_as_expected(row: &Row, mode: Mode) -> Seen {
+    let (sim, seen) = meet(mode, row.fault);
+    assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
+    // Nothing hangs: detection and every recovery are bounded.
+    assert!(seen.took < Duration::from_secs(10), "{} in {mode:?} took {:?}", row.fault, seen.took);
+    let mut broken = sim.violations();
+    broken.retain(|v| !is_the_faults_own(row.fault, v.rule));
+    assert!(broken.is_empty(), "{} in {mode:?}: {broken:?}", row.fault);
+    seen
 }
 
 /// Every kind of fault that the simulator knows has a row.
@@ -244,5 +296,15 @@ fn no_fault_is_left_out() {
             .iter()
             .any(|row| row.fault.split("&fault=").any(|fault| fault.split('@').next() == Some(kind.name())));
         assert!(named, "no row for {}", kind.name());
+    }
+}
+
+/// The table in the docs has a line for every row here.
+#[test]
+fn the_docs_have_every_row() {
+    let docs = include_str!("../../../docs/faults.md");
+    for row in ROWS {
+        let name = format!("| `{}` |", shown(row.fault));
+        assert_eq!(docs.matches(&name).count(), 3, "docs/faults.md and {name}");
     }
 }

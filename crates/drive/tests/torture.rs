@@ -168,6 +168,7 @@ fn a_million_operations_with_faults() {
         "late@p=0.00003,delay=120ms",
         "reorder@p=0.01,by=3,delay=2ms",
         "lost@p=0.00005",
+        "torn@p=0.0005,delay=300us",
         "fail-once@p=0.001",
         "fail-once@p=0.00002,crd=1",
         "wrong-cid@p=0.00002",
@@ -186,6 +187,7 @@ fn a_million_operations_with_faults() {
         abort_wait: Duration::from_millis(20),
         admin_timeout: Duration::from_millis(500),
         retries: 4,
+        canary: true,
         ..Options::default()
     };
     let drive = Drive::open(sim.port(), options).unwrap();
@@ -211,7 +213,7 @@ fn a_million_operations_with_faults() {
         torture.begin(op);
         if op % every == 0 {
             let round = (op / every) as usize;
-            let mode = if round % 2 == 0 { GpuMode::Owner } else { GpuMode::Shared { threads: 12 } };
+            let mode = if round.is_multiple_of(2) { GpuMode::Owner } else { GpuMode::Shared { threads: 12 } };
             gpu_reads_all(&drive, &mut torture, mode, placements[round % 4]);
         }
     }

@@ -1,0 +1,70 @@
+//! What queues cost: cycles and nanoseconds to submit and to complete a command, commands per second of one core.
+//!
+//! Measured against the null controller, which answers at once and moves nothing, so that what is left is the
+//! driver's own cost; the controller's own share is measured beside it. Any other drive can be measured too, with its
+//! data checked.
+#![forbid(unsafe_code)]
+
+mod cpu;
+mod stats;
+
+pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
+pub use stats::{Clock, Quantiles, median};
+
+use serde::Serialize;
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something could not be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The drive failed.
+    #[error(transparent)]
+    Drive(#[from] onehop_drive::Error),
+    /// The simulated drive could not be made.
+    #[error(transparent)]
+    Sim(#[from] onehop_sim::Error),
+    /// The data that came back was not the data that was written.
+    #[error("block {lba} did not come back as it was; no figure is given for a drive that returns wrong data")]
+    WrongData {
+        /// The first block that differs.
+        lba: u64,
+    },
+    /// A measurement that does not make sense.
+    #[error("{0}")]
+    Setup(String),
+}
+
+/// One row of a table of queue costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Who drives the queue: `cpu` or `gpu`.
+    pub side: &'static str,
+    /// How: `owner` or `shared`.
+    pub mode: &'static str,
+    /// Queues.
+    pub queues: u32,
+    /// Commands in flight on each.
+    pub depth: u32,
+    /// Threads.
+    pub threads: u32,
+    /// Bytes of a command.
+    pub block: u64,
+    /// Commands per second.
+    pub iops: f64,
+    /// Nanoseconds of a command: wall time over commands.
+    pub ns_per_command: f64,
+    /// Median of a command's latency, from before its submission until it was taken.
+    pub p50_ns: f64,
+    /// The 99th percentile of the same.
+    pub p99_ns: f64,
+    /// Cycles to submit a command, the doorbell's share and whatever the controller does in it included.
+    pub cycles_submit: f64,
+    /// Cycles to take a completion.
+    pub cycles_complete: f64,
+    /// What the controller itself takes for a command, where that is known.
+    pub controller_ns: Option<f64>,
+    /// Registers of a GPU thread.
+    pub regs: Option<u32>,
+}
