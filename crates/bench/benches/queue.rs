@@ -13,7 +13,9 @@ fn submit_and_complete(c: &mut Criterion) {
         let queue = CpuQueue::open(sim.port(), depth, 4096).unwrap();
         let mut tokens = VecDeque::new();
         group.throughput(Throughput::Elements(depth.into()));
-        group.bench_function(BenchmarkId::new("depth", depth), |b| b.iter(|| queue.batch(&mut tokens).unwrap()));
+        group.bench_function(BenchmarkId::new("depth", depth), |b| {
+            b.iter(|| queue.batch(&mut tokens).unwrap())
+        });
     }
     group.finish();
 }

@@ -25,7 +25,8 @@ pub struct CpuQueue {
     buffer: Buffer,
     depth: u32,
     blocks: u32,
-    simulated_null: bool,
+    /// Whether the drive is [`NULL_DRIVE`], whose own share is known.
+    null: bool,
 }
 
 /// What a batch took, in cycles for each command.
@@ -40,7 +41,7 @@ impl CpuQueue {
     /// # Errors
     /// When the drive does not come up, or does not do such commands.
     pub fn open(port: Port, depth: u32, block: u64) -> Result<Self> {
-        let simulated_null = port.name.contains("null=");
+        let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
         let options = Options { depth, queues: 1, ..Options::default() };
         let drive = Drive::open(port, options)?;
         let queue = drive.queue()?;
@@ -52,10 +53,12 @@ impl CpuQueue {
         let blocks = u32::try_from(ns.format.blocks_within(block)).unwrap_or(u32::MAX);
         if blocks == 0 || ns.format.transfer_bytes(blocks.into()) != Some(block) {
             let unit = ns.format.transfer_bytes(1).unwrap_or(0);
-            return Err(Error::Setup(format!("{block} bytes are no multiple of the drive's blocks of {unit} bytes")));
+            return Err(Error::Setup(format!(
+                "{block} bytes are no multiple of the drive's blocks of {unit} bytes"
+            )));
         }
         let buffer = drive.buffer(depth as usize * block as usize)?;
-        Ok(Self { drive, queue, ns, buffer, depth, blocks, simulated_null })
+        Ok(Self { drive, queue, ns, buffer, depth, blocks, null })
     }
 
     /// The drive that is measured.
@@ -101,7 +104,10 @@ impl CpuQueue {
         let done = cycles();
         let count = f64::from(self.depth);
         failed.map_or(
-            Ok(Batch { submit: (submitted - start) as f64 / count, complete: (done - submitted) as f64 / count }),
+            Ok(Batch {
+                submit: (submitted - start) as f64 / count,
+                complete: (done - submitted) as f64 / count,
+            }),
             |error| Err(error.into()),
         )
     }
@@ -111,9 +117,7 @@ impl CpuQueue {
     /// # Errors
     /// When a command fails, or wrong data comes back from a drive that keeps data.
     pub fn row(&self, clock: &Clock) -> Result<Row> {
-        if !self.simulated_null {
-            self.check_data()?;
-        }
+        self.check_data()?;
         let mut tokens = VecDeque::with_capacity(self.depth as usize);
         let warm_up = Instant::now();
         while warm_up.elapsed() < ROW_TIME / 10 {
@@ -150,7 +154,7 @@ impl CpuQueue {
             p99_ns: clock.ns(latencies.at(0.99)),
             cycles_submit: median(&mut submits),
             cycles_complete: median(&mut completes),
-            controller_ns: self.simulated_null.then(|| ceiling(self.depth)),
+            controller_ns: self.null.then(|| ceiling(self.depth)),
             regs: None,
         })
     }
@@ -164,7 +168,10 @@ impl CpuQueue {
         for lba in 0..u64::from(self.blocks.min(16)) {
             self.queue.read(&self.ns, lba, 1, &single, 0)?;
             let one = single.host()?.to_vec(0, block as usize).map_err(onehop_drive::Error::from)?;
-            let other = whole.host()?.to_vec((lba * block) as usize, block as usize).map_err(onehop_drive::Error::from)?;
+            let other = whole
+                .host()?
+                .to_vec((lba * block) as usize, block as usize)
+                .map_err(onehop_drive::Error::from)?;
             if one != other {
                 return Err(Error::WrongData { lba });
             }

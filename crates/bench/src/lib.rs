@@ -26,7 +26,9 @@ pub enum Error {
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
     /// The data that came back was not the data that was written.
-    #[error("block {lba} did not come back as it was; no figure is given for a drive that returns wrong data")]
+    #[error(
+        "block {lba} did not come back as it was; no figure is given for a drive that returns wrong data"
+    )]
     WrongData {
         /// The first block that differs.
         lba: u64,
@@ -55,7 +57,7 @@ pub struct Row {
     pub iops: f64,
     /// Nanoseconds of a command: wall time over commands.
     pub ns_per_command: f64,
-    /// Median of a command's latency, from before its submission until it was taken.
+    /// Median time of a whole batch, from before its first submission until its last completion was taken.
     pub p50_ns: f64,
     /// The 99th percentile of the same.
     pub p99_ns: f64,

@@ -228,7 +228,13 @@ impl GpuQueues {
     }
 
     /// Splits jobs into commands of what the controller moves at once, and describes their memory.
-    fn plan(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], buffer: &Buffer) -> Result<(Vec<(Work, u64)>, Dma)> {
+    fn plan(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        jobs: &[GpuJob],
+        buffer: &Buffer,
+    ) -> Result<(Vec<(Work, u64)>, Dma)> {
         let identity = self.drive.identity();
         if ns.format.has_separate_metadata() {
             let why = "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended";

@@ -235,9 +235,9 @@ impl Config {
             return no("cmb is a multiple of 4096, at most 1G");
         }
         if let Media::Memory(bytes) = self.media
-            && (bytes < smallest || bytes > 1 << 44)
+            && (bytes / u64::from(self.namespaces) < smallest || bytes > 1 << 44)
         {
-            return no("memory media hold at least one block, at most 16T");
+            return no("memory media hold at least one block of each namespace, and at most 16T");
         }
         Ok(())
     }

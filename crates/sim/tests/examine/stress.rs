@@ -60,7 +60,6 @@ fn inline_and_with_a_worker() {
 }
 
 #[test]
-#[ignore = "takes some seconds: a million commands"]
 fn a_million() {
     println!("{:.0} commands a second", churn("mem:8M?lba=4096&workers=0", 1_000_000));
 }

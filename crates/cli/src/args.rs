@@ -1,0 +1,47 @@
+//! The command line as clap sees it. Every command keeps its own arguments in its own module.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands;
+
+/// Moves bytes from a PCIe device into GPU memory in one hop, and says honestly which way they went.
+#[derive(Parser)]
+#[command(
+    name = "onehop",
+    version,
+    subcommand_required = true,
+    after_help = "Examples:\n  onehop demo\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n\n\
+                  Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 not possible on this machine, 130 stopped by \
+                  Ctrl-C."
+)]
+pub(crate) struct Args {
+    /// Print one JSON document on stdout, and nothing else there
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Demo(commands::demo::Args),
+    Read(commands::read::Args),
+    Write(commands::write::Args),
+    /// Look at an NVMe drive, and reset it
+    #[command(subcommand_required = true, after_help = "Example:\n  onehop drive identify -d sim:mem:64M")]
+    Drive {
+        #[command(subcommand)]
+        command: DriveCommand,
+    },
+    Bench(commands::bench::Args),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum DriveCommand {
+    List(commands::list::Args),
+    Identify(commands::identify::Args),
+    Smart(commands::smart::Args),
+    Errors(commands::errors::Args),
+    DumpBar0(commands::bar0::Args),
+    Reset(commands::reset::Args),
+}

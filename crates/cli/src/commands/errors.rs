@@ -1,0 +1,70 @@
+//! `onehop drive errors`: the drive's own log of commands that failed.
+
+use onehop_proto::log::{self, ErrorEntry, error_entries};
+use serde_json::{Value, json};
+
+use crate::drives::{self, DriveArg};
+use crate::error::Result;
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Show a drive's own log of failed commands, the newest first
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  onehop drive errors -d sim:mem:64M")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    drive: DriveArg,
+    /// Show at most so many
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    count: u16,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let drive = drives::open(&args.drive.drive)?;
+    let kept = u16::from(drive.identity().controller().elpe_z()) + 1;
+    let ask = usize::from(kept.min(args.count));
+    let page = drive.log_page(log::id::ERROR, u32::MAX, ask * ErrorEntry::BYTES)?;
+    let entries: Vec<_> = error_entries(&page).collect();
+    let mut text = Text::default();
+    text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
+    text.row(
+        "errors",
+        format!(
+            "{} in its log, which keeps {kept}",
+            units::count(entries.len() as u64, "entry").replace("entrys", "entries")
+        ),
+    );
+    for entry in &entries {
+        text.row(&format!("#{}", entry.error_count()), describe(entry));
+    }
+    let list: Vec<_> = entries.iter().map(document).collect();
+    let document = json!({
+        "drive": drive.name(), "simulated": drive.identity().simulated, "kept": kept, "entries": list,
+    });
+    Report::new(document, text)
+}
+
+fn describe(entry: &ErrorEntry<'_>) -> String {
+    format!(
+        "{}; queue {}, command {:#06x}, namespace {}, block {}",
+        entry.status(),
+        entry.sqid(),
+        entry.cid(),
+        entry.nsid(),
+        entry.lba()
+    )
+}
+
+fn document(entry: &ErrorEntry<'_>) -> Value {
+    json!({
+        "error_count": entry.error_count(),
+        "queue": entry.sqid(),
+        "command_id": entry.cid(),
+        "status": entry.status().to_string(),
+        "status_field": format!("{:#06x}", entry.status_field()),
+        "parameter": entry.parameter(),
+        "lba": entry.lba(),
+        "nsid": entry.nsid(),
+    })
+}

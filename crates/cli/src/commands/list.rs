@@ -1,0 +1,74 @@
+//! `onehop drive list`: the NVMe controllers of this machine, and who uses them.
+
+use serde_json::json;
+
+use crate::drives;
+use crate::error::Result;
+use crate::report::{Report, Text};
+use crate::sysfs::{self, BlockDevice, Controller, Roots};
+use crate::units;
+
+/// List this machine's NVMe drives, and whether they are in use; changes nothing
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  onehop drive list\n  onehop drive list -d sim:mem:64M --json")]
+pub(crate) struct Args {
+    /// List this drive as well; simulated ones cannot be found otherwise
+    #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
+    drive: Option<String>,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let found = sysfs::controllers(&Roots::here());
+    let mut text = Text::default();
+    for controller in &found {
+        describe(controller, &mut text);
+    }
+    if found.is_empty() {
+        text.line("this machine shows no NVMe controller in /sys/bus/pci (class 0x0108xx)");
+    }
+    let mut given = None;
+    if let Some(spec) = &args.drive {
+        let drive = drives::open(spec)?;
+        let identity = drive.identity();
+        let (model, serial) = (identity.model(), identity.serial());
+        let mark = if identity.simulated { " (simulated)" } else { "" };
+        text.line(format_args!("{}{mark}  {model}, serial {serial}", drive.name()));
+        for ns in drive.namespaces() {
+            let (id, size) = (ns.nsid, units::bytes(ns.data_bytes()));
+            text.line(format_args!("  namespace {id}: {size} in blocks of {} bytes", ns.format.lba_bytes()));
+        }
+        given = Some(json!({
+            "drive": drive.name(), "model": model, "serial": serial, "simulated": identity.simulated,
+            "namespaces": drive.namespaces().iter().map(|ns| ns.nsid).collect::<Vec<_>>(),
+        }));
+    }
+    text.line("simulated drives are not listed: name one with -d sim:mem:64M or -d sim:IMAGE");
+    Report::new(json!({ "drives": found, "given": given }), text)
+}
+
+fn describe(controller: &Controller, text: &mut Text) {
+    let driver = controller.driver.as_deref().map_or("no driver".into(), |name| format!("driver {name}"));
+    let Controller { address, vendor, device, .. } = controller;
+    let model = controller.model.as_deref().unwrap_or("unknown model");
+    let serial = controller.serial.as_deref().unwrap_or("unknown");
+    let in_use = if controller.in_use { "in use" } else { "not in use" };
+    text.line(format_args!("{address}  {vendor}:{device}  {model}, serial {serial}, {driver}, {in_use}"));
+    for ns in &controller.namespaces {
+        text.line(format_args!("  {}: {}{}", ns.name, units::bytes(ns.bytes), users(ns)));
+    }
+}
+
+fn users(ns: &BlockDevice) -> String {
+    let mut words = String::new();
+    if !ns.mounted.is_empty() {
+        words.push_str(&format!(", mounted on {}", ns.mounted.join(", ")));
+    }
+    if !ns.held_by.is_empty() {
+        words.push_str(&format!(", held by {}", ns.held_by.join(", ")));
+    }
+    if ns.swap {
+        words.push_str(", used for swap");
+    }
+    words
+}

@@ -1,0 +1,19 @@
+//! The commands, one module each: its arguments, and a `run` that gives a report.
+
+pub(crate) mod bar0;
+pub(crate) mod bench;
+pub(crate) mod demo;
+pub(crate) mod errors;
+pub(crate) mod identify;
+pub(crate) mod list;
+pub(crate) mod read;
+pub(crate) mod reset;
+pub(crate) mod smart;
+pub(crate) mod write;
+
+use crate::stop::StopFlag;
+
+/// What every command is given.
+pub(crate) struct Context {
+    pub stop: StopFlag,
+}

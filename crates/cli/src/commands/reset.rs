@@ -1,0 +1,40 @@
+//! `onehop drive reset`: resets the controller and says how long that took.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::drives::{self, DriveArg};
+use crate::error::Result;
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Reset a drive's controller, bring it up again, and say how long it took
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  onehop drive reset -d sim:mem:64M")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    drive: DriveArg,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let start = Instant::now();
+    let drive = drives::open(&args.drive.drive)?;
+    let opened = start.elapsed();
+    let start = Instant::now();
+    drive.reset()?;
+    let reset = start.elapsed();
+    let mut text = Text::default();
+    text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
+    text.row("opened", format!("in {}: disabled, enabled, identified", units::time(opened)));
+    text.row("reset", format!("in {}: disabled, enabled, and the same drive as before", units::time(reset)));
+    let document = json!({
+        "drive": drive.name(),
+        "serial": drive.identity().serial(),
+        "simulated": drive.identity().simulated,
+        "open_seconds": opened.as_secs_f64(),
+        "reset_seconds": reset.as_secs_f64(),
+    });
+    Report::new(document, text)
+}

@@ -1,0 +1,137 @@
+//! `onehop write`: a file into GPU memory, and from there to the drive.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use onehop_drive::{Drive, GpuJob, Namespace, Op};
+
+use crate::commands::Context;
+use crate::commands::read::{bytes_of, mismatch};
+use crate::drives::{self, DriveArg};
+use crate::error::{CliError, Result};
+use crate::gpus::{self, GpuArg};
+use crate::report::{Report, Text};
+use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
+use crate::units;
+
+/// Write a file, by way of GPU memory, to blocks of a drive
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  onehop write -d sim:disk.img --lba 16 --in part.bin --serial ONEHOP-SIM-1 --yes \
+                        --verify\n\nThe serial number is what `onehop drive identify` shows; it is asked for so that \
+                        the right drive is written to."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    drive: DriveArg,
+    /// The first block
+    #[arg(long, value_name = "N", value_parser = units::parse_number)]
+    lba: u64,
+    /// The file with the bytes
+    #[arg(long = "in", value_name = "FILE")]
+    input: PathBuf,
+    /// The drive's own serial number
+    #[arg(long, value_name = "S")]
+    serial: String,
+    /// Yes, overwrite these blocks
+    #[arg(long)]
+    yes: bool,
+    /// Fill the last block up with zeroes if the file ends within it
+    #[arg(long)]
+    pad: bool,
+    /// The namespace
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    nsid: u32,
+    #[command(flatten)]
+    gpu: GpuArg,
+    #[command(flatten)]
+    route: RouteArgs,
+    /// Read the blocks back by the CPU and compare every byte
+    #[arg(long)]
+    verify: bool,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let gpu = gpus::choose(&args.gpu)?;
+    args.route.gpu_mode()?;
+    args.route.candidates()?;
+    let (mut file, file_bytes) = open_input(args)?;
+    let drive = Drive::open(drives::find(&args.drive.drive)?.port, args.route.options(true))?;
+    let ns = drive.namespace(args.nsid)?;
+    let blocks = blocks_of(args, ns, file_bytes)?;
+    let bytes = bytes_of(ns, args.lba, blocks)?;
+    allow(args, &drive, blocks)?;
+    let job = GpuJob { lba: args.lba, blocks, offset: 0 };
+    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    let (engine, memory) = Engine::open(&plan, bytes)?;
+    transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
+    let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;
+    let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
+    let mut outcome = Outcome::new(&drive, &gpu, &engine, &tally, crc);
+    // Its queues may be all that the drive grants.
+    drop(engine);
+    drive.queue()?.flush(ns)?;
+    let mut failure = None;
+    if args.verify {
+        let differs = transfer::verify(&drive, ns, &job, &memory.region, &context.stop)?;
+        outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
+        failure = differs.map(|at| mismatch(at, block_bytes(ns), args.lba));
+    }
+    let mut text = Text::default();
+    outcome.rows(&mut text);
+    text.row("flushed", "yes: the drive says that the blocks are durable");
+    Ok(Report::new(outcome, text)?.failed(failure))
+}
+
+fn open_input(args: &Args) -> Result<(File, u64)> {
+    let file = File::open(&args.input).map_err(|e| CliError::file("open", &args.input, e))?;
+    let meta = file.metadata().map_err(|e| CliError::file("look at", &args.input, e))?;
+    let refuse = |why: &str| Err(CliError::Usage(format!("--in {}: {why}", args.input.display())));
+    if !meta.is_file() {
+        return refuse("only a regular file has a size that can be known beforehand");
+    }
+    if meta.len() == 0 {
+        return refuse("the file is empty, so there is nothing to write");
+    }
+    Ok((file, meta.len()))
+}
+
+/// How many blocks the file takes; an error where it does not fill the last one.
+fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
+    let block = block_bytes(ns);
+    let over = bytes % block;
+    if over != 0 && !args.pad {
+        return Err(CliError::Usage(format!(
+            "{} has {bytes} bytes, which is {} blocks of {block} bytes and {over} bytes more; add --pad to fill the \
+             last block up with {} zero bytes",
+            args.input.display(),
+            bytes / block,
+            block - over
+        )));
+    }
+    Ok(bytes.div_ceil(block))
+}
+
+/// Nothing is written unless it is this drive that is meant, and meant to be written to.
+fn allow(args: &Args, drive: &Drive, blocks: u64) -> Result<()> {
+    let serial = drive.identity().serial();
+    if serial.is_empty() || args.serial != serial {
+        return Err(CliError::Usage(format!(
+            "'{}' is not the serial number of {}; `onehop drive identify -d '{}'` shows it",
+            args.serial.escape_debug(),
+            drive.name(),
+            args.drive.drive
+        )));
+    }
+    if !args.yes {
+        return Err(CliError::Usage(format!(
+            "this would overwrite blocks {} to {} of namespace {} of {}; add --yes if that is meant",
+            args.lba,
+            args.lba + blocks - 1,
+            args.nsid,
+            drive.name()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Why a command did not do what it was asked, and the exit code that says so.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::route::WhyNot;
+
+/// The result of everything here.
+pub(crate) type Result<T> = std::result::Result<T, CliError>;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    /// The arguments do not make sense, or do not fit the drive.
+    #[error("{0}")]
+    Usage(String),
+    /// It cannot be had on this machine, or with this drive.
+    #[error("{what} is not possible here: {reason}. {fix}")]
+    NotPossible { what: String, reason: String, fix: String },
+    /// No route can be had.
+    #[error("no route works here: {}", list(.0))]
+    NoRoute(Vec<WhyNot>),
+    /// A drive could not be driven, or a command of it failed.
+    #[error(transparent)]
+    Drive(#[from] onehop_drive::Error),
+    /// A simulated drive could not be made.
+    #[error(transparent)]
+    Sim(#[from] onehop_sim::Error),
+    /// QEMU's drive could not be had.
+    #[error(transparent)]
+    Qtest(#[from] onehop_qtest::Error),
+    /// GPU memory could not be had or reached.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// Host memory could not be had or reached.
+    #[error(transparent)]
+    Memory(#[from] onehop_os::Error),
+    /// A file could not be used.
+    #[error("{call} {path}: {source}")]
+    File { call: &'static str, path: String, source: std::io::Error },
+    /// The bytes in GPU memory are not those of the drive.
+    #[error("{0}")]
+    Mismatch(String),
+    /// Something else failed.
+    #[error("{0}")]
+    Failed(String),
+    /// Ctrl-C, or a request to end.
+    #[error("stopped before it was done; queues are deleted and the controller is shut down")]
+    Interrupted,
+}
+
+/// What a failure looks like in JSON.
+#[derive(Serialize)]
+pub(crate) struct ErrorDoc {
+    kind: &'static str,
+    exit_code: u8,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tried: Vec<WhyNot>,
+}
+
+impl CliError {
+    /// A file that could not be used.
+    pub(crate) fn file(call: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::File { call, path: path.display().to_string(), source }
+    }
+
+    /// Something that this machine, this drive or this build cannot do.
+    pub(crate) fn not_possible(
+        what: impl Into<String>,
+        reason: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        match self.kind() {
+            "usage" => 2,
+            "not_possible" => 3,
+            "interrupted" => 130,
+            _ => 1,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        use onehop_drive::Error as Drive;
+        use onehop_sim::Error as Sim;
+        match self {
+            Self::Usage(_)
+            | Self::Drive(Drive::NoNamespace { .. } | Drive::Range { .. })
+            | Self::Sim(
+                Sim::UnknownOption { .. }
+                | Sim::BadValue { .. }
+                | Sim::UnknownFault { .. }
+                | Sim::BadFault { .. }
+                | Sim::Contradiction(_),
+            )
+            | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
+            Self::NotPossible { .. }
+            | Self::NoRoute(_)
+            | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
+                "not_possible"
+            }
+            Self::Interrupted => "interrupted",
+            Self::Mismatch(_) => "mismatch",
+            _ => "failed",
+        }
+    }
+
+    /// The same for a machine.
+    pub(crate) fn document(&self) -> ErrorDoc {
+        let (reason, fix, tried) = match self {
+            Self::NotPossible { reason, fix, .. } => (Some(reason.clone()), Some(fix.clone()), Vec::new()),
+            Self::NoRoute(tried) => (None, None, tried.clone()),
+            _ => (None, None, Vec::new()),
+        };
+        let (kind, exit_code, message) = (self.kind(), self.code(), self.to_string());
+        ErrorDoc { kind, exit_code, message, reason, fix, tried }
+    }
+}
+
+fn list(tried: &[WhyNot]) -> String {
+    let each = |no: &WhyNot| format!("{} ({}; {})", no.route, no.reason, no.fix);
+    tried.iter().map(each).collect::<Vec<_>>().join(", ")
+}

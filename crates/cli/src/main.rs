@@ -1,0 +1,75 @@
+//! The `onehop` command: bytes from a PCIe device into GPU memory in one hop, and an honest account of how they went.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod drives;
+mod error;
+mod gpus;
+mod model;
+mod progress;
+mod report;
+mod route;
+mod stop;
+mod sysfs;
+mod transfer;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use args::{Args, Command, DriveCommand};
+use commands::Context;
+use error::{CliError, Result};
+use report::Report;
+use stop::StopFlag;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refuse(&error),
+    };
+    let json = args.json;
+    let ended = StopFlag::install().and_then(|stop| run(&args.command, &Context { stop }));
+    ExitCode::from(match ended {
+        Ok(report) => report.print(json),
+        Err(error) => report::print_error(&error, json),
+    })
+}
+
+fn run(command: &Command, context: &Context) -> Result<Report> {
+    match command {
+        Command::Demo(args) => commands::demo::run(args, context),
+        Command::Read(args) => commands::read::run(args, context),
+        Command::Write(args) => commands::write::run(args, context),
+        Command::Bench(args) => commands::bench::run(args, context),
+        Command::Drive { command } => match command {
+            DriveCommand::List(args) => commands::list::run(args),
+            DriveCommand::Identify(args) => commands::identify::run(args),
+            DriveCommand::Smart(args) => commands::smart::run(args),
+            DriveCommand::Errors(args) => commands::errors::run(args),
+            DriveCommand::DumpBar0(args) => commands::bar0::run(args),
+            DriveCommand::Reset(args) => commands::reset::run(args),
+        },
+    }
+}
+
+/// What clap has to say: help and version, or wrong arguments.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // A closed pipe is no reason to fail.
+    let _ = error.print();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return ExitCode::SUCCESS;
+    }
+    // The arguments could not be parsed, so the flag has to be looked for by hand.
+    if std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json") {
+        let text = error.to_string();
+        // What is wrong; how to use the command follows after an empty line.
+        let wrong = text.split("\n\n").next().unwrap_or_default();
+        let words: Vec<_> = wrong.strip_prefix("error: ").unwrap_or(wrong).split_whitespace().collect();
+        report::print_error_document(&CliError::Usage(words.join(" ")));
+    }
+    ExitCode::from(2)
+}

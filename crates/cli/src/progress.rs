@@ -1,0 +1,34 @@
+//! A progress bar on stderr, where that is a terminal.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar that goes away by itself.
+pub(crate) struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar for so many bytes.
+    pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(bytes).with_message(what);
+        let template = "{msg} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    /// So many bytes more are done.
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

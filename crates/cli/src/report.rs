@@ -1,0 +1,96 @@
+//! What a command has to say: a document for machines, text for people. Only this module writes to stdout.
+
+use std::fmt::Display;
+use std::io::Write;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::error::{CliError, Result};
+
+/// Lines for people: a label, and what there is to say about it.
+#[derive(Default)]
+pub(crate) struct Text(String);
+
+impl Text {
+    /// A line with a label in front.
+    pub(crate) fn row(&mut self, label: &str, what: impl Display) {
+        self.0.push_str(&format!("{label:<11} {what}\n"));
+    }
+
+    /// A line as it is.
+    pub(crate) fn line(&mut self, what: impl Display) {
+        self.0.push_str(&format!("{what}\n"));
+    }
+}
+
+/// How a command came out.
+pub(crate) struct Report {
+    document: Value,
+    text: Text,
+    failure: Option<CliError>,
+}
+
+impl Report {
+    /// A command that did what it was asked.
+    pub(crate) fn new(document: impl Serialize, text: Text) -> Result<Self> {
+        let document = serde_json::to_value(document)
+            .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
+        Ok(Self { document, text, failure: None })
+    }
+
+    /// There is a report, but what it tells is a failure.
+    pub(crate) fn failed(mut self, failure: Option<CliError>) -> Self {
+        if let (Some(failure), Value::Object(fields)) = (&failure, &mut self.document) {
+            fields.insert("error".into(), json!(failure.document()));
+        }
+        self.failure = failure;
+        self
+    }
+
+    /// Prints it; gives the exit code.
+    pub(crate) fn print(&self, json: bool) -> u8 {
+        if json {
+            print_document(&self.document);
+        } else {
+            print_text(&self.text.0);
+        }
+        self.failure.as_ref().map_or(0, |error| {
+            complain(error);
+            error.code()
+        })
+    }
+}
+
+/// Prints why there is no report; gives the exit code.
+pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
+    complain(error);
+    if json {
+        print_error_document(error);
+    }
+    error.code()
+}
+
+/// Prints the document of an error.
+pub(crate) fn print_error_document(error: &CliError) {
+    print_document(&json!({ "error": error.document() }));
+}
+
+fn print_document(document: &Value) {
+    print_text(&format!("{document:#}\n"));
+}
+
+fn print_text(text: &str) {
+    // A reader that has seen enough closes the pipe; that is no failure of ours.
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn complain(error: &CliError) {
+    let _ = writeln!(std::io::stderr(), "onehop: {error}");
+}
+
+/// A number that may be too large for a JSON reader: as text then.
+pub(crate) fn number(value: u128) -> Value {
+    u64::try_from(value).map_or_else(|_| json!(value.to_string()), |small| json!(small))
+}

@@ -1,0 +1,105 @@
+//! A transfer: bytes between a drive and GPU memory by one route, told as it went.
+
+mod chunk;
+mod copy;
+mod engine;
+mod outcome;
+
+pub(crate) use copy::{crc32c, load, save, verify};
+pub(crate) use engine::{Engine, Plan, block_bytes};
+pub(crate) use outcome::{Outcome, Tally};
+
+use std::time::Duration;
+
+use onehop_drive::{GpuMode, Options};
+
+use crate::error::{CliError, Result};
+use crate::route::{self, Route, Wish};
+use crate::units;
+
+/// How GPU threads use queues, as people say it.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// Each queue is owned by one warp
+    Owner,
+    /// All threads use one queue
+    Shared,
+}
+
+/// The way that bytes are to take.
+#[derive(Clone, clap::Args)]
+pub(crate) struct RouteArgs {
+    /// The way: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
+    /// cpu/pinned
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route::parse)]
+    pub route: Wish,
+    /// How GPU threads use queues [default: owner]
+    #[arg(long)]
+    pub mode: Option<Mode>,
+    /// GPU threads on the one queue of --mode shared [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Queues of --mode owner, each with a warp of its own [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub queues: Option<u16>,
+    /// Commands in flight on each queue
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    pub depth: u32,
+    /// How long a command may take before it is recovered [default: 5s; demo: 500ms]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    pub timeout: Option<Duration>,
+}
+
+impl RouteArgs {
+    /// How long a command may take.
+    pub(crate) fn patience(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(5))
+    }
+
+    /// How the drive is to be driven.
+    pub(crate) fn options(&self, writable: bool) -> Options {
+        let standard = Options::default();
+        Options {
+            writable,
+            queues: standard.queues.max(self.queues.unwrap_or(0)),
+            depth: self.depth,
+            timeout: self.patience(),
+            ..standard
+        }
+    }
+
+    /// Whether something was asked for that only GPU threads have.
+    fn wants_gpu(&self) -> bool {
+        self.mode.is_some() || self.threads.is_some() || self.queues.is_some()
+    }
+
+    /// The routes to try, in order.
+    pub(crate) fn candidates(&self) -> Result<Vec<Route>> {
+        let mut routes = self.route.candidates()?;
+        // Who says how GPU threads are to do it does not want the CPU to do it instead.
+        if self.wants_gpu() {
+            routes.retain(|route| matches!(route, Route::Gpu(_)));
+        }
+        Ok(routes)
+    }
+
+    /// How the GPU's threads share queues; an error where the arguments contradict each other.
+    pub(crate) fn gpu_mode(&self) -> Result<GpuMode> {
+        let only = |name: &str| matches!(&self.route, Wish::Only(only) if *only == name);
+        let cpu = only("cpu/direct") || only("cpu/pinned");
+        if cpu && self.wants_gpu() {
+            let why = "--mode, --threads and --queues are for gpu/ routes; the CPU uses one queue";
+            return Err(CliError::Usage(why.into()));
+        }
+        match self.mode.unwrap_or(Mode::Owner) {
+            Mode::Owner if self.threads.is_some() => Err(CliError::Usage(
+                "--threads is for --mode shared; in owner mode each queue has a warp".into(),
+            )),
+            Mode::Owner => Ok(GpuMode::Owner),
+            Mode::Shared if self.queues.is_some() => {
+                Err(CliError::Usage("--queues is for --mode owner; in shared mode there is one queue".into()))
+            }
+            Mode::Shared => Ok(GpuMode::Shared { threads: self.threads.unwrap_or(32) }),
+        }
+    }
+}

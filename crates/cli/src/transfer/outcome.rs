@@ -1,0 +1,209 @@
+//! What a transfer reports, always in the same words.
+
+use std::time::Duration;
+
+use onehop_drive::{Drive, GpuMode};
+use serde::Serialize;
+
+use crate::gpus::Chosen;
+use crate::report::Text;
+use crate::route::{Places, Route, WhyNot};
+use crate::transfer::Engine;
+use crate::units;
+
+/// What a transfer took.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub bytes: u64,
+    pub commands: u64,
+    pub retries: u64,
+    pub took: Duration,
+}
+
+impl Tally {
+    /// Adds another, one after the other.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.commands += other.commands;
+        self.retries += other.retries;
+        self.took += other.took;
+    }
+}
+
+/// The queues that were used.
+#[derive(Clone, Copy, Serialize)]
+pub(crate) struct QueueUse {
+    /// `owner`, `shared`, or `cpu`.
+    pub mode: &'static str,
+    pub count: u16,
+    pub depth: u32,
+    /// GPU threads, where they share a queue.
+    pub threads: Option<u32>,
+}
+
+/// A recovery that the drive needed.
+#[derive(Serialize)]
+pub(crate) struct Recovered {
+    pub cause: String,
+    pub by: String,
+    pub seconds: f64,
+}
+
+/// How a transfer went.
+#[derive(Serialize)]
+pub(crate) struct Outcome {
+    pub drive: String,
+    pub bytes: u64,
+    pub seconds: f64,
+    /// 10^9 bytes in a second.
+    pub gbps: f64,
+    pub route: &'static str,
+    pub route_why: &'static str,
+    pub initiator: &'static str,
+    pub simulated: Vec<&'static str>,
+    pub placement: Places,
+    /// Where the bytes lie in the end (for writes: where they came from).
+    pub memory: &'static str,
+    pub gpu: String,
+    pub gpu_why: &'static str,
+    pub why_not_better: Vec<WhyNot>,
+    pub queues: QueueUse,
+    /// Eight hexadecimal digits.
+    pub crc32c: String,
+    pub verified: Option<bool>,
+    /// How that is known.
+    pub verified_by: Option<&'static str>,
+    pub commands: u64,
+    pub retries: u64,
+    /// Commands that failed for good; recoveries that helped are in `incidents`.
+    pub errors: u64,
+    pub incidents: Vec<Recovered>,
+}
+
+impl Outcome {
+    /// The account of a transfer; `crc` is that of the bytes in GPU memory.
+    pub(crate) fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: u32) -> Self {
+        let seconds = tally.took.as_secs_f64();
+        let mut simulated = Vec::new();
+        if drive.identity().simulated {
+            simulated.push("drive");
+        }
+        if gpu.gpu.simulated() {
+            simulated.push("gpu");
+        }
+        Self {
+            drive: drive.name().to_owned(),
+            bytes: tally.bytes,
+            seconds,
+            gbps: tally.bytes as f64 / 1e9 / seconds.max(1e-9),
+            route: engine.route.name(),
+            route_why: engine.why,
+            initiator: engine.route.initiator(),
+            simulated,
+            placement: engine.route.placement(),
+            memory: if engine.route == Route::CpuPinned { "vram" } else { engine.route.placement().data },
+            gpu: gpu.gpu.name().to_owned(),
+            gpu_why: gpu.why,
+            why_not_better: engine.why_not_better.clone(),
+            queues: queue_use(engine),
+            crc32c: format!("{crc:08x}"),
+            verified: None,
+            verified_by: None,
+            commands: tally.commands,
+            retries: tally.retries,
+            errors: 0,
+            incidents: recovered(drive),
+        }
+    }
+
+    /// The rows that every transfer shows.
+    pub(crate) fn rows(&self, text: &mut Text) {
+        let mark = |part| if self.simulated.contains(&part) { " (simulated)" } else { "" };
+        text.row("drive", format!("{}{}", self.drive, mark("drive")));
+        text.row("gpu", format!("{}: {}", self.gpu, self.gpu_why));
+        let Places { sq, cq, data } = self.placement;
+        let who = if self.initiator == "gpu" { "GPU threads" } else { "the CPU" };
+        text.row(
+            "route",
+            format!("{}: {who} gave the commands; sq in {sq}, cq in {cq}, data in {data}", self.route),
+        );
+        if self.route == "cpu/pinned" {
+            text.row("", "the bytes took a second hop: a copy between host memory and vram");
+        }
+        text.row("", self.route_why);
+        for no in &self.why_not_better {
+            text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
+        }
+        text.row("queues", self.queues.words());
+        text.row(
+            "moved",
+            format!(
+                "{} bytes by {} in {}: {:.2} GB/s{}",
+                self.bytes,
+                units::count(self.commands, "command"),
+                units::time(Duration::from_secs_f64(self.seconds)),
+                self.gbps,
+                if self.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" },
+            ),
+        );
+        text.row("trouble", self.trouble());
+        text.row("crc32c", format!("{} of the bytes in GPU memory", self.crc32c));
+        let by = self.verified_by.unwrap_or_default();
+        text.row(
+            "verified",
+            match self.verified {
+                Some(true) => format!("yes, every byte: {by}"),
+                Some(false) => format!("NO, the bytes in GPU memory are not those of the drive: {by}"),
+                None => "not asked for (--verify)".into(),
+            },
+        );
+    }
+
+    /// Notes whether the bytes were found to be right, and how.
+    pub(crate) fn judge(&mut self, right: bool, by: &'static str) {
+        self.verified = Some(right);
+        self.verified_by = Some(by);
+    }
+
+    fn trouble(&self) -> String {
+        let mut words = units::count(self.retries, "retry").replace("retrys", "retries");
+        for incident in &self.incidents {
+            words.push_str(&format!("; {} was mended by {}", incident.cause, incident.by));
+        }
+        words
+    }
+}
+
+impl QueueUse {
+    fn words(&self) -> String {
+        let depth = self.depth;
+        match (self.mode, self.threads) {
+            ("cpu", _) => format!("1 queue of the CPU, up to {depth} commands in flight"),
+            (_, Some(threads)) => {
+                format!("1 queue shared by {threads} GPU threads, up to {depth} commands in flight")
+            }
+            _ => {
+                let queues = units::count(self.count.into(), "queue");
+                format!("{queues}, each owned by a warp, up to {depth} commands in flight on each")
+            }
+        }
+    }
+}
+
+fn queue_use(engine: &Engine) -> QueueUse {
+    let (mode, threads) = match (engine.route, engine.mode) {
+        (Route::CpuDirect | Route::CpuPinned, _) => ("cpu", None),
+        (Route::Gpu(_), GpuMode::Owner) => ("owner", None),
+        (Route::Gpu(_), GpuMode::Shared { threads }) => ("shared", Some(threads)),
+    };
+    QueueUse { mode, count: engine.count, depth: engine.depth, threads }
+}
+
+fn recovered(drive: &Drive) -> Vec<Recovered> {
+    let one = |incident: onehop_drive::Incident| Recovered {
+        cause: incident.cause,
+        by: incident.recovery.to_string(),
+        seconds: incident.took.as_secs_f64(),
+    };
+    drive.incidents().into_iter().map(one).collect()
+}

@@ -1,0 +1,142 @@
+//! Sizes, times and numbers as people write and read them.
+
+use std::time::Duration;
+
+/// Bytes: `4096`, `64K`, `1M`, `2GiB`; units are powers of 1024.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kb" | "kib" => Some(10),
+        "m" | "mb" | "mib" => Some(20),
+        "g" | "gb" | "gib" => Some(30),
+        "t" | "tb" | "tib" => Some(40),
+        _ => None,
+    };
+    let size = shift.and_then(|shift| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    size.ok_or_else(|| "a size is wanted, such as 4096, 64K, 1M or 2GiB".into())
+}
+
+/// A count or an address: decimal, or hexadecimal after `0x`.
+pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
+    let all = |part: &str, digit: fn(&u8) -> bool| part.bytes().all(|b| digit(&b));
+    let number = match text.strip_prefix("0x") {
+        Some(hex) if all(hex, u8::is_ascii_hexdigit) => u64::from_str_radix(hex, 16).ok(),
+        None if all(text, u8::is_ascii_digit) => text.parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| "a whole number below 2^64 is wanted, decimal or 0x…".into())
+}
+
+/// A time: `500ms`, `10s`.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let time = number.parse().ok().and_then(|n: u64| match unit {
+        "us" => Some(Duration::from_micros(n)),
+        "ms" => Some(Duration::from_millis(n)),
+        "s" => Some(Duration::from_secs(n)),
+        _ => None,
+    });
+    let fits = |t: &Duration| (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(t);
+    time.filter(fits).ok_or_else(|| "a time from 1ms to 3600s is wanted, such as 500ms or 10s".into())
+}
+
+/// Bytes for people: exact where it is short, rounded where it is not.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} bytes");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let exact = value.fract() == 0.0;
+    format!("{value:.*} {}", usize::from(!exact), UNITS[unit])
+}
+
+/// A count with its noun.
+pub(crate) fn count(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A time for people.
+pub(crate) fn time(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if seconds >= 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds >= 1e-3 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else {
+        format!("{:.0} us", seconds * 1e6)
+    }
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Whether this is the address of a PCI function: `0000:0b:00.0`, or `0b:00.0`.
+pub(crate) fn is_pci_address(text: &str) -> bool {
+    let part = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let Some((front, function)) = text.rsplit_once('.') else { return false };
+    if !part(function, 1) {
+        return false;
+    }
+    match front.split(':').collect::<Vec<_>>()[..] {
+        [bus, device] => part(bus, 2) && part(device, 2),
+        [domain, bus, device] => part(domain, 8) && part(bus, 2) && part(device, 2),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("4096", 4096), ("64K", 65536), ("1M", 1 << 20), ("2GiB", 2 << 30), ("1t", 1 << 40)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for bad in ["", "K", "-1", "1.5M", "1X", "99999999999T", "1 M", "0x10", "١K"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(bytes(1023), "1023 bytes");
+        assert_eq!(bytes(16 << 20), "16 MiB");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16 EiB");
+    }
+
+    #[test]
+    fn numbers_and_times() {
+        assert_eq!(parse_number("0x1f"), Ok(31));
+        assert_eq!(parse_number("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["", "0x", "+1", "-1", "18446744073709551616", "1e3"] {
+            assert!(parse_number(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        for bad in ["", "5", "0s", "1h", "99999999999999999999s", "3601s"] {
+            assert!(parse_time(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pci_addresses() {
+        for good in ["0000:0b:00.0", "0b:00.0", "10000:e1:00.0", "0000:AB:1f.7"] {
+            assert!(is_pci_address(good), "{good}");
+        }
+        for bad in ["", ".", "0b:00", "0000:0b:00.10", "x:0b:00.0", ":0b:00.0", "1:2:3:4.5"] {
+            assert!(!is_pci_address(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Help, and arguments that somebody made up: an answer each time, and never a panic.
+
+use proptest::prelude::*;
+
+use crate::run::{code, command, json, onehop, refuse, stderr, stdout};
+
+const COMMANDS: [&[&str]; 10] = [
+    &[],
+    &["demo"],
+    &["read"],
+    &["write"],
+    &["drive"],
+    &["drive", "list"],
+    &["drive", "identify"],
+    &["drive", "smart"],
+    &["drive", "dump-bar0"],
+    &["drive", "reset"],
+];
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for words in COMMANDS.into_iter().chain([&["drive", "errors"][..]]) {
+        let output = onehop(&[words, &["--help"]].concat());
+        let text = stdout(&output);
+        assert_eq!(code(&output), 0, "{words:?}");
+        assert!(text.contains("Example"), "{words:?}: {text}");
+        let example = format!("  onehop {}", words.join(" "));
+        assert!(text.contains(example.trim_end()), "{words:?}: {text}");
+        assert!(text.contains("--json"), "{words:?}: {text}");
+    }
+    assert!(stdout(&onehop(&["--version"])).starts_with("onehop "));
+}
+
+#[test]
+fn commands_that_are_not_there_yet_are_unknown() {
+    for name in ["load", "doctor", "topo", "mount", "target", "sdr", "teapot"] {
+        refuse(&[name], 2, name);
+    }
+    refuse(&["drive", "bind"], 2, "bind");
+    refuse(&["read", "FILE"], 2, "FILE");
+    for words in COMMANDS.into_iter().filter(|words| !matches!(words, [_, "list"] | ["demo"])) {
+        let output = onehop(words);
+        assert_eq!(code(&output), 2, "{words:?}");
+        assert!(stdout(&output).is_empty() && !stderr(&output).is_empty(), "{words:?}");
+    }
+}
+
+#[test]
+fn drives_that_nobody_has() {
+    for spec in [
+        "",
+        ":",
+        "sim",
+        "sim:",
+        "sim:?",
+        "sim:mem:",
+        "sim:mem:0",
+        "sim:mem:1",
+        "sim:mem:-1M",
+        "sim:mem:1M?",
+        "sim:mem:1M?&&&",
+        "sim:mem:1M?lba",
+        "sim:mem:1M?lba=",
+        "sim:mem:1M?lba=0",
+        "sim:mem:1M?lba=513",
+        "sim:mem:1M?lba=4294967296",
+        "sim:mem:1M?queues=0",
+        "sim:mem:1M?queues=65535",
+        "sim:mem:1M?mqes=0",
+        "sim:mem:1M?dstrd=255",
+        "sim:mem:1M?mpsmin=9",
+        "sim:mem:1M?mdts=200",
+        "sim:mem:1M?fault=",
+        "sim:mem:1M?fault=@",
+        "sim:mem:1M?fault=late@n=0",
+        "sim:mem:1M?fault=media",
+        "sim:mem:1M?ns=0",
+        "sim:mem:1M?ns=1024",
+        "sim:mem:1M?serial=",
+        "sim:mem:1M?serial=\u{1f600}",
+        "sim:mem:99999999999T",
+        "sim:mem:1M?cmb=1",
+        "sim:mem:1M?what=ever",
+        "sim:/dev/null",
+        "sim:/dev/zero?size=1M",
+        "sim:/",
+        "sim:\n",
+        "qtest:",
+        "qtest:,",
+        "qtest:a",
+        "qtest:a,b",
+        "qtest:a,b,bdf=99.9",
+        "0000:0b:00.0",
+        "ffffffff:ff:ff.f",
+        "nvme0",
+        "/dev/nvme0n1",
+        "-1",
+        "\u{7f}\u{202e}",
+        "sim:mem:1M?version=9.9",
+        "sim:mem:1M?crto=1",
+        "sim:mem:1M?ready=1000s",
+        "sim:mem:1M?null=2",
+    ] {
+        let args = ["drive", "identify", &format!("-d={spec}")];
+        let (code, document) = json(&args);
+        let fits = match code {
+            0 => document["serial"].is_string(),
+            1..=3 => document["error"]["exit_code"] == code && document["error"]["message"] != "",
+            _ => false,
+        };
+        assert!(fits, "{spec:?}: {code} {document:#}");
+    }
+}
+
+#[test]
+fn numbers_that_are_none() {
+    for number in ["", "-1", "1.5", "0x", "1e9", "18446744073709551616", "٣", "1 "] {
+        refuse(&["read", "-d", "sim:mem:1M", &format!("--lba={number}"), "--blocks", "1"], 2, "--lba");
+    }
+    for (flag, values) in [
+        ("--depth", ["0", "65536", "-1"]),
+        ("--threads", ["0", "1025", "x"]),
+        ("--queues", ["0", "1025", "99999"]),
+        ("--timeout", ["0s", "5", "99999999999s"]),
+        ("--nsid", ["-1", "4294967296", ""]),
+        ("--route", ["", "gpu", "gpu/tier4"]),
+        ("--mode", ["", "both", "OWNER"]),
+    ] {
+        for value in values {
+            let args =
+                ["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", &format!("{flag}={value}")];
+            refuse(&args, 2, flag);
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let mut child = command(&["drive", "identify", "-d", "sim:mem:1M"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn made_up_drives_get_an_answer(
+        spec in "(sim:mem:[0-9]{1,3}[KM]?|sim:|qtest:|)[?&]?((lba|mdts|queues|mqes|dstrd|cmb|ms|ns|fault|mpsmin|scatter|[a-z]{1,4})=[0-9a-zA-Z@,./-]{0,6}&?){0,3}[\\PC]{0,3}"
+    ) {
+        let output = onehop(&["--json", "read", "--lba", "0", "--blocks", "1", &format!("-d={spec}")]);
+        prop_assert!(matches!(code(&output), 0..=3), "{}: {:?}", spec, output);
+        prop_assert!(!stderr(&output).contains("panicked"), "{}: {}", spec, stderr(&output));
+        prop_assert!(serde_json::from_str::<serde_json::Value>(&stdout(&output)).is_ok(), "{}", spec);
+    }
+}

@@ -1,0 +1,64 @@
+//! `onehop demo`.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::run::{code, onehop, refuse, stdout, succeed};
+
+#[test]
+fn the_demo_verifies_every_tensor() {
+    let start = Instant::now();
+    let demo = succeed(&["demo"]);
+    assert!(start.elapsed() < Duration::from_secs(20));
+    assert_eq!((&demo["verified"], &demo["route"]), (&json!(true), &json!("gpu/tier3")));
+    assert_eq!(demo["simulated"], json!(["drive", "gpu"]));
+    assert_eq!(demo["violations"], json!([]));
+    let tensors = demo["tensors"].as_array().unwrap();
+    assert!(tensors.len() >= 5);
+    assert!(tensors.iter().all(|t| t["verified"] == true && t["crc32c"] == t["expected"]));
+    let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert!(bytes >= 15 << 20 && demo["bytes"].as_u64().unwrap() >= bytes);
+    let text = stdout(&onehop(&["demo", "--size", "1M"]));
+    assert!(text.contains("simulated") && text.contains("as the model says"), "{text}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_model() {
+    let crc = |seed| succeed(&["demo", "--size", "256K", "--seed", seed])["crc32c"].clone();
+    assert_eq!(crc("5"), crc("5"));
+    assert_ne!(crc("5"), crc("6"));
+    assert_eq!(crc("0"), crc("0"));
+}
+
+#[test]
+fn the_demo_survives_faults() {
+    let faults = [
+        "--fault",
+        "fail-once@op=read,n=4",
+        "--fault",
+        "lost@op=read,n=9",
+        "--fault",
+        "late@n=20,delay=20ms",
+    ];
+    for route in ["gpu/tier3", "gpu/posted", "gpu/tier1", "cpu/direct", "cpu/pinned"] {
+        let demo = succeed(&[&["demo", "--size", "4M", "--route", route], &faults[..]].concat());
+        assert_eq!(
+            (&demo["verified"], &demo["faults_struck"]),
+            (&json!(true), &json!(3)),
+            "{route}: {demo:#}"
+        );
+        assert!(demo["retries"].as_u64().unwrap() >= 2, "{route}");
+        assert_eq!(demo["route"], route);
+    }
+}
+
+#[test]
+fn the_demo_refuses_what_it_cannot_do() {
+    refuse(&["demo", "--fault", "latte@n=1"], 2, "late, reorder");
+    refuse(&["demo", "--size", "1K"], 2, "64K");
+    refuse(&["demo", "--size", "2T"], 2, "1G");
+    refuse(&["demo", "-g", "3"], 3, "CUDA");
+    refuse(&["demo", "--size", "64K", "--fault", "media@lba=257"], 1, "failed");
+    assert_eq!(code(&onehop(&["demo", "--size", "64K", "--fault", "gone@op=read,n=2"])), 1);
+}

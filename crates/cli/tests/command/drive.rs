@@ -1,0 +1,97 @@
+//! `onehop drive …`.
+
+use crate::run::{Dir, code, onehop, refuse, stdout, succeed};
+
+#[test]
+fn list_finds_nothing_to_complain_about() {
+    let all = succeed(&["drive", "list", "-d", "sim:mem:1M"]);
+    assert!(all["drives"].is_array());
+    assert_eq!(all["given"]["serial"], "ONEHOP-SIM-1");
+    assert_eq!(code(&onehop(&["drive", "list"])), 0);
+}
+
+#[test]
+fn identify_tells_who_and_what() {
+    let spec = "sim:mem:8M?ns=2&lba=4096&mdts=3&queues=5&mqes=63&dstrd=2&cmb=1M&serial=ABC&model=Thing";
+    let all = succeed(&["drive", "identify", "-d", spec]);
+    for (field, wanted) in [
+        ("serial", "\"ABC\""),
+        ("model", "\"Thing\""),
+        ("version", "\"1.4\""),
+        ("max_transfer_bytes", "32768"),
+        ("queues", "5"),
+        ("queue_entries", "64"),
+        ("doorbell_stride_bytes", "16"),
+        ("cmb", "true"),
+        ("simulated", "true"),
+    ] {
+        assert_eq!(all[field].to_string(), wanted, "{field}");
+    }
+    assert_eq!(all["namespaces"].as_array().unwrap().len(), 2);
+    assert_eq!(all["namespaces"][0]["block_bytes"], 4096);
+    let one = succeed(&["drive", "identify", "-d", spec, "--nsid", "2"]);
+    assert_eq!((one["namespaces"].as_array().unwrap().len(), &one["namespaces"][0]["nsid"]), (1, &2.into()));
+    let text = stdout(&onehop(&["drive", "identify", "-d", spec]));
+    assert!(text.contains("Thing") && text.contains("namespace 2"), "{text}");
+}
+
+#[test]
+fn an_image_keeps_its_serial() {
+    let dir = Dir::new();
+    let drive = format!("sim:{}?size=1M", dir.file("disk.img"));
+    let serial = |_| succeed(&["drive", "identify", "-d", &drive])["serial"].clone();
+    assert_eq!(serial(1), serial(2));
+}
+
+#[test]
+fn health_and_errors() {
+    let smart = succeed(&["drive", "smart", "-d", "sim:mem:1M"]);
+    assert_eq!(smart["warnings"], serde_json::json!([]));
+    assert!((-50..150).contains(&smart["temperature_c"].as_i64().unwrap()), "{smart:#}");
+    let errors = succeed(&["drive", "errors", "-d", "sim:mem:1M", "--count", "3"]);
+    assert!(errors["entries"].is_array() && errors["kept"].as_u64().unwrap() >= 1);
+}
+
+#[test]
+fn registers_by_name() {
+    let find = |all: &serde_json::Value, name: &str| {
+        all["registers"].as_array().unwrap().iter().find(|r| r["name"] == name).unwrap().clone()
+    };
+    let down = succeed(&["drive", "dump-bar0", "-d", "sim:mem:1M?mqes=63"]);
+    assert_eq!(find(&down, "CAP")["fields"]["MQES"], 63);
+    assert_eq!(find(&down, "CSTS")["fields"]["RDY"], 0);
+    assert_eq!(find(&down, "VS")["value"], "0x00010400");
+    let up = succeed(&["drive", "dump-bar0", "-d", "sim:mem:1M", "--up"]);
+    assert_eq!(
+        (&find(&up, "CSTS")["fields"]["RDY"], &find(&up, "CC")["fields"]["EN"]),
+        (&1.into(), &1.into())
+    );
+    let text = stdout(&onehop(&["drive", "dump-bar0", "-d", "sim:mem:1M"]));
+    assert!(text.contains("capabilities") && text.contains("MPSMIN 0"), "{text}");
+}
+
+#[test]
+fn reset_is_timed() {
+    let reset = succeed(&["drive", "reset", "-d", "sim:mem:1M?ready=30ms"]);
+    assert!(reset["reset_seconds"].as_f64().unwrap() >= 0.03, "{reset:#}");
+    assert!(reset["open_seconds"].as_f64().unwrap() >= 0.03, "{reset:#}");
+}
+
+#[test]
+fn bench_queue_measures_and_names_its_limit() {
+    let bench = succeed(&["bench", "queue", "--depth", "1,8"]);
+    let rows = bench["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, depth) in rows.iter().zip([1, 8]) {
+        assert_eq!((&row["side"], &row["mode"], &row["depth"]), (&"cpu".into(), &"owner".into(), &depth.into()));
+        for field in ["iops", "p50_ns", "p99_ns", "cycles_submit", "cycles_complete", "controller_ns"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field}");
+        }
+    }
+    let real = succeed(&["bench", "queue", "-d", "sim:mem:4M", "--depth", "4", "--block", "8K"]);
+    assert_eq!(real["rows"][0]["block"], 8192);
+    assert!(real["rows"][0]["controller_ns"].is_null());
+    refuse(&["bench", "queue", "--depth", "0"], 2, "");
+    refuse(&["bench", "queue", "--block", "1000"], 2, "");
+    refuse(&["bench", "queue", "-d", "sim:mem:4M?mqes=3", "--depth", "64"], 2, "3 deep");
+}

@@ -1,0 +1,10 @@
+//! The binary, as people and checks call it.
+#![allow(clippy::unwrap_used)]
+
+mod arguments;
+mod demo;
+mod drive;
+mod refusals;
+mod run;
+mod signals;
+mod transfers;

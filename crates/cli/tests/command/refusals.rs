@@ -1,0 +1,130 @@
+//! What is refused, with which code and which words.
+
+use crate::run::{Dir, refuse, succeed};
+
+#[test]
+fn writes_ask_for_the_serial_and_a_yes() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 4096);
+    let image = dir.file("disk.img");
+    let drive = format!("sim:{image}?size=1M&serial=RIGHT");
+    let write = |more: &[&str]| {
+        let args = ["write", "-d", &drive, "--lba", "0", "--in", &input];
+        [&args[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (more, words) in [
+        (&["--yes"][..], "--serial"),
+        (&["--serial", "WRONG", "--yes"], "'WRONG' is not the serial number"),
+        (&["--serial", "", "--yes"], "is not the serial number"),
+        (&["--serial", "right", "--yes"], "drive identify"),
+        (&["--serial", "RIGHT"], "add --yes"),
+    ] {
+        let args = write(more);
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let document = refuse(&args, 2, words);
+        // A refusal does not give the answer away.
+        assert!(more.contains(&"RIGHT") || !document.to_string().contains("'RIGHT'"));
+    }
+    if let Ok(bytes) = std::fs::read(&image) {
+        assert!(bytes.iter().all(|b| *b == 0), "a refused write wrote");
+    }
+    let args = write(&["--serial", "RIGHT", "--yes"]);
+    succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_part_of_a_block_is_refused_with_the_sizes() {
+    let dir = Dir::new();
+    let (input, data) = dir.noise("in.bin", 1025);
+    let drive = format!("sim:{}?size=1M", dir.file("disk.img"));
+    let args = [
+        "write",
+        "-d",
+        &drive,
+        "--lba",
+        "7",
+        "--in",
+        &input,
+        "--serial",
+        "ONEHOP-SIM-1",
+        "--yes",
+        "--verify",
+    ];
+    refuse(&args, 2, "1025 bytes, which is 2 blocks of 512 bytes and 1 bytes more; add --pad");
+    let wrote = succeed(&[&args[..], &["--pad"]].concat());
+    assert_eq!(wrote["bytes"], 1536);
+    let image = std::fs::read(dir.file("disk.img")).unwrap();
+    assert!(image[7 * 512..7 * 512 + 1025] == data && image[7 * 512 + 1025..].iter().all(|b| *b == 0));
+    let (empty, _) = dir.noise("empty.bin", 0);
+    let args = ["write", "-d", &drive, "--lba", "0", "--in", &empty, "--serial", "ONEHOP-SIM-1", "--yes"];
+    refuse(&args, 2, "empty");
+}
+
+#[test]
+fn blocks_that_are_not_there() {
+    let max = u64::MAX.to_string();
+    for (lba, blocks) in [("0", "0"), ("2048", "1"), ("0", "2049"), (&max, "1"), ("0", &max), (&max, &max)] {
+        refuse(&["read", "-d", "sim:mem:1M", "--lba", lba, "--blocks", blocks], 2, "namespace 1");
+    }
+    refuse(&["read", "-d", "sim:mem:1M", "--nsid", "2", "--lba", "0", "--blocks", "1"], 2, "namespace 2");
+    refuse(&["drive", "identify", "-d", "sim:mem:1M", "--nsid", "4294967295"], 2, "namespace");
+    // More than this machine could hold is refused before anything is tried.
+    let huge = ["read", "-d", "sim:mem:16T", "--lba", "0", "--blocks", "0x700000000"];
+    let document = refuse(&huge, 3, "memory of GPU emu");
+    assert!(document["error"]["fix"].as_str().unwrap().contains("fewer"));
+}
+
+#[test]
+fn what_this_build_does_not_have() {
+    let read = |more: &[&'static str]| [&["read", "--lba", "0", "--blocks", "1"], more].concat();
+    let none = |more: &[&'static str], words| {
+        let document = refuse(&read(more), 3, words);
+        assert!(!document["error"]["reason"].as_str().unwrap().is_empty());
+        assert!(!document["error"]["fix"].as_str().unwrap().is_empty());
+    };
+    none(&["-d", "0000:0b:00.0"], "pci room");
+    none(&["-d", "0b:00.0"], "pci room");
+    none(&["-d", "sim:mem:1M", "-g", "0"], "CUDA is not in this build yet");
+    none(&["-d", "sim:mem:1M", "-g", "0000:17:00.0"], "CUDA");
+    none(&["-d", "sim:mem:1M", "--route", "cufile"], "CUDA");
+    none(&["-d", "sim:mem:1M", "--route", "cpu/cached"], "page cache");
+    refuse(&["drive", "reset", "-d", "0000:0b:00.0"], 3, "pci room");
+}
+
+#[test]
+fn arguments_that_contradict_each_other() {
+    for more in [
+        &["--threads", "4"][..],
+        &["--mode", "shared", "--queues", "2"],
+        &["--route", "cpu/direct", "--mode", "owner"],
+        &["--route", "cpu/pinned", "--queues", "1"],
+        &["-g", "teapot"],
+        &["-g", ""],
+    ] {
+        refuse(&[&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1"], more].concat(), 2, "");
+    }
+}
+
+#[test]
+fn the_drives_own_image_is_not_overwritten() {
+    let dir = Dir::new();
+    let (image, data) = dir.noise("disk.img", 1 << 20);
+    let (drive, link) = (format!("sim:{image}"), dir.file("link.bin"));
+    std::fs::hard_link(&image, &link).unwrap();
+    for out in [&image, &link] {
+        refuse(&["read", "-d", &drive, "--lba", "0", "--blocks", "1", "--out", out], 2, "image");
+    }
+    assert!(std::fs::read(&image).unwrap() == data);
+}
+
+#[test]
+fn files_that_cannot_be_used() {
+    let dir = Dir::new();
+    let nowhere = dir.file("no/such/file");
+    refuse(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "--out", &nowhere], 1, "no/such");
+    let write = ["write", "-d", "sim:mem:1M", "--lba", "0", "--serial", "x", "--yes", "--in"];
+    refuse(&[&write[..], &[&nowhere]].concat(), 1, "no/such");
+    refuse(&[&write[..], &[&dir.file("")]].concat(), 2, "regular file");
+    refuse(&["drive", "identify", "-d", &format!("sim:{nowhere}")], 1, "no such file");
+    refuse(&["drive", "identify", "-d", "qtest:/nonexistent.sock,/nonexistent"], 1, "");
+}

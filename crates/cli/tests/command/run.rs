@@ -1,0 +1,87 @@
+//! Runs the binary, in a directory of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+pub fn onehop(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onehop"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+pub fn code(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("killed: {output:?}"))
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs with `--json`; the code, and the one document on stdout.
+pub fn json(args: &[&str]) -> (i32, Value) {
+    let output = onehop(&[&["--json"], args].concat());
+    let document = serde_json::from_str(&stdout(&output))
+        .unwrap_or_else(|e| panic!("{args:?}: {e}: {} {}", stdout(&output), stderr(&output)));
+    assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+    (code(&output), document)
+}
+
+/// As [`json`], and it has to succeed.
+pub fn succeed(args: &[&str]) -> Value {
+    let (code, document) = json(args);
+    assert_eq!(code, 0, "{args:?}: {document:#}");
+    document
+}
+
+/// As [`json`], and it has to fail with this code and a message that holds this.
+pub fn refuse(args: &[&str], wanted: i32, holds: &str) -> Value {
+    let (code, document) = json(args);
+    assert_eq!(code, wanted, "{args:?}: {document:#}");
+    let message = document["error"]["message"].as_str().unwrap_or_else(|| panic!("{args:?}: {document:#}"));
+    assert!(message.contains(holds), "{args:?}: {message}");
+    assert_eq!(document["error"]["exit_code"], wanted);
+    document
+}
+
+/// A directory that goes with the value.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("cli-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&at).unwrap();
+        Self(at)
+    }
+
+    pub fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A file of bytes that no two blocks have in common.
+    pub fn noise(&self, name: &str, bytes: usize) -> (String, Vec<u8>) {
+        let data: Vec<u8> =
+            (0..bytes as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u8).collect();
+        let path = self.file(name);
+        std::fs::write(&path, &data).unwrap();
+        (path, data)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

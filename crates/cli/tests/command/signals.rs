@@ -1,0 +1,74 @@
+//! Ctrl-C: an orderly end, and a quick one for those who insist.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::run::{Dir, command};
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+fn start(args: &[&str]) -> Child {
+    let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Long enough for the transfer to be under way on a busy machine; it takes much longer.
+    std::thread::sleep(Duration::from_millis(700));
+    child
+}
+
+/// A read that takes a minute and more.
+const SLOW: &str = "sim:mem:512M?bandwidth=4M";
+
+#[test]
+fn ctrl_c_ends_in_order() {
+    for route in ["gpu/tier3", "cpu/direct", "cpu/pinned"] {
+        for name in ["-INT", "-TERM"] {
+            let child =
+                start(&["--json", "read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "--route", route]);
+            signal(&child, name);
+            let asked = Instant::now();
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(output.status.code(), Some(130), "{route}: {output:?}");
+            assert!(asked.elapsed() < Duration::from_secs(10), "{route} took {:?}", asked.elapsed());
+            let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(document["error"]["kind"], "interrupted");
+            assert!(String::from_utf8_lossy(&output.stderr).starts_with("onehop: stopped"));
+        }
+    }
+}
+
+#[test]
+fn the_second_ctrl_c_does_not_wait() {
+    // One command that takes a minute cannot be stopped in order.
+    let child = start(&[
+        "read",
+        "-d",
+        "sim:mem:1M?latency=60s",
+        "--lba",
+        "0",
+        "--blocks",
+        "1",
+        "--route",
+        "cpu/direct",
+        "--timeout",
+        "100s",
+    ]);
+    signal(&child, "-INT");
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = Instant::now();
+    signal(&child, "-INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(asked.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_stopped_copy_leaves_no_half_file() {
+    let dir = Dir::new();
+    let out = dir.file("out.bin");
+    let child = start(&["read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "--out", &out]);
+    signal(&child, "-INT");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert!(!std::path::Path::new(&out).exists());
+}

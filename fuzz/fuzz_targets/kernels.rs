@@ -1,0 +1,102 @@
+//! What GPU threads run, against a controller that lies: they come back, stay within their memory, and say the truth
+//! about each command.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use onehop_fuzz::{At, Bed, Post};
+use onehop_proto::kernel::{
+    Exit, Job, Outcome, OwnerQueue, Work, run_owner, run_shared, scratch_bytes, scratch_init,
+};
+use onehop_proto::queue::{Address, Memory, Rings, Shared, SharedLayout};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    sq: u8,
+    cq: u8,
+    window: u8,
+    lanes: u8,
+    count: u8,
+    stride: u8,
+    retries: u8,
+    retry_delay: [u8; 4],
+    stall: u8,
+    shared: bool,
+    launches: u8,
+    script: Vec<Post>,
+}
+
+/// Ticks of the clock for each launch.
+const LIMIT: u64 = 3000;
+
+fuzz_target!(|input: Input| {
+    let count = u32::from(input.count);
+    let bytes = [count * Work::BYTES, count * Outcome::BYTES, 4];
+    if input.shared { shared(&input, bytes) } else { owner(&input, bytes) }
+});
+
+fn job(input: &Input, bed: &Bed, extra: &[At]) -> Job<Bed> {
+    Job {
+        works: extra[0],
+        outcomes: extra[1],
+        count: u32::from(input.count),
+        nsid: 1,
+        retries: u32::from(input.retries),
+        retry_delay: input.retry_delay.map(u64::from),
+        stall: u64::from(input.stall) * 4,
+        deadline: bed.now() + LIMIT,
+        poison: extra[2],
+    }
+}
+
+fn owner(input: &Input, bytes: [u32; 3]) {
+    let entries = |byte: u8| 2 + u32::from(byte) % 63;
+    let window = 1 + u32::from(input.window) % 80;
+    let extra = [bytes[0], bytes[1], bytes[2], scratch_bytes(window)];
+    let (bed, rings, extra) = Bed::new(entries(input.sq), entries(input.cq), &extra);
+    let bed = bed.with_lanes(1 + u32::from(input.lanes) % 40);
+    let queue = OwnerQueue { rings, scratch: extra[3], window };
+    scratch_init(&bed, &queue);
+    run(input, &bed, &rings, &extra, |job, stride| run_owner(&bed, &queue, job, 0, stride));
+}
+
+fn shared(input: &Input, bytes: [u32; 3]) {
+    let entries = |byte: u8| 2 << (byte % 6);
+    let (sq, cq) = (entries(input.sq), entries(input.cq));
+    let layout = SharedLayout::new(sq, cq).expect("powers of two");
+    let (bed, rings, extra) = Bed::new(sq, cq, &[bytes[0], bytes[1], bytes[2], layout.bytes()]);
+    let queue = Shared::new(rings, extra[3]).expect("powers of two");
+    queue.initialise(&bed);
+    run(input, &bed, &rings, &extra, |job, stride| run_shared(&bed, &queue, job, 0, stride));
+}
+
+fn run(input: &Input, bed: &Bed, rings: &Rings<Bed>, extra: &[At], launch: impl Fn(&Job<Bed>, u32) -> Exit) {
+    bed.script.replace(input.script.clone());
+    let stride = u32::from(input.stride).max(1);
+    for _ in 0..=input.launches % 3 {
+        let job = job(input, bed, extra);
+        let outcome = |item: u32| bed.word(extra[1].plus(item * Outcome::BYTES));
+        (0..job.count).for_each(|item| outcome(item).set(Outcome::Pending.word()));
+        let exit = launch(&job, stride);
+        assert_eq!(Exit::from_words(exit.words()), Some(exit));
+        let mine =
+            || (0..job.count).step_by(stride as usize).map(|item| Outcome::from_word(outcome(item).get()));
+        let honest = bed.controller.borrow().is_honest();
+        if exit == Exit::Finished {
+            assert!(mine().all(|o| matches!(o, Outcome::Done(_))), "it finished, but not everything");
+            assert!(
+                !honest || bed.controller.borrow().owes() == 0,
+                "commands are in flight that nobody waits for"
+            );
+        }
+        assert!(!honest || !matches!(exit, Exit::Stray(_)), "a proper completion is taken for a stray");
+        let in_doubt = mine().filter(|o| *o == Outcome::InDoubt).count();
+        assert!(in_doubt as u32 <= rings.capacity());
+        // What it owes it may still write to memory: nobody may take that for free.
+        assert!(!honest || in_doubt >= bed.controller.borrow().owes(), "memory in use is given up");
+        if exit != Exit::Finished {
+            // The queue is reset then: what was in flight stays the controller's.
+            return;
+        }
+    }
+}
