@@ -83,7 +83,10 @@ fn bench_queue_measures_and_names_its_limit() {
     let rows = bench["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for (row, depth) in rows.iter().zip([1, 8]) {
-        assert_eq!((&row["side"], &row["mode"], &row["depth"]), (&"cpu".into(), &"owner".into(), &depth.into()));
+        assert_eq!(
+            (&row["side"], &row["mode"], &row["depth"]),
+            (&"cpu".into(), &"owner".into(), &depth.into())
+        );
         for field in ["iops", "p50_ns", "p99_ns", "cycles_submit", "cycles_complete", "controller_ns"] {
             assert!(row[field].as_f64().unwrap() > 0.0, "{field}");
         }
