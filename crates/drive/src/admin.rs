@@ -38,9 +38,10 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    pub(crate) fn new(port: &Port, control: &Control, timeout: Duration) -> Result<Self> {
+    pub(crate) fn new(control: &Control, timeout: Duration) -> Result<Self> {
+        let port = &control.port;
         let pair = Pair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
-        let owner = Owner::new(pair.rings, slots());
+        let owner = Owner::new(pair.rings, vec![Slot::default(); ENTRIES as usize]);
         let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
         Ok(Self { pair, owner, waiting, fired: VecDeque::new(), drive: port.name.clone(), timeout })
     }
@@ -48,7 +49,7 @@ impl Admin {
     /// Enables a disabled controller on these queues; whatever was in flight before is gone.
     pub(crate) fn start(&mut self, control: &Control) -> Result<()> {
         self.pair.zero()?;
-        self.owner = Owner::new(self.pair.rings, slots());
+        self.owner.renew();
         self.waiting.iter_mut().for_each(|w| *w = Waiting::Nothing);
         self.fired.clear();
         control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES)
@@ -89,6 +90,8 @@ impl Admin {
         self.owner.publish(&self.pair.memory);
         let start = Instant::now();
         loop {
+            // Looked at first: a thread that was kept from running finds its answer all the same.
+            let late = start.elapsed() >= timeout;
             match self.take() {
                 Some((id, cqe)) if id == slot => {
                     return if cqe.status().is_ok() {
@@ -98,7 +101,7 @@ impl Admin {
                     };
                 }
                 Some(_) => {}
-                None if start.elapsed() >= timeout => break,
+                None if late => break,
                 None => std::thread::yield_now(),
             }
         }
@@ -106,9 +109,15 @@ impl Admin {
         Err(Error::NoAnswer { drive: self.drive.clone(), command: what.to_owned(), waited: timeout })
     }
 
-    /// Takes one completion, noting what it was.
+    /// The controller could not be disabled: what it was given stays as it is, for ever.
+    pub(crate) fn abandon(&mut self) {
+        std::mem::forget(self.pair.keep.take());
+        std::mem::forget(std::mem::take(&mut self.waiting));
+    }
+
+    /// Takes completions until one is the answer to a command, noting what the others were.
     fn take(&mut self) -> Option<(u16, Cqe)> {
-        loop {
+        for _ in 0..ENTRIES {
             match self.owner.poll(&self.pair.memory)? {
                 Event::Stray(_) => {}
                 Event::Done(slot, cqe) => {
@@ -122,11 +131,12 @@ impl Admin {
                 }
             }
         }
+        None
     }
 
-    /// Looks for events without waiting.
+    /// Looks for events without waiting. Nobody waits for an answer meanwhile.
     pub(crate) fn look(&mut self) {
-        while self.take().is_some() {}
+        self.take();
     }
 
     /// Keeps as many event requests posted as the controller takes, and a few are enough.
@@ -138,8 +148,4 @@ impl Admin {
         }
         self.owner.publish(&self.pair.memory);
     }
-}
-
-fn slots() -> Vec<Slot> {
-    vec![Slot::default(); ENTRIES as usize]
 }

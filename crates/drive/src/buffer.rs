@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Run};
+use onehop_os::{DmaMemory, HostMem, Mapped, Run};
 use onehop_proto::BusAddr;
 
+use crate::control::Control;
 use crate::{Error, Result};
 
 /// Memory that a drive may read and write. Clones are the same memory; it stays mapped, and alive, until the last clone
@@ -17,16 +18,25 @@ struct Inner {
     map: Mapped,
     first: Option<BusAddr>,
     bytes: u64,
+    /// Which drive can reach it.
+    tag: Arc<()>,
     host: Option<HostMem>,
     _memory: Box<dyn Send + Sync>,
 }
 
 impl Buffer {
-    pub(crate) fn new(mapper: &dyn Mapper, memory: impl DmaMemory + Send + Sync + 'static) -> Result<Self> {
-        let map = mapper.map(&memory)?;
+    pub(crate) fn new(control: &Control, memory: impl DmaMemory + Send + Sync + 'static) -> Result<Self> {
+        let map = control.port.mapper.map(&memory)?;
         let first = map.contiguous().ok();
         let (bytes, host) = (memory.bytes() as u64, memory.host().cloned());
-        Ok(Self(Arc::new(Inner { map, first, bytes, host, _memory: Box::new(memory) })))
+        Ok(Self(Arc::new(Inner {
+            map,
+            first,
+            bytes,
+            tag: control.tag.clone(),
+            host,
+            _memory: Box::new(memory),
+        })))
     }
 
     /// Its length in bytes.
@@ -53,6 +63,15 @@ impl Buffer {
             Some(_) => None,
             None => self.0.map.at(offset),
         }
+    }
+
+    /// Whether this drive can reach it.
+    #[inline]
+    pub(crate) fn belongs(&self, control: &Control) -> Result<()> {
+        if Arc::ptr_eq(&self.0.tag, &control.tag) {
+            return Ok(());
+        }
+        Err(Error::Foreign { what: "buffer", drive: control.port.name.clone() })
     }
 
     pub(crate) fn check(&self, offset: u64, need: u64) -> Result<()> {

@@ -128,7 +128,9 @@ impl ListSlot<'_> {
     }
 
     fn bus(&self, page: u32) -> BusAddr {
-        self.lists.map.at(self.offset(page)).map_or(BusAddr(u64::MAX), |run| run.addr)
+        // A page of the list in several pieces has no address, and is refused.
+        let run = self.lists.map.at(self.offset(page)).filter(|run| run.len >> self.page_shift > 0);
+        run.map_or(BusAddr(u64::MAX), |run| run.addr)
     }
 
     fn put(&self, page: u32, index: u32, entry: u64) {

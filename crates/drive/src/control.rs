@@ -1,5 +1,6 @@
 //! The controller's registers: disabling, enabling and shutting down, from whatever state it is in.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_os::Port;
@@ -8,9 +9,18 @@ use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset
 
 use crate::{Error, Options, Result};
 
+/// How long registers may read all ones before a device counts as gone: links are retrained within less.
+const GONE_AFTER: Duration = Duration::from_millis(250);
+/// How long a function that is being reset is left alone.
+const RESET_SETTLES: Duration = Duration::from_millis(10);
+/// How often registers are looked at while something is waited for.
+const LOOK: Duration = Duration::from_micros(100);
+
 /// What the registers say of a controller, and the way to them.
 pub(crate) struct Control {
     pub(crate) port: Port,
+    /// The same for everything that belongs to this drive, and for nothing else.
+    pub(crate) tag: Arc<()>,
     pub(crate) cap: Cap,
     pub(crate) version: Version,
     pub(crate) page_shift: u32,
@@ -25,35 +35,60 @@ impl Control {
         if cap.gone() || version.0 == GONE32 {
             return Err(Error::Gone { drive: port.name, register: "CAP" });
         }
+        if cap.mqes_z() == 0 {
+            let why = "its queues would have a single entry (CAP.MQES is 0)".into();
+            return Err(Error::Unsupported { drive: port.name, why });
+        }
         let css = cap.css();
         if css != 0 && css & 0b100_0001 == 0 {
             let why = format!("its command sets (CAP.CSS {css:#x}) do not include the NVM command set");
             return Err(Error::Unsupported { drive: port.name, why });
         }
         let page_shift = 12 + u32::from(cap.mpsmin());
-        Ok(Self { port, cap, version, page_shift, limit: options.ready_limit })
+        Ok(Self { port, tag: Arc::new(()), cap, version, page_shift, limit: options.ready_limit })
     }
 
     fn gone(&self, register: &'static str) -> Error {
         Error::Gone { drive: self.port.name.clone(), register }
     }
 
+    /// A register of a device that is there. One look at all ones proves nothing.
+    fn present(&self, at: u32, name: &'static str) -> Result<u32> {
+        let mut since = None;
+        loop {
+            let value = self.port.regs.read32(at);
+            if value != GONE32 {
+                return Ok(value);
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
+                return Err(self.gone(name));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// The status register; an error if the device is gone.
     pub(crate) fn status(&self) -> Result<Csts> {
-        let csts = Csts(self.port.regs.read32(offset::CSTS));
-        if csts.0 == GONE32 { Err(self.gone("CSTS")) } else { Ok(csts) }
+        self.present(offset::CSTS, "CSTS").map(Csts)
     }
 
     fn config(&self) -> Result<Cc> {
-        let cc = Cc(self.port.regs.read32(offset::CC));
-        if cc.0 == GONE32 { Err(self.gone("CC")) } else { Ok(cc) }
+        self.present(offset::CC, "CC").map(Cc)
+    }
+
+    /// Whether it is enabled, ready and well.
+    pub(crate) fn is_running(&self) -> Result<bool> {
+        let (cc, csts) = (self.config()?, self.status()?);
+        Ok(cc.en() && csts.rdy() && !csts.cfs())
     }
 
     /// How long the controller may take to become ready or disabled.
     fn patience(&self) -> Duration {
         let mut ms = self.cap.timeout_ms();
         if self.cap.crms() != 0 {
-            ms = ms.max(Crto(self.port.regs.read32(offset::CRTO)).media_ms());
+            // All ones is no time, but a device that is away.
+            let crto = Some(self.port.regs.read32(offset::CRTO)).filter(|crto| *crto != GONE32);
+            ms = ms.max(crto.map_or(0, |crto| Crto(crto).media_ms()));
         }
         // A controller that claims to need no time at all still gets some.
         Duration::from_millis(u64::from(ms.max(500))).min(self.limit)
@@ -75,7 +110,7 @@ impl Control {
                     csts: csts.0,
                 });
             }
-            std::thread::sleep(Duration::from_micros(100));
+            std::thread::sleep(LOOK);
         }
     }
 
@@ -132,24 +167,31 @@ impl Control {
                     csts: csts.0,
                 });
             }
-            std::thread::sleep(Duration::from_micros(100));
+            std::thread::sleep(LOOK);
         }
     }
 
-    /// Resets the function from outside, or the subsystem where that is all there is.
+    /// Resets the function from outside, or the subsystem where that is all there is, and waits until it is back.
     pub(crate) fn reset_function(&self) -> Result<()> {
         if let Some(reset) = &self.port.reset {
-            return Ok(reset.function_reset()?);
-        }
-        if self.cap.nssrs() {
+            reset.function_reset()?;
+        } else if self.cap.nssrs() {
             self.port.regs.write32(offset::NSSR, Nssr::NVME.0);
-            // The subsystem takes its registers away for a moment.
-            std::thread::sleep(Duration::from_millis(10));
-            return Ok(());
+        } else {
+            return Err(Error::Unsupported {
+                drive: self.port.name.clone(),
+                why: "it has neither a function reset nor a subsystem reset".into(),
+            });
         }
-        Err(Error::Unsupported {
-            drive: self.port.name.clone(),
-            why: "it has neither a function reset nor a subsystem reset".into(),
-        })
+        // A reset takes the registers away for a while, and perhaps not at once.
+        std::thread::sleep(RESET_SETTLES);
+        let (start, patience) = (Instant::now(), self.patience());
+        while self.port.regs.read32(offset::CSTS) == GONE32 {
+            if start.elapsed() >= patience {
+                return Err(self.gone("CSTS"));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 }

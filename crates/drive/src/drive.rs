@@ -1,25 +1,23 @@
 //! A drive: brought up, asked, shut down.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use onehop_os::{DmaMemory, HostMem, Port};
-use onehop_proto::admin::{self as words, Select, cns};
-use onehop_proto::feature::{self, HostMemoryEntry, Queues};
-use onehop_proto::identify::active_namespaces;
+use onehop_proto::admin::{self as words, Select};
 use onehop_proto::log::AsyncEvent;
-use onehop_proto::regs::Version;
 
-use crate::admin::Admin;
 use crate::control::Control;
+use crate::core::{AdminState, Core};
 use crate::ladder::{Incident, Participant};
 use crate::queue::{IoQueue, QueueCell};
-use crate::ring::{Dma, PairHalf};
+use crate::ring::PairHalf;
 use crate::slots::Slots;
 use crate::{Buffer, Error, Identity, Namespace, Options, Result};
 
-/// Most namespaces that are looked at.
-const MAX_NAMESPACES: usize = 1024;
+/// Most events that are kept for somebody to ask for.
+const MAX_EVENTS: usize = 256;
 
 /// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, goes.
 #[derive(Clone)]
@@ -27,24 +25,19 @@ pub struct Drive(pub(crate) Arc<Inner>);
 
 /// What all handles on a drive share.
 pub(crate) struct Inner {
-    pub(crate) control: Control,
-    pub(crate) options: Options,
-    identity: OnceLock<(Identity, Vec<Namespace>)>,
-    pub(crate) admin: Mutex<AdminState>,
+    core: Core,
+    identity: Identity,
+    namespaces: Vec<Namespace>,
+    /// Numbers queues, so that tokens of one are not taken for those of another.
+    serial: AtomicU32,
 }
 
-/// What only one thread at a time may do to a drive.
-pub(crate) struct AdminState {
-    pub(crate) admin: Admin,
-    pub(crate) dead: Option<Error>,
-    /// Which I/O queue pairs are in use; the first stands for queue 1.
-    pub(crate) in_use: Vec<bool>,
-    pub(crate) participants: Vec<Arc<dyn Participant>>,
-    pub(crate) incidents: Vec<Incident>,
-    events: Vec<AsyncEvent>,
-    /// What was lent to the drive, and the list that describes it.
-    host_memory: Option<(Dma, Dma)>,
-    pub(crate) cmb: Option<crate::gpu::Cmb>,
+impl Deref for Inner {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
 }
 
 impl Drive {
@@ -53,21 +46,16 @@ impl Drive {
     /// # Errors
     /// When it is gone, does not come up, or cannot be driven.
     pub fn open(port: Port, options: Options) -> Result<Self> {
-        let control = Control::new(port.clone(), &options)?;
-        let admin = Admin::new(&port, &control, options.admin_timeout)?;
-        let state = AdminState {
-            admin,
-            dead: None,
-            in_use: Vec::new(),
-            participants: Vec::new(),
-            incidents: Vec::new(),
-            events: Vec::new(),
-            host_memory: None,
-            cmb: None,
-        };
-        let inner = Arc::new(Inner { control, options, identity: OnceLock::new(), admin: Mutex::new(state) });
-        inner.first_start()?;
-        Ok(Self(inner))
+        let control = Control::new(port, &options)?;
+        let core = Core::new(control, options)?;
+        let mut state = core.state();
+        let mut identity = core.start_from_anywhere(&mut state.admin)?;
+        state.shutdown_time = identity.shutdown_time();
+        let namespaces = core.list_namespaces(&mut state.admin)?;
+        identity.queues = core.configure(&mut state, &identity)?;
+        state.in_use = vec![false; identity.queues as usize];
+        drop(state);
+        Ok(Self(Arc::new(Inner { core, identity, namespaces, serial: AtomicU32::new(0) })))
     }
 
     /// What people call it.
@@ -102,8 +90,8 @@ impl Drive {
     /// # Errors
     /// When there is none.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let mapper = &*self.0.control.port.mapper;
-        Buffer::new(mapper, mapper.alloc(bytes)?)
+        let memory = self.host_memory(bytes)?;
+        self.map(memory)
     }
 
     /// New host memory for which others give further addresses, and which [`Self::map`] can map.
@@ -119,7 +107,7 @@ impl Drive {
     /// # Errors
     /// When the drive cannot reach it.
     pub fn map(&self, memory: impl DmaMemory + Send + Sync + 'static) -> Result<Buffer> {
-        Buffer::new(&*self.0.control.port.mapper, memory)
+        Buffer::new(&self.0.control, memory)
     }
 
     /// A queue pair for CPU threads.
@@ -129,12 +117,11 @@ impl Drive {
     pub fn queue(&self) -> Result<IoQueue> {
         let inner = &self.0;
         let mut state = inner.alive()?;
-        let qid = state.take_qid(inner)?;
-        let made = Slots::new(&inner.control.port, qid, inner.identity(), inner.namespaces(), &inner.options)
-            .and_then(|slots| {
-                let (sq, cq) = slots.halves();
-                inner.create_pair(&mut state.admin, qid, sq, cq).map(|()| slots)
-            });
+        let qid = state.take_qid(inner.name())?;
+        let made = Slots::new(inner, qid).and_then(|slots| {
+            let (sq, cq) = slots.halves();
+            inner.establish(&mut state, qid, sq, cq).map(|()| slots)
+        });
         match made {
             Ok(slots) => {
                 let cell = Arc::new(QueueCell { qid, slots: Mutex::new(slots) });
@@ -169,13 +156,14 @@ impl Drive {
     /// Sets a feature that is one dword, until the next reset.
     ///
     /// # Errors
-    /// When the drive refuses it.
+    /// When the drive was opened for reading only, or refuses it.
     pub fn set_feature(&self, fid: u8, value: u32) -> Result<()> {
+        self.0.allow_writes()?;
         let what = format!("set feature {fid:02x}h");
         self.0.alive()?.admin.run(&what, &words::set_features(fid, false, value)).map(|_| ())
     }
 
-    /// What the drive reported by itself since the last call.
+    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much.
     ///
     /// # Errors
     /// When the drive is dead, or a log page cannot be read.
@@ -200,38 +188,34 @@ impl Drive {
         self.0.reset(&mut state, "asked for").map(|_| ())
     }
 
-    /// Bytes of BAR0 from `offset` on, as 32-bit registers.
+    /// Bytes of BAR0 from `offset` on, as 32-bit registers; fewer where the BAR ends.
     #[must_use]
     pub fn registers(&self, offset: u32, count: u32) -> Vec<u32> {
-        (0..count).map(|i| self.0.control.port.regs.read32(offset + 4 * i)).collect()
+        let regs = &self.0.control.port.regs;
+        (offset..regs.size().saturating_sub(3))
+            .step_by(4)
+            .take(count as usize)
+            .map(|at| regs.read32(at))
+            .collect()
     }
 }
 
 impl Inner {
-    pub(crate) fn name(&self) -> &str {
-        &self.control.port.name
-    }
-
     pub(crate) fn identity(&self) -> &Identity {
-        // Set before any handle is given out.
-        &self.identity.get_or_init(|| unreachable!("a drive without identity was handed out")).0
+        &self.identity
     }
 
     pub(crate) fn namespaces(&self) -> &[Namespace] {
-        self.identity.get().map_or(&[], |(_, namespaces)| namespaces)
+        &self.namespaces
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
-        self.admin.lock().unwrap_or_else(|e| e.into_inner())
+    /// A number for a queue that no other queue of this drive has; never 0.
+    pub(crate) fn next_serial(&self) -> u32 {
+        self.serial.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1)
     }
 
-    /// The state of a drive that can still be used.
-    pub(crate) fn alive(&self) -> Result<MutexGuard<'_, AdminState>> {
-        let state = self.state();
-        match &state.dead {
-            Some(error) => Err(error.clone()),
-            None => Ok(state),
-        }
+    pub(crate) fn allow_writes(&self) -> Result<()> {
+        if self.options.writable { Ok(()) } else { Err(Error::ReadOnly { drive: self.name().to_owned() }) }
     }
 
     /// Returns once no reset is under way.
@@ -239,167 +223,41 @@ impl Inner {
         drop(self.state());
     }
 
-    fn first_start(&self) -> Result<()> {
-        let mut state = self.state();
-        let began = self.start_from_anywhere(&mut state.admin)?;
-        let mut identity = began;
-        let namespaces = self.list_namespaces(&mut state.admin)?;
-        let granted = self.configure(&mut state, &identity)?;
-        identity.queues = granted;
-        state.in_use = vec![false; granted as usize];
-        let _ = self.identity.set((identity, namespaces));
-        Ok(())
-    }
-
-    /// Disables, enables and identifies; by a function reset if the controller does not let go otherwise.
-    pub(crate) fn start_from_anywhere(&self, admin: &mut Admin) -> Result<Identity> {
-        match self.start(admin) {
-            Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }) => {
-                self.control.reset_function()?;
-                self.start(admin)
-            }
-            other => other,
-        }
-    }
-
-    fn start(&self, admin: &mut Admin) -> Result<Identity> {
-        self.control.disable()?;
-        admin.start(&self.control)?;
-        self.identify(admin)
-    }
-
-    pub(crate) fn identify(&self, admin: &mut Admin) -> Result<Identity> {
-        let sqe = words::identify(cns::CONTROLLER, 0, 0, 0);
-        let data = admin.read(&self.control.port, "identify controller", &sqe, 4096)?;
-        Identity::new(&self.control, &data, &self.options)
-    }
-
-    fn list_namespaces(&self, admin: &mut Admin) -> Result<Vec<Namespace>> {
-        let port = &self.control.port;
-        let mut nsids = Vec::new();
-        if self.control.version >= Version::new(1, 1, 0) {
-            loop {
-                let after = nsids.last().copied().unwrap_or(0);
-                let sqe = words::identify(cns::ACTIVE_NAMESPACES, after, 0, 0);
-                let data = admin.read(port, "identify active namespaces", &sqe, 4096)?;
-                let page: &[u8; 4096] =
-                    data.as_slice().try_into().map_err(|_| self.short("the namespace list"))?;
-                let before = nsids.len();
-                nsids.extend(active_namespaces(page).filter(|nsid| *nsid > after));
-                if nsids.len() - before < 1024 || nsids.len() >= MAX_NAMESPACES {
-                    break;
-                }
-            }
-        } else {
-            nsids.push(1);
-        }
-        let mut found = Vec::new();
-        for nsid in nsids {
-            let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
-            let data = admin.read(port, "identify namespace", &sqe, 4096)?;
-            match Namespace::new(&port.name, nsid, &data) {
-                Ok(ns) if ns.blocks > 0 => found.push(ns),
-                Ok(_) => {}
-                // A namespace in a format that we do not know is left alone; the others can be used.
-                Err(Error::Format { .. }) => {}
-                Err(error) => return Err(error),
+    /// Creates a pair. When this fails the controller does not have it, and will not: memory and number are free.
+    pub(crate) fn establish(
+        &self,
+        state: &mut AdminState,
+        qid: u16,
+        sq: PairHalf,
+        cq: PairHalf,
+    ) -> Result<()> {
+        match self.create_pair(&mut state.admin, qid, sq, cq) {
+            Ok(()) => Ok(()),
+            Err(refused @ Error::Command { .. }) => Err(refused),
+            Err(error) => {
+                self.reset(state, "a queue whose creation was not answered")?;
+                Err(error)
             }
         }
-        Ok(found)
-    }
-
-    fn short(&self, what: &'static str) -> Error {
-        Error::Nonsense { drive: self.name().to_owned(), what, why: "it is too short".into() }
-    }
-
-    /// Sets a started controller up as the options want it; gives the I/O queue pairs granted. First of all the number
-    /// of queues: it can only be set before there are any.
-    pub(crate) fn configure(&self, state: &mut AdminState, identity: &Identity) -> Result<u32> {
-        let want = u32::from(self.options.queues.max(1));
-        let sqe = words::set_features(feature::id::NUMBER_OF_QUEUES, false, Queues::ask(want, want).0);
-        let granted = Queues(state.admin.run("set number of queues", &sqe)?.result());
-        let view = identity.controller();
-        if view.apsta() & 1 != 0 {
-            // Power states of its own choosing cost latency when work comes.
-            let sqe = words::set_features(feature::id::APST, false, feature::Apst::OFF.0);
-            state.admin.write(&self.control.port, "set APST off", &sqe, &feature::Apst::OFF_TABLE)?;
-        }
-        if (1..=3).any(|crd| view.retry_delay_ms(crd) > 0) {
-            // Only to a host that asks for it does a controller say how long to wait before a retry.
-            let mut behavior = [0; 512];
-            behavior[0] = 1;
-            let sqe = words::set_features(feature::id::HOST_BEHAVIOR, false, 0);
-            state.admin.write(&self.control.port, "set host behavior", &sqe, &behavior)?;
-        }
-        self.lend_host_memory(state, identity)?;
-        let events = feature::EventConfig(0).with_critical(0x1f).with_namespace(view.oaes() & 1 << 8 != 0);
-        let sqe = words::set_features(feature::id::ASYNC_EVENT, false, events.0);
-        match state.admin.run("set event configuration", &sqe) {
-            Ok(_) | Err(Error::Command { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        state.admin.post_events(view.aer_limit());
-        Ok(granted.sqs().min(granted.cqs()).min(want))
-    }
-
-    /// Lends the host memory that a drive without memory of its own wants.
-    fn lend_host_memory(&self, state: &mut AdminState, identity: &Identity) -> Result<()> {
-        let view = identity.controller();
-        let unit = 4096;
-        let want = (u64::from(view.hmpre()) * unit).min(self.options.host_memory);
-        if want == 0 || want < u64::from(view.hmmin()) * unit {
-            return Ok(());
-        }
-        let memory = match state.host_memory.take() {
-            Some((memory, _)) => memory,
-            None => Dma::alloc(&*self.control.port.mapper, want as usize, self.control.page_shift)?,
-        };
-        let (list, pages) = host_memory_list(&memory, self.control.page_shift, view.hmmaxd());
-        let list_memory = Dma::alloc(&*self.control.port.mapper, list.len().max(1), self.control.page_shift)?;
-        list_memory.mem.write(0, &list)?;
-        let lend = feature::HostMemory {
-            enable: true,
-            memory_return: false,
-            pages,
-            list: list_memory.bus()?,
-            entries: (list.len() / HostMemoryEntry::BYTES) as u32,
-        };
-        state.admin.run("lend host memory", &lend.command())?;
-        state.host_memory = Some((memory, list_memory));
-        Ok(())
-    }
-
-    /// Creates a pair on the controller.
-    pub(crate) fn create_pair(&self, admin: &mut Admin, qid: u16, sq: PairHalf, cq: PairHalf) -> Result<()> {
-        let (sq_z, cq_z) = ((sq.entries - 1) as u16, (cq.entries - 1) as u16);
-        admin.run("create completion queue", &words::create_cq(qid, cq_z, cq.bus, true, None))?;
-        let sqe = words::create_sq(qid, sq_z, sq.bus, qid, true, words::Priority::default());
-        admin.run("create submission queue", &sqe).map(|_| ()).inspect_err(|_| {
-            let _ = admin.run("delete completion queue", &words::delete_cq(qid));
-        })
-    }
-
-    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
-    /// `between` is run when no completion can follow any more.
-    pub(crate) fn delete_pair(&self, admin: &mut Admin, qid: u16, between: impl FnOnce()) -> Result<()> {
-        let patience = self.options.abort_wait;
-        admin.run_within("delete submission queue", &words::delete_sq(qid), patience)?;
-        between();
-        admin.run_within("delete completion queue", &words::delete_cq(qid), patience).map(|_| ())
     }
 
     pub(crate) fn close_queue(&self, cell: &Arc<QueueCell>) {
         let mut state = self.state();
         let participant: Arc<dyn Participant> = cell.clone();
         state.participants.retain(|p| !Arc::ptr_eq(p, &participant));
-        if state.dead.is_none() && self.delete_pair(&mut state.admin, cell.qid, || ()).is_err() {
+        // Its commands are given their time: what is still being worked on is no reason to reset the controller.
+        let patience = self.options.admin_timeout;
+        if state.dead.is_none() && self.delete_pair(&mut state.admin, cell.qid, patience, || ()).is_err() {
+            // How it went is in the state.
             let _ = self.reset(&mut state, "a queue that could not be deleted");
         }
-        state.give_qid(cell.qid);
-        if let Some(error) = state.dead.clone() {
-            cell.fail(&error);
-            leak_unless_gone(&error, cell.clone());
+        let mut slots = cell.lock();
+        if let Some(error) = &state.dead {
+            slots.fail(error);
+            self.kept.keep(cell.clone());
         }
+        slots.keep_unsettled();
+        state.give_qid(cell.qid);
     }
 
     pub(crate) fn log_page(
@@ -409,7 +267,7 @@ impl Inner {
         nsid: u32,
         bytes: usize,
     ) -> Result<Vec<u8>> {
-        let in_pieces = self.identity.get().is_some_and(|(identity, _)| identity.controller().log_offsets());
+        let in_pieces = self.identity.controller().log_offsets();
         let mut out = Vec::new();
         while out.len() < bytes && (out.is_empty() || in_pieces) {
             let piece = (bytes - out.len()).min(4096);
@@ -420,76 +278,39 @@ impl Inner {
         Ok(out)
     }
 
-    /// Reads the log page of every event, which lets the controller report the next of its kind, and posts its request
-    /// again.
+    /// Reads the log page of every event that was reported, which lets the controller report the next of its kind, and
+    /// posts its request again. What is reported meanwhile is left for the next time.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
-        while let Some(event) = state.admin.fired.pop_front() {
+        for _ in 0..state.admin.fired.len() {
+            let Some(event) = state.admin.fired.pop_front() else { break };
             match self.log_page(state, event.page(), u32::MAX, 512) {
                 Ok(_) | Err(Error::Command { .. }) => {}
                 Err(error) => return Err(error),
             }
+            if event.is(AsyncEvent::NAMESPACE_CHANGED) {
+                self.compare_namespaces(state)?;
+            }
+            if state.events.len() >= MAX_EVENTS {
+                state.events.remove(0);
+            }
             state.events.push(event);
-            state.admin.post_events(self.identity().controller().aer_limit());
+            state.admin.post_events(self.identity.controller().aer_limit());
         }
         Ok(())
     }
-}
 
-impl AdminState {
-    pub(crate) fn take_qid(&mut self, inner: &Inner) -> Result<u16> {
-        let free = self.in_use.iter().position(|used| !used);
-        let Some(index) = free else {
-            return Err(Error::NoQueue { drive: inner.name().to_owned(), granted: self.in_use.len() as u32 });
-        };
-        self.in_use[index] = true;
-        Ok(index as u16 + 1)
-    }
-
-    pub(crate) fn give_qid(&mut self, qid: u16) {
-        if let Some(used) = self.in_use.get_mut(usize::from(qid).wrapping_sub(1)) {
-            *used = false;
+    /// Finds out which namespaces are no longer what they were.
+    pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
+        for ns in &self.namespaces {
+            match self.identify_namespace(&mut state.admin, ns.nsid) {
+                Ok(now) => ns.compare(Some(&now)),
+                Err(Error::Command { .. } | Error::Format { .. } | Error::Nonsense { .. }) => {
+                    ns.compare(None)
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Ok(())
     }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let patience =
-            self.identity.get().map_or(Duration::from_secs(10), |(identity, _)| identity.shutdown_time());
-        let state = self.admin.get_mut().unwrap_or_else(|e| e.into_inner());
-        if state.dead.is_some() {
-            return;
-        }
-        // Queues are deleted by now. A controller that does not come to rest is disabled; one that does not even let
-        // itself be disabled keeps its memory.
-        let rest = self.control.shut_down(patience.min(self.options.ready_limit));
-        let disabled = self.control.disable();
-        if let Err(error) = rest.and(disabled)
-            && let Err(error) = self.control.disable().map_err(|_| error)
-            && !matches!(error, Error::Gone { .. })
-        {
-            std::mem::forget(state.host_memory.take());
-        }
-    }
-}
-
-/// Keeps memory that a device may still reach for ever, unless the device is gone.
-pub(crate) fn leak_unless_gone<T>(error: &Error, memory: T) {
-    if !matches!(error, Error::Gone { .. }) {
-        std::mem::forget(memory);
-    }
-}
-
-/// The descriptor list for a piece of host memory, and its pages in all.
-fn host_memory_list(memory: &Dma, page_shift: u32, most: u16) -> (Vec<u8>, u32) {
-    let most = if most == 0 { usize::MAX } else { usize::from(most) };
-    let mut list = Vec::new();
-    let mut pages = 0;
-    for run in memory.map.runs().iter().take(most.min(256)) {
-        let here = (run.len >> page_shift) as u32;
-        list.extend(HostMemoryEntry { at: run.addr, pages: here }.encode());
-        pages += here;
-    }
-    (list, pages)
 }

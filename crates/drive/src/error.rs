@@ -122,6 +122,30 @@ pub enum Error {
         /// The namespace asked for.
         nsid: u32,
     },
+    /// A namespace is no longer what it was when the drive was opened.
+    #[error("{drive}: namespace {nsid} was formatted, resized or removed meanwhile; open the drive again")]
+    NamespaceChanged {
+        /// The drive.
+        drive: String,
+        /// The namespace.
+        nsid: u32,
+    },
+    /// A buffer or a namespace that belongs to another drive.
+    #[error("this {what} belongs to another drive than {drive}")]
+    Foreign {
+        /// `buffer` or `namespace`.
+        what: &'static str,
+        /// The drive that was to use it.
+        drive: String,
+    },
+    /// The drive may have lost writes that it had acknowledged.
+    #[error(
+        "{drive} was without power, failed or was reset since the last flush: what was written meanwhile may be lost, and has to be written again"
+    )]
+    WritesLost {
+        /// The drive.
+        drive: String,
+    },
     /// A namespace is formatted in a way that is not understood.
     #[error("namespace {nsid}: {source}")]
     Format {
@@ -187,9 +211,9 @@ pub enum Error {
     #[error("{done} of {count} commands were done when the GPU stopped: {why}")]
     Launch {
         /// Commands with an outcome.
-        done: u32,
+        done: u64,
         /// Commands in all.
-        count: u32,
+        count: u64,
         /// Why it stopped.
         why: String,
     },

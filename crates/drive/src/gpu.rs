@@ -2,24 +2,26 @@
 
 mod cell;
 mod memory;
+mod plan;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region};
+use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 use onehop_proto::queue::NO_CID;
 
 use crate::canary::Canary;
-use crate::command::{ListSlot, Pointers, describe, list_pages, max_blocks};
+use crate::command::describe;
 use crate::drive::Inner;
 use crate::ladder::Incident;
-use crate::ring::Dma;
+use crate::slots::retry_delays;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
 pub(crate) use memory::{Cmb, restore_cmb};
+use plan::{Batch, Plan};
 
 /// What the host writes into a queue's poison word, and why.
 pub(crate) mod poison {
@@ -90,7 +92,7 @@ pub struct GpuSetup {
     pub depth: u32,
     /// How long nothing may complete before the controller is taken to have stalled.
     pub stall: Duration,
-    /// How long one launch may take.
+    /// How long a job may take, with all its launches.
     pub limit: Duration,
 }
 
@@ -137,12 +139,13 @@ pub struct GpuReport {
     pub took: Duration,
 }
 
-/// Queue pairs for one GPU on one drive.
+/// Queue pairs for one GPU on one drive. Any thread may use them; jobs are carried out one after the other.
 pub struct GpuQueues {
     drive: Arc<Inner>,
     gpu: Arc<dyn Gpu>,
     setup: GpuSetup,
     cell: Arc<GpuCell>,
+    turn: Mutex<()>,
 }
 
 impl Drive {
@@ -152,7 +155,7 @@ impl Drive {
     /// When the controller has too few, or a part cannot lie where it should.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
         let cell = GpuCell::create(&self.0, &*gpu, &setup)?;
-        Ok(GpuQueues { drive: self.0.clone(), gpu, setup, cell })
+        Ok(GpuQueues { drive: self.0.clone(), gpu, setup, cell, turn: Mutex::default() })
     }
 
     /// Memory for data of a GPU-driven transfer: a region of the GPU that the drive can reach.
@@ -198,95 +201,111 @@ impl GpuQueues {
     }
 
     fn run(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], buffer: &Buffer) -> Result<GpuReport> {
-        if op.writes() && !self.drive.options.writable {
-            return Err(Error::ReadOnly { drive: self.drive.name().to_owned() });
+        if op.writes() {
+            self.drive.allow_writes()?;
         }
-        let (works, lists) = self.plan(op, ns, jobs, buffer)?;
+        ns.check(&self.drive.control)?;
+        buffer.belongs(&self.drive.control)?;
+        // Launches share rings and their account of them: one at a time.
+        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        let mut plan = Plan::new(&self.drive, op, ns, jobs, buffer)?;
+        let mut run = Run {
+            queues: self,
+            op,
+            ns,
+            buffer,
+            start: Instant::now(),
+            count: plan.commands,
+            report: GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() },
+        };
+        // Counted before and after: a flush or a power loss meanwhile must find them not yet durable.
+        self.count_writes(op);
+        let mut result = Ok(());
+        while result.is_ok()
+            && let Some(batch) = plan.next_batch()?
+        {
+            result = run.batch(batch);
+        }
+        self.count_writes(op);
+        run.report.took = run.start.elapsed();
+        result.map(|()| run.report)
+    }
+
+    fn count_writes(&self, op: Op) {
+        if op.writes() {
+            self.drive.durability.wrote();
+        }
+    }
+
+    /// Gets everything that is in flight out of the controller's hands.
+    fn recover(&self, cause: String, polite: bool) -> Result<Recovery> {
         let start = Instant::now();
-        let mut report = GpuReport { commands: works.len() as u64, ..GpuReport::default() };
-        for (work, _) in &works {
-            report.bytes += ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+        let mut state = self.drive.alive()?;
+        if self.cell.is_stale() {
+            // Somebody else has reset the controller: that is why the kernel ended.
+            return Ok(Recovery::ControllerReset);
         }
-        let mut left = Vec::with_capacity(works.len());
-        for (work, offset) in works {
-            let bytes = ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
-            let guarded = self.drive.options.canary && op == Op::Read;
-            let canary = if guarded { Some(Canary::place(buffer, offset, bytes)?) } else { None };
+        let healthy = self.drive.control.is_running().is_ok_and(|running| running);
+        if healthy && polite && self.cell.delete(&self.drive, &mut state).is_ok() {
+            let recovery = Recovery::QueueDelete;
+            state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
+            return Ok(recovery);
+        }
+        self.drive.reset(&mut state, &cause)
+    }
+}
+
+/// A job under way.
+struct Run<'a> {
+    queues: &'a GpuQueues,
+    op: Op,
+    ns: &'a Namespace,
+    buffer: &'a Buffer,
+    start: Instant,
+    /// Commands in all.
+    count: u64,
+    report: GpuReport,
+}
+
+impl Run<'_> {
+    /// Carries commands out. When this returns, the controller has let go of them, or their memory is kept.
+    fn batch(&mut self, batch: Batch) -> Result<()> {
+        let drive = &self.queues.drive;
+        let guarded = drive.options.canary && self.op == Op::Read;
+        let mut left = Vec::with_capacity(batch.works.len());
+        for (work, offset) in batch.works {
+            let bytes = self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+            let canary = if guarded { Some(Canary::place(self.buffer, offset, bytes)?) } else { None };
             left.push(Item { work, recoveries: 0, canary });
         }
         let canaries: Vec<Canary> = left.iter().filter_map(|item| item.canary).collect();
-        let mut result = self.carry_out(op, ns, &mut left, &mut report);
+        let mut result = self.carry_out(&mut left);
         if result.is_ok() {
-            result = self.wait_for_data(ns, &canaries, buffer, &mut report);
+            result = self.wait_for_data(&canaries);
         }
-        report.took = start.elapsed();
-        if let Err(error @ (Error::Dead { .. } | Error::Gone { .. })) = &result {
-            // The device may still write into what it was given.
-            crate::drive::leak_unless_gone(error, (lists, buffer.clone()));
+        if result.is_err() && canaries.iter().any(|canary| !canary.is_gone(self.buffer)) {
+            // Data that was announced may still come.
+            drive.kept.keep(self.buffer.clone());
         }
-        result.map(|()| report)
-    }
-
-    /// Splits jobs into commands of what the controller moves at once, and describes their memory.
-    fn plan(
-        &self,
-        op: Op,
-        ns: &Namespace,
-        jobs: &[GpuJob],
-        buffer: &Buffer,
-    ) -> Result<(Vec<(Work, u64)>, Dma)> {
-        let identity = self.drive.identity();
-        if ns.format.has_separate_metadata() {
-            let why = "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended";
-            return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why: why.into() });
+        if drive.state().dead.is_some() {
+            drive.kept.keep((batch.lists, self.buffer.clone()));
         }
-        let step = u64::from(max_blocks(&ns.format, identity.max_transfer));
-        let count: u64 = jobs.iter().map(|job| job.blocks.div_ceil(step)).sum();
-        let pages = list_pages(identity.page_shift, identity.max_transfer);
-        let bytes = (count.max(1) * pages) << identity.page_shift;
-        let lists = Dma::alloc(&*self.drive.control.port.mapper, bytes as usize, identity.page_shift)?;
-        let pointers =
-            Pointers { page_shift: identity.page_shift, max_transfer: identity.max_transfer, sgl: false };
-        let mut works = Vec::with_capacity(count as usize);
-        for job in jobs {
-            onehop_proto::format::check_range(ns.blocks, job.lba, job.blocks)
-                .map_err(|source| Error::Range { nsid: ns.nsid, source })?;
-            for done in (0..job.blocks).step_by(step as usize) {
-                let blocks = step.min(job.blocks - done) as u32;
-                let bytes = ns.format.transfer_bytes(blocks.into()).unwrap_or(u64::MAX);
-                let offset = job.offset + ns.format.transfer_bytes(done).unwrap_or(u64::MAX - job.offset);
-                let list = ListSlot {
-                    lists: &lists,
-                    first_page: works.len() as u64 * pages,
-                    page_shift: identity.page_shift,
-                };
-                let pointed = pointers.point(onehop_proto::Sqe::default(), (buffer, offset), bytes, &list)?;
-                let (prp1, prp2) = (pointed.prp1(), pointed.prp2());
-                let work = Work { lba: job.lba + done, prp1, prp2, blocks, control: op.opcode().into() };
-                works.push((work, offset));
-            }
-        }
-        Ok((works, lists))
+        result
     }
 
     /// Waits until all data that was announced has arrived.
-    fn wait_for_data(
-        &self,
-        ns: &Namespace,
-        canaries: &[Canary],
-        buffer: &Buffer,
-        report: &mut GpuReport,
-    ) -> Result<()> {
-        let start = Instant::now();
+    fn wait_for_data(&mut self, canaries: &[Canary]) -> Result<()> {
+        let (start, stall) = (Instant::now(), self.queues.setup.stall);
         for canary in canaries {
-            if canary.is_gone(buffer) {
+            if canary.is_gone(self.buffer) {
                 continue;
             }
-            report.late_data += 1;
-            while !canary.is_gone(buffer) {
-                if start.elapsed() >= self.setup.stall {
-                    let command = format!("a GPU-driven read of {} namespace {}", self.drive.name(), ns.nsid);
-                    return Err(Error::DataMissing { command, waited: self.setup.stall });
+            self.report.late_data += 1;
+            while !canary.is_gone(self.buffer) {
+                if start.elapsed() >= stall {
+                    let drive = self.queues.drive.name();
+                    let command = format!("a GPU-driven read of {drive} namespace {}", self.ns.nsid);
+                    return Err(Error::DataMissing { command, waited: stall });
                 }
                 std::thread::yield_now();
             }
@@ -295,39 +314,75 @@ impl GpuQueues {
     }
 
     /// Launches until every command has an end.
-    fn carry_out(&self, op: Op, ns: &Namespace, left: &mut Vec<Item>, report: &mut GpuReport) -> Result<()> {
+    fn carry_out(&mut self, left: &mut Vec<Item>) -> Result<()> {
+        let queues = self.queues;
         while !left.is_empty() {
-            let memory = self.write_launch(left)?;
-            report.launches += 1;
-            let exits = self.launch(ns, left.len() as u32, &memory)?;
-            let again = self.read_outcomes(op, ns, left, &memory, report)?;
+            let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
+            if limit.is_zero() {
+                let done = self.count.saturating_sub(left.len() as u64);
+                let why = format!("its {:?} were over", queues.setup.limit);
+                return Err(Error::Launch { done, count: self.count, why });
+            }
+            let memory = queues.write_launch(left)?;
+            self.report.launches += 1;
+            let exits = queues.launch(self.ns, left.len() as u32, &memory, limit)?;
+            let again = self.read_outcomes(left, &memory)?;
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             let Some(exit) = exit else { return Ok(()) };
-            let recovery = self.recover(*exit)?;
+            let cause = format!("a GPU launch that ended with {exit:?}");
+            let recovery = queues.recover(cause, stray.is_none())?;
+            let drive = &queues.drive;
             for item in &again {
-                if item.recoveries > self.drive.options.retries {
-                    let what =
-                        describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
-                    let (waited, retries) = (self.setup.stall, item.recoveries);
-                    return Err(Error::TimedOut { command: what, waited, retries, recovery });
+                if item.recoveries > drive.options.retries {
+                    let work = &item.work;
+                    let command = describe(self.op.name(), drive.name(), self.ns.nsid, work.lba, work.blocks);
+                    let (waited, retries) = (queues.setup.stall, item.recoveries);
+                    return Err(Error::TimedOut { command, waited, retries, recovery });
                 }
-            }
-            if *exit == Exit::TimedOut && again.iter().all(|item| item.recoveries == 0) {
-                let count = report.commands as u32;
-                let done = count - again.len() as u32;
-                return Err(Error::Launch {
-                    done,
-                    count,
-                    why: format!("its {:?} were over", self.setup.limit),
-                });
             }
             *left = again;
         }
         Ok(())
     }
 
+    /// Adds up what ended and gives back what did not.
+    fn read_outcomes(&mut self, items: &mut Vec<Item>, memory: &LaunchMemory) -> Result<Vec<Item>> {
+        let drive = &self.queues.drive;
+        let mut again = Vec::new();
+        let mut failed = None;
+        for (i, mut item) in items.drain(..).enumerate() {
+            let at = memory.outcomes + i * Outcome::BYTES as usize;
+            self.report.retries += u64::from(memory.region.word(at + 4)?);
+            match Outcome::from_word(memory.region.word(at)?) {
+                Outcome::Done(status) if status.is_ok() => {}
+                Outcome::Done(status) => {
+                    let work = &item.work;
+                    let command = describe(self.op.name(), drive.name(), self.ns.nsid, work.lba, work.blocks);
+                    failed = failed.or(Some(Error::Command { command, status }));
+                }
+                Outcome::Pending => again.push(item),
+                Outcome::InDoubt => {
+                    item.recoveries += 1;
+                    self.report.retries += 1;
+                    again.push(item);
+                }
+            }
+        }
+        match failed {
+            // Nothing may be left in the controller's hands when a caller learns that its job failed.
+            Some(error) if again.is_empty() => Err(error),
+            Some(error) => {
+                let cause = "a GPU launch that left commands behind a failed one".to_owned();
+                self.queues.recover(cause, true).and(Err(error))
+            }
+            None => Ok(again),
+        }
+    }
+}
+
+impl GpuQueues {
     fn write_launch(&self, items: &[Item]) -> Result<LaunchMemory> {
         let works = 0;
         let outcomes = items.len() * Work::BYTES as usize;
@@ -343,9 +398,15 @@ impl GpuQueues {
         Ok(LaunchMemory { region, works, outcomes })
     }
 
-    fn launch(&self, ns: &Namespace, count: u32, memory: &LaunchMemory) -> Result<Vec<Exit>> {
-        let view = self.drive.identity().controller();
-        let running = {
+    /// Runs a kernel to its end. When this fails, the controller has let go of what the kernel gave it.
+    fn launch(
+        &self,
+        ns: &Namespace,
+        count: u32,
+        memory: &LaunchMemory,
+        limit: Duration,
+    ) -> Result<Vec<Exit>> {
+        let started = {
             let mut state = self.drive.alive()?;
             let queues = self.cell.ensure(&self.drive, &mut state, &*self.gpu)?;
             let job = KernelJob {
@@ -354,11 +415,9 @@ impl GpuQueues {
                 count,
                 nsid: ns.nsid,
                 retries: self.drive.options.retries,
-                retry_delay: std::array::from_fn(|crd| {
-                    Duration::from_millis(view.retry_delay_ms(crd as u8).into())
-                }),
+                retry_delay: retry_delays(&self.drive),
                 stall: self.setup.stall,
-                limit: self.setup.limit,
+                limit,
                 poison: self.cell.poison_addr(),
             };
             let launch = match self.setup.mode {
@@ -368,10 +427,20 @@ impl GpuQueues {
                     None => return Err(Error::Gpu("a shared launch needs a queue".into())),
                 },
             };
-            let running = self.gpu.launch(&launch, &job)?;
-            self.cell.running.store(true, Ordering::Release);
-            running
+            let started = self.gpu.launch(&launch, &job);
+            self.cell.running.store(started.is_ok(), Ordering::Release);
+            started
         };
+        let exits = started.map_err(Error::from).and_then(|running| self.watch(running));
+        if let Err(error) = &exits {
+            // Nobody knows what it handed over before it failed.
+            self.recover(format!("a GPU launch that failed: {error}"), true)?;
+        }
+        exits
+    }
+
+    /// Waits for a launch, and ends it when the controller fails.
+    fn watch(&self, running: Box<dyn Running>) -> Result<Vec<Exit>> {
         while !running.is_done() {
             std::thread::sleep(Duration::from_micros(200));
             match self.drive.control.status() {
@@ -379,8 +448,8 @@ impl GpuQueues {
                 _ => self.cell.poison(poison::FAILED),
             }
             if let Ok(mut state) = self.drive.admin.try_lock() {
-                // What the drive has to tell can wait for a better moment; a dead one shows in the status.
-                let _ = self.drive.serve_events(&mut state);
+                // What the drive has to tell is only noted: somebody who asks for events has it served.
+                state.admin.look();
             }
         }
         let exits = running.join();
@@ -390,61 +459,6 @@ impl GpuQueues {
             exits.push(Exit::Stray(NO_CID));
         }
         Ok(exits)
-    }
-
-    /// Adds up what ended and gives back what did not.
-    fn read_outcomes(
-        &self,
-        op: Op,
-        ns: &Namespace,
-        items: &mut Vec<Item>,
-        memory: &LaunchMemory,
-        report: &mut GpuReport,
-    ) -> Result<Vec<Item>> {
-        let mut again = Vec::new();
-        let mut failed = None;
-        for (i, mut item) in items.drain(..).enumerate() {
-            let at = memory.outcomes + i * Outcome::BYTES as usize;
-            report.retries += u64::from(memory.region.word(at + 4)?);
-            match Outcome::from_word(memory.region.word(at)?) {
-                Outcome::Done(status) if status.is_ok() => {}
-                Outcome::Done(status) => {
-                    let command =
-                        describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
-                    failed = failed.or(Some(Error::Command { command, status }));
-                }
-                Outcome::Pending => again.push(item),
-                Outcome::InDoubt => {
-                    item.recoveries += 1;
-                    report.retries += 1;
-                    again.push(item);
-                }
-            }
-        }
-        match failed {
-            // Nothing may be left in the controller's hands when a caller learns that its job failed.
-            Some(error) if again.is_empty() => Err(error),
-            Some(error) => self.recover(Exit::TimedOut).and(Err(error)),
-            None => Ok(again),
-        }
-    }
-
-    /// Gets everything that is in flight out of the controller's hands.
-    fn recover(&self, exit: Exit) -> Result<Recovery> {
-        let start = Instant::now();
-        let mut state = self.drive.alive()?;
-        if self.cell.is_stale() {
-            // Somebody else has reset the controller: that is why the kernel ended.
-            return Ok(Recovery::ControllerReset);
-        }
-        let cause = format!("a GPU launch that ended with {exit:?}");
-        let healthy = self.drive.control.status().is_ok_and(|status| status.rdy() && !status.cfs());
-        if healthy && !matches!(exit, Exit::Stray(_)) && self.cell.delete(&self.drive, &mut state).is_ok() {
-            let recovery = Recovery::QueueDelete;
-            state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
-            return Ok(recovery);
-        }
-        self.drive.reset(&mut state, &cause)
     }
 }
 

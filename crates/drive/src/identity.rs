@@ -1,11 +1,17 @@
 //! Who a drive is: identify data, kept as it came and read through the words of `proto`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use onehop_proto::format::{self, Format};
 use onehop_proto::identify::{self, Controller};
 use onehop_proto::regs::{Cap, Version};
 
 use crate::control::Control;
 use crate::{Error, Options, Result};
+
+/// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
+const LONGEST_TRANSFER: u64 = 64 << 20;
 
 /// Who a controller is and what it can do.
 #[derive(Clone)]
@@ -44,7 +50,8 @@ impl Identity {
         }
         let limit = format::max_transfer_bytes(view.mdts(), control.cap.mpsmin());
         let page = 1 << control.page_shift;
-        let max_transfer = limit.unwrap_or(u64::MAX).min(options.max_transfer.max(page));
+        let wanted = options.max_transfer.clamp(page, LONGEST_TRANSFER);
+        let max_transfer = limit.unwrap_or(u64::MAX).min(wanted);
         Ok(Self {
             bytes: bytes.clone(),
             name,
@@ -102,19 +109,44 @@ pub struct Namespace {
     pub format: Format,
     /// How many blocks it has.
     pub blocks: u64,
+    /// Which drive it is of.
+    tag: Arc<()>,
+    /// Whether it is still as described here; the same for all clones.
+    valid: Arc<AtomicBool>,
 }
 
 impl Namespace {
-    pub(crate) fn new(drive: &str, nsid: u32, data: &[u8]) -> Result<Self> {
+    pub(crate) fn new(control: &Control, nsid: u32, data: &[u8]) -> Result<Self> {
+        let drive = &control.port.name;
         let bytes = page(drive, data)?;
         let view = identify::Namespace::new(&bytes);
         let format = view.format().map_err(|source| Error::Format { nsid, source })?;
         let blocks = view.nsze();
         if format.transfer_bytes(blocks).is_none() {
             let why = format!("{blocks} blocks of {} bytes are more than 64 bits count", format.lba_bytes());
-            return Err(Error::Nonsense { drive: drive.to_owned(), what: "identify namespace data", why });
+            return Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
         }
-        Ok(Self { bytes: bytes.clone(), nsid, format, blocks })
+        let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
+        Ok(Self { bytes, nsid, format, blocks, tag, valid })
+    }
+
+    /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong.
+    pub(crate) fn compare(&self, now: Option<&Self>) {
+        if now.is_none_or(|now| now.format != self.format || now.blocks < self.blocks) {
+            self.valid.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether commands for it may be sent to this drive.
+    #[inline]
+    pub(crate) fn check(&self, control: &Control) -> Result<()> {
+        if !Arc::ptr_eq(&self.tag, &control.tag) {
+            return Err(Error::Foreign { what: "namespace", drive: control.port.name.clone() });
+        }
+        if !self.valid.load(Ordering::Acquire) {
+            return Err(Error::NamespaceChanged { drive: control.port.name.clone(), nsid: self.nsid });
+        }
+        Ok(())
     }
 
     /// The identify data.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use onehop_proto::admin as words;
 
 use crate::admin::Admin;
-use crate::drive::{AdminState, Inner, leak_unless_gone};
+use crate::core::AdminState;
+use crate::drive::Inner;
 use crate::queue::QueueCell;
 use crate::slots::Token;
 use crate::{Error, Recovery, Result};
@@ -110,7 +111,10 @@ impl Inner {
 
     /// Asks the controller to abort a command, and waits a moment for its completion.
     fn abort(&self, state: &mut AdminState, cell: &Arc<QueueCell>, token: Token) -> bool {
-        let Some(cid) = cell.lock().cid(token) else { return true };
+        let slots = cell.lock();
+        // Without an identifier it was completed meanwhile, or never found room in the queue.
+        let Some(cid) = slots.cid(token) else { return !slots.is_late(token) };
+        drop(slots);
         let sqe = words::abort(cell.qid, cid);
         let patience = self.options.abort_wait;
         match state.admin.run_within("abort", &sqe, patience) {
@@ -134,48 +138,44 @@ impl Inner {
     fn recreate(&self, state: &mut AdminState, cell: &Arc<QueueCell>) -> Result<()> {
         let mut slots = cell.lock();
         // What completed on the way out has completed.
-        self.delete_pair(&mut state.admin, cell.qid, || {
+        let gone = self.delete_pair(&mut state.admin, cell.qid, self.options.abort_wait, || {
             slots.drain();
-        })?;
-        slots.restart(Recovery::QueueDelete)?;
-        let (sq, cq) = slots.halves();
-        self.create_pair(&mut state.admin, cell.qid, sq, cq)
+        });
+        let back = gone.and_then(|()| {
+            slots.restart(Recovery::QueueDelete)?;
+            let (sq, cq) = slots.halves();
+            self.create_pair(&mut state.admin, cell.qid, sq, cq)
+        });
+        // Nobody may ring the doorbell of a queue that is not there; the reset that follows opens it again.
+        slots.closed = back.is_err();
+        back
     }
 
     /// Resets the controller, or the function if that does not help, and gives everybody their queues back.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
-        let participants = state.participants.clone();
-        participants.iter().for_each(|p| p.close());
-        let recovery = match self.restart(state) {
-            Ok(recovery) => recovery,
-            Err(error) => return Err(self.die(state, error)),
-        };
-        for participant in &participants {
-            if let Err(error) = participant.reopen(self, &mut state.admin, recovery) {
-                return Err(self.die(state, error));
+        let mut recovery = Recovery::ControllerReset;
+        let mut back = self.bring_back(state, recovery);
+        if !matches!(back, Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. })) {
+            // Where the function cannot be reset from outside, the controller is reset once more.
+            match self.reset_function() {
+                Ok(()) => recovery = Recovery::FunctionReset,
+                Err(Error::Unsupported { .. }) => {}
+                Err(error) => return Err(self.die(state, error)),
             }
+            back = self.bring_back(state, recovery);
+        }
+        if let Err(error) = back {
+            return Err(self.die(state, error));
         }
         state.incidents.push(Incident { cause: cause.to_owned(), recovery, took: start.elapsed() });
         Ok(recovery)
     }
 
-    fn restart(&self, state: &mut AdminState) -> Result<Recovery> {
-        match self.bring_back(state) {
-            Ok(()) => Ok(Recovery::ControllerReset),
-            Err(error @ (Error::Gone { .. } | Error::Changed { .. })) => Err(error),
-            Err(_) => {
-                self.control.reset_function()?;
-                self.bring_back(state)?;
-                Ok(Recovery::FunctionReset)
-            }
-        }
-    }
-
-    fn bring_back(&self, state: &mut AdminState) -> Result<()> {
-        self.control.disable()?;
-        state.admin.start(&self.control)?;
-        let identity = self.identify(&mut state.admin)?;
+    fn bring_back(&self, state: &mut AdminState, recovery: Recovery) -> Result<()> {
+        let participants = state.participants.clone();
+        participants.iter().for_each(|p| p.close());
+        let identity = self.start(&mut state.admin)?;
         let before = self.identity().serial();
         if identity.serial() != before {
             return Err(Error::Changed { drive: self.name().to_owned(), before, now: identity.serial() });
@@ -185,10 +185,11 @@ impl Inner {
         if granted < used {
             return Err(Error::NoQueue { drive: self.name().to_owned(), granted });
         }
+        self.compare_namespaces(state)?;
         if state.cmb.is_some() {
             crate::gpu::restore_cmb(self)?;
         }
-        Ok(())
+        participants.iter().try_for_each(|p| p.reopen(self, &mut state.admin, recovery))
     }
 
     /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.
@@ -199,7 +200,7 @@ impl Inner {
         };
         for participant in &state.participants {
             participant.fail(&error);
-            leak_unless_gone(&error, participant.clone());
+            self.kept.keep(participant.clone());
         }
         state.dead = Some(error.clone());
         error

@@ -17,7 +17,8 @@ pub struct Options {
     pub admin_timeout: Duration,
     /// How long a command that was aborted may take to say so.
     pub abort_wait: Duration,
-    /// How often a command is tried again when its status, or a recovery, allows it.
+    /// How often a command is tried again when its status allows it, or a recovery took it from the controller, whoever
+    /// caused that.
     pub retries: u32,
     /// The longest wait for CSTS.RDY, whatever the controller claims to need.
     pub ready_limit: Duration,
@@ -28,7 +29,7 @@ pub struct Options {
     /// Trust a read's completion only when its data has visibly arrived: costs a write and a read of every 64th of the
     /// memory, and guards against drives and platforms that let completions overtake data.
     pub canary: bool,
-    /// Largest transfer of one command for a controller that sets no limit.
+    /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
     pub max_transfer: u64,
 }
 

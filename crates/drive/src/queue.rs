@@ -45,7 +45,8 @@ pub struct Moved {
     pub late_data: u64,
 }
 
-/// Commands that are handed over together, with one doorbell, when this is dropped.
+/// Commands that are handed over together, with one doorbell, when this is dropped. Until then it holds the queue:
+/// every other call on it, and every recovery of the drive, waits.
 pub struct Batch<'a> {
     slots: MutexGuard<'a, Slots>,
     queue: &'a IoQueue,
@@ -58,7 +59,7 @@ impl Batch<'_> {
     /// When the queue is full, or the command cannot be.
     #[inline]
     pub fn submit(&mut self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
-        self.queue.allow(io.op)?;
+        self.queue.allow(io, ns)?;
         self.slots.submit(io, ns)
     }
 }
@@ -86,9 +87,15 @@ impl IoQueue {
         self.cell.qid
     }
 
-    fn allow(&self, op: Op) -> Result<()> {
-        if op.writes() && !self.drive.options.writable {
-            return Err(Error::ReadOnly { drive: self.drive.name().to_owned() });
+    #[inline]
+    fn allow(&self, io: &Io<'_>, ns: &Namespace) -> Result<()> {
+        if io.op.writes() {
+            self.drive.allow_writes()?;
+        }
+        let control = &self.drive.control;
+        ns.check(control)?;
+        for (buffer, _) in io.data.iter().chain(&io.metadata) {
+            buffer.belongs(control)?;
         }
         Ok(())
     }
@@ -135,30 +142,42 @@ impl IoQueue {
         Ok(self.open()?.poll())
     }
 
-    /// The end of a command, if it has come. The token is spent then.
+    /// The end of a command, if it has come. The token is spent then. Does not wait, unless the command is late: then
+    /// the time-out ladder is climbed, as by [`Self::wait`].
     #[inline]
     pub fn test(&self, token: Token) -> Option<Result<Finished>> {
         let mut slots = self.cell.lock();
-        if let Some(end) = slots.take(token) {
-            return Some(end);
+        let end = look(&mut slots, token);
+        if end.is_none() && slots.is_seldom() {
+            self.mend_if_late(slots, token);
+            return look(&mut self.cell.lock(), token);
         }
-        if slots.closed {
-            return None;
-        }
-        slots.poll();
-        slots.take(token)
+        end
     }
 
-    /// Takes the ends of several commands, in order, from the first on, as far as they have come.
+    /// Takes the ends of several commands, in order, from the first on, as far as they have come; as [`Self::test`].
     pub fn test_front(&self, tokens: &mut VecDeque<Token>, mut each: impl FnMut(Token, Result<Finished>)) {
         let mut slots = self.cell.lock();
         if !slots.closed {
             slots.poll();
         }
         while let Some(token) = tokens.front().copied() {
-            let Some(end) = slots.take(token) else { break };
+            let Some(end) = slots.take(token) else {
+                if slots.is_seldom() {
+                    self.mend_if_late(slots, token);
+                }
+                return;
+            };
             tokens.pop_front();
             each(token, end);
+        }
+    }
+
+    fn mend_if_late(&self, slots: MutexGuard<'_, Slots>, token: Token) {
+        let mend = !slots.closed && (slots.stray.is_some() || slots.is_late(token));
+        drop(slots);
+        if mend {
+            self.drive.recover(&self.cell, token);
         }
     }
 
@@ -170,7 +189,7 @@ impl IoQueue {
         let mut turns = 0u32;
         let mut next_look = Instant::now() + LOOK;
         loop {
-            let end = self.test(token);
+            let end = look(&mut self.cell.lock(), token);
             let slots = match self.open() {
                 Ok(slots) => slots,
                 // What was in flight has ended with the drive's error, and is taken from there.
@@ -202,13 +221,23 @@ impl IoQueue {
     /// # Errors
     /// How it failed.
     pub fn run(&self, ns: &Namespace, io: &Io<'_>) -> Result<Finished> {
-        let token = loop {
-            match self.submit(ns, io) {
-                Err(Error::Full(_)) => std::thread::yield_now(),
-                other => break other?,
-            }
-        };
+        let token = self.submit_in_time(ns, io)?;
         self.wait(token)
+    }
+
+    /// Submits a command when there is room: other threads may be making some.
+    fn submit_in_time(&self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
+        let start = Instant::now();
+        loop {
+            let late = start.elapsed() >= self.drive.options.timeout;
+            match self.submit(ns, io) {
+                Err(Error::Full(_)) if !late => {
+                    self.poll()?;
+                    std::thread::yield_now();
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Reads any number of blocks.
@@ -230,7 +259,7 @@ impl IoQueue {
     /// Makes everything that was written so far durable.
     ///
     /// # Errors
-    /// How it failed.
+    /// How it failed; [`Error::WritesLost`], once, when the drive may have lost what it had acknowledged.
     pub fn flush(&self, ns: &Namespace) -> Result<()> {
         self.run(ns, &Io::flush()).map(|_| ())
     }
@@ -257,7 +286,9 @@ impl IoQueue {
             let count = u64::from(step).min(blocks - done) as u32;
             let at = offset + ns.format.transfer_bytes(done).unwrap_or(u64::MAX - offset);
             let io = Io::new(op, lba.saturating_add(done), count, buffer, at);
-            match self.submit(ns, &io) {
+            let submitted =
+                if tokens.is_empty() { self.submit_in_time(ns, &io) } else { self.submit(ns, &io) };
+            match submitted {
                 Ok(token) => {
                     tokens.push_back(token);
                     moved.commands += 1;
@@ -266,7 +297,6 @@ impl IoQueue {
                 Err(Error::Full(_)) if !tokens.is_empty() => {
                     self.settle(&mut tokens, &mut moved, &mut first_error)
                 }
-                Err(Error::Full(_)) => std::thread::yield_now(),
                 Err(error) => first_error = Some(error),
             }
         }
@@ -287,6 +317,19 @@ impl IoQueue {
             Err(error) => *first_error = first_error.take().or(Some(error)),
         }
     }
+}
+
+/// The end of a command, if it has come.
+#[inline]
+fn look(slots: &mut Slots, token: Token) -> Option<Result<Finished>> {
+    if let Some(end) = slots.take(token) {
+        return Some(end);
+    }
+    if slots.closed {
+        return None;
+    }
+    slots.poll();
+    slots.take(token)
 }
 
 impl Drop for IoQueue {

@@ -8,7 +8,7 @@ use onehop_os::{HostMem, Mapped, Mapper, Port, Registers};
 use onehop_proto::queue::{Address, Memory, Rings};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// A place in one of a pair's two rings.
 #[derive(Clone, Copy)]
@@ -119,8 +119,9 @@ impl Memory for PairMemory {
 
 /// Host memory with its bus addresses.
 pub(crate) struct Dma {
-    pub(crate) mem: HostMem,
+    // The mapping goes before the memory does.
     pub(crate) map: Mapped,
+    pub(crate) mem: HostMem,
 }
 
 impl Dma {
@@ -159,12 +160,19 @@ pub(crate) struct Pair {
     pub(crate) rings: Rings<PairMemory>,
     pub(crate) sq: PairHalf,
     pub(crate) cq: PairHalf,
-    keep: (Dma, Dma),
+    /// The rings' memory; none once it was given up.
+    pub(crate) keep: Option<(Dma, Dma)>,
 }
 
 impl Pair {
     /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
     pub(crate) fn alloc(port: &Port, qid: u16, entries: u32, page_shift: u32, dstrd: u8) -> Result<Self> {
+        let last_door = regs::doorbell(qid, true, dstrd);
+        if last_door.checked_add(4).is_none_or(|end| end > port.regs.size()) {
+            let why =
+                format!("its BAR of {} bytes ends before the doorbells of queue {qid}", port.regs.size());
+            return Err(Error::Unsupported { drive: port.name.clone(), why });
+        }
         let one_page = (1u32 << page_shift) / Sqe::BYTES as u32;
         let sq = Dma::alloc(&*port.mapper, entries as usize * Sqe::BYTES, page_shift)?;
         let cq = Dma::alloc(&*port.mapper, entries as usize * Cqe::BYTES, page_shift)?;
@@ -191,13 +199,15 @@ impl Pair {
             rings,
             sq: PairHalf { bus: sq.bus()?, entries: sq_entries },
             cq: PairHalf { bus: cq.bus()?, entries: cq_entries },
-            keep: (sq, cq),
+            keep: Some((sq, cq)),
         })
     }
 
     /// Makes the rings as a new pair needs them: no completion of an earlier life is left.
     pub(crate) fn zero(&self) -> Result<()> {
-        self.keep.0.mem.fill(0, self.keep.0.mem.len(), 0)?;
-        Ok(self.keep.1.mem.fill(0, self.keep.1.mem.len(), 0)?)
+        for ring in self.keep.iter().flat_map(|(sq, cq)| [sq, cq]) {
+            ring.mem.fill(0, ring.mem.len(), 0)?;
+        }
+        Ok(())
     }
 }

@@ -1,21 +1,31 @@
 //! The commands of one CPU-driven queue pair: in flight, waiting to be tried again, or done.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::Port;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
 use crate::canary::Canary;
-use crate::command::{Io, ListSlot, Pointers, describe, list_pages, max_blocks};
+use crate::command::{Io, ListSlot, Op, Pointers, describe, list_pages, max_blocks};
+use crate::core::Kept;
+use crate::drive::Inner;
+use crate::durability::Durability;
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
-use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
+use crate::{Buffer, Error, Namespace, Recovery, Result};
+
+/// The longest wait before a retry, whatever the controller asks for.
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+/// What counts as never, for times that cannot be added up.
+const NEVER: Duration = Duration::from_secs(365 * 86400);
 
 /// Stands for a command of one queue until it was waited for. The default stands for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct Token {
-    pub(crate) entry: u32,
-    pub(crate) life: u32,
+    /// Which queue of its drive; none has 0.
+    queue: u32,
+    entry: u32,
+    life: u32,
 }
 
 /// How a command ended well.
@@ -32,7 +42,10 @@ pub struct Finished {
 enum State {
     Free,
     InFlight(u16),
+    /// To be tried again at this time.
     Waiting(Instant),
+    /// There is no room for it in the submission queue.
+    NoRoom,
     /// Completed, but its data is not there yet.
     Settling(Finished),
     Done(Result<Finished>),
@@ -44,7 +57,11 @@ struct Entry {
     sqe: Sqe,
     retries: u32,
     deadline: Instant,
-    what: (&'static str, u32, u64, u32),
+    /// The operation, the namespace, the first block, how many.
+    what: (Op, u32, u64, u32),
+    /// What a flush covers, and whether a write is durable by itself.
+    mark: u64,
+    fua: bool,
     hold: [Option<Buffer>; 2],
     canary: Option<Canary>,
 }
@@ -59,7 +76,7 @@ impl Entry {
 
     fn describe(&self, drive: &str) -> String {
         let (op, nsid, lba, blocks) = self.what;
-        describe(op, drive, nsid, lba, blocks)
+        describe(op.name(), drive, nsid, lba, blocks)
     }
 }
 
@@ -71,6 +88,7 @@ struct Scratch {
 
 /// A queue pair and its commands. Whoever holds it owns the pair.
 pub(crate) struct Slots {
+    serial: u32,
     pair: Pair,
     owner: Owner<PairMemory, Vec<Slot>>,
     entries: Vec<Entry>,
@@ -87,7 +105,10 @@ pub(crate) struct Slots {
     timeout: Duration,
     retry_delay: [Duration; 4],
     canary: bool,
+    durability: Arc<Durability>,
+    kept: Arc<Kept>,
     clock: Instant,
+    asked: u32,
     /// Set while the controller is being reset, and for ever once the drive is dead.
     pub(crate) closed: bool,
     pub(crate) dead: Option<Error>,
@@ -96,13 +117,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new(
-        port: &Port,
-        qid: u16,
-        identity: &Identity,
-        namespaces: &[Namespace],
-        options: &Options,
-    ) -> Result<Self> {
+    pub(crate) fn new(drive: &Inner, qid: u16) -> Result<Self> {
+        let (port, identity, options) = (&drive.control.port, drive.identity(), &drive.options);
         let page_shift = identity.page_shift;
         let most = u32::from(identity.cap.mqes_z()) + 1;
         let entries = options.depth.saturating_add(1).clamp(2, most);
@@ -118,13 +134,14 @@ impl Slots {
             sqe: Sqe::default(),
             retries: 0,
             deadline: now,
-            what: ("", 0, 0, 0),
+            what: (Op::Flush, 0, 0, 0),
+            mark: 0,
+            fua: false,
             hold: [None, None],
             canary: None,
         };
-        let view = identity.controller();
-        let support = view.sgls();
         Ok(Self {
+            serial: drive.next_serial(),
             owner: Owner::new(pair.rings, vec![Slot::default(); depth as usize]),
             pair,
             entries: (0..depth).map(blank).collect(),
@@ -134,20 +151,21 @@ impl Slots {
             settling: 0,
             lists,
             list_pages,
-            scratch: scratch(port, identity, namespaces)?,
+            scratch: scratch(drive)?,
             pointers: Pointers {
                 page_shift,
                 max_transfer: identity.max_transfer,
-                sgl: options.sgl && support.usable(),
+                sgl: options.sgl && identity.controller().sgls().usable(),
             },
             name: identity.name.clone(),
             retries: options.retries,
             timeout: options.timeout,
-            retry_delay: std::array::from_fn(|crd| {
-                Duration::from_millis(view.retry_delay_ms(crd as u8).into())
-            }),
+            retry_delay: retry_delays(drive),
             canary: options.canary,
+            durability: drive.durability.clone(),
+            kept: drive.kept.clone(),
             clock: now,
+            asked: 0,
             closed: false,
             dead: None,
             stray: None,
@@ -168,22 +186,29 @@ impl Slots {
         self.clock = Instant::now();
     }
 
+    /// When a command that is submitted now is late.
+    fn due(&self) -> Instant {
+        self.clock.checked_add(self.timeout).unwrap_or_else(|| self.clock + NEVER)
+    }
+
     /// Puts a command into the queue; the controller sees it after [`Self::publish`].
     pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
         let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
         let sqe = self.command(io, ns, id)?;
         let canary = self.place_canary(io, ns)?;
         self.free.pop();
-        let deadline = self.clock + self.timeout;
+        let (deadline, mark) = (self.due(), self.durability.mark());
         let entry = &mut self.entries[id as usize];
         entry.life = entry.life.wrapping_add(1);
         entry.sqe = sqe;
         entry.canary = canary;
         entry.retries = 0;
         entry.deadline = deadline;
-        entry.what = (io.op.name(), ns.nsid, io.lba, io.blocks);
+        entry.what = (io.op, ns.nsid, io.lba, io.blocks);
+        entry.mark = mark;
+        entry.fua = io.fua;
         entry.hold = [io.data.map(|d| d.0.clone()), io.metadata.map(|d| d.0.clone())];
-        let token = Token { entry: id, life: entry.life };
+        let token = Token { queue: self.serial, entry: id, life: entry.life };
         self.stage(id);
         Ok(token)
     }
@@ -242,7 +267,7 @@ impl Slots {
                 entry.state = State::InFlight(slot);
             }
             Err(_) => {
-                entry.state = State::Waiting(self.clock);
+                entry.state = State::NoRoom;
                 self.waiting += 1;
             }
         }
@@ -265,10 +290,12 @@ impl Slots {
         taken
     }
 
-    /// Takes all completions that are there, and submits nothing.
+    /// Takes the completions that are there, at most a ring of them, and submits nothing.
     pub(crate) fn drain(&mut self) -> u32 {
         let mut taken = 0;
-        while let Some(event) = self.owner.poll(&self.pair.memory) {
+        while taken < self.pair.rings.cq_entries
+            && let Some(event) = self.owner.poll(&self.pair.memory)
+        {
             taken += 1;
             match event {
                 Event::Done(slot, cqe) => self.settle(self.by_slot[slot as usize], &cqe),
@@ -283,7 +310,12 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         if status.is_ok() {
             let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
-            if entry.has_data() {
+            if entry.what.0 == Op::Flush && !self.durability.flushed(entry.mark) {
+                entry.state = State::Done(Err(Error::WritesLost { drive: self.name.clone() }));
+            } else if entry.has_data() {
+                if entry.what.0.writes() && !entry.fua {
+                    self.durability.wrote();
+                }
                 entry.state = State::Done(Ok(finished));
             } else {
                 entry.state = State::Settling(Finished { late_data: true, ..finished });
@@ -292,10 +324,7 @@ impl Slots {
             }
         } else if status.may_retry() && entry.retries < self.retries {
             entry.retries += 1;
-            let delay = self.retry_delay[status.crd() as usize & 3];
-            let now = Instant::now();
-            entry.state = State::Waiting(now + delay);
-            entry.deadline = now + delay + self.timeout;
+            entry.state = State::Waiting(Instant::now() + self.retry_delay[status.crd() as usize & 3]);
             self.waiting += 1;
             return;
         } else if status.is(Status::ABORT_REQUESTED) {
@@ -338,9 +367,20 @@ impl Slots {
             } else {
                 let (command, waited) = (entry.describe(&self.name), self.timeout);
                 entry.state = State::Done(Err(Error::DataMissing { command, waited }));
+                // It may still come.
+                self.kept.keep(std::mem::take(&mut entry.hold));
             }
             self.settling -= 1;
             entry.hold = [None, None];
+        }
+    }
+
+    /// Nobody will look again whether the data that was announced has come.
+    pub(crate) fn keep_unsettled(&mut self) {
+        for entry in &mut self.entries {
+            if matches!(entry.state, State::Settling(_)) {
+                self.kept.keep(std::mem::take(&mut entry.hold));
+            }
         }
     }
 
@@ -348,20 +388,23 @@ impl Slots {
     fn restage(&mut self) {
         self.clock = Instant::now();
         for id in 0..self.depth() {
-            if matches!(self.entries[id as usize].state, State::Waiting(due) if due <= self.clock) {
-                self.waiting -= 1;
-                self.entries[id as usize].deadline = self.clock + self.timeout;
-                self.stage(id);
+            match self.entries[id as usize].state {
+                State::Waiting(due) if due <= self.clock => self.entries[id as usize].deadline = self.due(),
+                // Its time goes on: a controller that never makes room is noticed.
+                State::NoRoom => {}
+                _ => continue,
             }
+            self.waiting -= 1;
+            self.stage(id);
         }
         self.publish();
     }
 
     /// The command's end, if it has come; the token is spent then.
     pub(crate) fn take(&mut self, token: Token) -> Option<Result<Finished>> {
-        let entry = match self.entries.get_mut(token.entry as usize) {
-            Some(entry) if entry.life == token.life && !matches!(entry.state, State::Free) => entry,
-            _ => return Some(Err(Error::Token)),
+        let known = self.knows(token);
+        let Some(entry) = self.entries.get_mut(token.entry as usize).filter(|_| known) else {
+            return Some(Err(Error::Token));
         };
         if !matches!(entry.state, State::Done(_)) {
             return None;
@@ -371,20 +414,31 @@ impl Slots {
         Some(end)
     }
 
+    /// Whether a token stands for a command of this queue that was not waited for.
+    fn knows(&self, token: Token) -> bool {
+        let entry = self.entries.get(token.entry as usize);
+        token.queue == self.serial
+            && entry.is_some_and(|entry| entry.life == token.life && !matches!(entry.state, State::Free))
+    }
+
     /// Whether the controller has had its time for this command.
     pub(crate) fn is_late(&self, token: Token) -> bool {
-        let entry = &self.entries[token.entry as usize];
-        entry.life == token.life
-            && matches!(entry.state, State::InFlight(_))
-            && Instant::now() >= entry.deadline
+        self.knows(token)
+            && self.entries.get(token.entry as usize).is_some_and(|entry| {
+                matches!(entry.state, State::InFlight(_) | State::NoRoom) && Instant::now() >= entry.deadline
+            })
+    }
+
+    /// Yes every so many times: for what is too dear to be done each time.
+    pub(crate) fn is_seldom(&mut self) -> bool {
+        self.asked = self.asked.wrapping_add(1);
+        self.asked.is_multiple_of(64)
     }
 
     /// The identifier under which a command is in flight.
     pub(crate) fn cid(&self, token: Token) -> Option<u16> {
         match self.entries.get(token.entry as usize) {
-            Some(Entry { state: State::InFlight(slot), life, .. }) if *life == token.life => {
-                self.owner.cid(*slot)
-            }
+            Some(Entry { state: State::InFlight(slot), .. }) if self.knows(token) => self.owner.cid(*slot),
             _ => None,
         }
     }
@@ -393,12 +447,17 @@ impl Slots {
     /// ends as timed out.
     pub(crate) fn restart(&mut self, recovery: Recovery) -> Result<()> {
         self.pair.zero()?;
-        self.owner = Owner::new(self.pair.rings, vec![Slot::default(); self.entries.len()]);
+        self.owner.renew();
         self.stray = None;
         self.clock = Instant::now();
         for id in 0..self.depth() {
-            if matches!(self.entries[id as usize].state, State::InFlight(_)) {
-                self.lose(id, recovery);
+            match self.entries[id as usize].state {
+                State::InFlight(_) => self.lose(id, recovery),
+                State::NoRoom => {
+                    self.waiting -= 1;
+                    self.lose(id, recovery);
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -415,32 +474,34 @@ impl Slots {
         self.time_out(id, recovery);
     }
 
-    /// Ends everything with an error. The device may still reach what it was given: that memory is never freed, unless
-    /// the device is known to be gone.
+    /// Ends everything with an error. What the device was given is kept: it may still reach it.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.closed = true;
         self.dead = Some(error.clone());
         self.waiting = 0;
         self.settling = 0;
         for entry in &mut self.entries {
-            if matches!(entry.state, State::InFlight(_) | State::Waiting(_) | State::Settling(_)) {
+            if !matches!(entry.state, State::Free | State::Done(_)) {
                 entry.state = State::Done(Err(error.clone()));
-                let hold = std::mem::take(&mut entry.hold);
-                if !matches!(error, Error::Gone { .. }) {
-                    std::mem::forget(hold);
-                }
+                self.kept.keep(std::mem::take(&mut entry.hold));
             }
         }
     }
 }
 
-fn scratch(port: &Port, identity: &Identity, namespaces: &[Namespace]) -> Result<Option<Scratch>> {
+/// How long to wait before a retry, by CRD.
+pub(crate) fn retry_delays(drive: &Inner) -> [Duration; 4] {
+    let view = drive.identity().controller();
+    std::array::from_fn(|crd| Duration::from_millis(view.retry_delay_ms(crd as u8).into()).min(LONGEST_DELAY))
+}
+
+fn scratch(drive: &Inner) -> Result<Option<Scratch>> {
     let need = |ns: &Namespace| {
-        let blocks = max_blocks(&ns.format, identity.max_transfer);
+        let blocks = max_blocks(&ns.format, drive.identity().max_transfer);
         ns.format.metadata_bytes(blocks.into()).unwrap_or(0)
     };
-    let half = namespaces.iter().filter(|ns| ns.format.has_separate_metadata()).map(need).max();
+    let half = drive.namespaces().iter().filter(|ns| ns.format.has_separate_metadata()).map(need).max();
     let Some(half) = half else { return Ok(None) };
     let half = half.next_multiple_of(4096);
-    Ok(Some(Scratch { dma: Dma::alloc(&*port.mapper, 2 * half as usize, 12)?, half }))
+    Ok(Some(Scratch { dma: Dma::alloc(&*drive.control.port.mapper, 2 * half as usize, 12)?, half }))
 }

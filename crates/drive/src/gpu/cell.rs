@@ -13,7 +13,8 @@ use onehop_proto::{Cqe, GpuAddr, Sqe};
 use super::memory::RingMemory;
 use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
-use crate::drive::{AdminState, Inner, leak_unless_gone};
+use crate::core::AdminState;
+use crate::drive::Inner;
 use crate::ladder::Participant;
 use crate::ring::PairHalf;
 use crate::{Error, Recovery, Result};
@@ -53,7 +54,7 @@ impl GpuCell {
         let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues.max(1) } else { 1 };
         let mut list = Vec::new();
         for _ in 0..queues {
-            let made = state.take_qid(drive).and_then(|qid| {
+            let made = state.take_qid(drive.name()).and_then(|qid| {
                 GpuPair::alloc(drive, &mut state, gpu, setup, qid, &doorbells)
                     .inspect_err(|_| state.give_qid(qid))
             });
@@ -108,33 +109,67 @@ impl GpuCell {
         Ok(false)
     }
 
-    /// The pairs, created on the controller if they are not there.
+    /// The pairs, created on the controller if they are not there. When this fails, none of them is.
     pub(crate) fn ensure(
         &self,
         drive: &Inner,
         state: &mut AdminState,
         gpu: &dyn Gpu,
     ) -> Result<Vec<KernelQueue>> {
-        let mut pairs = self.lock();
-        if let Some(error) = &pairs.dead {
-            return Err(error.clone());
-        }
-        if pairs.stale {
-            for pair in &pairs.list {
-                pair.create(drive, &mut state.admin)?;
+        let (queues, stale) = {
+            let pairs = self.lock();
+            if let Some(error) = &pairs.dead {
+                return Err(error.clone());
             }
-            let queues = pairs.list.iter().map(|pair| pair.queue).collect();
-            gpu.prepare(&match self.mode {
-                GpuMode::Owner => Launch::Owner(queues),
-                GpuMode::Shared { threads } => match pairs.list.first() {
-                    Some(pair) => Launch::Shared(pair.queue, threads),
-                    None => Launch::Owner(queues),
-                },
-            })?;
-            pairs.stale = false;
+            (pairs.list.iter().map(|pair| pair.queue).collect::<Vec<_>>(), pairs.stale)
+        };
+        if stale {
+            let mut made = Vec::new();
+            let ready = self.create_all(drive, state, &mut made).and_then(|()| {
+                Ok(gpu.prepare(&match self.mode {
+                    GpuMode::Owner => Launch::Owner(queues.clone()),
+                    GpuMode::Shared { threads } => match queues.first() {
+                        Some(queue) => Launch::Shared(*queue, threads),
+                        None => Launch::Owner(Vec::new()),
+                    },
+                })?)
+            });
+            if let Err(error) = ready {
+                self.undo(drive, state, &made);
+                return Err(error);
+            }
+            self.lock().stale = false;
         }
         self.poison(0);
-        Ok(pairs.list.iter().map(|pair| pair.queue).collect())
+        Ok(queues)
+    }
+
+    /// Creates every pair; notes which were made. A creation that is not answered resets the controller, and that takes
+    /// this cell's lock: it is not held here.
+    fn create_all(&self, drive: &Inner, state: &mut AdminState, made: &mut Vec<u16>) -> Result<()> {
+        let count = self.lock().list.len();
+        for i in 0..count {
+            let Some((qid, sq, cq)) = self.lock().list.get(i).map(GpuPair::renew).transpose()? else { break };
+            drive.establish(state, qid, sq, cq)?;
+            made.push(qid);
+        }
+        Ok(())
+    }
+
+    fn undo(&self, drive: &Inner, state: &mut AdminState, made: &[u16]) {
+        for qid in made {
+            let patience = drive.options.abort_wait;
+            match drive.delete_pair(&mut state.admin, *qid, patience, || ()) {
+                // A controller that was reset meanwhile does not have it any more.
+                Ok(()) | Err(Error::Command { .. }) => {}
+                Err(_) if state.dead.is_some() => return,
+                Err(_) => {
+                    // How it went is in the state.
+                    let _ = drive.reset(state, "GPU queues that were created in part");
+                    return;
+                }
+            }
+        }
     }
 
     /// Takes the pairs away from the controller, which then lets go of their commands.
@@ -142,7 +177,7 @@ impl GpuCell {
         let mut pairs = self.lock();
         if !pairs.stale {
             for pair in &pairs.list {
-                drive.delete_pair(&mut state.admin, pair.qid, || ())?;
+                drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || ())?;
             }
             pairs.stale = true;
         }
@@ -159,8 +194,8 @@ impl GpuCell {
         for pair in &self.lock().list {
             state.give_qid(pair.qid);
         }
-        if let Some(error) = &state.dead {
-            leak_unless_gone(error, self.clone());
+        if state.dead.is_some() {
+            drive.kept.keep(self.clone());
         }
     }
 }
@@ -209,14 +244,15 @@ impl GpuPair {
         Ok(Self { qid, sq, cq, control, queue })
     }
 
-    fn create(&self, drive: &Inner, admin: &mut Admin) -> Result<()> {
+    /// Makes its memory as a new pair needs it; gives what the controller has to be told.
+    fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
         self.sq.zero()?;
         self.cq.zero()?;
         self.control.write(0, &vec![0; self.control.len()])?;
         let half = |bus, entries| PairHalf { bus, entries };
         let sq = half(self.sq.bus()?, self.queue.rings.sq_entries);
         let cq = half(self.cq.bus()?, self.queue.rings.cq_entries);
-        drive.create_pair(admin, self.qid, sq, cq)
+        Ok((self.qid, sq, cq))
     }
 }
 

@@ -8,7 +8,8 @@ use onehop_os::{HostMem, Mapped, Run};
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Version, offset};
 
-use crate::drive::{AdminState, Inner};
+use crate::core::AdminState;
+use crate::drive::Inner;
 use crate::{Error, Result};
 
 /// Where the controller memory buffer is put on the bus: far from any memory.
@@ -46,8 +47,9 @@ impl Cmb {
 
 /// Ring memory: a region for the GPU, bus addresses for the controller.
 pub(crate) struct RingMemory {
-    pub(crate) region: Region,
+    // The mapping goes before the memory does.
     pub(crate) map: Mapped,
+    pub(crate) region: Region,
 }
 
 impl RingMemory {

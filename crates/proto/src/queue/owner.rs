@@ -43,11 +43,26 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         let count = (slots.as_ref().len().min(NONE as usize) as u32).min(rings.capacity());
         let space = CidSpace::new(count);
         for (i, slot) in slots.as_mut().iter_mut().take(count as usize).enumerate() {
-            let next_free = if i + 1 == count as usize { NONE } else { i as u16 + 1 };
-            *slot = Slot { cid: space.first(i as u16), next_free, busy: false };
+            slot.cid = space.first(i as u16);
         }
-        let first_free = if count == 0 { NONE } else { 0 };
-        Self { ring: Ring::new(rings, RingState::NEW), space, slots, first_free, staged: 0, in_flight: 0 }
+        let ring = Ring::new(rings, RingState::NEW);
+        let mut owner = Self { ring, space, slots, first_free: NONE, staged: 0, in_flight: 0 };
+        owner.renew();
+        owner
+    }
+
+    /// Starts over on a pair that was created again, on zeroed rings: nothing is in flight. Identifiers go on from
+    /// where they were, so that a completion from the pair's earlier life is still recognised.
+    pub fn renew(&mut self) {
+        let count = self.space.slots() as usize;
+        for (i, slot) in self.slots.as_mut().iter_mut().take(count).enumerate() {
+            slot.next_free = if i + 1 == count { NONE } else { i as u16 + 1 };
+            slot.busy = false;
+        }
+        self.first_free = if count == 0 { NONE } else { 0 };
+        self.ring = Ring::new(*self.ring.rings(), RingState::NEW);
+        self.staged = 0;
+        self.in_flight = 0;
     }
 
     /// How many commands may be in flight.

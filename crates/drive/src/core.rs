@@ -1,0 +1,338 @@
+//! What a drive consists of before anybody knows who it is: its registers, its admin queue, and the memory that it may
+//! still reach.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use onehop_proto::admin as words;
+use onehop_proto::admin::cns;
+use onehop_proto::feature::{self, HostMemoryEntry, Queues};
+use onehop_proto::identify::active_namespaces;
+use onehop_proto::log::AsyncEvent;
+use onehop_proto::regs::Version;
+
+use crate::admin::Admin;
+use crate::control::Control;
+use crate::durability::Durability;
+use crate::ladder::{Incident, Participant};
+use crate::ring::{Dma, PairHalf};
+use crate::{Error, Identity, Namespace, Options, Result};
+
+/// Most namespaces that are looked at.
+const MAX_NAMESPACES: usize = 1024;
+/// Most entries of the list that describes lent memory: what fits into a page.
+const MAX_LENT_PIECES: usize = 256;
+
+/// The part of a drive that outlives every handle, and undoes everything at the end.
+pub(crate) struct Core {
+    pub(crate) control: Control,
+    pub(crate) options: Options,
+    pub(crate) admin: Mutex<AdminState>,
+    pub(crate) durability: Arc<Durability>,
+    pub(crate) kept: Arc<Kept>,
+}
+
+/// Memory that nobody uses any more, but that the controller may still reach: it stays alive, and mapped, until the
+/// controller was disabled, or for ever.
+#[derive(Default)]
+pub(crate) struct Kept(Mutex<Vec<Box<dyn Any + Send>>>);
+
+impl Kept {
+    pub(crate) fn keep(&self, memory: impl Any + Send) {
+        self.list().push(Box::new(memory));
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Box<dyn Any + Send>>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// What only one thread at a time may do to a drive.
+pub(crate) struct AdminState {
+    pub(crate) admin: Admin,
+    pub(crate) dead: Option<Error>,
+    /// Which I/O queue pairs are in use; the first stands for queue 1.
+    pub(crate) in_use: Vec<bool>,
+    pub(crate) participants: Vec<Arc<dyn Participant>>,
+    pub(crate) incidents: Vec<Incident>,
+    pub(crate) events: Vec<AsyncEvent>,
+    /// How long a shutdown may take.
+    pub(crate) shutdown_time: Duration,
+    /// What was lent to the drive, and the list that describes it.
+    host_memory: Option<(Dma, Dma)>,
+    pub(crate) cmb: Option<crate::gpu::Cmb>,
+}
+
+impl Core {
+    pub(crate) fn new(control: Control, options: Options) -> Result<Self> {
+        let admin = Admin::new(&control, options.admin_timeout)?;
+        let state = AdminState {
+            admin,
+            dead: None,
+            in_use: Vec::new(),
+            participants: Vec::new(),
+            incidents: Vec::new(),
+            events: Vec::new(),
+            shutdown_time: Duration::from_secs(10),
+            host_memory: None,
+            cmb: None,
+        };
+        Ok(Self {
+            control,
+            options,
+            admin: Mutex::new(state),
+            durability: Arc::default(),
+            kept: Arc::default(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.control.port.name
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, AdminState> {
+        self.admin.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The state of a drive that can still be used.
+    pub(crate) fn alive(&self) -> Result<MutexGuard<'_, AdminState>> {
+        let state = self.state();
+        match &state.dead {
+            Some(error) => Err(error.clone()),
+            None => Ok(state),
+        }
+    }
+
+    /// Disables the controller. It has let go of all memory then.
+    pub(crate) fn disable(&self) -> Result<()> {
+        if !self.control.is_running()? {
+            // Somebody else stopped it, or its power was gone: what it held in volatile memory may be lost.
+            self.durability.may_be_lost();
+        }
+        self.control.disable()?;
+        self.kept.list().clear();
+        Ok(())
+    }
+
+    /// Resets the function from outside, or the subsystem; what the drive held in volatile memory may be lost.
+    pub(crate) fn reset_function(&self) -> Result<()> {
+        self.durability.may_be_lost();
+        self.control.reset_function()
+    }
+
+    /// Disables, enables and identifies; by a function reset if the controller does not let go otherwise.
+    pub(crate) fn start_from_anywhere(&self, admin: &mut Admin) -> Result<Identity> {
+        match self.start(admin) {
+            Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }) => {
+                self.reset_function()?;
+                self.start(admin)
+            }
+            other => other,
+        }
+    }
+
+    /// Disables, enables and identifies.
+    pub(crate) fn start(&self, admin: &mut Admin) -> Result<Identity> {
+        self.disable()?;
+        admin.start(&self.control)?;
+        let sqe = words::identify(cns::CONTROLLER, 0, 0, 0);
+        let data = admin.read(&self.control.port, "identify controller", &sqe, 4096)?;
+        Identity::new(&self.control, &data, &self.options)
+    }
+
+    /// The active namespaces. One that makes no sense, or is formatted in a way that is not known, is left alone: the
+    /// others can be used.
+    pub(crate) fn list_namespaces(&self, admin: &mut Admin) -> Result<Vec<Namespace>> {
+        let mut found = Vec::new();
+        for nsid in self.list_nsids(admin)? {
+            match self.identify_namespace(admin, nsid) {
+                Ok(ns) if ns.blocks > 0 => found.push(ns),
+                Ok(_) | Err(Error::Format { .. } | Error::Nonsense { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32) -> Result<Namespace> {
+        let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
+        let data = admin.read(&self.control.port, "identify namespace", &sqe, 4096)?;
+        Namespace::new(&self.control, nsid, &data)
+    }
+
+    fn list_nsids(&self, admin: &mut Admin) -> Result<Vec<u32>> {
+        if self.control.version < Version::new(1, 1, 0) {
+            return Ok(vec![1]);
+        }
+        let mut nsids = Vec::new();
+        loop {
+            let after = nsids.last().copied().unwrap_or(0);
+            let sqe = words::identify(cns::ACTIVE_NAMESPACES, after, 0, 0);
+            let data = admin.read(&self.control.port, "identify active namespaces", &sqe, 4096)?;
+            let page: &[u8; 4096] = data.as_slice().try_into().map_err(|_| Error::Nonsense {
+                drive: self.name().to_owned(),
+                what: "a namespace list",
+                why: "it is too short".into(),
+            })?;
+            let before = nsids.len();
+            nsids.extend(active_namespaces(page).filter(|nsid| *nsid > after));
+            if nsids.len() - before < 1024 || nsids.len() >= MAX_NAMESPACES {
+                return Ok(nsids);
+            }
+        }
+    }
+
+    /// Sets a started controller up as the options want it; gives the I/O queue pairs granted. First of all the number
+    /// of queues: it can only be set before there are any.
+    pub(crate) fn configure(&self, state: &mut AdminState, identity: &Identity) -> Result<u32> {
+        let want = u32::from(self.options.queues.max(1));
+        let sqe = words::set_features(feature::id::NUMBER_OF_QUEUES, false, Queues::ask(want, want).0);
+        let granted = Queues(state.admin.run("set number of queues", &sqe)?.result());
+        let view = identity.controller();
+        self.durability.set_cached(view.vwc().present());
+        if view.apsta() & 1 != 0 {
+            // Power states of its own choosing cost latency when work comes.
+            let sqe = words::set_features(feature::id::APST, false, feature::Apst::OFF.0);
+            let table = &feature::Apst::OFF_TABLE;
+            optional(state.admin.write(&self.control.port, "set APST off", &sqe, table))?;
+        }
+        if (1..=3).any(|crd| view.retry_delay_ms(crd) > 0) {
+            // Only to a host that asks for it does a controller say how long to wait before a retry.
+            let mut behavior = [0; 512];
+            behavior[0] = 1;
+            let sqe = words::set_features(feature::id::HOST_BEHAVIOR, false, 0);
+            optional(state.admin.write(&self.control.port, "set host behavior", &sqe, &behavior))?;
+        }
+        self.lend_host_memory(state, identity)?;
+        let events = feature::EventConfig(0).with_critical(0x1f).with_namespace(view.oaes() & 1 << 8 != 0);
+        let sqe = words::set_features(feature::id::ASYNC_EVENT, false, events.0);
+        optional(state.admin.run("set event configuration", &sqe))?;
+        state.admin.post_events(view.aer_limit());
+        Ok(granted.sqs().min(granted.cqs()).min(want))
+    }
+
+    /// Lends the host memory that a drive without memory of its own wants. Only on a controller that was just enabled:
+    /// it knows of nothing that was lent before.
+    fn lend_host_memory(&self, state: &mut AdminState, identity: &Identity) -> Result<()> {
+        let (view, page_shift) = (identity.controller(), self.control.page_shift);
+        let unit = 4096;
+        let least = u64::from(view.hmmin()) * unit;
+        let want = (u64::from(view.hmpre()) * unit).min(self.options.host_memory);
+        if want == 0 || want < least {
+            return Ok(());
+        }
+        let mapper = &*self.control.port.mapper;
+        let memory = match state.host_memory.take() {
+            Some((memory, _)) => memory,
+            None => Dma::alloc(mapper, want as usize, page_shift)?,
+        };
+        let (list, pages) = host_memory_list(&memory, page_shift, view.hmmaxd());
+        if (u64::from(pages) << page_shift) < least {
+            // In so many pieces that the drive would not take enough of them.
+            return Ok(());
+        }
+        let list_memory = Dma::alloc(mapper, list.len(), page_shift)?;
+        list_memory.mem.write(0, &list)?;
+        let lend = feature::HostMemory {
+            enable: true,
+            memory_return: false,
+            pages,
+            list: list_memory.bus()?,
+            entries: (list.len() / HostMemoryEntry::BYTES) as u32,
+        };
+        // Lent from this moment on: a command that is not answered may still be carried out.
+        state.host_memory = Some((memory, list_memory));
+        if optional(state.admin.run("lend host memory", &lend.command()))?.is_none() {
+            state.host_memory = None;
+        }
+        Ok(())
+    }
+
+    /// Creates a pair on the controller. After [`Error::NoAnswer`] the controller may have it, or get it later.
+    pub(crate) fn create_pair(&self, admin: &mut Admin, qid: u16, sq: PairHalf, cq: PairHalf) -> Result<()> {
+        let (sq_z, cq_z) = ((sq.entries - 1) as u16, (cq.entries - 1) as u16);
+        admin.run("create completion queue", &words::create_cq(qid, cq_z, cq.bus, true, None))?;
+        let sqe = words::create_sq(qid, sq_z, sq.bus, qid, true, words::Priority::default());
+        match admin.run("create submission queue", &sqe) {
+            Ok(_) => Ok(()),
+            Err(refused @ Error::Command { .. }) => {
+                admin.run("delete completion queue", &words::delete_cq(qid))?;
+                Err(refused)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
+    /// `between` is run when no completion can follow any more.
+    pub(crate) fn delete_pair(
+        &self,
+        admin: &mut Admin,
+        qid: u16,
+        patience: Duration,
+        between: impl FnOnce(),
+    ) -> Result<()> {
+        admin.run_within("delete submission queue", &words::delete_sq(qid), patience)?;
+        between();
+        admin.run_within("delete completion queue", &words::delete_cq(qid), patience).map(|_| ())
+    }
+}
+
+impl AdminState {
+    pub(crate) fn take_qid(&mut self, drive: &str) -> Result<u16> {
+        let free = self.in_use.iter().position(|used| !used);
+        let Some(index) = free else {
+            return Err(Error::NoQueue { drive: drive.to_owned(), granted: self.in_use.len() as u32 });
+        };
+        self.in_use[index] = true;
+        Ok(index as u16 + 1)
+    }
+
+    pub(crate) fn give_qid(&mut self, qid: u16) {
+        if let Some(used) = self.in_use.get_mut(usize::from(qid).wrapping_sub(1)) {
+            *used = false;
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let limit = self.options.ready_limit;
+        let state = self.admin.get_mut().unwrap_or_else(|e| e.into_inner());
+        if state.dead.is_none() {
+            // A controller that does not come to rest is disabled all the same.
+            let _ = self.control.shut_down(state.shutdown_time.min(limit));
+        }
+        if self.control.disable().is_err() {
+            // It may still reach everything that it was ever given.
+            state.admin.abandon();
+            std::mem::forget(state.host_memory.take());
+            std::mem::forget(state.cmb.take());
+            std::mem::forget(std::mem::take(&mut state.participants));
+            std::mem::forget(std::mem::take(&mut *self.kept.list()));
+        }
+    }
+}
+
+/// What an optional feature answered; none if the drive refused it, with which it can be lived.
+fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::Command { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The descriptor list for a piece of host memory, and its pages in all.
+fn host_memory_list(memory: &Dma, page_shift: u32, most: u16) -> (Vec<u8>, u32) {
+    let most = if most == 0 { MAX_LENT_PIECES } else { MAX_LENT_PIECES.min(most.into()) };
+    let mut list = Vec::new();
+    let mut pages = 0;
+    for run in memory.map.runs().iter().take(most) {
+        let here = (run.len >> page_shift) as u32;
+        list.extend(HostMemoryEntry { at: run.addr, pages: here }.encode());
+        pages += here;
+    }
+    (list, pages)
+}

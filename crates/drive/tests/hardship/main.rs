@@ -1,0 +1,48 @@
+//! What once broke the driver: each test is a sequence of events that led to lost memory, wrong data or a hang.
+#![allow(clippy::unwrap_used)]
+
+mod gpu;
+mod memory;
+mod misuse;
+mod stalls;
+
+use std::time::Duration;
+
+use onehop_drive::{Drive, Options};
+use onehop_sim::{Fault, Sim};
+
+/// Short times, so that a test of a time-out is over soon.
+fn options() -> Options {
+    Options {
+        writable: true,
+        timeout: Duration::from_millis(60),
+        abort_wait: Duration::from_millis(40),
+        admin_timeout: Duration::from_millis(500),
+        ready_limit: Duration::from_millis(600),
+        retries: 2,
+        ..Options::default()
+    }
+}
+
+fn open(spec: &str) -> (Sim, Drive) {
+    let sim = onehop_sim::open(spec).unwrap();
+    let drive = Drive::open(sim.port(), options()).unwrap();
+    (sim, drive)
+}
+
+fn inject(sim: &Sim, fault: &str) {
+    sim.inject(Fault::parse(fault).unwrap());
+}
+
+/// Runs something that once never ended.
+fn within(limit: Duration, f: impl FnOnce() + Send + 'static) {
+    let (done, wait) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        f();
+        let _ = done.send(());
+    });
+    match wait.recv_timeout(limit) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not over after {limit:?}"),
+        _ => thread.join().unwrap(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Memory that the controller may still reach is not given back.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use onehop_drive::{Drive, Error, Options};
+use onehop_os::{Port, Registers};
+use onehop_proto::regs::offset;
+
+use crate::{inject, open, options};
+
+#[test]
+fn a_dead_drive_keeps_what_it_was_lent() {
+    let sim = onehop_sim::open("mem:1M?hmb=256&to=1&fault=stuck-rdy@on=disable").unwrap();
+    let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+    let lent = sim.mapper().mappings();
+    assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
+    drop(drive);
+    assert_eq!(sim.mapper().mappings(), lent, "unmapped from a controller that is still enabled");
+}
+
+#[test]
+fn a_drive_that_cannot_be_disabled_keeps_its_admin_queues() {
+    let (sim, drive) = open("mem:1M?to=1&fault=stuck-rdy@on=disable");
+    drop(drive);
+    // An event completes the request that is still posted.
+    sim.namespace_changed(1);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(sim.violations(), []);
+    assert!(sim.mapper().mappings() > 0);
+}
+
+#[test]
+fn memory_is_lent_before_the_controller_answers() {
+    for n in 1..=5 {
+        let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
+        let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+        inject(&sim, &format!("late@op=set-features,n={n},delay=800ms"));
+        drive.reset().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(sim.violations(), [], "set-features {n} late");
+    }
+}
+
+#[test]
+fn memory_in_too_many_pieces_is_not_lent() {
+    for spec in ["mem:1M?hmb=1024&scatter=1", "mem:1M?hmb=1024"] {
+        let (sim, drive) = open(spec);
+        drop(drive);
+        assert_eq!(sim.violations(), [], "{spec}");
+    }
+}
+
+#[test]
+fn a_queue_whose_creation_was_not_answered_is_not_created_later() {
+    let (sim, drive) = open("mem:1M?queues=8&fault=late@op=create-cq,n=1,delay=700ms");
+    assert!(matches!(drive.queue(), Err(Error::NoAnswer { .. })));
+    std::thread::sleep(Duration::from_millis(400));
+    let queue = drive.queue().unwrap();
+    let buffer = drive.buffer(512).unwrap();
+    queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0).unwrap();
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn data_that_never_came_may_still_come() {
+    let sim = onehop_sim::open("mem:1M?fault=torn@delay=600ms").unwrap();
+    let drive = Drive::open(sim.port(), Options { canary: true, retries: 0, ..options() }).unwrap();
+    let buffer = drive.buffer(4096).unwrap();
+    let queue = drive.queue().unwrap();
+    let end = queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0);
+    assert!(matches!(end, Err(Error::DataMissing { .. })));
+    drop(buffer);
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(sim.violations(), []);
+}
+
+/// Registers that read all ones for a while.
+struct Away {
+    inner: Arc<dyn Registers>,
+    from: Mutex<Option<Instant>>,
+    long: Duration,
+    /// Writing this register starts it.
+    trigger: Option<u32>,
+}
+
+impl Registers for Away {
+    fn read32(&self, at: u32) -> u32 {
+        let from = *self.from.lock().unwrap();
+        let away = from.is_some_and(|from| from <= Instant::now() && from.elapsed() < self.long);
+        if away { u32::MAX } else { self.inner.read32(at) }
+    }
+    fn write32(&self, at: u32, value: u32) {
+        if self.trigger == Some(at) {
+            *self.from.lock().unwrap() = Some(Instant::now());
+        }
+        self.inner.write32(at, value);
+    }
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+}
+
+fn away(sim: &onehop_sim::Sim, ms: u64, trigger: Option<u32>) -> (Arc<Away>, Port) {
+    let long = Duration::from_millis(ms);
+    let regs = Arc::new(Away { inner: sim.registers(), from: Mutex::default(), long, trigger });
+    (regs.clone(), Port { regs, reset: None, ..sim.port() })
+}
+
+#[test]
+fn a_link_that_is_away_for_a_moment_is_no_lost_drive() {
+    let sim = onehop_sim::open("mem:1M?fault=late@n=1,delay=300ms").unwrap();
+    let (regs, port) = away(&sim, 20, None);
+    let drive = Drive::open(port, options()).unwrap();
+    let queue = drive.queue().unwrap();
+    {
+        let buffer = drive.buffer(4096).unwrap();
+        *regs.from.lock().unwrap() = Some(Instant::now() + Duration::from_millis(50));
+        queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn a_subsystem_reset_may_take_its_time() {
+    let sim = onehop_sim::open("mem:1M?to=1&nssrs=1").unwrap();
+    let drive = Drive::open(away(&sim, 60, Some(offset::NSSR)).1, options()).unwrap();
+    inject(&sim, "stuck-rdy@on=enable,n=1");
+    drive.reset().unwrap();
+}
+
+#[test]
+fn a_drive_that_left_is_gone() {
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let (regs, port) = away(&sim, 3_600_000, None);
+    let drive = Drive::open(port, options()).unwrap();
+    let queue = drive.queue().unwrap();
+    let buffer = drive.buffer(4096).unwrap();
+    inject(&sim, "lost@n=1");
+    *regs.from.lock().unwrap() = Some(Instant::now());
+    let end = queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0);
+    assert!(matches!(end, Err(Error::Gone { .. })), "{end:?}");
+}

@@ -1,0 +1,98 @@
+//! Callers and controllers that do what they should not.
+
+use std::sync::Arc;
+
+use onehop_drive::{Drive, Error, Io, Op, Options};
+use onehop_os::{Port, Registers};
+
+use crate::{open, options};
+
+#[test]
+fn memory_and_namespaces_belong_to_one_drive() {
+    let ((_a_sim, a), (_b_sim, b)) = (open("mem:1M"), open("mem:1M?lba=4096"));
+    let (theirs, ours) = (a.buffer(4096).unwrap(), b.buffer(4096).unwrap());
+    let queue = b.queue().unwrap();
+    let end = queue.read(b.namespace(1).unwrap(), 0, 1, &theirs, 0);
+    assert!(matches!(end, Err(Error::Foreign { what: "buffer", .. })), "{end:?}");
+    let end = queue.read(a.namespace(1).unwrap(), 0, 1, &ours, 0);
+    assert!(matches!(end, Err(Error::Foreign { what: "namespace", .. })), "{end:?}");
+}
+
+#[test]
+fn a_token_belongs_to_one_queue() {
+    let (_sim, drive) = open("mem:1M");
+    let ns = drive.namespace(1).unwrap();
+    let (a, b) = (drive.queue().unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(4096).unwrap();
+    let of_a = a.submit(ns, &Io::new(Op::Read, 0, 1, &buffer, 0)).unwrap();
+    let of_b = b.submit(ns, &Io::new(Op::Read, 1, 1, &buffer, 512)).unwrap();
+    assert!(matches!(b.wait(of_a), Err(Error::Token)));
+    assert!(matches!(b.wait(onehop_drive::Token::default()), Err(Error::Token)));
+    b.wait(of_b).unwrap();
+    assert!(matches!(b.wait(of_b), Err(Error::Token)), "spent");
+    a.wait(of_a).unwrap();
+}
+
+/// A controller whose capabilities are not what they were.
+struct Claims {
+    inner: Arc<dyn Registers>,
+    keep: u64,
+    add: u64,
+}
+
+impl Registers for Claims {
+    fn read32(&self, at: u32) -> u32 {
+        let value = self.inner.read32(at);
+        match at {
+            0 => value & self.keep as u32 | self.add as u32,
+            4 => value & (self.keep >> 32) as u32 | (self.add >> 32) as u32,
+            _ => value,
+        }
+    }
+    fn write32(&self, at: u32, value: u32) {
+        self.inner.write32(at, value);
+    }
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+}
+
+#[test]
+fn capabilities_that_cannot_be_are_refused() {
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let with =
+        |keep, add| Port { regs: Arc::new(Claims { inner: sim.registers(), keep, add }), ..sim.port() };
+    let end = Drive::open(with(!0xffff, 0), options());
+    assert!(matches!(end, Err(Error::Unsupported { .. })), "queues of one entry");
+    let end = Drive::open(with(!0, 15 << 32), options());
+    assert!(matches!(end, Err(Error::Unsupported { .. })), "doorbells beyond the BAR");
+}
+
+#[test]
+fn any_longest_transfer_will_do() {
+    for spec in ["mem:8M?mdts=0", "mem:8M?mdts=0&mpsmin=1&mpsmax=1", "mem:8M?mdts=0&scatter=1"] {
+        for max_transfer in [0, 5000, u64::MAX] {
+            let sim = onehop_sim::open(spec).unwrap();
+            let options = Options { max_transfer, depth: 16, sgl: false, ..options() };
+            let drive = Drive::open(sim.port(), options).unwrap();
+            let buffer = drive.buffer(1 << 20).unwrap();
+            let queue = drive.queue().unwrap();
+            queue.read(drive.namespace(1).unwrap(), 0, 2048, &buffer, 0).unwrap();
+            assert_eq!(sim.violations(), []);
+        }
+    }
+}
+
+#[test]
+fn a_drive_for_reading_does_not_have_its_features_set() {
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let drive = Drive::open(sim.port(), Options::default()).unwrap();
+    assert!(matches!(drive.set_feature(6, 0), Err(Error::ReadOnly { .. })));
+}
+
+#[test]
+fn registers_end_where_the_bar_does() {
+    let (sim, drive) = open("mem:1M");
+    assert_eq!(drive.registers(0, u32::MAX).len() as u32, sim.registers().size() / 4);
+    assert!(drive.registers(u32::MAX - 3, 100).is_empty());
+}
