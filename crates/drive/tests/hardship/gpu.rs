@@ -8,7 +8,7 @@ use onehop_gpu::{Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Run
 use onehop_os::{HostMem, Registers};
 use onehop_proto::kernel::Exit;
 
-use crate::{inject, open, options};
+use crate::{inject, open};
 
 fn emulated() -> Arc<dyn Gpu> {
     Arc::new(Emulated::new())
