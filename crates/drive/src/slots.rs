@@ -35,7 +35,7 @@ pub struct Finished {
     pub result: u32,
     /// How often it was tried again.
     pub retries: u32,
-    /// Whether its data arrived after its completion; noticed only with [`Options::canary`].
+    /// Whether its data arrived after its completion; noticed only with [`Options::canary`](crate::Options).
     pub late_data: bool,
 }
 
