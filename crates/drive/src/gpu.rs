@@ -405,7 +405,9 @@ impl GpuQueues {
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
             let at = memory.outcomes + i * Outcome::BYTES as usize;
-            report.retries += u64::from(memory.region.word(at + 4)?);
+            // Earlier launches' are counted already; an item that was never started says nothing.
+            let retries = memory.region.word(at + 4)?.max(item.work.tries());
+            report.retries += u64::from(retries - item.work.tries());
             match Outcome::from_word(memory.region.word(at)?) {
                 Outcome::Done(status) if status.is_ok() => {}
                 Outcome::Done(status) => {
@@ -413,8 +415,12 @@ impl GpuQueues {
                         describe(op.name(), self.drive.name(), ns.nsid, item.work.lba, item.work.blocks);
                     failed = failed.or(Some(Error::Command { command, status }));
                 }
-                Outcome::Pending => again.push(item),
+                Outcome::Pending => {
+                    item.work = item.work.with_tries(retries);
+                    again.push(item);
+                }
                 Outcome::InDoubt => {
+                    item.work = item.work.with_tries(retries);
                     item.recoveries += 1;
                     report.retries += 1;
                     again.push(item);

@@ -3,6 +3,9 @@
 /// The identifier that is never used: controllers report it for errors that belong to no command.
 pub const NO_CID: u16 = u16::MAX;
 
+/// The most slots that leave three bits for the lap: with fewer a late completion would soon pass for a new one.
+pub const MAX_SLOTS: u32 = 1 << 13;
+
 /// How a queue's slots are spelled as command identifiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CidSpace {
@@ -11,7 +14,7 @@ pub struct CidSpace {
 }
 
 impl CidSpace {
-    /// The space of `slots` slots; never more than 65 535.
+    /// The space of `slots` slots; never more than 65 535. Queues take no more than [`MAX_SLOTS`].
     #[inline]
     #[must_use]
     pub const fn new(slots: u32) -> Self {
@@ -33,6 +36,29 @@ impl CidSpace {
     pub const fn first(&self, slot: u16) -> u16 {
         slot
     }
+
+    /// Where a slot goes on that was left with this word, in memory that was zeroed once: lives that came before the
+    /// queue was created again are not lived a second time. Gives the word to leave there; its low half is the
+    /// identifier.
+    #[inline(always)]
+    #[must_use]
+    pub const fn resume(&self, slot: u16, word: u32) -> u32 {
+        let cid = match self.slot(word as u16) {
+            Some(id) if id == slot && word & Self::LIVED != 0 => word as u16,
+            _ => self.first(slot),
+        };
+        Self::left(cid)
+    }
+
+    /// The word to leave for [`Self::resume`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn left(cid: u16) -> u32 {
+        Self::LIVED | cid as u32
+    }
+
+    /// Tells a slot that has lived from memory that was zeroed.
+    const LIVED: u32 = 1 << 16;
 
     /// The identifier of the slot's next life.
     #[inline(always)]
