@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Exit, Job, OwnerQueue, local_words, run_owner, run_shared, scratch_init, share};
+use onehop_proto::kernel::{Exit, Job, LOCAL_WORDS, OwnerQueue, run_owner, run_shared, scratch_init, share};
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::space::{Space, View};
@@ -75,7 +75,7 @@ impl Gpu for Emulated {
         catch(move || match launch {
             Launch::Owner(queues) => {
                 for queue in &queues {
-                    scratch_init(&view, &owner_queue(queue));
+                    scratch_init(&view, queue.control);
                 }
                 Ok(())
             }
@@ -97,8 +97,10 @@ impl Gpu for Emulated {
                     let (space, lanes) = (self.space.clone(), self.lanes);
                     let (first, end) = share(job.count, index as u32, of);
                     threads.push(spawn(move || {
-                        let warp = View::warp(&space, lanes, local_words(queue.window));
-                        run_owner(&warp, &owner_queue(&queue), &kernel_job(&job, deadline), first, end)
+                        let warp = View::warp(&space, lanes, LOCAL_WORDS);
+                        let job = kernel_job(&job, deadline);
+                        let exit = run_owner(&warp, || owner_queue(&queue), &job, first, end);
+                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
                     })?);
                 }
             }

@@ -177,7 +177,15 @@ impl<M: Memory> Job<M> {
 
     #[inline(always)]
     pub(super) fn due(&self, mem: &M, status: Status) -> u64 {
-        mem.now().wrapping_add(self.retry_delay[status.crd() as usize & 3])
+        // Not indexed: that would keep a copy of the job in each GPU thread's memory.
+        let [none, first, second, third] = self.retry_delay;
+        let delay = match status.crd() {
+            0 => none,
+            1 => first,
+            2 => second,
+            _ => third,
+        };
+        mem.now().wrapping_add(delay)
     }
 }
 

@@ -9,7 +9,7 @@ mod slots;
 pub use job::{Exit, Job, Outcome, Work, share};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;
-pub use slots::{local_words, scratch_bytes, scratch_init};
+pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
 
 use crate::queue::Memory;
 

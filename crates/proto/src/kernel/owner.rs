@@ -14,7 +14,7 @@
 //! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
 //! the kernel, covers it.
 
-use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, restore, save};
+use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
 use super::{Exit, Job, Outcome, Warp, Work};
 use crate::Status;
 use crate::queue::{Address, Memory, Ring, Rings};
@@ -64,138 +64,145 @@ struct Window<'a, W: Warp> {
     idle: u32,
     waiting: u32,
     in_flight: u32,
-    /// When the poison word was last looked at.
-    looked: u64,
 }
+
+/// The first word of [`local::EXIT`] as long as there is no reason to end.
+const GO_ON: u32 = 0;
 
 /// What a turn took from the completion queue.
 struct Turn {
     taken: u32,
     /// Whether it could have taken more.
     drained: bool,
+    /// Whether one of them belonged to nobody: the launch ends.
+    stray: bool,
 }
 
 /// Carries out the items from `first` up to `end` of a job on a queue pair that this warp owns for as long. The warp has
-/// [`super::local_words`] of local memory.
+/// [`super::LOCAL_WORDS`] of local memory. `queue` tells which queue it is, as often as it is asked: what is needed only
+/// at both ends of a launch is not kept in registers. Gives the words of an [`Exit`].
 #[inline(always)]
-pub fn run_owner<W: Warp>(warp: &W, queue: &OwnerQueue<W>, job: &Job<W>, first: u32, end: u32) -> Exit {
-    let window = queue.window.min(queue.rings.capacity()).min(MAX_WINDOW);
+pub fn run_owner<W: Warp>(
+    warp: &W,
+    queue: impl Fn() -> OwnerQueue<W>,
+    job: &Job<W>,
+    first: u32,
+    end: u32,
+) -> [u32; 2] {
+    let OwnerQueue { rings, scratch, window } = queue();
+    let window = window.min(rings.capacity()).min(MAX_WINDOW);
     let end = end.min(job.count);
     let first = first.min(end);
     let mut run = Window {
         warp,
         job,
         slots: Slots::new(window),
-        ring: Ring::new(queue.rings, restore(warp, queue.scratch)),
+        ring: Ring::new(rings, restore(warp, scratch)),
         next: first,
         staged: first,
         end,
         idle: window,
         waiting: 0,
         in_flight: 0,
-        looked: 0,
     };
     warp.once(|| {
         warp.set_local(local::STRAY, NO_STRAY);
-        warp.set_local(local::POISON, 0);
+        warp.set_local(local::EXIT, GO_ON);
+        set_moment(warp, local::DEADLINE, job.deadline);
+        set_moment(warp, local::LOOKED, 0);
     });
-    run.slots.load(warp, queue.scratch);
+    run.slots.load(warp, scratch);
     run.stage();
-    let exit = run.run();
-    if exit != Exit::Finished {
+    run.run();
+    // Words, and in local memory: what only an end needs is not kept in registers.
+    let exit = [warp.local(local::EXIT), warp.local(local::EXIT + 1)];
+    let exit = if exit[0] == GO_ON { Exit::Finished.words() } else { exit };
+    if exit != Exit::Finished.words() {
         run.give_up();
     }
     run.hand_over(0, true);
-    run.slots.save(warp, queue.scratch);
+    let scratch = queue().scratch;
+    run.slots.save(warp, scratch);
     let state = run.ring.state();
-    warp.once(|| save(warp, queue.scratch, state));
+    warp.once(|| save(warp, scratch, state));
     warp.fence();
     exit
 }
 
 impl<W: Warp> Window<'_, W> {
     #[inline(always)]
-    fn run(&mut self) -> Exit {
-        let mut quiet_since = None;
+    fn run(&mut self) {
         let (mut turn, mut quiet) = (0u32, 0u32);
         loop {
-            let Turn { taken, drained } = match self.collect() {
-                Ok(turn) => turn,
-                Err(stray) => return stray,
-            };
+            let Turn { taken, drained, stray } = self.collect();
+            if stray {
+                return;
+            }
             turn = turn.wrapping_add(1);
             let retries = self.waiting > 0 && (taken == 0 || turn.is_multiple_of(8));
             let placed = self.refill(retries);
             self.hand_over(placed, drained);
             if self.in_flight == 0 && self.waiting == 0 && self.next >= self.end {
-                return Exit::Finished;
+                return;
             }
-            let moved = taken > 0 || placed > 0;
-            if moved {
+            let look;
+            if taken > 0 || placed > 0 {
                 quiet = 0;
-                quiet_since = None;
-                if !turn.is_multiple_of(BUSY_TURNS) {
-                    continue;
-                }
+                look = turn.is_multiple_of(BUSY_TURNS);
             } else {
                 quiet = quiet.wrapping_add(1);
+                look = quiet.is_multiple_of(QUIET_TURNS);
                 if quiet > W::SPINS {
                     self.warp.pause();
                 }
-                if !quiet.is_multiple_of(QUIET_TURNS) {
-                    continue;
-                }
             }
-            let now = match self.look() {
-                Ok(now) => now,
-                Err(exit) => return exit,
-            };
-            if moved {
-                continue;
-            }
-            let since = *quiet_since.get_or_insert(now);
-            // Only where everything left waits for its moment, and can be started then, is nothing to be heard of.
-            let patient = self.in_flight == 0 && self.waiting > 0 && self.ring.room() > 0;
-            if !patient && now.wrapping_sub(since) > self.job.stall {
-                return Exit::TimedOut;
+            if look && !self.look(quiet) {
+                return;
             }
         }
     }
 
-    /// Looks at the clock and, if it is time, at the poison word; on one lane, so that all come to the same end.
+    /// Looks at the clock and, if it is time, at the poison word; on one lane, so that all come to the same end. Nothing
+    /// has moved for `quiet` turns. Says whether to go on.
     #[inline(always)]
-    fn look(&mut self) -> Result<u64, Exit> {
-        let (warp, job, looked) = (self.warp, self.job, self.looked);
+    fn look(&mut self, quiet: u32) -> bool {
+        let (warp, job) = (self.warp, self.job);
+        // Only where all that is left waits for its moment, and can be started then, is nothing to be heard of.
+        let patient = self.in_flight == 0 && self.waiting > 0 && self.ring.room() > 0;
         // Nobody may still be reading what the last look left.
         warp.sync();
         warp.once(|| {
             let now = warp.now();
-            warp.set_local(local::NOW, now as u32);
-            warp.set_local(local::NOW + 1, (now >> 32) as u32);
-            warp.set_local(local::OVER, (now >= job.deadline) as u32);
-            if now.wrapping_sub(looked) >= POISON_EVERY {
-                warp.set_local(local::POISON, warp.load(job.poison));
+            if quiet == QUIET_TURNS {
+                set_moment(warp, local::SINCE, now);
             }
+            let stalled =
+                quiet > QUIET_TURNS && !patient && now.wrapping_sub(moment(warp, local::SINCE)) > job.stall;
+            let mut exit = [GO_ON, 0];
+            if stalled || now >= moment(warp, local::DEADLINE) {
+                exit = Exit::TimedOut.words();
+            }
+            if now.wrapping_sub(moment(warp, local::LOOKED)) >= POISON_EVERY {
+                set_moment(warp, local::LOOKED, now);
+                let code = warp.load(job.poison);
+                if code != 0 {
+                    exit = Exit::Poisoned(code).words();
+                }
+            }
+            warp.set_local(local::EXIT, exit[0]);
+            warp.set_local(local::EXIT + 1, exit[1]);
         });
-        let now = u64::from(warp.local(local::NOW)) | u64::from(warp.local(local::NOW + 1)) << 32;
-        if now.wrapping_sub(looked) >= POISON_EVERY {
-            self.looked = now;
-        }
-        match warp.local(local::POISON) {
-            0 if warp.local(local::OVER) == 0 => Ok(now),
-            0 => Err(Exit::TimedOut),
-            code => Err(Exit::Poisoned(code)),
-        }
+        warp.local(local::EXIT) == GO_ON
     }
 
     /// Takes the completions that are there.
     #[inline(always)]
-    fn collect(&mut self) -> Result<Turn, Exit> {
+    fn collect(&mut self) -> Turn {
         let warp = self.warp;
         let most = warp.lanes() * W::PLACES;
         let limit = self.in_flight.min(most);
         if limit == 0 {
-            return Ok(Turn { taken: 0, drained: true });
+            return Turn { taken: 0, drained: true, stray: false };
         }
         let (ring, idle) = (&self.ring, self.idle);
         let taken = warp.take(
@@ -207,6 +214,7 @@ impl<W: Warp> Window<'_, W> {
                 freed.is_some()
             },
         );
+        let mut stray = false;
         if taken.count > 0 {
             self.ring.pass(taken.count);
             self.ring.fetched(taken.last as u16);
@@ -214,10 +222,10 @@ impl<W: Warp> Window<'_, W> {
             if taken.all_well {
                 self.idle += taken.count;
             } else {
-                self.close_gaps(taken.count)?;
+                stray = self.close_gaps(taken.count);
             }
         }
-        Ok(Turn { taken: taken.count, drained: taken.count < most })
+        Turn { taken: taken.count, drained: taken.count < most, stray }
     }
 
     /// One lane writes down how a command ended, and gives its slot if that is free now.
@@ -250,9 +258,10 @@ impl<W: Warp> Window<'_, W> {
         None
     }
 
-    /// After a batch in which not every command freed its slot: closes the gaps in the idle list.
+    /// After a batch in which not every command freed its slot: closes the gaps in the idle list. Says whether there was
+    /// a completion that belongs to nobody.
     #[inline(always)]
-    fn close_gaps(&mut self, taken: u32) -> Result<(), Exit> {
+    fn close_gaps(&mut self, taken: u32) -> bool {
         let (warp, idle, slots) = (self.warp, self.idle, self.slots);
         warp.once(|| {
             let mut to = idle;
@@ -264,13 +273,16 @@ impl<W: Warp> Window<'_, W> {
                 }
             }
             warp.set_local(local::IDLE, to);
+            let stray = warp.local(local::STRAY);
+            if stray != NO_STRAY {
+                let [kind, cid] = Exit::Stray(stray as u16).words();
+                warp.set_local(local::EXIT, kind);
+                warp.set_local(local::EXIT + 1, cid);
+            }
         });
         self.idle = warp.local(local::IDLE);
         self.waiting += idle + taken - self.idle;
-        let stray = warp.local(local::STRAY);
-        // The next batch may write these words again.
-        warp.sync();
-        if stray == NO_STRAY { Ok(()) } else { Err(Exit::Stray(stray as u16)) }
+        warp.local(local::EXIT) != GO_ON
     }
 
     /// Fills free window slots with the next items and writes their entries; gives how many.
@@ -347,7 +359,7 @@ impl<W: Warp> Window<'_, W> {
         let (rings, unrung) = (*self.ring.rings(), self.ring.unrung());
         // The controller must be able to complete all that is in flight without waiting for a doorbell.
         let full = self.in_flight + unrung >= rings.cq_entries;
-        let release = unrung > 0 && (drained || full || unrung >= rings.cq_entries / 4);
+        let release = unrung > 0 && (drained || full || unrung * 4 >= rings.cq_entries);
         if !release && placed == 0 {
             return;
         }
