@@ -3,8 +3,8 @@
 use core::arch::{asm, nvptx};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{self, OwnerQueue, run_owner, scratch_init, share};
-use onehop_proto::queue::{Address, Memory, Rings};
+use onehop_proto::kernel::{self, OwnerQueue, run_owner, run_shared, scratch_init, share};
+use onehop_proto::queue::{Address, Memory, Rings, Shared};
 
 use crate::gpu::{Door, Gpu, Lane};
 use crate::params::{Job, Queue};
@@ -62,6 +62,7 @@ fn thread() -> u32 {
 /// # Safety
 /// As many blocks of 32 threads as there are queues, with dynamic shared memory for the largest window; all that queues
 /// and job describe is there.
+// SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_owner(
     queues: *const Queue,
@@ -86,6 +87,7 @@ pub unsafe extern "ptx-kernel" fn onehop_owner(
 ///
 /// # Safety
 /// All that the queues describe is there.
+// SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const Queue, count: u32) {
     let index = thread();
@@ -93,5 +95,48 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const Queue, cou
         // SAFETY: the caller's promise; there are `count` queues.
         let queue = unsafe { queues.add(index as usize).read() };
         scratch_init(&Gpu, GpuAddr(queue.control));
+    }
+}
+
+fn shared(queue: &Queue) -> Option<Shared<Gpu>> {
+    Shared::new(rings(queue, GpuAddr(queue.sq_door), GpuAddr(queue.cq_door)), GpuAddr(queue.control))
+}
+
+/// Shared mode: thread `i` of the grid carries out the items `i`, `i + threads` … and leaves its exit in `exits[i]`.
+///
+/// # Safety
+/// At least `threads` threads; all that queue and job describe is there.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_shared(
+    queue: *const Queue,
+    threads: u32,
+    work: Job,
+    exits: *mut [u32; 2],
+) {
+    let index = thread();
+    // SAFETY: the caller's promise.
+    let queue = shared(unsafe { &*queue });
+    if let Some(queue) = queue
+        && index < threads
+    {
+        let exit = run_shared(&Gpu, &queue, &job(&Gpu, &work), index, threads);
+        Gpu.store_pair(GpuAddr(exits as u64).element(index, 8), exit.words());
+    }
+}
+
+/// Prepares the control block of a shared queue that was just created: one thread.
+///
+/// # Safety
+/// All that the queue describes is there.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queue: *const Queue) {
+    // SAFETY: the caller's promise.
+    let queue = shared(unsafe { &*queue });
+    if let Some(queue) = queue
+        && thread() == 0
+    {
+        queue.initialise(&Gpu);
     }
 }

@@ -14,6 +14,7 @@ use crate::params::{LANES, OWNER_SHARED_BYTES};
 
 global_asm!(".extern .shared .align 16 .b8 onehop_local[];");
 
+// SAFETY: declared as LLVM defines them.
 #[allow(improper_ctypes)]
 unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.bar.warp.sync"]
