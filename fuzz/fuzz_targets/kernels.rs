@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_fuzz::{At, Bed, Post};
 use onehop_proto::kernel::{
-    Exit, Job, Outcome, OwnerQueue, Work, run_owner, run_shared, scratch_bytes, scratch_init,
+    Exit, Job, Outcome, OwnerQueue, Work, run_owner, run_shared, scratch_bytes, scratch_init, share,
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared, SharedLayout};
 
@@ -56,8 +56,13 @@ fn owner(input: &Input, bytes: [u32; 3]) {
     let (bed, rings, extra) = Bed::new(entries(input.sq), entries(input.cq), &extra);
     let bed = bed.with_lanes(1 + u32::from(input.lanes) % 40);
     let queue = OwnerQueue { rings, scratch: extra[3], window };
-    scratch_init(&bed, &queue);
-    run(input, &bed, &rings, &extra, |job, stride| run_owner(&bed, &queue, job, 0, stride));
+    scratch_init(&bed, queue.scratch);
+    let of = u32::from(input.stride).max(1);
+    let (first, end) = share(count(input), of / 2, of);
+    let mine = first..end;
+    run(input, &bed, &rings, &extra, mine, |job| {
+        Exit::from_words(run_owner(&bed, || queue, job, first, end)).expect("the words of an exit")
+    });
 }
 
 fn shared(input: &Input, bytes: [u32; 3]) {
@@ -67,20 +72,31 @@ fn shared(input: &Input, bytes: [u32; 3]) {
     let (bed, rings, extra) = Bed::new(sq, cq, &[bytes[0], bytes[1], bytes[2], layout.bytes()]);
     let queue = Shared::new(rings, extra[3]).expect("powers of two");
     queue.initialise(&bed);
-    run(input, &bed, &rings, &extra, |job, stride| run_shared(&bed, &queue, job, 0, stride));
+    let stride = u32::from(input.stride).max(1);
+    let mine = (0..count(input)).step_by(stride as usize);
+    run(input, &bed, &rings, &extra, mine, |job| run_shared(&bed, &queue, job, 0, stride));
 }
 
-fn run(input: &Input, bed: &Bed, rings: &Rings<Bed>, extra: &[At], launch: impl Fn(&Job<Bed>, u32) -> Exit) {
+fn count(input: &Input) -> u32 {
+    u32::from(input.count)
+}
+
+fn run(
+    input: &Input,
+    bed: &Bed,
+    rings: &Rings<Bed>,
+    extra: &[At],
+    items: impl Iterator<Item = u32> + Clone,
+    launch: impl Fn(&Job<Bed>) -> Exit,
+) {
     bed.script.replace(input.script.clone());
-    let stride = u32::from(input.stride).max(1);
     for _ in 0..=input.launches % 3 {
         let job = job(input, bed, extra);
         let outcome = |item: u32| bed.word(extra[1].plus(item * Outcome::BYTES));
         (0..job.count).for_each(|item| outcome(item).set(Outcome::Pending.word()));
-        let exit = launch(&job, stride);
+        let exit = launch(&job);
         assert_eq!(Exit::from_words(exit.words()), Some(exit));
-        let mine =
-            || (0..job.count).step_by(stride as usize).map(|item| Outcome::from_word(outcome(item).get()));
+        let mine = || items.clone().map(|item| Outcome::from_word(outcome(item).get()));
         let honest = bed.controller.borrow().is_honest();
         if exit == Exit::Finished {
             assert!(mine().all(|o| matches!(o, Outcome::Done(_))), "it finished, but not everything");

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use onehop_proto::kernel::Warp;
+use onehop_proto::kernel::{LOCAL_WORDS, Taken, Warp};
 use onehop_proto::queue::{Address, Memory, Rings};
 use onehop_proto::{Cqe, Sqe};
 
@@ -36,6 +36,7 @@ pub struct Bed {
     words: Vec<Cell<u32>>,
     regions: Vec<Range<u32>>,
     clock: Cell<u64>,
+    local: Vec<Cell<u32>>,
     lanes: u32,
     /// The controller, which reads and writes the same memory.
     pub controller: RefCell<Controller>,
@@ -61,6 +62,7 @@ impl Bed {
             words: vec![Cell::new(0); next as usize / 4],
             regions,
             clock: Cell::new(0),
+            local: (0..LOCAL_WORDS).map(|i| Cell::new(0xdead_0000 | i)).collect(),
             lanes: 4,
             controller: RefCell::new(Controller::new(sq, cq, sq_entries, cq_entries)),
             script: RefCell::default(),
@@ -173,7 +175,44 @@ impl Warp for Bed {
         f();
     }
 
-    fn prefix(&self, mut f: impl FnMut(u32) -> bool) -> u32 {
-        (0..self.lanes).take_while(|lane| f(*lane)).count() as u32
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        assert!(limit <= self.lanes * Self::PLACES);
+        let looks: Vec<_> = (0..limit).map(look).collect();
+        let there: Vec<_> = looks.into_iter().take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
+        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
+        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
+
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        let word = &self.local[index as usize];
+        word.replace(word.get().wrapping_add(value))
+    }
+
+    fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
+        let word = &self.local[index as usize];
+        let seen = word.get();
+        if seen == old {
+            word.set(new);
+        }
+        seen
+    }
+
+    fn fetch(&self, to: u32, from: At) {
+        (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
+    }
+
+    fn fetched(&self) {}
 }

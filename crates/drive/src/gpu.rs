@@ -354,7 +354,10 @@ impl Run<'_> {
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
             let at = memory.outcomes + i * Outcome::BYTES as usize;
-            self.report.retries += u64::from(memory.region.word(at + 4)?);
+            // Earlier launches' are counted already; an item that was never started says nothing.
+            let retries = memory.region.word(at + 4)?.max(item.work.tries());
+            self.report.retries += u64::from(retries - item.work.tries());
+            item.work = item.work.with_tries(retries);
             match Outcome::from_word(memory.region.word(at)?) {
                 Outcome::Done(status) if status.is_ok() => {}
                 Outcome::Done(status) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Exit, Job, OwnerQueue, run_owner, run_shared, scratch_init};
+use onehop_proto::kernel::{Exit, Job, LOCAL_WORDS, OwnerQueue, run_owner, run_shared, scratch_init, share};
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::space::{Space, View};
@@ -75,7 +75,7 @@ impl Gpu for Emulated {
         catch(move || match launch {
             Launch::Owner(queues) => {
                 for queue in &queues {
-                    scratch_init(&view, &owner_queue(queue));
+                    scratch_init(&view, queue.control);
                 }
                 Ok(())
             }
@@ -92,18 +92,15 @@ impl Gpu for Emulated {
         let mut threads = Vec::new();
         match launch {
             Launch::Owner(queues) => {
-                let stride = queues.len() as u32;
-                for (first, queue) in queues.iter().copied().enumerate() {
+                let of = queues.len() as u32;
+                for (index, queue) in queues.iter().copied().enumerate() {
                     let (space, lanes) = (self.space.clone(), self.lanes);
+                    let (first, end) = share(job.count, index as u32, of);
                     threads.push(spawn(move || {
-                        let warp = View::warp(&space, lanes);
-                        run_owner(
-                            &warp,
-                            &owner_queue(&queue),
-                            &kernel_job(&job, deadline),
-                            first as u32,
-                            stride,
-                        )
+                        let warp = View::warp(&space, lanes, LOCAL_WORDS);
+                        let job = kernel_job(&job, deadline);
+                        let exit = run_owner(&warp, || owner_queue(&queue), &job, first, end);
+                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
                     })?);
                 }
             }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::Warp;
+use onehop_proto::kernel::{Taken, Warp};
 use onehop_proto::queue::Memory;
 
 use crate::{Error, Place};
@@ -103,15 +103,21 @@ pub(crate) struct View {
     seen: Cell<u64>,
     mappings: RefCell<Vec<Mapping>>,
     last: Cell<usize>,
+    local: Vec<Cell<u32>>,
+    looks: RefCell<Vec<[u32; 2]>>,
 }
 
 impl View {
     pub(crate) fn new(space: &Arc<Space>) -> Self {
-        Self::warp(space, 1)
+        Self::warp(space, 1, 0)
     }
 
-    pub(crate) fn warp(space: &Arc<Space>, lanes: u32) -> Self {
+    /// The view of a warp that has so many words of local memory.
+    pub(crate) fn warp(space: &Arc<Space>, lanes: u32, local: u32) -> Self {
         Self {
+            // Nobody may rely on what another launch left there.
+            local: (0..local).map(|i| Cell::new(0xdead_0000 | i)).collect(),
+            looks: RefCell::default(),
             space: space.clone(),
             lanes,
             seen: Cell::new(u64::MAX),
@@ -253,9 +259,51 @@ impl Warp for View {
         f();
     }
 
-    fn prefix(&self, mut f: impl FnMut(u32) -> bool) -> u32 {
-        (0..self.lanes).take_while(|lane| f(*lane)).count() as u32
+    fn take(
+        &self,
+        limit: u32,
+        mut look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        let mut looks = self.looks.borrow_mut();
+        looks.clear();
+        looks.extend((0..limit).map(&mut look).take_while(|(_, yes)| *yes).map(|(words, _)| words));
+        let mut all_well = true;
+        for (place, words) in looks.iter().enumerate() {
+            all_well &= act(place as u32, *words);
+        }
+        Taken { count: looks.len() as u32, last: looks.last().map_or(0, |words| words[0]), all_well }
     }
+
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        let word = &self.local[index as usize];
+        word.replace(word.get().wrapping_add(value))
+    }
+
+    fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
+        let word = &self.local[index as usize];
+        let seen = word.get();
+        if seen == old {
+            word.set(new);
+        }
+        seen
+    }
+
+    fn fetch(&self, to: u32, from: GpuAddr) {
+        for (i, word) in (to..).zip(self.load_constant(from)) {
+            self.set_local(i, word);
+        }
+    }
+
+    fn fetched(&self) {}
 }
 
 #[cfg(test)]

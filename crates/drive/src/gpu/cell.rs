@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Doorbells, Gpu, KernelQueue, Launch, Place, Region, Rings};
-use onehop_proto::kernel::scratch_bytes;
+use onehop_proto::kernel::{MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
 use onehop_proto::{Cqe, GpuAddr, Sqe};
@@ -212,7 +212,9 @@ impl GpuPair {
         let most = u32::from(drive.identity().cap.mqes_z()) + 1;
         let mut entries = setup.depth.saturating_add(1).clamp(2, most);
         let shared = matches!(setup.mode, GpuMode::Shared { .. });
-        if shared {
+        if !shared {
+            entries = entries.min(MAX_WINDOW + 1);
+        } else {
             // Tickets wrap at powers of two.
             entries = if entries.is_power_of_two() { entries } else { entries.next_power_of_two() };
             entries = if entries > most { 1 << most.ilog2() } else { entries }.min(1 << 15);
@@ -248,7 +250,6 @@ impl GpuPair {
     fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
         self.sq.zero()?;
         self.cq.zero()?;
-        self.control.write(0, &vec![0; self.control.len()])?;
         let half = |bus, entries| PairHalf { bus, entries };
         let sq = half(self.sq.bus()?, self.queue.rings.sq_entries);
         let cq = half(self.cq.bus()?, self.queue.rings.cq_entries);

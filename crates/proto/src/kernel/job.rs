@@ -3,6 +3,14 @@
 use crate::queue::{Address, Memory};
 use crate::{Sqe, Status};
 
+/// The items that the `index`th of `of` equal parts of a job takes: neighbours, so that they are read together.
+#[must_use]
+pub const fn share(count: u32, index: u32, of: u32) -> (u32, u32) {
+    let of = if of == 0 { 1 } else { of as u64 };
+    let (count, index) = (count as u64, index as u64);
+    ((count * index / of) as u32, (count * (index + 1) / of) as u32)
+}
+
 /// One read or write, as it lies in memory: 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
@@ -14,7 +22,8 @@ pub struct Work {
     pub prp2: u64,
     /// How many blocks, 1 to 65 536.
     pub blocks: u32,
-    /// The opcode in the low byte; the other bits are those of command dword 12.
+    /// The opcode in the low byte, in the next how often the command was tried in earlier launches; the upper bits are
+    /// those of command dword 12.
     pub control: u32,
 }
 
@@ -39,17 +48,38 @@ impl Work {
         ]
     }
 
-    /// Reads the item at `at`.
+    /// The item that lies in memory as these words.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_halves(low: [u32; 4], high: [u32; 4]) -> Self {
+        Self {
+            lba: long(low[0], low[1]),
+            prp1: long(low[2], low[3]),
+            prp2: long(high[0], high[1]),
+            blocks: high[2],
+            control: high[3],
+        }
+    }
+
+    /// Reads the item at `at`, a multiple of 16.
     #[inline(always)]
     pub fn load<M: Memory>(mem: &M, at: M::Addr) -> Self {
-        let long = |i: u32| u64::from(mem.load(at.plus(i))) | u64::from(mem.load(at.plus(i + 4))) << 32;
-        Self {
-            lba: long(0),
-            prp1: long(8),
-            prp2: long(16),
-            blocks: mem.load(at.plus(24)),
-            control: mem.load(at.plus(28)),
-        }
+        Self::from_halves(mem.load_constant(at), mem.load_constant(at.plus(16)))
+    }
+
+    /// How often the command was tried in earlier launches.
+    #[inline(always)]
+    #[must_use]
+    pub const fn tries(&self) -> u32 {
+        self.control >> 8 & 0xff
+    }
+
+    /// The same item, tried so often before; more than 255 tries are not told apart.
+    #[must_use]
+    pub const fn with_tries(mut self, tries: u32) -> Self {
+        let tries = if tries > 0xff { 0xff } else { tries };
+        self.control = self.control & !0xff00 | tries << 8;
+        self
     }
 
     /// The command.
@@ -64,7 +94,12 @@ impl Work {
     }
 }
 
-/// How a work item ended, as it lies in memory: two words, the state and the number of retries.
+const fn long(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// How a work item ended, as it lies in memory: two words, the state and the number of retries, those of earlier
+/// launches included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// It was not handed to the controller, or it failed and waited for its retry.
@@ -102,17 +137,15 @@ impl Outcome {
 
     #[inline(always)]
     pub(super) fn store<M: Memory>(self, mem: &M, job: &Job<M>, item: u32, retries: u32) {
-        let at = job.outcomes.plus(item * Self::BYTES);
-        mem.store(at.plus(4), retries);
-        mem.store(at, self.word());
+        mem.store_pair(job.outcomes.element(item, Self::BYTES), [self.word(), retries]);
     }
 }
 
 /// A list of work, and its bounds.
 pub struct Job<M: Memory> {
-    /// The work items, one after the other.
+    /// The work items, one after the other, on a multiple of 16. Nobody writes them while the kernel runs.
     pub works: M::Addr,
-    /// The outcomes, one for each.
+    /// The outcomes, one for each, on a multiple of 8.
     pub outcomes: M::Addr,
     /// How many there are.
     pub count: u32,
@@ -132,8 +165,8 @@ pub struct Job<M: Memory> {
 
 impl<M: Memory> Job<M> {
     #[inline(always)]
-    pub(super) fn command(&self, mem: &M, item: u32) -> Sqe {
-        Work::load(mem, self.works.plus(item * Work::BYTES)).command(self.nsid)
+    pub(super) fn work(&self, mem: &M, item: u32) -> Work {
+        Work::load(mem, self.works.element(item, Work::BYTES))
     }
 
     /// Whether a command that ended with `status` after `retries` tries is tried again.
@@ -144,7 +177,15 @@ impl<M: Memory> Job<M> {
 
     #[inline(always)]
     pub(super) fn due(&self, mem: &M, status: Status) -> u64 {
-        mem.now().wrapping_add(self.retry_delay[status.crd() as usize & 3])
+        // Not indexed: that would keep a copy of the job in each GPU thread's memory.
+        let [none, first, second, third] = self.retry_delay;
+        let delay = match status.crd() {
+            0 => none,
+            1 => first,
+            2 => second,
+            _ => third,
+        };
+        mem.now().wrapping_add(delay)
     }
 }
 

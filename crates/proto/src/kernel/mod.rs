@@ -4,23 +4,80 @@
 mod job;
 mod owner;
 mod shared;
+mod slots;
 
-pub use job::{Exit, Job, Outcome, Work};
-pub use owner::{OwnerQueue, run_owner, scratch_bytes, scratch_init};
+pub use job::{Exit, Job, Outcome, Work, share};
+pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;
+pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
 
 use crate::queue::Memory;
 
+/// What came of [`Warp::take`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Taken {
+    /// How many places there were before the first no.
+    pub count: u32,
+    /// The first word of the last of them.
+    pub last: u32,
+    /// Whether every act said yes.
+    pub all_well: bool,
+}
+
 /// Threads that run in step and act on one queue pair together.
 ///
-/// Code between two calls is run by every lane with the same values; only the closures see single lanes.
+/// Code between two calls is run by every lane with the same values; only the closures see single lanes. What is not
+/// the same for all lanes, a clock or a word that somebody else writes, is looked at by one lane, which leaves it in
+/// local memory.
+///
+/// Local memory is words that the warp alone has, close to it and gone with the launch. [`Self::take`], [`Self::each`],
+/// [`Self::once`] and [`Self::fetched`] end with a barrier: what lanes stored before is then seen by all of them. They
+/// do not begin with one, so a word that all lanes read after such a call is not written in the very next one.
 pub trait Warp: Memory {
+    /// How many places of a ring each lane looks after in [`Self::take`].
+    const PLACES: u32 = 4;
+    /// How often a warp that finds nothing looks again before it pauses.
+    const SPINS: u32 = 0;
+
     /// How many lanes there are.
     fn lanes(&self) -> u32;
-    /// Runs `f` on every lane; when it returns, what each lane stored is seen by all of them.
+    /// Runs `f` on every lane.
     fn each(&self, f: impl FnMut(u32));
-    /// Runs `f` on one lane; when it returns, what it stored is seen by all of them.
+    /// Runs `f` on one lane.
     fn once(&self, f: impl FnMut());
-    /// How many lanes answer yes, counted from lane 0 up to the first no.
-    fn prefix(&self, f: impl FnMut(u32) -> bool) -> u32;
+    /// A barrier and nothing else.
+    #[inline(always)]
+    fn sync(&self) {
+        self.once(|| ());
+    }
+    /// Looks at the places below `limit`, which is at most [`Self::PLACES`] for each lane, and acts on those before the
+    /// first no.
+    ///
+    /// `look` may be called for places after the first no, and more than once for a place that `act` is not called for.
+    /// All looks come before the first act: that is how many far reads cost little more than one.
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken;
+
+    /// Reads a word of local memory.
+    fn local(&self, index: u32) -> u32;
+    /// Writes a word of local memory.
+    fn set_local(&self, index: u32, value: u32);
+    /// Reads four words of local memory; `index` is a multiple of four.
+    #[inline(always)]
+    fn local_four(&self, index: u32) -> [u32; 4] {
+        [self.local(index), self.local(index + 1), self.local(index + 2), self.local(index + 3)]
+    }
+    /// Adds to a word of local memory and gives the old value, in one step.
+    fn add_local(&self, index: u32, value: u32) -> u32;
+    /// Writes `new` if `old` stands there and gives what stood there, in one step.
+    fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32;
+    /// Begins to copy four words, that nobody writes as long as the kernel runs, to local memory; both places are
+    /// multiples of four words.
+    fn fetch(&self, to: u32, from: Self::Addr);
+    /// Waits for what was begun by [`Self::fetch`] on all lanes.
+    fn fetched(&self);
 }

@@ -1,20 +1,44 @@
 //! Owner mode on a warp: a sliding window of commands on one queue pair.
 //!
-//! Each turn the lanes look at the next completions, one lane each, find the command by its CID and write down how it
-//! ended; then they fill the freed window slots with the next items, build the entries side by side, and one lane rings
-//! once for all of them. The window's tables lie in scratch memory that is close to the warp.
+//! Each turn the lanes look at the next completions, several each, find the commands by their CIDs and write down how
+//! they ended; then they fill the freed window slots with the next items and build the entries side by side. One fence
+//! and one doorbell serve the whole turn. The window's tables lie in local memory, and items are fetched there ahead
+//! of their turn.
+//!
+//! **Order.** Completions are read by loads that order nothing: an acquire for each would cost more than all else.
+//! Every lane executes the turn's fence after them. A load that reads what the controller wrote, followed by a fence in
+//! the same thread, is an acquire: whatever comes after the fence, the doorbell that gives the entries back and all
+//! that uses the data, comes after what the controller did before it wrote the completion. Until then the kernel only
+//! believes what stands in the two words that hold the phase, which are read at once. Entries are stored by all lanes;
+//! the barrier at the end of [`Warp::each`] puts them before the fence of the lane that rings. A turn that takes
+//! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
+//! the kernel, covers it.
 
-use super::{Exit, Job, Outcome, Warp};
-use crate::Cqe;
-use crate::queue::{Address, Bounds, CidSpace, Memory, Ring, RingState, Rings};
+use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
+use super::{Exit, Job, Outcome, Warp, Work};
+use crate::Status;
+use crate::queue::{Address, Memory, Ring, Rings};
+
+/// The largest window: larger ones are cut to it. Their tables fit into a block's shared memory, and their
+/// identifiers keep six bits for the lap.
+pub const MAX_WINDOW: u32 = 1023;
+
+/// Turns with work in them between two looks at the clock.
+const BUSY_TURNS: u32 = 64;
+
+/// Turns without any between two looks at the clock.
+const QUIET_TURNS: u32 = 16;
+
+/// Nanoseconds between two looks at the poison word, which may lie in host memory, at the price of a command.
+const POISON_EVERY: u64 = 50_000;
 
 /// A queue pair that warps take turns to own.
 pub struct OwnerQueue<M: Memory> {
     /// Where the rings lie.
     pub rings: Rings<M>,
-    /// Scratch memory of [`scratch_bytes`], prepared by [`scratch_init`].
+    /// Memory of [`super::scratch_bytes`], prepared by [`super::scratch_init`].
     pub scratch: M::Addr,
-    /// How many commands may be in flight.
+    /// How many commands may be in flight; the rings and [`MAX_WINDOW`] may allow fewer.
     pub window: u32,
 }
 
@@ -26,335 +50,371 @@ impl<M: Memory> Clone for OwnerQueue<M> {
 
 impl<M: Memory> Copy for OwnerQueue<M> {}
 
-/// Scratch memory: the ring state that outlives a launch, counters, then the window's slots and its idle list.
-mod word {
-    pub const TAIL: u32 = 0;
-    pub const SQ_HEAD: u32 = 4;
-    pub const HEAD: u32 = 8;
-    pub const PHASE: u32 = 12;
-    pub const IDLE: u32 = 16;
-    pub const WAITING: u32 = 20;
-    pub const STRAY: u32 = 24;
-    pub const PLACED: u32 = 28;
-    pub const SLOTS: u32 = 32;
-}
-
-const SLOT_BYTES: u32 = 32;
-const CID: u32 = 0;
-const STATE: u32 = 4;
-const ITEM: u32 = 8;
-const RETRIES: u32 = 12;
-const DUE: u32 = 16;
-
-const FREE: u32 = 0;
-const BUSY: u32 = 1;
-const WAITING: u32 = 2;
-
-/// A word of [`word::STRAY`] that no CID can be.
-const NO_STRAY: u32 = u32::MAX;
-
-/// Bytes of scratch memory for a window.
-#[must_use]
-pub const fn scratch_bytes(window: u32) -> u32 {
-    word::SLOTS + window * (SLOT_BYTES + 4)
-}
-
-/// Prepares the scratch memory of a pair that was just created.
-pub fn scratch_init<M: Memory>(mem: &M, queue: &OwnerQueue<M>) {
-    let space = CidSpace::new(queue.window);
-    save(mem, queue.scratch, RingState::NEW);
-    for id in 0..queue.window {
-        mem.store(queue.scratch.plus(word::SLOTS + id * SLOT_BYTES + CID), space.first(id as u16) as u32);
-    }
-    mem.fence();
-}
-
-fn save<M: Memory>(mem: &M, scratch: M::Addr, state: RingState) {
-    mem.store(scratch.plus(word::TAIL), state.tail);
-    mem.store(scratch.plus(word::SQ_HEAD), state.sq_head);
-    mem.store(scratch.plus(word::HEAD), state.head);
-    mem.store(scratch.plus(word::PHASE), state.phase as u32);
-}
-
-fn restore<M: Memory>(mem: &M, scratch: M::Addr) -> RingState {
-    RingState {
-        tail: mem.load(scratch.plus(word::TAIL)),
-        sq_head: mem.load(scratch.plus(word::SQ_HEAD)),
-        head: mem.load(scratch.plus(word::HEAD)),
-        phase: mem.load(scratch.plus(word::PHASE)) != 0,
-    }
-}
-
 /// What a warp knows while it runs; the same on all lanes.
 struct Window<'a, W: Warp> {
     warp: &'a W,
     job: &'a Job<W>,
-    space: CidSpace,
+    slots: Slots,
     ring: Ring<W>,
-    scratch: W::Addr,
-    window: u32,
+    /// The next item to start, the next to fetch, and the end.
     next: u32,
-    stride: u32,
+    staged: u32,
+    end: u32,
+    /// How many slots are free, and how many wait to be tried again.
     idle: u32,
     waiting: u32,
     in_flight: u32,
 }
 
-/// Carries out the items `first`, `first + stride` … of a job on a queue pair that this warp owns for as long.
-pub fn run_owner<W: Warp>(warp: &W, queue: &OwnerQueue<W>, job: &Job<W>, first: u32, stride: u32) -> Exit {
-    let window = queue.window.min(queue.rings.capacity());
+/// The first word of [`local::EXIT`] as long as there is no reason to end.
+const GO_ON: u32 = 0;
+
+/// What a turn took from the completion queue.
+struct Turn {
+    taken: u32,
+    /// Whether it could have taken more.
+    drained: bool,
+    /// Whether one of them belonged to nobody: the launch ends.
+    stray: bool,
+}
+
+/// Carries out the items from `first` up to `end` of a job on a queue pair that this warp owns for as long. The warp has
+/// [`super::LOCAL_WORDS`] of local memory. `queue` tells which queue it is, as often as it is asked: what is needed only
+/// at both ends of a launch is not kept in registers. Gives the words of an [`Exit`].
+#[inline(always)]
+pub fn run_owner<W: Warp>(
+    warp: &W,
+    queue: impl Fn() -> OwnerQueue<W>,
+    job: &Job<W>,
+    first: u32,
+    end: u32,
+) -> [u32; 2] {
+    let OwnerQueue { rings, scratch, window } = queue();
+    let window = window.min(rings.capacity()).min(MAX_WINDOW);
+    let end = end.min(job.count);
+    let first = first.min(end);
     let mut run = Window {
         warp,
         job,
-        space: CidSpace::new(queue.window),
-        ring: Ring::new(queue.rings, restore(warp, queue.scratch)),
-        scratch: queue.scratch,
-        window,
+        slots: Slots::new(window),
+        ring: Ring::new(rings, restore(warp, scratch)),
         next: first,
-        stride: stride.max(1),
+        staged: first,
+        end,
         idle: window,
         waiting: 0,
         in_flight: 0,
     };
-    run.prepare();
-    let exit = run.run();
-    if exit != Exit::Finished {
+    warp.once(|| {
+        warp.set_local(local::STRAY, NO_STRAY);
+        warp.set_local(local::EXIT, GO_ON);
+        set_moment(warp, local::DEADLINE, job.deadline);
+        set_moment(warp, local::LOOKED, 0);
+    });
+    run.slots.load(warp, scratch);
+    run.stage();
+    run.run();
+    // Words, and in local memory: what only an end needs is not kept in registers.
+    let exit = [warp.local(local::EXIT), warp.local(local::EXIT + 1)];
+    let exit = if exit[0] == GO_ON { Exit::Finished.words() } else { exit };
+    if exit != Exit::Finished.words() {
         run.give_up();
     }
-    run.release();
+    run.hand_over(0, true);
+    let scratch = queue().scratch;
+    run.slots.save(warp, scratch);
     let state = run.ring.state();
-    warp.once(|| save(warp, queue.scratch, state));
+    warp.once(|| save(warp, scratch, state));
+    warp.fence();
     exit
 }
 
 impl<W: Warp> Window<'_, W> {
-    fn prepare(&mut self) {
-        let (warp, window) = (self.warp, self.window);
-        warp.each(|lane| {
-            let mut id = lane;
-            while id < window {
-                warp.store(self.slot(id).plus(STATE), FREE);
-                warp.store(self.idle_entry(id), id);
-                id += warp.lanes();
-            }
-        });
-        warp.once(|| {
-            warp.store(self.at(word::IDLE), window);
-            warp.store(self.at(word::WAITING), 0);
-            warp.store(self.at(word::STRAY), NO_STRAY);
-        });
-    }
-
-    fn run(&mut self) -> Exit {
-        let bounds = Bounds { deadline: self.job.deadline, poison: self.job.poison };
-        let mut quiet_since = None;
-        let mut turn = 0u32;
+    #[inline(always)]
+    fn run(&mut self) {
+        let (mut turn, mut quiet) = (0u32, 0u32);
         loop {
-            let taken = self.collect();
-            let stray = self.warp.load(self.at(word::STRAY));
-            if stray != NO_STRAY {
-                return Exit::Stray(stray as u16);
+            let Turn { taken, drained, stray } = self.collect();
+            if stray {
+                return;
             }
-            let placed = self.refill();
-            if self.in_flight == 0 && self.waiting == 0 && self.next >= self.job.count {
-                return Exit::Finished;
-            }
-            let quiet = taken == 0 && placed == 0;
             turn = turn.wrapping_add(1);
-            // Looking up costs a read of far memory: seldom while there is work, each time while there is none.
-            if (quiet || turn.is_multiple_of(16))
-                && let Err(stop) = bounds.check(self.warp)
-            {
-                return stop.into();
+            let retries = self.waiting > 0 && (taken == 0 || turn.is_multiple_of(8));
+            let placed = self.refill(retries);
+            self.hand_over(placed, drained);
+            if self.in_flight == 0 && self.waiting == 0 && self.next >= self.end {
+                return;
             }
-            if !quiet {
-                quiet_since = None;
-                continue;
+            let look;
+            if taken > 0 || placed > 0 {
+                quiet = 0;
+                look = turn.is_multiple_of(BUSY_TURNS);
+            } else {
+                quiet = quiet.wrapping_add(1);
+                look = quiet.is_multiple_of(QUIET_TURNS);
+                if quiet > W::SPINS {
+                    self.warp.pause();
+                }
             }
-            let now = self.warp.now();
-            let since = *quiet_since.get_or_insert(now);
-            if self.in_flight > 0 && now.wrapping_sub(since) > self.job.stall {
-                return Exit::TimedOut;
+            if look && !self.look(quiet) {
+                return;
             }
-            self.warp.pause();
         }
     }
 
-    /// Takes the completions that are there, at most one for each lane.
-    fn collect(&mut self) -> u32 {
-        let warp = self.warp;
-        let limit = self.in_flight.min(warp.lanes());
-        let taken =
-            if limit == 0 { 0 } else { warp.prefix(|lane| lane < limit && self.ring.ready(warp, lane)) };
-        let Some(last) = taken.checked_sub(1).and_then(|i| self.ring.peek(warp, i)) else {
-            self.release();
-            return 0;
-        };
-        warp.each(|lane| {
-            if lane < taken
-                && let Some(cqe) = self.ring.peek(warp, lane)
-            {
-                self.settle(&cqe);
+    /// Looks at the clock and, if it is time, at the poison word; on one lane, so that all come to the same end. Nothing
+    /// has moved for `quiet` turns. Says whether to go on.
+    #[inline(always)]
+    fn look(&mut self, quiet: u32) -> bool {
+        let (warp, job) = (self.warp, self.job);
+        // Only where all that is left waits for its moment, and can be started then, is nothing to be heard of.
+        let patient = self.in_flight == 0 && self.waiting > 0 && self.ring.room() > 0;
+        // Nobody may still be reading what the last look left.
+        warp.sync();
+        warp.once(|| {
+            let now = warp.now();
+            if quiet == QUIET_TURNS {
+                set_moment(warp, local::SINCE, now);
             }
+            let stalled =
+                quiet > QUIET_TURNS && !patient && now.wrapping_sub(moment(warp, local::SINCE)) > job.stall;
+            let mut exit = [GO_ON, 0];
+            if stalled || now >= moment(warp, local::DEADLINE) {
+                exit = Exit::TimedOut.words();
+            }
+            if now.wrapping_sub(moment(warp, local::LOOKED)) >= POISON_EVERY {
+                set_moment(warp, local::LOOKED, now);
+                let code = warp.load(job.poison);
+                if code != 0 {
+                    exit = Exit::Poisoned(code).words();
+                }
+            }
+            warp.set_local(local::EXIT, exit[0]);
+            warp.set_local(local::EXIT + 1, exit[1]);
         });
-        self.ring.pass(taken);
-        self.ring.fetched(last.sqhd());
-        self.in_flight -= taken;
-        self.idle = warp.load(self.at(word::IDLE));
-        self.waiting = warp.load(self.at(word::WAITING));
-        if self.ring.unrung() >= (self.ring.rings().cq_entries / 4).max(1) || taken < limit {
-            self.release();
-        }
-        taken
+        warp.local(local::EXIT) == GO_ON
     }
 
-    /// One lane writes down how a command ended.
-    fn settle(&self, cqe: &Cqe) {
+    /// Takes the completions that are there.
+    #[inline(always)]
+    fn collect(&mut self) -> Turn {
         let warp = self.warp;
-        let found = self.space.slot(cqe.cid()).filter(|id| {
-            let slot = self.slot(u32::from(*id));
-            u32::from(*id) < self.window
-                && warp.load(slot.plus(STATE)) == BUSY
-                && warp.load(slot.plus(CID)) == u32::from(cqe.cid())
-        });
-        let Some(id) = found else {
-            warp.store(self.at(word::STRAY), u32::from(cqe.cid()));
-            return;
-        };
-        let slot = self.slot(u32::from(id));
-        let (item, retries) = (warp.load(slot.plus(ITEM)), warp.load(slot.plus(RETRIES)));
-        let status = cqe.status();
-        if self.job.again(status, retries) {
-            let due = self.job.due(warp, status);
-            warp.store(slot.plus(DUE), due as u32);
-            warp.store(slot.plus(DUE + 4), (due >> 32) as u32);
-            warp.store(slot.plus(RETRIES), retries + 1);
-            warp.store(slot.plus(STATE), WAITING);
-            warp.fetch_add(self.at(word::WAITING), 1);
-        } else {
+        let most = warp.lanes() * W::PLACES;
+        let limit = self.in_flight.min(most);
+        if limit == 0 {
+            return Turn { taken: 0, drained: true, stray: false };
+        }
+        let (ring, idle) = (&self.ring, self.idle);
+        let taken = warp.take(
+            limit,
+            |place| ring.look(warp, place),
+            |place, words| {
+                let freed = self.settle(words[1]);
+                warp.set_local(self.slots.idle(idle + place), freed.unwrap_or(NO_SLOT));
+                freed.is_some()
+            },
+        );
+        let mut stray = false;
+        if taken.count > 0 {
+            self.ring.pass(taken.count);
+            self.ring.fetched(taken.last as u16);
+            self.in_flight -= taken.count;
+            if taken.all_well {
+                self.idle += taken.count;
+            } else {
+                stray = self.close_gaps(taken.count);
+            }
+        }
+        Turn { taken: taken.count, drained: taken.count < most, stray }
+    }
+
+    /// One lane writes down how a command ended, and gives its slot if that is free now.
+    #[inline(always)]
+    fn settle(&self, dw3: u32) -> Option<u32> {
+        let (warp, slots, cid) = (self.warp, &self.slots, dw3 as u16);
+        let id = slots.space.slot(cid).map_or(u32::MAX, u32::from);
+        if id >= slots.window {
+            warp.set_local(local::STRAY, u32::from(cid));
+            return None;
+        }
+        let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
+        // Checked and claimed in one step: of two lanes that hold completions of one command, one is told off.
+        let busy = State::Busy.with(cid);
+        if warp.exchange_local(slots.state(id), busy, State::Free.with(cid)) != busy {
+            warp.set_local(local::STRAY, u32::from(cid));
+            return None;
+        }
+        let status = Status((dw3 >> 17) as u16);
+        if !self.job.again(status, retries) {
             Outcome::Done(status).store(warp, self.job, item, retries);
-            warp.store(slot.plus(STATE), FREE);
-            let place = warp.fetch_add(self.at(word::IDLE), 1);
-            warp.store(self.idle_entry(place), u32::from(id));
+            return Some(id);
         }
+        let due = self.job.due(warp, status);
+        let [low, high] = slots.due(id);
+        warp.set_local(low, due as u32);
+        warp.set_local(high, (due >> 32) as u32);
+        warp.set_local(slots.retries(id), retries + 1);
+        warp.set_local(slots.state(id), State::Waiting.with(cid));
+        None
     }
 
-    /// Fills free window slots with the next items and hands them over with one doorbell.
-    fn refill(&mut self) -> u32 {
+    /// After a batch in which not every command freed its slot: closes the gaps in the idle list. Says whether there was
+    /// a completion that belongs to nobody.
+    #[inline(always)]
+    fn close_gaps(&mut self, taken: u32) -> bool {
+        let (warp, idle, slots) = (self.warp, self.idle, self.slots);
+        warp.once(|| {
+            let mut to = idle;
+            for from in idle..idle + taken {
+                let id = warp.local(slots.idle(from));
+                if id != NO_SLOT {
+                    warp.set_local(slots.idle(to), id);
+                    to += 1;
+                }
+            }
+            warp.set_local(local::IDLE, to);
+            let stray = warp.local(local::STRAY);
+            if stray != NO_STRAY {
+                let [kind, cid] = Exit::Stray(stray as u16).words();
+                warp.set_local(local::EXIT, kind);
+                warp.set_local(local::EXIT + 1, cid);
+            }
+        });
+        self.idle = warp.local(local::IDLE);
+        self.waiting += idle + taken - self.idle;
+        warp.local(local::EXIT) != GO_ON
+    }
+
+    /// Fills free window slots with the next items and writes their entries; gives how many.
+    #[inline(always)]
+    fn refill(&mut self, retries: bool) -> u32 {
         let warp = self.warp;
         let room = self.ring.room();
-        let mut placed = if self.waiting > 0 { self.place_retries(room) } else { 0 };
-        let left =
-            if self.next < self.job.count { (self.job.count - self.next).div_ceil(self.stride) } else { 0 };
-        let fresh = self.idle.min(room - placed).min(left);
-        if fresh > 0 {
-            let (next, stride, idle) = (self.next, self.stride, self.idle);
-            warp.each(|lane| {
-                let mut k = lane;
-                while k < fresh {
-                    let id = warp.load(self.idle_entry(idle - 1 - k));
-                    let slot = self.slot(id);
-                    warp.store(slot.plus(ITEM), next + k * stride);
-                    warp.store(slot.plus(RETRIES), 0);
-                    self.start(id, placed + k);
-                    k += warp.lanes();
-                }
-            });
-            self.next = next.saturating_add(fresh.saturating_mul(stride));
-            self.idle -= fresh;
-            warp.once(|| warp.store(self.at(word::IDLE), idle - fresh));
+        let retried = if retries { self.place_retries(room) } else { 0 };
+        let fresh = self.idle.min(room - retried).min(self.staged - self.next);
+        if fresh == 0 {
+            return retried;
         }
-        placed += fresh;
-        if placed > 0 {
-            self.in_flight += placed;
-            // The controller must be able to complete all that is in flight without waiting for a doorbell.
-            if self.in_flight + self.ring.unrung() >= self.ring.rings().cq_entries {
-                self.release();
+        warp.fetched();
+        let (next, idle) = (self.next, self.idle);
+        warp.each(|lane| {
+            let mut k = lane;
+            while k < fresh {
+                let id = warp.local(self.slots.idle(idle - 1 - k));
+                let at = local::STAGE + (next + k) % STAGED * 8;
+                let work = Work::from_halves(warp.local_four(at), warp.local_four(at + 4));
+                warp.set_local(self.slots.item(id), next + k);
+                warp.set_local(self.slots.retries(id), work.tries());
+                self.start(id, retried + k, &work);
+                k += warp.lanes();
             }
-            self.ring.advance(placed);
-            let (door, tail) = (self.ring.rings().sq_door, self.ring.state().tail);
-            warp.once(|| {
-                warp.fence();
-                warp.ring(door, tail);
-            });
-        }
-        placed
+        });
+        self.next += fresh;
+        self.idle -= fresh;
+        retried + fresh
     }
 
     /// Starts the commands whose time to be tried again has come.
+    #[inline(always)]
     fn place_retries(&mut self, room: u32) -> u32 {
-        let (warp, now) = (self.warp, self.warp.now());
-        warp.once(|| warp.store(self.at(word::PLACED), 0));
+        let warp = self.warp;
+        warp.sync();
+        warp.once(|| warp.set_local(local::PLACED, 0));
         warp.each(|lane| {
+            let now = warp.now();
             let mut id = lane;
-            while id < self.window {
-                let slot = self.slot(id);
-                if warp.load(slot.plus(STATE)) == WAITING {
-                    let due =
-                        u64::from(warp.load(slot.plus(DUE))) | u64::from(warp.load(slot.plus(DUE + 4))) << 32;
-                    if due <= now {
-                        let place = warp.fetch_add(self.at(word::PLACED), 1);
-                        if place < room {
-                            self.start(id, place);
-                        }
+            while id < self.slots.window {
+                let [low, high] = self.slots.due(id);
+                if State::Waiting.is(warp.local(self.slots.state(id)))
+                    && u64::from(warp.local(low)) | u64::from(warp.local(high)) << 32 <= now
+                {
+                    let place = warp.add_local(local::PLACED, 1);
+                    if place < room {
+                        let work = self.job.work(warp, warp.local(self.slots.item(id)));
+                        self.start(id, place, &work);
                     }
                 }
                 id += warp.lanes();
             }
         });
-        let placed = warp.load(self.at(word::PLACED)).min(room);
+        let placed = warp.local(local::PLACED).min(room);
         self.waiting -= placed;
-        let waiting = self.waiting;
-        warp.once(|| warp.store(self.at(word::WAITING), waiting));
         placed
     }
 
     /// One lane writes the entry of a slot's item.
-    fn start(&self, id: u32, ahead: u32) {
-        let (warp, slot) = (self.warp, self.slot(id));
-        let cid = self.space.next(warp.load(slot.plus(CID)) as u16);
-        warp.store(slot.plus(CID), u32::from(cid));
-        warp.store(slot.plus(STATE), BUSY);
-        let sqe = self.job.command(warp, warp.load(slot.plus(ITEM)));
-        self.ring.write(warp, ahead, &sqe.with_cid(cid));
+    #[inline(always)]
+    fn start(&self, id: u32, ahead: u32, work: &Work) {
+        let (warp, state) = (self.warp, self.slots.state(id));
+        let cid = self.slots.space.next(warp.local(state) as u16);
+        warp.set_local(state, State::Busy.with(cid));
+        self.ring.write(warp, ahead, &work.command(self.job.nsid).with_cid(cid));
     }
 
-    /// Says of every command in flight that nothing was heard of it.
-    fn give_up(&mut self) {
+    /// Ends a turn: one fence, then the doorbells that are due.
+    #[inline(always)]
+    fn hand_over(&mut self, placed: u32, drained: bool) {
+        self.in_flight += placed;
+        self.ring.advance(placed);
+        let (rings, unrung) = (*self.ring.rings(), self.ring.unrung());
+        // The controller must be able to complete all that is in flight without waiting for a doorbell.
+        let full = self.in_flight + unrung >= rings.cq_entries;
+        let release = unrung > 0 && (drained || full || unrung * 4 >= rings.cq_entries);
+        if !release && placed == 0 {
+            return;
+        }
+        let (warp, state) = (self.warp, self.ring.state());
+        warp.fence();
+        warp.once(|| {
+            if release && full {
+                warp.ring(rings.cq_door, state.head);
+            }
+            if placed > 0 {
+                warp.ring(rings.sq_door, state.tail);
+            }
+            if release && !full {
+                warp.ring(rings.cq_door, state.head);
+            }
+        });
+        if release {
+            self.ring.released();
+        }
+        self.stage();
+    }
+
+    /// Begins to fetch items up to as many as one turn can start.
+    #[inline(always)]
+    fn stage(&mut self) {
         let warp = self.warp;
+        let until = self.next + (self.end.saturating_sub(self.next)).min(STAGED);
+        let (first, halves) = (self.staged, (until - self.staged) * 2);
+        warp.each(|lane| {
+            let mut half = lane;
+            while half < halves {
+                let (item, part) = (first + half / 2, half % 2);
+                let from = self.job.works.element(item, Work::BYTES).plus(part * 16);
+                warp.fetch(local::STAGE + item % STAGED * 8 + part * 4, from);
+                half += warp.lanes();
+            }
+        });
+        self.staged = until;
+    }
+
+    /// Says of every command in flight that nothing was heard of it, and of those that wait how often they were tried.
+    #[inline(always)]
+    fn give_up(&mut self) {
+        let (warp, slots) = (self.warp, self.slots);
         warp.each(|lane| {
             let mut id = lane;
-            while id < self.window {
-                let slot = self.slot(id);
-                if warp.load(slot.plus(STATE)) == BUSY {
-                    let (item, retries) = (warp.load(slot.plus(ITEM)), warp.load(slot.plus(RETRIES)));
-                    Outcome::InDoubt.store(warp, self.job, item, retries);
+            while id < slots.window {
+                let state = warp.local(slots.state(id));
+                let outcome = if State::Busy.is(state) { Outcome::InDoubt } else { Outcome::Pending };
+                if !State::Free.is(state) {
+                    let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
+                    outcome.store(warp, self.job, item, retries);
                 }
                 id += warp.lanes();
             }
         });
-    }
-
-    fn release(&mut self) {
-        if self.ring.unrung() > 0 {
-            let (warp, door, head) = (self.warp, self.ring.rings().cq_door, self.ring.state().head);
-            warp.once(|| warp.ring(door, head));
-            self.ring.released();
-        }
-    }
-
-    #[inline(always)]
-    fn at(&self, offset: u32) -> W::Addr {
-        self.scratch.plus(offset)
-    }
-
-    #[inline(always)]
-    fn slot(&self, id: u32) -> W::Addr {
-        self.at(word::SLOTS + id * SLOT_BYTES)
-    }
-
-    #[inline(always)]
-    fn idle_entry(&self, place: u32) -> W::Addr {
-        self.at(word::SLOTS + self.window * SLOT_BYTES + place * 4)
     }
 }

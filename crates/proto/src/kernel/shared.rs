@@ -1,7 +1,7 @@
 //! Shared mode: each thread carries out its own items on a queue pair that all threads share.
 
 use super::{Exit, Job, Outcome};
-use crate::queue::{Bounds, Done, Memory, Shared, SubmitError};
+use crate::queue::{Bounds, Done, Drained, Memory, Shared, SubmitError};
 
 /// Carries out the items `first`, `first + stride` … of a job, one after the other.
 pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u32, stride: u32) -> Exit {
@@ -16,21 +16,21 @@ pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u3
 }
 
 fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> Result<(), Exit> {
-    let sqe = job.command(mem, item);
-    let mut retries = 0;
+    let work = job.work(mem, item);
+    let (sqe, mut retries) = (work.command(job.nsid), work.tries());
     loop {
         let bounds =
             Bounds { deadline: job.deadline.min(mem.now().saturating_add(job.stall)), poison: job.poison };
-        let in_doubt = |stop| {
-            Outcome::InDoubt.store(mem, job, item, retries);
+        let left = |outcome: Outcome, stop| {
+            outcome.store(mem, job, item, retries);
             Exit::from(stop)
         };
-        let token = match queue.submit(mem, &sqe, &bounds) {
-            Ok(token) => token,
-            Err(SubmitError::Stopped(stop)) => return Err(stop.into()),
-            Err(SubmitError::InDoubt(stop)) => return Err(in_doubt(stop)),
-        };
-        let Done { status, .. } = queue.wait(mem, &token, &bounds).map_err(in_doubt)?;
+        let token = queue.submit(mem, &sqe, &bounds).map_err(|error| match error {
+            SubmitError::Stopped(stop) => left(Outcome::Pending, stop),
+            SubmitError::InDoubt(stop) => left(Outcome::InDoubt, stop),
+        })?;
+        let Done { status, .. } =
+            queue.wait(mem, &token, &bounds).map_err(|stop| left(Outcome::InDoubt, stop))?;
         if !job.again(status, retries) {
             Outcome::Done(status).store(mem, job, item, retries);
             return Ok(());
@@ -39,8 +39,11 @@ fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> 
         let due = job.due(mem, status);
         let bounds = Bounds { deadline: job.deadline, poison: job.poison };
         while mem.now() < due {
-            bounds.check(mem)?;
-            if !queue.drain(mem) {
+            if let Err(stop) = bounds.check(mem) {
+                Outcome::Pending.store(mem, job, item, retries);
+                return Err(stop.into());
+            }
+            if queue.drain(mem) != Drained::Some {
                 mem.pause();
             }
         }

@@ -7,12 +7,25 @@ pub trait Address: Copy {
     /// The address `bytes` further on.
     #[must_use]
     fn plus(self, bytes: u32) -> Self;
+
+    /// The address of the element of `bytes` bytes that has this index. Where addresses have more than 32 bits, so has
+    /// the product.
+    #[must_use]
+    #[inline(always)]
+    fn element(self, index: u32, bytes: u32) -> Self {
+        self.plus(index * bytes)
+    }
 }
 
 impl Address for GpuAddr {
     #[inline(always)]
     fn plus(self, bytes: u32) -> Self {
         GpuAddr::plus(self, bytes as u64)
+    }
+
+    #[inline(always)]
+    fn element(self, index: u32, bytes: u32) -> Self {
+        GpuAddr::plus(self, index as u64 * bytes as u64)
     }
 }
 
@@ -36,6 +49,24 @@ pub trait Memory {
     fn store_release(&self, at: Self::Addr, value: u32);
     /// Writes a submission queue entry; orders nothing.
     fn store_entry(&self, at: Self::Addr, entry: &[u32; 16]);
+    /// Reads two words, on an address that is a multiple of eight. The first is not older than the second; beyond
+    /// that it orders nothing.
+    #[inline(always)]
+    fn load_pair(&self, at: Self::Addr) -> [u32; 2] {
+        let last = self.load_acquire(at.plus(4));
+        [self.load(at), last]
+    }
+    /// Writes two words at once, on an address that is a multiple of eight; orders nothing.
+    #[inline(always)]
+    fn store_pair(&self, at: Self::Addr, words: [u32; 2]) {
+        self.store(at.plus(4), words[1]);
+        self.store(at, words[0]);
+    }
+    /// Reads four words that nobody writes as long as the kernel runs, on an address that is a multiple of 16.
+    #[inline(always)]
+    fn load_constant(&self, at: Self::Addr) -> [u32; 4] {
+        [self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), self.load(at.plus(12))]
+    }
     /// Adds to a word and gives the old value; acquires and releases.
     fn fetch_add(&self, at: Self::Addr, value: u32) -> u32;
     /// Sets bits and gives the old value; acquires and releases.

@@ -17,8 +17,8 @@ mod ring;
 mod shared;
 
 pub use bounds::{Bounds, Stop};
-pub use cid::{CidSpace, NO_CID};
+pub use cid::{CidSpace, MAX_SLOTS, NO_CID};
 pub use memory::{Address, Memory};
 pub use owner::{Event, Full, Owner, Slot};
 pub use ring::{Ring, RingState, Rings};
-pub use shared::{Done, Shared, SharedLayout, SubmitError, Token};
+pub use shared::{Done, Drained, Shared, SharedLayout, SubmitError, Token};

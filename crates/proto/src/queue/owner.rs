@@ -1,6 +1,6 @@
 //! Owner mode: one thread owns the pair.
 
-use super::{CidSpace, Memory, Ring, RingState, Rings};
+use super::{CidSpace, MAX_SLOTS, Memory, Ring, RingState, Rings};
 use crate::{Cqe, Sqe};
 
 /// Why nothing was staged.
@@ -40,7 +40,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
     /// The owner of a pair that was just created. As many commands may be in flight as `slots` holds, and as the
     /// queues hold.
     pub fn new(rings: Rings<M>, mut slots: T) -> Self {
-        let count = (slots.as_ref().len().min(NONE as usize) as u32).min(rings.capacity());
+        let count = (slots.as_ref().len().min(MAX_SLOTS as usize) as u32).min(rings.capacity());
         let space = CidSpace::new(count);
         for (i, slot) in slots.as_mut().iter_mut().take(count as usize).enumerate() {
             slot.cid = space.first(i as u16);

@@ -5,7 +5,7 @@
 //! and rings once. A waiter who finds its command unfinished tries the completion lock; its holder hands out every
 //! completion that is there. No lock is held while waiting for the controller.
 
-use super::{Address, Bounds, CidSpace, Memory, Rings, Stop};
+use super::{Address, Bounds, CidSpace, MAX_SLOTS, Memory, Rings, Stop};
 use crate::{Cqe, Sqe, Status};
 
 /// Where each word of a shared queue's control block lies. Words that different threads fight over are kept apart.
@@ -35,6 +35,9 @@ const DONE: u32 = 2;
 /// How many completions a drain takes before it rings.
 const BATCH: usize = 8;
 
+/// How often whoever gives up looks whether somebody else is done with handing out completions.
+const LAST_LOOKS: u32 = 1000;
+
 /// The sizes of a shared queue: both rings are powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedLayout {
@@ -60,7 +63,8 @@ impl SharedLayout {
     #[inline(always)]
     #[must_use]
     pub const fn capacity(&self) -> u32 {
-        (1 << if self.sq_shift < self.cq_shift { self.sq_shift } else { self.cq_shift }) - 1
+        let usable = (1 << if self.sq_shift < self.cq_shift { self.sq_shift } else { self.cq_shift }) - 1;
+        if usable > MAX_SLOTS { MAX_SLOTS } else { usable }
     }
 
     /// Bytes of the control block.
@@ -126,6 +130,17 @@ pub struct Done {
     pub result: u32,
 }
 
+/// What came of looking for completions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drained {
+    /// There were some, and they are handed out.
+    Some,
+    /// There were none.
+    None,
+    /// Somebody else was at it.
+    Elsewhere,
+}
+
 /// Why a command was not submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubmitError {
@@ -159,15 +174,21 @@ impl<M: Memory> Shared<M> {
         Some(Self { rings, control, layout, space: CidSpace::new(layout.capacity()) })
     }
 
-    /// Writes the control block of a pair that was just created, on zeroed memory. Once, before anybody submits.
+    /// Writes the control block of a pair that was just created, on memory that was zeroed once. Before anybody submits.
+    /// Identifiers go on where the queue's last life left them.
     pub fn initialise(&self, mem: &M) {
         let capacity = self.layout.capacity();
+        for at in (0..self.layout.slots()).step_by(4) {
+            mem.store(self.at(at), 0);
+        }
         for i in 0..self.layout.free_words() {
             let left = capacity - i * 32;
             mem.store(self.at(word::FREE + i * 4), if left >= 32 { u32::MAX } else { (1 << left) - 1 });
         }
-        for slot in 0..capacity {
-            mem.store(self.slot(slot as u16).plus(CID), self.space.first(slot as u16) as u32);
+        for id in 0..capacity {
+            let (id, slot) = (id as u16, self.slot(id as u16));
+            mem.store(slot.plus(STATE), FREE);
+            mem.store(slot.plus(CID), self.space.resume(id, mem.load(slot.plus(CID))));
         }
         mem.fence();
     }
@@ -220,33 +241,52 @@ impl<M: Memory> Shared<M> {
     /// Why the wait ended. The command is then still in flight and its memory still the controller's.
     #[inline]
     pub fn wait(&self, mem: &M, token: &Token, bounds: &Bounds<M>) -> Result<Done, Stop> {
+        let mut over = None;
+        let mut looks = 0;
         loop {
             if let Some(done) = self.test(mem, token) {
                 return Ok(done);
             }
-            if !self.drain(mem) {
-                bounds.check(mem)?;
-                mem.pause();
+            let drained = self.drain(mem);
+            if drained == Drained::Some {
+                continue;
             }
+            // A command that has completed is never given up: whoever stops has looked once more, and if somebody else
+            // is handing out completions, has waited for that.
+            if let Some(stop) = over {
+                looks += 1;
+                if drained == Drained::None || looks > LAST_LOOKS {
+                    return self.test(mem, token).ok_or(stop);
+                }
+            }
+            over = over.or(bounds.check(mem).err());
+            mem.pause();
         }
     }
 
-    /// Hands out the completions that are there, unless somebody else is doing it. Says whether there were any.
+    /// Hands out the completions that are there, unless somebody else is doing it.
     #[inline]
-    pub fn drain(&self, mem: &M) -> bool {
+    pub fn drain(&self, mem: &M) -> Drained {
         let lock = self.at(word::CQ_LOCK);
         if mem.load(lock) != 0 || mem.compare_exchange(lock, 0, 1) != 0 {
-            return false;
+            return Drained::Elsewhere;
         }
-        let mut any = false;
-        while self.drain_batch(mem) {
-            any = true;
+        let mut drained = Drained::None;
+        loop {
+            let taken = self.drain_batch(mem);
+            if taken > 0 {
+                drained = Drained::Some;
+            }
+            if taken < BATCH {
+                break;
+            }
         }
         mem.store_release(lock, 0);
-        any
+        drained
     }
 
-    fn drain_batch(&self, mem: &M) -> bool {
+    /// Hands out one batch and gives its size.
+    fn drain_batch(&self, mem: &M) -> usize {
         let head = mem.load(self.at(word::CQ_HEAD));
         let mut taken = [[0u32; 2]; BATCH];
         let mut count = 0;
@@ -259,7 +299,7 @@ impl<M: Memory> Shared<M> {
             count += 1;
         }
         if count == 0 {
-            return false;
+            return 0;
         }
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
@@ -269,7 +309,7 @@ impl<M: Memory> Shared<M> {
         for entry in taken.iter().take(count) {
             self.settle(mem, entry[0], entry[1]);
         }
-        count == limit
+        count
     }
 
     #[inline(always)]
@@ -303,7 +343,7 @@ impl<M: Memory> Shared<M> {
         let cid = dw3 as u16;
         if let Some(id) = self.space.slot(cid) {
             let slot = self.slot(id);
-            if mem.load_acquire(slot) == BUSY && mem.load(slot.plus(CID)) == cid as u32 {
+            if mem.load_acquire(slot) == BUSY && mem.load(slot.plus(CID)) as u16 == cid {
                 mem.store(slot.plus(RESULT), result);
                 mem.store_release(slot.plus(STATE), dw3 & !0x1_ffff | DONE);
                 return;
@@ -314,6 +354,7 @@ impl<M: Memory> Shared<M> {
 
     fn take_cid(&self, mem: &M, bounds: &Bounds<M>) -> Result<Token, Stop> {
         let words = self.layout.free_words();
+        let mut over = None;
         loop {
             let start = if words == 1 { 0 } else { mem.fetch_add(self.at(word::HINT), 1) % words };
             for i in 0..words {
@@ -329,14 +370,17 @@ impl<M: Memory> Shared<M> {
                     free = seen;
                 }
             }
-            self.help(mem, bounds)?;
+            if let Some(stop) = over {
+                return Err(stop);
+            }
+            over = self.help(mem, bounds).err();
         }
     }
 
     fn begin(&self, mem: &M, id: u16) -> Token {
         let slot = self.slot(id);
         let cid = self.space.next(mem.load(slot.plus(CID)) as u16);
-        mem.store(slot.plus(CID), cid as u32);
+        mem.store(slot.plus(CID), CidSpace::left(cid));
         mem.store_release(slot.plus(STATE), BUSY);
         Token { slot: id, cid }
     }
@@ -350,10 +394,14 @@ impl<M: Memory> Shared<M> {
         let usable = (1 << self.layout.sq_shift) - 1;
         let next = self.at(word::TICKET);
         let mut ticket = mem.load(next);
+        let mut over = None;
         loop {
             let head = mem.load_acquire(self.at(word::SQ_HEAD));
             if ticket.wrapping_sub(head) >= usable {
-                self.help(mem, bounds)?;
+                if let Some(stop) = over {
+                    return Err(stop);
+                }
+                over = self.help(mem, bounds).err();
                 ticket = mem.load(next);
                 continue;
             }
@@ -401,8 +449,9 @@ impl<M: Memory> Shared<M> {
         tail
     }
 
+    /// Drains for everybody. Whoever is told to stop looks for what it waits for once more.
     fn help(&self, mem: &M, bounds: &Bounds<M>) -> Result<(), Stop> {
-        if !self.drain(mem) {
+        if self.drain(mem) != Drained::Some {
             bounds.check(mem)?;
             mem.pause();
         }

@@ -1,0 +1,47 @@
+//! The kernels for NVIDIA GPUs: their PTX, and what a launch hands to them.
+//!
+//! All kernels take their queues as descriptors in memory that the GPU reaches, and the job by value, as a kernel
+//! parameter. Addresses are the GPU's. Rings and control memory are what [`params::Queue`] says; control memory is zeroed
+//! when it is allocated and never again, rings each time a queue is created.
+//!
+//! | entry | parameters | grid × block | dynamic shared memory |
+//! |---|---|---|---|
+//! | `onehop_owner_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
+//! | `onehop_owner` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32` | warps × 32 | [`params::OWNER_SHARED_BYTES`] |
+//! | `onehop_shared_prepare` | `queue: *Queue` | 1 × 32 | 0 |
+//! | `onehop_shared` | `queue: *Queue, threads: u32, job: Job, exits: *[u32; 2]` | ⌈threads/block⌉ × block | 0 |
+//!
+//! `warps` is the count of queues: block `i` carries out its equal part of the job on queue `i`. Each warp, or each thread in
+//! shared mode, leaves the words of an `onehop_proto::kernel::Exit` in `exits`, 8-byte aligned, zeroed before: zeroes
+//! that stay mean that it never came to its end. `prepare` runs after each creation of the queues. The deadline is the job's
+//! limit after the start of each warp.
+#![no_std]
+#![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+)]
+
+pub mod params;
+
+#[cfg(target_arch = "nvptx64")]
+mod entry;
+#[cfg(target_arch = "nvptx64")]
+mod gpu;
+
+/// The kernels as PTX for sm_80 and later; the driver compiles it for the GPU at hand.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PTX: &str = include_str!("../ptx/onehop.ptx");
+
+#[cfg(all(test, not(target_arch = "nvptx64")))]
+mod tests {
+    #[test]
+    fn every_entry_is_there() {
+        for name in ["onehop_owner", "onehop_owner_prepare", "onehop_shared", "onehop_shared_prepare"] {
+            assert!(super::PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
+        }
+        assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
+    }
+
+    extern crate std;
+}
