@@ -102,6 +102,13 @@ pub trait Gpu: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it is a model of a GPU.
     fn simulated(&self) -> bool;
+    /// Loads its kernels, so that a GPU without any is noticed before a queue is made for it.
+    ///
+    /// # Errors
+    /// When there are none for it, or they cannot be loaded.
+    fn load_kernels(&self) -> Result<()> {
+        Ok(())
+    }
     /// New memory, zeroed.
     ///
     /// # Errors

@@ -25,6 +25,7 @@ const OLDEST: c_int = 11040;
 
 macro_rules! functions {
     ($($method:ident = $symbol:literal since $since:literal ($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        // SAFETY: these are types and no calls; each function's contract is what the driver API says of its name.
         struct Table {
             $($method: Option<unsafe extern "C" fn($($ty),*) -> c_int>,)*
         }
@@ -169,9 +170,7 @@ impl Driver {
         let none = |why: &str| Error::NoCuda { why: why.into() };
         // SAFETY: this loads and unloads libcuda, whose initialisers do nothing but set up libcuda itself.
         if !unsafe { sys::is_culib_present() } {
-            return Err(none(
-                "there is no CUDA driver (libcuda.so.1); install NVIDIA's driver, or use -g emu",
-            ));
+            return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
         }
         let mut driver = Self { table: Table::load(), version: 0, registrations: Mutex::default() };
         // SAFETY: cuInit takes no pointers; 0 is the only flag there is.

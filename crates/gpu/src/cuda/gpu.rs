@@ -230,6 +230,10 @@ impl Gpu for CudaGpu {
         false
     }
 
+    fn load_kernels(&self) -> Result<()> {
+        self.kernels().map(|_| ())
+    }
+
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
         match place {
             Place::Vram => self.alloc_device(DeviceKind::Plain, bytes),
