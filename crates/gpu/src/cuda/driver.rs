@@ -51,6 +51,7 @@ macro_rules! functions {
         impl Driver {
             $(
                 /// The driver's function of this name.
+                #[allow(clippy::too_many_arguments, reason = "cuLaunchKernel has eleven")]
                 pub(super) unsafe fn $method(&self, $($arg: $ty),*) -> std::result::Result<(), Failure> {
                     let function = self.table.$method.ok_or(Failure::Missing($symbol, $since))?;
                     // SAFETY: the caller keeps the contract that the CUDA driver API states for this function.

@@ -203,12 +203,11 @@ impl CudaGpu {
         self.alloc(Place::PinnedHost, bytes.next_multiple_of(16 << 10))
     }
 
-    fn write_launch(&self, launch: &Launch, job: &[u8], count: usize) -> Result<(Region, kernels::Layout)> {
+    fn write_launch(&self, launch: &Launch, count: usize) -> Result<(Region, kernels::Layout)> {
         let queues = kernels::queue_bytes(launch);
-        let layout = kernels::layout(queues.len(), job.len(), count);
+        let layout = kernels::layout(queues.len(), count);
         let memory = self.launch_memory(layout.bytes)?;
         memory.write(0, &queues)?;
-        memory.write(layout.job, job)?;
         memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
         Ok((memory, layout))
     }
@@ -269,7 +268,7 @@ impl Gpu for CudaGpu {
     fn prepare(&self, launch: &Launch) -> Result<()> {
         kernels::count(launch)?;
         let loaded = self.kernels()?;
-        let (memory, _) = self.write_launch(launch, &[], 0)?;
+        let (memory, _) = self.write_launch(launch, 0)?;
         let call = loaded.prepare(launch, memory.addr().0);
         // SAFETY: the arguments are those of kernels.rs; the queues' memory is the caller's, which keeps it.
         let mut work = unsafe { self.start("preparing queues", &call, PREPARE, Some(memory)) }?;
@@ -282,8 +281,8 @@ impl Gpu for CudaGpu {
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
         let count = kernels::count(launch)?;
         let loaded = self.kernels()?;
-        let (memory, layout) = self.write_launch(launch, &kernels::job_bytes(job), count)?;
-        let call = loaded.run(launch, memory.addr().0, &layout)?;
+        let (memory, layout) = self.write_launch(launch, count)?;
+        let call = loaded.run(launch, job, memory.addr().0, &layout)?;
         // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are the caller's, which keeps them.
         let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, Some(memory)) }?;
         let inner = self.0.clone();

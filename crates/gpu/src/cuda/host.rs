@@ -124,11 +124,12 @@ fn register_pages(
         return Err(Refused::Overlaps);
     }
     let pointer = start as *mut c_void;
-    // SAFETY: the pages are mapped, and `mem` keeps them so until they are unregistered. What a device writes there is
-    // only ever read by copy.
-    context
-        .attempt(|driver| unsafe { driver.host_register(pointer, end - start, flags) })
-        .map_err(Refused::Driver)?;
+    let registered = context.attempt(|driver| {
+        // SAFETY: the pages are mapped, and `mem` keeps them so until they are unregistered. What a device writes there
+        // is only ever read by copy.
+        unsafe { driver.host_register(pointer, end - start, flags) }
+    });
+    registered.map_err(Refused::Driver)?;
     all.push(Registered { start, end, users: 1, mem: mem.clone() });
     Ok(Registration { context: context.clone(), start })
 }

@@ -105,10 +105,11 @@ pub(super) fn export(context: &Context, gpu: [u8; 16], region: &Region) -> Resul
     let mut handle = [0; 64];
     if fd.is_none() {
         let mut raw = cudarc::driver::sys::CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: `raw` lives across the call, and `base` is the start of an allocation that `region` keeps alive.
-        context
-            .attempt(|driver| unsafe { driver.ipc_get(&mut raw, base) })
-            .map_err(|failure| context.driver.error_with(what, failure, NOT_FOR_IPC))?;
+        let named = context.attempt(|driver| {
+            // SAFETY: `raw` lives across the call, and `base` is the start of an allocation that `region` keeps alive.
+            unsafe { driver.ipc_get(&mut raw, base) }
+        });
+        named.map_err(|failure| context.driver.error_with(what, failure, NOT_FOR_IPC))?;
         handle = raw.reserved.map(|byte| byte as u8);
     }
     let ticket = Ticket {

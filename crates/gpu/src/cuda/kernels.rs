@@ -1,7 +1,7 @@
 //! The device code that this build has, and how the host talks to it. All that has to agree with the device crate is in
 //! this file: names of kernels, layouts of what they read, shared memory, shapes of launches.
 
-use onehop_proto::kernel::{Exit, scratch_bytes};
+use onehop_proto::kernel::Exit;
 
 use super::context::Context;
 use super::module::{Arg, Function, Module, Shape};
@@ -14,6 +14,9 @@ const BUILT_IN: Option<&str> = None;
 
 /// Lanes of a warp, on every GPU that CUDA knows.
 const LANES: u32 = 32;
+/// Dynamic shared memory of a block in owner mode: the warp's tables. The device crate knows how much of it is used; this
+/// is the most that a kernel may use without asking.
+const OWNER_SHARED_BYTES: u32 = 48 << 10;
 /// Threads of a block in shared mode: a few warps, so that many blocks fit beside each other.
 const SHARED_BLOCK: u32 = 128;
 /// Most threads of a launch in shared mode: all of them wait for one queue.
@@ -36,7 +39,6 @@ pub(super) struct Call<'a> {
 
 /// Where in a launch's memory things lie.
 pub(super) struct Layout {
-    pub(super) job: usize,
     pub(super) exits: usize,
     pub(super) bytes: usize,
 }
@@ -63,7 +65,7 @@ impl Kernels {
         match launch {
             Launch::Owner(list) => Call {
                 function: &self.owner_prepare,
-                shape: Shape { blocks: list.len() as u32, threads: LANES, shared: 0 },
+                shape: Shape { blocks: (list.len() as u32).div_ceil(LANES), threads: LANES, shared: 0 },
                 args: vec![queues, Arg::U32(list.len() as u32)],
             },
             Launch::Shared(..) => Call {
@@ -75,17 +77,16 @@ impl Kernels {
     }
 
     /// The kernel of a launch.
-    pub(super) fn run(&self, launch: &Launch, at: u64, layout: &Layout) -> Result<Call<'_>> {
+    pub(super) fn run(&self, launch: &Launch, job: &KernelJob, at: u64, layout: &Layout) -> Result<Call<'_>> {
         let queues = Arg::U64(at);
-        let job = Arg::U64(at + layout.job as u64);
+        let job = Arg::Words(job_words(job));
         let exits = Arg::U64(at + layout.exits as u64);
         match launch {
             Launch::Owner(list) => {
-                let window = list.iter().map(|queue| queue.window).max().unwrap_or(0);
                 let warps = list.len() as u32;
                 Ok(Call {
                     function: &self.owner,
-                    shape: Shape { blocks: warps, threads: LANES, shared: scratch_bytes(window) },
+                    shape: Shape { blocks: warps, threads: LANES, shared: OWNER_SHARED_BYTES },
                     args: vec![queues, exits, job, Arg::U32(warps)],
                 })
             }
@@ -132,27 +133,32 @@ pub(super) fn queue_bytes(launch: &Launch) -> Vec<u8> {
     }
 }
 
-/// A job as the kernels read it. The limit counts from the kernel's start, by the GPU's own clock.
-pub(super) fn job_bytes(job: &KernelJob) -> Vec<u8> {
+/// A job as the kernels take it, by value: 88 bytes. The limit counts from the kernel's start, by the GPU's own clock.
+fn job_words(job: &KernelJob) -> Box<[u64]> {
     let nanos = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let mut bytes = Vec::with_capacity(88);
-    for number in [job.works.0, job.outcomes.0, job.poison.0, nanos(job.stall), nanos(job.limit)] {
-        bytes.extend(number.to_le_bytes());
-    }
-    for delay in job.retry_delay {
-        bytes.extend(nanos(delay).to_le_bytes());
-    }
-    for number in [job.count, job.nsid, job.retries, 0] {
-        bytes.extend(number.to_le_bytes());
-    }
-    bytes
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let [first, second, third, fourth] = job.retry_delay.map(nanos);
+    let counts = [pair(job.count, job.nsid), pair(job.retries, 0)];
+    let [works, outcomes, poison] = [job.works.0, job.outcomes.0, job.poison.0];
+    Box::new([
+        works,
+        outcomes,
+        poison,
+        counts[0],
+        counts[1],
+        first,
+        second,
+        third,
+        fourth,
+        nanos(job.stall),
+        nanos(job.limit),
+    ])
 }
 
-/// The places of queues, job and exits in a launch's memory: queues first, each part on a line of its own.
-pub(super) fn layout(queues: usize, job: usize, exits: usize) -> Layout {
-    let job_at = queues.next_multiple_of(128);
-    let exits_at = job_at + job.next_multiple_of(128);
-    Layout { job: job_at, exits: exits_at, bytes: exits_at + exits * EXIT_BYTES }
+/// The places of queues and exits in a launch's memory: queues first, each part on a line of its own.
+pub(super) fn layout(queues: usize, exits: usize) -> Layout {
+    let at = queues.next_multiple_of(128);
+    Layout { exits: at, bytes: at + exit_bytes(exits) }
 }
 
 /// Bytes of an exit.
@@ -212,10 +218,10 @@ mod tests {
             limit: Duration::MAX,
             poison: GpuAddr(7),
         };
-        let job = job_bytes(&job);
-        assert_eq!((job.len(), job[16], job[24], job[32], job[72]), (88, 7, 6, 0xff, 3));
-        let layout = layout(bytes.len(), job.len(), 3);
-        assert!(layout.job >= bytes.len() && layout.exits >= layout.job + job.len());
+        let words = job_words(&job);
+        assert_eq!(*words, [1, 2, 7, 3 | 4 << 32, 5, 0, 0, 0, 0, 6, u64::MAX]);
+        let layout = layout(bytes.len(), 3);
+        assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
         assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
         assert!(count(&Launch::Owner(vec![])).is_err() && count(&Launch::Shared(queue(), 0)).is_err());
     }

@@ -93,12 +93,14 @@ pub struct Shape {
 }
 
 /// A kernel's argument.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arg {
     /// A 32-bit number.
     U32(u32),
     /// A 64-bit number, or an address.
     U64(u64),
+    /// A structure, as words of eight bytes.
+    Words(Box<[u64]>),
 }
 
 /// A kernel.
@@ -159,6 +161,7 @@ impl Function {
             .map(|arg| match arg {
                 Arg::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Arg::Words(words) => words.as_ptr().cast_mut().cast(),
             })
             .collect();
         let what = format!("launching {}", self.name);

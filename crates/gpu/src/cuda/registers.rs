@@ -34,11 +34,11 @@ fn direct(context: &Arc<Context>, window: &MmioWindow, regs: Arc<dyn Registers>)
     }
     match host::register_io(context, mem) {
         Ok((registration, at)) => Ok(Doorbells::direct(GpuAddr(at), Box::new((registration, regs)))),
-        Err(failure) => Err(Error::Registers { why: explain(context, failure) }),
+        Err(failure) => Err(Error::Registers { why: explain(context, mem, failure) }),
     }
 }
 
-fn explain(context: &Context, failure: Option<Failure>) -> String {
+fn explain(context: &Context, mem: &HostMem, failure: Option<Failure>) -> String {
     let (said, code) = match failure {
         None => ("a part of its pages is registered already as something else".into(), None),
         Some(Failure::Missing(symbol, since)) => (format!("the driver has no {symbol} (CUDA {since})"), None),
@@ -47,7 +47,7 @@ fn explain(context: &Context, failure: Option<Failure>) -> String {
             (format!("{call} with IOMEMORY failed with {name} ({code}): {text}"), Some(code))
         }
     };
-    let causes = Surroundings::here().why_no_io_memory(code);
+    let causes = Surroundings::of(mem.host_ptr() as usize).why_no_io_memory(code);
     let mut words = said;
     for (i, cause) in causes.iter().enumerate() {
         words.push_str(&format!(

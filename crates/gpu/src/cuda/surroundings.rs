@@ -20,11 +20,13 @@ pub(super) struct Surroundings {
     peer_override: bool,
     guest: bool,
     container: bool,
+    /// Whether the mapping in question is of memory and not of a device.
+    ordinary: bool,
 }
 
 impl Surroundings {
-    /// Those of this machine, as far as /proc and /sys tell.
-    pub(super) fn here() -> Self {
+    /// Those of this machine and of the mapping at an address, as far as /proc and /sys tell.
+    pub(super) fn of(mapping: usize) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let version = read("/proc/driver/nvidia/version");
         Self {
@@ -34,6 +36,7 @@ impl Surroundings {
             admin: has_sys_admin(&read("/proc/self/status")),
             peer_override: read("/proc/driver/nvidia/params").contains("PeerMappingOverride=1"),
             guest: read("/proc/cpuinfo").contains(" hypervisor"),
+            ordinary: is_ordinary(&read("/proc/self/smaps"), mapping as u64),
             container: Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists(),
         }
     }
@@ -41,6 +44,12 @@ impl Surroundings {
     /// Why registering registers may have failed with this error number: what is certain here comes first.
     pub(super) fn why_no_io_memory(&self, code: Option<i32>) -> Vec<String> {
         let mut causes = Vec::new();
+        if self.ordinary {
+            causes.push(
+                "the mapping is of ordinary memory and not of a device's BAR (it lacks the flag pf in                  /proc/self/smaps): map sysfs resource0, or the region that VFIO shows"
+                    .into(),
+            );
+        }
         if let Some(driver) = self.driver.filter(|driver| *driver < DRIVER_WITH_PFNMAP)
             && self.kernel >= KERNEL_WITHOUT_FOLLOW_PFN
         {
@@ -89,6 +98,23 @@ impl Surroundings {
         );
         causes
     }
+}
+
+/// Whether /proc/self/smaps says of the mapping at an address that it has pages of memory behind it.
+fn is_ordinary(smaps: &str, address: u64) -> bool {
+    let mut here = false;
+    for line in smaps.lines() {
+        let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+        let bounds = range.and_then(|(from, to)| {
+            Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+        });
+        if let Some((from, to)) = bounds {
+            here = (from..to).contains(&address);
+        } else if here && let Some(flags) = line.strip_prefix("VmFlags:") {
+            return !flags.split_whitespace().any(|flag| flag == "pf");
+        }
+    }
+    false
 }
 
 fn numbers(text: &str) -> impl Iterator<Item = u32> + '_ {
@@ -146,6 +172,18 @@ mod tests {
         says(&Surroundings { peer_override: true, ..user }, 800, &["NVRM"]);
         let boxed = Surroundings { guest: true, container: true, ..fine };
         says(&boxed, 801, &["container", "virtual machine", "does not support", "NVRM"]);
+    }
+
+    #[test]
+    fn a_mapping_is_told_from_a_device_s() {
+        let smaps = "7f0000000000-7f0000004000 rw-s 00000000 00:15 9 /sys/devices/x/resource0\nRss: 0 kB\n\
+                     VmFlags: rd wr sh mr mw me ms pf io dc de dd\n\
+                     7f0000004000-7f0000008000 rw-p 00000000 00:00 0\nVmFlags: rd wr mr mw me ac\n";
+        assert!(!is_ordinary(smaps, 0x7f00_0000_0000) && is_ordinary(smaps, 0x7f00_0000_7fff));
+        assert!(!is_ordinary(smaps, 0x7f00_0000_8000) && !is_ordinary("", 0));
+        let mem = onehop_os::HostMem::anonymous(4096).unwrap();
+        let facts = Surroundings::of(mem.host_ptr() as usize);
+        assert!(facts.why_no_io_memory(Some(1))[0].contains("ordinary memory"), "{facts:?}");
     }
 
     #[test]

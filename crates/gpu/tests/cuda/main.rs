@@ -2,6 +2,8 @@
 //!
 //! The tests take turns: all of them use one context, and some of them time what they see.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
 mod kernels;
 mod memory;
 mod ptx;

@@ -117,17 +117,16 @@ pub const STAND_IN: &str = r"
 .target sm_80
 .address_size 64
 
-.visible .entry onehop_owner(.param .u64 queues, .param .u64 exits, .param .u64 job, .param .u32 warps)
+.visible .entry onehop_owner(
+    .param .u64 queues, .param .u64 exits, .param .align 8 .b8 job[88], .param .u32 warps)
 {
     .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<10>;
     mov.u32 %r0, %tid.x;
     setp.ne.u32 %p, %r0, 0;
     @%p bra done;
-    ld.param.u64 %d0, [exits]; ld.param.u64 %d1, [job];
+    ld.param.u64 %d0, [exits]; ld.param.u64 %d2, [job+16]; ld.param.u64 %d3, [job+80];
     mov.u32 %r1, %ctaid.x;
     mad.wide.u32 %d0, %r1, 8, %d0;
-    ld.global.u64 %d2, [%d1+16];
-    ld.global.u64 %d3, [%d1+32];
     mov.u64 %d4, %globaltimer;
     add.u64 %d3, %d3, %d4;
 more:
@@ -152,11 +151,12 @@ done:
 .visible .entry onehop_owner_prepare(.param .u64 queues, .param .u32 count)
 {
     .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %d<4>;
-    mov.u32 %r0, %tid.x;
-    setp.ne.u32 %p, %r0, 0;
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r0, %tid.x;
+    mad.lo.u32 %r1, %r2, %r3, %r0;
+    ld.param.u32 %r0, [count];
+    setp.ge.u32 %p, %r1, %r0;
     @%p bra done;
     ld.param.u64 %d0, [queues];
-    mov.u32 %r1, %ctaid.x;
     mad.wide.u32 %d0, %r1, 56, %d0;
     ld.global.u64 %d1, [%d0+32];
     add.u32 %r1, %r1, 100;
@@ -165,7 +165,8 @@ done:
     ret;
 }
 
-.visible .entry onehop_shared(.param .u64 queue, .param .u32 threads, .param .u64 job, .param .u64 exits)
+.visible .entry onehop_shared(
+    .param .u64 queue, .param .u32 threads, .param .align 8 .b8 job[88], .param .u64 exits)
 {
     .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<4>;
     ld.param.u64 %d0, [exits]; ld.param.u32 %r0, [threads];
