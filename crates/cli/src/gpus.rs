@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use onehop_gpu::{Emulated, Gpu};
+use onehop_gpu::cuda::Cuda;
+use onehop_gpu::{Emulated, Error, Gpu};
 
 use crate::error::{CliError, Result};
 use crate::units;
@@ -10,7 +11,7 @@ use crate::units;
 /// Which GPU.
 #[derive(clap::Args)]
 pub(crate) struct GpuArg {
-    /// The GPU: emu is the emulated one; CUDA ordinals and PCI addresses are for builds with CUDA
+    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0 where CUDA works, else emu]
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
 }
@@ -18,25 +19,45 @@ pub(crate) struct GpuArg {
 /// A GPU, and why it is this one.
 pub(crate) struct Chosen {
     pub gpu: Arc<dyn Gpu>,
-    pub why: &'static str,
+    pub why: String,
 }
 
 /// The GPU that a description names, or the best that there is.
 pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
-    let emulated = |why| Ok(Chosen { gpu: Arc::new(Emulated::new()), why });
     match arg.gpu.as_deref() {
-        None => emulated("the emulated GPU (CPU threads): this build has no CUDA yet"),
-        Some("emu") => emulated("the emulated GPU (CPU threads), as asked for"),
-        Some(name) if is_number(name) || units::is_pci_address(name) => Err(CliError::not_possible(
-            format!("using GPU {name}"),
-            "CUDA is not in this build yet",
-            "Use the emulated GPU: -g emu",
+        None => Ok(open("0").map_or_else(
+            |error| emulated(format!("the emulated GPU (CPU threads): {error}")),
+            |gpu| cuda(gpu, "the first that CUDA shows"),
         )),
+        Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
+        Some(name) if is_number(name) || units::is_pci_address(name) => match open(name) {
+            Ok(gpu) => Ok(cuda(gpu, "as asked for")),
+            Err(error) => {
+                let fix = "Use the emulated GPU: -g emu";
+                Err(CliError::not_possible(format!("using GPU {name}"), error.to_string(), fix))
+            }
+        },
         Some(name) => Err(CliError::Usage(format!(
             "'{}' is no GPU: it is emu, a CUDA ordinal such as 0, or a PCI address",
             name.escape_debug()
         ))),
     }
+}
+
+fn open(name: &str) -> std::result::Result<onehop_gpu::cuda::CudaGpu, Error> {
+    Cuda::load()?.open(name)
+}
+
+fn cuda(gpu: onehop_gpu::cuda::CudaGpu, why: &str) -> Chosen {
+    let device = gpu.device();
+    let driver = device.kernel_driver.as_deref().map_or(String::new(), |v| format!("driver {v}, "));
+    let version = device.can.driver;
+    let why = format!("{why} ({driver}CUDA {}.{})", version / 1000, version % 1000 / 10);
+    Chosen { gpu: Arc::new(gpu), why }
+}
+
+fn emulated(why: String) -> Chosen {
+    Chosen { gpu: Arc::new(Emulated::new()), why }
 }
 
 fn is_number(text: &str) -> bool {

@@ -87,11 +87,7 @@ const NOT_HERE: [(&str, &str, &str); 2] = [
         "it reads files through the page cache, and this command addresses a drive's blocks past it",
         "Use cpu/pinned, which takes the same way without the page cache",
     ),
-    (
-        "cufile",
-        "libcufile needs CUDA, which is not in this build yet",
-        "Use cpu/direct or cpu/pinned to compare with",
-    ),
+    ("cufile", "this build does not call libcufile yet", "Use cpu/direct or cpu/pinned to compare with"),
 ];
 
 /// Reads the value of `--route`.

@@ -61,12 +61,12 @@ impl Gpu for Emulated {
 
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {
         let (addr, unmap) = self.space.map_memory(place, mem.clone());
-        Ok(Region::new(place, addr, mem, Arc::new(unmap)))
+        Ok(Region::on_host(place, addr, mem, Arc::new(unmap)))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
         let (base, unmap) = self.space.map_registers(regs);
-        Ok(Doorbells::new(base, Box::new(unmap)))
+        Ok(Doorbells::direct(base, Box::new(unmap)))
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {

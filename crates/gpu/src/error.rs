@@ -29,7 +29,54 @@ pub enum Error {
     /// A launch does not make sense.
     #[error("this launch cannot run: {0}")]
     Launch(String),
-    /// The region has no host address and the GPU gave no other way to it.
-    #[error("this memory cannot be reached from the CPU")]
-    NoHostAccess,
+    /// There is no CUDA here, or none that works.
+    #[error("CUDA cannot be used: {why}")]
+    NoCuda {
+        /// The reason, with what would mend it.
+        why: String,
+    },
+    /// There is no such GPU.
+    #[error("there is no GPU {name}: {have}")]
+    NoSuchGpu {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        have: String,
+    },
+    /// A call of the CUDA driver failed.
+    #[error("{what}: {call} failed with {name} ({code}): {text}{hint}")]
+    Driver {
+        /// What was being done.
+        what: String,
+        /// The call.
+        call: &'static str,
+        /// The error's name.
+        name: String,
+        /// Its number.
+        code: i32,
+        /// The driver's words for it.
+        text: String,
+        /// What to do about it, or nothing.
+        hint: String,
+    },
+    /// The GPU, its driver or the platform cannot do it.
+    #[error("{what} is not possible here: {why}")]
+    NotSupported {
+        /// What was to be done.
+        what: String,
+        /// The reason, with what would mend it.
+        why: String,
+    },
+    /// A device's registers could not be given to the GPU.
+    #[error("the GPU cannot write this device's doorbells: {why}")]
+    Registers {
+        /// The reasons that apply here, with what would mend each.
+        why: String,
+    },
+    /// Memory of another process is not what its description says.
+    #[error("this is not the shared GPU memory that was meant: {why}")]
+    Foreign {
+        /// What differs.
+        why: String,
+    },
 }

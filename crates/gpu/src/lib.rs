@@ -2,12 +2,16 @@
 //!
 //! A [`Region`] is memory that bytes land in. [`Gpu`] is what any GPU here can do; [`Emulated`] is the one that needs
 //! no hardware: CPU threads run the same kernel functions that the device code wraps, in an address space of their own
-//! in which a wrong address is an error and never a stray write.
-#![forbid(unsafe_code)]
+//! in which a wrong address is an error and never a stray write. [`cuda`] is NVIDIA's, whose driver is looked for when a
+//! program asks for it; where there is none everything else works all the same.
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code, reason = "the CUDA driver is a C library")]
+pub mod cuda;
 mod emulated;
 mod error;
 mod region;
+mod relay;
 mod space;
 
 pub use emulated::{EMULATED_LANES, Emulated};
@@ -98,6 +102,13 @@ pub trait Gpu: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it is a model of a GPU.
     fn simulated(&self) -> bool;
+    /// Loads its kernels, so that a GPU without any is noticed before a queue is made for it.
+    ///
+    /// # Errors
+    /// When there are none for it, or they cannot be loaded.
+    fn load_kernels(&self) -> Result<()> {
+        Ok(())
+    }
     /// New memory, zeroed.
     ///
     /// # Errors
@@ -128,17 +139,34 @@ pub trait Gpu: Send + Sync {
 /// A controller's BAR0 in the GPU's address space.
 pub struct Doorbells {
     base: GpuAddr,
+    relay: Option<relay::Watched>,
     _hold: Box<dyn Send + Sync>,
 }
 
 impl Doorbells {
-    pub(crate) fn new(base: GpuAddr, hold: Box<dyn Send + Sync>) -> Self {
-        Self { base, _hold: hold }
+    /// Registers that the GPU writes by itself; `hold` undoes the mapping.
+    pub(crate) fn direct(base: GpuAddr, hold: Box<dyn Send + Sync>) -> Self {
+        Self { base, relay: None, _hold: hold }
     }
 
-    /// The register at an offset in BAR0.
+    /// A page that the GPU writes and a CPU thread passes on.
+    pub(crate) fn relayed(base: GpuAddr, relay: relay::Watched, hold: Box<dyn Send + Sync>) -> Self {
+        Self { base, relay: Some(relay), _hold: hold }
+    }
+
+    /// The register at an offset in BAR0. Where a thread passes doorbells on, it passes on those that were asked for
+    /// here, and no others.
     #[must_use]
     pub fn at(&self, offset: u32) -> GpuAddr {
+        if let Some(relay) = &self.relay {
+            relay.add(offset);
+        }
         self.base.plus(u64::from(offset))
+    }
+
+    /// Whether a CPU thread passes on what the GPU writes.
+    #[must_use]
+    pub fn is_relayed(&self) -> bool {
+        self.relay.is_some()
     }
 }

@@ -1,8 +1,11 @@
 //! Memory that bytes land in.
 
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use onehop_os::{DmaMemory, HostMem};
+use onehop_os::{DmaBuf, DmaMemory, HostMem};
 use onehop_proto::GpuAddr;
 
 use crate::{Error, Result};
@@ -30,18 +33,44 @@ impl Place {
     }
 }
 
+/// Memory that no CPU instruction reaches: its owner copies. Ranges are checked before these are called.
+pub(crate) trait DeviceBytes: Send + Sync {
+    /// Copies bytes out.
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<()>;
+    /// Copies bytes in; an aligned word of four bytes is never seen half written.
+    fn write(&self, offset: usize, data: &[u8]) -> Result<()>;
+    /// Sets every byte of a range.
+    fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()>;
+    /// A dma-buf of a range.
+    fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
+    /// A file descriptor by which another process opens all of it, where it is shared that way.
+    fn share(&self) -> Result<Option<OwnedFd>>;
+}
+
+#[derive(Clone)]
+enum Backing {
+    /// The CPU and the GPU reach the same bytes; `_hold` is the GPU's way to them, and goes first.
+    Host { _hold: Arc<dyn Send + Sync>, mem: HostMem },
+    /// Only the GPU reaches them.
+    Device { mem: Arc<dyn DeviceBytes>, start: usize },
+}
+
 /// Memory with a GPU address. Clones are the same memory; it goes when the last of them does.
 #[derive(Clone)]
 pub struct Region {
     place: Place,
     addr: GpuAddr,
-    mem: HostMem,
-    _hold: Arc<dyn Send + Sync>,
+    len: usize,
+    backing: Backing,
 }
 
 impl Region {
-    pub(crate) fn new(place: Place, addr: GpuAddr, mem: HostMem, hold: Arc<dyn Send + Sync>) -> Self {
-        Self { place, addr, mem, _hold: hold }
+    pub(crate) fn on_host(place: Place, addr: GpuAddr, mem: HostMem, hold: Arc<dyn Send + Sync>) -> Self {
+        Self { place, addr, len: mem.len(), backing: Backing::Host { _hold: hold, mem } }
+    }
+
+    pub(crate) fn on_device(addr: GpuAddr, len: usize, mem: Arc<dyn DeviceBytes>) -> Self {
+        Self { place: Place::Vram, addr, len, backing: Backing::Device { mem, start: 0 } }
     }
 
     /// Where its bytes are.
@@ -59,61 +88,222 @@ impl Region {
     /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.mem.len()
+        self.len
     }
 
     /// Whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.mem.is_empty()
+        self.len == 0
+    }
+
+    /// A part of it, which keeps all of it alive.
+    ///
+    /// # Errors
+    /// When the range does not lie within it.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
+        let len = range.end.saturating_sub(range.start);
+        self.check(range.start, len)?;
+        let backing = match &self.backing {
+            Backing::Host { _hold, mem } => {
+                Backing::Host { _hold: _hold.clone(), mem: mem.slice(range.start..range.start + len)? }
+            }
+            Backing::Device { mem, start } => {
+                Backing::Device { mem: mem.clone(), start: start + range.start }
+            }
+        };
+        Ok(Self { place: self.place, addr: self.addr.plus(range.start as u64), len, backing })
     }
 
     /// Copies bytes out of it.
     ///
     /// # Errors
-    /// When the range does not lie within it.
+    /// When the range does not lie within it, or the GPU failed.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.mem.read(offset, out).map_err(Error::Memory)
+        self.check(offset, out.len())?;
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.read(offset, out).map_err(Error::Memory),
+            Backing::Device { mem, start } => mem.read(start + offset, out),
+        }
     }
 
     /// Copies bytes into it.
     ///
     /// # Errors
-    /// When the range does not lie within it.
+    /// When the range does not lie within it, it is read-only, or the GPU failed.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
-        self.mem.write(offset, data).map_err(Error::Memory)
+        self.check(offset, data.len())?;
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.write(offset, data).map_err(Error::Memory),
+            Backing::Device { mem, start } => mem.write(start + offset, data),
+        }
+    }
+
+    /// Sets every byte of a range.
+    ///
+    /// # Errors
+    /// As for [`Region::write`].
+    pub fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
+        self.check(offset, bytes)?;
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.fill(offset, bytes, value).map_err(Error::Memory),
+            Backing::Device { mem, start } => mem.fill(start + offset, bytes, value),
+        }
     }
 
     /// Sets a 32-bit word so that a running kernel sees it.
     ///
     /// # Errors
-    /// When it does not lie within the region.
+    /// When it does not lie within the region, or is not aligned.
     pub fn signal(&self, offset: usize, value: u32) -> Result<()> {
-        self.mem.word(offset)?.store(value, std::sync::atomic::Ordering::Release);
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.word(offset)?.store(value, Ordering::Release),
+            Backing::Device { mem, start } => {
+                self.check_word(offset)?;
+                mem.write(start + offset, &value.to_le_bytes())?;
+            }
+        }
         Ok(())
     }
 
     /// Reads a 32-bit word that a running kernel may write.
     ///
     /// # Errors
-    /// When it does not lie within the region.
+    /// When it does not lie within the region, or is not aligned.
     pub fn word(&self, offset: usize) -> Result<u32> {
-        Ok(self.mem.word(offset)?.load(std::sync::atomic::Ordering::Acquire))
+        match &self.backing {
+            Backing::Host { mem, .. } => Ok(mem.word(offset)?.load(Ordering::Acquire)),
+            Backing::Device { mem, start } => {
+                self.check_word(offset)?;
+                let mut word = [0; 4];
+                mem.read(start + offset, &mut word)?;
+                Ok(u32::from_le_bytes(word))
+            }
+        }
+    }
+
+    /// Who copies its bytes, where the CPU does not reach them.
+    pub(crate) fn device(&self) -> Option<&dyn DeviceBytes> {
+        match &self.backing {
+            Backing::Host { .. } => None,
+            Backing::Device { mem, .. } => Some(&**mem),
+        }
+    }
+
+    fn check(&self, offset: usize, bytes: usize) -> Result<()> {
+        if offset <= self.len && bytes <= self.len - offset {
+            Ok(())
+        } else {
+            Err(onehop_os::Error::OutOfRange { offset, bytes, len: self.len }.into())
+        }
+    }
+
+    fn check_word(&self, offset: usize) -> Result<()> {
+        self.check(offset, 4)?;
+        if self.addr.plus(offset as u64).0.is_multiple_of(4) {
+            Ok(())
+        } else {
+            Err(onehop_os::Error::OutOfRange { offset, bytes: 4, len: self.len }.into())
+        }
     }
 }
 
 impl DmaMemory for Region {
     fn bytes(&self) -> usize {
-        self.mem.len()
+        self.len
     }
 
     fn host(&self) -> Option<&HostMem> {
-        Some(&self.mem)
+        match &self.backing {
+            Backing::Host { mem, .. } => Some(mem),
+            Backing::Device { .. } => None,
+        }
+    }
+
+    fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
+        let refused =
+            |e: Error| onehop_os::Error::CannotMap { mapper: "the GPU's driver".into(), why: e.to_string() };
+        match &self.backing {
+            Backing::Host { .. } => None,
+            Backing::Device { mem, start } => Some(mem.dma_buf(*start, self.len).map_err(refused)),
+        }
     }
 }
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({} bytes of {} at {:?})", self.len(), self.place.name(), self.addr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Device memory whose owner is this test.
+    struct Far(Mutex<Vec<u8>>);
+
+    impl DeviceBytes for Far {
+        fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+            out.copy_from_slice(&self.0.lock().unwrap()[offset..offset + out.len()]);
+            Ok(())
+        }
+        fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+            self.0.lock().unwrap()[offset..offset + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+        fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
+            self.0.lock().unwrap()[offset..offset + bytes].fill(value);
+            Ok(())
+        }
+        fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {
+            Ok(DmaBuf {
+                fd: std::fs::File::open("/dev/null").unwrap().into(),
+                offset: offset as u64,
+                bytes: bytes as u64,
+            })
+        }
+        fn share(&self) -> Result<Option<OwnedFd>> {
+            Ok(None)
+        }
+    }
+
+    fn both() -> [Region; 2] {
+        let mem = HostMem::anonymous(4096).unwrap();
+        let host = Region::on_host(Place::PinnedHost, GpuAddr(1 << 30), mem, Arc::new(()));
+        let far = Arc::new(Far(Mutex::new(vec![0; 4096])));
+        [host, Region::on_device(GpuAddr(1 << 40), 4096, far)]
+    }
+
+    #[test]
+    fn device_memory_behaves_as_host_memory_does() {
+        for region in both() {
+            region.write(5, &[1, 2, 3]).unwrap();
+            region.fill(7, 3, 9).unwrap();
+            region.signal(12, 0x0403_0201).unwrap();
+            assert_eq!(region.word(12).unwrap(), 0x0403_0201);
+            let part = region.slice(4..16).unwrap();
+            assert_eq!((part.len(), part.addr().0 - region.addr().0), (12, 4));
+            let mut bytes = [0; 12];
+            part.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [0, 1, 2, 9, 9, 9, 0, 0, 1, 2, 3, 4]);
+            part.write(11, &[7]).unwrap();
+            assert_eq!(region.word(12).unwrap(), 0x0703_0201);
+            assert!(part.write(11, &[0; 2]).is_err());
+            assert!(part.read(usize::MAX, &mut [0]).is_err());
+            assert!(part.fill(0, 13, 0).is_err() && part.signal(9, 0).is_err() && part.word(2).is_err());
+            assert!(region.slice(4000..4097).is_err());
+        }
+    }
+
+    #[test]
+    fn only_device_memory_has_a_dma_buf_and_only_host_memory_a_mapping() {
+        let [host, far] = both();
+        assert!(host.host().is_some() && host.dma_buf().is_none());
+        let buf = far.slice(100..300).unwrap().dma_buf().unwrap().unwrap();
+        assert!(far.host().is_none());
+        assert_eq!((buf.offset, buf.bytes), (100, 200));
     }
 }

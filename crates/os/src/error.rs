@@ -26,6 +26,12 @@ pub enum Error {
         /// How long the memory is.
         len: usize,
     },
+    /// The memory was mapped to be read.
+    #[error("these {bytes} bytes of memory are mapped read-only and cannot be written")]
+    ReadOnly {
+        /// How long the memory is.
+        bytes: usize,
+    },
     /// The mapper cannot make this memory reachable for its device.
     #[error("{mapper} cannot map this memory for the device: {why}")]
     CannotMap {

@@ -6,10 +6,11 @@
 
 mod clock;
 mod error;
+mod huge;
 mod mem;
 mod seam;
 
 pub use clock::{Deadline, cycles};
 pub use error::{Error, Result};
 pub use mem::HostMem;
-pub use seam::{DmaMemory, FunctionReset, Mapped, Mapper, Port, Registers, Run};
+pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, MmioWindow, Port, Registers, Run};

@@ -20,6 +20,8 @@ const PAGE: usize = 4096;
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Whether a store into it is possible; one into a read-only mapping would be a SIGSEGV.
+    writable: bool,
 }
 
 // SAFETY: a Mapping is an address range that stays mapped until drop; all access goes through atomics.
@@ -66,7 +68,7 @@ impl HostMem {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
         }
         .map_err(|e| Error::system(format!("mmap of {len} bytes"), e))?;
-        Self::whole(base.cast(), len)
+        Self::whole(base.cast(), len, true)
     }
 
     /// A file's first `bytes` bytes, shared with everybody else who maps it.
@@ -74,22 +76,35 @@ impl HostMem {
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
     pub fn of_file(file: &File, bytes: usize) -> Result<Self> {
-        let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
-        if have < bytes as u64 || bytes == 0 || !bytes.is_multiple_of(PAGE) {
-            return Err(Error::OutOfRange { offset: 0, bytes, len: have as usize });
-        }
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
-        }
-        .map_err(|e| Error::system(format!("mmap of {bytes} bytes of the memory file"), e))?;
-        Self::whole(base.cast(), bytes)
+        Self::map_file(file, bytes, true)
     }
 
-    fn whole(base: *mut u8, len: usize) -> Result<Self> {
+    /// A file's first `bytes` bytes, to be read and never written. The last page of a file may be a part of one: what
+    /// lies behind the end reads as zeroes.
+    ///
+    /// # Errors
+    /// When the file cannot be mapped, or is shorter.
+    pub fn of_file_read_only(file: &File, bytes: usize) -> Result<Self> {
+        Self::map_file(file, bytes, false)
+    }
+
+    fn map_file(file: &File, bytes: usize, writable: bool) -> Result<Self> {
+        let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
+        let longest = if writable { have } else { have.next_multiple_of(PAGE as u64) };
+        if longest < bytes as u64 || bytes == 0 || !bytes.is_multiple_of(PAGE) {
+            return Err(Error::OutOfRange { offset: 0, bytes, len: have as usize });
+        }
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) }
+            .map_err(|e| Error::system(format!("mmap of {bytes} bytes of the memory file"), e))?;
+        Self::whole(base.cast(), bytes, writable)
+    }
+
+    pub(crate) fn whole(base: *mut u8, len: usize, writable: bool) -> Result<Self> {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
-        Ok(Self { mapping: Arc::new(Mapping { base, len }), offset: 0, len, _give_back: None })
+        Ok(Self { mapping: Arc::new(Mapping { base, len, writable }), offset: 0, len, _give_back: None })
     }
 
     /// The same memory, with `give_back` run when the last clone of the result is dropped.
@@ -109,6 +124,12 @@ impl HostMem {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Whether it may be written. Words of memory that may not be are only reached by [`HostMem::read`].
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.mapping.writable
     }
 
     /// A part of it.
@@ -134,6 +155,7 @@ impl HostMem {
     #[inline]
     pub fn word(&self, offset: usize) -> Result<&AtomicU32> {
         self.check(offset, 4)?;
+        self.check_writable()?;
         if !(self.offset + offset).is_multiple_of(4) {
             return Err(Error::OutOfRange { offset, bytes: 4, len: self.len });
         }
@@ -183,6 +205,7 @@ impl HostMem {
     /// When the range does not lie within the memory.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.check(offset, data.len())?;
+        self.check_writable()?;
         let (head, words) = self.parts(offset, data.len());
         let (first, rest) = data.split_at(head);
         for (i, byte) in first.iter().enumerate() {
@@ -230,6 +253,11 @@ impl HostMem {
         } else {
             Err(Error::OutOfRange { offset, bytes, len: self.len })
         }
+    }
+
+    #[inline]
+    fn check_writable(&self) -> Result<()> {
+        if self.mapping.writable { Ok(()) } else { Err(Error::ReadOnly { bytes: self.len }) }
     }
 
     /// How many single bytes come before the first aligned word, and how many words follow them.
@@ -300,6 +328,20 @@ mod tests {
         part.word(4).unwrap().store(5, Ordering::Relaxed);
         assert_eq!(mem.to_vec(12, 1).unwrap(), [5]);
         assert!(mem.slice(10..5000).is_err());
+    }
+
+    #[test]
+    fn read_only_memory_refuses_stores() {
+        let path = std::env::temp_dir().join(format!("onehop-os-read-only-{}", std::process::id()));
+        std::fs::write(&path, [7; 5000]).unwrap();
+        let mem = HostMem::of_file_read_only(&File::open(&path).unwrap(), 8192).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(!mem.is_writable());
+        assert_eq!((mem.to_vec(4999, 2).unwrap(), mem.len()), (vec![7, 0], 8192));
+        assert!(matches!(mem.write(0, &[1]), Err(Error::ReadOnly { bytes: 8192 })));
+        assert!(matches!(mem.word(0), Err(Error::ReadOnly { .. })));
+        assert!(mem.slice(0..8).unwrap().fill(0, 4, 1).is_err());
+        assert_eq!(mem.to_vec(0, 1).unwrap(), [7]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The seams: a BAR, a giver of bus addresses, a function reset.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use onehop_proto::BusAddr;
@@ -21,6 +22,12 @@ pub trait Registers: Send + Sync {
         None
     }
 
+    /// The registers as memory, where they are that: a BAR that this process has mapped. A GPU can write those by
+    /// itself; for all others a thread has to pass on what it writes.
+    fn mmio(&self) -> Option<MmioWindow> {
+        None
+    }
+
     /// A 64-bit register, read as two halves, low first.
     fn read64(&self, offset: u32) -> u64 {
         let low = self.read32(offset);
@@ -34,12 +41,48 @@ pub trait Registers: Send + Sync {
     }
 }
 
+/// A device's registers as memory of this process: a mapped BAR, from its first byte on.
+#[derive(Clone, Debug)]
+pub struct MmioWindow(HostMem);
+
+impl MmioWindow {
+    /// `mem` is the mapping of a BAR: of sysfs `resource0`, or of a VFIO region.
+    #[must_use]
+    pub fn new(mem: HostMem) -> Self {
+        Self(mem)
+    }
+
+    /// The mapping.
+    #[must_use]
+    pub fn memory(&self) -> &HostMem {
+        &self.0
+    }
+}
+
+/// Memory of another device, as a kernel driver imports it.
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The dma-buf.
+    pub fd: OwnedFd,
+    /// Where in it the memory starts. A dma-buf covers whole pages, and often the whole allocation.
+    pub offset: u64,
+    /// How long the memory is.
+    pub bytes: u64,
+}
+
 /// Memory that a device may be given: what a [`Mapper`] needs to know of it.
 pub trait DmaMemory {
     /// Its length in bytes.
     fn bytes(&self) -> usize;
     /// The host memory behind it, if there is any.
     fn host(&self) -> Option<&HostMem>;
+    /// A new dma-buf of it, where it is the memory of a device whose driver exports it; none where it is not.
+    ///
+    /// # Errors
+    /// In the result: why the driver refused.
+    fn dma_buf(&self) -> Option<Result<DmaBuf>> {
+        None
+    }
 }
 
 /// A stretch of bus addresses without a gap.

@@ -221,6 +221,7 @@ fn gpu_queues(plan: &Plan<'_>, placement: Placement, mode: GpuMode, queues: u16)
             "Format the namespace without metadata or with extended blocks, or use a cpu/ route",
         ));
     }
+    plan.gpu.gpu.load_kernels().map_err(onehop_drive::Error::from)?;
     let setup = GpuSetup {
         mode,
         queues,

@@ -65,7 +65,7 @@ pub(crate) struct Outcome {
     /// Where the bytes lie in the end (for writes: where they came from).
     pub memory: &'static str,
     pub gpu: String,
-    pub gpu_why: &'static str,
+    pub gpu_why: String,
     pub why_not_better: Vec<WhyNot>,
     pub queues: QueueUse,
     /// Eight hexadecimal digits.
@@ -103,7 +103,7 @@ impl Outcome {
             placement: engine.route.placement(),
             memory: if engine.route == Route::CpuPinned { "vram" } else { engine.route.placement().data },
             gpu: gpu.gpu.name().to_owned(),
-            gpu_why: gpu.why,
+            gpu_why: gpu.why.clone(),
             why_not_better: engine.why_not_better.clone(),
             queues: queue_use(engine),
             crc32c: format!("{crc:08x}"),

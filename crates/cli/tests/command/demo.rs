@@ -58,7 +58,7 @@ fn the_demo_refuses_what_it_cannot_do() {
     refuse(&["demo", "--fault", "latte@n=1"], 2, "late, reorder");
     refuse(&["demo", "--size", "1K"], 2, "64K");
     refuse(&["demo", "--size", "2T"], 2, "1G");
-    refuse(&["demo", "-g", "3"], 3, "CUDA");
+    refuse(&["demo", "-g", "99"], 3, "GPU 99");
     refuse(&["demo", "--size", "64K", "--fault", "media@lba=257"], 1, "failed");
     assert_eq!(code(&onehop(&["demo", "--size", "64K", "--fault", "gone@op=read,n=2"])), 1);
 }

@@ -84,9 +84,9 @@ fn what_this_build_does_not_have() {
     };
     none(&["-d", "0000:0b:00.0"], "pci room");
     none(&["-d", "0b:00.0"], "pci room");
-    none(&["-d", "sim:mem:1M", "-g", "0"], "CUDA is not in this build yet");
-    none(&["-d", "sim:mem:1M", "-g", "0000:17:00.0"], "CUDA");
-    none(&["-d", "sim:mem:1M", "--route", "cufile"], "CUDA");
+    none(&["-d", "sim:mem:1M", "-g", "99"], "using GPU 99");
+    none(&["-d", "sim:mem:1M", "-g", "ffff:17:1f.7"], "-g emu");
+    none(&["-d", "sim:mem:1M", "--route", "cufile"], "libcufile");
     none(&["-d", "sim:mem:1M", "--route", "cpu/cached"], "page cache");
     refuse(&["drive", "reset", "-d", "0000:0b:00.0"], 3, "pci room");
 }

@@ -64,7 +64,7 @@ impl RingMemory {
         if place == Place::Cmb {
             return in_cmb(drive, state, gpu, part, bytes);
         }
-        let region = region(drive, gpu, place, bytes)?;
+        let region = reachable(drive, gpu, part, place, bytes)?;
         let map = drive.control.port.mapper.map(&region)?;
         Ok(Self { region, map })
     }
@@ -83,13 +83,23 @@ impl RingMemory {
     }
 }
 
-/// GPU memory that the drive can reach. An emulated GPU takes whatever memory the drive's mapper has.
+/// GPU memory for data that the drive can reach.
 pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
-    if gpu.simulated() {
-        Ok(gpu.adopt(place, drive.control.port.mapper.alloc(bytes)?)?)
-    } else {
-        Ok(gpu.alloc(place, bytes)?)
+    reachable(drive, gpu, "data", place, bytes)
+}
+
+/// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it
+/// up; an emulated GPU takes that for its own memory as well.
+fn reachable(drive: &Inner, gpu: &dyn Gpu, part: &'static str, place: Place, bytes: usize) -> Result<Region> {
+    let mapper = &drive.control.port.mapper;
+    if gpu.simulated() || place == Place::PinnedHost {
+        return Ok(gpu.adopt(place, mapper.alloc(bytes)?)?);
     }
+    let region = gpu.alloc(place, bytes)?;
+    // Tried here, where it is known which part cannot lie there: routes are chosen by this error.
+    let refuse = |e: onehop_os::Error| Error::Placement { part, place: place.name(), why: e.to_string() };
+    mapper.map(&region).map_err(refuse)?;
+    Ok(region)
 }
 
 fn in_cmb(

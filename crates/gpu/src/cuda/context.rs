@@ -1,0 +1,204 @@
+//! A GPU's primary context, and the streams and events in it.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::driver::{DevicePtr, Driver, Failure, NOT_READY};
+use crate::{Error, Result};
+
+/// The stream does not wait for the default stream, which other code in this process may use.
+const NON_BLOCKING: u32 = 1;
+/// The event carries no time, which makes it cheaper.
+const DISABLE_TIMING: u32 = 2;
+
+/// The primary context of one GPU: the one that every other library in this process uses as well.
+pub(super) struct Context {
+    pub(super) driver: Arc<Driver>,
+    pub(super) device: i32,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a CUcontext is a handle that any thread may make current; the driver locks what is in it.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn open(driver: &Arc<Driver>, device: i32) -> Result<Arc<Self>> {
+        let mut raw = null_mut();
+        // SAFETY: `raw` lives across the call, and `device` came from cuDeviceGet.
+        unsafe { driver.context_retain(&mut raw, device) }
+            .map_err(|failure| driver.error(format!("opening GPU {device}"), failure))?;
+        Ok(Arc::new(Self { driver: driver.clone(), device, raw }))
+    }
+
+    /// Makes it the calling thread's current context until the result is dropped.
+    pub(super) fn enter(&self) -> std::result::Result<Entered<'_>, Failure> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { self.driver.context_push(self.raw) }?;
+        Ok(Entered { context: self, _this_thread: PhantomData })
+    }
+
+    /// Runs a call in this context, and makes its failure an error that says what was being done.
+    pub(super) fn call<R>(
+        &self,
+        what: &str,
+        f: impl FnOnce(&Driver) -> std::result::Result<R, Failure>,
+    ) -> Result<R> {
+        self.attempt(f).map_err(|failure| self.driver.error(what, failure))
+    }
+
+    /// The same, with the failure as it is.
+    pub(super) fn attempt<R>(
+        &self,
+        f: impl FnOnce(&Driver) -> std::result::Result<R, Failure>,
+    ) -> std::result::Result<R, Failure> {
+        let _entered = self.enter()?;
+        f(&self.driver)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of this.
+        let _ = unsafe { self.driver.context_release(self.device) };
+    }
+}
+
+/// See [`Context::enter`]. Stays on its thread: what is popped must be what was pushed there.
+pub(super) struct Entered<'a> {
+    context: &'a Context,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut raw = null_mut();
+        // SAFETY: `raw` lives across the call; this thread pushed the context that is popped.
+        let _ = unsafe { self.context.driver.context_pop(&mut raw) };
+    }
+}
+
+/// A queue of work on the GPU that waits for no other.
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: a CUstream is a handle that any thread may use; the driver orders the calls.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let mut raw = null_mut();
+        // SAFETY: `raw` lives across the call, and the context is current in it.
+        context.call("making a stream", |driver| unsafe { driver.stream_create(&mut raw, NON_BLOCKING) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Copies into GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn copy_in(&self, to: DevicePtr, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let from = data.as_ptr().cast::<c_void>();
+        self.context.call("copying into GPU memory", |driver| {
+            // SAFETY: `data` is borrowed until the stream was waited for; `to` has room for it, as the caller checked.
+            unsafe { driver.copy_in(to, from, data.len(), self.raw) }?;
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })
+    }
+
+    /// Copies out of GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn copy_out(&self, from: DevicePtr, out: &mut [u8]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let to = out.as_mut_ptr().cast::<c_void>();
+        self.context.call("copying out of GPU memory", |driver| {
+            // SAFETY: `out` is borrowed until the stream was waited for; `from` has that many bytes, as the caller checked.
+            unsafe { driver.copy_out(to, from, out.len(), self.raw) }?;
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })
+    }
+
+    /// Sets bytes of GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn fill(&self, at: DevicePtr, bytes: usize, value: u8) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.call("filling GPU memory", |driver| {
+            // SAFETY: the caller has checked that the range is allocated.
+            unsafe { driver.set_bytes(at, value, bytes, self.raw) }?;
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the handle; work that is still in the stream goes on, and is then given up.
+        let _ = self.context.attempt(|driver| unsafe { driver.stream_destroy(self.raw) });
+    }
+}
+
+/// A point in a stream's work.
+pub(super) struct Event {
+    context: Arc<Context>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: a CUevent is a handle that any thread may use.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let mut raw = null_mut();
+        // SAFETY: `raw` lives across the call, and the context is current in it.
+        context.call("making an event", |driver| unsafe { driver.event_create(&mut raw, DISABLE_TIMING) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    pub(super) fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both handles live, and are of the context that is current.
+        self.context.call("marking the end of a launch", |driver| unsafe {
+            driver.event_record(self.raw, stream.raw)
+        })
+    }
+
+    /// Whether the work before it has ended; an error if it failed.
+    pub(super) fn is_over(&self, what: &str) -> Result<bool> {
+        // SAFETY: the handle lives as long as self.
+        match self.context.attempt(|driver| unsafe { driver.event_query(self.raw) }) {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.code() == Some(NOT_READY) => Ok(false),
+            Err(failure) => Err(self.error(what, failure)),
+        }
+    }
+
+    fn error(&self, what: &str, failure: Failure) -> Error {
+        self.context.driver.error(what, failure)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
+        let _ = self.context.attempt(|driver| unsafe { driver.event_destroy(self.raw) });
+    }
+}

@@ -1,0 +1,291 @@
+//! The CUDA driver's functions, looked up by name when they are first wanted.
+//!
+//! The library, its types and its constants are cudarc's. The functions are looked up here and not called through
+//! cudarc for two reasons: cudarc panics at a function that an older driver does not have, and it takes the answer for
+//! an `enum` of the error numbers of one CUDA version, which a newer driver's new number would not be one of.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys;
+
+use super::host::Registered;
+use crate::{Error, Result};
+
+/// A pointer into a context's memory.
+pub(super) type DevicePtr = u64;
+
+/// CUDA's answer to a call that went well.
+const SUCCESS: c_int = 0;
+/// cuEventQuery: not yet.
+pub(super) const NOT_READY: c_int = 600;
+
+/// The oldest CUDA version of a driver that is used at all: 11.4.
+const OLDEST: c_int = 11040;
+
+macro_rules! functions {
+    ($($method:ident = $symbol:literal since $since:literal ($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        // SAFETY: these are types and no calls; each function's contract is what the driver API says of its name.
+        struct Table {
+            $($method: Option<unsafe extern "C" fn($($ty),*) -> c_int>,)*
+        }
+
+        impl Table {
+            /// Looks all of them up. The library must be there: `culib` panics where it is not.
+            fn load() -> Self {
+                // SAFETY: the caller has found the library by is_culib_present, and loading it runs libcuda's own code only.
+                let library = unsafe { sys::culib() };
+                Self {
+                    $(
+                        // SAFETY: the symbol is a C function of the CUDA driver API, and this is its documented signature.
+                        $method: unsafe {
+                            library.get::<unsafe extern "C" fn($($ty),*) -> c_int>(concat!($symbol, "\0").as_bytes())
+                        }
+                        .ok()
+                        .map(|symbol| *symbol),
+                    )*
+                }
+            }
+        }
+
+        impl Driver {
+            $(
+                /// The driver's function of this name.
+                #[allow(clippy::too_many_arguments, reason = "cuLaunchKernel has eleven")]
+                pub(super) unsafe fn $method(&self, $($arg: $ty),*) -> std::result::Result<(), Failure> {
+                    let function = self.table.$method.ok_or(Failure::Missing($symbol, $since))?;
+                    // SAFETY: the caller keeps the contract that the CUDA driver API states for this function.
+                    match unsafe { function($($arg),*) } {
+                        SUCCESS => Ok(()),
+                        code => Err(Failure::Code($symbol, code)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+functions! {
+    init = "cuInit" since "2.0" (flags: c_uint);
+    driver_version = "cuDriverGetVersion" since "2.2" (version: *mut c_int);
+    error_name = "cuGetErrorName" since "6.0" (code: c_int, name: *mut *const c_char);
+    error_string = "cuGetErrorString" since "6.0" (code: c_int, text: *mut *const c_char);
+    device_count = "cuDeviceGetCount" since "2.0" (count: *mut c_int);
+    device_get = "cuDeviceGet" since "2.0" (device: *mut c_int, ordinal: c_int);
+    device_name = "cuDeviceGetName" since "2.0" (name: *mut c_char, len: c_int, device: c_int);
+    device_pci = "cuDeviceGetPCIBusId" since "4.1" (id: *mut c_char, len: c_int, device: c_int);
+    device_uuid = "cuDeviceGetUuid" since "9.2" (uuid: *mut [u8; 16], device: c_int);
+    device_memory = "cuDeviceTotalMem_v2" since "3.2" (bytes: *mut usize, device: c_int);
+    device_attribute = "cuDeviceGetAttribute" since "2.0" (value: *mut c_int, attribute: c_int, device: c_int);
+    context_retain = "cuDevicePrimaryCtxRetain" since "7.0" (context: *mut sys::CUcontext, device: c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2" since "11.0" (device: c_int);
+    context_push = "cuCtxPushCurrent_v2" since "4.0" (context: sys::CUcontext);
+    context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
+    memory_info = "cuMemGetInfo_v2" since "3.2" (free: *mut usize, total: *mut usize);
+    alloc = "cuMemAlloc_v2" since "3.2" (at: *mut DevicePtr, bytes: usize);
+    free = "cuMemFree_v2" since "3.2" (at: DevicePtr);
+    granularity = "cuMemGetAllocationGranularity" since "10.2" (
+        bytes: *mut usize, properties: *const sys::CUmemAllocationProp, which: c_int);
+    create = "cuMemCreate" since "10.2" (
+        handle: *mut u64, bytes: usize, properties: *const sys::CUmemAllocationProp, flags: u64);
+    release = "cuMemRelease" since "10.2" (handle: u64);
+    reserve = "cuMemAddressReserve" since "10.2" (
+        at: *mut DevicePtr, bytes: usize, align: usize, wish: DevicePtr, flags: u64);
+    unreserve = "cuMemAddressFree" since "10.2" (at: DevicePtr, bytes: usize);
+    map = "cuMemMap" since "10.2" (at: DevicePtr, bytes: usize, offset: usize, handle: u64, flags: u64);
+    unmap = "cuMemUnmap" since "10.2" (at: DevicePtr, bytes: usize);
+    set_access = "cuMemSetAccess" since "10.2" (
+        at: DevicePtr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize);
+    export_handle = "cuMemExportToShareableHandle" since "10.2" (
+        fd: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    import_handle = "cuMemImportFromShareableHandle" since "10.2" (
+        handle: *mut u64, fd: *mut c_void, kind: c_int);
+    host_register = "cuMemHostRegister_v2" since "6.5" (at: *mut c_void, bytes: usize, flags: c_uint);
+    host_unregister = "cuMemHostUnregister" since "4.0" (at: *mut c_void);
+    host_pointer = "cuMemHostGetDevicePointer_v2" since "3.2" (out: *mut DevicePtr, at: *mut c_void, flags: c_uint);
+    pointer_get = "cuPointerGetAttribute" since "4.0" (out: *mut c_void, attribute: c_int, at: DevicePtr);
+    pointer_set = "cuPointerSetAttribute" since "6.0" (value: *const c_void, attribute: c_int, at: DevicePtr);
+    address_range = "cuMemGetAddressRange_v2" since "3.2" (base: *mut DevicePtr, bytes: *mut usize, at: DevicePtr);
+    range_handle = "cuMemGetHandleForAddressRange" since "11.7" (
+        fd: *mut c_int, at: DevicePtr, bytes: usize, kind: c_int, flags: u64);
+    ipc_get = "cuIpcGetMemHandle" since "4.1" (handle: *mut sys::CUipcMemHandle, at: DevicePtr);
+    ipc_open = "cuIpcOpenMemHandle_v2" since "11.0" (
+        at: *mut DevicePtr, handle: sys::CUipcMemHandle, flags: c_uint);
+    ipc_close = "cuIpcCloseMemHandle" since "4.1" (at: DevicePtr);
+    flush_writes = "cuFlushGPUDirectRDMAWrites" since "11.3" (target: c_int, scope: c_int);
+    stream_create = "cuStreamCreate" since "2.0" (stream: *mut sys::CUstream, flags: c_uint);
+    stream_destroy = "cuStreamDestroy_v2" since "4.0" (stream: sys::CUstream);
+    stream_wait = "cuStreamSynchronize" since "2.0" (stream: sys::CUstream);
+    event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);
+    event_destroy = "cuEventDestroy_v2" since "4.0" (event: sys::CUevent);
+    event_record = "cuEventRecord" since "2.0" (event: sys::CUevent, stream: sys::CUstream);
+    event_query = "cuEventQuery" since "2.0" (event: sys::CUevent);
+    copy_in = "cuMemcpyHtoDAsync_v2" since "3.2" (
+        to: DevicePtr, from: *const c_void, bytes: usize, stream: sys::CUstream);
+    copy_out = "cuMemcpyDtoHAsync_v2" since "3.2" (
+        to: *mut c_void, from: DevicePtr, bytes: usize, stream: sys::CUstream);
+    set_bytes = "cuMemsetD8Async" since "3.2" (at: DevicePtr, value: u8, bytes: usize, stream: sys::CUstream);
+    module_load = "cuModuleLoadDataEx" since "2.1" (
+        module: *mut sys::CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void);
+    module_unload = "cuModuleUnload" since "2.0" (module: sys::CUmodule);
+    module_function = "cuModuleGetFunction" since "2.0" (
+        function: *mut sys::CUfunction, module: sys::CUmodule, name: *const c_char);
+    function_get = "cuFuncGetAttribute" since "2.2" (value: *mut c_int, attribute: c_int, function: sys::CUfunction);
+    function_set = "cuFuncSetAttribute" since "9.0" (function: sys::CUfunction, attribute: c_int, value: c_int);
+    function_load = "cuFuncLoad" since "12.4" (function: sys::CUfunction);
+    launch = "cuLaunchKernel" since "4.0" (
+        function: sys::CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, shared: c_uint, stream: sys::CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+}
+
+/// Why a call did not do what it should.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// The driver answered with this error number.
+    Code(&'static str, c_int),
+    /// This driver does not have the function, which came with this CUDA version.
+    Missing(&'static str, &'static str),
+}
+
+impl Failure {
+    /// The driver's error number, if it gave one.
+    pub(super) fn code(self) -> Option<c_int> {
+        match self {
+            Self::Code(_, code) => Some(code),
+            Self::Missing(..) => None,
+        }
+    }
+}
+
+/// The driver of this machine.
+pub(super) struct Driver {
+    table: Table,
+    version: c_int,
+    /// Host memory that is registered: the driver refuses a second registration of the same page.
+    pub(super) registrations: Mutex<Vec<Registered>>,
+}
+
+impl Driver {
+    /// Finds and starts it.
+    pub(super) fn load() -> Result<Arc<Self>> {
+        let none = |why: &str| Error::NoCuda { why: why.into() };
+        // SAFETY: this loads and unloads libcuda, whose initialisers do nothing but set up libcuda itself.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
+        }
+        let mut driver = Self { table: Table::load(), version: 0, registrations: Mutex::default() };
+        // SAFETY: cuInit takes no pointers; 0 is the only flag there is.
+        unsafe { driver.init(0) }.map_err(|failure| none(&driver.why_not_started(failure)))?;
+        let mut version = 0;
+        // SAFETY: `version` lives across the call.
+        unsafe { driver.driver_version(&mut version) }
+            .map_err(|failure| none(&driver.why_not_started(failure)))?;
+        driver.version = version;
+        if version < OLDEST {
+            let why = format!(
+                "the driver is of CUDA {}, and {} is the oldest that is supported; update it",
+                dotted(version),
+                dotted(OLDEST)
+            );
+            return Err(none(&why));
+        }
+        Ok(Arc::new(driver))
+    }
+
+    fn why_not_started(&self, failure: Failure) -> String {
+        let hint = match failure.code() {
+            Some(100) => {
+                "; nvidia-smi shows what the kernel driver sees, and a container has to be given a GPU"
+            }
+            Some(34) => {
+                "; libcuda.so is the stub of a toolkit: let the loader find the driver's own libcuda.so.1"
+            }
+            Some(802) => "; start nvidia-fabricmanager, or wait until it is ready",
+            Some(803 | 804) => {
+                "; the driver's library and its kernel module are of different versions: reboot"
+            }
+            _ => "; nvidia-smi and dmesg say more",
+        };
+        match failure {
+            Failure::Code(call, code) => {
+                let (name, text) = self.words(code);
+                format!("{call} failed with {name} ({code}): {text}{hint}")
+            }
+            Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is no CUDA driver"),
+        }
+    }
+
+    /// Its CUDA version: 1000 for each major one, 10 for each minor one.
+    pub(super) fn version(&self) -> c_int {
+        self.version
+    }
+
+    /// The name and the description of an error number.
+    pub(super) fn words(&self, code: c_int) -> (String, String) {
+        let read = |pointer: *const c_char| {
+            // SAFETY: the driver gives null or a static string that ends in a zero byte.
+            (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+        };
+        let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: `name` lives across the call; an unknown number leaves it null.
+        let _ = unsafe { self.error_name(code, &mut name) };
+        // SAFETY: as above for `text`.
+        let _ = unsafe { self.error_string(code, &mut text) };
+        let unknown = || "an error this driver has no words for".to_owned();
+        (read(name).unwrap_or_else(|| "CUDA error".into()), read(text).unwrap_or_else(unknown))
+    }
+
+    /// The error that a failed call becomes, with what helps against it.
+    pub(super) fn error(&self, what: impl Into<String>, failure: Failure) -> Error {
+        self.error_with(what, failure, "")
+    }
+
+    /// The same, with more to say.
+    pub(super) fn error_with(&self, what: impl Into<String>, failure: Failure, more: &str) -> Error {
+        let what = what.into();
+        match failure {
+            Failure::Missing(symbol, since) => Error::NotSupported {
+                what,
+                why: format!(
+                    "the driver, of CUDA {}, has no {symbol}, which came with CUDA {since}; update the driver",
+                    dotted(self.version)
+                ),
+            },
+            Failure::Code(call, code) => {
+                let (name, text) = self.words(code);
+                let hint = if more.is_empty() { usual_hint(code) } else { more };
+                let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+                Error::Driver { what, call, name, code, text, hint }
+            }
+        }
+    }
+}
+
+/// What helps against an error number wherever it comes up.
+fn usual_hint(code: c_int) -> &'static str {
+    match code {
+        2 => "use less GPU memory, or end other programs that use it (nvidia-smi names them)",
+        201 | 709 => "the GPU's context is gone: start the program anew",
+        46 => "another program has the GPU for itself (compute mode): nvidia-smi -c DEFAULT",
+        214 | 710 | 714..=718 => {
+            "a kernel or the GPU failed, and the context is lost: start the program anew; dmesg names the Xid"
+        }
+        700 => {
+            "a kernel used an address that is no memory, and the context is lost: start the program anew; \
+             compute-sanitizer finds the place"
+        }
+        702 => "the display's watchdog ended a kernel: use a GPU without a display",
+        719 => "a kernel failed, and the context is lost: start the program anew; dmesg names the Xid",
+        218 | 222 => "the driver could not compile the kernels: it may be too old for their PTX version",
+        209 => "the kernels are not for this GPU's generation",
+        712 => "this memory, or a page of it, is registered already",
+        801 => "this GPU or driver does not support it",
+        999 => "the driver does not say why; dmesg may",
+        _ => "",
+    }
+}
+
+/// A CUDA version as people write it.
+pub(super) fn dotted(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}

@@ -1,0 +1,292 @@
+//! One NVIDIA GPU.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use onehop_os::{DmaMemory, HostMem, Registers};
+use onehop_proto::GpuAddr;
+
+use super::capabilities::{Capabilities, Need};
+use super::context::{Context, Event, Stream};
+use super::dmabuf::{self, GpuDmaBuf, Span};
+use super::host::{self, Kind};
+use super::ipc::{self, Exported, Ticket};
+use super::kernels::{self, Call, Kernels};
+use super::launch::{Held, Launched, Work};
+use super::memory::{DeviceKind, DeviceMemory};
+use super::module::{Arg, Module, Shape};
+use super::{Device, registers};
+use crate::relay::Activity;
+use crate::{Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Result, Running};
+
+/// Preparing a queue is a short kernel.
+const PREPARE: Duration = Duration::from_secs(5);
+/// Launch memory of at most this size is kept for the next launch: registering host memory costs more than most launches.
+const KEPT_BYTES: usize = 256 << 10;
+const KEPT: usize = 8;
+
+/// One NVIDIA GPU. Clones are the same GPU.
+#[derive(Clone)]
+pub struct CudaGpu(Arc<Inner>);
+
+struct Inner {
+    // Memory goes before the streams, and both before the context.
+    kept: Mutex<Vec<Region>>,
+    kernels: Mutex<Option<Arc<Kernels>>>,
+    copies: Arc<Stream>,
+    context: Arc<Context>,
+    device: Device,
+    name: String,
+    running: Arc<Activity>,
+    other_code: Option<String>,
+}
+
+impl CudaGpu {
+    pub(super) fn new(context: Arc<Context>, device: Device, other_code: Option<String>) -> Result<Self> {
+        let copies = Arc::new(Stream::new(&context)?);
+        let name = format!("{} at {}", device.name, device.pci);
+        Ok(Self(Arc::new(Inner {
+            kept: Mutex::default(),
+            kernels: Mutex::default(),
+            copies,
+            context,
+            device,
+            name,
+            running: Arc::default(),
+            other_code,
+        })))
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// What it can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.0.device.can
+    }
+
+    /// New memory of the GPU, zeroed.
+    ///
+    /// # Errors
+    /// When there is none left, or this kind cannot be had.
+    pub fn alloc_device(&self, kind: DeviceKind, bytes: usize) -> Result<Region> {
+        let memory = DeviceMemory::new(&self.0.context, &self.0.copies, self.capabilities(), kind, bytes)?;
+        let region = Region::on_device(GpuAddr(memory.at), memory.bytes, Arc::new(memory));
+        // The allocation is longer; the region is what was asked for, in pages, as for every other kind of memory.
+        region.slice(0..bytes.max(1).next_multiple_of(4096))
+    }
+
+    /// The GPU's memory: bytes that are free, and all.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn memory_info(&self) -> Result<(u64, u64)> {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: both results live across the call.
+        self.0.context.call("asking for free GPU memory", |driver| unsafe {
+            driver.memory_info(&mut free, &mut all)
+        })?;
+        Ok((free as u64, all as u64))
+    }
+
+    /// A dma-buf of a region in the GPU's memory, and where in it the region starts. With `pcie`, importers are made to
+    /// go over PCIe where the GPU has a choice; the result says whether they are, and why not.
+    ///
+    /// # Errors
+    /// When the region is host memory, or the driver refuses, with what would mend it.
+    pub fn export_dma_buf(&self, region: &Region, span: Span, pcie: bool) -> Result<GpuDmaBuf> {
+        if region.host().is_some() {
+            return Err(Error::NotSupported {
+                what: "a dma-buf of host memory".into(),
+                why: "make it of a memfd by /dev/udmabuf instead".into(),
+            });
+        }
+        let export = if pcie { dmabuf::export_pcie } else { dmabuf::export };
+        export(&self.0.context, region.addr().0, region.len(), span)
+    }
+
+    /// Names a region for another process.
+    ///
+    /// # Errors
+    /// When the region is host memory, or the driver refuses.
+    pub fn export_ipc(&self, region: &Region) -> Result<Exported> {
+        ipc::export(&self.0.context, self.0.device.uuid, region)
+    }
+
+    /// Opens the memory that another process named; `fd` is the descriptor that came with the ticket, if one did.
+    ///
+    /// # Errors
+    /// When it is not the memory that was meant, or the driver refuses.
+    pub fn import_ipc(&self, ticket: &Ticket, fd: Option<&OwnedFd>) -> Result<Region> {
+        let on = (&self.0.context, &self.0.copies);
+        ipc::import(on, (self.0.device.uuid, self.capabilities()), ticket, fd)
+    }
+
+    /// Whether a ticket that this process made still names the memory of a region.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn ticket_is_current(&self, ticket: &Ticket, region: &Region) -> Result<bool> {
+        ipc::is_current(&self.0.context, ticket, region)
+    }
+
+    /// Does what the host must do before bytes that another device wrote into the GPU's memory are used: see
+    /// [`Visibility::needed`](super::Visibility::needed).
+    ///
+    /// # Errors
+    /// When it cannot be done, or the GPU has failed.
+    pub fn flush_remote_writes(&self, need: Need) -> Result<()> {
+        self.capabilities().visibility.satisfy(&self.0.context, need)
+    }
+
+    /// Compiles `ptx`, runs the kernel `name` of it and waits for its end; an error if it takes longer than `limit`.
+    ///
+    /// # Errors
+    /// When it cannot be compiled or found, fails, or does not end.
+    ///
+    /// # Safety
+    /// `args` are the kernel's, and it writes no memory but what it was given addresses of, within its bounds.
+    pub unsafe fn run_ptx(
+        &self,
+        ptx: &str,
+        name: &str,
+        shape: Shape,
+        args: &[Arg],
+        limit: Duration,
+    ) -> Result<()> {
+        let function = Module::load(&self.0.context, ptx)?.function(name)?;
+        let call = Call { function: &function, shape, args: args.to_vec() };
+        // SAFETY: the caller vouches for the kernel and its arguments.
+        unsafe { self.start(name, &call, limit, None) }?.wait()?;
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Function::launch`](super::module::Function::launch).
+    unsafe fn start(
+        &self,
+        what: &str,
+        call: &Call<'_>,
+        limit: Duration,
+        memory: Option<Region>,
+    ) -> Result<Work> {
+        let stream = Stream::new(&self.0.context)?;
+        let done = Event::new(&self.0.context)?;
+        let (function, awake) = (call.function.clone(), self.0.running.kernel());
+        // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
+        unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
+        Work::new(what, done, limit, Held { stream, function, memory, awake })
+    }
+
+    fn kernels(&self) -> Result<Arc<Kernels>> {
+        let mut loaded = self.0.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = &*loaded {
+            return Ok(kernels.clone());
+        }
+        let kernels = Arc::new(Kernels::load(&self.0.context, self.0.other_code.as_deref())?);
+        *loaded = Some(kernels.clone());
+        Ok(kernels)
+    }
+
+    /// Memory for a launch's parameters and exits: pinned, so that neither side needs a copy.
+    fn launch_memory(&self, bytes: usize) -> Result<Region> {
+        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = kept.iter().position(|region| region.len() >= bytes) {
+            return Ok(kept.swap_remove(at));
+        }
+        drop(kept);
+        self.alloc(Place::PinnedHost, bytes.next_multiple_of(16 << 10))
+    }
+
+    fn write_launch(&self, launch: &Launch, count: usize) -> Result<(Region, kernels::Layout)> {
+        let queues = kernels::queue_bytes(launch);
+        let layout = kernels::layout(queues.len(), count);
+        let memory = self.launch_memory(layout.bytes)?;
+        memory.write(0, &queues)?;
+        memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
+        Ok((memory, layout))
+    }
+}
+
+fn keep(inner: &Inner, memory: Region) {
+    let mut kept = inner.kept.lock().unwrap_or_else(PoisonError::into_inner);
+    if memory.len() <= KEPT_BYTES && kept.len() < KEPT {
+        kept.push(memory);
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn simulated(&self) -> bool {
+        false
+    }
+
+    fn load_kernels(&self) -> Result<()> {
+        self.kernels().map(|_| ())
+    }
+
+    fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
+        match place {
+            Place::Vram => self.alloc_device(DeviceKind::Plain, bytes),
+            Place::PinnedHost => self.adopt(place, HostMem::touched(bytes)?),
+            Place::Cmb => Err(Error::NotSupported {
+                what: "allocating a controller's memory".into(),
+                why: "it is the controller's: adopt a part of its window".into(),
+            }),
+        }
+    }
+
+    fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {
+        if place == Place::Vram {
+            return Err(Error::NotSupported {
+                what: "taking host memory for GPU memory".into(),
+                why: "this GPU has memory of its own; use Place::PinnedHost".into(),
+            });
+        }
+        let (context, can) = (&self.0.context, self.capabilities());
+        let registered = match host::register(context, can, &mem, Kind::Memory) {
+            // A window of a BAR is no memory that can be locked; a simulated one is.
+            Err(_) if place == Place::Cmb => host::register(context, can, &mem, Kind::Io),
+            other => other,
+        };
+        let (registration, at) = registered?;
+        Ok(Region::on_host(place, GpuAddr(at), mem, Arc::new(registration)))
+    }
+
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
+        registers::map(&self.0.context, self.capabilities(), &self.0.running, regs)
+    }
+
+    fn prepare(&self, launch: &Launch) -> Result<()> {
+        kernels::count(launch)?;
+        let loaded = self.kernels()?;
+        let (memory, _) = self.write_launch(launch, 0)?;
+        let call = loaded.prepare(launch, memory.addr().0);
+        // SAFETY: the arguments are those of kernels.rs; the queues' memory is the caller's, which keeps it.
+        let mut work = unsafe { self.start("preparing queues", &call, PREPARE, Some(memory)) }?;
+        if let Some(memory) = work.wait()? {
+            keep(&self.0, memory);
+        }
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
+        let count = kernels::count(launch)?;
+        let loaded = self.kernels()?;
+        let (memory, layout) = self.write_launch(launch, count)?;
+        let call = loaded.run(launch, job, memory.addr().0, &layout)?;
+        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are the caller's, which keeps them.
+        let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, Some(memory)) }?;
+        let inner = self.0.clone();
+        let give_back = Box::new(move |memory| keep(&inner, memory));
+        Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
+    }
+}

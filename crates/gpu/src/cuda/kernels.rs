@@ -1,0 +1,228 @@
+//! The device code that this build has, and how the host talks to it. All that has to agree with the device crate is in
+//! this file: names of kernels, layouts of what they read, shared memory, shapes of launches.
+
+use onehop_device::PTX;
+use onehop_device::params::{LANES, OWNER_SHARED_BYTES};
+use onehop_proto::kernel::Exit;
+
+use super::context::Context;
+use super::module::{Arg, Function, Module, Shape};
+use crate::{Error, KernelJob, KernelQueue, Launch, Result};
+
+use std::sync::Arc;
+
+/// Threads of a block in shared mode: a few warps, so that many blocks fit beside each other.
+const SHARED_BLOCK: u32 = 128;
+/// Most threads of a launch in shared mode: all of them wait for one queue.
+const MOST_THREADS: u32 = 1 << 20;
+
+/// The kernels.
+pub(super) struct Kernels {
+    owner: Function,
+    owner_prepare: Function,
+    shared: Function,
+    shared_prepare: Function,
+}
+
+/// One kernel with what it is to be given.
+pub(super) struct Call<'a> {
+    pub(super) function: &'a Function,
+    pub(super) shape: Shape,
+    pub(super) args: Vec<Arg>,
+}
+
+/// Where in a launch's memory things lie.
+pub(super) struct Layout {
+    pub(super) exits: usize,
+    pub(super) bytes: usize,
+}
+
+impl Kernels {
+    /// Loads the device code: `other`, or the one of this build.
+    pub(super) fn load(context: &Arc<Context>, other: Option<&str>) -> Result<Self> {
+        let module = Module::load(context, other.unwrap_or(PTX))?;
+        Ok(Self {
+            owner: module.function("onehop_owner")?,
+            owner_prepare: module.function("onehop_owner_prepare")?,
+            shared: module.function("onehop_shared")?,
+            shared_prepare: module.function("onehop_shared_prepare")?,
+        })
+    }
+
+    /// The kernel that prepares a launch's queues; `at` is where its memory lies.
+    pub(super) fn prepare(&self, launch: &Launch, at: u64) -> Call<'_> {
+        let queues = Arg::U64(at);
+        match launch {
+            Launch::Owner(list) => Call {
+                function: &self.owner_prepare,
+                shape: Shape { blocks: (list.len() as u32).div_ceil(LANES), threads: LANES, shared: 0 },
+                args: vec![queues, Arg::U32(list.len() as u32)],
+            },
+            Launch::Shared(..) => Call {
+                function: &self.shared_prepare,
+                shape: Shape { blocks: 1, threads: LANES, shared: 0 },
+                args: vec![queues],
+            },
+        }
+    }
+
+    /// The kernel of a launch.
+    pub(super) fn run(&self, launch: &Launch, job: &KernelJob, at: u64, layout: &Layout) -> Result<Call<'_>> {
+        let queues = Arg::U64(at);
+        let job = Arg::Words(job_words(job));
+        let exits = Arg::U64(at + layout.exits as u64);
+        match launch {
+            Launch::Owner(list) => {
+                let warps = list.len() as u32;
+                Ok(Call {
+                    function: &self.owner,
+                    shape: Shape { blocks: warps, threads: LANES, shared: OWNER_SHARED_BYTES },
+                    args: vec![queues, exits, job, Arg::U32(warps)],
+                })
+            }
+            Launch::Shared(_, threads) => {
+                let block = SHARED_BLOCK.min(self.shared.most_threads()?).min(*threads);
+                Ok(Call {
+                    function: &self.shared,
+                    shape: Shape { blocks: threads.div_ceil(block), threads: block, shared: 0 },
+                    args: vec![queues, Arg::U32(*threads), job, exits],
+                })
+            }
+        }
+    }
+}
+
+/// How many exits a launch has; an error where it makes no sense.
+pub(super) fn count(launch: &Launch) -> Result<usize> {
+    match launch {
+        Launch::Owner(list) if list.is_empty() => Err(Error::Launch("it has no queue".into())),
+        Launch::Owner(list) => Ok(list.len()),
+        Launch::Shared(_, threads) if (1..=MOST_THREADS).contains(threads) => Ok(*threads as usize),
+        Launch::Shared(_, threads) => {
+            Err(Error::Launch(format!("{threads} threads; a launch has 1 to {MOST_THREADS}")))
+        }
+    }
+}
+
+/// The queues of a launch as the kernels read them.
+pub(super) fn queue_bytes(launch: &Launch) -> Vec<u8> {
+    let one = |queue: &KernelQueue| {
+        let rings = &queue.rings;
+        let mut bytes = Vec::with_capacity(56);
+        for address in [rings.sq, rings.cq, rings.sq_door, rings.cq_door, queue.control] {
+            bytes.extend(address.0.to_le_bytes());
+        }
+        for number in [rings.sq_entries, rings.cq_entries, queue.window, 0] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes
+    };
+    match launch {
+        Launch::Owner(list) => list.iter().flat_map(one).collect(),
+        Launch::Shared(queue, _) => one(queue),
+    }
+}
+
+/// A job as the kernels take it, by value: 88 bytes. The limit counts from the kernel's start, by the GPU's own clock.
+fn job_words(job: &KernelJob) -> Box<[u64]> {
+    let nanos = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let [first, second, third, fourth] = job.retry_delay.map(nanos);
+    let counts = [pair(job.count, job.nsid), pair(job.retries, 0)];
+    let [works, outcomes, poison] = [job.works.0, job.outcomes.0, job.poison.0];
+    Box::new([
+        works,
+        outcomes,
+        poison,
+        counts[0],
+        counts[1],
+        first,
+        second,
+        third,
+        fourth,
+        nanos(job.stall),
+        nanos(job.limit),
+    ])
+}
+
+/// The places of queues and exits in a launch's memory: queues first, each part on a line of its own.
+pub(super) fn layout(queues: usize, exits: usize) -> Layout {
+    let at = queues.next_multiple_of(128);
+    Layout { exits: at, bytes: at + exit_bytes(exits) }
+}
+
+/// Bytes of an exit.
+const EXIT_BYTES: usize = 8;
+
+/// Reads the exits; an error if a warp or thread never wrote its own.
+pub(super) fn exits(bytes: &[u8]) -> Result<Vec<Exit>> {
+    let word = |at: &[u8]| at.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+    let read = |(i, bytes): (usize, &[u8])| {
+        Exit::from_words([word(&bytes[..4]), word(&bytes[4..])]).ok_or_else(|| {
+            Error::Launch(format!("warp or thread {i} ended without a word; this is a defect of onehop"))
+        })
+    };
+    bytes.chunks_exact(EXIT_BYTES).enumerate().map(read).collect()
+}
+
+/// Bytes of so many exits.
+pub(super) const fn exit_bytes(count: usize) -> usize {
+    count * EXIT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use onehop_proto::GpuAddr;
+
+    use super::*;
+    use crate::Rings;
+
+    fn queue() -> KernelQueue {
+        let rings = Rings {
+            sq: GpuAddr(1),
+            cq: GpuAddr(2),
+            sq_door: GpuAddr(3),
+            cq_door: GpuAddr(4),
+            sq_entries: 6,
+            cq_entries: 7,
+        };
+        KernelQueue { rings, control: GpuAddr(5), window: 8 }
+    }
+
+    #[test]
+    fn launches_are_laid_out_without_overlap() {
+        let launch = Launch::Owner(vec![queue(), queue(), queue()]);
+        let bytes = queue_bytes(&launch);
+        assert_eq!((bytes.len(), count(&launch).unwrap()), (3 * 56, 3));
+        assert_eq!((bytes[56], bytes[56 + 40], bytes[56 + 48]), (1, 6, 8));
+        let job = KernelJob {
+            works: GpuAddr(1),
+            outcomes: GpuAddr(2),
+            count: 3,
+            nsid: 4,
+            retries: 5,
+            retry_delay: [Duration::ZERO; 4],
+            stall: Duration::from_nanos(6),
+            limit: Duration::MAX,
+            poison: GpuAddr(7),
+        };
+        let words = job_words(&job);
+        assert_eq!(*words, [1, 2, 7, 3 | 4 << 32, 5, 0, 0, 0, 0, 6, u64::MAX]);
+        let layout = layout(bytes.len(), 3);
+        assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
+        assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
+        assert!(count(&Launch::Owner(vec![])).is_err() && count(&Launch::Shared(queue(), 0)).is_err());
+    }
+
+    #[test]
+    fn exits_that_were_never_written_are_noticed() {
+        let mut bytes = vec![0; 16];
+        bytes[0] = 3;
+        bytes[4] = 9;
+        assert!(exits(&bytes).is_err());
+        bytes[8] = 1;
+        assert_eq!(exits(&bytes).unwrap(), [Exit::Poisoned(9), Exit::Finished]);
+    }
+}

@@ -1,0 +1,280 @@
+//! GPU memory: plain allocations, and those made apart from their addresses, which can be exported.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use onehop_os::DmaBuf;
+
+use super::capabilities::Capabilities;
+use super::context::{Context, Stream};
+use super::dmabuf;
+use super::driver::{DevicePtr, Driver, Failure};
+use crate::region::DeviceBytes;
+use crate::{Error, Result};
+
+/// Plain allocations are made in steps of a GPU page, so that each starts and ends on host pages too.
+const UNIT: usize = 64 << 10;
+/// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+const SYNC_MEMOPS: i32 = 6;
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+const POSIX_FD: i32 = 1;
+
+/// How GPU memory is allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// By `cuMemAlloc`: small, quick, shared with other processes by an IPC handle.
+    Plain,
+    /// By `cuMemCreate`, in steps of 2 MiB: capable of GPUDirect, shared by a file descriptor. For whole dma-bufs.
+    Exportable,
+}
+
+enum Origin {
+    Plain,
+    /// The handle of the physical memory, which is mapped at the address.
+    Mapped {
+        handle: u64,
+    },
+    /// An IPC handle of another process was opened.
+    Opened,
+}
+
+/// One allocation.
+pub(super) struct DeviceMemory {
+    pub(super) context: Arc<Context>,
+    stream: Arc<Stream>,
+    pub(super) at: DevicePtr,
+    /// All of it: at least what was asked for.
+    pub(super) bytes: usize,
+    origin: Origin,
+}
+
+impl DeviceMemory {
+    /// New memory, zeroed.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        can: &Capabilities,
+        kind: DeviceKind,
+        bytes: usize,
+    ) -> Result<Self> {
+        let memory = match kind {
+            DeviceKind::Plain => Self::plain(context, stream, bytes)?,
+            DeviceKind::Exportable => Self::exportable(context, stream, can, bytes)?,
+        };
+        stream.fill(memory.at, memory.bytes, 0)?;
+        Ok(memory)
+    }
+
+    fn plain(context: &Arc<Context>, stream: &Arc<Stream>, bytes: usize) -> Result<Self> {
+        let bytes = round_up(bytes, UNIT)?;
+        let what = format!("allocating {bytes} bytes of GPU memory");
+        let mut at = 0;
+        // SAFETY: `at` lives across the call, and the context is current in it.
+        context.call(&what, |driver| unsafe { driver.alloc(&mut at, bytes) })?;
+        let memory =
+            Self { context: context.clone(), stream: stream.clone(), at, bytes, origin: Origin::Plain };
+        // Another device may write this memory: no copy may return before it has been made.
+        let on: u32 = 1;
+        // SAFETY: the attribute is a 32-bit number, and `at` was allocated above.
+        context.call("asking for synchronous copies", |driver| unsafe {
+            driver.pointer_set((&raw const on).cast(), SYNC_MEMOPS, at)
+        })?;
+        Ok(memory)
+    }
+
+    fn exportable(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        can: &Capabilities,
+        bytes: usize,
+    ) -> Result<Self> {
+        let what = format!("allocating {bytes} exportable bytes of GPU memory");
+        if !can.vmm {
+            return Err(Error::NotSupported {
+                what,
+                why: "this GPU has no virtual memory management; use plain memory".into(),
+            });
+        }
+        let properties = properties(context.device, can);
+        let mut unit = 0;
+        // SAFETY: both pointers live across the call; 0 asks for the smallest granularity.
+        context.call(&what, |driver| unsafe { driver.granularity(&mut unit, &properties, 0) })?;
+        let bytes = round_up(bytes, unit.max(UNIT))?;
+        let mut handle = 0;
+        // SAFETY: both pointers live across the call.
+        context.call(&what, |driver| unsafe { driver.create(&mut handle, bytes, &properties, 0) })?;
+        Self::map_handle(context, stream, handle, bytes, unit)
+    }
+
+    /// Memory that another process exported as a file descriptor.
+    pub(super) fn import(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        fd: &OwnedFd,
+        bytes: usize,
+    ) -> Result<Self> {
+        let mut handle = 0;
+        let number = fd.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: `handle` lives across the call; for this kind of handle the pointer is the descriptor's number.
+        context.call("importing shared GPU memory", |driver| unsafe {
+            driver.import_handle(&mut handle, number, POSIX_FD)
+        })?;
+        Self::map_handle(context, stream, handle, bytes, 0)
+    }
+
+    /// Memory that another process exported as an IPC handle, from the allocation's start on.
+    pub(super) fn open(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        handle: [u8; 64],
+    ) -> std::result::Result<Self, Failure> {
+        const LAZY_PEER_ACCESS: u32 = 1;
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        let (mut at, mut base, mut bytes) = (0, 0, 0);
+        context.attempt(|driver| {
+            // SAFETY: `at` lives across the call; a made-up handle is refused by the driver.
+            unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
+        })?;
+        let mut memory =
+            Self { context: context.clone(), stream: stream.clone(), at, bytes: 0, origin: Origin::Opened };
+        // SAFETY: both results live across the call.
+        context.attempt(|driver| unsafe { driver.address_range(&mut base, &mut bytes, at) })?;
+        memory.bytes = bytes;
+        Ok(memory)
+    }
+
+    fn map_handle(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        handle: u64,
+        bytes: usize,
+        unit: usize,
+    ) -> Result<Self> {
+        let what = format!("mapping {bytes} bytes of GPU memory");
+        let at = context
+            .attempt(|driver| map(driver, context.device, handle, bytes, unit))
+            .map_err(|failure| context.driver.error(what, failure))?;
+        let (context, stream) = (context.clone(), stream.clone());
+        Ok(Self { context, stream, at, bytes, origin: Origin::Mapped { handle } })
+    }
+}
+
+/// Gives physical memory an address. The handle is given back where that fails.
+fn map(
+    driver: &Driver,
+    device: i32,
+    handle: u64,
+    bytes: usize,
+    unit: usize,
+) -> std::result::Result<DevicePtr, Failure> {
+    let mut at = 0;
+    // SAFETY: `at` lives across the call; the driver chooses the address.
+    let reserved = unsafe { driver.reserve(&mut at, bytes, unit, 0, 0) };
+    let mapped = reserved.and_then(|()| {
+        // SAFETY: the range was reserved above, and the handle is of memory of at least that length.
+        let mapped = unsafe { driver.map(at, bytes, 0, handle, 0) }.and_then(|()| {
+            let access = sys::CUmemAccessDesc {
+                location: location(device),
+                flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            };
+            // SAFETY: `access` lives across the call, and the range is mapped.
+            unsafe { driver.set_access(at, bytes, &access, 1) }.inspect_err(|_| {
+                // SAFETY: the range was mapped above, and nobody has its address.
+                let _ = unsafe { driver.unmap(at, bytes) };
+            })
+        });
+        mapped.inspect_err(|_| {
+            // SAFETY: the range was reserved above, and nothing is mapped there any more.
+            let _ = unsafe { driver.unreserve(at, bytes) };
+        })
+    });
+    match mapped {
+        Ok(()) => Ok(at),
+        Err(failure) => {
+            // SAFETY: the caller handed the handle over, and nothing maps it.
+            let _ = unsafe { driver.release(handle) };
+            Err(failure)
+        }
+    }
+}
+
+fn location(device: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+fn properties(device: i32, can: &Capabilities) -> sys::CUmemAllocationProp {
+    let kind = if can.posix_fd {
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    } else {
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+    };
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: kind,
+        location: location(device),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: u8::from(can.gpudirect_vmm),
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn round_up(bytes: usize, unit: usize) -> Result<usize> {
+    let refused = || onehop_os::Error::OutOfRange { offset: 0, bytes, len: 0 };
+    Ok(bytes.max(1).checked_next_multiple_of(unit).ok_or_else(refused)?)
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let (at, bytes) = (self.at, self.bytes);
+        let _ = self.context.attempt(|driver| match self.origin {
+            // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
+            Origin::Plain => unsafe { driver.free(at) },
+            // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
+            Origin::Opened => unsafe { driver.ipc_close(at) },
+            Origin::Mapped { handle } => {
+                // SAFETY: the range is mapped, and nobody holds a region of it any more.
+                unsafe { driver.unmap(at, bytes) }?;
+                // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
+                unsafe { driver.unreserve(at, bytes) }?;
+                // SAFETY: the handle is ours, and its mapping is gone.
+                unsafe { driver.release(handle) }
+            }
+        });
+    }
+}
+
+impl DeviceBytes for DeviceMemory {
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.stream.copy_out(self.at + offset as u64, out)
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.stream.copy_in(self.at + offset as u64, data)
+    }
+
+    fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
+        self.stream.fill(self.at + offset as u64, bytes, value)
+    }
+
+    fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {
+        dmabuf::export(&self.context, self.at + offset as u64, bytes, dmabuf::Span::Allocation)
+            .map(Into::into)
+    }
+
+    fn share(&self) -> Result<Option<OwnedFd>> {
+        let Origin::Mapped { handle } = self.origin else { return Ok(None) };
+        let mut fd = -1;
+        // SAFETY: `fd` lives across the call, and the handle as long as self.
+        self.context.call("sharing GPU memory", |driver| unsafe {
+            driver.export_handle(&mut fd, handle, POSIX_FD, 0)
+        })?;
+        // SAFETY: the driver has just made this descriptor for us, and nobody else knows it.
+        Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}

@@ -1,0 +1,74 @@
+//! A device's registers for kernels to write: mapped where they are memory, passed on by a thread where they are not.
+
+use std::sync::Arc;
+
+use onehop_os::{HostMem, MmioWindow, Registers};
+use onehop_proto::GpuAddr;
+
+use super::capabilities::Capabilities;
+use super::context::Context;
+use super::driver::Failure;
+use super::host::{self, Kind};
+use super::surroundings::Surroundings;
+use crate::relay::{Activity, Relay};
+use crate::{Doorbells, Error, Result};
+
+/// Gives the GPU an address for registers, one way or the other.
+pub(super) fn map(
+    context: &Arc<Context>,
+    can: &Capabilities,
+    kernels: &Arc<Activity>,
+    regs: Arc<dyn Registers>,
+) -> Result<Doorbells> {
+    match regs.mmio() {
+        Some(window) => direct(context, &window, regs),
+        None => relayed(context, can, kernels, regs),
+    }
+}
+
+fn direct(context: &Arc<Context>, window: &MmioWindow, regs: Arc<dyn Registers>) -> Result<Doorbells> {
+    let mem = window.memory();
+    // The driver takes the pages that are mapped now; VFIO maps each when it is first touched.
+    for page in (0..mem.len()).step_by(4096) {
+        let _ = regs.read32(page as u32);
+    }
+    match host::register_io(context, mem) {
+        Ok((registration, at)) => Ok(Doorbells::direct(GpuAddr(at), Box::new((registration, regs)))),
+        Err(failure) => Err(Error::Registers { why: explain(context, mem, failure) }),
+    }
+}
+
+fn explain(context: &Context, mem: &HostMem, failure: Option<Failure>) -> String {
+    let (said, code) = match failure {
+        None => ("a part of its pages is registered already as something else".into(), None),
+        Some(Failure::Missing(symbol, since)) => (format!("the driver has no {symbol} (CUDA {since})"), None),
+        Some(Failure::Code(call, code)) => {
+            let (name, text) = context.driver.words(code);
+            (format!("{call} with IOMEMORY failed with {name} ({code}): {text}"), Some(code))
+        }
+    };
+    let causes = Surroundings::of(mem.host_ptr() as usize).why_no_io_memory(code);
+    let mut words = said;
+    for (i, cause) in causes.iter().enumerate() {
+        words.push_str(&format!(
+            "{} ({}) {cause}",
+            if i == 0 { ". What may be the cause:" } else { ";" },
+            i + 1
+        ));
+    }
+    words
+}
+
+fn relayed(
+    context: &Arc<Context>,
+    can: &Capabilities,
+    kernels: &Arc<Activity>,
+    regs: Arc<dyn Registers>,
+) -> Result<Doorbells> {
+    let page = HostMem::touched(regs.size() as usize)?;
+    let (registration, at) = host::register(context, can, &page, Kind::Memory)?;
+    let relay = Relay::start(page, regs, kernels.clone())?;
+    let watched = relay.watched();
+    // The thread ends before the GPU loses the page: fields of a tuple go in order.
+    Ok(Doorbells::relayed(GpuAddr(at), watched, Box::new((relay, registration))))
+}

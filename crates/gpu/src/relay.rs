@@ -1,0 +1,255 @@
+//! Doorbells of controllers whose registers are no memory: the GPU writes a page, and a thread passes on what it finds.
+//!
+//! What is passed on, and why it is enough:
+//!
+//! - The thread takes a word out by an atomic exchange with [`EMPTY`], which no doorbell is ever rung with. So no write
+//!   is lost between a look and the taking, and a value that comes twice is passed on twice: a queue that was created
+//!   anew may well be rung with the value that the old one ended on.
+//! - Two writes of one doorbell between two looks become one. Doorbells are positions, not counts, and a ring can never
+//!   go round whole while the controller has not been told: the later value says all that the earlier one did.
+//! - Words are taken from the lowest offset to the highest, and passed on from the highest to the lowest. A queue's
+//!   completion doorbell stands behind its submission doorbell, so whoever frees a completion entry and then submits is
+//!   passed on in that order: what was written before the word that was taken first is there when the second is taken.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_os::{HostMem, Registers};
+
+use crate::{Error, Result};
+
+/// What stands where the GPU has written nothing: positions have sixteen bits.
+pub(crate) const EMPTY: u32 = u32::MAX;
+
+/// How long the thread looks without a rest after the last thing it passed on.
+const AWAKE: Duration = Duration::from_millis(2);
+/// Its rests when nothing happens and no kernel runs.
+const REST: Duration = Duration::from_micros(50);
+
+/// How many kernels run that may ring.
+#[derive(Default)]
+pub(crate) struct Activity(AtomicUsize);
+
+impl Activity {
+    /// A kernel starts; it has ended when the result is dropped.
+    pub(crate) fn kernel(self: &Arc<Self>) -> RunningKernel {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        RunningKernel(self.clone())
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+/// See [`Activity::kernel`].
+pub(crate) struct RunningKernel(Arc<Activity>);
+
+impl Drop for RunningKernel {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The doorbells that are looked at, in order of offset.
+#[derive(Clone, Default)]
+pub(crate) struct Watched(Arc<Mutex<Arc<[u32]>>>);
+
+impl Watched {
+    /// Looks at one more.
+    pub(crate) fn add(&self, offset: u32) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(at) = list.binary_search(&offset) {
+            let mut longer = list.to_vec();
+            longer.insert(at, offset);
+            *list = longer.into();
+        }
+    }
+
+    fn list(&self) -> Arc<[u32]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The thread, and the page it looks at. Passes on what is left and ends when it is dropped.
+pub(crate) struct Relay {
+    watched: Watched,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Starts to pass on from `page`, which the GPU has an address for, to the registers.
+    pub(crate) fn start(page: HostMem, regs: Arc<dyn Registers>, kernels: Arc<Activity>) -> Result<Self> {
+        for at in (0..page.len()).step_by(4) {
+            page.word(at)?.store(EMPTY, Ordering::Relaxed);
+        }
+        let (watched, stop) = (Watched::default(), Arc::new(AtomicBool::new(false)));
+        let (list, ended) = (watched.clone(), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("doorbell relay".into())
+            .spawn(move || {
+                let mut pass = Pass { page, regs, found: Vec::new() };
+                run(&mut pass, &list, &kernels, &ended);
+            })
+            .map_err(|e| Error::Registers {
+                why: format!("this machine gave no thread to pass them on: {e}"),
+            })?;
+        Ok(Self { watched, stop, thread: Some(thread) })
+    }
+
+    /// Where to add doorbells.
+    pub(crate) fn watched(&self) -> Watched {
+        self.watched.clone()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Pass {
+    page: HostMem,
+    regs: Arc<dyn Registers>,
+    found: Vec<(u32, u32)>,
+}
+
+impl Pass {
+    /// Looks once at every doorbell; whether there was something to pass on.
+    fn once(&mut self, list: &[u32]) -> bool {
+        self.found.clear();
+        for offset in list {
+            // An offset behind the end has no word, and no GPU address that could be written either.
+            let Ok(word) = self.page.word(*offset as usize) else { continue };
+            // A plain look first: an exchange would take the line away from whoever writes beside it.
+            if word.load(Ordering::Acquire) != EMPTY {
+                self.found.push((*offset, word.swap(EMPTY, Ordering::AcqRel)));
+            }
+        }
+        for (offset, value) in self.found.iter().rev() {
+            self.regs.write32(*offset, *value);
+        }
+        !self.found.is_empty()
+    }
+}
+
+fn run(pass: &mut Pass, watched: &Watched, kernels: &Activity, stop: &AtomicBool) {
+    let mut last = Instant::now();
+    let mut idle = 0u32;
+    loop {
+        let ending = stop.load(Ordering::Acquire);
+        if pass.once(&watched.list()) {
+            last = Instant::now();
+            idle = 0;
+        } else if ending {
+            return;
+        } else if kernels.any() || last.elapsed() < AWAKE {
+            idle = idle.wrapping_add(1);
+            if idle.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        } else {
+            std::thread::sleep(REST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(u32, u32)>>);
+
+    impl Registers for Heard {
+        fn read32(&self, _offset: u32) -> u32 {
+            0
+        }
+        fn write32(&self, offset: u32, value: u32) {
+            self.0.lock().unwrap().push((offset, value));
+        }
+        fn size(&self) -> u32 {
+            16384
+        }
+    }
+
+    fn started() -> (HostMem, Arc<Heard>, Relay) {
+        let (page, heard) = (HostMem::anonymous(16384).unwrap(), Arc::<Heard>::default());
+        let relay = Relay::start(page.clone(), heard.clone(), Arc::default()).unwrap();
+        (page, heard, relay)
+    }
+
+    fn ring(page: &HostMem, offset: u32, value: u32) {
+        page.word(offset as usize).unwrap().store(value, Ordering::Release);
+    }
+
+    /// Waits until the word was taken, as a controller's answer would have it.
+    fn taken(page: &HostMem, offset: u32) {
+        let start = Instant::now();
+        while page.word(offset as usize).unwrap().load(Ordering::Acquire) != EMPTY {
+            assert!(start.elapsed() < Duration::from_secs(20), "nobody took it");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn every_ring_arrives_in_order_and_the_same_value_arrives_again() {
+        let (page, heard, relay) = started();
+        relay.watched().add(0x1008);
+        relay.watched().add(0x1008);
+        let values: Vec<u32> = (0..500).map(|i| i / 2).collect();
+        for value in &values {
+            ring(&page, 0x1008, *value);
+            taken(&page, 0x1008);
+        }
+        drop(relay);
+        let heard: Vec<u32> = heard.0.lock().unwrap().iter().map(|(_, value)| *value).collect();
+        assert_eq!(heard, values);
+    }
+
+    #[test]
+    fn a_freed_completion_is_told_before_the_submission_that_follows_it() {
+        let (page, heard, relay) = started();
+        let (sq, cq) = (0x1010, 0x1014);
+        relay.watched().add(sq);
+        relay.watched().add(cq);
+        for turn in 1..2000 {
+            ring(&page, cq, turn);
+            ring(&page, sq, turn);
+            if turn % 7 == 0 {
+                taken(&page, sq);
+            }
+        }
+        drop(relay);
+        let heard = heard.0.lock().unwrap();
+        let mut freed = 0;
+        for (offset, value) in heard.iter() {
+            if *offset == cq {
+                freed = *value;
+            } else {
+                assert!(*value <= freed, "submission {value} was told after completion {freed}");
+            }
+        }
+        assert!(heard.ends_with(&[(cq, 1999), (sq, 1999)]) || heard.ends_with(&[(sq, 1999)]));
+    }
+
+    #[test]
+    fn only_doorbells_that_were_handed_out_are_passed_on_and_nothing_is_left_behind() {
+        let (page, heard, relay) = started();
+        relay.watched().add(0x1000);
+        relay.watched().add(1 << 20);
+        ring(&page, 0x1004, 5);
+        ring(&page, 0x1000, 6);
+        drop(relay);
+        assert_eq!(*heard.0.lock().unwrap(), [(0x1000, 6)]);
+        // The page is no longer looked at.
+        ring(&page, 0x1000, 7);
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(heard.0.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,255 @@
+//! Launches: doorbells that reach a controller, bounds that are kept, failures that are told.
+
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::cuda::{Arg, Cuda, Shape};
+use onehop_gpu::{Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings};
+use onehop_os::{HostMem, MmioWindow, Registers};
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Exit;
+
+use crate::{bench, ptx, run, tell};
+
+/// Registers that write down what they hear, and answer in a word that the GPU looks at.
+struct Heard {
+    writes: Mutex<Vec<(u32, u32)>>,
+    ack: Region,
+}
+
+impl Registers for Heard {
+    fn read32(&self, _offset: u32) -> u32 {
+        0
+    }
+    fn write32(&self, offset: u32, value: u32) {
+        self.writes.lock().unwrap().push((offset, value));
+        self.ack.signal(0, value).unwrap();
+    }
+    fn size(&self) -> u32 {
+        16384
+    }
+}
+
+#[test]
+fn every_doorbell_of_a_kernel_reaches_the_registers_in_order() {
+    const TIMES: u32 = 20_000;
+    let Some(bench) = bench("every_doorbell_of_a_kernel_reaches_the_registers_in_order") else { return };
+    let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let heard = Arc::new(Heard { writes: Mutex::default(), ack: ack.clone() });
+    let doorbells = bench.gpu.map_registers(heard.clone()).unwrap();
+    assert!(doorbells.is_relayed());
+    let door = doorbells.at(0x1008);
+    let args = [Arg::U64(door.0), Arg::U64(ack.addr().0), Arg::U32(TIMES), Arg::U64(15_000_000_000)];
+    let start = Instant::now();
+    run(&bench.gpu, "ring", 1, &args);
+    let each = start.elapsed() / TIMES;
+    tell(&format!("a doorbell by way of the relay and the answer to it: {each:?}"));
+    let writes: Vec<_> = heard.writes.lock().unwrap().drain(..).collect();
+    assert_eq!(writes.len(), TIMES as usize);
+    assert!(writes.iter().zip(1..).all(|(write, turn)| *write == (0x1008, turn)));
+
+    // A queue that is created anew may be rung with the value that the old one ended on.
+    let [door, word, _, limit] = args;
+    let once = [door, word, Arg::U32(1), limit];
+    ack.signal(0, 0).unwrap();
+    run(&bench.gpu, "ring", 1, &once);
+    ack.signal(0, 0).unwrap();
+    run(&bench.gpu, "ring", 1, &once);
+    drop(doorbells);
+    assert_eq!(*heard.writes.lock().unwrap(), [(0x1008, 1), (0x1008, 1)]);
+}
+
+#[test]
+fn a_kernel_s_completion_doorbell_is_told_before_its_submission() {
+    const TIMES: u32 = 50_000;
+    let Some(bench) = bench("a_kernel_s_completion_doorbell_is_told_before_its_submission") else { return };
+    let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let heard = Arc::new(Heard { writes: Mutex::default(), ack });
+    let doorbells = bench.gpu.map_registers(heard.clone()).unwrap();
+    let (sq, cq) = (doorbells.at(0x1010), doorbells.at(0x1014));
+    run(&bench.gpu, "pair", 1, &[Arg::U64(sq.0), Arg::U64(cq.0), Arg::U32(TIMES)]);
+    drop(doorbells);
+    let writes = heard.writes.lock().unwrap();
+    let (mut freed, mut submitted) = (0, 0);
+    for (offset, value) in writes.iter() {
+        let last = if *offset == 0x1014 { &mut freed } else { &mut submitted };
+        assert!(*value > *last, "{offset:#x} went from {last} to {value}");
+        *last = *value;
+        assert!(submitted <= freed, "submission {submitted} was told after completion {freed}");
+    }
+    assert_eq!((freed, submitted), (TIMES, TIMES));
+    tell(&format!("{} of {} doorbells were passed on, the rest were overtaken", writes.len(), 2 * TIMES));
+}
+
+/// Registers that say they are memory of a device, and are not.
+struct NoDevice(HostMem);
+
+impl Registers for NoDevice {
+    fn read32(&self, _offset: u32) -> u32 {
+        0
+    }
+    fn write32(&self, _offset: u32, _value: u32) {}
+    fn size(&self) -> u32 {
+        self.0.len() as u32
+    }
+    fn mmio(&self) -> Option<MmioWindow> {
+        Some(MmioWindow::new(self.0.clone()))
+    }
+}
+
+#[test]
+fn registers_that_cannot_be_mapped_say_why() {
+    let Some(bench) = bench("registers_that_cannot_be_mapped_say_why") else { return };
+    let regs = Arc::new(NoDevice(HostMem::touched(16384).unwrap()));
+    match bench.gpu.map_registers(regs) {
+        Ok(_) => tell("ordinary memory is registered as a device's here"),
+        Err(error) => {
+            tell(&format!("{error}"));
+            assert!(matches!(error, Error::Registers { .. }), "{error}");
+            assert!(error.to_string().contains("IOMEMORY") && error.to_string().contains("NVRM"), "{error}");
+        }
+    }
+}
+
+fn queue(control: &Region) -> KernelQueue {
+    let zero = GpuAddr(0);
+    let rings = Rings { sq: zero, cq: zero, sq_door: zero, cq_door: zero, sq_entries: 64, cq_entries: 64 };
+    KernelQueue { rings, control: control.addr(), window: 63 }
+}
+
+#[test]
+fn launches_are_prepared_poisoned_bounded_and_read_back() {
+    let Some(bench) = bench("launches_are_prepared_poisoned_bounded_and_read_back") else { return };
+    // SAFETY: the stand-ins write exits and the control words below.
+    let gpu = unsafe { bench.cuda.open_with_code("0", ptx::STAND_IN) }.unwrap();
+    let controls: Vec<Region> = (0..3).map(|_| gpu.alloc(Place::Vram, 4096).unwrap()).collect();
+    let owner = Launch::Owner(controls.iter().map(queue).collect());
+    gpu.prepare(&owner).unwrap();
+    let marks: Vec<u32> = controls.iter().map(|control| control.word(0).unwrap()).collect();
+    assert_eq!(marks, [100, 101, 102]);
+    let poison = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let job = KernelJob {
+        works: GpuAddr(0),
+        outcomes: GpuAddr(0),
+        count: 0,
+        nsid: 1,
+        retries: 0,
+        retry_delay: [Duration::ZERO; 4],
+        stall: Duration::from_secs(1),
+        limit: Duration::from_millis(200),
+        poison: poison.addr(),
+    };
+    // By its own limit.
+    let start = Instant::now();
+    let running = gpu.launch(&owner, &job).unwrap();
+    assert!(!running.is_done());
+    assert_eq!(running.join().unwrap(), [Exit::TimedOut; 3]);
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(5), "{took:?}");
+    // By the host, while it runs; memory in use stays until the end even if nobody wants the outcome.
+    let long = KernelJob { limit: Duration::from_secs(20), ..job };
+    let mut slowest = Duration::ZERO;
+    for code in 1..50 {
+        poison.signal(0, 0).unwrap();
+        let running = gpu.launch(&owner, &long).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!running.is_done());
+        let start = Instant::now();
+        poison.signal(0, code).unwrap();
+        while !running.is_done() {
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+        slowest = slowest.max(start.elapsed());
+        if code % 2 == 0 {
+            assert_eq!(running.join().unwrap(), [Exit::Poisoned(code); 3]);
+        }
+    }
+    tell(&format!("from the poison word to the end of the launch, the slowest of 49: {slowest:?}"));
+    assert!(slowest < Duration::from_millis(10), "{slowest:?}");
+
+    let shared = Launch::Shared(queue(&controls[0]), 1000);
+    gpu.prepare(&shared).unwrap();
+    assert_eq!(controls[0].word(0).unwrap(), 200);
+    assert_eq!(gpu.launch(&shared, &job).unwrap().join().unwrap(), vec![Exit::Finished; 1000]);
+    assert!(gpu.launch(&Launch::Owner(vec![]), &job).is_err());
+    assert!(gpu.launch(&Launch::Shared(queue(&controls[0]), 0), &job).is_err());
+}
+
+#[test]
+fn a_kernel_that_does_not_end_in_time_is_left_alone() {
+    let Some(bench) = bench("a_kernel_that_does_not_end_in_time_is_left_alone") else { return };
+    let start = Instant::now();
+    let shape = Shape { blocks: 1, threads: 1, shared: 0 };
+    let args = [Arg::U64(12_000_000_000)];
+    // SAFETY: the kernel takes this argument and touches no memory.
+    let result = unsafe { bench.gpu.run_ptx(ptx::TOOLS, "linger", shape, &args, Duration::ZERO) };
+    let (error, took) = (result.unwrap_err(), start.elapsed());
+    tell(&format!("after {took:?}: {error}"));
+    assert!(took < Duration::from_millis(11_500) && error.to_string().contains("did not end"), "{error}");
+    // The GPU goes on meanwhile: this copy does not wait for it.
+    let region = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    region.write(0, &[1; 8]).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+}
+
+#[test]
+fn wrong_device_code_says_what_the_compiler_said() {
+    let Some(bench) = bench("wrong_device_code_says_what_the_compiler_said") else { return };
+    let shape = Shape { blocks: 1, threads: 1, shared: 0 };
+    let limit = Duration::from_secs(1);
+    let broken = ptx::TOOLS.replace("add.u64 %d0, %d0, %d1;", "add.nonsense %d0;");
+    // SAFETY: nothing runs of what does not compile, or is not found.
+    let errors = [
+        unsafe { bench.gpu.run_ptx(&broken, "linger", shape, &[], limit) },
+        unsafe { bench.gpu.run_ptx("", "linger", shape, &[], limit) },
+        unsafe { bench.gpu.run_ptx(ptx::TOOLS, "no_such_kernel", shape, &[], limit) },
+    ];
+    let texts = errors.map(|error| error.unwrap_err().to_string());
+    texts.iter().for_each(|text| tell(text));
+    assert!(texts[0].contains("the compiler said") && texts[0].contains("nonsense"), "{}", texts[0]);
+    assert!(texts[2].contains("no_such_kernel"), "{}", texts[2]);
+    let wide = Shape { threads: 5000, ..shape };
+    // SAFETY: the driver refuses the shape.
+    let error = unsafe { bench.gpu.run_ptx(ptx::TOOLS, "stray", wide, &[], limit) }.unwrap_err();
+    assert!(matches!(error, Error::Driver { .. }), "{error}");
+}
+
+const CHILD: &str = "ONEHOP_TEST_STRAY";
+
+#[test]
+fn a_wrong_address_ends_the_context_with_an_error() {
+    if bench("a_wrong_address_ends_the_context_with_an_error").is_none() {
+        return;
+    }
+    // In a process of its own: nobody can use the context afterwards.
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kernels::the_process_whose_context_ends", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    tell(said.trim());
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("start the program anew"), "{said}");
+}
+
+/// The other process of the test above; nothing when it runs by itself.
+#[test]
+fn the_process_whose_context_ends() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let gpu = Cuda::load().unwrap().open("0").unwrap();
+    let held = gpu.alloc(Place::Vram, 4096).unwrap();
+    let pinned = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let shape = Shape { blocks: 1, threads: 1, shared: 0 };
+    // SAFETY: the address it writes is no memory: the GPU stops it.
+    let result = unsafe { gpu.run_ptx(ptx::TOOLS, "stray", shape, &[], Duration::from_secs(5)) };
+    tell(&format!("{}", result.unwrap_err()));
+    // Everything after it fails in words, and nothing hangs or panics on the way out.
+    tell(&format!("{}", held.read(0, &mut [0; 4]).unwrap_err()));
+    tell(&format!("{:?}", gpu.alloc(Place::Vram, 4096).err().map(|error| error.to_string())));
+    pinned.write(0, &[1]).unwrap();
+    drop((held, pinned, gpu));
+}

@@ -1,0 +1,97 @@
+//! Host memory for pinning: in huge pages where the system has them, and all of it there before it is used.
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+use crate::{Error, HostMem, Result};
+
+/// A huge page of the processors that matter here.
+const HUGE: usize = 2 << 20;
+
+/// What one thread touches at least; below it a second thread costs more than it saves.
+const SHARE: usize = 64 << 20;
+
+/// Threads that touch pages: one thread needs about a quarter of a second for each GiB, eight an eighth of that.
+const MOST_THREADS: usize = 8;
+
+impl HostMem {
+    /// Zeroed memory of this process with all its pages in place, huge ones where the system gives them.
+    ///
+    /// It is private and stays out of child processes: a device goes on writing the pages it was given, and a fork would
+    /// leave either side with a copy that the device does not know.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn touched(bytes: usize) -> Result<Self> {
+        let refused = || Error::OutOfRange { offset: 0, bytes, len: 0 };
+        let unit = if bytes >= HUGE { HUGE } else { 4096 };
+        let len = bytes.max(1).checked_next_multiple_of(unit).ok_or_else(refused)?;
+        // Huge pages need an aligned start, which only newer kernels give by themselves.
+        let mapped = if unit == HUGE { len.checked_add(HUGE).ok_or_else(refused)? } else { len };
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap_anonymous(std::ptr::null_mut(), mapped, access, MapFlags::PRIVATE)
+        }
+        .map_err(|e| Error::system(format!("mmap of {mapped} bytes"), e))?;
+        let whole = Self::whole(base.cast(), mapped, true)?;
+        let start = (whole.host_ptr() as usize).next_multiple_of(unit) - whole.host_ptr() as usize;
+        let mem = whole.slice(start..start + len)?;
+        advise(&mem, Advice::LinuxDontFork)?;
+        if unit == HUGE {
+            // A kernel without huge pages says so, and ordinary ones do as well.
+            let _ = advise(&mem, Advice::LinuxHugepage);
+        }
+        touch(&mem)?;
+        Ok(mem)
+    }
+}
+
+fn advise(mem: &HostMem, advice: Advice) -> Result<()> {
+    // SAFETY: the range is that of a mapping that `mem` keeps alive, and none of the advice used here changes its bytes.
+    unsafe { madvise(mem.host_ptr().cast(), mem.len(), advice) }
+        .map_err(|e| Error::system(format!("madvise of {} bytes", mem.len()), e))
+}
+
+fn touch(mem: &HostMem) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (mem.len() / SHARE).clamp(1, MOST_THREADS.min(cores));
+    let share = (mem.len() / threads).next_multiple_of(HUGE);
+    std::thread::scope(|scope| {
+        let parts = (0..mem.len()).step_by(share.max(1)).map(|at| mem.slice(at..mem.len().min(at + share)));
+        let running: Vec<_> = parts.map(|part| scope.spawn(move || touch_part(&part?))).collect();
+        for thread in running {
+            let lost = || Error::system("touching memory", std::io::Error::other("its thread ended early"));
+            thread.join().map_err(|_| lost())??;
+        }
+        Ok(())
+    })
+}
+
+fn touch_part(part: &HostMem) -> Result<()> {
+    if advise(part, Advice::LinuxPopulateWrite).is_ok() {
+        return Ok(());
+    }
+    // Kernels before 5.14 do not know this advice: a store into each page does the same.
+    for at in (0..part.len()).step_by(4096) {
+        part.word(at)?.store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn touched_memory_is_zero_and_aligned() {
+        for bytes in [1, 5000, HUGE, HUGE + 1, 3 * SHARE + 4096] {
+            let mem = HostMem::touched(bytes).unwrap();
+            let unit = if bytes >= HUGE { HUGE } else { 4096 };
+            assert_eq!(mem.len(), bytes.next_multiple_of(unit));
+            assert!((mem.host_ptr() as usize).is_multiple_of(unit));
+            mem.write(mem.len() - 1, &[9]).unwrap();
+            assert_eq!(mem.to_vec(mem.len() - 2, 2).unwrap(), [0, 9]);
+        }
+        assert!(HostMem::touched(usize::MAX).is_err());
+    }
+}
