@@ -38,8 +38,16 @@ pub fn reserved(sqe: &Sqe, masks: &Masks) -> Option<u32> {
     }
     let [_, _, two, three, .., a, b, c, d, e, f] = sqe.dw;
     let [ma, mb, mc, md, me, mf] = *masks;
-    let checks =
-        [(2, two), (3, three), (10, a & ma), (11, b & mb), (12, c & mc), (13, d & md), (14, e & me), (15, f & mf)];
+    let checks = [
+        (2, two),
+        (3, three),
+        (10, a & ma),
+        (11, b & mb),
+        (12, c & mc),
+        (13, d & md),
+        (14, e & me),
+        (15, f & mf),
+    ];
     checks.into_iter().find(|(_, wrong)| *wrong != 0).map(|(dword, _)| dword)
 }
 
@@ -103,10 +111,8 @@ pub enum Plan {
 pub fn check(sqe: &Sqe, limits: &Limits) -> Result<Plan, Refusal> {
     let op = sqe.opcode();
     let dword0 = u64::from(sqe.dw[0]);
-    let served = matches!(
-        op,
-        opcode::FLUSH | opcode::READ | opcode::WRITE | opcode::COMPARE | opcode::WRITE_ZEROES
-    );
+    let served =
+        matches!(op, opcode::FLUSH | opcode::READ | opcode::WRITE | opcode::COMPARE | opcode::WRITE_ZEROES);
     let Some(masks) = masks(op).filter(|_| served) else {
         return Err(Refusal::breach(Rule::Opcode, dword0, Status::INVALID_OPCODE));
     };

@@ -196,7 +196,7 @@ impl Litmus {
     /// The phase of a message's completion: one in the first lap.
     #[inline(always)]
     const fn phase(&self, message: u32) -> u32 {
-        message / self.slots & 1 ^ 1
+        ((message / self.slots) & 1) ^ 1
     }
 
     /// Reads a word that tells of others.

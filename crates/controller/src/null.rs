@@ -26,7 +26,7 @@ use crate::{Rule, seal};
 /// Commands of a turn at most.
 pub const NULL_BATCH: u32 = 128;
 /// Turns between two looks at the control word and the clock.
-const LOOK: u32 = 256;
+const LOOK: u64 = 256;
 /// Turns without work after which a turn begins with a pause.
 const PATIENCE: u32 = 64;
 
@@ -126,7 +126,7 @@ impl<'a, W: Engine> Null<'a, W> {
         let lanes = self.warp.lanes();
         let mut streak = 0u32;
         loop {
-            if self.turns as u32 % LOOK == 0 {
+            if self.turns.is_multiple_of(LOOK) {
                 match self.look() {
                     Wish::Stop(exit) => return Some(exit),
                     Wish::Rest => return None,
@@ -273,8 +273,7 @@ impl<'a, W: Engine> Null<'a, W> {
     fn answer(&self, i: u32, j: u32, sqhd: u16, flags: u32) {
         let word = self.warp.local(local::BATCH + i);
         let cid = word & 0xffff;
-        let mut status =
-            if word & BROKEN != 0 { Status::INVALID_FIELD.with_dnr() } else { Status::SUCCESS };
+        let mut status = if word & BROKEN != 0 { Status::INVALID_FIELD.with_dnr() } else { Status::SUCCESS };
         if flags & flag::CHECK_CIDS != 0 && self.is_twice(i, cid) {
             status = Status::CID_CONFLICT.with_dnr();
         }

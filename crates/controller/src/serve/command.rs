@@ -7,12 +7,12 @@ use onehop_proto::{Sqe, Status};
 use super::faults::Effect;
 use super::parked::{self, Extra};
 use super::{CIDS, DONE, ENTRIES, SPANS, Server, task, word};
+use crate::Rule;
 use crate::fields::{self, Limits, Plan, Refusal};
 use crate::layout::{FaultKind, LOCAL_SPANS, SPAN_BYTES, flag};
 use crate::report::NO_COMMAND;
 use crate::space;
 use crate::warp::{Engine, wrap};
-use crate::Rule;
 
 impl<W: Engine> Server<'_, W> {
     /// Goes on until the lanes have something to move, or the turn is over and all that is done has been posted.
@@ -155,7 +155,9 @@ impl<W: Engine> Server<'_, W> {
             self.find_spans(sqe, bytes)?;
         }
         let torn = effect.kind() == Some(FaultKind::Torn);
-        if torn && self.park(parked::DATA, effect, self.delay_of(effect), self.get(word::JOB), Extra::default()) {
+        if torn
+            && self.park(parked::DATA, effect, self.delay_of(effect), self.get(word::JOB), Extra::default())
+        {
             return Ok(false);
         }
         self.add(counter, bytes);
@@ -167,7 +169,8 @@ impl<W: Engine> Server<'_, W> {
     fn find_spans(&self, sqe: &Sqe, bytes: u64) -> Result<(), Refusal> {
         let (warp, pair) = (self.warp, &self.pair);
         let most = LOCAL_SPANS + pair.span_count;
-        let walk = prp::walk(pair.page_shift, sqe.prp1(), sqe.prp2(), bytes, |at| space::qword(warp, pair, at.0));
+        let walk =
+            prp::walk(pair.page_shift, sqe.prp1(), sqe.prp2(), bytes, |at| space::qword(warp, pair, at.0));
         let mut count = 0;
         for step in walk {
             let (bus, len) = step.map_err(refusal)?;

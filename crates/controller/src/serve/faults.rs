@@ -110,6 +110,8 @@ const _: () = {
     assert!(offset_of!(Fault, every) == 4 * EVERY as usize && offset_of!(Fault, count) == 4 * COUNT as usize);
     assert!(offset_of!(Fault, first) == 4 * FIRST as usize && offset_of!(Fault, last) == 4 * LAST as usize);
     assert!(offset_of!(Fault, delay) == 4 * DELAY as usize && offset_of!(Fault, value) == 4 * VALUE as usize);
-    assert!(offset_of!(Fault, opcodes) == 4 * OPCODES as usize && offset_of!(Fault, seen) == 4 * SEEN as usize);
+    assert!(
+        offset_of!(Fault, opcodes) == 4 * OPCODES as usize && offset_of!(Fault, seen) == 4 * SEEN as usize
+    );
     assert!(offset_of!(Fault, fired) == 4 * FIRED as usize);
 };

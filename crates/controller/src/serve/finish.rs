@@ -71,7 +71,8 @@ impl<W: Engine> Server<'_, W> {
     /// Whether another completion fits that nobody has kept room for.
     fn has_room(&self) -> bool {
         let entries = self.pair.cq_entries;
-        distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries) + self.get(word::OWED) + 1 < entries
+        distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries) + self.get(word::OWED) + 1
+            < entries
     }
 
     /// Writes a completion queue entry.

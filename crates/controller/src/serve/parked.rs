@@ -102,11 +102,8 @@ impl<W: Engine> Server<'_, W> {
             self.set(job + i, warp.load(self.parked_at(index, i)));
         }
         self.set(word::JOB, job);
-        let extra = Extra {
-            a: warp.load(self.parked_at(index, A)),
-            b: warp.load(self.parked_at(index, B)),
-            target,
-        };
+        let extra =
+            Extra { a: warp.load(self.parked_at(index, A)), b: warp.load(self.parked_at(index, B)), target };
         (kind, Effect(warp.load(self.parked_at(index, EFFECT))), extra)
     }
 
