@@ -20,6 +20,8 @@ use crate::warp::{Engine, Scoped, Voice};
 
 /// Turns without progress between two looks at the control word and the clock.
 const LOOK: u32 = 64;
+/// Lanes of a warp at most.
+const MAX_LANES: u32 = 32;
 
 /// The warp's local words.
 mod local {
@@ -31,10 +33,13 @@ mod local {
     pub const TORN: u32 = TALLY + 2;
     pub const ALIEN: u32 = TALLY + 3;
     pub const END: u32 = TALLY + 4;
+    /// How many messages of a batch have come, and for each lane whether its own has.
+    pub const COME: u32 = END;
+    pub const MINE: u32 = END + 1;
 }
 
 /// Local words that each side needs.
-pub const LITMUS_LOCAL_WORDS: u32 = local::END;
+pub const LITMUS_LOCAL_WORDS: u32 = local::MINE + MAX_LANES;
 
 /// How strong the writer's fence is: [`Litmus::fence`].
 pub mod strength {
@@ -153,20 +158,35 @@ pub fn consume<W: Engine>(warp: &W, at: GpuAddr) -> Exit {
     side.clear();
     while side.done != side.setup.messages {
         let (setup, done) = (side.setup, side.done);
-        let most = setup.messages.wrapping_sub(done).min(warp.lanes()).min(setup.slots);
-        let count = warp.prefix(most, |i| {
-            let message = done.wrapping_add(i);
-            setup.look(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
-        });
-        if let Err(exit) = side.progress(count) {
-            return side.end(exit);
-        }
+        let most = side.batch(setup.messages.wrapping_sub(done));
         warp.each(|lane| {
-            if lane < count {
-                setup.judge(warp, done.wrapping_add(lane));
+            warp.set_local(local::MINE + lane, 0);
+            if lane == 0 {
+                warp.set_local(local::COME, 0);
             }
         });
-        side.acknowledge(count);
+        // Each lane waits for a message of its own, and looks at it at once: nothing comes between phase and data.
+        let mut come = 0;
+        while come < most {
+            warp.each(|lane| {
+                let message = done.wrapping_add(lane);
+                let mine = local::MINE + lane;
+                if lane < most
+                    && warp.local(mine) == 0
+                    && setup.look(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
+                {
+                    setup.judge(warp, message);
+                    warp.set_local(mine, 1);
+                    warp.add_local(local::COME, 1);
+                }
+            });
+            let now = side.voice.say(warp, || warp.local(local::COME));
+            if let Err(exit) = side.progress(now - come) {
+                return side.end(exit);
+            }
+            come = now;
+        }
+        side.acknowledge(most);
     }
     side.end(Exit::Stopped)
 }
@@ -250,6 +270,13 @@ impl<'a, W: Engine> Side<'a, W> {
         });
     }
 
+    /// How many messages go together when so many are left; both sides of an experiment reckon alike.
+    #[inline(always)]
+    fn batch(&self, left: u32) -> u32 {
+        let lanes = self.warp.lanes().min(MAX_LANES);
+        self.setup.batch.clamp(1, lanes).min(self.setup.slots).min(left)
+    }
+
     /// How many messages the writer may send now, once it may send some; none after the last.
     fn next_batch(&mut self) -> Option<Result<u32, Exit>> {
         let (warp, setup) = (self.warp, self.setup);
@@ -257,7 +284,7 @@ impl<'a, W: Engine> Side<'a, W> {
         if left == 0 {
             return None;
         }
-        let most = setup.batch.clamp(1, warp.lanes()).min(setup.slots).min(left);
+        let most = self.batch(left);
         loop {
             let taken = self.voice.say(warp, || warp.load_acquire(setup.taken));
             // A message's place is free when the one before it has been looked at.

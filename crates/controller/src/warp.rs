@@ -6,7 +6,8 @@ use onehop_proto::queue::Memory;
 /// Threads that run in step and serve one queue pair together.
 ///
 /// Code between two calls is run by every lane with the same values; only the closures see single lanes. Nothing that
-/// a closure computes outlives it but in memory or in the warp's local words.
+/// a closure computes outlives it but in memory or in the warp's local words. A call ends with a barrier and begins with
+/// none, so a local word that all lanes read after a call is not written in the very next one.
 pub trait Warp: Memory {
     /// How many lanes there are.
     fn lanes(&self) -> u32;
@@ -14,9 +15,6 @@ pub trait Warp: Memory {
     fn each(&self, f: impl FnMut(u32));
     /// Runs `f` on one lane; when it returns, what it stored is seen by all of them.
     fn once(&self, f: impl FnMut());
-    /// How many of the positions below `limit` answer yes, counted up to the first no. Lane `l` answers for the
-    /// positions `l`, `l + lanes` …, four at most.
-    fn prefix(&self, limit: u32, f: impl FnMut(u32) -> bool) -> u32;
     /// Reads a word of the memory that is the warp's own.
     fn local(&self, at: u32) -> u32;
     /// Writes one.

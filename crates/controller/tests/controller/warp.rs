@@ -3,11 +3,10 @@
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex};
 
 use onehop_controller::Warp;
-use onehop_proto::queue::Memory;
 
 use crate::memory::{Mem, memory_of};
 
@@ -111,12 +110,6 @@ impl Warp for Turns {
         f();
     }
 
-    fn prefix(&self, limit: u32, f: impl FnMut(u32) -> bool) -> u32 {
-        assert!(limit <= 4 * self.lanes);
-        let answers: Vec<bool> = (0..limit).map(f).collect();
-        answers.iter().take_while(|yes| **yes).count() as u32
-    }
-
     fn local(&self, at: u32) -> u32 {
         self.locals[at as usize].get()
     }
@@ -137,7 +130,6 @@ pub struct Lockstep {
     lanes: u32,
     arrived: AtomicU32,
     generation: AtomicU32,
-    votes: [AtomicU32; 2],
     locals: Vec<AtomicU32>,
 }
 
@@ -147,7 +139,6 @@ impl Lockstep {
             lanes,
             arrived: AtomicU32::new(0),
             generation: AtomicU32::new(0),
-            votes: [const { AtomicU32::new(u32::MAX) }; 2],
             locals: (0..locals).map(|i| AtomicU32::new(0xdead_0000 + i)).collect(),
         })
     }
@@ -212,19 +203,6 @@ impl Warp for Lane {
         }
         self.warp.barrier();
         self.dawdle();
-    }
-
-    fn prefix(&self, limit: u32, mut f: impl FnMut(u32) -> bool) -> u32 {
-        // Two vote words in turns: the one is made ready while the other is read.
-        let step = self.warp.generation.load(Acquire) / 3 % 2;
-        let vote = &self.warp.votes[step as usize];
-        self.warp.barrier();
-        vote.store(limit, SeqCst);
-        self.warp.barrier();
-        let no = (self.lane..limit).step_by(self.warp.lanes as usize).find(|i| !f(*i));
-        vote.fetch_min(no.unwrap_or(limit), SeqCst);
-        self.warp.barrier();
-        vote.load(SeqCst)
     }
 
     fn local(&self, at: u32) -> u32 {
