@@ -90,6 +90,7 @@ pub fn null<W: Engine>(warp: &W, at: W::Addr) -> Exit {
 }
 
 impl<'a, W: Engine> Null<'a, W> {
+    #[inline(always)]
     fn new(warp: &'a W, pair: Pair, begun: u64) -> Self {
         let most = NULL_BATCH.min(4 * warp.lanes());
         let most = if pair.batch == 0 { most } else { most.min(pair.batch) };
@@ -111,17 +112,20 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     /// The same controller with new queues.
+    #[inline(always)]
     fn renew(&mut self, pair: Pair) {
         let new = Self::new(self.warp, pair, self.begun);
         let voice = core::mem::replace(&mut self.voice, Voice::new(local::VOICE));
         *self = Self { voice, commands: self.commands, turns: self.turns, idle: self.idle, ..new };
     }
 
+    #[inline(always)]
     fn is_fit(&self) -> bool {
         let ring = 2..=65536;
         ring.contains(&self.pair.sq_entries) && ring.contains(&self.pair.cq_entries)
     }
 
+    #[inline(always)]
     fn run(&mut self) -> Option<Exit> {
         let lanes = self.warp.lanes();
         let mut streak = 0u32;
@@ -183,6 +187,7 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     /// Reads the head doorbell: only when there may be no room, because it is a read of far memory.
+    #[inline(always)]
     fn refresh(&mut self) {
         let (warp, pair) = (self.warp, &self.pair);
         let entries = pair.cq_entries;
@@ -197,7 +202,7 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     /// Notes a doorbell value that cannot be, once.
-    #[inline(never)]
+    #[inline(always)]
     fn refuse(&mut self, rule: Rule, value: u32) {
         if self.wrong != value {
             self.wrong = value;
@@ -206,23 +211,27 @@ impl<'a, W: Engine> Null<'a, W> {
         }
     }
 
-    /// Takes `n` commands, `K` by each lane at most, and completes them.
+    /// Takes `n` commands, `K` (1, 2 or 4) by each lane at most, and completes them.
     #[inline(always)]
-    fn turn<const K: usize>(&mut self, n: u32) {
+    fn turn<const K: u32>(&mut self, n: u32) {
         let (warp, flags) = (self.warp, self.pair.flags);
         let lanes = warp.lanes();
         warp.each(|lane| {
             // Reads first, all of them, then their use: so they are under way together. Positions past the end are
             // read as the last one, which costs nothing and saves the branch.
-            let mut entries = [Sqe::default(); K];
-            for (k, entry) in entries.iter_mut().enumerate() {
-                *entry = self.read((lane + k as u32 * lanes).min(n - 1));
+            // Written out: an array that a loop runs over would lie in memory.
+            let [i0, i1, i2, i3] = [lane, lane + lanes, lane + 2 * lanes, lane + 3 * lanes];
+            let e0 = self.read(i0.min(n - 1));
+            let e1 = if K > 1 { self.read(i1.min(n - 1)) } else { e0 };
+            let e2 = if K > 2 { self.read(i2.min(n - 1)) } else { e0 };
+            let e3 = if K > 2 { self.read(i3.min(n - 1)) } else { e0 };
+            self.check(i0, n, &e0, flags);
+            if K > 1 {
+                self.check(i1, n, &e1, flags);
             }
-            for (k, entry) in entries.iter().enumerate() {
-                let i = lane + k as u32 * lanes;
-                if i < n {
-                    self.check(i, entry, flags);
-                }
+            if K > 2 {
+                self.check(i2, n, &e2, flags);
+                self.check(i3, n, &e3, flags);
             }
         });
         if flags & flag::FENCE != 0 {
@@ -230,7 +239,7 @@ impl<'a, W: Engine> Null<'a, W> {
         }
         let sqhd = wrap(self.head + n, self.pair.sq_entries) as u16;
         warp.each(|lane| {
-            for k in 0..K as u32 {
+            for k in 0..K {
                 let j = lane + k * lanes;
                 if j < n {
                     let i = if flags & flag::REVERSE != 0 { n - 1 - j } else { j };
@@ -256,7 +265,10 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     #[inline(always)]
-    fn check(&self, i: u32, entry: &Sqe, flags: u32) {
+    fn check(&self, i: u32, n: u32, entry: &Sqe, flags: u32) {
+        if i >= n {
+            return;
+        }
         let cid = u32::from(entry.cid());
         let broken = !seal::is_sealed(entry);
         if broken {
@@ -301,6 +313,7 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     /// Sees what the host wants, and tells it how things stand.
+    #[inline(always)]
     fn look(&mut self) -> Wish {
         self.tell(0);
         let (warp, begun, pair) = (self.warp, self.begun, self.pair);
@@ -318,6 +331,7 @@ impl<'a, W: Engine> Null<'a, W> {
     }
 
     /// Waits until the host wants to go on; gives the end if it comes first.
+    #[inline(always)]
     fn rest(&mut self) -> Option<Exit> {
         let (warp, report) = (self.warp, self.pair.report);
         let resting = report.plus(core::mem::offset_of!(Report, resting) as u64);
@@ -333,6 +347,7 @@ impl<'a, W: Engine> Null<'a, W> {
         exit
     }
 
+    #[inline(always)]
     fn tell(&self, exit: u64) {
         use core::mem::offset_of;
         let (warp, at) = (self.warp, self.pair.report);

@@ -37,7 +37,7 @@ const VIOLATIONS: u32 = core::mem::offset_of!(Report, violations) as u32;
 pub(crate) const NO_COMMAND: u32 = u32::MAX;
 
 /// Writes a violation down, if there is room, and counts it. Any lane may call it.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn note<M: Memory<Addr = GpuAddr>>(mem: &M, report: GpuAddr, rule: Rule, cid: u32, detail: u64) {
     let count = Address::plus(report, VIOLATIONS);
     // Held at its end: a driver that does nothing right must not make the count start again.

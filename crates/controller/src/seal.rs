@@ -11,51 +11,27 @@ use onehop_proto::kernel::Work;
 
 const SALT: u32 = 0x6f6e_6568;
 
-/// Odd multipliers, one for each dword, so that neither a swap nor a shift goes unnoticed.
-const FACTORS: [u32; 14] = [
-    0x9e37_79b1,
-    0x85eb_ca77,
-    0xc2b2_ae3d,
-    0x27d4_eb2f,
-    0x1656_67b1,
-    0xd3a2_646d,
-    0xfd70_46c5,
-    0xb55a_4f09,
-    0x8ebc_6af1,
-    0x5899_65cd,
-    0x1d8e_4e27,
-    0xeb44_acab,
-    0xc8ed_f0bd,
-    0x3c6e_f373,
-];
+/// A dword's share: multipliers differ and are odd, so that neither a swap nor a shift goes unnoticed.
+#[inline(always)]
+const fn term(word: u32, factor: u32) -> u32 {
+    let product = word.wrapping_add(SALT).wrapping_mul(factor);
+    product ^ product >> 15
+}
 
-/// A sum of terms that do not depend on each other: a lane that hashes four entries waits for none of them.
+/// A sum of terms that do not depend on each other: a lane that hashes four entries waits for none of them. Written out,
+/// because a loop over an array would lie in memory on a GPU.
 #[inline(always)]
 const fn hash(dw: &[u32; 16]) -> u32 {
-    let words = [
-        dw[0] & 0xffff,
-        dw[1],
-        dw[2],
-        dw[3],
-        dw[4],
-        dw[5],
-        dw[6],
-        dw[7],
-        dw[10],
-        dw[11],
-        dw[12],
-        dw[13],
-        dw[14],
-        dw[15],
-    ];
-    let mut sum = SALT;
-    let mut i = 0;
-    while i < 14 {
-        let term = words[i].wrapping_add(SALT).wrapping_mul(FACTORS[i]);
-        sum = sum.wrapping_add(term ^ term >> 15);
-        i += 1;
-    }
-    sum
+    let [a, b, c, d, e, f, g, h, _, _, k, l, m, n, o, p] = *dw;
+    let first = term(a & 0xffff, 0x9e37_79b1).wrapping_add(term(b, 0x85eb_ca77));
+    let second = term(c, 0xc2b2_ae3d).wrapping_add(term(d, 0x27d4_eb2f));
+    let third = term(e, 0x1656_67b1).wrapping_add(term(f, 0xd3a2_646d));
+    let fourth = term(g, 0xfd70_46c5).wrapping_add(term(h, 0xb55a_4f09));
+    let fifth = term(k, 0x8ebc_6af1).wrapping_add(term(l, 0x5899_65cd));
+    let sixth = term(m, 0x1d8e_4e27).wrapping_add(term(n, 0xeb44_acab));
+    let seventh = term(o, 0xc8ed_f0bd).wrapping_add(term(p, 0x3c6e_f373));
+    let half = first.wrapping_add(second).wrapping_add(third.wrapping_add(fourth));
+    SALT.wrapping_add(half).wrapping_add(fifth.wrapping_add(sixth).wrapping_add(seventh))
 }
 
 /// PRP2 of an entry as the null controller wants it.

@@ -302,6 +302,7 @@ impl<W: Engine> Server<'_, W> {
         warp.store(at.plus(offset_of!(Report, crowded) as u64), self.get(word::CROWDED));
     }
 
+    #[inline(never)]
     fn breach(&self, rule: Rule, cid: u32, detail: u64) {
         note(self.warp, self.pair.report, rule, cid, detail);
     }
