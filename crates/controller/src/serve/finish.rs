@@ -1,0 +1,113 @@
+//! The end of commands: gathered during a turn, posted behind one fence.
+
+use onehop_proto::{Cqe, Status};
+
+use super::faults::Effect;
+use super::parked::{self, Extra};
+use super::{DONES, Server, word};
+use crate::layout::{FaultKind, flag};
+use crate::warp::{Engine, distance, wrap};
+
+impl<W: Engine> Server<'_, W> {
+    /// A command has come to its end.
+    pub(super) fn finish(&self, cid: u32, status: Status, effect: Effect) {
+        if effect == Effect::QUIET {
+            return;
+        }
+        let end = cid | u32::from(status.0) << 16;
+        if effect.kind() == Some(FaultKind::Reorder) {
+            // Those that this turn has finished already come before it in any case.
+            let others = u64::from(self.get(word::DONE)) + u64::from(self.value_of(effect).max(1));
+            let target = self.long(word::COMPLETIONS) + others;
+            let extra = Extra { a: end, b: 0, target };
+            if self.park(parked::HOLD, effect, self.delay_of(effect), self.get(word::JOB), extra) {
+                return;
+            }
+        }
+        self.list(end, effect);
+    }
+
+    /// Puts a completion on the list of this turn.
+    pub(super) fn list(&self, end: u32, effect: Effect) {
+        let count = self.get(word::DONE);
+        self.set(DONES + 2 * count, end);
+        self.set(DONES + 2 * count + 1, effect.0);
+        self.set(word::DONE, count + 1);
+    }
+
+    /// Posts all that is done.
+    pub(super) fn post_all(&self) {
+        let count = self.get(word::DONE);
+        if count == 0 {
+            return;
+        }
+        // All lanes have stored their data, and a barrier was passed: with this it is seen before any completion.
+        self.warp.fence();
+        let reverse = self.pair.flags & flag::REVERSE != 0;
+        for i in 0..count {
+            let at = DONES + 2 * if reverse { count - 1 - i } else { i };
+            self.post(self.get(at), Effect(self.get(at + 1)));
+        }
+        self.set(word::DONE, 0);
+    }
+
+    fn post(&self, end: u32, effect: Effect) {
+        let (mut cid, status) = (end & 0xffff, Status((end >> 16) as u16));
+        if !status.is_ok() {
+            self.add(word::ERRORS, 1);
+        }
+        match effect.kind() {
+            Some(FaultKind::WrongCid) => cid = self.unused_cid(cid),
+            _ if effect == Effect::FOREIGN => {}
+            _ => self.set_outstanding(cid, false),
+        }
+        let lag = if effect.kind() == Some(FaultKind::SqhdLag) { self.value_of(effect) } else { 0 };
+        self.put(cid, status, lag, effect);
+        if effect.kind() == Some(FaultKind::Dup) && self.has_room() {
+            self.put(cid, status, 0, Effect::NONE);
+        }
+    }
+
+    /// Whether another completion fits that nobody has kept room for.
+    fn has_room(&self) -> bool {
+        let entries = self.pair.cq_entries;
+        distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries) + self.get(word::OWED) + 1
+            < entries
+    }
+
+    /// Writes a completion queue entry.
+    fn put(&self, cid: u32, status: Status, lag: u32, effect: Effect) {
+        let (slot, phase) = (self.get(word::CQ_TAIL), self.get(word::PHASE) != 0);
+        let sqhd = self.say_head(lag);
+        let mut cqe = Cqe::new(0, sqhd, self.pair.sqid as u16, cid as u16, status, phase);
+        if effect.kind() == Some(FaultKind::StalePhase) {
+            let extra = Extra { a: slot, b: cqe.dw[3], target: u64::MAX };
+            if self.park(parked::MEND, effect, self.delay_of(effect), self.get(word::JOB), extra) {
+                cqe.dw[3] ^= 1 << 16;
+            }
+        }
+        self.warp.store4(self.pair.cq.plus(u64::from(slot) * Cqe::BYTES as u64), cqe.dw);
+        self.set(word::CQ_TAIL, wrap(slot + 1, self.pair.cq_entries));
+        self.set(word::PHASE, u32::from(phase ^ (slot + 1 == self.pair.cq_entries)));
+        self.add(word::COMPLETIONS, 1);
+    }
+
+    /// Puts the last word of an entry right.
+    pub(super) fn mend(&self, slot: u32, last: u32) {
+        self.warp.store_release(self.pair.cq.plus(u64::from(slot) * Cqe::BYTES as u64 + 12), last);
+    }
+
+    /// The head to tell the host, `lag` behind where that is not further back than it was told already.
+    fn say_head(&self, lag: u32) -> u16 {
+        let (told, entries) = (self.get(word::TOLD), self.pair.sq_entries);
+        let known = distance(told, self.get(word::HEAD), entries);
+        let told = wrap(told + known.saturating_sub(lag), entries);
+        self.set(word::TOLD, told);
+        told as u16
+    }
+
+    /// An identifier that no outstanding command has.
+    fn unused_cid(&self, near: u32) -> u32 {
+        (1..0xffff).map(|i| near ^ i).find(|cid| *cid != 0xffff && !self.is_outstanding(*cid)).unwrap_or(near)
+    }
+}
