@@ -1,10 +1,14 @@
 //! The driver's own kernel, `run_owner`, on one thread, against the controllers on another.
 
+use std::cell::Cell;
+
 use onehop_controller::layout::{control, flag};
 use onehop_controller::{
     Exit, Fault, FaultKind, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, sealed, serve,
 };
-use onehop_proto::kernel::{self, Job, Outcome, OwnerQueue, Work, run_owner, scratch_bytes, scratch_init};
+use onehop_proto::kernel::{
+    self, Job, LOCAL_WORDS, Outcome, OwnerQueue, Taken, Work, run_owner, scratch_bytes, scratch_init,
+};
 use onehop_proto::queue::{Memory, Rings};
 use onehop_proto::{GpuAddr, Status};
 
@@ -15,6 +19,7 @@ use crate::warp::Turns;
 /// A warp as the driver's kernels want it, whose clock is the machine's.
 struct Driver {
     mem: Timed,
+    local: Vec<Cell<u32>>,
 }
 
 /// Memory with a clock that goes by itself.
@@ -54,16 +59,55 @@ impl kernel::Warp for Driver {
         f();
     }
 
-    fn prefix(&self, mut f: impl FnMut(u32) -> bool) -> u32 {
-        (0..32).take_while(|lane| f(*lane)).count() as u32
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        let there: Vec<_> =
+            (0..limit).map(look).take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
+        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
+        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
+
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        let old = self.local(index);
+        self.set_local(index, old.wrapping_add(value));
+        old
+    }
+
+    fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
+        let seen = self.local(index);
+        if seen == old {
+            self.set_local(index, new);
+        }
+        seen
+    }
+
+    fn fetch(&self, to: u32, from: GpuAddr) {
+        (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
+    }
+
+    fn fetched(&self) {}
 }
 
 const SECOND: u64 = 1_000_000_000;
 
 /// Carries out work with the driver's kernel; gives its exit and the outcomes.
 fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Vec<Outcome>) {
-    let driver = Driver { mem: Timed(shared.mem.clone(), std::time::Instant::now()) };
+    let driver = Driver {
+        mem: Timed(shared.mem.clone(), std::time::Instant::now()),
+        local: vec![Cell::new(0xdead_beef); LOCAL_WORDS as usize],
+    };
     let (mem, pair) = (&shared.mem, shared.pair);
     let count = works.len() as u32;
     let window = pair.sq_entries.min(pair.cq_entries) - 1;
@@ -76,7 +120,7 @@ fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Ve
         cq_entries: pair.cq_entries,
     };
     let queue = OwnerQueue { rings, scratch: mem.alloc(u64::from(scratch_bytes(window))), window };
-    scratch_init(&driver, &queue);
+    scratch_init(&driver, queue.scratch);
     let list = mem.alloc(u64::from(count * Work::BYTES));
     for (i, work) in works.iter().enumerate() {
         mem.put(list.plus(i as u64 * u64::from(Work::BYTES)), &work.words());
@@ -92,9 +136,9 @@ fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Ve
         deadline: 60 * SECOND,
         poison: mem.alloc(4),
     };
-    let exit = run_owner(&driver, &queue, &job, 0, 1);
+    let exit = run_owner(&driver, || queue, &job, 0, count);
     let outcome = |i: u64| Outcome::from_word(mem.load(job.outcomes.plus(i * u64::from(Outcome::BYTES))));
-    (exit, (0..u64::from(count)).map(outcome).collect())
+    (kernel::Exit::from_words(exit).unwrap(), (0..u64::from(count)).map(outcome).collect())
 }
 
 /// Runs a controller beside `host`, and stops it.
