@@ -29,30 +29,30 @@ const ALL: u32 = u32::MAX;
 
 /// A thread that acts on its own.
 #[derive(Clone, Copy)]
-pub(crate) struct Gpu;
+pub struct Gpu;
 
 /// One lane of a warp whose 32 lanes are all there, and which is a block.
 #[derive(Clone, Copy)]
-pub(crate) struct Lane {
+pub struct Lane {
     lane: u32,
 }
 
 /// A doorbell of a warp's queue. Their addresses lie in shared memory, behind the warp's tables: in registers they
 /// would lie all the time, for one use in a turn.
 #[derive(Clone, Copy)]
-pub(crate) enum Door {
+pub enum Door {
     Sq = 0,
     Cq = 1,
 }
 
 /// Bytes of shared memory that a warp needs in owner mode.
-pub(crate) const SHARED_BYTES: u32 = (LOCAL_WORDS + 4) * 4;
+pub const SHARED_BYTES: u32 = (LOCAL_WORDS + 4) * 4;
 const _: () = assert!(SHARED_BYTES == OWNER_SHARED_BYTES);
 
 impl Lane {
     /// The calling thread, whose warp owns a queue with these doorbells.
     #[inline(always)]
-    pub(crate) fn new(sq_door: u64, cq_door: u64) -> Self {
+    pub fn new(sq_door: u64, cq_door: u64) -> Self {
         let lane;
         // SAFETY: reads a register.
         unsafe { asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };

@@ -19,19 +19,24 @@
 #![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics)
 )]
+#![cfg_attr(all(target_arch = "nvptx64", not(rig)), feature(abi_ptx, stdarch_nvptx))]
 
 pub mod params;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", not(rig)))]
 mod entry;
 #[cfg(target_arch = "nvptx64")]
-mod gpu;
+pub mod gpu;
 
 /// The kernels as PTX for sm_80 and later; the driver compiles it for the GPU at hand.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/onehop.ptx");
+
+/// Kernels for tests and benchmarks, from `rig.rs`: controllers that serve queues in GPU memory, litmus experiments.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
 
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {

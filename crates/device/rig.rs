@@ -1,0 +1,195 @@
+//! Kernels for tests and benchmarks: controllers that serve queues in GPU memory, and the litmus experiments. A module of
+//! its own, so that nothing of it is in what users load.
+#![no_std]
+#![feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)]
+
+use core::arch::{asm, global_asm, nvptx};
+
+use onehop_controller::{Exit, Scoped, Warp, Wide, litmus, null, serve};
+use onehop_device::gpu::Gpu;
+use onehop_proto::GpuAddr;
+use onehop_proto::queue::Memory;
+
+global_asm!(".extern .shared .align 16 .b8 onehop_rig_local[];");
+
+#[allow(improper_ctypes)]
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: u32);
+}
+
+const LANES: u32 = 32;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: ends the kernel.
+    unsafe { asm!("trap;", options(noreturn)) }
+}
+
+/// One lane of a warp that is a block.
+#[derive(Clone, Copy)]
+struct Lane(u32);
+
+impl Lane {
+    fn new() -> Self {
+        let lane;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
+        Self(lane)
+    }
+
+    #[inline(always)]
+    fn barrier() {
+        // SAFETY: all lanes of the warp come here together, as `Warp` says.
+        unsafe { bar_warp_sync(u32::MAX) }
+    }
+
+    #[inline(always)]
+    fn shared(index: u32) -> u32 {
+        let base: u32;
+        // SAFETY: the address of a symbol.
+        unsafe { asm!("mov.u32 {0}, onehop_rig_local;", out(reg32) base, options(pure, nomem, nostack)) };
+        base + index * 4
+    }
+}
+
+/// What a lane does as any thread does it.
+macro_rules! as_a_thread {
+    ($($name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)?;)*) => {
+        $(#[inline(always)]
+        fn $name(&self, $($arg: $t),*) $(-> $r)? {
+            Gpu.$name($($arg),*)
+        })*
+    };
+}
+
+impl Memory for Lane {
+    type Addr = GpuAddr;
+    type Door = GpuAddr;
+    as_a_thread! {
+        load(at: GpuAddr) -> u32;
+        load_acquire(at: GpuAddr) -> u32;
+        store(at: GpuAddr, value: u32);
+        store_release(at: GpuAddr, value: u32);
+        store_entry(at: GpuAddr, entry: &[u32; 16]);
+        load_pair(at: GpuAddr) -> [u32; 2];
+        store_pair(at: GpuAddr, words: [u32; 2]);
+        load_constant(at: GpuAddr) -> [u32; 4];
+        fetch_add(at: GpuAddr, value: u32) -> u32;
+        fetch_or(at: GpuAddr, bits: u32) -> u32;
+        fetch_and(at: GpuAddr, mask: u32) -> u32;
+        compare_exchange(at: GpuAddr, old: u32, new: u32) -> u32;
+        fence();
+        ring(door: GpuAddr, value: u32);
+        pause();
+        now() -> u64;
+    }
+}
+
+impl Warp for Lane {
+    #[inline(always)]
+    fn lanes(&self) -> u32 {
+        LANES
+    }
+
+    #[inline(always)]
+    fn each(&self, mut f: impl FnMut(u32)) {
+        f(self.0);
+        Self::barrier();
+    }
+
+    #[inline(always)]
+    fn once(&self, mut f: impl FnMut()) {
+        if self.0 == 0 {
+            f();
+        }
+        Self::barrier();
+    }
+
+    #[inline(always)]
+    fn local(&self, at: u32) -> u32 {
+        let value: u32;
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) Self::shared(at), options(nostack))
+        };
+        value
+    }
+
+    #[inline(always)]
+    fn set_local(&self, at: u32, value: u32) {
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("st.shared.u32 [{0}], {1};", in(reg32) Self::shared(at), in(reg32) value, options(nostack))
+        };
+    }
+
+    #[inline(always)]
+    fn add_local(&self, at: u32, value: u32) -> u32 {
+        let old: u32;
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("atom.relaxed.cta.shared.add.u32 {0}, [{1}], {2};",
+                out(reg32) old, in(reg32) Self::shared(at), in(reg32) value, options(nostack));
+        }
+        old
+    }
+}
+
+impl Wide for Lane {
+    #[inline(always)]
+    fn load4(&self, at: GpuAddr) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!("ld.relaxed.sys.global.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) at.0, options(nostack));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn store4(&self, at: GpuAddr, words: [u32; 4]) {
+        let [a, b, c, d] = words;
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!("st.relaxed.sys.global.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};",
+                in(reg64) at.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+        }
+    }
+}
+
+impl Scoped for Lane {
+    #[inline(always)]
+    fn fence_gpu(&self) {
+        // SAFETY: touches no memory.
+        unsafe { asm!("fence.acq_rel.gpu;", options(nostack)) };
+    }
+}
+
+/// The descriptor of the calling block.
+fn mine(list: GpuAddr, bytes: u32) -> GpuAddr {
+    // SAFETY: reads a register.
+    let block = unsafe { nvptx::_block_idx_x() } as u64;
+    list.plus(block * u64::from(bytes))
+}
+
+/// A kernel of one warp for each descriptor; how each ended stands in what its descriptor names.
+macro_rules! kernel {
+    ($name:ident, $run:path, $bytes:expr) => {
+        /// # Safety
+        /// As many blocks of 32 threads as there are descriptors, with the shared memory that the function behind it
+        /// needs; all that the descriptors name is there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(list: u64) {
+            let _: Exit = $run(&Lane::new(), mine(GpuAddr(list), $bytes));
+        }
+    };
+}
+
+kernel!(onehop_serve, serve, onehop_controller::Pair::BYTES);
+kernel!(onehop_null, null, onehop_controller::Pair::BYTES);
+kernel!(onehop_litmus_submit, litmus::submit, onehop_controller::layout::Litmus::BYTES);
+kernel!(onehop_litmus_fetch, litmus::fetch, onehop_controller::layout::Litmus::BYTES);
+kernel!(onehop_litmus_complete, litmus::complete, onehop_controller::layout::Litmus::BYTES);
+kernel!(onehop_litmus_consume, litmus::consume, onehop_controller::layout::Litmus::BYTES);
