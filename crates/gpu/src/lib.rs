@@ -89,6 +89,10 @@ pub enum Launch {
 pub trait Running: Send {
     /// Whether every thread has ended.
     fn is_done(&self) -> bool;
+    /// How long it took by the GPU's own clock, once it is done; none where there is no such clock.
+    fn took(&self) -> Option<Duration> {
+        None
+    }
     /// How each warp or thread came out. Waits for the end: a launch always ends by its own bounds.
     ///
     /// # Errors

@@ -74,18 +74,8 @@ impl RingMemory {
     }
 
     pub(crate) fn zero(&self) -> Result<()> {
-        let zeroes = [0; 4096];
-        for at in (0..self.region.len()).step_by(zeroes.len()) {
-            let count = zeroes.len().min(self.region.len() - at);
-            self.region.write(at, &zeroes[..count])?;
-        }
-        Ok(())
+        Ok(self.region.fill(0, self.region.len(), 0)?)
     }
-}
-
-/// GPU memory for data that the drive can reach.
-pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
-    reachable(drive, gpu, "data", place, bytes)
 }
 
 /// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
@@ -12,8 +13,6 @@ use crate::{Error, Result};
 
 /// The stream does not wait for the default stream, which other code in this process may use.
 const NON_BLOCKING: u32 = 1;
-/// The event carries no time, which makes it cheaper.
-const DISABLE_TIMING: u32 = 2;
 
 /// The primary context of one GPU: the one that every other library in this process uses as well.
 pub(super) struct Context {
@@ -170,7 +169,7 @@ impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         let mut raw = null_mut();
         // SAFETY: `raw` lives across the call, and the context is current in it.
-        context.call("making an event", |driver| unsafe { driver.event_create(&mut raw, DISABLE_TIMING) })?;
+        context.call("making an event", |driver| unsafe { driver.event_create(&mut raw, 0) })?;
         Ok(Self { context: context.clone(), raw })
     }
 
@@ -189,6 +188,16 @@ impl Event {
             Err(failure) if failure.code() == Some(NOT_READY) => Ok(false),
             Err(failure) => Err(self.error(what, failure)),
         }
+    }
+
+    /// The time from an earlier event of the same stream to this one, by the GPU's clock; both have come to pass.
+    pub(super) fn since(&self, earlier: &Self) -> Result<Duration> {
+        let mut ms = 0.0;
+        // SAFETY: `ms` lives across the call, and both handles live.
+        self.context.call("asking how long a kernel took", |driver| unsafe {
+            driver.event_elapsed(&mut ms, earlier.raw, self.raw)
+        })?;
+        Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
     fn error(&self, what: &str, failure: Failure) -> Error {

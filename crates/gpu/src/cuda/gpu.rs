@@ -166,6 +166,44 @@ impl CudaGpu {
         Ok(())
     }
 
+    /// Compiles `ptx` for this GPU.
+    ///
+    /// # Errors
+    /// What the compiler did not like.
+    pub fn load_code(&self, ptx: &str) -> Result<Code> {
+        Module::load(&self.0.context, ptx).map(Code)
+    }
+
+    /// Starts the kernel `name` and does not wait for it.
+    ///
+    /// # Errors
+    /// When there is no such kernel, or it cannot be started.
+    ///
+    /// # Safety
+    /// `args` are the kernel's; it ends within `limit` by itself, and writes no memory but what it was given addresses
+    /// of; that memory stays until the result says that it is over, or is dropped.
+    pub unsafe fn start_kernel(
+        &self,
+        code: &Code,
+        name: &str,
+        shape: Shape,
+        args: &[Arg],
+        limit: Duration,
+    ) -> Result<Started> {
+        let function = code.0.function(name)?;
+        let call = Call { function: &function, shape, args: args.to_vec() };
+        // SAFETY: the caller vouches for the kernel and its arguments.
+        unsafe { self.start(name, &call, limit, None) }.map(Started)
+    }
+
+    /// Registers that a thread of one of onehop's kernels uses: in owner mode, and in shared mode.
+    ///
+    /// # Errors
+    /// When they cannot be compiled for this GPU.
+    pub fn kernel_registers(&self) -> Result<(u32, u32)> {
+        self.kernels()?.registers()
+    }
+
     /// # Safety
     /// As for [`Function::launch`](super::module::Function::launch).
     unsafe fn start(
@@ -176,11 +214,12 @@ impl CudaGpu {
         memory: Option<Region>,
     ) -> Result<Work> {
         let stream = Stream::new(&self.0.context)?;
-        let done = Event::new(&self.0.context)?;
+        let (begun, done) = (Event::new(&self.0.context)?, Event::new(&self.0.context)?);
         let (function, awake) = (call.function.clone(), self.0.running.kernel());
+        begun.record(&stream)?;
         // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
         unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
-        Work::new(what, done, limit, Held { stream, function, memory, awake })
+        Work::new(what, (begun, done), limit, Held { stream, function, memory, awake })
     }
 
     fn kernels(&self) -> Result<Arc<Kernels>> {
@@ -210,6 +249,30 @@ impl CudaGpu {
         memory.write(0, &queues)?;
         memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
         Ok((memory, layout))
+    }
+}
+
+/// Compiled device code.
+#[derive(Clone)]
+pub struct Code(Arc<Module>);
+
+/// A kernel under way. Dropping it waits for its end.
+pub struct Started(Work);
+
+impl Started {
+    /// Whether it is over, one way or the other.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.0.is_over()
+    }
+
+    /// Waits for its end; gives how long it took by the GPU's clock.
+    ///
+    /// # Errors
+    /// When it failed, or did not end in time.
+    pub fn wait(mut self) -> Result<Duration> {
+        self.0.wait()?;
+        self.0.took()
     }
 }
 

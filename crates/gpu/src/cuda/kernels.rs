@@ -49,6 +49,11 @@ impl Kernels {
         })
     }
 
+    /// Registers of a thread, in owner mode and in shared mode.
+    pub(super) fn registers(&self) -> Result<(u32, u32)> {
+        Ok((self.owner.registers()?, self.shared.registers()?))
+    }
+
     /// The kernel that prepares a launch's queues; `at` is where its memory lies.
     pub(super) fn prepare(&self, launch: &Launch, at: u64) -> Call<'_> {
         let queues = Arg::U64(at);

@@ -18,6 +18,7 @@ const FOREVER: Duration = Duration::from_secs(1 << 30);
 /// Work in a stream, and the point at which it is over.
 pub(super) struct Work {
     what: String,
+    begun: Event,
     done: Event,
     until: Instant,
     /// What the kernel uses: nothing of it may go before the kernel has ended.
@@ -43,20 +44,30 @@ impl Held {
 }
 
 impl Work {
-    /// Marks the end of what is in the stream; it has to come within `limit`.
-    pub(super) fn new(what: &str, done: Event, limit: Duration, held: Held) -> Result<Self> {
+    /// Marks the end of what is in the stream since `begun`; it has to come within `limit`.
+    pub(super) fn new(
+        what: &str,
+        (begun, done): (Event, Event),
+        limit: Duration,
+        held: Held,
+    ) -> Result<Self> {
         if let Err(error) = done.record(&held.stream) {
             held.leak();
             return Err(error);
         }
         let now = Instant::now();
         let until = now.checked_add(limit.saturating_add(GRACE)).unwrap_or(now + FOREVER);
-        Ok(Self { what: what.to_owned(), done, until, held: Some(held) })
+        Ok(Self { what: what.to_owned(), begun, done, until, held: Some(held) })
     }
 
     /// Whether it is over, one way or the other.
     pub(super) fn is_over(&self) -> bool {
         self.done.is_over(&self.what).unwrap_or(true)
+    }
+
+    /// How long the GPU took, once it is over.
+    pub(super) fn took(&self) -> Result<Duration> {
+        self.done.since(&self.begun)
     }
 
     /// Waits until it is over.
@@ -112,6 +123,10 @@ pub(super) struct Launched {
 impl Running for Launched {
     fn is_done(&self) -> bool {
         self.work.is_over()
+    }
+
+    fn took(&self) -> Option<Duration> {
+        self.work.took().ok()
     }
 
     fn join(mut self: Box<Self>) -> Result<Vec<Exit>> {
