@@ -317,7 +317,7 @@ impl<'a, W: Engine> Null<'a, W> {
     fn look(&mut self) -> Wish {
         self.tell(0);
         let (warp, begun, pair) = (self.warp, self.begun, self.pair);
-        let word = self.voice.say(warp, || match warp.load(pair.control) {
+        let word = self.voice.say(warp, || match warp.load_acquire(pair.control) {
             control::STOP => control::STOP,
             _ if warp.now().wrapping_sub(begun) > pair.limit => u32::MAX,
             other => other,

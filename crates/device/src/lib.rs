@@ -17,10 +17,7 @@
 //! limit after the start of each warp.
 #![no_std]
 #![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
-#![cfg_attr(
-    target_arch = "nvptx64",
-    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics)
-)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics))]
 #![cfg_attr(all(target_arch = "nvptx64", not(rig)), feature(abi_ptx, stdarch_nvptx))]
 
 pub mod params;

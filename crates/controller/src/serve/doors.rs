@@ -40,7 +40,7 @@ impl<W: Engine> Server<'_, W> {
         let warp = self.warp;
         self.tell();
         let late = warp.now().wrapping_sub(self.long(word::BEGUN)) > self.pair.limit;
-        let wanted = match warp.load(self.pair.control) {
+        let wanted = match warp.load_acquire(self.pair.control) {
             control::STOP => wish::EXIT + Exit::Stopped as u32,
             _ if late => wish::EXIT + Exit::TimedOut as u32,
             control::REST => wish::REST,

@@ -6,6 +6,7 @@ use onehop_proto::queue::Memory;
 use onehop_proto::{Sqe, Status, nvm};
 
 use crate::rig::{DATA_BUS, LIST_BUS, PAGE, Rig, Setup};
+use crate::rng::Rng;
 use crate::warp::Turns;
 
 fn read() -> Sqe {
@@ -205,4 +206,46 @@ fn the_book_has_an_end() {
     }
     let (_, shared) = rig.stop();
     assert_eq!((shared.report().violations, shared.violations().len() as u32), (2 * KEPT, KEPT));
+}
+
+#[test]
+fn nonsense_harms_nobody() {
+    // The arena refuses every access to what belongs to nobody, so a stray store is a panic of the controller.
+    let mut rng = Rng(77);
+    let mut answered = 0;
+    for round in 0..40 {
+        let mut rig = Rig::new(&Setup::default());
+        let (mem, pair, lists) = (rig.mem().clone(), rig.shared.pair, rig.shared.lists);
+        for i in 0..4 * PAGE / 4 {
+            let near = if i % 2 == 0 { rng.next() as u32 & 0x0003_f00f } else { (DATA_BUS >> 32) as u32 };
+            mem.store(lists.plus(4 * i), if rng.below(9) == 0 { rng.next() as u32 } else { near });
+        }
+        for _ in 0..100 {
+            for _ in 0..rng.below(6) {
+                let mut sqe = Sqe::default();
+                sqe.dw
+                    .iter_mut()
+                    .for_each(|dword| *dword = if rng.below(40) == 0 { rng.next() as u32 } else { 0 });
+                sqe.dw[0] ^= [0, 1, 2, 5, 8][rng.below(5) as usize];
+                sqe.dw[1] ^= 1;
+                sqe.dw[10] ^= rng.below(520) as u32;
+                sqe.dw[12] ^= rng.below(80) as u32;
+                let offset = if rng.below(3) == 0 { 4 * rng.below(1 << 16) } else { PAGE * rng.below(64) };
+                let prp2 = [DATA_BUS + offset, LIST_BUS + 8 * rng.below(2048), LIST_BUS + offset / 4];
+                let sqe = sqe.with_prps(DATA_BUS + offset, prp2[rng.below(3) as usize]);
+                rig.stage_as(sqe, rng.below(1 << 16) as u16);
+            }
+            rig.ring();
+            if rng.below(20) == 0 {
+                mem.ring(pair.sq_door, rng.next() as u32 & 0x1f);
+            }
+            assert!(rig.run(), "round {round}: it has ended");
+            answered += rig.completions().len();
+            if rng.below(20) == 0 {
+                mem.ring(pair.cq_door, rng.next() as u32 & 0x1f);
+            }
+        }
+        rig.stop();
+    }
+    assert!(answered > 1000, "{answered}");
 }

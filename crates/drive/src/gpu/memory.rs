@@ -78,6 +78,11 @@ impl RingMemory {
     }
 }
 
+/// GPU memory for data that the drive can reach.
+pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
+    reachable(drive, gpu, "data", place, bytes)
+}
+
 /// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it
 /// up; an emulated GPU takes that for its own memory as well.
 fn reachable(drive: &Inner, gpu: &dyn Gpu, part: &'static str, place: Place, bytes: usize) -> Result<Region> {
