@@ -9,7 +9,8 @@ fuzz_target!(|input: ([u8; Ticket::BYTES], bool, Vec<u8>)| {
     assert!(tail.len() == Ticket::BYTES || Ticket::from_bytes(&tail).is_err());
     if genuine {
         bytes[..8].copy_from_slice(b"onehopG1");
-        bytes[24..32].copy_from_slice(&[bytes[24] & 1, 0, 0, 0, 0, 0, 0, 0]);
+        bytes[24] &= 1;
+        bytes[25..32].fill(0);
     }
     if let Ok(ticket) = Ticket::from_bytes(&bytes) {
         assert!(ticket.bytes > 0 && ticket.bytes <= ticket.allocation - ticket.offset);
