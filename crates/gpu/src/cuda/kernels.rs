@@ -2,7 +2,7 @@
 //! this file: names of kernels, layouts of what they read, shared memory, shapes of launches.
 
 use onehop_device::PTX;
-use onehop_device::params::{LANES, OWNER_SHARED_BYTES};
+use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
 use onehop_proto::kernel::Exit;
 
 use super::context::Context;
@@ -11,8 +11,8 @@ use crate::{Error, KernelJob, KernelQueue, Launch, Result};
 
 use std::sync::Arc;
 
-/// Threads of a block in shared mode: a few warps, so that many blocks fit beside each other.
-const SHARED_BLOCK: u32 = 128;
+/// Warps of a block in shared mode: a few, so that many blocks fit beside each other.
+const SHARED_WARPS: u32 = 4;
 /// Most threads of a launch in shared mode: all of them wait for one queue.
 const MOST_THREADS: u32 = 1 << 20;
 
@@ -58,17 +58,15 @@ impl Kernels {
     pub(super) fn prepare(&self, launch: &Launch, at: u64) -> Call<'_> {
         let queues = Arg::U64(at);
         match launch {
-            Launch::Owner(list) => Call {
-                function: &self.owner_prepare,
-                shape: Shape { blocks: (list.len() as u32).div_ceil(LANES), threads: LANES, shared: 0 },
-                args: vec![queues, Arg::U32(list.len() as u32)],
-            },
-            Launch::Shared(..) => Call {
-                function: &self.shared_prepare,
-                shape: Shape { blocks: 1, threads: LANES, shared: 0 },
-                args: vec![queues],
-            },
+            Launch::Owner(list) => Self::for_each(&self.owner_prepare, queues, list.len() as u32),
+            Launch::Shared(..) => Self::for_each(&self.shared_prepare, queues, 1),
         }
+    }
+
+    /// A thread for each queue.
+    fn for_each(function: &Function, queues: Arg, count: u32) -> Call<'_> {
+        let shape = Shape { blocks: count.div_ceil(LANES), threads: LANES, shared: 0 };
+        Call { function, shape, args: vec![queues, Arg::U32(count)] }
     }
 
     /// The kernel of a launch.
@@ -86,23 +84,27 @@ impl Kernels {
                 })
             }
             Launch::Shared(_, threads) => {
-                let block = SHARED_BLOCK.min(self.shared.most_threads()?).min(*threads);
+                let warps = threads.div_ceil(LANES);
+                let of_block = SHARED_WARPS.min(self.shared.most_threads()? / LANES).clamp(1, warps);
+                let shared = GROUP_SHARED_BYTES * of_block;
                 Ok(Call {
                     function: &self.shared,
-                    shape: Shape { blocks: threads.div_ceil(block), threads: block, shared: 0 },
-                    args: vec![queues, Arg::U32(*threads), job, exits],
+                    shape: Shape { blocks: warps.div_ceil(of_block), threads: of_block * LANES, shared },
+                    args: vec![queues, exits, job, Arg::U32(warps), Arg::U32(1)],
                 })
             }
         }
     }
 }
 
-/// How many exits a launch has; an error where it makes no sense.
+/// How many exits a launch has, one for each warp; an error where it makes no sense.
 pub(super) fn count(launch: &Launch) -> Result<usize> {
     match launch {
         Launch::Owner(list) if list.is_empty() => Err(Error::Launch("it has no queue".into())),
         Launch::Owner(list) => Ok(list.len()),
-        Launch::Shared(_, threads) if (1..=MOST_THREADS).contains(threads) => Ok(*threads as usize),
+        Launch::Shared(_, threads) if (1..=MOST_THREADS).contains(threads) => {
+            Ok(threads.div_ceil(LANES) as usize)
+        }
         Launch::Shared(_, threads) => {
             Err(Error::Launch(format!("{threads} threads; a launch has 1 to {MOST_THREADS}")))
         }
@@ -159,12 +161,12 @@ pub(super) fn layout(queues: usize, exits: usize) -> Layout {
 /// Bytes of an exit.
 const EXIT_BYTES: usize = 8;
 
-/// Reads the exits; an error if a warp or thread never wrote its own.
+/// Reads the exits; an error if a warp never wrote its own.
 pub(super) fn exits(bytes: &[u8]) -> Result<Vec<Exit>> {
     let word = |at: &[u8]| at.iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
     let read = |(i, bytes): (usize, &[u8])| {
         Exit::from_words([word(&bytes[..4]), word(&bytes[4..])]).ok_or_else(|| {
-            Error::Launch(format!("warp or thread {i} ended without a word; this is a defect of onehop"))
+            Error::Launch(format!("warp {i} ended without a word; this is a defect of onehop"))
         })
     };
     bytes.chunks_exact(EXIT_BYTES).enumerate().map(read).collect()
@@ -218,7 +220,11 @@ mod tests {
         let layout = layout(bytes.len(), 3);
         assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
         assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
-        assert!(count(&Launch::Owner(vec![])).is_err() && count(&Launch::Shared(queue(), 0)).is_err());
+        assert!(
+            count(&Launch::Shared(queue(), 33)).unwrap() == 2
+                && count(&Launch::Owner(vec![])).is_err()
+                && count(&Launch::Shared(queue(), 0)).is_err()
+        );
     }
 
     #[test]

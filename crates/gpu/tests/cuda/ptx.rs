@@ -111,7 +111,7 @@ more:
 ";
 
 /// Kernels of the device code's names. Each warp of `onehop_owner` waits for the poison word or the job's limit; each
-/// thread of `onehop_shared` has finished at once; the others mark the queues' control memory.
+/// warp of `onehop_shared` has finished at once; the others mark the queues' control memory.
 pub const STAND_IN: &str = r"
 .version 8.2
 .target sm_80
@@ -166,12 +166,13 @@ done:
 }
 
 .visible .entry onehop_shared(
-    .param .u64 queue, .param .u32 threads, .param .align 8 .b8 job[88], .param .u64 exits)
+    .param .u64 queues, .param .u64 exits, .param .align 8 .b8 job[88], .param .u32 warps, .param .u32 count)
 {
     .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<4>;
-    ld.param.u64 %d0, [exits]; ld.param.u32 %r0, [threads];
+    ld.param.u64 %d0, [exits]; ld.param.u32 %r0, [warps];
     mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
     mad.lo.u32 %r1, %r1, %r2, %r3;
+    shr.u32 %r1, %r1, 5;
     setp.ge.u32 %p, %r1, %r0;
     @%p bra done;
     mad.wide.u32 %d0, %r1, 8, %d0;
@@ -181,13 +182,17 @@ done:
     ret;
 }
 
-.visible .entry onehop_shared_prepare(.param .u64 queue)
+.visible .entry onehop_shared_prepare(.param .u64 queues, .param .u32 count)
 {
-    .reg .b32 %r<4>; .reg .b64 %d<4>;
-    ld.param.u64 %d0, [queue];
+    .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %d<4>;
+    mov.u32 %r0, %tid.x;
+    setp.ne.u32 %p, %r0, 0;
+    @%p bra done;
+    ld.param.u64 %d0, [queues];
     ld.global.u64 %d1, [%d0+32];
     mov.u32 %r1, 200;
     st.global.u32 [%d1], %r1;
+done:
     ret;
 }
 ";
