@@ -51,6 +51,9 @@ pub(crate) enum Door {
 const _: () = assert!(OWNER_SHARED_BYTES == (LOCAL_WORDS + DOOR_WORDS) * 4);
 const _: () = assert!(GROUP_SHARED_BYTES == (GROUP_WORDS + DOOR_WORDS) * 4);
 
+const _: () =
+    assert!(LOCAL_WORDS.is_multiple_of(2) && GROUP_WORDS.is_multiple_of(2), "doorbells lie behind them");
+
 impl Lane {
     /// The calling thread, the `warp`th warp of its block, in which each has so many words of its own; it rings these
     /// doorbells.

@@ -6,9 +6,10 @@
 //! the same time. The orders are the same too, with fences of the whole warp in place of each lane's own acquires and
 //! releases.
 
+use super::slots::{moment, set_moment};
 use super::{Exit, Job, Outcome, Warp};
 use crate::queue::shared::{BUSY, CID, DONE, FREE, STATE, is_after, word};
-use crate::queue::{Address, Bounds, CidSpace, Shared, Stop};
+use crate::queue::{Address, CidSpace, Shared};
 use crate::{Sqe, Status};
 
 /// The most lanes of a warp.
@@ -27,7 +28,7 @@ mod local {
     pub const BASE: u32 = 6;
     pub const OPEN: u32 = 7;
     pub const KEPT: u32 = 8;
-    pub const SINCE: u32 = 10;
+    pub const DEADLINE: u32 = 10;
     pub const ITEM: u32 = 12;
     pub const RETRIES: u32 = ITEM + LANES;
     pub const DUE: u32 = RETRIES + LANES;
@@ -61,12 +62,17 @@ struct Group<'a, W: Warp> {
     hint: u32,
 }
 
-/// What came of a batch of commands that were handed over, or were to be.
-enum Batch {
-    /// So many commands, the first of the list, have ended.
-    Ended(u32),
-    /// The launch must end; so many of the list are in doubt.
-    Over(Stop, u32),
+/// How far the commands of the list have come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Some are not to be tried again yet.
+    Due,
+    /// They have no places in the queue.
+    Reserve,
+    /// The doorbell does not cover them yet.
+    Publish,
+    /// They have not all ended.
+    End,
 }
 
 /// Carries out the items from `first` up to `end` of a job on a queue that others use as well. The warp has at most 32
@@ -99,80 +105,78 @@ pub fn run_group<W: Warp>(
         if listed == 0 {
             return Exit::Finished.words();
         }
-        let batch = match group.until_due(listed) {
-            None => group.batch(listed),
-            Some(stop) => Batch::Over(stop, 0),
-        };
-        match batch {
-            Batch::Ended(count) => listed = group.settle(listed, count),
-            Batch::Over(stop, in_doubt) => {
-                group.give_up(listed, in_doubt);
-                return Exit::from(stop).words();
-            }
+        match group.batch(listed) {
+            0 => break,
+            count => listed = group.settle(listed, count),
         }
+    }
+    let handed_over = warp.local(local::COUNT);
+    group.give_up(listed, handed_over);
+    match warp.local(local::VERDICT) {
+        POISONED => Exit::Poisoned(warp.local(local::CODE)).words(),
+        _ => Exit::TimedOut.words(),
     }
 }
 
 impl<W: Warp> Group<'_, W> {
-    /// Hands the commands of the list, or as many as there is room for, to the controller and waits until they end.
+    /// Hands the commands of the list, or as many as there is room for, to the controller and waits until they end. Gives
+    /// how many; none if the launch must end, and then [`local::COUNT`] says how many were handed over.
     #[inline(always)]
-    fn batch(&mut self, listed: u32) -> Batch {
+    fn batch(&mut self, listed: u32) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
-        self.begin();
-        let mut over = None;
-        let mut rounds = 0u32;
-        let count = loop {
-            let count = self.reserve(listed);
-            if count > 0 {
-                break count;
-            }
-            if let Some(stop) = over {
-                return Batch::Over(stop, 0);
-            }
-            if self.drain() == GO_ON {
-                continue;
-            }
-            over = self.wait(&mut rounds);
-        };
-        self.write(count);
-        let (ticket, last) = (warp.local(local::TICKET), count - 1);
-        while !self.publish(ticket.wrapping_add(last)) {
-            if let Some(stop) = over {
-                return Batch::Over(stop, count);
-            }
-            over = self.wait(&mut rounds);
-        }
-        let mut looks = 0;
+        let (mut step, mut over, mut count) = (Step::Due, false, 0);
+        let (mut rounds, mut looks) = (0u32, 0u32);
+        self.begin(u64::MAX);
+        // One loop for all steps, so that draining and looking at the clock are in the code once.
         loop {
-            if self.all_ended(count) {
+            if step == Step::Due && self.is_due(listed) {
+                self.begin(self.job.stall);
+                step = Step::Reserve;
+            }
+            if step == Step::Reserve {
+                count = self.reserve(listed);
+                if count > 0 {
+                    self.write(count);
+                    step = Step::Publish;
+                }
+            }
+            if step == Step::Publish && self.publish(warp.local(local::TICKET).wrapping_add(count - 1)) {
+                step = Step::End;
+            }
+            if step == Step::End && self.all_ended(count) {
                 break;
             }
             let drained = self.drain();
             if drained == GO_ON {
                 continue;
             }
-            // A command that has completed is never given up: whoever stops has looked once more, and if somebody else
-            // is handing out completions, has waited for that.
-            if let Some(stop) = over {
+            if over {
+                // A command that has completed is never given up: whoever stops has looked once more, and if somebody
+                // else is handing out completions, has waited for that.
                 looks += 1;
-                if looks > LAST_LOOKS || (drained == LATE && !self.all_ended(count)) {
-                    return Batch::Over(stop, count);
+                if step != Step::End || looks > LAST_LOOKS || (drained == LATE && !self.all_ended(count)) {
+                    self.check();
+                    return 0;
                 }
             }
-            over = over.or(self.wait(&mut rounds));
+            warp.pause();
+            rounds = rounds.wrapping_add(1);
+            if !over && rounds.is_multiple_of(ROUNDS) {
+                over = self.check();
+            }
         }
-        // The acquire for what the lanes saw in their slots, and the release of the slots.
         warp.each(|lane| {
             if lane < count {
                 warp.store(queue.slot(warp.local(local::SLOT + lane) as u16).plus(STATE), FREE);
             }
         });
+        // The acquire for what the lanes saw in their slots, and the release of the slots.
         warp.fence();
         warp.once(|| {
             let at = queue.at(word::FREE + warp.local(local::WORD) * 4);
             warp.fetch_or(at, warp.local(local::MASK));
         });
-        Batch::Ended(count)
+        count
     }
 
     /// One lane takes identifiers and tickets for as many commands as it can get at once, up to `wanted`.
@@ -424,11 +428,11 @@ impl<W: Warp> Group<'_, W> {
             let mut kept = 0;
             for from in 0..listed {
                 if warp.local(local::ITEM + from) != u32::MAX {
-                    for (table, step) in
-                        [(local::ITEM, 1), (local::RETRIES, 1), (local::DUE, 2), (local::DUE + 1, 2)]
-                    {
-                        warp.set_local(table + kept * step, warp.local(table + from * step));
-                    }
+                    let copy = |to: u32, from: u32| warp.set_local(to, warp.local(from));
+                    copy(local::ITEM + kept, local::ITEM + from);
+                    copy(local::RETRIES + kept, local::RETRIES + from);
+                    copy(local::DUE + kept * 2, local::DUE + from * 2);
+                    copy(local::DUE + kept * 2 + 1, local::DUE + from * 2 + 1);
                     kept += 1;
                 }
             }
@@ -437,74 +441,49 @@ impl<W: Warp> Group<'_, W> {
         warp.local(local::KEPT)
     }
 
-    /// Waits until every command of the list may be tried, draining meanwhile.
+    /// Whether every command of the list may be tried.
     #[inline(always)]
-    fn until_due(&self, listed: u32) -> Option<Stop> {
-        let warp = self.warp;
-        loop {
-            warp.sync();
-            warp.once(|| {
-                let mut last = 0;
-                for at in 0..listed {
-                    let low = warp.local(local::DUE + 2 * at);
-                    last = last.max(u64::from(low) | u64::from(warp.local(local::DUE + 2 * at + 1)) << 32);
-                }
-                warp.set_local(local::OPEN, (last == 0 || warp.now() >= last) as u32);
-            });
-            if warp.local(local::OPEN) != 0 {
-                return None;
-            }
-            self.begin();
-            if let Some(stop) = self.check() {
-                return Some(stop);
-            }
-            if self.drain() != GO_ON {
-                warp.pause();
-            }
-        }
-    }
-
-    /// The stall bound begins anew.
-    #[inline(always)]
-    fn begin(&self) {
+    fn is_due(&self, listed: u32) -> bool {
         let warp = self.warp;
         warp.sync();
         warp.once(|| {
-            let over = warp.now().saturating_add(self.job.stall).min(self.job.deadline);
-            warp.set_local(local::SINCE, over as u32);
-            warp.set_local(local::SINCE + 1, (over >> 32) as u32);
+            let mut last = 0;
+            for at in 0..listed {
+                last = last.max(moment(warp, local::DUE + 2 * at));
+            }
+            warp.set_local(local::OPEN, (last == 0 || warp.now() >= last) as u32);
+            warp.set_local(local::COUNT, 0);
         });
+        warp.local(local::OPEN) != 0
     }
 
-    /// Lets others go on for a moment; says every few rounds whether the wait must end.
+    /// From now on a wait may take so long, within the job's deadline.
     #[inline(always)]
-    fn wait(&self, rounds: &mut u32) -> Option<Stop> {
-        self.warp.pause();
-        *rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(ROUNDS) { self.check() } else { None }
+    fn begin(&self, nanos: u64) {
+        let warp = self.warp;
+        warp.sync();
+        warp.once(|| {
+            set_moment(warp, local::DEADLINE, warp.now().saturating_add(nanos).min(self.job.deadline))
+        });
     }
 
     /// Whether a wait must end, as one lane sees it for all.
     #[inline(always)]
-    fn check(&self) -> Option<Stop> {
+    fn check(&self) -> bool {
         let (warp, poison) = (self.warp, self.job.poison);
         warp.sync();
         warp.once(|| {
-            let deadline =
-                u64::from(warp.local(local::SINCE)) | u64::from(warp.local(local::SINCE + 1)) << 32;
-            let (verdict, code) = match (Bounds::<W> { deadline, poison }).check(warp) {
-                Ok(()) => (GO_ON, 0),
-                Err(Stop::Deadline) => (LATE, 0),
-                Err(Stop::Poisoned(code)) => (POISONED, code),
+            let code = warp.load(poison);
+            let late = warp.now() >= moment(warp, local::DEADLINE);
+            let verdict = match code {
+                0 if !late => GO_ON,
+                0 => LATE,
+                _ => POISONED,
             };
             warp.set_local(local::VERDICT, verdict);
             warp.set_local(local::CODE, code);
         });
-        match warp.local(local::VERDICT) {
-            GO_ON => None,
-            POISONED => Some(Stop::Poisoned(warp.local(local::CODE))),
-            _ => Some(Stop::Deadline),
-        }
+        warp.local(local::VERDICT) != GO_ON
     }
 
     /// Says of the first `in_doubt` commands of the list that nothing was heard of them, unless they have ended after
