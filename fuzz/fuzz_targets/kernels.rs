@@ -6,7 +6,8 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_fuzz::{At, Bed, Post};
 use onehop_proto::kernel::{
-    Exit, Job, Outcome, OwnerQueue, Work, run_owner, run_shared, scratch_bytes, scratch_init, share,
+    Exit, Job, Outcome, OwnerQueue, Work, run_group, run_owner, run_shared, scratch_bytes, scratch_init,
+    share,
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared, SharedLayout};
 
@@ -22,6 +23,7 @@ struct Input {
     retry_delay: [u8; 4],
     stall: u8,
     shared: bool,
+    group: bool,
     launches: u8,
     script: Vec<Post>,
 }
@@ -70,8 +72,15 @@ fn shared(input: &Input, bytes: [u32; 3]) {
     let (sq, cq) = (entries(input.sq), entries(input.cq));
     let layout = SharedLayout::new(sq, cq).expect("powers of two");
     let (bed, rings, extra) = Bed::new(sq, cq, &[bytes[0], bytes[1], bytes[2], layout.bytes()]);
+    let bed = bed.with_lanes(1 + u32::from(input.lanes) % 40);
     let queue = Shared::new(rings, extra[3]).expect("powers of two");
     queue.initialise(&bed);
+    if input.group {
+        let count = count(input);
+        return run(input, &bed, &rings, &extra, 0..count, |job| {
+            Exit::from_words(run_group(&bed, &queue, job, 0, count, 1)).expect("the words of an exit")
+        });
+    }
     let stride = u32::from(input.stride).max(1);
     let mine = (0..count(input)).step_by(stride as usize);
     run(input, &bed, &rings, &extra, mine, |job| run_shared(&bed, &queue, job, 0, stride));

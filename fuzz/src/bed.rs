@@ -154,6 +154,7 @@ impl Memory for Bed {
     }
 
     fn pause(&self) {
+        self.clock.set(self.clock.get() + 8);
         self.play();
     }
 

@@ -3,11 +3,13 @@
 use core::arch::{asm, nvptx};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{self, OwnerQueue, run_owner, run_shared, scratch_init, share};
+use onehop_proto::kernel::{
+    self, GROUP_WORDS, LOCAL_WORDS, OwnerQueue, run_group, run_owner, scratch_init, share,
+};
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 
 use crate::gpu::{Door, Gpu, Lane};
-use crate::params::{Job, Queue};
+use crate::params::{Job, LANES, Queue};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -77,7 +79,7 @@ pub unsafe extern "ptx-kernel" fn onehop_owner(
     }
     // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
     let queue = || unsafe { queues.add(index as usize).read_volatile() };
-    let warp = Lane::new(queue().sq_door, queue().cq_door);
+    let warp = Lane::new(0, LOCAL_WORDS, [queue().sq_door, queue().cq_door]);
     let (first, end) = share(work.count, index, warps);
     let exit = run_owner(&warp, || owner(&queue()), &job(&warp, &work), first, end);
     warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
@@ -98,45 +100,50 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const Queue, cou
     }
 }
 
-fn shared(queue: &Queue) -> Option<Shared<Gpu>> {
-    Shared::new(rings(queue, GpuAddr(queue.sq_door), GpuAddr(queue.cq_door)), GpuAddr(queue.control))
-}
-
-/// Shared mode: thread `i` of the grid carries out the items `i`, `i + threads` … and leaves its exit in `exits[i]`.
+/// Shared mode: warp `i` of the grid carries out its share of the job on queue `i % count`, which it shares with the other
+/// warps that are dealt to it, and leaves its exit in `exits[i]`.
 ///
 /// # Safety
-/// At least `threads` threads; all that queue and job describe is there.
+/// At least `warps` whole warps, with dynamic shared memory for each; all that queues and job describe is there.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_shared(
-    queue: *const Queue,
-    threads: u32,
-    work: Job,
+    queues: *const Queue,
     exits: *mut [u32; 2],
+    work: Job,
+    warps: u32,
+    count: u32,
 ) {
-    let index = thread();
-    // SAFETY: the caller's promise.
-    let queue = shared(unsafe { &*queue });
-    if let Some(queue) = queue
-        && index < threads
-    {
-        let exit = run_shared(&Gpu, &queue, &job(&Gpu, &work), index, threads);
-        Gpu.store_pair(GpuAddr(exits as u64).element(index, 8), exit.words());
+    let index = thread() / LANES;
+    if index >= warps {
+        return;
+    }
+    // SAFETY: the caller's promise; there are `count` queues.
+    let queue = unsafe { queues.add((index % count) as usize).read() };
+    // SAFETY: reads a register.
+    let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
+    let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door, queue.cq_door]);
+    if let Some(shared) = Shared::new(rings(&queue, Door::Sq, Door::Cq), GpuAddr(queue.control)) {
+        let (first, end) = share(work.count, index, warps);
+        let exit = run_group(&warp, &shared, &job(&warp, &work), first, end, index / count);
+        warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
     }
 }
 
-/// Prepares the control block of a shared queue that was just created: one thread.
+/// Prepares the control blocks of shared queues that were just created: a thread for each.
 ///
 /// # Safety
-/// All that the queue describes is there.
+/// All that the queues describe is there.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queue: *const Queue) {
-    // SAFETY: the caller's promise.
-    let queue = shared(unsafe { &*queue });
-    if let Some(queue) = queue
-        && thread() == 0
-    {
-        queue.initialise(&Gpu);
+pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queues: *const Queue, count: u32) {
+    let index = thread();
+    if index < count {
+        // SAFETY: the caller's promise; there are `count` queues.
+        let queue = unsafe { queues.add(index as usize).read() };
+        let (sq_door, cq_door) = (GpuAddr(queue.sq_door), GpuAddr(queue.cq_door));
+        if let Some(shared) = Shared::new(rings(&queue, sq_door, cq_door), GpuAddr(queue.control)) {
+            shared.initialise(&Gpu);
+        }
     }
 }

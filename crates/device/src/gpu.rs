@@ -7,10 +7,10 @@
 use core::arch::{asm, global_asm};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{LOCAL_WORDS, Taken, Warp};
+use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Taken, Warp};
 use onehop_proto::queue::Memory;
 
-use crate::params::{LANES, OWNER_SHARED_BYTES};
+use crate::params::{DOOR_WORDS, GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
 
 global_asm!(".extern .shared .align 16 .b8 onehop_local[];");
 
@@ -31,10 +31,13 @@ const ALL: u32 = u32::MAX;
 #[derive(Clone, Copy)]
 pub struct Gpu;
 
-/// One lane of a warp whose 32 lanes are all there, and which is a block.
+/// One lane of a warp whose 32 lanes are all there.
 #[derive(Clone, Copy)]
 pub struct Lane {
     lane: u32,
+    /// Where the warp's words of shared memory begin, in words, and how many there are before its doorbells.
+    base: u32,
+    words: u32,
 }
 
 /// A doorbell of a warp's queue. Their addresses lie in shared memory, behind the warp's tables: in registers they
@@ -45,25 +48,26 @@ pub enum Door {
     Cq = 1,
 }
 
-/// Bytes of shared memory that a warp needs in owner mode.
-pub const SHARED_BYTES: u32 = (LOCAL_WORDS + 4) * 4;
-const _: () = assert!(SHARED_BYTES == OWNER_SHARED_BYTES);
+const _: () = assert!(OWNER_SHARED_BYTES == (LOCAL_WORDS + DOOR_WORDS) * 4);
+const _: () = assert!(GROUP_SHARED_BYTES == (GROUP_WORDS + DOOR_WORDS) * 4);
+
+const _: () =
+    assert!(LOCAL_WORDS.is_multiple_of(2) && GROUP_WORDS.is_multiple_of(2), "doorbells lie behind them");
 
 impl Lane {
-    /// The calling thread, whose warp owns a queue with these doorbells.
+    /// The calling thread, the `warp`th warp of its block, in which each has so many words of its own; it rings these
+    /// doorbells.
     #[inline(always)]
-    pub fn new(sq_door: u64, cq_door: u64) -> Self {
+    pub fn new(warp: u32, words: u32, doors: [u64; 2]) -> Self {
         let lane;
         // SAFETY: reads a register.
         unsafe { asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
-        let this = Self { lane };
+        let this = Self { lane, base: warp * (words + DOOR_WORDS), words };
         this.once(|| {
-            for (i, word) in (LOCAL_WORDS..).zip([sq_door as u32, (sq_door >> 32) as u32]) {
-                this.set_local(i, word);
-            }
-            for (i, word) in (LOCAL_WORDS + 2..).zip([cq_door as u32, (cq_door >> 32) as u32]) {
-                this.set_local(i, word);
-            }
+            this.set_local(words, doors[0] as u32);
+            this.set_local(words + 1, (doors[0] >> 32) as u32);
+            this.set_local(words + 2, doors[1] as u32);
+            this.set_local(words + 3, (doors[1] >> 32) as u32);
         });
         this
     }
@@ -79,11 +83,11 @@ impl Lane {
 
     /// The address of a word of the block's dynamic shared memory.
     #[inline(always)]
-    fn shared(index: u32) -> u32 {
+    fn shared(&self, index: u32) -> u32 {
         let base: u32;
         // SAFETY: the address of a symbol.
         unsafe { asm!("mov.u32 {0}, onehop_local;", out(reg32) base, options(pure, nomem, nostack)) };
-        base + index * 4
+        base + (self.base + index) * 4
     }
 
     #[inline(always)]
@@ -263,7 +267,7 @@ impl Memory for Lane {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
             asm!("ld.shared.u64 {0}, [{1}];",
-                out(reg64) at, in(reg32) Self::shared(LOCAL_WORDS + door as u32 * 2), options(nostack));
+                out(reg64) at, in(reg32) self.shared(self.words + door as u32 * 2), options(nostack));
         }
         store!("st.relaxed.mmio.sys.global.u32", GpuAddr(at), value);
     }
@@ -360,7 +364,7 @@ impl Warp for Lane {
         let value: u32;
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
-            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) Self::shared(index), options(nostack))
+            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) self.shared(index), options(nostack))
         };
         value
     }
@@ -369,7 +373,7 @@ impl Warp for Lane {
     fn set_local(&self, index: u32, value: u32) {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
-            asm!("st.shared.u32 [{0}], {1};", in(reg32) Self::shared(index), in(reg32) value, options(nostack))
+            asm!("st.shared.u32 [{0}], {1};", in(reg32) self.shared(index), in(reg32) value, options(nostack))
         };
     }
 
@@ -379,7 +383,7 @@ impl Warp for Lane {
         // SAFETY: within the shared memory that the launch asked for; `Warp` promises the alignment.
         unsafe {
             asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
-                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) Self::shared(index),
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(index),
                 options(nostack));
         }
         [a, b, c, d]
@@ -391,7 +395,7 @@ impl Warp for Lane {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
             asm!("atom.relaxed.cta.shared.add.u32 {0}, [{1}], {2};",
-                out(reg32) old, in(reg32) Self::shared(index), in(reg32) value, options(nostack));
+                out(reg32) old, in(reg32) self.shared(index), in(reg32) value, options(nostack));
         }
         old
     }
@@ -402,7 +406,7 @@ impl Warp for Lane {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
             asm!("atom.relaxed.cta.shared.cas.b32 {0}, [{1}], {2}, {3};",
-                out(reg32) seen, in(reg32) Self::shared(index), in(reg32) old, in(reg32) new, options(nostack));
+                out(reg32) seen, in(reg32) self.shared(index), in(reg32) old, in(reg32) new, options(nostack));
         }
         seen
     }
@@ -412,7 +416,7 @@ impl Warp for Lane {
         // SAFETY: to within the shared memory that the launch asked for, from where the host vouches for.
         unsafe {
             asm!("cp.async.ca.shared.global [{0}], [{1}], 16;",
-                in(reg32) Self::shared(to), in(reg64) from.0, options(nostack));
+                in(reg32) self.shared(to), in(reg64) from.0, options(nostack));
         }
     }
 

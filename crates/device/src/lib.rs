@@ -8,13 +8,14 @@
 //! |---|---|---|---|
 //! | `onehop_owner_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
 //! | `onehop_owner` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32` | warps × 32 | [`params::OWNER_SHARED_BYTES`] |
-//! | `onehop_shared_prepare` | `queue: *Queue` | 1 × 32 | 0 |
-//! | `onehop_shared` | `queue: *Queue, threads: u32, job: Job, exits: *[u32; 2]` | ⌈threads/block⌉ × block | 0 |
+//! | `onehop_shared_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
+//! | `onehop_shared` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32, count: u32` | any that holds `warps` warps, blocks of a multiple of 32, at most 768 | [`params::GROUP_SHARED_BYTES`] × warps of a block |
 //!
-//! `warps` is the count of queues: block `i` carries out its equal part of the job on queue `i`. Each warp, or each thread in
-//! shared mode, leaves the words of an `onehop_proto::kernel::Exit` in `exits`, 8-byte aligned, zeroed before: zeroes
-//! that stay mean that it never came to its end. `prepare` runs after each creation of the queues. The deadline is the job's
-//! limit after the start of each warp.
+//! In owner mode `warps` is the count of queues: block `i` carries out its equal part of the job on queue `i`. In shared mode warp
+//! `i` of the grid carries out its equal part of the job on queue `i % count`; the rings' sizes are powers of two. Each warp
+//! leaves the words of an `onehop_proto::kernel::Exit` in `exits`, 8-byte aligned, zeroed before: zeroes that stay mean that
+//! it never came to its end. `prepare` runs after each creation of the queues, and ends before the next launch. The deadline is
+//! the job's limit after the start of each warp.
 #![no_std]
 #![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics))]

@@ -62,5 +62,11 @@ const _: () =
     assert!(size_of::<Job>() == 88 && offset_of!(Job, count) == 24 && offset_of!(Job, retry_delay) == 40);
 const _: () = assert!(offset_of!(Job, stall) == 72 && offset_of!(Job, limit) == 80);
 
+/// Words of shared memory for the addresses of a warp's two doorbells.
+pub(crate) const DOOR_WORDS: u32 = 4;
+
 /// Bytes of dynamic shared memory for each block in owner mode: the warp's tables, and the addresses of two doorbells.
-pub const OWNER_SHARED_BYTES: u32 = (onehop_proto::kernel::LOCAL_WORDS + 4) * 4;
+pub const OWNER_SHARED_BYTES: u32 = (onehop_proto::kernel::LOCAL_WORDS + DOOR_WORDS) * 4;
+
+/// Bytes of dynamic shared memory in shared mode, for each warp of a block.
+pub const GROUP_SHARED_BYTES: u32 = (onehop_proto::kernel::GROUP_WORDS + DOOR_WORDS) * 4;

@@ -3,9 +3,12 @@
 #![cfg(loom)]
 #![allow(missing_docs)]
 
+use std::cell::Cell;
+
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use onehop_proto::kernel::{Exit, GROUP_WORDS, Job, Outcome, Taken, Warp, Work, run_group};
 use onehop_proto::queue::{Address, Event, Memory, Owner, Rings, Shared, SharedLayout, Slot};
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -39,12 +42,19 @@ impl Model {
 struct Mem {
     model: Arc<Model>,
     inline: Option<Arc<Mutex<Controller>>>,
+    lanes: u32,
+    local: Vec<Cell<u32>>,
 }
 
 impl Mem {
     fn new(bytes: u32, fenced: bool) -> Self {
         let words = (0..bytes / 4).map(|_| AtomicU32::new(0)).collect();
-        Self { model: Arc::new(Model { words, fenced }), inline: None }
+        Self { model: Arc::new(Model { words, fenced }), inline: None, lanes: 1, local: Vec::new() }
+    }
+
+    /// A warp of so many lanes, which take turns.
+    fn warp(&self, lanes: u32) -> Self {
+        Self { lanes, local: vec![Cell::new(0xdead); GROUP_WORDS as usize], ..self.clone() }
     }
 
     fn with_inline_controller(self, rings: Rings<Mem>) -> Self {
@@ -104,6 +114,47 @@ impl Memory for Mem {
     fn now(&self) -> u64 {
         0
     }
+}
+
+impl Warp for Mem {
+    fn lanes(&self) -> u32 {
+        self.lanes
+    }
+    fn each(&self, f: impl FnMut(u32)) {
+        (0..self.lanes).for_each(f);
+    }
+    fn once(&self, mut f: impl FnMut()) {
+        f();
+    }
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        let there: Vec<_> =
+            (0..limit).map(look).take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
+        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
+        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
+    }
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        self.local[index as usize].replace(self.local(index).wrapping_add(value))
+    }
+    fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
+        let seen = self.local(index);
+        self.local[index as usize].set(if seen == old { new } else { seen });
+        seen
+    }
+    fn fetch(&self, to: u32, from: At) {
+        (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
+    }
+    fn fetched(&self) {}
 }
 
 fn rings(sq_entries: u32, cq_entries: u32) -> Rings<Mem> {
@@ -266,6 +317,51 @@ fn shared_model(entries: u32, each: u32) {
     assert_eq!(mem.load(control.plus(layout.strays())), 0);
 }
 
+/// Two warps carry out a job together; the controller runs within the doorbell write of whoever rings.
+fn group_model(fenced: bool, entries: u32, lanes: u32, each: u32) {
+    let rings = rings(entries, entries);
+    let control = At(after(&rings));
+    let layout = SharedLayout::new(entries, entries).unwrap();
+    let works = At((control.0 + layout.bytes()).next_multiple_of(16));
+    let outcomes = works.plus(2 * each * Work::BYTES);
+    let poison = outcomes.plus(2 * each * Outcome::BYTES);
+    let mem = Mem::new(poison.0 + 4, fenced).with_inline_controller(rings);
+    let queue = Shared::new(rings, control).unwrap();
+    queue.initialise(&mem);
+    for i in 0..2 * each {
+        let work = Work { lba: u64::from(101 + i), prp1: 0, prp2: 0, blocks: 1, control: 2 };
+        for (k, word) in work.words().into_iter().enumerate() {
+            mem.store(works.plus(i * Work::BYTES + k as u32 * 4), word);
+        }
+    }
+    let job = move || Job {
+        works,
+        outcomes,
+        count: 2 * each,
+        nsid: 1,
+        retries: 0,
+        retry_delay: [0; 4],
+        stall: u64::MAX,
+        deadline: 1,
+        poison,
+    };
+    let user = move |mem: Mem, me: u32| {
+        let exit = run_group(&mem, &queue, &job(), me * each, (me + 1) * each, me);
+        assert_eq!(Exit::from_words(exit), Some(Exit::Finished));
+        for item in me * each..(me + 1) * each {
+            let outcome = Outcome::from_word(mem.load(outcomes.plus(item * Outcome::BYTES)));
+            assert_eq!(outcome, Outcome::Done(Status(0)));
+        }
+    };
+    let other = {
+        let mem = mem.warp(lanes);
+        thread::spawn(move || user(mem, 1))
+    };
+    user(mem.warp(lanes), 0);
+    other.join().unwrap();
+    assert_eq!(mem.load(control.plus(layout.strays())), 0);
+}
+
 fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -308,4 +404,25 @@ fn shared_two_threads() {
 #[test]
 fn shared_one_slot_for_two_threads() {
     explore(2, || shared_model(2, 1));
+}
+
+#[test]
+fn group_of_one() {
+    explore(2, || group_model(true, 4, 1, 1));
+}
+
+#[test]
+fn group_of_one_that_must_wait_for_a_slot() {
+    explore(2, || group_model(true, 2, 1, 1));
+}
+
+#[test]
+fn group_of_two() {
+    explore(2, || group_model(true, 4, 2, 2));
+}
+
+#[test]
+#[should_panic(expected = "a stale or torn entry")]
+fn group_without_its_fences_is_caught() {
+    explore(2, || group_model(false, 4, 2, 2));
 }

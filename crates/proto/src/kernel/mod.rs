@@ -1,11 +1,13 @@
 //! What GPU threads run: ordinary generic functions over [`Memory`] and [`Warp`]. The emulated GPU calls them on CPU
 //! threads, the device crate wraps them into kernel entries.
 
+mod group;
 mod job;
 mod owner;
 mod shared;
 mod slots;
 
+pub use group::{GROUP_WORDS, run_group};
 pub use job::{Exit, Job, Outcome, Work, share};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;

@@ -56,11 +56,12 @@ pub trait Memory {
         let last = self.load_acquire(at.plus(4));
         [self.load(at), last]
     }
-    /// Writes two words at once, on an address that is a multiple of eight; orders nothing.
+    /// Writes two words, on an address that is a multiple of eight. Whoever sees the first sees the second; beyond that
+    /// it orders nothing.
     #[inline(always)]
     fn store_pair(&self, at: Self::Addr, words: [u32; 2]) {
         self.store(at.plus(4), words[1]);
-        self.store(at, words[0]);
+        self.store_release(at, words[0]);
     }
     /// Reads four words that nobody writes as long as the kernel runs, on an address that is a multiple of 16.
     #[inline(always)]

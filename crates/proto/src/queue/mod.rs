@@ -14,7 +14,7 @@ mod cid;
 mod memory;
 mod owner;
 mod ring;
-mod shared;
+pub(crate) mod shared;
 
 pub use bounds::{Bounds, Stop};
 pub use cid::{CidSpace, MAX_SLOTS, NO_CID};

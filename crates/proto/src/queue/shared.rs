@@ -9,7 +9,7 @@ use super::{Address, Bounds, CidSpace, MAX_SLOTS, Memory, Rings, Stop};
 use crate::{Cqe, Sqe, Status};
 
 /// Where each word of a shared queue's control block lies. Words that different threads fight over are kept apart.
-mod word {
+pub(crate) mod word {
     pub const TICKET: u32 = 0x00;
     pub const TAIL: u32 = 0x20;
     pub const TAIL_LOCK: u32 = 0x40;
@@ -24,13 +24,13 @@ mod word {
 }
 
 const SLOT_BYTES: u32 = 16;
-const STATE: u32 = 0;
-const CID: u32 = 4;
-const RESULT: u32 = 8;
+pub(crate) const STATE: u32 = 0;
+const RESULT: u32 = 4;
+pub(crate) const CID: u32 = 8;
 
-const FREE: u32 = 0;
-const BUSY: u32 = 1;
-const DONE: u32 = 2;
+pub(crate) const FREE: u32 = 0;
+pub(crate) const BUSY: u32 = 1;
+pub(crate) const DONE: u32 = 2;
 
 /// How many completions a drain takes before it rings.
 const BATCH: usize = 8;
@@ -91,7 +91,7 @@ impl SharedLayout {
         word::DOORBELLS
     }
 
-    const fn free_words(&self) -> u32 {
+    pub(crate) const fn free_words(&self) -> u32 {
         self.capacity().div_ceil(32)
     }
 
@@ -150,12 +150,12 @@ pub enum SubmitError {
     InDoubt(Stop),
 }
 
-/// A queue pair for any number of threads.
+/// A queue pair for any number of threads, and for warps that act as one.
 pub struct Shared<M: Memory> {
-    rings: Rings<M>,
+    pub(crate) rings: Rings<M>,
     control: M::Addr,
     layout: SharedLayout,
-    space: CidSpace,
+    pub(crate) space: CidSpace,
 }
 
 impl<M: Memory> Clone for Shared<M> {
@@ -191,6 +191,11 @@ impl<M: Memory> Shared<M> {
             mem.store(slot.plus(CID), self.space.resume(id, mem.load(slot.plus(CID))));
         }
         mem.fence();
+    }
+
+    /// The sizes.
+    pub(crate) fn layout(&self) -> SharedLayout {
+        self.layout
     }
 
     /// The bounds that stop at `deadline` or by this queue's poison word.
@@ -301,6 +306,8 @@ impl<M: Memory> Shared<M> {
         if count == 0 {
             return 0;
         }
+        // What the controller did before these is handed on with them.
+        mem.fence();
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
         self.fetched(mem, sqhd);
@@ -312,11 +319,16 @@ impl<M: Memory> Shared<M> {
         count
     }
 
+    /// Where the completion of this number lies, and the phase that it carries.
+    #[inline(always)]
+    pub(crate) fn cq_slot(&self, count: u32) -> (M::Addr, u32) {
+        let place = count & ((1 << self.layout.cq_shift) - 1);
+        (self.rings.cq.plus(place * Cqe::BYTES as u32), !(count >> self.layout.cq_shift) & 1)
+    }
+
     #[inline(always)]
     fn completion(&self, mem: &M, count: u32) -> Option<Cqe> {
-        let place = count & ((1 << self.layout.cq_shift) - 1);
-        let phase = !(count >> self.layout.cq_shift) & 1;
-        let at = self.rings.cq.plus(place * Cqe::BYTES as u32);
+        let (at, phase) = self.cq_slot(count);
         let dw3 = mem.load_acquire(at.plus(12));
         if dw3 >> 16 & 1 != phase {
             return None;
@@ -326,7 +338,8 @@ impl<M: Memory> Shared<M> {
 
     /// Moves the submission head on to where the controller says it has fetched to; values that cannot be true are
     /// left aside.
-    fn fetched(&self, mem: &M, sqhd: u16) {
+    #[inline(always)]
+    pub(crate) fn fetched(&self, mem: &M, sqhd: u16) {
         let mask = (1u32 << self.layout.sq_shift) - 1;
         if u32::from(sqhd) > mask {
             return;
@@ -339,13 +352,14 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    fn settle(&self, mem: &M, result: u32, dw3: u32) {
+    /// Leaves a completion with its command's slot. Only for the holder of the completion lock.
+    #[inline(always)]
+    pub(crate) fn settle(&self, mem: &M, result: u32, dw3: u32) {
         let cid = dw3 as u16;
         if let Some(id) = self.space.slot(cid) {
             let slot = self.slot(id);
             if mem.load_acquire(slot) == BUSY && mem.load(slot.plus(CID)) as u16 == cid {
-                mem.store(slot.plus(RESULT), result);
-                mem.store_release(slot.plus(STATE), dw3 & !0x1_ffff | DONE);
+                mem.store_pair(slot, [dw3 & !0x1_ffff | DONE, result]);
                 return;
             }
         }
@@ -459,28 +473,28 @@ impl<M: Memory> Shared<M> {
     }
 
     #[inline(always)]
-    fn sq_slot(&self, ticket: u32) -> u32 {
+    pub(crate) fn sq_slot(&self, ticket: u32) -> u32 {
         ticket & ((1 << self.layout.sq_shift) - 1)
     }
 
     #[inline(always)]
-    fn at(&self, offset: u32) -> M::Addr {
+    pub(crate) fn at(&self, offset: u32) -> M::Addr {
         self.control.plus(offset)
     }
 
     #[inline(always)]
-    fn stamp(&self, place: u32) -> M::Addr {
+    pub(crate) fn stamp(&self, place: u32) -> M::Addr {
         self.at(self.layout.stamps() + place * 4)
     }
 
     #[inline(always)]
-    fn slot(&self, id: u16) -> M::Addr {
+    pub(crate) fn slot(&self, id: u16) -> M::Addr {
         self.at(self.layout.slots() + u32::from(id) * SLOT_BYTES)
     }
 }
 
 /// Whether `tail` lies after `ticket`, on counters that wrap.
 #[inline(always)]
-fn is_after(tail: u32, ticket: u32) -> bool {
+pub(crate) fn is_after(tail: u32, ticket: u32) -> bool {
     tail.wrapping_sub(ticket).wrapping_sub(1) < 1 << 31
 }

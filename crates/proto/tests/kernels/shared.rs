@@ -1,6 +1,7 @@
 //! Shared mode, where a mock can decide the order of things.
 
-use onehop_proto::queue::{Drained, Shared};
+use onehop_proto::kernel::{Exit, Outcome, run_group};
+use onehop_proto::queue::{Drained, Memory, Shared};
 use onehop_proto::{Sqe, Status};
 
 use crate::bed::{At, Bed, CONTROL, Manner};
@@ -29,4 +30,61 @@ fn a_last_look_finds_the_slot_that_a_completion_frees() {
     assert!(second.is_err());
     assert_eq!(queue.wait(&bed, &first, &queue.bounds(1000)).unwrap().status, Status(0));
     assert!(queue.submit(&bed, &Sqe::new(2, 1), &queue.bounds(1000)).is_ok());
+}
+
+fn group(bed: &Bed, job: &onehop_proto::kernel::Job<Bed>, range: (u32, u32)) -> Exit {
+    let queue = Shared::new(bed.rings(), At(CONTROL)).unwrap();
+    Exit::from_words(run_group(bed, &queue, job, range.0, range.1, 0)).unwrap()
+}
+
+fn bed(lanes: u32, entries: u32, manner: Manner) -> Bed {
+    let bed = Bed::new(lanes, entries, entries, manner);
+    Shared::new(bed.rings(), At(CONTROL)).unwrap().initialise(&bed);
+    bed
+}
+
+#[test]
+fn a_group_ends_every_item_once() {
+    for (lanes, entries) in [(32, 256), (32, 2), (1, 16), (5, 4), (40, 1024)] {
+        let bed = bed(lanes, entries, Manner::Proper);
+        let job = bed.job(2000);
+        assert_eq!(group(&bed, &job, (0, 700)), Exit::Finished);
+        assert_eq!(group(&bed, &job, (700, 3000)), Exit::Finished);
+        assert!(
+            (0..2000).all(|i| bed.outcome(i) == (Outcome::Done(Status(0)), 0)),
+            "{lanes} lanes, {entries}"
+        );
+        assert_eq!(bed.controller.borrow().cids.len(), 2000);
+    }
+}
+
+#[test]
+fn a_group_tries_again_and_says_how_often() {
+    let failed = Status(0x0282);
+    let bed = bed(32, 64, Manner::Ends(failed));
+    let job = bed.job(100);
+    assert_eq!(group(&bed, &job, (0, 100)), Exit::Finished);
+    assert!((0..100).all(|i| bed.outcome(i) == (Outcome::Done(failed), 2)));
+    assert_eq!(bed.controller.borrow().cids.len(), 300);
+}
+
+#[test]
+fn a_group_ends_by_its_bounds() {
+    let silent = bed(32, 64, Manner::Silent);
+    let job = silent.job(100);
+    assert_eq!(group(&silent, &job, (0, 100)), Exit::TimedOut);
+    assert!((0..32).all(|i| silent.outcome(i) == (Outcome::InDoubt, 0)));
+    assert!((32..100).all(|i| silent.outcome(i) == (Outcome::Pending, 0)));
+    assert!(silent.now() < 3 * job.stall);
+
+    let stuck = bed(32, 64, Manner::StuckHead);
+    let job = stuck.job(100);
+    assert_eq!(group(&stuck, &job, (0, 100)), Exit::TimedOut);
+    assert_eq!((0..100).filter(|i| stuck.outcome(*i).0 == Outcome::Done(Status(0))).count(), 63);
+
+    let waiting = bed(32, 64, Manner::Ends(Status(0x0282 | 1 << 11)));
+    let mut job = waiting.job(5);
+    job.deadline = 500_000;
+    assert_eq!(group(&waiting, &job, (0, 5)), Exit::TimedOut);
+    assert!((0..5).all(|i| waiting.outcome(i) == (Outcome::Pending, 1)));
 }
