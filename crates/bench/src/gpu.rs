@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use onehop_controller::layout::{REPORT_BYTES, control, flag};
-use onehop_controller::{NULL_LOCAL_WORDS, Pair, Report, sealed};
-use onehop_gpu::cuda::{Arg, Code, CudaGpu, Shape, Started};
+use onehop_controller::{Pair, Report, sealed};
+use onehop_gpu::cuda::{Code, CudaGpu, Rig, Started};
 use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings};
 use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, Work, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
@@ -61,8 +61,8 @@ pub struct GpuBench {
 /// The memory of a plan.
 struct Bed {
     rings: Region,
-    doors: Region,
-    control: Region,
+    _doors: Region,
+    _control: Region,
     pairs: Region,
     reports: Region,
     word: Region,
@@ -78,7 +78,7 @@ impl GpuBench {
     /// # Errors
     /// When it cannot be compiled.
     pub fn new(gpu: CudaGpu) -> Result<Self> {
-        let code = gpu.load_code(onehop_device::RIG_PTX)?;
+        let code = gpu.load_rig()?;
         Ok(Self { gpu, code })
     }
 
@@ -105,10 +105,7 @@ impl GpuBench {
         bed.write_works()?;
         let launch = match plan.mode {
             Mode::Owner => Launch::Owner(bed.queues.clone()),
-            Mode::Shared(threads) => {
-                let first = bed.queues.first().copied();
-                Launch::Shared(first.ok_or_else(|| wrong("a plan without queues"))?, threads)
-            }
+            Mode::Shared(threads) => Launch::Shared(bed.queues.clone(), threads),
         };
         self.gpu.prepare(&launch)?;
         let flags = if plan.reverse { flag::REVERSE } else { 0 };
@@ -223,8 +220,8 @@ impl Bed {
             works: gpu.alloc(Place::Vram, plan.commands as usize * Work::BYTES as usize)?,
             outcomes: gpu.alloc(Place::Vram, plan.commands as usize * Outcome::BYTES as usize)?,
             rings,
-            doors,
-            control,
+            _doors: doors,
+            _control: control,
             plan,
         })
     }
@@ -278,10 +275,7 @@ impl Bed {
         }
         self.reports.fill(0, self.reports.len(), 0)?;
         self.word.signal(0, control::RUN)?;
-        let shape = Shape { blocks: self.plan.queues, threads: 32, shared: NULL_LOCAL_WORDS * 4 };
-        let args = [Arg::U64(self.pairs.addr().0)];
-        // SAFETY: see below.
-        Ok(start_null(bench, shape, &args, limit)?)
+        Ok(bench.gpu.start_rig(&bench.code, Rig::Null, self.pairs.addr(), self.plan.queues, limit)?)
     }
 
     fn reports(&self) -> Result<Vec<Report>> {
@@ -327,13 +321,7 @@ impl Bed {
 /// The `i`-th command of a launch.
 fn command(i: u32) -> Work {
     let lba = u64::from(i.wrapping_mul(0x9e37_79b1)) * 8;
-    let work = Work {
-        lba,
-        prp1: u64::from(i) << 12,
-        prp2: 0,
-        blocks: 8,
-        control: nvm::opcode::READ.into(),
-    };
+    let work = Work { lba, prp1: u64::from(i) << 12, prp2: 0, blocks: 8, control: nvm::opcode::READ.into() };
     sealed(work, NSID)
 }
 

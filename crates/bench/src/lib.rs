@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod cpu;
+mod gpu;
 mod stats;
 
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
+pub use gpu::{GpuBench, Mode, Plan};
 pub use stats::{Clock, Quantiles, median};
 
 use serde::Serialize;
@@ -19,6 +21,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why something could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The GPU failed.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// What was measured came out other than it should.
+    #[error("{0}; no figure is given for what is wrong")]
+    Wrong(String),
     /// The drive failed.
     #[error(transparent)]
     Drive(#[from] onehop_drive::Error),
@@ -58,13 +66,13 @@ pub struct Row {
     /// Nanoseconds of a command: wall time over commands.
     pub ns_per_command: f64,
     /// Median time of a whole batch, from before its first submission until its last completion was taken.
-    pub p50_ns: f64,
+    pub p50_ns: Option<f64>,
     /// The 99th percentile of the same.
-    pub p99_ns: f64,
+    pub p99_ns: Option<f64>,
     /// Cycles to submit a command, the doorbell's share and whatever the controller does in it included.
-    pub cycles_submit: f64,
+    pub cycles_submit: Option<f64>,
     /// Cycles to take a completion.
-    pub cycles_complete: f64,
+    pub cycles_complete: Option<f64>,
     /// What the controller itself takes for a command, where that is known.
     pub controller_ns: Option<f64>,
     /// Registers of a GPU thread.

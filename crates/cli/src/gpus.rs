@@ -44,6 +44,18 @@ pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
     }
 }
 
+/// A GPU that CUDA drives: the one that was named, or the first.
+pub(crate) fn cuda_only(arg: &GpuArg) -> Result<onehop_gpu::cuda::CudaGpu> {
+    let name = arg.gpu.as_deref().unwrap_or("0");
+    open(name).map_err(|error| {
+        CliError::not_possible(
+            format!("measuring GPU {name}"),
+            error.to_string(),
+            "Measure the CPU's side: --side cpu",
+        )
+    })
+}
+
 fn open(name: &str) -> std::result::Result<onehop_gpu::cuda::CudaGpu, Error> {
     Cuda::load()?.open(name)
 }

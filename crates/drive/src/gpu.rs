@@ -425,10 +425,7 @@ impl GpuQueues {
             };
             let launch = match self.setup.mode {
                 GpuMode::Owner => Launch::Owner(queues),
-                GpuMode::Shared { threads } => match queues.first() {
-                    Some(queue) => Launch::Shared(*queue, threads),
-                    None => return Err(Error::Gpu("a shared launch needs a queue".into())),
-                },
+                GpuMode::Shared { threads } => Launch::Shared(queues, threads),
             };
             let started = self.gpu.launch(&launch, &job);
             self.cell.running.store(started.is_ok(), Ordering::Release);

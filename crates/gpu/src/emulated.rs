@@ -1,7 +1,7 @@
 //! The emulated GPU: one CPU thread for a warp, or for a single GPU thread where threads act on their own.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -79,8 +79,10 @@ impl Gpu for Emulated {
                 }
                 Ok(())
             }
-            Launch::Shared(queue, _) => {
-                shared_queue::<View>(&queue)?.initialise(&view);
+            Launch::Shared(queues, _) => {
+                for queue in &queues {
+                    shared_queue::<View>(queue)?.initialise(&view);
+                }
                 Ok(())
             }
         })?
@@ -89,37 +91,39 @@ impl Gpu for Emulated {
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
         let deadline = self.space.now().saturating_add(nanos(job.limit));
         let job = *job;
-        let mut threads = Vec::new();
+        let mut threads = Threads::default();
         match launch {
             Launch::Owner(queues) => {
                 let of = queues.len() as u32;
                 for (index, queue) in queues.iter().copied().enumerate() {
                     let (space, lanes) = (self.space.clone(), self.lanes);
                     let (first, end) = share(job.count, index as u32, of);
-                    threads.push(spawn(move || {
+                    threads.add(move || {
                         let warp = View::warp(&space, lanes, LOCAL_WORDS);
                         let job = kernel_job(&job, deadline);
                         let exit = run_owner(&warp, || owner_queue(&queue), &job, first, end);
                         Exit::from_words(exit).unwrap_or(Exit::TimedOut)
-                    })?);
+                    })?;
                 }
             }
-            Launch::Shared(queue, count) => {
-                if *count == 0 || *count > MAX_THREADS {
+            Launch::Shared(queues, count) => {
+                if *count == 0 || *count > MAX_THREADS || queues.is_empty() {
                     return Err(Error::Launch(format!(
-                        "{count} threads; the emulated GPU has 1 to {MAX_THREADS}"
+                        "{count} threads on {} queues; the emulated GPU has 1 to {MAX_THREADS}, and one queue at least",
+                        queues.len()
                     )));
                 }
-                let shared = shared_queue::<View>(queue)?;
-                for first in 0..*count {
+                for (first, queue) in (0..*count).zip(queues.iter().cycle()) {
+                    let shared = shared_queue::<View>(queue)?;
                     let (space, count) = (self.space.clone(), *count);
-                    threads.push(spawn(move || {
+                    threads.add(move || {
                         run_shared(&View::new(&space), &shared, &kernel_job(&job, deadline), first, count)
-                    })?);
+                    })?;
                 }
             }
         }
-        Ok(Box::new(Threads(threads)))
+        threads.start();
+        Ok(Box::new(threads))
     }
 }
 
@@ -165,27 +169,75 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-struct Threads(Vec<JoinHandle<Result<Exit>>>);
+/// The threads of a launch. None of them runs before all are there: a launch that cannot be started has done nothing.
+#[derive(Default)]
+struct Threads {
+    list: Vec<JoinHandle<Result<Exit>>>,
+    gate: Arc<Gate>,
+}
 
-impl Running for Threads {
-    fn is_done(&self) -> bool {
-        self.0.iter().all(JoinHandle::is_finished)
+/// Opens once, for good or never to let anybody through.
+#[derive(Default)]
+struct Gate(Mutex<Option<bool>>, Condvar);
+
+impl Gate {
+    fn set(&self, go: bool) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(go);
+        self.1.notify_all();
     }
 
-    fn join(self: Box<Self>) -> Result<Vec<Exit>> {
-        // Every thread is joined, even after one has failed: none may touch memory after this returns.
-        let exits: Vec<_> =
-            self.0.into_iter().map(|thread| thread.join().unwrap_or_else(|e| Err(error(e)))).collect();
-        exits.into_iter().collect()
+    /// Whether to go on.
+    fn pass(&self) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match *state {
+                Some(go) => return go,
+                None => state = self.1.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
     }
 }
 
-fn spawn(f: impl FnOnce() -> Exit + Send + 'static) -> Result<JoinHandle<Result<Exit>>> {
-    std::thread::Builder::new()
-        .name("emulated gpu".into())
-        .stack_size(256 << 10)
-        .spawn(move || catch(f))
-        .map_err(|e| Error::Launch(format!("this machine gave no thread for it: {e}")))
+impl Threads {
+    fn add(&mut self, f: impl FnOnce() -> Exit + Send + 'static) -> Result<()> {
+        let gate = self.gate.clone();
+        let body = move || if gate.pass() { catch(f) } else { Ok(Exit::TimedOut) };
+        let thread =
+            std::thread::Builder::new().name("emulated gpu".into()).stack_size(256 << 10).spawn(body);
+        let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+        self.list.push(thread.map_err(refuse)?);
+        Ok(())
+    }
+
+    fn start(&self) {
+        self.gate.set(true);
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Says nothing to threads that are under way.
+        if self.gate.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            self.gate.set(false);
+        }
+        // None may touch memory after this returns.
+        for thread in self.list.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Running for Threads {
+    fn is_done(&self) -> bool {
+        self.list.iter().all(JoinHandle::is_finished)
+    }
+
+    fn join(mut self: Box<Self>) -> Result<Vec<Exit>> {
+        // Every thread is joined, even after one has failed: none may touch memory after this returns.
+        let exits: Vec<_> =
+            self.list.drain(..).map(|thread| thread.join().unwrap_or_else(|e| Err(error(e)))).collect();
+        exits.into_iter().collect()
+    }
 }
 
 fn catch<R>(f: impl FnOnce() -> R) -> Result<R> {

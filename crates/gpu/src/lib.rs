@@ -81,8 +81,8 @@ pub struct KernelJob {
 pub enum Launch {
     /// One warp for each queue; each owns its own.
     Owner(Vec<KernelQueue>),
-    /// So many threads, all on one queue.
-    Shared(KernelQueue, u32),
+    /// So many threads, dealt to the queues, each of which they share.
+    Shared(Vec<KernelQueue>, u32),
 }
 
 /// A launch under way.

@@ -1,11 +1,13 @@
-//! `onehop bench queue`: what a command costs, in nanoseconds and cycles.
+//! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
 
-use onehop_bench::{Clock, CpuQueue, NULL_DRIVE, Row};
+use onehop_bench::{Clock, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, Row};
+use onehop_gpu::Place;
 use serde_json::json;
 
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
+use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 use crate::units;
 
@@ -22,61 +24,170 @@ enum What {
     Queue(QueueArgs),
 }
 
-/// Measure submission and completion by the CPU: cycles and nanoseconds a command, commands per second of one core
+/// Who drives the queues.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Side {
+    /// One CPU thread, one queue
+    Cpu,
+    /// An NVIDIA GPU
+    Gpu,
+}
+
+/// Where a GPU's queues lie.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RingsAt {
+    /// In the GPU's memory
+    Vram,
+    /// In host memory
+    Host,
+}
+
+/// Measure submission and completion: commands per second, nanoseconds and cycles a command
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  onehop bench queue --depth 1,64 --json\n\nWithout -d the null controller is \
-                        measured against: it answers at once and moves nothing, within the doorbell write, so that \
-                        what is left is the driver's own cost. Its own share is printed beside it."
+    after_help = "Examples:\n  onehop bench queue --depth 1,64 --json\n  onehop bench queue --side gpu --queues \
+                        1,16,64 --depth 256\n\nThe CPU's side is measured against the null controller unless -d names \
+                        a drive: it answers at once and moves nothing, within the doorbell write, so that what is left \
+                        is the driver's own cost. The GPU's side is measured against a null controller that runs on the \
+                        same GPU. Each controller's own share is printed beside it."
 )]
 struct QueueArgs {
-    /// The drive to measure with: the null controller, or sim:… or qtest:…
+    /// Whose side
+    #[arg(long, value_delimiter = ',', default_value = "cpu")]
+    side: Vec<Side>,
+    /// CPU: the drive to measure with: the null controller, or sim:… or qtest:…
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
-    /// Commands in flight, one row each
+    #[command(flatten)]
+    gpu: GpuArg,
+    /// Commands in flight on each queue, one row each [default: 1,2,8,32,64,256]
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = clap::value_parser!(u32).range(1..=32767))]
     depth: Vec<u32>,
-    /// Bytes of a command
+    /// CPU: bytes of a command
     #[arg(long, default_value = "4K", value_parser = units::parse_size)]
     block: u64,
+    /// GPU: queues, one row each
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    queues: Vec<u32>,
+    /// GPU: how threads use the queues
+    #[arg(long, value_delimiter = ',', default_value = "owner")]
+    mode: Vec<crate::transfer::Mode>,
+    /// GPU: threads on each queue of --mode shared
+    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    threads: Vec<u32>,
+    /// GPU: where the queues lie
+    #[arg(long, value_delimiter = ',', default_value = "vram")]
+    rings: Vec<RingsAt>,
+    /// GPU: the controller completes the last command of a batch first
+    #[arg(long)]
+    reverse: bool,
+    /// GPU: commands of one launch [default: 200 000 for each queue, 16 million at most]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64_000_000))]
+    commands: Option<u32>,
 }
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let What::Queue(args) = &args.what;
-    let null = format!("sim:{NULL_DRIVE}");
-    let drive = args.drive.as_deref().unwrap_or(&null);
-    let clock = Clock::calibrate();
+    let mut text = Text::default();
+    let mut document = json!({});
     let mut rows = Vec::new();
-    for depth in &args.depth {
-        context.stop.check()?;
-        let queue = CpuQueue::open(drives::find(drive)?.port, *depth, args.block)?;
-        rows.push(queue.row(&clock)?);
+    if args.side.contains(&Side::Cpu) {
+        let null = format!("sim:{NULL_DRIVE}");
+        let drive = args.drive.as_deref().unwrap_or(&null);
+        let clock = Clock::calibrate();
+        text.row("drive", drive);
+        text.row("clock", format!("{:.2} GHz (time-stamp counter)", clock.ghz()));
+        document["drive"] = json!(drive);
+        document["cycles_per_ns"] = json!(clock.ghz());
+        for depth in &args.depth {
+            context.stop.check()?;
+            let queue = CpuQueue::open(drives::find(drive)?.port, *depth, args.block)?;
+            rows.push((queue.row(&clock)?, "host"));
+        }
     }
-    let document = json!({ "drive": drive, "cycles_per_ns": clock.ghz(), "rows": rows });
-    Report::new(document, table(drive, &clock, &rows))
+    if args.side.contains(&Side::Gpu) {
+        let gpu = gpus::cuda_only(&args.gpu)?;
+        let name = gpu.device().name.clone();
+        text.row("gpu", &name);
+        document["gpu"] = json!(name);
+        let bench = GpuBench::new(gpu)?;
+        for (plan, place) in plans(args) {
+            context.stop.check()?;
+            rows.push((bench.row(&plan)?, place));
+        }
+    }
+    table(&mut text, &rows);
+    document["rows"] = json!(
+        rows.iter()
+            .map(|(row, place)| {
+                let mut row = json!(row);
+                row["rings"] = json!(place);
+                row
+            })
+            .collect::<Vec<_>>()
+    );
+    Report::new(document, text)
 }
 
-fn table(drive: &str, clock: &Clock, rows: &[Row]) -> Text {
-    let mut text = Text::default();
-    text.row("drive", drive);
-    text.row("clock", format!("{:.2} GHz (time-stamp counter)", clock.ghz()));
+/// Everything that is to be measured on the GPU's side.
+fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str)> {
+    let mut plans = Vec::new();
+    for rings in &args.rings {
+        let (rings, place) = match rings {
+            RingsAt::Vram => (Place::Vram, "vram"),
+            RingsAt::Host => (Place::PinnedHost, "host"),
+        };
+        for mode in &args.mode {
+            for queues in &args.queues {
+                let modes = match mode {
+                    crate::transfer::Mode::Owner => vec![Mode::Owner],
+                    crate::transfer::Mode::Shared => {
+                        args.threads.iter().map(|threads| Mode::Shared(threads * queues)).collect()
+                    }
+                };
+                for mode in modes {
+                    for depth in &args.depth {
+                        let most = if *depth == 1 { 20_000 } else { 200_000 };
+                        let commands = args.commands.unwrap_or((most * queues).min(16_000_000));
+                        let (queues, depth, reverse) = (*queues, *depth, args.reverse);
+                        plans.push((Plan { mode, queues, depth, commands, rings, reverse }, place));
+                    }
+                }
+            }
+        }
+    }
+    plans
+}
+
+fn table(text: &mut Text, rows: &[(Row, &str)]) {
     text.line("");
-    text.line("depth   ns/command  M/s/core  submit cyc  complete cyc   batch p50 ns   batch p99 ns   limit");
-    for row in rows {
-        let limit = row.controller_ns.map_or("the drive".to_owned(), |ns| format!("controller {ns:.0} ns"));
+    text.line(
+        "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc   batch p50 ns   batch p99 ns \
+         regs   limit",
+    );
+    let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
+    for (row, place) in rows {
+        let limit = row
+            .controller_ns
+            .map_or("the drive".to_owned(), |ns| format!("the controller: {ns:.2} ns, {:.0} M/s", 1e3 / ns));
         text.line(format!(
-            "{:>5} {:>12.1} {:>9.2} {:>11.0} {:>13.0} {:>14.0} {:>14.0}   {limit}",
+            "{:<4} {:<6} {:<5} {:>6} {:>5} {:>7} {:>11.2} {:>7.2} {:>11} {:>13} {:>14} {:>14} {:>4}   {limit}",
+            row.side,
+            row.mode,
+            place,
+            row.queues,
             row.depth,
+            row.threads,
             row.ns_per_command,
             row.iops / 1e6,
-            row.cycles_submit,
-            row.cycles_complete,
-            row.p50_ns,
-            row.p99_ns
+            or_none(row.cycles_submit),
+            or_none(row.cycles_complete),
+            or_none(row.p50_ns),
+            or_none(row.p99_ns),
+            row.regs.map_or_else(|| "-".to_owned(), |regs| regs.to_string()),
         ));
     }
-    text
 }
 
 impl From<onehop_bench::Error> for CliError {
@@ -84,8 +195,11 @@ impl From<onehop_bench::Error> for CliError {
         match error {
             onehop_bench::Error::Drive(error) => error.into(),
             onehop_bench::Error::Sim(error) => error.into(),
+            onehop_bench::Error::Gpu(error) => error.into(),
             onehop_bench::Error::Setup(why) => Self::Usage(why),
-            wrong @ onehop_bench::Error::WrongData { .. } => Self::Mismatch(wrong.to_string()),
+            wrong @ (onehop_bench::Error::WrongData { .. } | onehop_bench::Error::Wrong(_)) => {
+                Self::Mismatch(wrong.to_string())
+            }
         }
     }
 }

@@ -128,10 +128,7 @@ impl GpuCell {
             let ready = self.create_all(drive, state, &mut made).and_then(|()| {
                 Ok(gpu.prepare(&match self.mode {
                     GpuMode::Owner => Launch::Owner(queues.clone()),
-                    GpuMode::Shared { threads } => match queues.first() {
-                        Some(queue) => Launch::Shared(*queue, threads),
-                        None => Launch::Owner(Vec::new()),
-                    },
+                    GpuMode::Shared { threads } => Launch::Shared(queues.clone(), threads),
                 })?)
             });
             if let Err(error) = ready {

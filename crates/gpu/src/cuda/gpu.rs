@@ -196,6 +196,33 @@ impl CudaGpu {
         unsafe { self.start(name, &call, limit, None) }.map(Started)
     }
 
+    /// Compiles the controllers and experiments that tests and benchmarks run on a GPU.
+    ///
+    /// # Errors
+    /// As for [`Self::load_code`].
+    pub fn load_rig(&self) -> Result<Code> {
+        self.load_code(onehop_device::RIG_PTX)
+    }
+
+    /// Starts one of them, a warp for each of `count` descriptors at `list`, which name memory of the caller's; that memory
+    /// has to stay until the result says that it is over, or is dropped.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_rig(
+        &self,
+        code: &Code,
+        rig: Rig,
+        list: GpuAddr,
+        count: u32,
+        limit: Duration,
+    ) -> Result<Started> {
+        let (name, words) = rig.kernel();
+        let shape = Shape { blocks: count, threads: 32, shared: words * 4 };
+        // SAFETY: the argument is the kernel's; it ends by the limit in its descriptors, which the caller vouches for.
+        unsafe { self.start_kernel(code, name, shape, &[Arg::U64(list.0)], limit) }
+    }
+
     /// Registers that a thread of one of onehop's kernels uses: in owner mode, and in shared mode.
     ///
     /// # Errors
@@ -249,6 +276,38 @@ impl CudaGpu {
         memory.write(0, &queues)?;
         memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
         Ok((memory, layout))
+    }
+}
+
+/// A kernel for tests and benchmarks: see the controller crate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rig {
+    /// The controller that moves blocks; descriptors are `Pair`s.
+    Serve,
+    /// The null controller; descriptors are `Pair`s.
+    Null,
+    /// Litmus experiments; descriptors are `Litmus`.
+    Submit,
+    /// As above.
+    Fetch,
+    /// As above.
+    Complete,
+    /// As above.
+    Consume,
+}
+
+impl Rig {
+    /// Its entry, and the words of shared memory that a warp of it needs.
+    const fn kernel(self) -> (&'static str, u32) {
+        use onehop_controller::{NULL_LOCAL_WORDS, SERVE_LOCAL_WORDS, litmus::LITMUS_LOCAL_WORDS};
+        match self {
+            Self::Serve => ("onehop_serve", SERVE_LOCAL_WORDS),
+            Self::Null => ("onehop_null", NULL_LOCAL_WORDS),
+            Self::Submit => ("onehop_litmus_submit", LITMUS_LOCAL_WORDS),
+            Self::Fetch => ("onehop_litmus_fetch", LITMUS_LOCAL_WORDS),
+            Self::Complete => ("onehop_litmus_complete", LITMUS_LOCAL_WORDS),
+            Self::Consume => ("onehop_litmus_consume", LITMUS_LOCAL_WORDS),
+        }
     }
 }
 

@@ -59,7 +59,7 @@ impl Kernels {
         let queues = Arg::U64(at);
         match launch {
             Launch::Owner(list) => Self::for_each(&self.owner_prepare, queues, list.len() as u32),
-            Launch::Shared(..) => Self::for_each(&self.shared_prepare, queues, 1),
+            Launch::Shared(list, _) => Self::for_each(&self.shared_prepare, queues, list.len() as u32),
         }
     }
 
@@ -83,14 +83,14 @@ impl Kernels {
                     args: vec![queues, exits, job, Arg::U32(warps)],
                 })
             }
-            Launch::Shared(_, threads) => {
+            Launch::Shared(list, threads) => {
                 let warps = threads.div_ceil(LANES);
                 let of_block = SHARED_WARPS.min(self.shared.most_threads()? / LANES).clamp(1, warps);
                 let shared = GROUP_SHARED_BYTES * of_block;
                 Ok(Call {
                     function: &self.shared,
                     shape: Shape { blocks: warps.div_ceil(of_block), threads: of_block * LANES, shared },
-                    args: vec![queues, exits, job, Arg::U32(warps), Arg::U32(1)],
+                    args: vec![queues, exits, job, Arg::U32(warps), Arg::U32(list.len() as u32)],
                 })
             }
         }
@@ -100,7 +100,9 @@ impl Kernels {
 /// How many exits a launch has, one for each warp; an error where it makes no sense.
 pub(super) fn count(launch: &Launch) -> Result<usize> {
     match launch {
-        Launch::Owner(list) if list.is_empty() => Err(Error::Launch("it has no queue".into())),
+        Launch::Owner(list) | Launch::Shared(list, _) if list.is_empty() => {
+            Err(Error::Launch("it has no queue".into()))
+        }
         Launch::Owner(list) => Ok(list.len()),
         Launch::Shared(_, threads) if (1..=MOST_THREADS).contains(threads) => {
             Ok(threads.div_ceil(LANES) as usize)
@@ -125,8 +127,7 @@ pub(super) fn queue_bytes(launch: &Launch) -> Vec<u8> {
         bytes
     };
     match launch {
-        Launch::Owner(list) => list.iter().flat_map(one).collect(),
-        Launch::Shared(queue, _) => one(queue),
+        Launch::Owner(list) | Launch::Shared(list, _) => list.iter().flat_map(one).collect(),
     }
 }
 
@@ -221,9 +222,9 @@ mod tests {
         assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
         assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
         assert!(
-            count(&Launch::Shared(queue(), 33)).unwrap() == 2
+            count(&Launch::Shared(vec![queue()], 33)).unwrap() == 2
                 && count(&Launch::Owner(vec![])).is_err()
-                && count(&Launch::Shared(queue(), 0)).is_err()
+                && count(&Launch::Shared(vec![queue()], 0)).is_err()
         );
     }
 

@@ -33,7 +33,7 @@ mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};
 pub use dmabuf::{GpuDmaBuf, Span};
-pub use gpu::{Code, CudaGpu, Started};
+pub use gpu::{Code, CudaGpu, Rig, Started};
 pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};

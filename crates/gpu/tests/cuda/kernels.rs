@@ -168,13 +168,13 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     tell(&format!("from the poison word to the end of the launch, the slowest of 49: {slowest:?}"));
     assert!(slowest < Duration::from_millis(10), "{slowest:?}");
 
-    let shared = Launch::Shared(queue(&controls[0]), 1000);
+    let shared = Launch::Shared(vec![queue(&controls[0])], 1000);
     gpu.prepare(&shared).unwrap();
     assert_eq!(controls[0].word(0).unwrap(), 200);
     // 1000 threads are 32 warps, and each has an exit.
     assert_eq!(gpu.launch(&shared, &job).unwrap().join().unwrap(), vec![Exit::Finished; 32]);
     assert!(gpu.launch(&Launch::Owner(vec![]), &job).is_err());
-    assert!(gpu.launch(&Launch::Shared(queue(&controls[0]), 0), &job).is_err());
+    assert!(gpu.launch(&Launch::Shared(vec![queue(&controls[0])], 0), &job).is_err());
 }
 
 #[test]
