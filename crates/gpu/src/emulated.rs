@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Exit, Job, LOCAL_WORDS, OwnerQueue, run_owner, run_shared, scratch_init, share};
+use onehop_proto::kernel::{
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, scratch_init, share,
+};
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::space::{Space, View};
@@ -111,7 +113,19 @@ impl Gpu for Emulated {
                     )));
                 }
                 let shared = shared_queue::<View>(queue)?;
-                for first in 0..*count {
+                // Whole warps act as such, as on a GPU; any other number of threads, each on its own.
+                let warps = if count.is_multiple_of(self.lanes) { *count / self.lanes } else { 0 };
+                for index in 0..warps {
+                    let (space, lanes) = (self.space.clone(), self.lanes);
+                    let (first, end) = share(job.count, index, warps);
+                    threads.push(spawn(move || {
+                        let warp = View::warp(&space, lanes, GROUP_WORDS);
+                        let job = kernel_job(&job, deadline);
+                        let exit = run_group(&warp, &shared, &job, first, end, index);
+                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
+                    })?);
+                }
+                for first in 0..if warps == 0 { *count } else { 0 } {
                     let (space, count) = (self.space.clone(), *count);
                     threads.push(spawn(move || {
                         run_shared(&View::new(&space), &shared, &kernel_job(&job, deadline), first, count)
