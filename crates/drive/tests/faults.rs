@@ -28,7 +28,7 @@ const MODES: [Mode; 9] = [
     Mode::Gpu(GpuMode::Owner, Placement::POSTED_CMB),
     Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER1),
     Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER2),
-    Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::TIER3),
+    Mode::Gpu(GpuMode::Shared { threads: 64 }, Placement::TIER3),
     Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::POSTED),
 ];
 

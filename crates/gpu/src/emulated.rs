@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Exit, Job, LOCAL_WORDS, OwnerQueue, run_owner, run_shared, scratch_init, share};
+use onehop_proto::kernel::{
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, scratch_init, share,
+};
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::space::{Space, View};
@@ -113,7 +115,22 @@ impl Gpu for Emulated {
                         queues.len()
                     )));
                 }
-                for (first, queue) in (0..*count).zip(queues.iter().cycle()) {
+                // Whole warps act as such, as on a GPU; any other number of threads, each on its own.
+                let warps = if count.is_multiple_of(self.lanes) { *count / self.lanes } else { 0 };
+                let of = queues.len() as u32;
+                for (index, queue) in (0..warps).zip(queues.iter().cycle()) {
+                    let shared = shared_queue::<View>(queue)?;
+                    let (space, lanes) = (self.space.clone(), self.lanes);
+                    let (first, end) = share(job.count, index, warps);
+                    threads.add(move || {
+                        let warp = View::warp(&space, lanes, GROUP_WORDS);
+                        let job = kernel_job(&job, deadline);
+                        let exit = run_group(&warp, &shared, &job, first, end, index / of);
+                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
+                    })?;
+                }
+                let alone = if warps == 0 { *count } else { 0 };
+                for (first, queue) in (0..alone).zip(queues.iter().cycle()) {
                     let shared = shared_queue::<View>(queue)?;
                     let (space, count) = (self.space.clone(), *count);
                     threads.add(move || {

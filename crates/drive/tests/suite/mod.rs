@@ -255,9 +255,10 @@ fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
         (GpuMode::Owner, Placement::TIER3),
         (GpuMode::Shared { threads: 5 }, Placement::POSTED),
         (GpuMode::Shared { threads: 8 }, Placement::TIER2),
+        (GpuMode::Shared { threads: 64 }, Placement::TIER3),
     ];
     for (i, (mode, placement)) in setups.into_iter().enumerate() {
-        let depth = [1, 40, 3, 16][i];
+        let depth = [1, 40, 3, 16, 40][i];
         let queues = drive.identity().queues.min(2) as u16;
         let setup = GpuSetup { mode, depth, queues, ..GpuSetup::new(placement) };
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
