@@ -12,6 +12,7 @@ use onehop_proto::queue::Memory;
 
 global_asm!(".extern .shared .align 16 .b8 onehop_rig_local[];");
 
+// SAFETY: LLVM's own declaration of it.
 #[allow(improper_ctypes)]
 unsafe extern "unadjusted" {
     #[link_name = "llvm.nvvm.bar.warp.sync"]
@@ -180,6 +181,7 @@ macro_rules! kernel {
         /// # Safety
         /// As many blocks of 32 threads as there are descriptors, with the shared memory that the function behind it
         /// needs; all that the descriptors name is there.
+        // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(list: u64) {
             let _: Exit = $run(&Lane::new(), mine(GpuAddr(list), $bytes));

@@ -20,6 +20,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const FEED_TIME: Duration = Duration::from_millis(20);
 /// Launches of a row; the median of them is given.
 const LAUNCHES: usize = 5;
+/// Entries of a ring at least: a queue of one command has room to write the next entry ahead.
+const LEAST_ENTRIES: u32 = 16;
 /// The namespace of all commands.
 const NSID: u32 = 1;
 /// Doorbells lie on lines of their own.
@@ -178,7 +180,7 @@ impl Bed {
     fn new(gpu: &CudaGpu, plan: Plan) -> Result<Self> {
         let count = plan.queues as usize;
         let shared = matches!(plan.mode, Mode::Shared(_));
-        let mut entries = plan.depth.saturating_add(1);
+        let mut entries = plan.depth.saturating_add(1).max(LEAST_ENTRIES);
         if shared {
             entries = entries.next_power_of_two();
         }

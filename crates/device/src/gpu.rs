@@ -225,6 +225,27 @@ macro_rules! memory {
     }
 
     #[inline(always)]
+    fn fetch_or_relaxed(&self, at: GpuAddr, bits: u32) -> u32 {
+        modify!("atom.relaxed.sys.global.or.b32", at, bits)
+    }
+
+    #[inline(always)]
+    fn fetch_and_acquire(&self, at: GpuAddr, mask: u32) -> u32 {
+        modify!("atom.acquire.sys.global.and.b32", at, mask)
+    }
+
+    #[inline(always)]
+    fn compare_exchange_acquire(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
+        let seen: u32;
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!("atom.acquire.sys.global.cas.b32 {0}, [{1}], {2}, {3};",
+                out(reg32) seen, in(reg64) at.0, in(reg32) old, in(reg32) new, options(nostack));
+        }
+        seen
+    }
+
+    #[inline(always)]
     fn fence(&self) {
         // SAFETY: touches no memory.
         unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };

@@ -23,6 +23,10 @@ use crate::{Error, Recovery, Result};
 /// time; this is for a machine that is very busy.
 const POISON_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Entries of an owner's rings, if the controller allows it: a window of one command has room to write the next entry
+/// ahead.
+const LEAST_ENTRIES: u32 = 16;
+
 pub(crate) struct GpuCell {
     pairs: Mutex<Pairs>,
     poison: Region,
@@ -209,8 +213,10 @@ impl GpuPair {
         let most = u32::from(drive.identity().cap.mqes_z()) + 1;
         let mut entries = setup.depth.saturating_add(1).clamp(2, most);
         let shared = matches!(setup.mode, GpuMode::Shared { .. });
+        let mut window = entries - 1;
         if !shared {
-            entries = entries.min(MAX_WINDOW + 1);
+            window = window.min(MAX_WINDOW);
+            entries = (window + 1).max(LEAST_ENTRIES).min(most);
         } else {
             // Tickets wrap at powers of two.
             entries = if entries.is_power_of_two() { entries } else { entries.next_power_of_two() };
@@ -239,7 +245,7 @@ impl GpuPair {
             sq_entries: entries,
             cq_entries: entries,
         };
-        let queue = KernelQueue { rings, control: control.addr(), window: entries - 1 };
+        let queue = KernelQueue { rings, control: control.addr(), window: window.min(entries - 1) };
         Ok(Self { qid, sq, cq, control, queue })
     }
 

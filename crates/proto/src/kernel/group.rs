@@ -174,7 +174,7 @@ impl<W: Warp> Group<'_, W> {
         warp.fence();
         warp.once(|| {
             let at = queue.at(word::FREE + warp.local(local::WORD) * 4);
-            warp.fetch_or(at, warp.local(local::MASK));
+            warp.fetch_or_relaxed(at, warp.local(local::MASK));
         });
         count
     }
@@ -193,14 +193,15 @@ impl<W: Warp> Group<'_, W> {
                 let index = if start + i >= words { start + i - words } else { start + i };
                 let at = queue.at(word::FREE + index * 4);
                 let wish = lowest(warp.load(at), wanted);
-                let mask = if wish == 0 { 0 } else { wish & warp.fetch_and(at, !wish) };
+                let mask = if wish == 0 { 0 } else { wish & warp.fetch_and_acquire(at, !wish) };
                 if mask == 0 {
                     continue;
                 }
                 let (ticket, count) = self.tickets(mask.count_ones());
                 let kept = lowest(mask, count);
                 if kept != mask {
-                    warp.fetch_or(at, mask & !kept);
+                    // Nothing was done to their slots.
+                    warp.fetch_or_relaxed(at, mask & !kept);
                 }
                 warp.set_local(local::WORD, index);
                 warp.set_local(local::MASK, kept);
@@ -225,7 +226,7 @@ impl<W: Warp> Group<'_, W> {
             if count == 0 {
                 return (ticket, 0);
             }
-            match warp.compare_exchange(next, ticket, ticket.wrapping_add(count)) {
+            match warp.compare_exchange_acquire(next, ticket, ticket.wrapping_add(count)) {
                 seen if seen == ticket => return (ticket, count),
                 seen => ticket = seen,
             }
@@ -281,7 +282,7 @@ impl<W: Warp> Group<'_, W> {
             let mut verdict = WAIT;
             if is_after(tail, last) {
                 verdict = GO_ON;
-            } else if warp.load(lock) == 0 && warp.compare_exchange(lock, 0, 1) == 0 {
+            } else if warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
                 verdict = LATE;
                 warp.set_local(local::BASE, warp.load(queue.at(word::TAIL)));
             }
@@ -307,14 +308,15 @@ impl<W: Warp> Group<'_, W> {
             let rung = queue.at(word::DOORBELLS);
             warp.once(|| {
                 // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
-                warp.store_release(queue.at(word::TAIL), tail);
+                warp.store(queue.at(word::TAIL), tail);
                 warp.store(rung, warp.load(rung).wrapping_add(1));
             });
             // The acquire for the stamps, and the release of the entries behind them.
             warp.fence();
             warp.once(|| warp.ring(queue.rings.sq_door, queue.sq_slot(tail)));
         }
-        warp.once(|| warp.store_release(lock, 0));
+        // Behind that fence, or nothing was written: the next holder finds what this one left.
+        warp.once(|| warp.store(lock, 0));
         is_after(tail, last)
     }
 
@@ -326,7 +328,7 @@ impl<W: Warp> Group<'_, W> {
         let lock = queue.at(word::CQ_LOCK);
         warp.sync();
         warp.once(|| {
-            let mine = warp.load(lock) == 0 && warp.compare_exchange(lock, 0, 1) == 0;
+            let mine = warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0;
             warp.set_local(local::VERDICT, mine as u32);
             if mine {
                 warp.set_local(local::BASE, warp.load(queue.at(word::CQ_HEAD)));
@@ -349,11 +351,14 @@ impl<W: Warp> Group<'_, W> {
                 true
             },
         );
-        if taken.count > 0 {
-            self.hand_out(head, taken.count, taken.last as u16);
+        if taken.count == 0 {
+            // Nothing was written that the next holder would have to see.
+            warp.once(|| warp.store(lock, 0));
+            return LATE;
         }
+        self.hand_out(head, taken.count, taken.last as u16);
         warp.once(|| warp.store_release(lock, 0));
-        if taken.count > 0 { GO_ON } else { LATE }
+        GO_ON
     }
 
     /// Leaves completions that were taken with their commands' slots. Only for the holder of the completion lock.
@@ -373,7 +378,10 @@ impl<W: Warp> Group<'_, W> {
         warp.once(|| {
             let next = head.wrapping_add(count);
             warp.store(queue.at(word::CQ_HEAD), next);
-            queue.fetched(warp, sqhd);
+            // Behind the fence, that is its release.
+            if let Some(head) = queue.fetched(warp, sqhd) {
+                warp.store(queue.at(word::SQ_HEAD), head);
+            }
             // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
             warp.ring(queue.rings.cq_door, next & (queue.rings.cq_entries - 1));
         });
@@ -393,7 +401,8 @@ impl<W: Warp> Group<'_, W> {
         let seen = warp.take(
             count,
             |lane| {
-                let state = warp.load_acquire(queue.slot(warp.local(local::SLOT + lane) as u16).plus(STATE));
+                // The fence at the end of the batch is its acquire.
+                let state = warp.load(queue.slot(warp.local(local::SLOT + lane) as u16).plus(STATE));
                 ([state, 0], state & 3 == DONE)
             },
             |lane, [state, _]| {

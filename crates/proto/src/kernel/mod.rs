@@ -5,6 +5,7 @@ mod group;
 mod job;
 mod owner;
 mod shared;
+mod single;
 mod slots;
 
 pub use group::{GROUP_WORDS, run_group};

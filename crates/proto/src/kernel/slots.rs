@@ -85,6 +85,17 @@ pub(super) fn restore<M: Memory>(mem: &M, scratch: M::Addr) -> RingState {
     }
 }
 
+/// The identifier of the one slot of a window of one.
+#[inline(always)]
+pub(super) fn single_cid<M: Memory>(mem: &M, scratch: M::Addr, space: &CidSpace) -> u16 {
+    space.resume(0, mem.load(scratch.plus(word::CIDS))) as u16
+}
+
+#[inline(always)]
+pub(super) fn store_single_cid<M: Memory>(mem: &M, scratch: M::Addr, cid: u16) {
+    mem.store(scratch.plus(word::CIDS), CidSpace::left(cid));
+}
+
 /// A moment that lies in two words of local memory from `index` on.
 #[inline(always)]
 pub(super) fn moment<W: Warp>(warp: &W, index: u32) -> u64 {

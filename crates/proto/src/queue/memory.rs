@@ -76,6 +76,21 @@ pub trait Memory {
     fn fetch_and(&self, at: Self::Addr, mask: u32) -> u32;
     /// Writes `new` if `old` stands there and gives what stood there; acquires and releases.
     fn compare_exchange(&self, at: Self::Addr, old: u32, new: u32) -> u32;
+    /// [`Self::fetch_or`] that orders nothing: for what a fence stands around already.
+    #[inline(always)]
+    fn fetch_or_relaxed(&self, at: Self::Addr, bits: u32) -> u32 {
+        self.fetch_or(at, bits)
+    }
+    /// [`Self::fetch_and`] that acquires and does not release.
+    #[inline(always)]
+    fn fetch_and_acquire(&self, at: Self::Addr, mask: u32) -> u32 {
+        self.fetch_and(at, mask)
+    }
+    /// [`Self::compare_exchange`] that acquires and does not release.
+    #[inline(always)]
+    fn compare_exchange_acquire(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
+        self.compare_exchange(at, old, new)
+    }
     /// Everything stored before is seen, by devices too, before anything stored after, doorbells included.
     fn fence(&self);
     /// Writes a doorbell; orders nothing.

@@ -310,7 +310,9 @@ impl<M: Memory> Shared<M> {
         mem.fence();
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
-        self.fetched(mem, sqhd);
+        if let Some(head) = self.fetched(mem, sqhd) {
+            mem.store_release(self.at(word::SQ_HEAD), head);
+        }
         // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
         mem.ring(self.rings.cq_door, next & ((1 << self.layout.cq_shift) - 1));
         for entry in taken.iter().take(count) {
@@ -336,20 +338,17 @@ impl<M: Memory> Shared<M> {
         Some(Cqe { dw: [mem.load(at), 0, mem.load(at.plus(8)), dw3] })
     }
 
-    /// Moves the submission head on to where the controller says it has fetched to; values that cannot be true are
-    /// left aside.
+    /// Where the submission head is to move to, as the controller says; none for values that cannot be true.
     #[inline(always)]
-    pub(crate) fn fetched(&self, mem: &M, sqhd: u16) {
+    pub(crate) fn fetched(&self, mem: &M, sqhd: u16) -> Option<u32> {
         let mask = (1u32 << self.layout.sq_shift) - 1;
         if u32::from(sqhd) > mask {
-            return;
+            return None;
         }
         let head = mem.load(self.at(word::SQ_HEAD));
         let tail = mem.load(self.at(word::TAIL));
         let step = u32::from(sqhd).wrapping_sub(head) & mask;
-        if step <= tail.wrapping_sub(head) {
-            mem.store_release(self.at(word::SQ_HEAD), head.wrapping_add(step));
-        }
+        if step <= tail.wrapping_sub(head) { Some(head.wrapping_add(step)) } else { None }
     }
 
     /// Leaves a completion with its command's slot. Only for the holder of the completion lock.

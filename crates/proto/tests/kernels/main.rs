@@ -4,3 +4,4 @@
 mod bed;
 mod owner;
 mod shared;
+mod single;
