@@ -123,10 +123,10 @@ impl GpuBench {
         bed.check(LAUNCHES as u64 + 1)?;
         // The first one warms up.
         let iops = median(&mut rates[1..]);
-        let (owner, shared) = self.gpu.kernel_registers()?;
-        let (mode, threads, regs) = match plan.mode {
-            Mode::Owner => ("owner", 32, owner),
-            Mode::Shared(threads) => ("shared", threads, shared),
+        let regs = self.gpu.kernel_registers(&launch)?;
+        let (mode, threads) = match plan.mode {
+            Mode::Owner => ("owner", 32),
+            Mode::Shared(threads) => ("shared", threads),
         };
         Ok(Row {
             side: "gpu",

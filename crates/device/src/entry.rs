@@ -4,7 +4,8 @@ use core::arch::{asm, nvptx};
 
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    self, GROUP_WORDS, LOCAL_WORDS, OwnerQueue, run_group, run_owner, scratch_init, share,
+    self, GROUP_WORDS, LOCAL_WORDS, OwnerQueue, SINGLE_WORDS, run_group, run_owner, run_single, scratch_init,
+    share,
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 
@@ -82,6 +83,31 @@ pub unsafe extern "ptx-kernel" fn onehop_owner(
     let warp = Lane::new(0, LOCAL_WORDS, [queue().sq_door, queue().cq_door]);
     let (first, end) = share(work.count, index, warps);
     let exit = run_owner(&warp, || owner(&queue()), &job(&warp, &work), first, end);
+    warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
+}
+
+/// Owner mode for queues that have one command in flight: as [`onehop_owner`], with less shared memory.
+///
+/// # Safety
+/// As for [`onehop_owner`].
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_single(
+    queues: *const Queue,
+    exits: *mut [u32; 2],
+    work: Job,
+    warps: u32,
+) {
+    // SAFETY: reads a register.
+    let index = unsafe { nvptx::_block_idx_x() } as u32;
+    if index >= warps {
+        return;
+    }
+    // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
+    let queue = || unsafe { queues.add(index as usize).read_volatile() };
+    let warp = Lane::new(0, SINGLE_WORDS, [queue().sq_door, queue().cq_door]);
+    let (first, end) = share(work.count, index, warps);
+    let exit = run_single(&warp, || owner(&queue()), &job(&warp, &work), first, end);
     warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
 }
 

@@ -8,6 +8,7 @@
 //! |---|---|---|---|
 //! | `onehop_owner_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
 //! | `onehop_owner` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32` | warps × 32 | [`params::OWNER_SHARED_BYTES`] |
+//! | `onehop_single` | as `onehop_owner`, for queues whose window is 1 | warps × 32 | [`params::SINGLE_SHARED_BYTES`] |
 //! | `onehop_shared_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
 //! | `onehop_shared` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32, count: u32` | any that holds `warps` warps, blocks of a multiple of 32, at most 768 | [`params::GROUP_SHARED_BYTES`] × warps of a block |
 //!
@@ -40,7 +41,13 @@ pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
 mod tests {
     #[test]
     fn every_entry_is_there() {
-        for name in ["onehop_owner", "onehop_owner_prepare", "onehop_shared", "onehop_shared_prepare"] {
+        for name in [
+            "onehop_owner",
+            "onehop_owner_prepare",
+            "onehop_single",
+            "onehop_shared",
+            "onehop_shared_prepare",
+        ] {
             assert!(super::PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");

@@ -68,5 +68,8 @@ pub(crate) const DOOR_WORDS: u32 = 4;
 /// Bytes of dynamic shared memory for each block in owner mode: the warp's tables, and the addresses of two doorbells.
 pub const OWNER_SHARED_BYTES: u32 = (onehop_proto::kernel::LOCAL_WORDS + DOOR_WORDS) * 4;
 
+/// The same for queues that have one command in flight.
+pub const SINGLE_SHARED_BYTES: u32 = (onehop_proto::kernel::SINGLE_WORDS + DOOR_WORDS) * 4;
+
 /// Bytes of dynamic shared memory in shared mode, for each warp of a block.
 pub const GROUP_SHARED_BYTES: u32 = (onehop_proto::kernel::GROUP_WORDS + DOOR_WORDS) * 4;

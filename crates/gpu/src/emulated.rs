@@ -8,7 +8,8 @@ use std::time::Duration;
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, scratch_init, share,
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, run_single,
+    scratch_init, share,
 };
 use onehop_proto::queue::{self, Memory, Shared};
 
@@ -97,13 +98,18 @@ impl Gpu for Emulated {
         match launch {
             Launch::Owner(queues) => {
                 let of = queues.len() as u32;
+                let single = crate::is_single(queues);
                 for (index, queue) in queues.iter().copied().enumerate() {
                     let (space, lanes) = (self.space.clone(), self.lanes);
                     let (first, end) = share(job.count, index as u32, of);
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, LOCAL_WORDS);
                         let job = kernel_job(&job, deadline);
-                        let exit = run_owner(&warp, || owner_queue(&queue), &job, first, end);
+                        let exit = if single {
+                            run_single(&warp, || owner_queue(&queue), &job, first, end)
+                        } else {
+                            run_owner(&warp, || owner_queue(&queue), &job, first, end)
+                        };
                         Exit::from_words(exit).unwrap_or(Exit::TimedOut)
                     })?;
                 }

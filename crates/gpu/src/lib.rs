@@ -85,6 +85,11 @@ pub enum Launch {
     Shared(Vec<KernelQueue>, u32),
 }
 
+/// Whether none of these queues has more than one command in flight: there is a kernel for that.
+pub(crate) fn is_single(queues: &[KernelQueue]) -> bool {
+    queues.iter().all(|queue| queue.window == 1)
+}
+
 /// A launch under way.
 pub trait Running: Send {
     /// Whether every thread has ended.

@@ -223,12 +223,12 @@ impl CudaGpu {
         unsafe { self.start_kernel(code, name, shape, &[Arg::U64(list.0)], limit) }
     }
 
-    /// Registers that a thread of one of onehop's kernels uses: in owner mode, and in shared mode.
+    /// Registers that a thread of the kernel for such a launch uses.
     ///
     /// # Errors
-    /// When they cannot be compiled for this GPU.
-    pub fn kernel_registers(&self) -> Result<(u32, u32)> {
-        self.kernels()?.registers()
+    /// When the kernels cannot be compiled for this GPU.
+    pub fn kernel_registers(&self, launch: &Launch) -> Result<u32> {
+        self.kernels()?.registers(launch)
     }
 
     /// # Safety

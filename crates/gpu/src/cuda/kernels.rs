@@ -2,7 +2,7 @@
 //! this file: names of kernels, layouts of what they read, shared memory, shapes of launches.
 
 use onehop_device::PTX;
-use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
+use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES, SINGLE_SHARED_BYTES};
 use onehop_proto::kernel::Exit;
 
 use super::context::Context;
@@ -19,6 +19,7 @@ const MOST_THREADS: u32 = 1 << 20;
 /// The kernels.
 pub(super) struct Kernels {
     owner: Function,
+    single: Function,
     owner_prepare: Function,
     shared: Function,
     shared_prepare: Function,
@@ -43,15 +44,20 @@ impl Kernels {
         let module = Module::load(context, other.unwrap_or(PTX))?;
         Ok(Self {
             owner: module.function("onehop_owner")?,
+            single: module.function("onehop_single")?,
             owner_prepare: module.function("onehop_owner_prepare")?,
             shared: module.function("onehop_shared")?,
             shared_prepare: module.function("onehop_shared_prepare")?,
         })
     }
 
-    /// Registers of a thread, in owner mode and in shared mode.
-    pub(super) fn registers(&self) -> Result<(u32, u32)> {
-        Ok((self.owner.registers()?, self.shared.registers()?))
+    /// Registers of a thread of the kernel that such a launch runs.
+    pub(super) fn registers(&self, launch: &Launch) -> Result<u32> {
+        match launch {
+            Launch::Owner(list) if crate::is_single(list) => self.single.registers(),
+            Launch::Owner(_) => self.owner.registers(),
+            Launch::Shared(..) => self.shared.registers(),
+        }
     }
 
     /// The kernel that prepares a launch's queues; `at` is where its memory lies.
@@ -77,9 +83,13 @@ impl Kernels {
         match launch {
             Launch::Owner(list) => {
                 let warps = list.len() as u32;
+                let (function, shared) = match crate::is_single(list) {
+                    true => (&self.single, SINGLE_SHARED_BYTES),
+                    false => (&self.owner, OWNER_SHARED_BYTES),
+                };
                 Ok(Call {
-                    function: &self.owner,
-                    shape: Shape { blocks: warps, threads: LANES, shared: OWNER_SHARED_BYTES },
+                    function,
+                    shape: Shape { blocks: warps, threads: LANES, shared },
                     args: vec![queues, exits, job, Arg::U32(warps)],
                 })
             }

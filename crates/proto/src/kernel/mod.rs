@@ -12,6 +12,7 @@ pub use group::{GROUP_WORDS, run_group};
 pub use job::{Exit, Job, Outcome, Work, share};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;
+pub use single::{SINGLE_WORDS, run_single};
 pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
 
 use crate::queue::Memory;

@@ -14,7 +14,6 @@
 //! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
 //! the kernel, covers it.
 
-use super::single::run_single;
 use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
 use super::{Exit, Job, Outcome, Warp, Work};
 use crate::Status;
@@ -91,9 +90,6 @@ pub fn run_owner<W: Warp>(
     end: u32,
 ) -> [u32; 2] {
     let OwnerQueue { rings, scratch, window } = queue();
-    if window == 1 {
-        return run_single(warp, queue, job, first, end);
-    }
     let window = window.min(rings.capacity()).min(MAX_WINDOW);
     let end = end.min(job.count);
     let first = first.min(end);

@@ -16,7 +16,8 @@ const POISON_LOOKS: u32 = 1024;
 /// Items between two looks at both, however quick the controller is.
 const ITEMS: u32 = 256;
 
-/// Words of local memory: the exit.
+/// Words of local memory that a warp needs: the exit.
+pub const SINGLE_WORDS: u32 = 2;
 const EXIT: u32 = 0;
 
 struct Single<'a, W: Warp> {
@@ -28,9 +29,9 @@ struct Single<'a, W: Warp> {
     cid: u16,
 }
 
-/// Carries out the items from `first` up to `end`, one at a time.
+/// What [`super::run_owner`] does, for a queue whose window is one command. The warp has [`SINGLE_WORDS`] of local memory.
 #[inline(always)]
-pub(super) fn run_single<W: Warp>(
+pub fn run_single<W: Warp>(
     warp: &W,
     queue: impl Fn() -> OwnerQueue<W>,
     job: &Job<W>,

@@ -1,7 +1,7 @@
 //! The owner kernel with one command in flight.
 
 use onehop_proto::Status;
-use onehop_proto::kernel::{Exit, Job, Outcome, run_owner, scratch_init};
+use onehop_proto::kernel::{Exit, Job, Outcome, run_single, scratch_init};
 use onehop_proto::queue::Memory;
 
 use crate::bed::{At, Bed, CONTROL, Manner};
@@ -9,7 +9,7 @@ use crate::bed::{At, Bed, CONTROL, Manner};
 const OK: (Outcome, u32) = (Outcome::Done(Status(0)), 0);
 
 fn run(bed: &Bed, job: &Job<Bed>) -> Exit {
-    Exit::from_words(run_owner(bed, || bed.queue(1), job, 0, job.count)).unwrap()
+    Exit::from_words(run_single(bed, || bed.queue(1), job, 0, job.count)).unwrap()
 }
 
 fn bed(entries: u32, manner: Manner) -> Bed {
