@@ -5,7 +5,7 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
-use onehop_controller::{Exit, Scoped, Warp, Wide, litmus, null, serve};
+use onehop_controller::{Exit, Scoped, Warp, Wide, check, litmus, null, serve};
 use onehop_device::gpu::Gpu;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
@@ -191,6 +191,7 @@ macro_rules! kernel {
 
 kernel!(onehop_serve, serve, onehop_controller::Pair::BYTES);
 kernel!(onehop_null, null, onehop_controller::Pair::BYTES);
+kernel!(onehop_check, check, onehop_controller::layout::Check::BYTES);
 kernel!(onehop_litmus_submit, litmus::submit, onehop_controller::layout::Litmus::BYTES);
 kernel!(onehop_litmus_fetch, litmus::fetch, onehop_controller::layout::Litmus::BYTES);
 kernel!(onehop_litmus_complete, litmus::complete, onehop_controller::layout::Litmus::BYTES);

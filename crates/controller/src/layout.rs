@@ -372,6 +372,27 @@ layout! {
 }
 
 layout! {
+    /// A stretch of memory to be compared with the blocks that were to be read into it.
+    Check 40;
+    /// Where item 0 of the job went; 16-byte aligned.
+    data 0 GpuAddr;
+    /// Two counters of eight bytes, zero: words that differ, items that were looked at.
+    result 8 GpuAddr;
+    /// The first item.
+    first 16 u32;
+    /// How many.
+    count 20 u32;
+    /// Blocks of the namespace, a power of two.
+    blocks 24 u32;
+    /// Words of a block, a multiple of 4.
+    block_words 28 u32;
+    /// See [`content`](crate::content).
+    seed 32 u32;
+    /// Zero.
+    reserved 36 u32;
+}
+
+layout! {
     /// What a side of an experiment saw.
     Tally 32;
     /// How it ended, as [`Exit`](crate::Exit) has it; zero while it runs.

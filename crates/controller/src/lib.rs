@@ -5,6 +5,8 @@
 //! - [`null`]: answers at once and moves nothing; what a driver's own speed is measured against.
 //! - [`litmus`]: the two orders on which all of it rests, each with its fence taken out on request.
 //!
+//! - [`check`]: whether blocks that were read are the right ones.
+//!
 //! A queue pair, its namespace and its faults are described by a [`Pair`] in memory; how it went stands in a
 //! [`Report`]. Everything is generic over [`Engine`]. No allocation, no `std`, no unsafe code, and no wait without a
 //! deadline.
@@ -14,6 +16,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod content;
 pub mod fields;
 pub mod layout;
 pub mod litmus;
@@ -25,6 +28,7 @@ mod serve;
 mod space;
 mod warp;
 
+pub use content::{block_of, check, content};
 pub use layout::{Fault, FaultKind, Pair, Range, Report, Violation};
 pub use null::{NULL_BATCH, NULL_LOCAL_WORDS, null};
 pub use report::Exit;

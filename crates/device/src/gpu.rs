@@ -230,6 +230,11 @@ macro_rules! memory {
     }
 
     #[inline(always)]
+    fn fetch_and_relaxed(&self, at: GpuAddr, mask: u32) -> u32 {
+        modify!("atom.relaxed.sys.global.and.b32", at, mask)
+    }
+
+    #[inline(always)]
     fn fetch_and_acquire(&self, at: GpuAddr, mask: u32) -> u32 {
         modify!("atom.acquire.sys.global.and.b32", at, mask)
     }

@@ -1,5 +1,6 @@
 //! One NVIDIA GPU.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
 use super::memory::{DeviceKind, DeviceMemory};
-use super::module::{Arg, Module, Shape};
+use super::module::{Arg, Function, Module, Shape};
 use super::{Device, registers};
 use crate::relay::Activity;
 use crate::{Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Result, Running};
@@ -171,7 +172,8 @@ impl CudaGpu {
     /// # Errors
     /// What the compiler did not like.
     pub fn load_code(&self, ptx: &str) -> Result<Code> {
-        Module::load(&self.0.context, ptx).map(Code)
+        let module = Module::load(&self.0.context, ptx)?;
+        Ok(Code { module, found: Arc::default() })
     }
 
     /// Starts the kernel `name` and does not wait for it.
@@ -190,7 +192,7 @@ impl CudaGpu {
         args: &[Arg],
         limit: Duration,
     ) -> Result<Started> {
-        let function = code.0.function(name)?;
+        let function = code.function(name)?;
         let call = Call { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
         unsafe { self.start(name, &call, limit, None) }.map(Started)
@@ -201,7 +203,14 @@ impl CudaGpu {
     /// # Errors
     /// As for [`Self::load_code`].
     pub fn load_rig(&self) -> Result<Code> {
-        self.load_code(onehop_device::RIG_PTX)
+        let code = self.load_code(onehop_device::RIG_PTX)?;
+        // All of them now: a kernel that is loaded while another runs may have to wait for its end, and those that work
+        // together would wait for each other.
+        for rig in Rig::ALL {
+            code.function(rig.kernel().0)?;
+        }
+        self.load_kernels()?;
+        Ok(code)
     }
 
     /// Starts one of them, a warp for each of `count` descriptors at `list`, which name memory of the caller's; that memory
@@ -286,6 +295,8 @@ pub enum Rig {
     Serve,
     /// The null controller; descriptors are `Pair`s.
     Null,
+    /// Compares memory with blocks; descriptors are `Check`s.
+    Check,
     /// Litmus experiments; descriptors are `Litmus`.
     Submit,
     /// As above.
@@ -297,12 +308,16 @@ pub enum Rig {
 }
 
 impl Rig {
+    const ALL: [Self; 7] =
+        [Self::Serve, Self::Null, Self::Check, Self::Submit, Self::Fetch, Self::Complete, Self::Consume];
+
     /// Its entry, and the words of shared memory that a warp of it needs.
     const fn kernel(self) -> (&'static str, u32) {
         use onehop_controller::{NULL_LOCAL_WORDS, SERVE_LOCAL_WORDS, litmus::LITMUS_LOCAL_WORDS};
         match self {
             Self::Serve => ("onehop_serve", SERVE_LOCAL_WORDS),
             Self::Null => ("onehop_null", NULL_LOCAL_WORDS),
+            Self::Check => ("onehop_check", 0),
             Self::Submit => ("onehop_litmus_submit", LITMUS_LOCAL_WORDS),
             Self::Fetch => ("onehop_litmus_fetch", LITMUS_LOCAL_WORDS),
             Self::Complete => ("onehop_litmus_complete", LITMUS_LOCAL_WORDS),
@@ -311,9 +326,24 @@ impl Rig {
     }
 }
 
-/// Compiled device code.
+/// Compiled device code, and those of its kernels that were asked for.
 #[derive(Clone)]
-pub struct Code(Arc<Module>);
+pub struct Code {
+    module: Arc<Module>,
+    found: Arc<Mutex<HashMap<String, Function>>>,
+}
+
+impl Code {
+    fn function(&self, name: &str) -> Result<Function> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = found.get(name) {
+            return Ok(function.clone());
+        }
+        let function = self.module.function(name)?;
+        found.insert(name.to_owned(), function.clone());
+        Ok(function)
+    }
+}
 
 /// A kernel under way. Dropping it waits for its end.
 pub struct Started(Work);

@@ -315,8 +315,8 @@ impl<W: Warp> Group<'_, W> {
             warp.fence();
             warp.once(|| warp.ring(queue.rings.sq_door, queue.sq_slot(tail)));
         }
-        // Behind that fence, or nothing was written: the next holder finds what this one left.
-        warp.once(|| warp.store(lock, 0));
+        // Behind that fence, or nothing was written and what the last holder left is handed on.
+        warp.once(|| _ = warp.fetch_and_relaxed(lock, 0));
         is_after(tail, last)
     }
 
@@ -352,8 +352,8 @@ impl<W: Warp> Group<'_, W> {
             },
         );
         if taken.count == 0 {
-            // Nothing was written that the next holder would have to see.
-            warp.once(|| warp.store(lock, 0));
+            // Nothing was written; what the last holder left is handed on.
+            warp.once(|| _ = warp.fetch_and_relaxed(lock, 0));
             return LATE;
         }
         self.hand_out(head, taken.count, taken.last as u16);

@@ -81,6 +81,12 @@ pub trait Memory {
     fn fetch_or_relaxed(&self, at: Self::Addr, bits: u32) -> u32 {
         self.fetch_or(at, bits)
     }
+    /// [`Self::fetch_and`] that orders nothing. It still hands on what the last release of the word stood for, which a
+    /// plain store would not.
+    #[inline(always)]
+    fn fetch_and_relaxed(&self, at: Self::Addr, mask: u32) -> u32 {
+        self.fetch_and(at, mask)
+    }
     /// [`Self::fetch_and`] that acquires and does not release.
     #[inline(always)]
     fn fetch_and_acquire(&self, at: Self::Addr, mask: u32) -> u32 {

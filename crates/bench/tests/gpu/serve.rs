@@ -1,0 +1,214 @@
+//! The owner kernel against the controller that runs on the same GPU: every command once, every byte checked there.
+
+use std::time::{Duration, Instant};
+
+use onehop_controller::layout::{Check, REPORT_BYTES, control, flag};
+use onehop_controller::{Pair, Range, Report, block_of, content};
+use onehop_gpu::cuda::Rig as Kernel;
+use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region, Rings};
+use onehop_proto::kernel::{Exit, Outcome, Work, scratch_bytes};
+use onehop_proto::{Status, nvm};
+
+use crate::{Rig, get, number, put};
+
+const LIMIT: Duration = Duration::from_secs(300);
+const QUEUES: usize = 64;
+const ENTRIES: usize = 256;
+const BLOCK: usize = 512;
+/// Blocks of the namespace, and items of a launch.
+const BLOCKS: u32 = 1 << 16;
+const ITEMS: u32 = 1 << 20;
+const SEED: u32 = 20_261_121;
+/// Bus addresses are other numbers than the GPU's.
+const BUS: u64 = 1 << 44;
+
+struct Bed<'a> {
+    rig: &'a Rig,
+    data: Region,
+    works: Region,
+    outcomes: Region,
+    reports: Region,
+    word: Region,
+    queues: Vec<KernelQueue>,
+    checks: Region,
+    result: Region,
+    _keep: Vec<Region>,
+}
+
+impl<'a> Bed<'a> {
+    fn new(rig: &'a Rig, flags: u32) -> (Self, onehop_gpu::cuda::Started) {
+        let ring = ENTRIES * 64 + ENTRIES * 16;
+        let control_bytes = scratch_bytes(ENTRIES as u32 - 1).next_multiple_of(128) as usize;
+        let (rings, doors) = (rig.vram(QUEUES * ring), rig.vram(QUEUES * 256));
+        let (scratch, pairs) = (rig.vram(QUEUES * control_bytes), rig.vram(QUEUES * Pair::BYTES as usize));
+        let (namespace, data) = (rig.vram(BLOCKS as usize * BLOCK), rig.vram(ITEMS as usize * BLOCK));
+        let (ranges, parked) = (rig.vram(4096), rig.vram(QUEUES * 64 * 96));
+        let reports = rig.vram(QUEUES * REPORT_BYTES as usize);
+        for region in [&rings, &doors, &scratch, &reports] {
+            region.fill(0, region.len(), 0).unwrap();
+        }
+        let words: Vec<u32> = (0..BLOCKS)
+            .flat_map(|block| (0..BLOCK as u32 / 4).map(move |word| content(block, word, SEED)))
+            .collect();
+        put(&namespace, 0, &words);
+        let range = Range { bus: data.addr().0 + BUS, bytes: data.len() as u64, target: data.addr() };
+        put(&ranges, 0, &range.words());
+        let word = rig.vram(4096);
+        word.signal(0, control::RUN).unwrap();
+        let mut queues = Vec::new();
+        for i in 0..QUEUES {
+            let at = |region: &Region, bytes: usize| region.addr().plus((i * bytes) as u64);
+            let (sq, door) = (at(&rings, ring), at(&doors, 256));
+            let of_ring = Rings {
+                sq,
+                cq: sq.plus(ENTRIES as u64 * 64),
+                sq_door: door,
+                cq_door: door.plus(128),
+                sq_entries: ENTRIES as u32,
+                cq_entries: ENTRIES as u32,
+            };
+            let pair = Pair {
+                sq: of_ring.sq,
+                cq: of_ring.cq,
+                sq_door: of_ring.sq_door,
+                cq_door: of_ring.cq_door,
+                namespace: namespace.addr(),
+                blocks: BLOCKS.into(),
+                ranges: ranges.addr(),
+                parked: at(&parked, 64 * 96),
+                report: at(&reports, REPORT_BYTES as usize),
+                control: word.addr(),
+                limit: LIMIT.as_nanos() as u64,
+                sq_entries: ENTRIES as u32,
+                cq_entries: ENTRIES as u32,
+                sqid: i as u32 + 1,
+                nsid: 1,
+                lba_shift: 9,
+                page_shift: 12,
+                max_bytes: 1 << 17,
+                range_count: 1,
+                parked_count: 64,
+                flags,
+                ..Pair::default()
+            };
+            put(&pairs, i * Pair::BYTES as usize, &pair.words());
+            queues.push(KernelQueue {
+                rings: of_ring,
+                control: at(&scratch, control_bytes),
+                window: ENTRIES as u32 - 1,
+            });
+        }
+        let bed = Self {
+            works: rig.vram(ITEMS as usize * Work::BYTES as usize),
+            outcomes: rig.vram(ITEMS as usize * Outcome::BYTES as usize),
+            checks: rig.vram(1024 * Check::BYTES as usize),
+            result: rig.vram(4096),
+            _keep: vec![rings, doors, scratch, namespace, ranges, parked, pairs.clone()],
+            rig,
+            data,
+            reports,
+            word,
+            queues,
+        };
+        let launch = Launch::Owner(bed.queues.clone());
+        rig.gpu.prepare(&launch).unwrap();
+        let count = QUEUES as u32;
+        let started = rig.gpu.start_rig(&rig.code, Kernel::Serve, pairs.addr(), count, LIMIT).unwrap();
+        (bed, started)
+    }
+
+    /// The items of one launch, from `first` on in the order of all of them.
+    fn write_works(&self, opcode: u8) {
+        let mut words = Vec::with_capacity(ITEMS as usize * 8);
+        for i in 0..ITEMS {
+            let prp1 = self.data.addr().0 + BUS + u64::from(i) * BLOCK as u64;
+            let lba = block_of(i, BLOCKS).into();
+            words.extend(Work { lba, prp1, prp2: 0, blocks: 1, control: opcode.into() }.words());
+        }
+        put(&self.works, 0, &words);
+    }
+
+    fn launch(&self) {
+        self.outcomes.fill(0, self.outcomes.len(), 0).unwrap();
+        let job = KernelJob {
+            works: self.works.addr(),
+            outcomes: self.outcomes.addr(),
+            count: ITEMS,
+            nsid: 1,
+            retries: 3,
+            retry_delay: [Duration::ZERO; 4],
+            stall: Duration::from_secs(5),
+            limit: Duration::from_secs(60),
+            poison: self.word.addr().plus(128),
+        };
+        let launch = Launch::Owner(self.queues.clone());
+        let exits = self.rig.gpu.launch(&launch, &job).unwrap().join().unwrap();
+        assert!(exits.iter().all(|exit| *exit == Exit::Finished), "{exits:?} {:?}", self.reports());
+        let mut bytes = vec![0; ITEMS as usize * 8];
+        self.outcomes.read(0, &mut bytes).unwrap();
+        let good = u64::from(Outcome::Done(Status::SUCCESS).word()).to_le_bytes();
+        let bad = bytes.chunks_exact(8).position(|outcome| outcome != good);
+        assert_eq!(bad, None, "an item that did not end well the first time: {:?}", self.reports());
+    }
+
+    /// Has the GPU compare all data with what should be there; gives how many words differ.
+    fn check(&self) -> u32 {
+        let chunks = 1024;
+        let each = ITEMS / chunks;
+        self.result.fill(0, 4096, 0).unwrap();
+        for chunk in 0..chunks {
+            let check = Check {
+                data: self.data.addr(),
+                result: self.result.addr(),
+                first: chunk * each,
+                count: each,
+                blocks: BLOCKS,
+                block_words: BLOCK as u32 / 4,
+                seed: SEED,
+                ..Check::default()
+            };
+            put(&self.checks, (chunk * Check::BYTES) as usize, &check.words());
+        }
+        let list = self.checks.addr();
+        self.rig.gpu.start_rig(&self.rig.code, Kernel::Check, list, chunks, LIMIT).unwrap().wait().unwrap();
+        get::<1>(&self.result, 0)[0]
+    }
+
+    fn reports(&self) -> Vec<Report> {
+        (0..QUEUES)
+            .map(|i| Report::from_words(&get::<32>(&self.reports, i * REPORT_BYTES as usize)))
+            .collect()
+    }
+}
+
+#[test]
+fn many_commands_each_once_and_every_byte_right() {
+    let Some(rig) = Rig::open("many_commands_each_once_and_every_byte_right") else { return };
+    let wanted = number("ONEHOP_GPU_COMMANDS", 8 << 20);
+    for (flags, order) in [(0, "in order"), (flag::REVERSE, "reversed")] {
+        let (bed, controller) = Bed::new(&rig, flags);
+        bed.write_works(nvm::opcode::READ);
+        let (start, mut commands) = (Instant::now(), 0);
+        while commands < wanted / 2 {
+            bed.data.fill(0, bed.data.len(), 0xa5).unwrap();
+            bed.launch();
+            assert_eq!(bed.check(), 0, "words that are not those of the block");
+            commands += u64::from(ITEMS);
+        }
+        bed.word.signal(0, control::STOP).unwrap();
+        controller.wait().unwrap();
+        let reports = bed.reports();
+        let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();
+        println!(
+            "{commands} reads of 512 bytes completed {order} on {QUEUES} queues in {:.1?}: {} fetched, {} completed, {} \
+             errors, {} violations, every byte checked on the GPU",
+            start.elapsed(),
+            sum(|r| r.commands),
+            sum(|r| r.completions),
+            sum(|r| r.errors),
+            sum(|r| r.violations.into()),
+        );
+        assert_eq!((sum(|r| r.commands), sum(|r| r.completions)), (commands, commands));
+        assert_eq!((sum(|r| r.errors), sum(|r| r.violations.into())), (0, 0));
+    }
+}
