@@ -2,12 +2,13 @@
 //! notice and to mend. `ONEHOP_FAULT_TABLE=FILE` writes the table of docs/faults.md.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod common;
+
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
-use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_gpu::Place;
 use onehop_sim::Sim;
 
 const BLOCKS: u64 = 64;
@@ -172,7 +173,8 @@ fn by_cpu(drive: &Drive) -> (Result<(), Error>, Vec<u8>) {
 
 fn by_gpu(drive: &Drive, mode: GpuMode, placement: Placement) -> (Result<(), Error>, Vec<u8>) {
     let ns = drive.namespace(1).unwrap();
-    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let gpu = common::gpu();
+    let placement = common::placed(&*gpu, placement);
     let setup = GpuSetup { mode, queues: 1, depth: 15, stall: TIMEOUT, ..GpuSetup::new(placement) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, placement.data, (BLOCKS * 512) as usize).unwrap();

@@ -5,14 +5,12 @@
 mod suite;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{
     Buffer, Drive, GpuJob, GpuMode, GpuSetup, Io, IoQueue, Namespace, Op, Options, Placement, Token,
 };
-use onehop_gpu::{Emulated, Gpu, Place};
-use suite::Rng;
+use suite::{Rng, common};
 
 const BLOCK: usize = 512;
 const MOST: u64 = 8;
@@ -137,12 +135,13 @@ impl Torture<'_> {
 /// The GPU reads everything while nothing is in flight, and must see what the shadow says.
 fn gpu_reads_all(drive: &Drive, torture: &mut Torture<'_>, mode: GpuMode, placement: Placement) {
     torture.drain();
-    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let gpu = common::gpu();
+    let placement = common::placed(&*gpu, placement);
     let setup =
         GpuSetup { mode, queues: 2, depth: 16, stall: Duration::from_millis(30), ..GpuSetup::new(placement) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let blocks = torture.shadow.blocks.len() as u64;
-    let (region, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, blocks as usize * BLOCK).unwrap();
+    let (region, buffer) = drive.gpu_buffer(&*gpu, common::data_at(&*gpu), blocks as usize * BLOCK).unwrap();
     let jobs: Vec<_> =
         (0..blocks / 8).map(|i| GpuJob { lba: i * 8, blocks: 8, offset: i * 8 * BLOCK as u64 }).collect();
     while let Err(error) = queues.read(torture.ns, &jobs, &buffer) {

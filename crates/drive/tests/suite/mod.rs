@@ -1,13 +1,14 @@
 //! One suite for every controller: what is read is what was written, whatever the controller is like.
 #![allow(missing_docs, dead_code, clippy::unwrap_used)]
 
+#[path = "../common/mod.rs"]
+pub mod common;
+
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use onehop_drive::{
     Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, IoQueue, Namespace, Op, Options, Placement,
 };
-use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::Port;
 
 /// What a controller is to be like.
@@ -247,7 +248,7 @@ fn churn(drive: &Drive, queue: &IoQueue, ns: &Namespace, first: u64, share: u64,
 
 /// The GPU reads and writes, in both modes, with what lies where changing.
 fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
-    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let gpu = common::gpu();
     let blocks = (ns.format.blocks_within(drive.identity().max_transfer) * 3 + 1).min(ns.blocks / 2);
     let len = ns.format.transfer_bytes(blocks).unwrap() as usize;
     let setups = [
@@ -260,9 +261,9 @@ fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     for (i, (mode, placement)) in setups.into_iter().enumerate() {
         let depth = [1, 40, 3, 16, 40][i];
         let queues = drive.identity().queues.min(2) as u16;
-        let setup = GpuSetup { mode, depth, queues, ..GpuSetup::new(placement) };
+        let setup = GpuSetup { mode, depth, queues, ..GpuSetup::new(common::placed(&*gpu, placement)) };
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
-        let (region, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, len + 4096).unwrap();
+        let (region, buffer) = drive.gpu_buffer(&*gpu, common::data_at(&*gpu), len + 4096).unwrap();
         let data = rng.bytes(len);
         region.write(0, &data).unwrap();
         let job = |offset| [GpuJob { lba: 7, blocks, offset }];

@@ -31,6 +31,7 @@ pub(crate) const CID: u32 = 8;
 pub(crate) const FREE: u32 = 0;
 pub(crate) const BUSY: u32 = 1;
 pub(crate) const DONE: u32 = 2;
+const CLAIMED: u32 = 3;
 
 /// How many completions a drain takes before it rings.
 const BATCH: usize = 8;
@@ -357,9 +358,14 @@ impl<M: Memory> Shared<M> {
         let cid = dw3 as u16;
         if let Some(id) = self.space.slot(cid) {
             let slot = self.slot(id);
-            if mem.load_acquire(slot) == BUSY && mem.load(slot.plus(CID)) as u16 == cid {
-                mem.store_pair(slot, [dw3 & !0x1_ffff | DONE, result]);
-                return;
+            // Claimed before anything else of it is looked at: of two lanes that hold completions of one command, the
+            // second finds it taken, or finds the next life of the slot, which it leaves as it is.
+            if mem.compare_exchange_acquire(slot, BUSY, CLAIMED) == BUSY {
+                if mem.load(slot.plus(CID)) as u16 == cid {
+                    mem.store_pair(slot, [dw3 & !0x1_ffff | DONE, result]);
+                    return;
+                }
+                mem.store(slot, BUSY);
             }
         }
         mem.fetch_add(self.at(word::STRAYS), 1);
