@@ -148,6 +148,12 @@ done:
     ret;
 }
 
+.visible .entry onehop_single(
+    .param .u64 queues, .param .u64 exits, .param .align 8 .b8 job[88], .param .u32 warps)
+{
+    ret;
+}
+
 .visible .entry onehop_owner_prepare(.param .u64 queues, .param .u32 count)
 {
     .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %d<4>;
