@@ -60,7 +60,7 @@ struct QueueArgs {
     drive: Option<String>,
     #[command(flatten)]
     gpu: GpuArg,
-    /// Commands in flight on each queue, one row each [default: 1,2,8,32,64,256]
+    /// Commands in flight on each queue, one row each
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = clap::value_parser!(u32).range(1..=32767))]
     depth: Vec<u32>,
     /// CPU: bytes of a command
@@ -81,7 +81,7 @@ struct QueueArgs {
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
-    /// GPU: commands of one launch [default: 200 000 for each queue, 16 million at most]
+    /// GPU: commands of one launch; without it 200 000 for each queue, 16 million at most, and a tenth at depth 1
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64_000_000))]
     commands: Option<u32>,
 }

@@ -97,4 +97,6 @@ fn bench_queue_measures_and_names_its_limit() {
     refuse(&["bench", "queue", "--depth", "0"], 2, "");
     refuse(&["bench", "queue", "--block", "1000"], 2, "");
     refuse(&["bench", "queue", "-d", "sim:mem:4M?mqes=3", "--depth", "64"], 2, "3 deep");
+    // No machine has so many GPUs; one without CUDA has none.
+    refuse(&["bench", "queue", "--side", "gpu", "-g", "999"], 3, "GPU 999");
 }
