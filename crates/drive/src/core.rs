@@ -111,7 +111,8 @@ impl Core {
             self.durability.may_be_lost();
         }
         self.control.disable()?;
-        self.kept.list().clear();
+        let kept = std::mem::take(&mut *self.kept.list());
+        drop(kept);
         Ok(())
     }
 
@@ -304,13 +305,15 @@ impl Drop for Core {
             // A controller that does not come to rest is disabled all the same.
             let _ = self.control.shut_down(state.shutdown_time.min(limit));
         }
+        // Taken out: what is kept may hold on to the place that it is kept in.
+        let kept = std::mem::take(&mut *self.kept.list());
         if self.control.disable().is_err() {
             // It may still reach everything that it was ever given.
             state.admin.abandon();
             std::mem::forget(state.host_memory.take());
             std::mem::forget(state.cmb.take());
             std::mem::forget(std::mem::take(&mut state.participants));
-            std::mem::forget(std::mem::take(&mut *self.kept.list()));
+            std::mem::forget(kept);
         }
     }
 }

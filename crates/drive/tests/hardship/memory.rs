@@ -20,6 +20,18 @@ fn a_dead_drive_keeps_what_it_was_lent() {
 }
 
 #[test]
+fn a_dead_drive_that_lets_itself_be_disabled_gives_everything_back() {
+    let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
+    let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+    let queue = drive.queue().unwrap();
+    inject(&sim, "stuck-rdy@on=enable,count=2");
+    assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
+    drop(queue);
+    drop(drive);
+    assert_eq!(sim.mapper().mappings(), 0);
+}
+
+#[test]
 fn a_drive_that_cannot_be_disabled_keeps_its_admin_queues() {
     let (sim, drive) = open("mem:1M?to=1&fault=stuck-rdy@on=disable");
     drop(drive);
