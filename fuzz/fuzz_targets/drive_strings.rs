@@ -1,4 +1,4 @@
-//! What people write after `sim:`, and faults: understood or refused with a reason, and what is understood can be built.
+//! What people write after `sim:` and `qtest:`, and faults: understood or refused with a reason, and what is understood can be built.
 #![no_main]
 
 use std::time::Duration;
@@ -10,6 +10,9 @@ use onehop_sim::{Config, Fault, Media, Sim};
 fuzz_target!(|text: &str| {
     if let Err(error) = Fault::parse(text) {
         assert!(!error.to_string().is_empty());
+    }
+    if let Err(error) = onehop_qtest::check(text) {
+        assert!(error.to_string().contains("qtest:SOCKET,MEMORY-FILE"));
     }
     match Config::parse(text) {
         Err(error) => assert!(!error.to_string().is_empty()),

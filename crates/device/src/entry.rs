@@ -60,55 +60,48 @@ fn thread() -> u32 {
     unsafe { nvptx::_block_idx_x() as u32 * nvptx::_block_dim_x() as u32 + nvptx::_thread_idx_x() as u32 }
 }
 
-/// Owner mode: block `i` carries out its share of the job on queue `i` and leaves its exit in `exits[i]`.
-///
-/// # Safety
-/// As many blocks of 32 threads as there are queues, with dynamic shared memory for the largest window; all that queues
-/// and job describe is there.
-// SAFETY: the name is this project's alone.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_owner(
-    queues: *const Queue,
-    exits: *mut [u32; 2],
-    work: Job,
-    warps: u32,
-) {
-    // SAFETY: reads a register.
-    let index = unsafe { nvptx::_block_idx_x() } as u32;
-    if index >= warps {
-        return;
-    }
-    // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
-    let queue = || unsafe { queues.add(index as usize).read_volatile() };
-    let warp = Lane::new(0, LOCAL_WORDS, [queue().sq_door, queue().cq_door]);
-    let (first, end) = share(work.count, index, warps);
-    let exit = run_owner(&warp, || owner(&queue()), &job(&warp, &work), first, end);
-    warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
+/// A kernel of owner mode, with so many words of local memory.
+macro_rules! owner_kernel {
+    ($(#[$doc:meta])* $name:ident, $run:ident, $words:ident) => {
+        $(#[$doc])*
+        // SAFETY: the name is this project's alone.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            queues: *const Queue,
+            exits: *mut [u32; 2],
+            work: Job,
+            warps: u32,
+        ) {
+            // SAFETY: reads a register.
+            let index = unsafe { nvptx::_block_idx_x() } as u32;
+            if index >= warps {
+                return;
+            }
+            // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
+            let queue = || unsafe { queues.add(index as usize).read_volatile() };
+            let warp = Lane::new(0, $words, [queue().sq_door, queue().cq_door]);
+            let (first, end) = share(work.count, index, warps);
+            let exit = $run(&warp, || owner(&queue()), &job(&warp, &work), first, end);
+            warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
+        }
+    };
 }
 
-/// Owner mode for queues that have one command in flight: as [`onehop_owner`], with less shared memory.
-///
-/// # Safety
-/// As for [`onehop_owner`].
-// SAFETY: the name is this project's alone.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_single(
-    queues: *const Queue,
-    exits: *mut [u32; 2],
-    work: Job,
-    warps: u32,
-) {
-    // SAFETY: reads a register.
-    let index = unsafe { nvptx::_block_idx_x() } as u32;
-    if index >= warps {
-        return;
-    }
-    // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
-    let queue = || unsafe { queues.add(index as usize).read_volatile() };
-    let warp = Lane::new(0, SINGLE_WORDS, [queue().sq_door, queue().cq_door]);
-    let (first, end) = share(work.count, index, warps);
-    let exit = run_single(&warp, || owner(&queue()), &job(&warp, &work), first, end);
-    warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
+owner_kernel! {
+    /// Owner mode: block `i` carries out its share of the job on queue `i` and leaves its exit in `exits[i]`.
+    ///
+    /// # Safety
+    /// As many blocks of 32 threads as there are queues, with dynamic shared memory for the largest window; all that
+    /// queues and job describe is there.
+    onehop_owner, run_owner, LOCAL_WORDS
+}
+
+owner_kernel! {
+    /// Owner mode for queues that have one command in flight: as [`onehop_owner`], with less shared memory.
+    ///
+    /// # Safety
+    /// As for [`onehop_owner`].
+    onehop_single, run_single, SINGLE_WORDS
 }
 
 /// Prepares the control memory of queues in owner mode that were just created: a thread for each.

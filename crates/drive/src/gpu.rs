@@ -220,12 +220,7 @@ impl GpuQueues {
         };
         // Counted before and after: a flush or a power loss meanwhile must find them not yet durable.
         self.count_writes(op);
-        let mut result = Ok(());
-        while result.is_ok()
-            && let Some(batch) = plan.next_batch()?
-        {
-            result = run.batch(batch);
-        }
+        let result = run.batches(&mut plan);
         self.count_writes(op);
         run.report.took = run.start.elapsed();
         result.map(|()| run.report)
@@ -268,6 +263,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    fn batches(&mut self, plan: &mut Plan<'_>) -> Result<()> {
+        while let Some(batch) = plan.next_batch()? {
+            self.batch(batch)?;
+        }
+        Ok(())
+    }
+
     /// Carries commands out. When this returns, the controller has let go of them, or their memory is kept.
     fn batch(&mut self, batch: Batch) -> Result<()> {
         let drive = &self.queues.drive;
@@ -319,9 +321,7 @@ impl Run<'_> {
         while !left.is_empty() {
             let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
             if limit.is_zero() {
-                let done = self.count.saturating_sub(left.len() as u64);
-                let why = format!("its {:?} were over", queues.setup.limit);
-                return Err(Error::Launch { done, count: self.count, why });
+                return Err(self.stopped(left, format!("its {:?} were over", queues.setup.limit)));
             }
             let memory = queues.write_launch(left)?;
             self.report.launches += 1;
@@ -330,7 +330,14 @@ impl Run<'_> {
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
-            let Some(exit) = exit else { return Ok(()) };
+            let Some(exit) = exit else {
+                if again.is_empty() {
+                    return Ok(());
+                }
+                let cause = "a GPU launch that left commands without an outcome";
+                queues.recover(cause.to_owned(), true)?;
+                return Err(self.stopped(&again, format!("it was {cause}; this is a defect of onehop")));
+            };
             let cause = format!("a GPU launch that ended with {exit:?}");
             let recovery = queues.recover(cause, stray.is_none())?;
             let drive = &queues.drive;
@@ -345,6 +352,10 @@ impl Run<'_> {
             *left = again;
         }
         Ok(())
+    }
+
+    fn stopped(&self, left: &[Item], why: String) -> Error {
+        Error::Launch { done: self.count.saturating_sub(left.len() as u64), count: self.count, why }
     }
 
     /// Adds up what ended and gives back what did not.

@@ -31,3 +31,11 @@ pub use model::Model;
 pub fn open(spec: &str) -> Result<onehop_os::Port> {
     Ok(Model::open(spec)?.port())
 }
+
+/// Whether `spec` is such a name, without opening anything.
+///
+/// # Errors
+/// What is wrong with it, and the form that is wanted.
+pub fn check(spec: &str) -> Result<()> {
+    spec::Spec::parse(spec).map(|_| ())
+}
