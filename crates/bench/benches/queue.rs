@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use onehop_bench::{CpuQueue, NULL_DRIVE};
+use onehop_os::{DmaMemory, HostMem, Marks};
 
 fn submit_and_complete(c: &mut Criterion) {
     let mut group = c.benchmark_group("submit and complete");
@@ -20,5 +21,25 @@ fn submit_and_complete(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, submit_and_complete);
+/// What guarding a read by marks costs beside that: they are placed before and looked for after.
+fn guard(c: &mut Criterion) {
+    let mut group = c.benchmark_group("guard a read");
+    for bytes in [512_u64, 4096, 131_072] {
+        // As many reads as a queue holds: their memory is not all in the first cache.
+        let reads = (8 << 20) / bytes.max(131_072 / 2);
+        let mem = HostMem::touched((reads * bytes) as usize).unwrap();
+        let mut at = 0;
+        group.bench_function(BenchmarkId::new("bytes", bytes), |b| {
+            b.iter(|| {
+                let marks = Marks { first: at * bytes + 504, step: 512, count: bytes / 512, word: at + 1 };
+                at = (at + 1) % reads;
+                mem.mark(&marks).unwrap();
+                mem.marks_left(&marks).unwrap()
+            })
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, submit_and_complete, guard);
 criterion_main!(benches);

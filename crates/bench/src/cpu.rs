@@ -42,7 +42,8 @@ impl CpuQueue {
     /// When the drive does not come up, or does not do such commands.
     pub fn open(port: Port, depth: u32, block: u64) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
-        let options = Options { depth, queues: 1, ..Options::default() };
+        // A null controller moves no data: there is none to wait for.
+        let options = Options { depth, queues: 1, canary: !null, ..Options::default() };
         let drive = Drive::open(port, options)?;
         let queue = drive.queue()?;
         if queue.depth() < depth {

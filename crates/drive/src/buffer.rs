@@ -20,23 +20,15 @@ struct Inner {
     bytes: u64,
     /// Which drive can reach it.
     tag: Arc<()>,
-    host: Option<HostMem>,
-    _memory: Box<dyn Send + Sync>,
+    memory: Box<dyn DmaMemory + Send + Sync>,
 }
 
 impl Buffer {
     pub(crate) fn new(control: &Control, memory: impl DmaMemory + Send + Sync + 'static) -> Result<Self> {
         let map = control.port.mapper.map(&memory)?;
         let first = map.contiguous().ok();
-        let (bytes, host) = (memory.bytes() as u64, memory.host().cloned());
-        Ok(Self(Arc::new(Inner {
-            map,
-            first,
-            bytes,
-            tag: control.tag.clone(),
-            host,
-            _memory: Box::new(memory),
-        })))
+        let bytes = memory.bytes() as u64;
+        Ok(Self(Arc::new(Inner { map, first, bytes, tag: control.tag.clone(), memory: Box::new(memory) })))
     }
 
     /// Its length in bytes.
@@ -50,7 +42,12 @@ impl Buffer {
     /// # Errors
     /// When the CPU cannot reach it.
     pub fn host(&self) -> Result<&HostMem> {
-        self.0.host.as_ref().ok_or_else(|| Error::Memory("this memory cannot be reached from the CPU".into()))
+        self.0.memory.host().ok_or_else(|| onehop_os::Error::NotReachable.into())
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self) -> &dyn DmaMemory {
+        &*self.0.memory
     }
 
     /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.

@@ -12,7 +12,7 @@ use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 use onehop_proto::queue::NO_CID;
 
-use crate::canary::Canary;
+use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::drive::Inner;
 use crate::ladder::Incident;
@@ -131,7 +131,8 @@ pub struct GpuReport {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
-    /// Reads whose data arrived after their completion; noticed only with [`Options::canary`](crate::Options).
+    /// Stretches of memory whose data arrived after it was completed; noticed only with
+    /// [`Options::canary`](crate::Options).
     pub late_data: u64,
     /// Kernel launches.
     pub launches: u64,
@@ -173,7 +174,6 @@ impl Drive {
 struct Item {
     work: Work,
     recoveries: u32,
-    canary: Option<Canary>,
 }
 
 /// The memory of one launch.
@@ -216,6 +216,7 @@ impl GpuQueues {
             buffer,
             start: Instant::now(),
             count: plan.commands,
+            nonces: self.drive.options.canary.then(Nonces::new),
             report: GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() },
         };
         // Counted before and after: a flush or a power loss meanwhile must find them not yet durable.
@@ -259,6 +260,8 @@ struct Run<'a> {
     start: Instant,
     /// Commands in all.
     count: u64,
+    /// Where reads are guarded.
+    nonces: Option<Nonces>,
     report: GpuReport,
 }
 
@@ -273,14 +276,8 @@ impl Run<'_> {
     /// Carries commands out. When this returns, the controller has let go of them, or their memory is kept.
     fn batch(&mut self, batch: Batch) -> Result<()> {
         let drive = &self.queues.drive;
-        let guarded = drive.options.canary && self.op == Op::Read;
-        let mut left = Vec::with_capacity(batch.works.len());
-        for (work, offset) in batch.works {
-            let bytes = self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
-            let canary = if guarded { Some(Canary::place(self.buffer, offset, bytes)?) } else { None };
-            left.push(Item { work, recoveries: 0, canary });
-        }
-        let canaries: Vec<Canary> = left.iter().filter_map(|item| item.canary).collect();
+        let canaries = self.place_canaries(&batch.works)?;
+        let mut left = batch.works.into_iter().map(|(work, _)| Item { work, recoveries: 0 }).collect();
         let mut result = self.carry_out(&mut left);
         if result.is_ok() {
             result = self.wait_for_data(&canaries);
@@ -293,6 +290,22 @@ impl Run<'_> {
             drive.kept.keep((batch.lists, self.buffer.clone()));
         }
         result
+    }
+
+    /// Marks the memory of reads, where they are to be guarded: one canary for each stretch without a gap.
+    fn place_canaries(&mut self, works: &[(Work, u64)]) -> Result<Vec<Canary>> {
+        let Some(nonces) = self.nonces.as_mut().filter(|_| self.op == Op::Read) else {
+            return Ok(Vec::new());
+        };
+        let bytes = |work: &Work| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+        let mut stretches: Vec<(u64, u64)> = Vec::new();
+        for (work, offset) in works {
+            match stretches.last_mut() {
+                Some((start, len)) if *start + *len == *offset => *len += bytes(work),
+                _ => stretches.push((*offset, bytes(work))),
+            }
+        }
+        stretches.into_iter().map(|(at, len)| Canary::place(self.buffer, at, len, nonces.next())).collect()
     }
 
     /// Waits until all data that was announced has arrived.

@@ -26,8 +26,9 @@ pub struct Options {
     pub sgl: bool,
     /// Most bytes of host memory to lend to a drive that wants some.
     pub host_memory: u64,
-    /// Trust a read's completion only when its data has visibly arrived: costs a write and a read of every 64th of the
-    /// memory, and guards against drives and platforms that let completions overtake data.
+    /// Trust a read's completion only when its data has visibly arrived: guards against drives and platforms that let
+    /// completions overtake data, or that complete what never arrived. Costs a write and a read of a word in every 512
+    /// bytes. Reads by the CPU's queues into memory that the CPU does not reach go without.
     pub canary: bool,
     /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
     pub max_transfer: u64,
@@ -46,7 +47,7 @@ impl Default for Options {
             ready_limit: Duration::from_secs(128),
             sgl: true,
             host_memory: 64 << 20,
-            canary: false,
+            canary: true,
             max_transfer: 1 << 20,
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
-use crate::canary::Canary;
+use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, describe, list_pages, max_blocks};
 use crate::core::Kept;
 use crate::drive::Inner;
@@ -104,7 +104,8 @@ pub(crate) struct Slots {
     retries: u32,
     timeout: Duration,
     retry_delay: [Duration; 4],
-    canary: bool,
+    /// Where reads are guarded.
+    nonces: Option<Nonces>,
     durability: Arc<Durability>,
     kept: Arc<Kept>,
     clock: Instant,
@@ -161,7 +162,7 @@ impl Slots {
             retries: options.retries,
             timeout: options.timeout,
             retry_delay: retry_delays(drive),
-            canary: options.canary,
+            nonces: options.canary.then(Nonces::new),
             durability: drive.durability.clone(),
             kept: drive.kept.clone(),
             clock: now,
@@ -231,14 +232,15 @@ impl Slots {
         self.pointers.point(sqe, data, bytes, &list)
     }
 
-    fn place_canary(&self, io: &Io<'_>, ns: &Namespace) -> Result<Option<Canary>> {
-        match io.data {
-            Some((buffer, offset)) if self.canary && io.op == crate::Op::Read => {
-                let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-                Canary::place(buffer, offset, bytes).map(Some)
-            }
-            _ => Ok(None),
+    fn place_canary(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Option<Canary>> {
+        let (Some((buffer, offset)), Some(nonces), Op::Read) = (io.data, &mut self.nonces, io.op) else {
+            return Ok(None);
+        };
+        if buffer.host().is_err() {
+            return Ok(None);
         }
+        let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
+        Canary::place(buffer, offset, bytes, nonces.next()).map(Some)
     }
 
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {

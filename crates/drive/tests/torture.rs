@@ -186,7 +186,6 @@ fn a_million_operations_with_faults() {
         abort_wait: Duration::from_millis(20),
         admin_timeout: Duration::from_millis(500),
         retries: 4,
-        canary: true,
         ..Options::default()
     };
     let drive = Drive::open(sim.port(), options).unwrap();

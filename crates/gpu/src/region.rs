@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onehop_os::{DmaBuf, DmaMemory, HostMem};
+use onehop_os::{DmaBuf, DmaMemory, HostMem, Marks};
 use onehop_proto::GpuAddr;
 
 use crate::{Error, Result};
@@ -41,6 +41,10 @@ pub(crate) trait DeviceBytes: Send + Sync {
     fn write(&self, offset: usize, data: &[u8]) -> Result<()>;
     /// Sets every byte of a range.
     fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()>;
+    /// Puts a word in several places.
+    fn mark(&self, marks: &Marks) -> Result<()>;
+    /// How many of them still hold it.
+    fn marks_left(&self, marks: &Marks) -> Result<u64>;
     /// A dma-buf of a range.
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
     /// A file descriptor by which another process opens all of it, where it is shared that way.
@@ -208,6 +212,10 @@ impl Region {
     }
 }
 
+fn refused(error: Error) -> onehop_os::Error {
+    onehop_os::Error::CannotMap { mapper: "the GPU's driver".into(), why: error.to_string() }
+}
+
 impl DmaMemory for Region {
     fn bytes(&self) -> usize {
         self.len
@@ -221,11 +229,29 @@ impl DmaMemory for Region {
     }
 
     fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
-        let refused =
-            |e: Error| onehop_os::Error::CannotMap { mapper: "the GPU's driver".into(), why: e.to_string() };
         match &self.backing {
             Backing::Host { .. } => None,
             Backing::Device { mem, start } => Some(mem.dma_buf(*start, self.len).map_err(refused)),
+        }
+    }
+
+    fn mark(&self, marks: &Marks) -> onehop_os::Result<()> {
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.mark(marks),
+            Backing::Device { mem, start } => {
+                self.check(marks.first as usize, marks.span() as usize).map_err(refused)?;
+                mem.mark(&Marks { first: *start as u64 + marks.first, ..*marks }).map_err(refused)
+            }
+        }
+    }
+
+    fn marks_left(&self, marks: &Marks) -> onehop_os::Result<u64> {
+        match &self.backing {
+            Backing::Host { mem, .. } => mem.marks_left(marks),
+            Backing::Device { mem, start } => {
+                self.check(marks.first as usize, marks.span() as usize).map_err(refused)?;
+                mem.marks_left(&Marks { first: *start as u64 + marks.first, ..*marks }).map_err(refused)
+            }
         }
     }
 }
@@ -257,6 +283,18 @@ mod tests {
         fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
             self.0.lock().unwrap()[offset..offset + bytes].fill(value);
             Ok(())
+        }
+        fn mark(&self, marks: &Marks) -> Result<()> {
+            marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_le_bytes()))
+        }
+        fn marks_left(&self, marks: &Marks) -> Result<u64> {
+            let mut word = [0; 8];
+            let mut left = 0;
+            for at in marks.places() {
+                self.read(at as usize, &mut word)?;
+                left += u64::from(u64::from_le_bytes(word) == marks.word);
+            }
+            Ok(left)
         }
         fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {
             Ok(DmaBuf {
@@ -295,6 +333,32 @@ mod tests {
             assert!(part.read(usize::MAX, &mut [0]).is_err());
             assert!(part.fill(0, 13, 0).is_err() && part.signal(9, 0).is_err() && part.word(2).is_err());
             assert!(region.slice(4000..4097).is_err());
+        }
+    }
+
+    #[test]
+    fn marks_show_what_was_not_overwritten() {
+        for region in both() {
+            // Aligned to eight bytes and not.
+            for start in [0, 4] {
+                let part = region.slice(start..start + 2000).unwrap();
+                let marks = Marks { first: 504, step: 512, count: 3, word: 0x0123_4567_89ab_cdef };
+                part.fill(0, 2000, 0).unwrap();
+                part.mark(&marks).unwrap();
+                assert_eq!(part.marks_left(&marks).unwrap(), 3);
+                part.write(1016, &[0xff; 8]).unwrap();
+                assert_eq!(part.marks_left(&marks).unwrap(), 2);
+                let mut all = [0; 2000];
+                part.read(0, &mut all).unwrap();
+                assert_eq!(all.iter().filter(|byte| **byte != 0).count(), 24);
+                for bad in [
+                    Marks { count: 4, ..marks },
+                    Marks { first: 970, ..marks },
+                    Marks { step: u64::MAX, ..marks },
+                ] {
+                    assert!(part.mark(&bad).is_err() && part.marks_left(&bad).is_err(), "{bad:?}");
+                }
+            }
         }
     }
 

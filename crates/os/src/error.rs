@@ -32,6 +32,9 @@ pub enum Error {
         /// How long the memory is.
         bytes: usize,
     },
+    /// No CPU instruction reaches the memory.
+    #[error("this memory cannot be reached from the CPU")]
+    NotReachable,
     /// The mapper cannot make this memory reachable for its device.
     #[error("{mapper} cannot map this memory for the device: {why}")]
     CannotMap {

@@ -13,4 +13,4 @@ mod seam;
 pub use clock::{Deadline, cycles};
 pub use error::{Error, Result};
 pub use mem::HostMem;
-pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, MmioWindow, Port, Registers, Run};
+pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run};

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::{DmaMemory, Error, Result};
+use crate::{DmaMemory, Error, Marks, Result};
 
 /// Mappings are whole pages of this size.
 const PAGE: usize = 4096;
@@ -221,6 +221,35 @@ impl HostMem {
             self.byte(offset + head + words * 8 + i).store(*byte, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    pub(crate) fn mark(&self, marks: &Marks) -> Result<()> {
+        self.check_writable()?;
+        if self.check_marks(marks)? {
+            marks.places().for_each(|at| self.qword(at as usize).store(marks.word, Ordering::Relaxed));
+            return Ok(());
+        }
+        marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_ne_bytes()))
+    }
+
+    pub(crate) fn marks_left(&self, marks: &Marks) -> Result<u64> {
+        if self.check_marks(marks)? {
+            let is_left = |at: &u64| self.qword(*at as usize).load(Ordering::Relaxed) == marks.word;
+            return Ok(marks.places().filter(is_left).count() as u64);
+        }
+        let mut left = 0;
+        for at in marks.places() {
+            let mut word = [0; 8];
+            self.read(at as usize, &mut word)?;
+            left += u64::from(u64::from_ne_bytes(word) == marks.word);
+        }
+        Ok(left)
+    }
+
+    /// Checks that all of them lie within, and tells whether all are aligned.
+    fn check_marks(&self, marks: &Marks) -> Result<bool> {
+        self.check(marks.first as usize, marks.span() as usize)?;
+        Ok((self.offset as u64 + marks.first).is_multiple_of(8) && marks.step.is_multiple_of(8))
     }
 
     /// Sets every byte of a range.

@@ -83,6 +83,50 @@ pub trait DmaMemory {
     fn dma_buf(&self) -> Option<Result<DmaBuf>> {
         None
     }
+    /// Puts a word in places that a device is about to write.
+    ///
+    /// # Errors
+    /// When one of them does not lie within the memory, or it cannot be written.
+    fn mark(&self, marks: &Marks) -> Result<()> {
+        self.host().ok_or(Error::NotReachable)?.mark(marks)
+    }
+    /// How many of the places still hold the word.
+    ///
+    /// # Errors
+    /// When one of them does not lie within the memory, or it cannot be read.
+    fn marks_left(&self, marks: &Marks) -> Result<u64> {
+        self.host().ok_or(Error::NotReachable)?.marks_left(marks)
+    }
+}
+
+/// Places at equal distances that hold the same word: they show which memory a device has not written yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// Where the first word lies, in bytes.
+    pub first: u64,
+    /// From one to the next.
+    pub step: u64,
+    /// How many.
+    pub count: u64,
+    /// The word.
+    pub word: u64,
+}
+
+impl Marks {
+    /// Bytes of a word.
+    pub const BYTES: u64 = 8;
+
+    /// Where they lie.
+    pub fn places(&self) -> impl Iterator<Item = u64> + use<> {
+        let Self { first, step, count, .. } = *self;
+        (0..count).map(move |i| first.saturating_add(i.saturating_mul(step)))
+    }
+
+    /// From the first word's start to the last one's end.
+    #[must_use]
+    pub fn span(&self) -> u64 {
+        self.count.checked_sub(1).map_or(0, |gaps| gaps.saturating_mul(self.step).saturating_add(Self::BYTES))
+    }
 }
 
 /// A stretch of bus addresses without a gap.

@@ -237,9 +237,10 @@ impl Device {
         };
         entry.lag = effects.lag;
         entry.stale = effects.stale.map(|t| t.as_nanos() as u64);
-        if effects.wrong_cid {
+        if effects.wrong_cid || effects.other_cid {
+            let outstanding = effects.other_cid;
             let sq = self.sqs.get(usize::from(sqid)).and_then(Option::as_ref);
-            entry.cid = sq.map_or(cid, |sq| sq.unused_cid(cid));
+            entry.cid = sq.and_then(|sq| sq.another_cid(cid, outstanding)).unwrap_or(cid);
             self.lost.push(Command { sqid, sqe: command.sqe, effects: None });
             return self.post(entry);
         }

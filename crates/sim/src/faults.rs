@@ -53,6 +53,8 @@ kinds! {
     Fail, "fail";
     /// The completion carries an identifier that is not outstanding; the command itself never completes.
     WrongCid, "wrong-cid";
+    /// The completion carries the identifier of another command that is outstanding; the command itself never completes.
+    OtherCid, "other-cid";
     /// The same completion is posted twice.
     Dup, "dup";
     /// The completion is written with the old phase, and put right after `delay` (1 ms).

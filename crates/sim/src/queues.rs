@@ -142,9 +142,9 @@ impl Sq {
         self.outstanding.len
     }
 
-    /// An identifier that no outstanding command has.
-    pub(crate) fn unused_cid(&self, near: u16) -> u16 {
-        (1..u16::MAX).map(|i| near ^ i).find(|cid| !self.outstanding.contains(*cid)).unwrap_or(near)
+    /// An identifier other than this that is outstanding, or is not.
+    pub(crate) fn another_cid(&self, than: u16, outstanding: bool) -> Option<u16> {
+        (1..u16::MAX).map(|i| than ^ i).find(|cid| self.outstanding.contains(*cid) == outstanding)
     }
 
     /// The head to tell the host, `lag` behind where that is not further back than it was told already.

@@ -77,7 +77,7 @@ fn a_queue_whose_creation_was_not_answered_is_not_created_later() {
 #[test]
 fn data_that_never_came_may_still_come() {
     let sim = onehop_sim::open("mem:1M?fault=torn@delay=600ms").unwrap();
-    let drive = Drive::open(sim.port(), Options { canary: true, retries: 0, ..options() }).unwrap();
+    let drive = Drive::open(sim.port(), Options { retries: 0, ..options() }).unwrap();
     let buffer = drive.buffer(4096).unwrap();
     let queue = drive.queue().unwrap();
     let end = queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0);

@@ -81,6 +81,8 @@ pub fn run(port: Port, case: Case) {
         queues: case.queues,
         depth: case.depth,
         sgl: case.sgl,
+        // A guarded read would say that the lost metadata is missing.
+        canary: !(case.loses_metadata && case.ext),
         ..Options::default()
     };
     let drive = Drive::open(port, options).unwrap();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
+use onehop_os::Marks;
 
 use super::driver::{DevicePtr, Driver, Failure, NOT_READY};
 use crate::{Error, Result};
@@ -131,6 +132,50 @@ impl Stream {
             // SAFETY: the stream lives as long as self.
             unsafe { driver.stream_wait(self.raw) }
         })
+    }
+
+    /// Puts a word in several places of GPU memory. The caller has checked that all of them are allocated.
+    pub(super) fn mark(&self, memory: DevicePtr, marks: &Marks) -> Result<()> {
+        let (at, pitch, height) = (memory + marks.first, marks.step as usize, marks.count as usize);
+        self.context.call("marking GPU memory", |driver| {
+            for (half, value) in [(0, marks.word as u32), (4, (marks.word >> 32) as u32)] {
+                // SAFETY: the caller has checked that every place is allocated.
+                unsafe { driver.set_column(at + half, pitch, value, 1, height, self.raw) }?;
+            }
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })
+    }
+
+    /// How many of the places still hold the word. The caller has checked that all of them are allocated.
+    pub(super) fn marks_left(&self, memory: DevicePtr, marks: &Marks) -> Result<u64> {
+        let mut words = vec![0_u64; marks.count as usize];
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcDevice: memory + marks.first,
+            srcPitch: marks.step as usize,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            dstHost: words.as_mut_ptr().cast(),
+            dstPitch: Marks::BYTES as usize,
+            WidthInBytes: Marks::BYTES as usize,
+            Height: marks.count as usize,
+            srcXInBytes: 0,
+            srcY: 0,
+            srcHost: std::ptr::null(),
+            srcArray: null_mut(),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstDevice: 0,
+            dstArray: null_mut(),
+        };
+        self.context.call("looking at marks in GPU memory", |driver| {
+            // SAFETY: `words` has a word for each place and is borrowed until the stream was waited for; the caller has
+            // checked that every place is allocated.
+            unsafe { driver.copy_column(&copy, self.raw) }?;
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })?;
+        Ok(words.iter().filter(|word| **word == marks.word).count() as u64)
     }
 
     /// Sets bytes of GPU memory. The caller has checked that the range is allocated.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use onehop_os::DmaBuf;
+use onehop_os::{DmaBuf, Marks};
 
 use super::capabilities::Capabilities;
 use super::context::{Context, Stream};
@@ -260,6 +260,14 @@ impl DeviceBytes for DeviceMemory {
 
     fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
         self.stream.fill(self.at + offset as u64, bytes, value)
+    }
+
+    fn mark(&self, marks: &Marks) -> Result<()> {
+        self.stream.mark(self.at, marks)
+    }
+
+    fn marks_left(&self, marks: &Marks) -> Result<u64> {
+        self.stream.marks_left(self.at, marks)
     }
 
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {

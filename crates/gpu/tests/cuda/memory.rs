@@ -4,7 +4,7 @@ use std::fs::File;
 
 use onehop_gpu::cuda::{Arg, DeviceKind, Need};
 use onehop_gpu::{Error, Gpu, Place, Region};
-use onehop_os::{DmaMemory, HostMem};
+use onehop_os::{DmaMemory, HostMem, Marks};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::{Bench, bench, bytes_of, gpu_copy, random, run, tell};
@@ -96,6 +96,26 @@ fn pages_are_registered_once_and_given_back() {
     for place in [Place::Vram, Place::Cmb] {
         let mem = HostMem::anonymous(4096).unwrap();
         assert_eq!(gpu.adopt(place, mem).is_ok(), place == Place::Cmb);
+    }
+}
+
+/// The driver's two-dimensional calls, which look at a column of words.
+#[test]
+fn marks_in_gpu_memory_show_what_was_not_overwritten() {
+    let Some(bench) = bench("marks_in_gpu_memory_show_what_was_not_overwritten") else { return };
+    let region = bench.gpu.alloc(Place::Vram, 3 << 20).unwrap();
+    for (first, count) in [(504, 4096), (508, 1), (1 << 20 | 12, 3000)] {
+        let part = region.slice(4..3 << 20).unwrap();
+        let marks = Marks { first, step: 512, count, word: 0x0123_4567_89ab_cdef };
+        part.fill(0, part.len(), 0).unwrap();
+        part.mark(&marks).unwrap();
+        assert_eq!(part.marks_left(&marks).unwrap(), count);
+        let mut all = vec![0; part.len()];
+        part.read(0, &mut all).unwrap();
+        assert_eq!(all.iter().filter(|byte| **byte != 0).count() as u64, 8 * count);
+        part.write(first as usize, &[0]).unwrap();
+        assert_eq!(part.marks_left(&marks).unwrap(), count - 1);
+        assert!(part.mark(&Marks { count: 8192, ..marks }).is_err());
     }
 }
 

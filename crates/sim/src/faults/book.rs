@@ -46,8 +46,10 @@ pub(crate) struct Effects {
     pub fail: Option<Status>,
     /// The block that cannot be read.
     pub bad_block: Option<u64>,
-    /// Completed under another identifier.
+    /// Completed under an identifier that is not outstanding.
     pub wrong_cid: bool,
+    /// Completed under the identifier of another command that is outstanding.
+    pub other_cid: bool,
     /// Completed twice.
     pub dup: bool,
     /// Completed with the old phase for this time.
@@ -248,6 +250,7 @@ impl Effects {
             FaultKind::FailOnce => self.fail = Some(status(Status::INTERNAL_ERROR).with_crd(fault.crd)),
             FaultKind::Fail => self.fail = Some(status(Status::INTERNAL_ERROR).with_dnr()),
             FaultKind::WrongCid => self.wrong_cid = true,
+            FaultKind::OtherCid => self.other_cid = true,
             FaultKind::Dup => self.dup = true,
             FaultKind::StalePhase => self.stale = Some(fault.delay_or(MS)),
             FaultKind::SqhdLag => self.lag = fault.by.unwrap_or(4).min(u32::from(u16::MAX)) as u16,
