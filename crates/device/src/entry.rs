@@ -143,8 +143,8 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
     let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door, queue.cq_door]);
     if let Some(shared) = Shared::new(rings(&queue, Door::Sq, Door::Cq), GpuAddr(queue.control)) {
-        let (first, end) = share(work.count, index, warps);
-        let exit = run_group(&warp, &shared, &job(&warp, &work), first, end, index / count);
+        let (items, dealt) = (share(work.count, index, warps), (index / count, warps.div_ceil(count)));
+        let exit = run_group(&warp, &shared, &job(&warp, &work), items, dealt);
         warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
     }
 }

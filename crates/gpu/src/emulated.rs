@@ -131,7 +131,8 @@ impl Gpu for Emulated {
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, GROUP_WORDS);
                         let job = kernel_job(&job, deadline);
-                        let exit = run_group(&warp, &shared, &job, first, end, index / of);
+                        let exit =
+                            run_group(&warp, &shared, &job, (first, end), (index / of, warps.div_ceil(of)));
                         Exit::from_words(exit).unwrap_or(Exit::TimedOut)
                     })?;
                 }

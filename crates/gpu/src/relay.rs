@@ -55,21 +55,20 @@ impl Drop for RunningKernel {
 
 /// The doorbells that are looked at, in order of offset.
 #[derive(Clone, Default)]
-pub(crate) struct Watched(Arc<Mutex<Arc<[u32]>>>);
+pub(crate) struct Watched(Arc<Mutex<Vec<u32>>>);
 
 impl Watched {
     /// Looks at one more.
     pub(crate) fn add(&self, offset: u32) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(at) = list.binary_search(&offset) {
-            let mut longer = list.to_vec();
-            longer.insert(at, offset);
-            *list = longer.into();
+            list.insert(at, offset);
         }
     }
 
-    fn list(&self) -> Arc<[u32]> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Does something with the list while nobody adds to it: a doorbell that was added is looked at from then on.
+    fn with(&self, f: impl FnOnce(&[u32])) {
+        f(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -123,16 +122,18 @@ struct Pass {
 
 impl Pass {
     /// Looks once at every doorbell; whether there was something to pass on.
-    fn once(&mut self, list: &[u32]) -> bool {
+    fn once(&mut self, watched: &Watched) -> bool {
         self.found.clear();
-        for offset in list {
-            // An offset behind the end has no word, and no GPU address that could be written either.
-            let Ok(word) = self.page.word(*offset as usize) else { continue };
-            // A plain look first: an exchange would take the line away from whoever writes beside it.
-            if word.load(Ordering::Acquire) != EMPTY {
-                self.found.push((*offset, word.swap(EMPTY, Ordering::AcqRel)));
+        watched.with(|list| {
+            for offset in list {
+                // An offset behind the end has no word, and no GPU address that could be written either.
+                let Ok(word) = self.page.word(*offset as usize) else { continue };
+                // A plain look first: an exchange would take the line away from whoever writes beside it.
+                if word.load(Ordering::Acquire) != EMPTY {
+                    self.found.push((*offset, word.swap(EMPTY, Ordering::AcqRel)));
+                }
             }
-        }
+        });
         for (offset, value) in self.found.iter().rev() {
             self.regs.write32(*offset, *value);
         }
@@ -145,7 +146,7 @@ fn run(pass: &mut Pass, watched: &Watched, kernels: &Activity, stop: &AtomicBool
     let mut idle = 0u32;
     loop {
         let ending = stop.load(Ordering::Acquire);
-        if pass.once(&watched.list()) {
+        if pass.once(watched) {
             last = Instant::now();
             idle = 0;
         } else if ending {

@@ -346,7 +346,7 @@ fn group_model(fenced: bool, entries: u32, lanes: u32, each: u32) {
         poison,
     };
     let user = move |mem: Mem, me: u32| {
-        let exit = run_group(&mem, &queue, &job(), me * each, (me + 1) * each, me);
+        let exit = run_group(&mem, &queue, &job(), (me * each, (me + 1) * each), (me, 2));
         assert_eq!(Exit::from_words(exit), Some(Exit::Finished));
         for item in me * each..(me + 1) * each {
             let outcome = Outcome::from_word(mem.load(outcomes.plus(item * Outcome::BYTES)));

@@ -238,9 +238,9 @@ impl Device {
         entry.lag = effects.lag;
         entry.stale = effects.stale.map(|t| t.as_nanos() as u64);
         if effects.wrong_cid || effects.other_cid {
-            let outstanding = effects.other_cid;
             let sq = self.sqs.get(usize::from(sqid)).and_then(Option::as_ref);
-            entry.cid = sq.and_then(|sq| sq.another_cid(cid, outstanding)).unwrap_or(cid);
+            let other = sq.filter(|_| effects.other_cid).and_then(|sq| sq.another_cid(cid, true));
+            entry.cid = other.or_else(|| sq?.another_cid(cid, false)).unwrap_or(cid);
             self.lost.push(Command { sqid, sqe: command.sqe, effects: None });
             return self.post(entry);
         }

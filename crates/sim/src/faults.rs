@@ -53,7 +53,7 @@ kinds! {
     Fail, "fail";
     /// The completion carries an identifier that is not outstanding; the command itself never completes.
     WrongCid, "wrong-cid";
-    /// The completion carries the identifier of another command that is outstanding; the command itself never completes.
+    /// As wrong-cid, with the identifier of another command that is outstanding, where there is one.
     OtherCid, "other-cid";
     /// The same completion is posted twice.
     Dup, "dup";

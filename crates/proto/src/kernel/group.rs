@@ -6,37 +6,51 @@
 //! the same time. The orders are the same too, with fences of the whole warp in place of each lane's own acquires and
 //! releases.
 
+mod list;
+mod places;
+
 use super::slots::{moment, set_moment};
-use super::{Exit, Job, Outcome, Warp};
-use crate::queue::shared::{BUSY, CID, DONE, FREE, STATE, is_after, word};
-use crate::queue::{Address, CidSpace, Shared};
-use crate::{Sqe, Status};
+use super::{Exit, Job, Warp};
+use crate::queue::shared::{DONE, FREE, STATE, is_after, word};
+use crate::queue::{Address, Shared};
 
 /// The most lanes of a warp.
 const LANES: u32 = 32;
 
+/// How many words of free identifiers a warp takes from at once, a word for each 32 commands.
+const GROUPS: u32 = 4;
+
+/// The most commands that a warp has listed.
+const LIST: u32 = 32 * GROUPS;
+
 /// Words of local memory.
 mod local {
-    use super::LANES;
+    use super::{GROUPS, LIST};
 
     pub const VERDICT: u32 = 0;
     pub const CODE: u32 = 1;
     pub const COUNT: u32 = 2;
-    pub const WORD: u32 = 3;
-    pub const MASK: u32 = 4;
-    pub const TICKET: u32 = 5;
-    pub const BASE: u32 = 6;
-    pub const OPEN: u32 = 7;
-    pub const KEPT: u32 = 8;
+    pub const START: u32 = 3;
+    pub const TICKET: u32 = 4;
+    pub const BASE: u32 = 5;
+    pub const OPEN: u32 = 6;
+    pub const KEPT: u32 = 7;
+    pub const WAITS: u32 = 8;
+    pub const HINT: u32 = 9;
     pub const DEADLINE: u32 = 10;
-    pub const ITEM: u32 = 12;
-    pub const RETRIES: u32 = ITEM + LANES;
-    pub const DUE: u32 = RETRIES + LANES;
-    pub const SLOT: u32 = DUE + 2 * LANES;
-    pub const ENDED: u32 = SLOT + LANES;
-    pub const DW3: u32 = ENDED + LANES;
-    pub const RESULT: u32 = DW3 + 4 * LANES;
-    pub const WORDS: u32 = RESULT + 4 * LANES;
+    pub const MOST: u32 = 12;
+    pub const MASK: u32 = 14;
+    pub const ITEM: u32 = MASK + GROUPS;
+    pub const RETRIES: u32 = ITEM + LIST;
+    pub const DUE: u32 = RETRIES + LIST;
+    pub const SLOT: u32 = DUE + 2 * LIST;
+    pub const DW3: u32 = SLOT + LIST;
+    pub const RESULT: u32 = DW3 + LIST;
+    pub const WORDS: u32 = RESULT + LIST;
+    /// How commands ended: looked at after the last completions were handed out.
+    pub const ENDED: u32 = DW3;
+    /// The identifiers that the slots had last: looked at before any completion is.
+    pub const LAST: u32 = DW3;
 }
 
 /// Words of local memory that a warp in shared mode needs.
@@ -58,8 +72,6 @@ struct Group<'a, W: Warp> {
     warp: &'a W,
     queue: &'a Shared<W>,
     job: &'a Job<W>,
-    /// Where to look for free identifiers first.
-    hint: u32,
 }
 
 /// How far the commands of the list have come.
@@ -75,30 +87,37 @@ enum Step {
     End,
 }
 
-/// Carries out the items from `first` up to `end` of a job on a queue that others use as well. The warp has at most 32
-/// lanes and [`GROUP_WORDS`] of local memory. Gives the words of an [`Exit`].
+/// Carries out the items from `first` up to `end` of a job on a queue that others use as well: the warp is the
+/// `index`th of `of` that were dealt to it. It has at most 32 lanes and [`GROUP_WORDS`] of local memory. Gives the words
+/// of an [`Exit`].
 #[inline(always)]
 pub fn run_group<W: Warp>(
     warp: &W,
     queue: &Shared<W>,
     job: &Job<W>,
-    first: u32,
-    end: u32,
-    hint: u32,
+    (first, end): (u32, u32),
+    (index, of): (u32, u32),
 ) -> [u32; 2] {
-    let mut group = Group { warp, queue, job, hint };
+    // Its share of the queue, and no less than a command for each lane.
+    let lanes = warp.lanes().min(LANES);
+    let most = (queue.layout().capacity() / of.max(1)).clamp(lanes, lanes * W::PLACES).min(LIST);
+    let group = Group { warp, queue, job };
     let (mut next, end) = (first, end.min(job.count));
     let mut listed = 0;
+    warp.once(|| {
+        warp.set_local(local::WAITS, 0);
+        warp.set_local(local::MOST, most);
+        // Where to look for free identifiers first.
+        warp.set_local(local::HINT, index.wrapping_mul(most.div_ceil(32)));
+    });
     loop {
-        let fresh = end.saturating_sub(next).min(warp.lanes().min(LANES) - listed);
-        warp.each(|lane| {
-            if lane < fresh {
-                let at = listed + lane;
-                warp.set_local(local::ITEM + at, next + lane);
-                warp.set_local(local::RETRIES + at, u32::MAX);
-                warp.set_local(local::DUE + 2 * at, 0);
-                warp.set_local(local::DUE + 2 * at + 1, 0);
-            }
+        let fresh = end.saturating_sub(next).min(warp.local(local::MOST) - listed);
+        group.spread(fresh, |i| {
+            let at = listed + i;
+            warp.set_local(local::ITEM + at, next + i);
+            warp.set_local(local::RETRIES + at, u32::MAX);
+            warp.set_local(local::DUE + 2 * at, 0);
+            warp.set_local(local::DUE + 2 * at + 1, 0);
         });
         next += fresh;
         listed += fresh;
@@ -119,10 +138,23 @@ pub fn run_group<W: Warp>(
 }
 
 impl<W: Warp> Group<'_, W> {
+    /// Deals `count` numbers to the lanes.
+    #[inline(always)]
+    fn spread(&self, count: u32, mut f: impl FnMut(u32)) {
+        let lanes = self.warp.lanes();
+        self.warp.each(|lane| {
+            let mut at = lane;
+            while at < count {
+                f(at);
+                at += lanes;
+            }
+        });
+    }
+
     /// Hands the commands of the list, or as many as there is room for, to the controller and waits until they end. Gives
     /// how many; none if the launch must end, and then [`local::COUNT`] says how many were handed over.
     #[inline(always)]
-    fn batch(&mut self, listed: u32) -> u32 {
+    fn batch(&self, listed: u32) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
         let (mut step, mut over, mut count) = (Step::Due, false, 0);
         let (mut rounds, mut looks) = (0u32, 0u32);
@@ -146,7 +178,7 @@ impl<W: Warp> Group<'_, W> {
             if step == Step::End && self.all_ended(count) {
                 break;
             }
-            let drained = self.drain();
+            let drained = self.drain(over);
             if drained == GO_ON {
                 continue;
             }
@@ -165,110 +197,14 @@ impl<W: Warp> Group<'_, W> {
                 over = self.check();
             }
         }
-        warp.each(|lane| {
-            if lane < count {
-                warp.store(queue.slot(warp.local(local::SLOT + lane) as u16).plus(STATE), FREE);
-            }
+        self.spread(count, |i| {
+            warp.store(queue.slot(warp.local(local::SLOT + i) as u16).plus(STATE), FREE);
         });
         // The acquire for what the lanes saw in their slots, and the release of the slots.
         warp.fence();
-        warp.once(|| {
-            let at = queue.at(word::FREE + warp.local(local::WORD) * 4);
-            warp.fetch_or_relaxed(at, warp.local(local::MASK));
-        });
+        let start = warp.local(local::START);
+        self.spread(GROUPS, |group| self.give_back(start, group, warp.local(local::MASK + group)));
         count
-    }
-
-    /// One lane takes identifiers and tickets for as many commands as it can get at once, up to `wanted`.
-    #[inline(always)]
-    fn reserve(&mut self, wanted: u32) -> u32 {
-        let (warp, queue, hint) = (self.warp, self.queue, self.hint);
-        self.hint = hint.wrapping_add(1);
-        warp.sync();
-        warp.once(|| {
-            warp.set_local(local::COUNT, 0);
-            let words = queue.layout().free_words();
-            let start = hint % words;
-            for i in 0..words {
-                let index = if start + i >= words { start + i - words } else { start + i };
-                let at = queue.at(word::FREE + index * 4);
-                let wish = lowest(warp.load(at), wanted);
-                let mask = if wish == 0 { 0 } else { wish & warp.fetch_and_acquire(at, !wish) };
-                if mask == 0 {
-                    continue;
-                }
-                let (ticket, count) = self.tickets(mask.count_ones());
-                let kept = lowest(mask, count);
-                if kept != mask {
-                    // Nothing was done to their slots.
-                    warp.fetch_or_relaxed(at, mask & !kept);
-                }
-                warp.set_local(local::WORD, index);
-                warp.set_local(local::MASK, kept);
-                warp.set_local(local::TICKET, ticket);
-                warp.set_local(local::COUNT, count);
-                break;
-            }
-        });
-        warp.local(local::COUNT)
-    }
-
-    /// Neighbouring tickets, as many as SQHD has left room for.
-    #[inline(always)]
-    fn tickets(&self, wanted: u32) -> (u32, u32) {
-        let (warp, next) = (self.warp, self.queue.at(word::TICKET));
-        let mut ticket = warp.load(next);
-        loop {
-            let head = warp.load_acquire(self.queue.at(word::SQ_HEAD));
-            let usable = self.queue.rings.sq_entries - 1;
-            let taken = ticket.wrapping_sub(head);
-            let count = wanted.min(usable.saturating_sub(taken));
-            if count == 0 {
-                return (ticket, 0);
-            }
-            match warp.compare_exchange_acquire(next, ticket, ticket.wrapping_add(count)) {
-                seen if seen == ticket => return (ticket, count),
-                seen => ticket = seen,
-            }
-        }
-    }
-
-    /// Every lane writes its entry; then, behind the warp's fence, its stamp.
-    #[inline(always)]
-    fn write(&self, count: u32) {
-        let (warp, queue, job) = (self.warp, self.queue, self.job);
-        let (word, mask) = (warp.local(local::WORD), warp.local(local::MASK));
-        warp.each(|first| {
-            let mut bit = first;
-            while bit < 32 {
-                let (mine, lane) = (mask >> bit & 1 != 0, (mask & ((1 << bit) - 1)).count_ones());
-                let id = (word * 32 + bit) as u16;
-                bit += warp.lanes();
-                if !mine {
-                    continue;
-                }
-                let slot = queue.slot(id);
-                let cid = queue.space.next(warp.load(slot.plus(CID)) as u16);
-                warp.store(slot.plus(CID), CidSpace::left(cid));
-                warp.store(slot.plus(STATE), BUSY);
-                let work = job.work(warp, warp.local(local::ITEM + lane));
-                let retries = local::RETRIES + lane;
-                if warp.local(retries) == u32::MAX {
-                    warp.set_local(retries, work.tries());
-                }
-                let place = queue.sq_slot(warp.local(local::TICKET).wrapping_add(lane));
-                let sqe = work.command(job.nsid).with_cid(cid);
-                warp.store_entry(queue.rings.sq.plus(place * Sqe::BYTES as u32), &sqe.dw);
-                warp.set_local(local::SLOT + lane, u32::from(id));
-            }
-        });
-        warp.fence();
-        warp.each(|lane| {
-            if lane < count {
-                let ticket = warp.local(local::TICKET).wrapping_add(lane);
-                warp.store(queue.stamp(queue.sq_slot(ticket)), ticket.wrapping_add(1));
-            }
-        });
     }
 
     /// Whether the doorbell covers `last`; rings it for everybody where nobody else does.
@@ -321,21 +257,26 @@ impl<W: Warp> Group<'_, W> {
     }
 
     /// Hands out the completions that are there: `GO_ON` if there were some, `LATE` if none, `WAIT` if somebody else is
-    /// at it.
+    /// at it. Unless `surely`, it only looks whether there are some before it wants the lock.
     #[inline(always)]
-    fn drain(&self) -> u32 {
+    fn drain(&self, surely: bool) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
         let lock = queue.at(word::CQ_LOCK);
         warp.sync();
         warp.once(|| {
-            let mine = warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0;
-            warp.set_local(local::VERDICT, mine as u32);
-            if mine {
-                warp.set_local(local::BASE, warp.load(queue.at(word::CQ_HEAD)));
+            let mut verdict = LATE;
+            if surely || self.is_completed(warp.load(queue.at(word::CQ_HEAD))) {
+                verdict = WAIT;
+                if warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
+                    verdict = GO_ON;
+                    warp.set_local(local::BASE, warp.load(queue.at(word::CQ_HEAD)));
+                }
             }
+            warp.set_local(local::VERDICT, verdict);
         });
-        if warp.local(local::VERDICT) == 0 {
-            return WAIT;
+        let verdict = warp.local(local::VERDICT);
+        if verdict != GO_ON {
+            return verdict;
         }
         let head = warp.local(local::BASE);
         let most = (warp.lanes().min(LANES) * W::PLACES).min(queue.rings.cq_entries - 1);
@@ -361,19 +302,22 @@ impl<W: Warp> Group<'_, W> {
         GO_ON
     }
 
+    /// Whether the completion of this number is there.
+    #[inline(always)]
+    fn is_completed(&self, number: u32) -> bool {
+        let (at, phase) = self.queue.cq_slot(number);
+        self.warp.load(at.plus(12)) >> 16 & 1 == phase
+    }
+
     /// Leaves completions that were taken with their commands' slots. Only for the holder of the completion lock.
     #[inline(always)]
     fn hand_out(&self, head: u32, count: u32, sqhd: u16) {
         let (warp, queue) = (self.warp, self.queue);
         // The acquire for the completions, on the lanes that have read them.
         warp.fence();
-        warp.each(|lane| {
-            let mut place = lane;
-            while place < count {
-                let (at, _) = queue.cq_slot(head.wrapping_add(place));
-                warp.set_local(local::RESULT + place, warp.load(at));
-                place += warp.lanes();
-            }
+        self.spread(count, |place| {
+            let (at, _) = queue.cq_slot(head.wrapping_add(place));
+            warp.set_local(local::RESULT + place, warp.load(at));
         });
         warp.once(|| {
             let next = head.wrapping_add(count);
@@ -385,12 +329,8 @@ impl<W: Warp> Group<'_, W> {
             // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
             warp.ring(queue.rings.cq_door, next & (queue.rings.cq_entries - 1));
         });
-        warp.each(|lane| {
-            let mut place = lane;
-            while place < count {
-                queue.settle(warp, warp.local(local::RESULT + place), warp.local(local::DW3 + place));
-                place += warp.lanes();
-            }
+        self.spread(count, |place| {
+            queue.settle(warp, warp.local(local::RESULT + place), warp.local(local::DW3 + place));
         });
     }
 
@@ -413,66 +353,15 @@ impl<W: Warp> Group<'_, W> {
         seen.count == count
     }
 
-    /// Writes down how the first `count` commands of the list ended; those to be tried again and those that found no
-    /// room stay. Gives how many.
-    #[inline(always)]
-    fn settle(&self, listed: u32, count: u32) -> u32 {
-        let (warp, job) = (self.warp, self.job);
-        warp.each(|lane| {
-            if lane < count {
-                let status = Status((warp.local(local::ENDED + lane) >> 17) as u16);
-                let (item, retries) = (warp.local(local::ITEM + lane), warp.local(local::RETRIES + lane));
-                if job.again(status, retries) {
-                    let due = job.due(warp, status);
-                    warp.set_local(local::RETRIES + lane, retries + 1);
-                    warp.set_local(local::DUE + 2 * lane, due as u32);
-                    warp.set_local(local::DUE + 2 * lane + 1, (due >> 32) as u32);
-                } else {
-                    Outcome::Done(status).store(warp, job, item, retries);
-                    warp.set_local(local::ITEM + lane, u32::MAX);
-                }
-            }
-        });
-        warp.once(|| {
-            let mut kept = 0;
-            for from in 0..listed {
-                if warp.local(local::ITEM + from) != u32::MAX {
-                    let copy = |to: u32, from: u32| warp.set_local(to, warp.local(from));
-                    copy(local::ITEM + kept, local::ITEM + from);
-                    copy(local::RETRIES + kept, local::RETRIES + from);
-                    copy(local::DUE + kept * 2, local::DUE + from * 2);
-                    copy(local::DUE + kept * 2 + 1, local::DUE + from * 2 + 1);
-                    kept += 1;
-                }
-            }
-            warp.set_local(local::KEPT, kept);
-        });
-        warp.local(local::KEPT)
-    }
-
-    /// Whether every command of the list may be tried.
-    #[inline(always)]
-    fn is_due(&self, listed: u32) -> bool {
-        let warp = self.warp;
-        warp.sync();
-        warp.once(|| {
-            let mut last = 0;
-            for at in 0..listed {
-                last = last.max(moment(warp, local::DUE + 2 * at));
-            }
-            warp.set_local(local::OPEN, (last == 0 || warp.now() >= last) as u32);
-            warp.set_local(local::COUNT, 0);
-        });
-        warp.local(local::OPEN) != 0
-    }
-
     /// From now on a wait may take so long, within the job's deadline.
     #[inline(always)]
     fn begin(&self, nanos: u64) {
         let warp = self.warp;
         warp.sync();
         warp.once(|| {
-            set_moment(warp, local::DEADLINE, warp.now().saturating_add(nanos).min(self.job.deadline))
+            set_moment(warp, local::DEADLINE, warp.now().saturating_add(nanos).min(self.job.deadline));
+            warp.set_local(local::COUNT, 0);
+            warp.set_local(local::KEPT, 0);
         });
     }
 
@@ -494,39 +383,4 @@ impl<W: Warp> Group<'_, W> {
         });
         warp.local(local::VERDICT) != GO_ON
     }
-
-    /// Says of the first `in_doubt` commands of the list that nothing was heard of them, unless they have ended after
-    /// all, and of the others how often they were tried.
-    #[inline(always)]
-    fn give_up(&self, listed: u32, in_doubt: u32) {
-        let (warp, queue, job) = (self.warp, self.queue, self.job);
-        warp.each(|lane| {
-            if lane < listed {
-                let (item, retries) = (warp.local(local::ITEM + lane), warp.local(local::RETRIES + lane));
-                if lane < in_doubt {
-                    let slot = queue.slot(warp.local(local::SLOT + lane) as u16);
-                    let state = warp.load_acquire(slot.plus(STATE));
-                    let status = Status((state >> 17) as u16);
-                    let outcome = if state & 3 == DONE { Outcome::Done(status) } else { Outcome::InDoubt };
-                    outcome.store(warp, job, item, retries);
-                } else if retries != u32::MAX {
-                    Outcome::Pending.store(warp, job, item, retries);
-                }
-            }
-        });
-        warp.fence();
-    }
-}
-
-/// The lowest `count` bits that are set.
-#[inline(always)]
-fn lowest(mut mask: u32, count: u32) -> u32 {
-    let all = mask;
-    if mask.count_ones() <= count {
-        return all;
-    }
-    for _ in 0..count {
-        mask &= mask.wrapping_sub(1);
-    }
-    all & !mask
 }
