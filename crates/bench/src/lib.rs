@@ -5,12 +5,15 @@
 //! data checked.
 #![forbid(unsafe_code)]
 
+mod bed;
 mod cpu;
 mod gpu;
+mod peer;
 mod stats;
 
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
 pub use gpu::{GpuBench, Mode, Plan};
+pub use peer::{PeerKernel, PeerPlan, PeerRun};
 pub use stats::{Clock, Quantiles, median};
 
 use serde::Serialize;

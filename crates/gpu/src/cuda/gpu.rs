@@ -334,6 +334,15 @@ pub struct Code {
 }
 
 impl Code {
+    /// Registers that a thread of the kernel `name` uses. It is in the GPU's memory then: a kernel that is loaded while
+    /// another runs may have to wait for its end.
+    ///
+    /// # Errors
+    /// When there is no such kernel.
+    pub fn registers(&self, name: &str) -> Result<u32> {
+        self.function(name)?.registers()
+    }
+
     fn function(&self, name: &str) -> Result<Function> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = found.get(name) {

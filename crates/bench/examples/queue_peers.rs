@@ -1,0 +1,288 @@
+//! Other people's GPU queues beside ours: the same GPU, the same process, the same null controller, launches by turns.
+//!
+//! Their code comes as PTX with the two kernels of `peer.h`; nothing of it is in this repository. Every launch is checked,
+//! theirs and ours: entries by their seal, outcomes one by one, the controller's count. One setting a run, so that
+//! kernels that never end take nothing else with them.
+//!
+//! ```text
+//! cargo run --release -p onehop-bench --example queue_peers -- theirs.ptx --name Theirs --queues 16 --threads 1024
+//! ```
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use onehop_bench::{GpuBench, Mode, PeerKernel, PeerPlan, Plan, median};
+use onehop_gpu::Place;
+use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
+use serde_json::{Value, json};
+
+/// How long a launch of theirs is to take: long enough for its beginning and end not to count.
+const LAUNCH: Duration = Duration::from_millis(40);
+/// Rounds of all threads in the launches that are looked at closely, and at least in those that are timed.
+const ROUNDS: u32 = 16;
+/// Launches of a turn.
+const LAUNCHES: usize = 2;
+/// Commands in flight on a queue of ours in owner mode; those of shared mode have what their threads keep.
+const DEPTH: u32 = 256;
+const SHARED_DEPTH: u32 = 1023;
+
+/// Measures other people's GPU queues beside ours
+#[derive(Parser)]
+struct Args {
+    /// PTX with their kernels: see peer.h
+    kernels: PathBuf,
+    /// What they are called
+    #[arg(long, default_value = "theirs")]
+    name: String,
+    /// Which GPU
+    #[arg(short, long, default_value = "0")]
+    gpu: String,
+    /// Queues
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    queues: u32,
+    /// Their threads on each queue; 1 is one command in flight, of ours too
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    threads: u32,
+    /// Threads of their blocks; without it all those of a queue, 1024 at most
+    #[arg(long)]
+    block: Option<u32>,
+    /// Entries of their rings
+    #[arg(long, default_value_t = 1024)]
+    entries: u32,
+    /// Bytes that they want for each queue's account
+    #[arg(long, default_value_t = 4 << 20)]
+    space: usize,
+    /// Rings in host memory instead of the GPU's
+    #[arg(long)]
+    host: bool,
+    /// The controller completes the last command of a batch first
+    #[arg(long)]
+    reverse: bool,
+    /// Turns of theirs and ours
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+    /// Commands of a launch at most
+    #[arg(long, default_value_t = 4_000_000)]
+    most: u32,
+    /// Also writes what was measured to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Prints the head of the table first
+    #[arg(long)]
+    head: bool,
+}
+
+type Error = Box<dyn std::error::Error>;
+
+/// Their kernels on a GPU.
+struct Theirs<'a> {
+    gpu: &'a CudaGpu,
+    code: Code,
+    registers: u32,
+}
+
+impl<'a> Theirs<'a> {
+    fn load(gpu: &'a CudaGpu, args: &Args) -> Result<Self, Error> {
+        let text = fs::read_to_string(&args.kernels)
+            .map_err(|error| format!("{}: {error}", args.kernels.display()))?;
+        let code = gpu.load_code(&text)?;
+        code.registers(PeerKernel::Prepare.name())?;
+        let registers = code.registers(PeerKernel::Run.name())?;
+        Ok(Self { gpu, code, registers })
+    }
+
+    fn start(
+        &self,
+        kernel: PeerKernel,
+        shape: Shape,
+        job: Arg,
+        limit: Duration,
+    ) -> onehop_gpu::Result<Started> {
+        // SAFETY: whoever names the PTX on the command line vouches for it: that its kernels take a `peer_job`, write
+        // nothing but the rings, doorbells, accounts, outcomes and the cycle count of that job, and end.
+        unsafe { self.gpu.start_kernel(&self.code, kernel.name(), shape, &[job], limit) }
+    }
+}
+
+/// What was measured, in commands per second.
+struct Measured {
+    theirs: Vec<f64>,
+    owner: Vec<f64>,
+    shared: Vec<f64>,
+    clock: f64,
+    elsewhere: usize,
+    ceiling: f64,
+    registers: [u32; 3],
+}
+
+fn rings(args: &Args) -> Place {
+    if args.host { Place::PinnedHost } else { Place::Vram }
+}
+
+/// Our plan for the same queues.
+fn ours(args: &Args, mode: Mode) -> Plan {
+    let (depth, of_queue) = match mode {
+        _ if args.threads == 1 => (1, 20_000),
+        Mode::Owner => (DEPTH, 100_000),
+        Mode::Shared(_) => (SHARED_DEPTH, 100_000),
+    };
+    let commands = (of_queue * args.queues).min(args.most);
+    Plan { mode, queues: args.queues, depth, commands, rings: rings(args), reverse: args.reverse }
+}
+
+/// So many commands that a launch of theirs takes about as long as it should.
+fn theirs(args: &Args, rate: Option<f64>) -> PeerPlan {
+    let plan = PeerPlan {
+        queues: args.queues,
+        threads: args.threads,
+        block: args.block.unwrap_or(args.threads.min(1024)),
+        entries: args.entries,
+        space: args.space,
+        commands: 0,
+        rings: rings(args),
+        reverse: args.reverse,
+    };
+    let all = plan.all_threads().max(1);
+    let wanted = rate.map_or(0.0, |rate| rate * LAUNCH.as_secs_f64()).min(args.most.into()) as u32;
+    PeerPlan { commands: (wanted / all).max(ROUNDS) * all, ..plan }
+}
+
+fn measure(args: &Args, bench: &GpuBench, kernels: &Theirs<'_>) -> Result<Measured, Error> {
+    let start = |kernel, shape, job, limit| kernels.start(kernel, shape, job, limit);
+    let looked = bench.peer(&theirs(args, None), true, 2, &start)?;
+    let plan = theirs(args, looked.rates.last().copied());
+    let single = args.threads == 1;
+    let (owner, shared) = (ours(args, Mode::Owner), ours(args, Mode::Shared(args.queues * args.threads)));
+    let mut measured = Measured {
+        theirs: Vec::new(),
+        owner: Vec::new(),
+        shared: Vec::new(),
+        clock: 0.0,
+        elsewhere: looked.elsewhere,
+        ceiling: bench.ceiling(&owner)?,
+        registers: [kernels.registers, 0, 0],
+    };
+    for _ in 0..args.turns.max(1) {
+        let (rates, registers) = bench.rates(&owner, LAUNCHES)?;
+        measured.owner.extend(rates);
+        measured.registers[1] = registers;
+        if !single {
+            let (rates, registers) = bench.rates(&shared, LAUNCHES)?;
+            measured.shared.extend(rates);
+            measured.registers[2] = registers;
+        }
+        // The first one warms up.
+        let run = bench.peer(&plan, false, LAUNCHES + 1, &start)?;
+        measured.theirs.extend(&run.rates[1..]);
+        measured.clock = run.clock;
+    }
+    Ok(measured)
+}
+
+/// Median, least and most.
+fn spread(rates: &[f64]) -> [f64; 3] {
+    let mut rates = rates.to_vec();
+    let middle = median(&mut rates);
+    [middle, rates.first().copied().unwrap_or(0.0), rates.last().copied().unwrap_or(0.0)]
+}
+
+fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
+    let mut document = json!({
+        "name": args.name, "queues": args.queues, "threads": args.threads, "entries": args.entries,
+        "rings": if args.host { "host" } else { "vram" }, "order": if args.reverse { "reversed" } else { "in order" },
+    });
+    match outcome {
+        Ok(measured) => {
+            document["theirs"] = json!(measured.theirs);
+            document["owner"] = json!(measured.owner);
+            document["shared"] = json!(measured.shared);
+            document["controller"] = json!(measured.ceiling);
+            document["clock"] = json!(measured.clock);
+            document["elsewhere"] = json!(measured.elsewhere);
+            document["registers"] = json!(measured.registers);
+        }
+        Err(why) => document["error"] = json!(why.to_string()),
+    }
+    document
+}
+
+fn head() {
+    println!(
+        "| whose | rings | order | queues | threads a queue | theirs, M/s (least, most) | ours, owner, M/s | times theirs \
+         | ours, shared, same threads, M/s | times theirs | the controller, M/s | ns (cycles) one by one: theirs, ours \
+         | registers: theirs, owner, shared | completions to the wrong thread |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+}
+
+fn row(args: &Args, outcome: &Result<Measured, Error>) {
+    let (place, order) =
+        (if args.host { "host" } else { "VRAM" }, if args.reverse { "reversed" } else { "in order" });
+    let begin = format!("| {} | {place} | {order} | {} | {} |", args.name, args.queues, args.threads);
+    let measured = match outcome {
+        Ok(measured) => measured,
+        Err(why) => return println!("{begin} failed: {} |", why.to_string().replace(['|', '\n'], " ")),
+    };
+    let [theirs, least, most] = spread(&measured.theirs);
+    let [owner, ..] = spread(&measured.owner);
+    let beside = |rate: f64| format!("{:.2} | {:.1}", rate / 1e6, rate / theirs);
+    let shared = match measured.shared.is_empty() {
+        true => "– | –".into(),
+        false => beside(spread(&measured.shared)[0]),
+    };
+    let one = |rate: f64| format!("{:.0} ({:.0})", 1e9 / rate, measured.clock / rate);
+    let single = match args.queues * args.threads {
+        1 => format!("{}, {}", one(theirs), one(owner)),
+        _ => "–".into(),
+    };
+    let [mine, first, second] = measured.registers;
+    println!(
+        "{begin} {:.2} ({:.2}, {:.2}) | {} | {shared} | {:.0} | {single} | {mine}, {first}, {second} | {} |",
+        theirs / 1e6,
+        least / 1e6,
+        most / 1e6,
+        beside(owner),
+        measured.ceiling / 1e6,
+        measured.elsewhere,
+    );
+}
+
+fn report(args: &Args, outcome: &Result<Measured, Error>) -> Result<(), Error> {
+    row(args, outcome);
+    if let Some(path) = &args.json {
+        fs::write(path, format!("{:#}\n", document(args, outcome)))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    if let Err(why) = outcome {
+        eprintln!("{why}");
+        // At once: the driver would wait for a kernel that never ends.
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+fn run(args: &Args) -> Result<(), Error> {
+    let gpu = Cuda::load()?.open(&args.gpu)?;
+    // All kernels are loaded before the controller runs: one that is loaded meanwhile may have to wait for its end.
+    let kernels = Theirs::load(&gpu, args)?;
+    let bench = GpuBench::new(gpu.clone())?;
+    report(args, &measure(args, &bench, &kernels))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.head {
+        head();
+    }
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}

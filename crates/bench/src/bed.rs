@@ -1,0 +1,189 @@
+//! Queues in a GPU's memory, the null controller that serves them, and the commands that go through them.
+
+use std::time::Duration;
+
+use onehop_controller::layout::{REPORT_BYTES, control};
+use onehop_controller::{Pair, Report, Violation, sealed};
+use onehop_gpu::cuda::{Code, CudaGpu, Rig, Started};
+use onehop_gpu::{Gpu, KernelQueue, Place, Region, Rings};
+use onehop_proto::kernel::{Outcome, Work};
+use onehop_proto::{Cqe, Sqe, nvm};
+
+use crate::{Error, Result};
+
+/// The namespace of all commands.
+pub(crate) const NSID: u32 = 1;
+/// Doorbells lie on lines of their own.
+pub(crate) const LINE: usize = 128;
+const PAGE: usize = 4096;
+
+/// What a bed is to hold.
+pub(crate) struct Size {
+    pub(crate) queues: u32,
+    /// Of each ring.
+    pub(crate) entries: u32,
+    /// Commands in flight on each queue.
+    pub(crate) window: u32,
+    /// Bytes of each queue's account.
+    pub(crate) control: usize,
+    /// Commands of a launch.
+    pub(crate) commands: u32,
+    /// Where rings and doorbells lie.
+    pub(crate) rings: Place,
+}
+
+/// The memory of a plan.
+pub(crate) struct Bed {
+    rings: Region,
+    _doors: Region,
+    _control: Region,
+    pairs: Region,
+    reports: Region,
+    pub(crate) word: Region,
+    pub(crate) works: Region,
+    pub(crate) outcomes: Region,
+    pub(crate) queues: Vec<KernelQueue>,
+    commands: u32,
+}
+
+impl Bed {
+    pub(crate) fn new(gpu: &CudaGpu, size: &Size) -> Result<Self> {
+        let (count, entries) = (size.queues as usize, size.entries);
+        let sq_bytes = (entries as usize * Sqe::BYTES).next_multiple_of(PAGE);
+        let cq_bytes = (entries as usize * Cqe::BYTES).next_multiple_of(PAGE);
+        let control_bytes = size.control.next_multiple_of(LINE);
+        let rings = gpu.alloc(size.rings, count * (sq_bytes + cq_bytes))?;
+        let doors = gpu.alloc(size.rings, count * 2 * LINE)?;
+        let control = gpu.alloc(Place::Vram, count * control_bytes)?;
+        let queue = |i: usize| {
+            let (ring, door) = (i * (sq_bytes + cq_bytes), i * 2 * LINE);
+            KernelQueue {
+                rings: Rings {
+                    sq: rings.addr().plus(ring as u64),
+                    cq: rings.addr().plus((ring + sq_bytes) as u64),
+                    sq_door: doors.addr().plus(door as u64),
+                    cq_door: doors.addr().plus((door + LINE) as u64),
+                    sq_entries: entries,
+                    cq_entries: entries,
+                },
+                control: control.addr().plus((i * control_bytes) as u64),
+                window: size.window,
+            }
+        };
+        Ok(Self {
+            queues: (0..count).map(queue).collect(),
+            pairs: gpu.alloc(Place::Vram, count * Pair::BYTES as usize)?,
+            reports: gpu.alloc(Place::Vram, count * REPORT_BYTES as usize)?,
+            word: gpu.alloc(Place::Vram, PAGE)?,
+            works: gpu.alloc(Place::Vram, size.commands as usize * Work::BYTES as usize)?,
+            outcomes: gpu.alloc(Place::Vram, size.commands as usize * Outcome::BYTES as usize)?,
+            rings,
+            _doors: doors,
+            _control: control,
+            commands: size.commands,
+        })
+    }
+
+    /// Commands that no two have in common, each with its seal.
+    pub(crate) fn write_works(&self) -> Result<()> {
+        let mut bytes = Vec::with_capacity(self.works.len());
+        for i in 0..self.commands {
+            for word in command(i).words() {
+                bytes.extend(word.to_le_bytes());
+            }
+        }
+        Ok(self.works.write(0, &bytes)?)
+    }
+
+    /// Fills every submission queue, for a controller that feeds itself.
+    pub(crate) fn fill_rings(&self) -> Result<()> {
+        for queue in &self.queues {
+            let mut bytes = Vec::new();
+            for i in 0..queue.rings.sq_entries {
+                for word in command(i).command(NSID).with_cid(i as u16).dw {
+                    bytes.extend(word.to_le_bytes());
+                }
+            }
+            let at = queue.rings.sq.0 - self.rings.addr().0;
+            self.rings.write(at as usize, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the controller.
+    pub(crate) fn start(&self, gpu: &CudaGpu, code: &Code, flags: u32, limit: Duration) -> Result<Started> {
+        for (i, queue) in self.queues.iter().enumerate() {
+            let pair = Pair {
+                sq: queue.rings.sq,
+                cq: queue.rings.cq,
+                sq_door: queue.rings.sq_door,
+                cq_door: queue.rings.cq_door,
+                report: self.reports.addr().plus((i * REPORT_BYTES as usize) as u64),
+                control: self.word.addr(),
+                limit: limit.as_nanos() as u64,
+                sq_entries: queue.rings.sq_entries,
+                cq_entries: queue.rings.cq_entries,
+                sqid: i as u32 + 1,
+                nsid: NSID,
+                flags,
+                ..Pair::default()
+            };
+            let bytes: Vec<u8> = pair.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+            self.pairs.write(i * Pair::BYTES as usize, &bytes)?;
+        }
+        self.reports.fill(0, self.reports.len(), 0)?;
+        self.word.signal(0, control::RUN)?;
+        Ok(gpu.start_rig(code, Rig::Null, self.pairs.addr(), self.queues.len() as u32, limit)?)
+    }
+
+    /// Has the controller end.
+    pub(crate) fn stop(&self, controller: Started) -> Result<()> {
+        self.word.signal(0, control::STOP)?;
+        controller.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn reports(&self) -> Result<Vec<Report>> {
+        (0..self.queues.len())
+            .map(|i| Ok(Report::from_words(&self.report_words(i * REPORT_BYTES as usize)?)))
+            .collect()
+    }
+
+    fn report_words<const N: usize>(&self, at: usize) -> Result<[u32; N]> {
+        let mut bytes = vec![0; N * 4];
+        self.reports.read(at, &mut bytes)?;
+        let mut words = [0; N];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
+        }
+        Ok(words)
+    }
+
+    /// So many commands must have been carried out, and no entry be other than it was written.
+    pub(crate) fn check(&self, wanted: u64) -> Result<()> {
+        let reports = self.reports()?;
+        let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();
+        let (commands, errors) = (sum(|r| r.commands), sum(|r| r.errors + u64::from(r.violations)));
+        if commands == wanted && errors == 0 {
+            return Ok(());
+        }
+        let first = reports.iter().position(|report| report.violations > 0);
+        let first = first.map(|i| self.report_words(i * REPORT_BYTES as usize + Report::BYTES as usize));
+        let first = first.transpose()?.map(|words| Violation::from_words(&words));
+        let rule = first.and_then(|violation| Some((violation.rule()?.name(), violation.detail)));
+        Err(wrong(&format!(
+            "the controller saw {commands} commands instead of {wanted}, and {errors} errors, the first of them {rule:x?}"
+        )))
+    }
+}
+
+/// The `i`-th command of a launch.
+fn command(i: u32) -> Work {
+    let lba = u64::from(i.wrapping_mul(0x9e37_79b1)) * 8;
+    let work = Work { lba, prp1: u64::from(i) << 12, prp2: 0, blocks: 8, control: nvm::opcode::READ.into() };
+    sealed(work, NSID)
+}
+
+pub(crate) fn wrong(why: &str) -> Error {
+    Error::Wrong(why.to_owned())
+}
