@@ -114,7 +114,8 @@ struct Measured {
     owner: Vec<f64>,
     shared: Vec<f64>,
     clock: f64,
-    elsewhere: usize,
+    /// Completions that went to the wrong thread, of so many that were looked at.
+    elsewhere: [usize; 2],
     ceiling: f64,
     registers: [u32; 3],
 }
@@ -153,7 +154,8 @@ fn theirs(args: &Args, rate: Option<f64>) -> PeerPlan {
 
 fn measure(args: &Args, bench: &GpuBench, kernels: &Theirs<'_>) -> Result<Measured, Error> {
     let start = |kernel, shape, job, limit| kernels.start(kernel, shape, job, limit);
-    let looked = bench.peer(&theirs(args, None), true, 2, &start)?;
+    let close = theirs(args, None);
+    let looked = bench.peer(&close, true, LAUNCHES, &start)?;
     let plan = theirs(args, looked.rates.last().copied());
     let single = args.threads == 1;
     let (owner, shared) = (ours(args, Mode::Owner), ours(args, Mode::Shared(args.queues * args.threads)));
@@ -162,7 +164,7 @@ fn measure(args: &Args, bench: &GpuBench, kernels: &Theirs<'_>) -> Result<Measur
         owner: Vec::new(),
         shared: Vec::new(),
         clock: 0.0,
-        elsewhere: looked.elsewhere,
+        elsewhere: [looked.elsewhere, close.commands as usize * LAUNCHES],
         ceiling: bench.ceiling(&owner)?,
         registers: [kernels.registers, 0, 0],
     };
@@ -239,15 +241,14 @@ fn row(args: &Args, outcome: &Result<Measured, Error>) {
         1 => format!("{}, {}", one(theirs), one(owner)),
         _ => "–".into(),
     };
-    let [mine, first, second] = measured.registers;
+    let ([mine, first, second], [lost, all]) = (measured.registers, measured.elsewhere);
     println!(
-        "{begin} {:.2} ({:.2}, {:.2}) | {} | {shared} | {:.0} | {single} | {mine}, {first}, {second} | {} |",
+        "{begin} {:.2} ({:.2}, {:.2}) | {} | {shared} | {:.0} | {single} | {mine}, {first}, {second} | {lost} of {all} |",
         theirs / 1e6,
         least / 1e6,
         most / 1e6,
         beside(owner),
         measured.ceiling / 1e6,
-        measured.elsewhere,
     );
 }
 
