@@ -27,16 +27,19 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     unsafe { asm!("trap;", options(noreturn)) }
 }
 
-/// One lane of a warp that is a block.
+/// One lane of a warp, and where its warp's local words lie.
 #[derive(Clone, Copy)]
-struct Lane(u32);
+struct Lane(u32, u32);
 
 impl Lane {
-    fn new() -> Self {
-        let lane;
-        // SAFETY: reads a register.
-        unsafe { asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
-        Self(lane)
+    fn new(local: u32) -> Self {
+        let (lane, base): (u32, u32);
+        // SAFETY: these read a register and take the address of a symbol.
+        unsafe {
+            asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack));
+            asm!("mov.u32 {0}, onehop_rig_local;", out(reg32) base, options(pure, nomem, nostack));
+        }
+        Self(lane, base + local * 4)
     }
 
     #[inline(always)]
@@ -46,11 +49,8 @@ impl Lane {
     }
 
     #[inline(always)]
-    fn shared(index: u32) -> u32 {
-        let base: u32;
-        // SAFETY: the address of a symbol.
-        unsafe { asm!("mov.u32 {0}, onehop_rig_local;", out(reg32) base, options(pure, nomem, nostack)) };
-        base + index * 4
+    fn shared(&self, index: u32) -> u32 {
+        self.1 + index * 4
     }
 }
 
@@ -112,7 +112,7 @@ impl Warp for Lane {
         let value: u32;
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
-            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) Self::shared(at), options(nostack))
+            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) self.shared(at), options(nostack))
         };
         value
     }
@@ -121,7 +121,7 @@ impl Warp for Lane {
     fn set_local(&self, at: u32, value: u32) {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
-            asm!("st.shared.u32 [{0}], {1};", in(reg32) Self::shared(at), in(reg32) value, options(nostack))
+            asm!("st.shared.u32 [{0}], {1};", in(reg32) self.shared(at), in(reg32) value, options(nostack))
         };
     }
 
@@ -131,7 +131,7 @@ impl Warp for Lane {
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
             asm!("atom.relaxed.cta.shared.add.u32 {0}, [{1}], {2};",
-                out(reg32) old, in(reg32) Self::shared(at), in(reg32) value, options(nostack));
+                out(reg32) old, in(reg32) self.shared(at), in(reg32) value, options(nostack));
         }
         old
     }
@@ -168,23 +168,29 @@ impl Scoped for Lane {
     }
 }
 
-/// The descriptor of the calling block.
-fn mine(list: GpuAddr, bytes: u32) -> GpuAddr {
-    // SAFETY: reads a register.
-    let block = unsafe { nvptx::_block_idx_x() } as u64;
-    list.plus(block * u64::from(bytes))
+/// The calling warp's number in its block, and in the grid.
+fn warp() -> (u32, u32) {
+    // SAFETY: these read registers.
+    let (thread, threads, block) = unsafe {
+        (nvptx::_thread_idx_x() as u32, nvptx::_block_dim_x() as u32, nvptx::_block_idx_x() as u32)
+    };
+    (thread / LANES, block * (threads / LANES) + thread / LANES)
 }
 
 /// A kernel of one warp for each descriptor; how each ended stands in what its descriptor names.
 macro_rules! kernel {
     ($name:ident, $run:path, $bytes:expr) => {
         /// # Safety
-        /// As many blocks of 32 threads as there are descriptors, with the shared memory that the function behind it
-        /// needs; all that the descriptors name is there.
+        /// Whole warps, at least `count`, with `words` words of shared memory for each, as many as the function behind
+        /// it needs; `count` descriptors, and all that they name is there.
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(list: u64) {
-            let _: Exit = $run(&Lane::new(), mine(GpuAddr(list), $bytes));
+        pub unsafe extern "ptx-kernel" fn $name(list: u64, count: u32, words: u32) {
+            let (in_block, index) = warp();
+            if index < count {
+                let mine = GpuAddr(list).plus(u64::from(index) * u64::from($bytes));
+                let _: Exit = $run(&Lane::new(in_block * words), mine);
+            }
         }
     };
 }

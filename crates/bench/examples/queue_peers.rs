@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use onehop_bench::{GpuBench, Mode, PeerKernel, PeerPlan, Plan, median};
+use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, Plan, median};
 use onehop_gpu::Place;
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use serde_json::{Value, json};
@@ -59,6 +59,9 @@ struct Args {
     /// Rings in host memory instead of the GPU's
     #[arg(long)]
     host: bool,
+    /// The controllers run on CPU threads; for rings in host memory
+    #[arg(long, requires = "host")]
+    cpu: bool,
     /// The controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
@@ -124,6 +127,10 @@ fn rings(args: &Args) -> Place {
     if args.host { Place::PinnedHost } else { Place::Vram }
 }
 
+fn controller(args: &Args) -> Controller {
+    if args.cpu { Controller::Cpu } else { Controller::Gpu }
+}
+
 /// Our plan for the same queues.
 fn ours(args: &Args, mode: Mode) -> Plan {
     let (depth, of_queue) = match mode {
@@ -132,7 +139,15 @@ fn ours(args: &Args, mode: Mode) -> Plan {
         Mode::Shared(_) => (SHARED_DEPTH, 100_000),
     };
     let commands = (of_queue * args.queues).min(args.most);
-    Plan { mode, queues: args.queues, depth, commands, rings: rings(args), reverse: args.reverse }
+    Plan {
+        mode,
+        queues: args.queues,
+        depth,
+        commands,
+        rings: rings(args),
+        reverse: args.reverse,
+        controller: controller(args),
+    }
 }
 
 /// So many commands that a launch of theirs takes about as long as it should.
@@ -146,6 +161,7 @@ fn theirs(args: &Args, rate: Option<f64>) -> PeerPlan {
         commands: 0,
         rings: rings(args),
         reverse: args.reverse,
+        controller: controller(args),
     };
     let all = plan.all_threads().max(1);
     let wanted = rate.map_or(0.0, |rate| rate * LAUNCH.as_secs_f64()).min(args.most.into()) as u32;
@@ -195,7 +211,7 @@ fn spread(rates: &[f64]) -> [f64; 3] {
 fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
     let mut document = json!({
         "name": args.name, "queues": args.queues, "threads": args.threads, "entries": args.entries,
-        "rings": if args.host { "host" } else { "vram" }, "order": if args.reverse { "reversed" } else { "in order" },
+        "rings": if args.host { "host" } else { "vram" }, "controller": if args.cpu { "cpu" } else { "gpu" }, "order": if args.reverse { "reversed" } else { "in order" },
     });
     match outcome {
         Ok(measured) => {
@@ -222,8 +238,12 @@ fn head() {
 }
 
 fn row(args: &Args, outcome: &Result<Measured, Error>) {
-    let (place, order) =
-        (if args.host { "host" } else { "VRAM" }, if args.reverse { "reversed" } else { "in order" });
+    let place = match (args.host, args.cpu) {
+        (false, _) => "VRAM",
+        (true, false) => "host",
+        (true, true) => "host, controllers on CPU threads",
+    };
+    let order = if args.reverse { "reversed" } else { "in order" };
     let begin = format!("| {} | {place} | {order} | {} | {} |", args.name, args.queues, args.threads);
     let measured = match outcome {
         Ok(measured) => measured,

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use onehop_controller::layout::{REPORT_BYTES, control};
+use onehop_controller::layout::{REPORT_BYTES, control, flag};
 use onehop_controller::{Pair, Report, Violation, sealed};
 use onehop_gpu::cuda::{Code, CudaGpu, Rig, Started};
 use onehop_gpu::{Gpu, KernelQueue, Place, Region, Rings};
 use onehop_proto::kernel::{Outcome, Work};
-use onehop_proto::{Cqe, Sqe, nvm};
+use onehop_proto::{Cqe, GpuAddr, Sqe, nvm};
 
+use crate::host::{HostControllers, HostPair, Manner, host_memory};
 use crate::{Error, Result};
 
 /// The namespace of all commands.
@@ -16,6 +17,30 @@ pub(crate) const NSID: u32 = 1;
 /// Doorbells lie on lines of their own.
 pub(crate) const LINE: usize = 128;
 const PAGE: usize = 4096;
+
+/// Where the null controller runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Controller {
+    /// As a kernel on the same GPU.
+    Gpu,
+    /// On CPU threads, for rings in host memory.
+    Cpu,
+}
+
+/// A controller at work.
+pub(crate) enum Serving {
+    Gpu(Started),
+    Cpu(HostControllers),
+}
+
+/// How a controller is to run.
+pub(crate) struct Run<'a> {
+    pub(crate) gpu: &'a CudaGpu,
+    pub(crate) code: &'a Code,
+    /// Of [`onehop_controller::layout::flag`].
+    pub(crate) flags: u32,
+    pub(crate) limit: Duration,
+}
 
 /// What a bed is to hold.
 pub(crate) struct Size {
@@ -35,7 +60,7 @@ pub(crate) struct Size {
 /// The memory of a plan.
 pub(crate) struct Bed {
     rings: Region,
-    _doors: Region,
+    doors: Region,
     _control: Region,
     pairs: Region,
     reports: Region,
@@ -78,7 +103,7 @@ impl Bed {
             works: gpu.alloc(Place::Vram, size.commands as usize * Work::BYTES as usize)?,
             outcomes: gpu.alloc(Place::Vram, size.commands as usize * Outcome::BYTES as usize)?,
             rings,
-            _doors: doors,
+            doors,
             _control: control,
             commands: size.commands,
         })
@@ -111,7 +136,36 @@ impl Bed {
     }
 
     /// Starts the controller.
-    pub(crate) fn start(&self, gpu: &CudaGpu, code: &Code, flags: u32, limit: Duration) -> Result<Started> {
+    pub(crate) fn start(&self, who: Controller, run: &Run<'_>) -> Result<Serving> {
+        self.reports.fill(0, self.reports.len(), 0)?;
+        match who {
+            Controller::Gpu => self.start_on_gpu(run).map(Serving::Gpu),
+            Controller::Cpu => self.start_on_cpu(run).map(Serving::Cpu),
+        }
+    }
+
+    fn start_on_cpu(&self, run: &Run<'_>) -> Result<HostControllers> {
+        let (memory, doors) = (host_memory(&self.rings)?, host_memory(&self.doors)?);
+        let within = |at: GpuAddr, region: &Region| (at.0 - region.addr().0) as usize;
+        let pair = |(i, queue): (usize, &KernelQueue)| HostPair {
+            memory: memory.clone(),
+            doors: doors.clone(),
+            sq: within(queue.rings.sq, &self.rings),
+            cq: within(queue.rings.cq, &self.rings),
+            sq_door: within(queue.rings.sq_door, &self.doors),
+            cq_door: within(queue.rings.cq_door, &self.doors),
+            entries: queue.rings.sq_entries,
+            sqid: i as u16 + 1,
+        };
+        let manner = Manner {
+            reverse: run.flags & flag::REVERSE != 0,
+            feed: run.flags & flag::FEED != 0,
+            limit: run.limit,
+        };
+        HostControllers::start(self.queues.iter().enumerate().map(pair).collect(), manner)
+    }
+
+    fn start_on_gpu(&self, run: &Run<'_>) -> Result<Started> {
         for (i, queue) in self.queues.iter().enumerate() {
             let pair = Pair {
                 sq: queue.rings.sq,
@@ -120,26 +174,40 @@ impl Bed {
                 cq_door: queue.rings.cq_door,
                 report: self.reports.addr().plus((i * REPORT_BYTES as usize) as u64),
                 control: self.word.addr(),
-                limit: limit.as_nanos() as u64,
+                limit: run.limit.as_nanos() as u64,
                 sq_entries: queue.rings.sq_entries,
                 cq_entries: queue.rings.cq_entries,
                 sqid: i as u32 + 1,
                 nsid: NSID,
-                flags,
+                flags: run.flags,
                 ..Pair::default()
             };
-            let bytes: Vec<u8> = pair.words().iter().flat_map(|word| word.to_le_bytes()).collect();
-            self.pairs.write(i * Pair::BYTES as usize, &bytes)?;
+            self.pairs.write(i * Pair::BYTES as usize, &bytes_of(&pair.words()))?;
         }
-        self.reports.fill(0, self.reports.len(), 0)?;
         self.word.signal(0, control::RUN)?;
-        Ok(gpu.start_rig(code, Rig::Null, self.pairs.addr(), self.queues.len() as u32, limit)?)
+        let count = self.queues.len() as u32;
+        Ok(run.gpu.start_rig(run.code, Rig::Null, self.pairs.addr(), count, run.limit)?)
     }
 
-    /// Has the controller end.
-    pub(crate) fn stop(&self, controller: Started) -> Result<()> {
-        self.word.signal(0, control::STOP)?;
-        controller.wait()?;
+    /// Has the controller end, or waits until it does; its reports are there then.
+    pub(crate) fn end(&self, controller: Serving, stop: bool) -> Result<()> {
+        match controller {
+            Serving::Gpu(started) => {
+                if stop {
+                    self.word.signal(0, control::STOP)?;
+                }
+                started.wait()?;
+            }
+            Serving::Cpu(threads) => {
+                for served in threads.join(stop)? {
+                    let at = served.index * REPORT_BYTES as usize;
+                    self.reports.write(at, &bytes_of(&served.report.words()))?;
+                    if let Some(first) = served.first {
+                        self.reports.write(at + Report::BYTES as usize, &bytes_of(&first.words()))?;
+                    }
+                }
+            }
+        }
         Ok(())
     }
 
@@ -175,6 +243,10 @@ impl Bed {
             "the controller saw {commands} commands instead of {wanted}, and {errors} errors, the first of them {rule:x?}"
         )))
     }
+}
+
+fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// The `i`-th command of a launch.

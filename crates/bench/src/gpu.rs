@@ -11,7 +11,7 @@ use onehop_proto::Status;
 use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 
-use crate::bed::{Bed, LINE, NSID, Size, wrong};
+use crate::bed::{Bed, Controller, LINE, NSID, Run, Size, wrong};
 use crate::stats::median;
 use crate::{Error, Result, Row};
 
@@ -48,6 +48,8 @@ pub struct Plan {
     pub rings: Place,
     /// Whether each batch is completed last command first.
     pub reverse: bool,
+    /// Where the controller runs.
+    pub controller: Controller,
 }
 
 impl Plan {
@@ -101,10 +103,14 @@ impl GpuBench {
     pub fn ceiling(&self, plan: &Plan) -> Result<f64> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.fill_rings()?;
-        let started = bed.start(&self.gpu, &self.code, flag::FEED, FEED_TIME)?;
-        started.wait()?;
+        let started = bed.start(plan.controller, &self.run(flag::FEED, FEED_TIME))?;
+        bed.end(started, false)?;
         let rate = |report: &Report| report.commands as f64 / (report.elapsed.max(1) as f64 / 1e9);
         Ok(bed.reports()?.iter().map(rate).sum())
+    }
+
+    pub(crate) fn run(&self, flags: u32, limit: Duration) -> Run<'_> {
+        Run { gpu: &self.gpu, code: &self.code, flags, limit }
     }
 
     /// Measures a plan.
@@ -147,10 +153,10 @@ impl GpuBench {
         let launch = plan.launch(&bed);
         self.gpu.prepare(&launch)?;
         let flags = if plan.reverse { flag::REVERSE } else { 0 };
-        let controller = bed.start(&self.gpu, &self.code, flags, LIMIT)?;
+        let controller = bed.start(plan.controller, &self.run(flags, LIMIT))?;
         // One more, which warms up.
         let rates: Result<Vec<_>> = (0..=launches).map(|_| self.launch(&bed, plan, &launch)).collect();
-        bed.stop(controller)?;
+        bed.end(controller, true)?;
         let mut rates = rates?;
         bed.check(u64::from(plan.commands) * (launches as u64 + 1))?;
         rates.remove(0);
@@ -174,7 +180,8 @@ impl GpuBench {
         let running = self.gpu.launch(launch, &job)?;
         let start = Instant::now();
         while !running.is_done() && start.elapsed() < LIMIT {
-            std::thread::yield_now();
+            // Controllers on CPU threads want every processor.
+            std::thread::sleep(Duration::from_micros(50));
         }
         let took = running.took();
         let exits = running.join()?;

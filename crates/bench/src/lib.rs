@@ -8,9 +8,11 @@
 mod bed;
 mod cpu;
 mod gpu;
+mod host;
 mod peer;
 mod stats;
 
+pub use bed::Controller;
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
 pub use gpu::{GpuBench, Mode, Plan};
 pub use peer::{PeerKernel, PeerPlan, PeerRun};

@@ -10,7 +10,7 @@ use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{Arg, Shape, Started};
 use onehop_gpu::{Gpu, Place, Region};
 
-use crate::bed::{Bed, NSID, Size, wrong};
+use crate::bed::{Bed, Controller, NSID, Size, wrong};
 use crate::gpu::{GpuBench, LIMIT};
 use crate::{Error, Result};
 
@@ -60,6 +60,8 @@ pub struct PeerPlan {
     pub rings: Place,
     /// Whether each batch is completed last command first.
     pub reverse: bool,
+    /// Where the controller runs.
+    pub controller: Controller,
 }
 
 /// What was measured.
@@ -132,10 +134,10 @@ impl GpuBench {
         peer.prepare()?;
         let reverse = if plan.reverse { flag::REVERSE } else { 0 };
         let flags = if check { reverse | flag::CHECK_CIDS } else { reverse };
-        let controller = peer.bed.start(&self.gpu, &self.code, flags, LIMIT)?;
+        let controller = peer.bed.start(plan.controller, &self.run(flags, LIMIT))?;
         let mut run = PeerRun { rates: Vec::new(), clock: 0.0, elsewhere: 0 };
         let measured = (0..launches).try_for_each(|_| peer.launch(&mut run));
-        peer.bed.stop(controller)?;
+        peer.bed.end(controller, true)?;
         // What the controller saw says more than what became of it.
         let seen = peer.bed.check(u64::from(plan.commands) * launches as u64);
         if let Err(Error::Gpu(error)) = measured {
@@ -230,6 +232,7 @@ mod tests {
             commands: 256,
             rings: Place::Vram,
             reverse: false,
+            controller: Controller::Gpu,
         };
         assert!(plan.size().is_ok());
         for bad in [

@@ -1,6 +1,6 @@
 //! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
 
-use onehop_bench::{Clock, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, Row};
+use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, Row};
 use onehop_gpu::Place;
 use serde_json::json;
 
@@ -42,6 +42,15 @@ enum RingsAt {
     Host,
 }
 
+/// Where a GPU's null controller runs.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Who {
+    /// As a kernel on the same GPU
+    Gpu,
+    /// On CPU threads; for --rings host
+    Cpu,
+}
+
 /// Measure submission and completion: commands per second, nanoseconds and cycles a command
 #[derive(clap::Args)]
 #[command(
@@ -78,6 +87,9 @@ struct QueueArgs {
     /// GPU: where the queues lie
     #[arg(long, value_delimiter = ',', default_value = "vram")]
     rings: Vec<RingsAt>,
+    /// GPU: where the null controller runs
+    #[arg(long, value_delimiter = ',', default_value = "gpu")]
+    controller: Vec<Who>,
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
@@ -103,7 +115,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         for depth in &args.depth {
             context.stop.check()?;
             let queue = CpuQueue::open(drives::find(drive)?.port, *depth, args.block)?;
-            rows.push((queue.row(&clock)?, "host"));
+            rows.push(Line { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
         }
     }
     if args.side.contains(&Side::Gpu) {
@@ -112,17 +124,18 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         text.row("gpu", &name);
         document["gpu"] = json!(name);
         let bench = GpuBench::new(gpu)?;
-        for (plan, place) in plans(args) {
+        for (plan, rings, controller) in plans(args) {
             context.stop.check()?;
-            rows.push((bench.row(&plan)?, place));
+            rows.push(Line { row: bench.row(&plan)?, rings, controller });
         }
     }
     table(&mut text, &rows);
     document["rows"] = json!(
         rows.iter()
-            .map(|(row, place)| {
-                let mut row = json!(row);
-                row["rings"] = json!(place);
+            .map(|line| {
+                let mut row = json!(line.row);
+                row["rings"] = json!(line.rings);
+                row["controller"] = json!(line.controller);
                 row
             })
             .collect::<Vec<_>>()
@@ -131,12 +144,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 /// Everything that is to be measured on the GPU's side.
-fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str)> {
+fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str, &'static str)> {
     let mut plans = Vec::new();
-    for rings in &args.rings {
+    let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
+    for (rings, who) in places {
         let (rings, place) = match rings {
             RingsAt::Vram => (Place::Vram, "vram"),
             RingsAt::Host => (Place::PinnedHost, "host"),
+        };
+        let (controller, by) = match who {
+            Who::Gpu => (Controller::Gpu, "gpu"),
+            Who::Cpu => (Controller::Cpu, "cpu"),
         };
         for mode in &args.mode {
             for queues in &args.queues {
@@ -151,7 +169,8 @@ fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str)> {
                         let most = if *depth == 1 { 20_000 } else { 200_000 };
                         let commands = args.commands.unwrap_or((most * queues).min(16_000_000));
                         let (queues, depth, reverse) = (*queues, *depth, args.reverse);
-                        plans.push((Plan { mode, queues, depth, commands, rings, reverse }, place));
+                        let plan = Plan { mode, queues, depth, commands, rings, reverse, controller };
+                        plans.push((plan, place, by));
                     }
                 }
             }
@@ -160,22 +179,29 @@ fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str)> {
     plans
 }
 
-fn table(text: &mut Text, rows: &[(Row, &str)]) {
+/// A row, where its rings lie, and on what the controller runs.
+struct Line {
+    row: Row,
+    rings: &'static str,
+    controller: &'static str,
+}
+
+fn table(text: &mut Text, lines: &[Line]) {
     text.line("");
     text.line(
         "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc   batch p50 ns   batch p99 ns \
          regs   limit",
     );
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
-    for (row, place) in rows {
-        let limit = row
-            .controller_ns
-            .map_or("the drive".to_owned(), |ns| format!("the controller: {ns:.2} ns, {:.0} M/s", 1e3 / ns));
+    for Line { row, rings, controller } in lines {
+        let limit = row.controller_ns.map_or("the drive".to_owned(), |ns| {
+            format!("the controller ({controller}): {ns:.2} ns, {:.0} M/s", 1e3 / ns)
+        });
         text.line(format!(
             "{:<4} {:<6} {:<5} {:>6} {:>5} {:>7} {:>11.2} {:>7.2} {:>11} {:>13} {:>14} {:>14} {:>4}   {limit}",
             row.side,
             row.mode,
-            place,
+            rings,
             row.queues,
             row.depth,
             row.threads,

@@ -227,9 +227,11 @@ impl CudaGpu {
         limit: Duration,
     ) -> Result<Started> {
         let (name, words) = rig.kernel();
-        let shape = Shape { blocks: count, threads: 32, shared: words * 4 };
-        // SAFETY: the argument is the kernel's; it ends by the limit in its descriptors, which the caller vouches for.
-        unsafe { self.start_kernel(code, name, shape, &[Arg::U64(list.0)], limit) }
+        let warps = rig.warps();
+        let shape = Shape { blocks: count.div_ceil(warps), threads: 32 * warps, shared: warps * words * 4 };
+        let args = [Arg::U64(list.0), Arg::U32(count), Arg::U32(words)];
+        // SAFETY: the arguments are the kernel's; it ends by the limit in its descriptors, which the caller vouches for.
+        unsafe { self.start_kernel(code, name, shape, &args, limit) }
     }
 
     /// Registers that a thread of the kernel for such a launch uses.
@@ -310,6 +312,15 @@ pub enum Rig {
 impl Rig {
     const ALL: [Self; 7] =
         [Self::Serve, Self::Null, Self::Check, Self::Submit, Self::Fetch, Self::Complete, Self::Consume];
+
+    /// Warps of a block. Null controllers keep together, or with many of them none of the GPU's processors would be left to
+    /// what is measured.
+    const fn warps(self) -> u32 {
+        match self {
+            Self::Null => 4,
+            _ => 1,
+        }
+    }
 
     /// Its entry, and the words of shared memory that a warp of it needs.
     const fn kernel(self) -> (&'static str, u32) {

@@ -39,6 +39,7 @@ mod local {
     pub const HINT: u32 = 9;
     pub const DEADLINE: u32 = 10;
     pub const MOST: u32 = 12;
+    pub const ALONE: u32 = 13;
     pub const MASK: u32 = 14;
     pub const ITEM: u32 = MASK + GROUPS;
     pub const RETRIES: u32 = ITEM + LIST;
@@ -107,6 +108,7 @@ pub fn run_group<W: Warp>(
     warp.once(|| {
         warp.set_local(local::WAITS, 0);
         warp.set_local(local::MOST, most);
+        warp.set_local(local::ALONE, (of <= 1) as u32);
         // Where to look for free identifiers first.
         warp.set_local(local::HINT, index.wrapping_mul(most.div_ceil(32)));
     });
@@ -257,15 +259,17 @@ impl<W: Warp> Group<'_, W> {
     }
 
     /// Hands out the completions that are there: `GO_ON` if there were some, `LATE` if none, `WAIT` if somebody else is
-    /// at it. Unless `surely`, it only looks whether there are some before it wants the lock.
+    /// at it. A warp that is alone looks whether there are some before it wants the lock, unless it must be sure; of
+    /// several only the one with the lock reads the ring, which may lie far away.
     #[inline(always)]
-    fn drain(&self, surely: bool) -> u32 {
+    fn drain(&self, sure: bool) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
         let lock = queue.at(word::CQ_LOCK);
+        let alone = warp.local(local::ALONE) != 0;
         warp.sync();
         warp.once(|| {
             let mut verdict = LATE;
-            if surely || self.is_completed(warp.load(queue.at(word::CQ_HEAD))) {
+            if sure || !alone || self.is_completed(warp.load(queue.at(word::CQ_HEAD))) {
                 verdict = WAIT;
                 if warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
                     verdict = GO_ON;
