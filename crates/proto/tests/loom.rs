@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -27,9 +28,21 @@ const SQ_DOOR: u32 = 0;
 const CQ_DOOR: u32 = 4;
 const SQ: u32 = 64;
 
+/// Which fences there are.
+#[derive(Clone, Copy, PartialEq)]
+enum Fences {
+    All,
+    None,
+    /// All but the first of each thread: in a warp that is the one between its entries and their stamps.
+    ButTheFirst,
+}
+
 struct Model {
     words: Vec<AtomicU32>,
-    fenced: bool,
+    /// Written beside the submission and the completion doorbell: loom reports two rings that nothing orders. Values that
+    /// arrive in another order than they were written in would have the controller take a whole ring for new.
+    rung: [UnsafeCell<()>; 2],
+    fences: Fences,
 }
 
 impl Model {
@@ -44,17 +57,30 @@ struct Mem {
     inline: Option<Arc<Mutex<Controller>>>,
     lanes: u32,
     local: Vec<Cell<u32>>,
+    fenced: Cell<bool>,
 }
 
 impl Mem {
-    fn new(bytes: u32, fenced: bool) -> Self {
+    fn new(bytes: u32, fences: Fences) -> Self {
         let words = (0..bytes / 4).map(|_| AtomicU32::new(0)).collect();
-        Self { model: Arc::new(Model { words, fenced }), inline: None, lanes: 1, local: Vec::new() }
+        let rung = [UnsafeCell::new(()), UnsafeCell::new(())];
+        Self {
+            model: Arc::new(Model { words, rung, fences }),
+            inline: None,
+            lanes: 1,
+            local: Vec::new(),
+            fenced: Cell::new(false),
+        }
     }
 
     /// A warp of so many lanes, which take turns.
     fn warp(&self, lanes: u32) -> Self {
-        Self { lanes, local: vec![Cell::new(0xdead); GROUP_WORDS as usize], ..self.clone() }
+        Self {
+            lanes,
+            local: vec![Cell::new(0xdead); GROUP_WORDS as usize],
+            fenced: Cell::new(false),
+            ..self.clone()
+        }
     }
 
     fn with_inline_controller(self, rings: Rings<Mem>) -> Self {
@@ -97,12 +123,31 @@ impl Memory for Mem {
             .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .unwrap_or_else(|seen| seen)
     }
+    fn fetch_or_relaxed(&self, at: At, bits: u32) -> u32 {
+        self.model.word(at.0).fetch_or(bits, Ordering::Relaxed)
+    }
+    fn fetch_and_relaxed(&self, at: At, mask: u32) -> u32 {
+        self.model.word(at.0).fetch_and(mask, Ordering::Relaxed)
+    }
+    fn fetch_and_acquire(&self, at: At, mask: u32) -> u32 {
+        self.model.word(at.0).fetch_and(mask, Ordering::Acquire)
+    }
+    fn compare_exchange_acquire(&self, at: At, old: u32, new: u32) -> u32 {
+        self.model
+            .word(at.0)
+            .compare_exchange(old, new, Ordering::Acquire, Ordering::Acquire)
+            .unwrap_or_else(|seen| seen)
+    }
     fn fence(&self) {
-        if self.model.fenced {
-            fence(Ordering::SeqCst);
+        let first = !self.fenced.replace(true);
+        match self.model.fences {
+            Fences::None => {}
+            Fences::ButTheFirst if first => {}
+            Fences::ButTheFirst | Fences::All => fence(Ordering::SeqCst),
         }
     }
     fn ring(&self, door: u32, value: u32) {
+        self.model.rung[(door / 4) as usize].with_mut(|_| ());
         self.model.word(door).store(value, Ordering::Relaxed);
         if let (SQ_DOOR, Some(controller)) = (door, &self.inline) {
             controller.lock().unwrap().step(self, value);
@@ -218,9 +263,9 @@ impl Controller {
     }
 }
 
-fn owner_model(fenced: bool, sq_entries: u32, cq_entries: u32, commands: u32) {
+fn owner_model(fences: Fences, sq_entries: u32, cq_entries: u32, commands: u32) {
     let rings = rings(sq_entries, cq_entries);
-    let mem = Mem::new(after(&rings), fenced);
+    let mem = Mem::new(after(&rings), fences);
     let device = {
         let mem = mem.clone();
         thread::spawn(move || {
@@ -257,11 +302,11 @@ fn owner_model(fenced: bool, sq_entries: u32, cq_entries: u32, commands: u32) {
 
 /// Two threads submit; a controller looks at the doorbell once, at any moment, and must find every entry that it
 /// covers whole.
-fn submit_model(fenced: bool) {
+fn submit_model(fences: Fences) {
     let rings = rings(4, 4);
     let control = At(after(&rings));
     let layout = SharedLayout::new(4, 4).unwrap();
-    let mem = Mem::new(control.0 + layout.bytes(), fenced);
+    let mem = Mem::new(control.0 + layout.bytes(), fences);
     let queue = Shared::new(rings, control).unwrap();
     queue.initialise(&mem);
     let user = move |mem: &Mem, tag: u32| {
@@ -296,7 +341,7 @@ fn shared_model(entries: u32, each: u32) {
     let rings = rings(entries, entries);
     let control = At(after(&rings));
     let layout = SharedLayout::new(entries, entries).unwrap();
-    let mem = Mem::new(control.0 + layout.bytes(), true).with_inline_controller(rings);
+    let mem = Mem::new(control.0 + layout.bytes(), Fences::All).with_inline_controller(rings);
     let queue = Shared::new(rings, control).unwrap();
     queue.initialise(&mem);
     let user = move |mem: Mem, me: u32| {
@@ -318,14 +363,14 @@ fn shared_model(entries: u32, each: u32) {
 }
 
 /// Two warps carry out a job together; the controller runs within the doorbell write of whoever rings.
-fn group_model(fenced: bool, entries: u32, lanes: u32, each: u32) {
+fn group_model(fences: Fences, entries: u32, lanes: u32, each: u32) {
     let rings = rings(entries, entries);
     let control = At(after(&rings));
     let layout = SharedLayout::new(entries, entries).unwrap();
     let works = At((control.0 + layout.bytes()).next_multiple_of(16));
     let outcomes = works.plus(2 * each * Work::BYTES);
     let poison = outcomes.plus(2 * each * Outcome::BYTES);
-    let mem = Mem::new(poison.0 + 4, fenced).with_inline_controller(rings);
+    let mem = Mem::new(poison.0 + 4, fences).with_inline_controller(rings);
     let queue = Shared::new(rings, control).unwrap();
     queue.initialise(&mem);
     for i in 0..2 * each {
@@ -371,29 +416,29 @@ fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
 
 #[test]
 fn owner_one_at_a_time() {
-    explore(3, || owner_model(true, 2, 2, 3));
+    explore(3, || owner_model(Fences::All, 2, 2, 3));
 }
 
 #[test]
 fn owner_batches_and_wraps() {
-    explore(3, || owner_model(true, 3, 4, 5));
+    explore(3, || owner_model(Fences::All, 3, 4, 5));
 }
 
 #[test]
 #[should_panic(expected = "a stale or torn entry")]
 fn owner_without_its_fence_is_caught() {
-    explore(3, || owner_model(false, 2, 2, 3));
+    explore(3, || owner_model(Fences::None, 2, 2, 3));
 }
 
 #[test]
 fn shared_submit() {
-    explore(2, || submit_model(true));
+    explore(2, || submit_model(Fences::All));
 }
 
 #[test]
 #[should_panic(expected = "a stale or torn entry")]
 fn shared_submit_without_its_fence_is_caught() {
-    explore(2, || submit_model(false));
+    explore(2, || submit_model(Fences::None));
 }
 
 #[test]
@@ -408,22 +453,22 @@ fn shared_one_slot_for_two_threads() {
 
 #[test]
 fn group_of_one() {
-    explore(2, || group_model(true, 4, 1, 1));
+    explore(2, || group_model(Fences::All, 4, 1, 1));
 }
 
 #[test]
 fn group_of_one_that_must_wait_for_a_slot() {
-    explore(2, || group_model(true, 2, 1, 1));
+    explore(2, || group_model(Fences::All, 2, 1, 1));
 }
 
 #[test]
 fn group_of_two() {
     // Two preemptions take six minutes, and were gone through too.
-    explore(1, || group_model(true, 4, 2, 2));
+    explore(1, || group_model(Fences::All, 4, 2, 2));
 }
 
 #[test]
 #[should_panic(expected = "a stale or torn entry")]
 fn group_without_its_fences_is_caught() {
-    explore(1, || group_model(false, 4, 2, 2));
+    explore(1, || group_model(Fences::ButTheFirst, 4, 2, 2));
 }

@@ -251,10 +251,16 @@ impl<W: Warp> Group<'_, W> {
             });
             // The acquire for the stamps, and the release of the entries behind them.
             warp.fence();
-            warp.once(|| warp.ring(queue.rings.sq_door, queue.sq_slot(tail)));
+            warp.once(|| {
+                warp.ring(queue.rings.sq_door, queue.sq_slot(tail));
+                // The next holder's ring must not overtake this one on its way: it would be taken back by it, and the
+                // controller would take a whole ring for new.
+                warp.store_release(lock, 0);
+            });
+        } else {
+            // Nothing was written; what the last holder left is handed on.
+            warp.once(|| _ = warp.fetch_and_relaxed(lock, 0));
         }
-        // Behind that fence, or nothing was written and what the last holder left is handed on.
-        warp.once(|| _ = warp.fetch_and_relaxed(lock, 0));
         is_after(tail, last)
     }
 
