@@ -1,0 +1,137 @@
+//! Extents: where each byte of a file is, in the file's order, without gaps.
+
+use crate::{Error, Result};
+
+/// Some neighbouring bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// The first of them in the file.
+    pub offset: u64,
+    /// How many there are; never zero.
+    pub len: u64,
+    /// Where they are.
+    pub place: Place,
+}
+
+/// Where the bytes of an extent are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// On the drive, from this byte of the *drive* on (not of the partition).
+    Drive(u64),
+    /// Nowhere: a hole, or space that was never written. They are zeros, whatever the drive holds.
+    Zeros,
+    /// Here, because the file system keeps them among its metadata.
+    Inline(Vec<u8>),
+}
+
+/// Collects a file's extents in order; fills holes, merges neighbours, cuts at the file's end.
+pub(crate) struct Builder {
+    fs: &'static str,
+    len: u64,
+    at: u64,
+    out: Vec<Extent>,
+}
+
+impl Builder {
+    /// For a file of `len` bytes.
+    pub(crate) fn new(fs: &'static str, len: u64) -> Self {
+        Self { fs, len, at: 0, out: Vec::new() }
+    }
+
+    /// `len` bytes at byte `offset` of the file: on the drive at `position`, or zeros. Offsets only grow.
+    pub(crate) fn push(&mut self, offset: u64, len: u64, position: Option<u64>) -> Result<()> {
+        if offset < self.at {
+            return Err(Error::damaged(self.fs, format!("two extents hold byte {offset} of a file")));
+        }
+        self.zeros_until(offset.min(self.len));
+        let len = len.min(self.len.saturating_sub(offset));
+        if len > 0 {
+            self.put(len, position.map_or(Place::Zeros, Place::Drive));
+        }
+        Ok(())
+    }
+
+    /// The list, filled up with zeros to the file's end. `exclusive` files have no byte of the drive twice.
+    pub(crate) fn finish(mut self, exclusive: bool) -> Result<Vec<Extent>> {
+        self.zeros_until(self.len);
+        if exclusive {
+            self.refuse_overlap()?;
+        }
+        Ok(self.out)
+    }
+
+    fn zeros_until(&mut self, offset: u64) {
+        if offset > self.at {
+            self.put(offset - self.at, Place::Zeros);
+        }
+    }
+
+    fn put(&mut self, len: u64, place: Place) {
+        match (self.out.last_mut(), &place) {
+            (Some(Extent { len: have, place: Place::Zeros, .. }), Place::Zeros) => *have += len,
+            (Some(Extent { len: have, place: Place::Drive(at), .. }), Place::Drive(next))
+                if *at + *have == *next =>
+            {
+                *have += len;
+            }
+            _ => self.out.push(Extent { offset: self.at, len, place }),
+        }
+        self.at += len;
+    }
+
+    fn refuse_overlap(&self) -> Result<()> {
+        let place = |e: &Extent| match e.place {
+            Place::Drive(at) => Some((at, e.len)),
+            _ => None,
+        };
+        let mut places: Vec<_> = self.out.iter().filter_map(place).collect();
+        places.sort_unstable();
+        match places.windows(2).find(|w| w[0].0 + w[0].1 > w[1].0) {
+            None => Ok(()),
+            Some(w) => {
+                Err(Error::damaged(self.fs, format!("one file has the drive's byte {} twice", w[1].0)))
+            }
+        }
+    }
+}
+
+/// The part of a list that holds byte `offset` and what follows.
+pub(crate) fn from_offset(extents: &[Extent], offset: u64) -> &[Extent] {
+    &extents[extents.partition_point(|e| e.offset + e.len <= offset)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_filled_neighbours_merged_and_the_end_is_cut() {
+        let mut b = Builder::new("ext4", 10_000);
+        b.push(1000, 1000, Some(5000)).unwrap();
+        b.push(2000, 500, Some(6000)).unwrap();
+        b.push(2500, 500, None).unwrap();
+        b.push(4000, 4000, Some(20_000)).unwrap();
+        b.push(9500, 4000, Some(50_000)).unwrap();
+        b.push(20_000, 10, Some(90_000)).unwrap();
+        let got: Vec<_> = b.finish(true).unwrap().into_iter().map(|e| (e.offset, e.len, e.place)).collect();
+        let want = [
+            (0, 1000, Place::Zeros),
+            (1000, 1500, Place::Drive(5000)),
+            (2500, 1500, Place::Zeros),
+            (4000, 4000, Place::Drive(20_000)),
+            (8000, 1500, Place::Zeros),
+            (9500, 500, Place::Drive(50_000)),
+        ];
+        assert_eq!(got, want);
+        assert_eq!(from_offset(&Builder::new("ext4", 7).finish(true).unwrap(), 7), []);
+    }
+
+    #[test]
+    fn overlaps_are_refused_in_the_file_and_on_the_drive() {
+        let mut b = Builder::new("ext4", 10_000);
+        b.push(0, 1000, Some(5000)).unwrap();
+        assert!(b.push(999, 10, None).is_err());
+        b.push(2000, 1000, Some(5999)).unwrap();
+        assert!(b.finish(true).unwrap_err().to_string().contains("5999"));
+    }
+}

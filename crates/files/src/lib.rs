@@ -1,0 +1,22 @@
+//! From a file's name to the places of its bytes on a drive.
+//!
+//! A drive that onehop owns cannot be mounted, so its partition tables and file systems are read here, read-only:
+//! [`partitions::read`] and [`Volume`] turn a path into [`Extent`]s, which any queue can then fetch. The drive is only
+//! seen through [`Blocks`]. Whatever is not understood is refused by name, and nothing that an image says is believed
+//! before it was checked: see `docs/files.md`.
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod bytes;
+mod detect;
+mod error;
+mod ext;
+mod extent;
+pub mod partitions;
+mod volume;
+mod window;
+
+pub use blocks::{Blocks, Image};
+pub use error::{Error, Result};
+pub use extent::{Extent, Place};
+pub use volume::{Entry, File, FileId, FileKind, Volume, Which};

@@ -1,0 +1,134 @@
+//! The PC's old partition table: four slots in the first sector, and a chain of sectors for logical partitions.
+
+use std::collections::HashSet;
+
+use super::{Partition, Table, TableKind, fill, refuse_overlap};
+use crate::bytes::{u16_at, u32_at};
+use crate::{Blocks, Error, Result};
+
+const TABLE: &str = "MBR partition table";
+/// The type that says: there is a GPT, hands off.
+pub(super) const PROTECTIVE: u8 = 0xEE;
+const EXTENDED: [u8; 3] = [0x05, 0x0F, 0x85];
+/// Logical partitions that anybody would make.
+const MOST_LOGICAL: usize = 256;
+
+/// One of the four entries of a sector, in blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    status: u8,
+    pub(super) kind: u8,
+    start: u64,
+    count: u64,
+}
+
+impl Slot {
+    fn used(&self) -> bool {
+        self.kind != 0 && self.count != 0
+    }
+
+    fn extended(&self) -> bool {
+        EXTENDED.contains(&self.kind)
+    }
+}
+
+fn entries(sector: &[u8; 512]) -> Option<[Slot; 4]> {
+    (u16_at(sector, 510) == 0xAA55).then(|| {
+        std::array::from_fn(|i| {
+            let at = 446 + 16 * i;
+            let (start, count) = (u32_at(sector, at + 8).into(), u32_at(sector, at + 12).into());
+            Slot { status: sector[at], kind: sector[at + 4], start, count }
+        })
+    })
+}
+
+/// The slots, if this sector is a table at all: the boot sector of a FAT has the same signature, and code or zeros where a
+/// table has its entries.
+pub(super) fn slots(sector: &[u8; 512], size: u64, lba: u32) -> Option<[Slot; 4]> {
+    let slots = entries(sector)?;
+    let blocks = size / u64::from(lba);
+    let sane = |s: &Slot| {
+        s.status & 0x7F == 0 && (!s.used() || s.kind == PROTECTIVE || (s.start > 0 && s.start < blocks))
+    };
+    (slots.iter().all(sane) && slots.iter().any(Slot::used)).then_some(slots)
+}
+
+pub(super) fn read(blocks: &dyn Blocks, slots: &[Slot; 4], lba: u32) -> Result<Table> {
+    let disk = Disk { blocks, lba: lba.into() };
+    let mut partitions = Vec::new();
+    let mut extended = None;
+    for (slot, index) in slots.iter().zip(1..).filter(|(s, _)| s.used()) {
+        if !slot.extended() {
+            partitions.push(disk.partition(index, 0, slot)?);
+        } else if extended.replace(slot).is_some() {
+            return Err(Error::damaged(TABLE, "it has two extended partitions"));
+        }
+    }
+    if let Some(slot) = extended {
+        partitions.extend(disk.logical(slot)?);
+    }
+    refuse_overlap(TABLE, &partitions)?;
+    Ok(Table { kind: TableKind::Mbr, partitions, notes: Vec::new() })
+}
+
+struct Disk<'a> {
+    blocks: &'a dyn Blocks,
+    lba: u64,
+}
+
+impl Disk<'_> {
+    /// A slot whose start counts from block `base`.
+    fn partition(&self, index: u32, base: u64, slot: &Slot) -> Result<Partition> {
+        // 32-bit numbers of blocks of at most 64 KiB: nothing here overflows.
+        let (start, len) = ((base + slot.start) * self.lba, slot.count * self.lba);
+        if slot.start == 0 || start + len > self.blocks.size() {
+            return Err(Error::damaged(
+                TABLE,
+                format!("partition {index} is {len} bytes at {start} of {}", self.blocks.size()),
+            ));
+        }
+        Ok(Partition { index, start, len, kind: format!("{:02x}", slot.kind), name: String::new() })
+    }
+
+    /// The chain within the extended partition: each sector has one partition, counted from that sector, and the next
+    /// sector, counted from the extended partition's start.
+    fn logical(&self, outer: &Slot) -> Result<Vec<Partition>> {
+        let whole = self.partition(0, 0, outer)?;
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let mut next = 0;
+        loop {
+            let at = outer.start + next;
+            if !seen.insert(at) || seen.len() > MOST_LOGICAL {
+                return Err(Error::damaged(
+                    TABLE,
+                    format!("the chain of logical partitions does not end at block {at}"),
+                ));
+            }
+            if next >= outer.count {
+                return Err(Error::damaged(
+                    TABLE,
+                    format!("block {at} of the chain is outside of the extended partition"),
+                ));
+            }
+            let mut sector = [0; 512];
+            fill(self.blocks, at * self.lba, &mut sector)?;
+            let Some([own, link, ..]) = entries(&sector) else {
+                return Err(Error::damaged(TABLE, format!("block {at} of the chain has no signature")));
+            };
+            if own.used() {
+                let part = self.partition(5 + found.len() as u32, at, &own)?;
+                if part.start + part.len > whole.start + whole.len {
+                    return Err(Error::damaged(
+                        TABLE,
+                        format!("partition {} leaves the extended one", part.index),
+                    ));
+                }
+                found.push(part);
+            }
+            if !(link.used() && link.extended()) {
+                return Ok(found);
+            }
+            next = link.start;
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The one door: a volume of any file system that is known, and the way from a path to extents.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::detect::{self, Found};
+use crate::ext::Ext;
+use crate::extent::{Place, from_offset};
+use crate::partitions::{self, Partition, TableKind};
+use crate::window::Window;
+use crate::{Blocks, Error, Extent, Result};
+
+/// As many as Linux follows.
+const MOST_LINKS: u32 = 40;
+/// As long as Linux takes them.
+const LONGEST_PATH: usize = 4096;
+
+/// A file system that can be read.
+pub struct Volume {
+    fs: Fs,
+    notes: Vec<String>,
+}
+
+enum Fs {
+    Ext(Ext),
+}
+
+/// Which part of a drive to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Which {
+    /// The whole drive if it has no partition table, else the only partition that holds a known file system.
+    #[default]
+    Auto,
+    /// The whole drive, whatever looks like a partition table.
+    Whole,
+    /// The partition of this number.
+    Partition(u32),
+}
+
+/// What kind of thing has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Bytes.
+    File,
+    /// Names of others.
+    Directory,
+    /// Another path.
+    Symlink,
+    /// A device, socket or pipe: nothing to read.
+    Special,
+}
+
+/// What is known of a file besides its bytes; two looks at an unchanged file give the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    /// Its number. On FAT and exFAT: where its directory entry is, in bytes from the volume's start.
+    pub ino: u64,
+    /// Which file of that number it is; 0 where the file system does not count.
+    pub generation: u32,
+    /// Bytes.
+    pub len: u64,
+    /// When its bytes were changed last, in seconds since 1970 and nanoseconds.
+    pub mtime: (i64, u32),
+    /// When anything about it was changed last; on FAT and exFAT, which do not say, the same as `mtime`.
+    pub ctime: (i64, u32),
+}
+
+/// A file, directory or link that was looked up.
+#[derive(Debug, Clone)]
+pub struct File {
+    /// What it is.
+    pub kind: FileKind,
+    /// Which one it is.
+    pub id: FileId,
+    node: Node,
+    extents: OnceLock<Arc<[Extent]>>,
+}
+
+/// A name in a directory.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The name; on ext any bytes but `/` and zero, elsewhere UTF-8.
+    pub name: Vec<u8>,
+    /// What it names.
+    pub kind: FileKind,
+    pub(crate) node: Node,
+}
+
+/// How a file system finds a file again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Node {
+    Ext(u32),
+}
+
+impl FileKind {
+    /// As a noun.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Directory => "directory",
+            Self::Symlink => "symbolic link",
+            Self::Special => "device, socket or pipe",
+        }
+    }
+}
+
+impl File {
+    pub(crate) fn new(kind: FileKind, id: FileId, node: Node) -> Self {
+        Self { kind, id, node, extents: OnceLock::new() }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.id.len
+    }
+}
+
+impl Volume {
+    /// Opens the volume that `which` names.
+    ///
+    /// # Errors
+    /// When it cannot be read, is damaged, not clean, of a kind or with features that are not known, or not one alone.
+    pub fn open(blocks: Arc<dyn Blocks>, which: Which) -> Result<Self> {
+        if which == Which::Whole {
+            let size = blocks.size();
+            return Self::at(blocks, 0, size);
+        }
+        let table = partitions::read(&*blocks)?;
+        let part = match which {
+            Which::Partition(n) => table.partitions.iter().find(|p| p.index == n),
+            _ if table.kind == TableKind::None => return Self::open(blocks, Which::Whole),
+            _ => only_known(&blocks, &table.partitions)?,
+        };
+        let Some(part) = part else {
+            return Err(Error::WhichPartition(format!(
+                "there are these: {}",
+                describe(&blocks, &table.partitions)
+            )));
+        };
+        let mut volume = Self::at(blocks, part.start, part.len)?;
+        volume.notes.splice(..0, table.notes);
+        Ok(volume)
+    }
+
+    /// Opens the volume on `len` bytes from byte `start` of the drive.
+    ///
+    /// # Errors
+    /// As for [`Volume::open`].
+    pub fn at(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> Result<Self> {
+        let window = Window::new(blocks, start, len);
+        let fs = match detect::detect(&window)? {
+            Found::Ext => Fs::Ext(Ext::open(window)?),
+            Found::Other(name) => {
+                return Err(Error::unsupported(
+                    name,
+                    "ext2, ext3, ext4, FAT and exFAT are read here; mount it, or copy the file to one of those",
+                ));
+            }
+            Found::Nothing => {
+                return Err(Error::NoFileSystem(format!(
+                    "nothing known begins at byte {start}; ext2, ext3, ext4, FAT and exFAT are read here"
+                )));
+            }
+        };
+        Ok(Self { fs, notes: Vec::new() })
+    }
+
+    /// The file system's name: `ext4`, `exFAT`, `FAT32` …
+    #[must_use]
+    pub fn fs_name(&self) -> &'static str {
+        match &self.fs {
+            Fs::Ext(ext) => ext.name(),
+        }
+    }
+
+    /// Its identifier, as `blkid` writes it.
+    #[must_use]
+    pub fn uuid(&self) -> String {
+        match &self.fs {
+            Fs::Ext(ext) => ext.uuid(),
+        }
+    }
+
+    /// The name that its owner gave it; often empty.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match &self.fs {
+            Fs::Ext(ext) => ext.label(),
+        }
+    }
+
+    /// What is not as it should be, though it can be read.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The root directory.
+    ///
+    /// # Errors
+    /// When it is damaged or cannot be read.
+    pub fn root(&self) -> Result<File> {
+        match &self.fs {
+            Fs::Ext(ext) => ext.root(),
+        }
+    }
+
+    /// The file at `path`, counted from the root; links are followed, absolute ones from this volume's root.
+    ///
+    /// # Errors
+    /// When there is none, or something on the way is not what it should be.
+    pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        self.walk(path.as_ref(), true)
+    }
+
+    /// As [`Volume::lookup`], and a link at the end is not followed.
+    ///
+    /// # Errors
+    /// As for [`Volume::lookup`].
+    pub fn lookup_link(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        self.walk(path.as_ref(), false)
+    }
+
+    /// The names in a directory, as it keeps them, less `.` and `..`.
+    ///
+    /// # Errors
+    /// When it is none, is damaged or cannot be read.
+    pub fn list(&self, dir: &File) -> Result<Vec<Entry>> {
+        wants(dir, FileKind::Directory, "")?;
+        match (&self.fs, dir.node) {
+            (Fs::Ext(ext), Node::Ext(number)) => ext.list(number),
+        }
+    }
+
+    /// The file that an entry names; a link is not followed.
+    ///
+    /// # Errors
+    /// When it is damaged or cannot be read.
+    pub fn file(&self, entry: &Entry) -> Result<File> {
+        self.by_node(entry.node)
+    }
+
+    /// Where a file's bytes are: all of them, in order, neighbours merged. Looked up once for each [`File`].
+    ///
+    /// # Errors
+    /// When it is not a file, is damaged, encrypted or compressed, or cannot be read.
+    pub fn extents<'a>(&self, file: &'a File) -> Result<&'a [Extent]> {
+        wants(file, FileKind::File, "")?;
+        if let Some(known) = file.extents.get() {
+            return Ok(known);
+        }
+        let list = match (&self.fs, file.node) {
+            (Fs::Ext(ext), Node::Ext(number)) => ext.file_extents(number)?,
+        };
+        Ok(file.extents.get_or_init(|| list.into()))
+    }
+
+    /// Reads from byte `offset` of a file on, until `out` is full or the file ends. Returns how much it was.
+    ///
+    /// # Errors
+    /// As for [`Volume::extents`].
+    pub fn read(&self, file: &File, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let extents = self.extents(file)?;
+        let mut done = 0;
+        for extent in from_offset(extents, offset) {
+            if done == out.len() {
+                break;
+            }
+            let within = offset + done as u64 - extent.offset;
+            let part = usize::try_from(extent.len - within).unwrap_or(usize::MAX).min(out.len() - done);
+            let out = &mut out[done..done + part];
+            match &extent.place {
+                Place::Drive(at) => self.window().read_drive(at + within, out)?,
+                Place::Zeros => out.fill(0),
+                // Inline bytes fit memory, and so does a place within them.
+                Place::Inline(bytes) => out.copy_from_slice(&bytes[within as usize..][..part]),
+            }
+            done += part;
+        }
+        Ok(done)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// When it is none, is damaged or cannot be read.
+    pub fn read_link(&self, link: &File) -> Result<Vec<u8>> {
+        wants(link, FileKind::Symlink, "")?;
+        match (&self.fs, link.node) {
+            (Fs::Ext(ext), Node::Ext(number)) => ext.read_link(number),
+        }
+    }
+
+    fn window(&self) -> &Window {
+        match &self.fs {
+            Fs::Ext(ext) => ext.window(),
+        }
+    }
+
+    fn by_node(&self, node: Node) -> Result<File> {
+        match (&self.fs, node) {
+            (Fs::Ext(ext), Node::Ext(number)) => ext.file(number),
+        }
+    }
+
+    fn find(&self, dir: &File, name: &[u8]) -> Result<Option<File>> {
+        match (&self.fs, dir.node) {
+            (Fs::Ext(ext), Node::Ext(number)) => ext.find(number, name)?.map(|n| ext.file(n)).transpose(),
+        }
+    }
+
+    fn walk(&self, path: &[u8], follow_last: bool) -> Result<File> {
+        let shown = || String::from_utf8_lossy(path).into_owned();
+        let mut links = 0;
+        // Names still to come, the next one last; directories on the way here, so that `..` needs no entry.
+        let mut todo = parts(path);
+        let mut way = vec![self.root()?];
+        while let Some(name) = todo.pop() {
+            let here = way.last().ok_or_else(|| Error::damaged("path", shown()))?;
+            wants(here, FileKind::Directory, &shown())?;
+            if name == b"." {
+                continue;
+            }
+            if name == b".." {
+                if way.len() > 1 {
+                    way.pop();
+                }
+                continue;
+            }
+            let found = self.find(here, &name)?.ok_or_else(|| self.not_found(path, &name))?;
+            if found.kind != FileKind::Symlink || todo.is_empty() && !follow_last {
+                way.push(found);
+                continue;
+            }
+            links += 1;
+            let target = self.read_link(&found)?;
+            let more = parts(&target);
+            if links > MOST_LINKS || todo.len() + more.len() > LONGEST_PATH {
+                return Err(Error::TooManyLinks { path: shown(), most: MOST_LINKS });
+            }
+            if target.starts_with(b"/") {
+                way.truncate(1);
+            }
+            todo.extend(more);
+        }
+        way.pop().ok_or_else(|| Error::damaged("path", shown()))
+    }
+
+    fn not_found(&self, path: &[u8], name: &[u8]) -> Error {
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let last = path.ends_with(name);
+        let path = if last { text(path) } else { format!("{} (at `{}`)", text(path), text(name)) };
+        Error::NotFound { path, fs: self.fs_name(), hint: "" }
+    }
+}
+
+/// The names of a path, the first one last. A `.` at its end stands for a slash there: what is before must be a directory.
+fn parts(path: &[u8]) -> Vec<Vec<u8>> {
+    let mut names: Vec<_> =
+        path.split(|&b| b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect();
+    if path.ends_with(b"/") && !names.is_empty() {
+        names.push(b".".to_vec());
+    }
+    names.reverse();
+    names
+}
+
+fn wants(file: &File, kind: FileKind, path: &str) -> Result<()> {
+    if file.kind == kind {
+        return Ok(());
+    }
+    let path = if path.is_empty() { format!("file number {}", file.id.ino) } else { path.to_owned() };
+    Err(Error::WrongKind { path, is: file.kind.name(), wanted: kind.name() })
+}
+
+/// The only partition with a file system that is read here; none where there are several or none.
+fn only_known<'a>(blocks: &Arc<dyn Blocks>, partitions: &'a [Partition]) -> Result<Option<&'a Partition>> {
+    let mut known = Vec::new();
+    for part in partitions {
+        let found = detect::detect(&Window::new(blocks.clone(), part.start, part.len))?;
+        if !matches!(found, Found::Other(_) | Found::Nothing) {
+            known.push(part);
+        }
+    }
+    Ok(if let [one] = known[..] { Some(one) } else { None })
+}
+
+fn describe(blocks: &Arc<dyn Blocks>, partitions: &[Partition]) -> String {
+    let fs = |p: &Partition| match detect::detect(&Window::new(blocks.clone(), p.start, p.len)) {
+        Ok(found) => found.name(),
+        Err(_) => "unreadable",
+    };
+    let line = |p: &Partition| {
+        format!(
+            "{} ({} bytes, {}{}{})",
+            p.index,
+            p.len,
+            fs(p),
+            if p.name.is_empty() { "" } else { ", " },
+            p.name
+        )
+    };
+    match partitions {
+        [] => "none".to_owned(),
+        some => some.iter().map(line).collect::<Vec<_>>().join(", "),
+    }
+}

@@ -1,0 +1,214 @@
+//! ext2, ext3 and ext4, as mke2fs and debugfs make and see them.
+
+use onehop_files::{File, Place, Volume};
+
+use crate::support::{
+    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, run_with,
+};
+
+pub const TOOLS: [&str; 3] = ["mke2fs", "debugfs", "e2fsck"];
+
+/// A tree with everything that a reader can stumble over, of about `budget` bytes.
+pub fn random_tree(rng: &mut Rng, budget: u64, most_names: u64) -> Tree {
+    let mut tree = Tree::new();
+    let mut dirs: Vec<Vec<u8>> = vec![Vec::new()];
+    let mut left = budget;
+    for i in 0..most_names {
+        let parent = dirs[rng.below(dirs.len() as u64) as usize].clone();
+        let path = [&parent[..], &name(rng, i)].concat();
+        if path.len() > 900 {
+            continue;
+        }
+        let node = match rng.below(20) {
+            0..4 => Node::Directory,
+            4..6 => {
+                // Short ones lie in the inode, long ones in a block; none of them leads anywhere.
+                let len = [1, 59, 60, 61, 200, 1000][rng.below(6) as usize];
+                Node::Link((0..len).map(|_| b'a' + rng.below(26) as u8).collect())
+            }
+            _ => {
+                let len = rng.size((left / 4).clamp(1, 3 << 20));
+                left = left.saturating_sub(len);
+                Node::File(file(rng, len as usize))
+            }
+        };
+        if matches!(node, Node::Directory) {
+            dirs.push([&path[..], b"/"].concat());
+        }
+        tree.insert(path, node);
+    }
+    tree
+}
+
+fn name(rng: &mut Rng, i: u64) -> Vec<u8> {
+    let mut name = format!("{i}").into_bytes();
+    let more = [0, 3, 7, 30, 240][rng.below(5) as usize];
+    name.extend(
+        (0..more)
+            .map(|_| if rng.chance(5) { 0xC3 } else { b'A' + rng.below(60) as u8 })
+            .filter(|&b| b != b'\\'),
+    );
+    name
+}
+
+/// Data with holes in a third of all files.
+fn file(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = rng.bytes(len);
+    if rng.chance(33) {
+        for _ in 0..rng.below(6) {
+            let start = rng.below(len as u64 + 1) as usize;
+            let end = (start + rng.size(200_000) as usize).min(len);
+            bytes[start..end].fill(0);
+        }
+    }
+    bytes
+}
+
+/// Makes a file system of `dir` on a disk full of 0xA5, by options that are separated by blanks.
+pub fn mkfs(scratch: &Scratch, options: &str, tree: &Tree, size: u64) -> String {
+    let from = scratch.path("tree");
+    plant(tree, &from);
+    let image = scratch.image("image", size, 0xA5);
+    let mut args = vec!["-q", "-F", "-E", "nodiscard"];
+    args.extend(options.split(' ').filter(|o| !o.is_empty()));
+    args.extend(["-d", from.to_str().unwrap(), &image]);
+    run("mke2fs", &args);
+    std::fs::remove_dir_all(&from).unwrap();
+    image
+}
+
+pub fn debugfs(image: &str, script: &str) -> String {
+    run_with("debugfs", &["-w", "-f", "-", image], script)
+}
+
+/// The images that we compare with are sound. (mke2fs and debugfs do not count the quotas of what they write.)
+pub fn fsck(image: &str) {
+    if !run("debugfs", &["-R", "stats -h", image]).contains("quota") {
+        run("e2fsck", &["-f", "-n", image]);
+    }
+}
+
+pub fn without_lost_found(mut tree: Tree) -> Tree {
+    tree.remove(&b"lost+found"[..]);
+    tree
+}
+
+fn check(options: &str, rng: &mut Rng, size: u64) {
+    println!("mke2fs {options}");
+    let scratch = Scratch::new();
+    let mut tree = random_tree(rng, size / 4, 150);
+    if options.contains("inline_data") {
+        // mke2fs 1.47 forgets a hole at the end of such files.
+        let files =
+            tree.values_mut().filter_map(|n| if let Node::File(bytes) = n { bytes.last_mut() } else { None });
+        files.for_each(|last| *last = 1);
+    }
+    let image = mkfs(&scratch, options, &tree, size);
+    fsck(&image);
+    assert_same(&without_lost_found(harvest(&open(&image), &image)), &tree);
+    fragment_and_check(&scratch, &image, tree, rng);
+}
+
+/// Files are removed and others written into the gaps, by debugfs, and compared again, with debugfs's own map too.
+fn fragment_and_check(scratch: &Scratch, image: &str, mut tree: Tree, rng: &mut Rng) {
+    let files: Vec<_> =
+        tree.iter().filter(|(_, n)| matches!(n, Node::File(_))).map(|(p, _)| p.clone()).collect();
+    let mut script = String::new();
+    for path in files.iter().filter(|p| p.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'/')) {
+        if rng.chance(50) {
+            script += &format!("rm \"{}\"\n", String::from_utf8_lossy(path));
+            tree.remove(path);
+        }
+    }
+    for i in 0..8 {
+        let len = rng.size(600_000) as usize;
+        let bytes = [file(rng, len), vec![1]].concat();
+        let from = scratch.path(&format!("extra{i}"));
+        plant(
+            &Tree::from([(format!("extra{i}").into_bytes(), Node::File(bytes.clone()))]),
+            &scratch.path(""),
+        );
+        script += &format!("write {} extra{i}\n", from.display());
+        tree.insert(format!("extra{i}").into_bytes(), Node::File(bytes));
+    }
+    debugfs(image, &script);
+    fsck(image);
+    let volume = open(image);
+    assert_same(&without_lost_found(harvest(&volume, image)), &tree);
+    for i in 0..8 {
+        let file = volume.lookup(format!("/extra{i}")).unwrap();
+        agrees_with_bmap(&volume, &file, image, &format!("extra{i}"), rng);
+    }
+}
+
+/// Block by block, debugfs has each byte where our extents have it.
+fn agrees_with_bmap(volume: &Volume, file: &File, image: &str, name: &str, rng: &mut Rng) {
+    let stats = run("debugfs", &["-R", "stats -h", image]);
+    let block: u64 =
+        stats.lines().find_map(|l| l.strip_prefix("Block size:")).unwrap().trim().parse().unwrap();
+    let blocks = file.size().div_ceil(block);
+    let extents = volume.extents(file).unwrap();
+    if matches!(extents, [e] if matches!(e.place, Place::Inline(_))) || blocks == 0 {
+        return;
+    }
+    let picks: Vec<u64> = (0..40).map(|_| rng.below(blocks)).collect();
+    let script: String = picks.iter().map(|b| format!("bmap {name} {b}\n")).collect();
+    let out = run_with("debugfs", &["-f", "-", image], &script);
+    let answers = out.lines().filter(|l| !l.starts_with("debugfs"));
+    for (pick, answer) in picks.iter().zip(answers) {
+        let at = pick * block;
+        let extent = extents.iter().find(|e| at >= e.offset && at < e.offset + e.len).unwrap();
+        let ours = match extent.place {
+            Place::Drive(start) => format!("{}", (start + at - extent.offset) / block),
+            _ if answer.contains("uninit") => answer.to_owned(),
+            _ => "0".to_owned(),
+        };
+        assert_eq!(ours, answer, "{name}, block {pick}");
+    }
+}
+
+/// Every block size, and every feature that changes where things are or how they are checked.
+const KINDS: &[&str] = &[
+    "-t ext2 -b 1024",
+    "-t ext2 -b 4096 -r 0",
+    "-t ext2 -b 2048 -O ^filetype,^dir_index,^sparse_super,^resize_inode",
+    "-t ext3 -b 1024 -I 128",
+    "-t ext4 -b 1024",
+    "-t ext4 -b 2048 -O inline_data",
+    "-t ext4 -b 4096",
+    "-t ext4 -b 8192 -O ^64bit",
+    "-t ext4 -b 16384 -O ^extents,^64bit",
+    "-t ext4 -b 65536 -O inline_data",
+    "-t ext4 -b 1024 -g 1024 -O ^resize_inode,meta_bg",
+    "-t ext4 -b 4096 -g 1024 -O ^resize_inode,meta_bg,^64bit,^metadata_csum",
+    "-t ext4 -b 1024 -g 2048 -O ^metadata_csum,uninit_bg",
+    "-t ext4 -b 1024 -g 1024 -O ^metadata_csum,uninit_bg,64bit,^flex_bg",
+    "-t ext4 -b 1024 -O bigalloc -C 16384",
+    "-t ext4 -b 4096 -O bigalloc,inline_data -C 65536",
+    "-t ext4 -b 4096 -O inline_data -I 1024",
+    "-t ext4 -b 1024 -g 1024 -O sparse_super2,^resize_inode",
+    "-t ext4 -b 4096 -O quota,project -I 256",
+    "-t ext4 -b 4096 -O mmp,ea_inode,large_dir",
+    "-t ext4 -b 4096 -O metadata_csum_seed,encrypt,verity,stable_inodes",
+    "-t ext4 -b 4096 -O casefold -E encoding=utf8,nodiscard",
+    "-t ext4 -b 1024 -O orphan_file -J size=1",
+    "-t ext4 -b 4096 -O inline_data,^extents,^64bit -I 512",
+];
+
+#[test]
+fn every_kind_of_file_system_reads_as_it_was_written() {
+    if !have(&TOOLS) {
+        return;
+    }
+    let mut rng = Rng::new();
+    for kind in KINDS {
+        check(kind, &mut rng, if kind.contains("65536") { 64 << 20 } else { 16 << 20 });
+    }
+    if large() {
+        for _ in 0..20 {
+            for kind in KINDS {
+                check(kind, &mut rng, 96 << 20);
+            }
+        }
+    }
+}

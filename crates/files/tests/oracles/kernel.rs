@@ -1,0 +1,128 @@
+//! The kernel as the oracle, where this machine lets us mount an image: it allocates otherwise than the tools do.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::ext::{TOOLS, mkfs, random_tree, without_lost_found};
+use crate::support::{
+    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run,
+};
+
+/// An image that is mounted as long as this lives.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(scratch: &Scratch, image: &str) -> Option<Self> {
+        let at = scratch.path("mounted");
+        std::fs::create_dir_all(&at).unwrap();
+        let (good, said) = try_run("mount", &["-o", "loop", image, at.to_str().unwrap()], "");
+        if !good {
+            skip(&format!("images cannot be mounted here: {}", said.trim().replace(image, "IMAGE")));
+        }
+        good.then_some(Self(at))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        run("umount", &[self.0.to_str().unwrap()]);
+    }
+}
+
+/// Everything below a directory of this machine.
+fn gather(dir: &Path, prefix: &[u8], tree: &mut Tree) {
+    use std::os::unix::ffi::OsStrExt;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let path = [prefix, entry.file_name().as_bytes()].concat();
+        let kind = entry.file_type().unwrap();
+        let node = if kind.is_dir() {
+            gather(&entry.path(), &[&path[..], b"/"].concat(), tree);
+            Node::Directory
+        } else if kind.is_symlink() {
+            Node::Link(std::fs::read_link(entry.path()).unwrap().as_os_str().as_bytes().to_vec())
+        } else {
+            Node::File(std::fs::read(entry.path()).unwrap())
+        };
+        tree.insert(path, node);
+    }
+}
+
+/// Writes, holes, preallocation, removal: what a disk goes through.
+fn live(dir: &Path, rng: &mut Rng) {
+    let count = if large() { 2000 } else { 60 };
+    for i in 0..count {
+        let path = dir.join(format!("live{}", rng.below(40)));
+        match rng.below(6) {
+            0 => drop(std::fs::remove_file(&path)),
+            1 => {
+                let (at, len) = (rng.below(4 << 20), rng.size(1 << 20));
+                let mode = ["-p", "-n", "-z", "-l"][rng.below(4) as usize];
+                let _ = std::fs::File::options().create(true).append(true).open(&path).unwrap();
+                let flags: &[&str] = if mode == "-l" { &[] } else { &[mode] };
+                let numbers = [format!("-o{at}"), format!("-l{len}")];
+                let rest = [&numbers[0][..], &numbers[1][..], path.to_str().unwrap()];
+                try_run("fallocate", &[flags, &rest[..]].concat(), "");
+            }
+            2 => drop(std::fs::File::options().write(true).open(&path).map(|f| f.set_len(rng.size(5 << 20)))),
+            _ => {
+                let file =
+                    std::fs::File::options().create(true).truncate(false).write(true).open(&path).unwrap();
+                let len = rng.size(200_000) as usize;
+                let _ = file.write_all_at(&rng.bytes(len), rng.below(4 << 20));
+                if i % 7 == 0 {
+                    file.sync_all().unwrap();
+                }
+            }
+        }
+    }
+    let many = dir.join("many");
+    std::fs::create_dir_all(&many).unwrap();
+    for i in 0..if large() { 20_000 } else { 1500 } {
+        std::fs::File::create(many.join(format!("name-{i}"))).unwrap().write_all(b"x").unwrap();
+    }
+}
+
+#[test]
+fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
+    if !have(&TOOLS) || !have(&["mount", "umount", "fallocate"]) {
+        return;
+    }
+    let mut rng = Rng::new();
+    let kinds = [
+        "-t ext4 -b 1024 -N 60000",
+        "-t ext4 -b 4096 -O inline_data -N 60000",
+        "-t ext4 -b 4096 -O bigalloc -C 16384 -g 4096",
+        "-t ext3 -b 1024 -N 60000",
+        "-t ext2 -b 4096 -N 60000",
+        "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg,^64bit,^resize_inode,meta_bg -N 60000",
+    ];
+    for kind in kinds {
+        println!("{kind}");
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, kind, &Tree::new(), if large() { 512 << 20 } else { 96 << 20 });
+        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        plant(&random_tree(&mut rng, 8 << 20, 150), &mounted.0);
+        live(&mounted.0, &mut rng);
+        drop(mounted);
+        let ours = without_lost_found(harvest(&open(&image), &image));
+        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        let mut theirs = Tree::new();
+        gather(&mounted.0, b"", &mut theirs);
+        assert_same(&ours, &without_lost_found(theirs));
+        refuses_what_is_mounted(&image, &mounted.0, kind);
+    }
+}
+
+/// While it is mounted and written to, the image says so.
+fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
+    let mut byte = [0];
+    std::fs::write(at.join("more"), b"x").unwrap();
+    std::fs::File::open(at.join("more")).unwrap().read_exact(&mut byte).unwrap();
+    run("sync", &["-f", at.to_str().unwrap()]);
+    let blocks = std::sync::Arc::new(onehop_files::Image::open(image).unwrap());
+    let error = onehop_files::Volume::open(blocks, onehop_files::Which::Auto).err();
+    let error = error.unwrap_or_else(|| panic!("{kind}: a mounted volume is opened")).to_string();
+    assert!(error.contains("mounted somewhere"), "{error}");
+}

@@ -1,0 +1,12 @@
+//! What we read, against what others say: mke2fs, debugfs, dosfstools, mtools, exfatprogs, sgdisk, sfdisk, the kernel.
+//!
+//! Images are made at random; a failing test prints its seed, and `ONEHOP_FILES_SEED` gives it again.
+//! `ONEHOP_FILES_LARGE=1` makes more and larger ones.
+
+#![allow(clippy::unwrap_used)]
+
+mod ext;
+mod ext_cases;
+mod kernel;
+mod support;
+mod tables;

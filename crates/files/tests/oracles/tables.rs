@@ -1,0 +1,170 @@
+//! Partition tables, as sgdisk and sfdisk make them.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use onehop_files::partitions::{self, TableKind};
+use onehop_files::{Blocks, Image, Volume, Which};
+
+use crate::support::{Scratch, have, run, run_with};
+
+fn table(image: &str) -> onehop_files::Result<partitions::Table> {
+    partitions::read(&Image::open(image).unwrap())
+}
+
+fn overwrite(image: &str, offset: u64, bytes: &[u8]) {
+    std::fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+/// An image that says how long its blocks are, as a drive does.
+struct Sized(Image, u32);
+
+impl Blocks for Sized {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(offset, out)
+    }
+    fn lba_bytes(&self) -> Option<u32> {
+        Some(self.1)
+    }
+}
+
+#[test]
+fn gpt_by_sgdisk() {
+    if !have(&["sgdisk"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("gpt", 64 << 20, 0);
+    let args = "-n 1:2048:+8M -c 1:models -t 1:8300 -n 7:0:+1M -c 7:läuft -t 7:0700 -n 128:0:0 -u 128:R";
+    run("sgdisk", &[&args.split(' ').collect::<Vec<_>>()[..], &[&image]].concat());
+    let got = table(&image).unwrap();
+    assert_eq!((got.kind, &got.notes[..]), (TableKind::Gpt, &[][..]));
+    let short: Vec<_> = got.partitions.iter().map(|p| (p.index, p.start, p.len, p.name.as_str())).collect();
+    let rest = (11 << 20, (64 << 20) - (11 << 20) - 33 * 512);
+    assert_eq!(short[0], (1, 1 << 20, 8 << 20, "models"));
+    assert_eq!(short[1], (7, 9 << 20, 1 << 20, "läuft"));
+    // sgdisk ends the last partition at its own alignment.
+    assert_eq!((short[2].0, short[2].1), (128, rest.0 - (1 << 20)));
+    assert!(short[2].2 > rest.1 && short[2].1 + short[2].2 <= (64 << 20) - 33 * 512);
+    assert_eq!(got.partitions[0].kind, "0fc63daf-8483-4772-8e79-3d69d8477de4");
+    for (spoiled, said) in [(512 + 60, "header"), (512, "signature"), (1024 + 5, "entries")] {
+        let copy = dir.image("copy", 0, 0);
+        std::fs::copy(&image, &copy).unwrap();
+        overwrite(&copy, spoiled, b"\x55");
+        let again = table(&copy).unwrap();
+        assert_eq!(again.partitions, got.partitions);
+        assert!(
+            again.notes[0].contains("backup is used") && again.notes[0].contains(said),
+            "{:?}",
+            again.notes
+        );
+        overwrite(&copy, (64 << 20) - 512, b"\x55");
+        let error = table(&copy).unwrap_err().to_string();
+        assert!(error.contains("both copies") && error.contains(said), "{error}");
+    }
+    overwrite(&image, (64 << 20) - 512, b"\x55");
+    assert!(table(&image).unwrap().notes[0].contains("backup of the GPT cannot be used"));
+}
+
+/// The table that sgdisk made for blocks of 512 bytes, as it would be for blocks of 4096: no tool makes one in a file.
+fn in_large_blocks(image: &str) -> Vec<u8> {
+    let from = std::fs::read(image).unwrap();
+    let (blocks, entries) = (from.len() / 4096, &from[1024..1024 + 128 * 128]);
+    let mut to = vec![0; from.len()];
+    to[..512].copy_from_slice(&from[..512]);
+    for (own, other, at) in [(1, blocks - 1, 2), (blocks - 1, 1, blocks - 5)] {
+        let mut header = from[512..512 + 92].to_vec();
+        for (at, value) in [(24, own), (32, other), (40, 6), (48, blocks - 6), (72, at)] {
+            header[at..at + 8].copy_from_slice(&(value as u64).to_le_bytes());
+        }
+        header[16..20].fill(0);
+        let crc = crc32(&header);
+        header[16..20].copy_from_slice(&crc.to_le_bytes());
+        to[own * 4096..][..92].copy_from_slice(&header);
+        to[at * 4096..][..entries.len()].copy_from_slice(entries);
+    }
+    to
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |c: u32| if c & 1 == 1 { c >> 1 ^ 0xEDB8_8320 } else { c >> 1 };
+    !bytes.iter().fold(!0, |crc, &b| (0..8).fold(crc ^ u32::from(b), |c, _| step(c)))
+}
+
+#[test]
+fn gpt_at_blocks_of_4096_bytes() {
+    if !have(&["sgdisk"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("gpt4k", 64 << 20, 0);
+    run("sgdisk", &["-n", "1:2048:4095", "-c", "1:first", "-n", "2:8192:10239", &image]);
+    std::fs::write(&image, in_large_blocks(&image)).unwrap();
+    let got = table(&image).unwrap();
+    assert_eq!((got.kind, got.partitions.len(), &got.notes[..]), (TableKind::Gpt, 2, &[][..]));
+    assert_eq!((got.partitions[0].start, got.partitions[0].len), (8 << 20, 8 << 20));
+    assert_eq!(got.partitions[0].name, "first");
+    let told = |lba| partitions::read(&Sized(Image::open(&image).unwrap(), lba));
+    assert_eq!(told(4096).unwrap(), got);
+    assert!(told(512).unwrap_err().to_string().contains("both copies"));
+    assert!(told(1000).unwrap_err().to_string().contains("1000"));
+}
+
+#[test]
+fn mbr_with_logical_partitions_by_sfdisk() {
+    if !have(&["sfdisk"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("mbr", 64 << 20, 0);
+    let input = "label: dos\n2048,8192,83\n16384,,5\n";
+    let logical = "32768,4096,0c\n40960,2048,83\n49152,2048,07\n";
+    run_with("sfdisk", &["-q", &image], input);
+    run_with("sfdisk", &["-q", "--append", &image], logical);
+    let got = table(&image).unwrap();
+    assert_eq!(got.kind, TableKind::Mbr);
+    let short: Vec<_> =
+        got.partitions.iter().map(|p| (p.index, p.start / 512, p.len / 512, p.kind.as_str())).collect();
+    let want =
+        [(1, 2048, 8192, "83"), (5, 32768, 4096, "0c"), (6, 40960, 2048, "83"), (7, 49152, 2048, "07")];
+    assert_eq!(short, want);
+    // The chain's second sector leads back to the first.
+    let file = std::fs::File::open(&image).unwrap();
+    let mut first = [0; 512];
+    file.read_exact_at(&mut first, 16384 * 512).unwrap();
+    let second = 16384 + u64::from(u32::from_le_bytes(first[470..474].try_into().unwrap()));
+    let mut link = [0; 16];
+    link[4] = 5;
+    link[8..12].copy_from_slice(&(second as u32 - 16384).to_le_bytes());
+    link[12] = 1;
+    overwrite(&image, second * 512 + 462, &link);
+    assert!(table(&image).unwrap_err().to_string().contains("does not end"));
+}
+
+#[test]
+fn partitions_are_chosen_by_number_or_by_being_the_only_one() {
+    if !have(&["sgdisk", "mke2fs"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("disk", 64 << 20, 0xA5);
+    run("sgdisk", &["-n", "1:0:+8M", "-n", "2:0:+16M", "-n", "3:0:+16M", &image]);
+    let offset = |n: u32| format!("offset={}", table(&image).unwrap().partitions[n as usize - 1].start);
+    let mkfs = |n| {
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-E", &offset(n), "-L", &format!("p{n}"), &image, "8M"])
+    };
+    let open = |which| Volume::open(Arc::new(Image::open(&image).unwrap()), which);
+    let error = |which| open(which).err().unwrap().to_string();
+    assert!(error(Which::Auto).contains("nothing known"), "{}", error(Which::Auto));
+    mkfs(2);
+    assert_eq!(open(Which::Auto).unwrap().label(), "p2");
+    mkfs(3);
+    assert!(error(Which::Auto).contains("ext2/3/4"), "{}", error(Which::Auto));
+    assert_eq!(open(Which::Partition(3)).unwrap().label(), "p3");
+    assert!(error(Which::Partition(1)).contains("no file system"), "{}", error(Which::Partition(1)));
+    assert!(error(Which::Partition(9)).contains("there are these: 1 ("));
+    assert!(error(Which::Whole).contains("no file system"));
+}
