@@ -1,12 +1,14 @@
 //! Which file system begins here, by its magic numbers. The ones that are not read are known by name all the same.
 
 use crate::window::Window;
-use crate::{Result, ext};
+use crate::{Result, exfat, ext, fat};
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
     Ext,
+    Fat,
+    Exfat,
     Other(&'static str),
     Nothing,
 }
@@ -15,6 +17,8 @@ impl Found {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ext => "ext2/3/4",
+            Self::Fat => "FAT",
+            Self::Exfat => "exFAT",
             Self::Other(name) => name,
             Self::Nothing => "nothing known",
         }
@@ -60,10 +64,17 @@ pub(crate) fn detect(window: &Window) -> Result<Found> {
     if ext::probe(window)? {
         return Ok(Found::Ext);
     }
+    if exfat::probe(window)? {
+        return Ok(Found::Exfat);
+    }
     for (offset, magic, name) in OTHERS {
         if has(window, *offset, magic)? {
             return Ok(Found::Other(name));
         }
+    }
+    // Only plausible fields tell a FAT: NTFS and others have the same ones.
+    if fat::probe(window)? {
+        return Ok(Found::Fat);
     }
     for at in UBERBLOCKS.step_by(1024) {
         if has(window, at, UBERBLOCK[0])? || has(window, at, UBERBLOCK[1])? {

@@ -8,10 +8,13 @@
 
 mod blocks;
 mod bytes;
+mod clusters;
 mod detect;
 mod error;
+mod exfat;
 mod ext;
 mod extent;
+mod fat;
 pub mod partitions;
 mod volume;
 mod window;

@@ -2,9 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::clusters::FatNode;
 use crate::detect::{self, Found};
+use crate::exfat::Exfat;
 use crate::ext::Ext;
 use crate::extent::{Place, from_offset};
+use crate::fat::Fat;
 use crate::partitions::{self, Partition, TableKind};
 use crate::window::Window;
 use crate::{Blocks, Error, Extent, Result};
@@ -16,12 +19,23 @@ const LONGEST_PATH: usize = 4096;
 
 /// A file system that can be read.
 pub struct Volume {
-    fs: Fs,
+    fs: Box<dyn FileSystem>,
     notes: Vec<String>,
 }
 
-enum Fs {
-    Ext(Ext),
+/// What a reader of a file system gives.
+pub(crate) trait FileSystem: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn uuid(&self) -> String;
+    fn label(&self) -> String;
+    fn window(&self) -> &Window;
+    fn notes(&self) -> Vec<String>;
+    fn root(&self) -> Node;
+    fn file(&self, node: &Node) -> Result<File>;
+    fn list(&self, dir: &Node) -> Result<Vec<Entry>>;
+    fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Node>>;
+    fn extents(&self, file: &Node) -> Result<Vec<Extent>>;
+    fn read_link(&self, link: &Node) -> Result<Vec<u8>>;
 }
 
 /// Which part of a drive to look at.
@@ -88,7 +102,15 @@ pub struct Entry {
 /// How a file system finds a file again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Node {
+    /// An inode's number.
     Ext(u32),
+    /// What the directory entry says.
+    Fat(FatNode),
+}
+
+/// A file that was looked up on a volume of another kind.
+pub(crate) fn foreign() -> Error {
+    Error::unsupported("a file of another volume", "look it up on this one")
 }
 
 impl FileKind {
@@ -149,8 +171,10 @@ impl Volume {
     /// As for [`Volume::open`].
     pub fn at(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> Result<Self> {
         let window = Window::new(blocks, start, len);
-        let fs = match detect::detect(&window)? {
-            Found::Ext => Fs::Ext(Ext::open(window)?),
+        let fs: Box<dyn FileSystem> = match detect::detect(&window)? {
+            Found::Ext => Box::new(Ext::open(window)?),
+            Found::Fat => Box::new(Fat::open(window)?),
+            Found::Exfat => Box::new(Exfat::open(window)?),
             Found::Other(name) => {
                 return Err(Error::unsupported(
                     name,
@@ -163,31 +187,26 @@ impl Volume {
                 )));
             }
         };
-        Ok(Self { fs, notes: Vec::new() })
+        let notes = fs.notes();
+        Ok(Self { fs, notes })
     }
 
     /// The file system's name: `ext4`, `exFAT`, `FAT32` …
     #[must_use]
     pub fn fs_name(&self) -> &'static str {
-        match &self.fs {
-            Fs::Ext(ext) => ext.name(),
-        }
+        self.fs.name()
     }
 
     /// Its identifier, as `blkid` writes it.
     #[must_use]
     pub fn uuid(&self) -> String {
-        match &self.fs {
-            Fs::Ext(ext) => ext.uuid(),
-        }
+        self.fs.uuid()
     }
 
     /// The name that its owner gave it; often empty.
     #[must_use]
     pub fn label(&self) -> String {
-        match &self.fs {
-            Fs::Ext(ext) => ext.label(),
-        }
+        self.fs.label()
     }
 
     /// What is not as it should be, though it can be read.
@@ -201,9 +220,7 @@ impl Volume {
     /// # Errors
     /// When it is damaged or cannot be read.
     pub fn root(&self) -> Result<File> {
-        match &self.fs {
-            Fs::Ext(ext) => ext.root(),
-        }
+        self.fs.file(&self.fs.root())
     }
 
     /// The file at `path`, counted from the root; links are followed, absolute ones from this volume's root.
@@ -228,9 +245,7 @@ impl Volume {
     /// When it is none, is damaged or cannot be read.
     pub fn list(&self, dir: &File) -> Result<Vec<Entry>> {
         wants(dir, FileKind::Directory, "")?;
-        match (&self.fs, dir.node) {
-            (Fs::Ext(ext), Node::Ext(number)) => ext.list(number),
-        }
+        self.fs.list(&dir.node)
     }
 
     /// The file that an entry names; a link is not followed.
@@ -238,7 +253,7 @@ impl Volume {
     /// # Errors
     /// When it is damaged or cannot be read.
     pub fn file(&self, entry: &Entry) -> Result<File> {
-        self.by_node(entry.node)
+        self.fs.file(&entry.node)
     }
 
     /// Where a file's bytes are: all of them, in order, neighbours merged. Looked up once for each [`File`].
@@ -250,9 +265,7 @@ impl Volume {
         if let Some(known) = file.extents.get() {
             return Ok(known);
         }
-        let list = match (&self.fs, file.node) {
-            (Fs::Ext(ext), Node::Ext(number)) => ext.file_extents(number)?,
-        };
+        let list = self.fs.extents(&file.node)?;
         Ok(file.extents.get_or_init(|| list.into()))
     }
 
@@ -271,7 +284,7 @@ impl Volume {
             let part = usize::try_from(extent.len - within).unwrap_or(usize::MAX).min(out.len() - done);
             let out = &mut out[done..done + part];
             match &extent.place {
-                Place::Drive(at) => self.window().read_drive(at + within, out)?,
+                Place::Drive(at) => self.fs.window().read_drive(at + within, out)?,
                 Place::Zeros => out.fill(0),
                 // Inline bytes fit memory, and so does a place within them.
                 Place::Inline(bytes) => out.copy_from_slice(&bytes[within as usize..][..part]),
@@ -287,27 +300,7 @@ impl Volume {
     /// When it is none, is damaged or cannot be read.
     pub fn read_link(&self, link: &File) -> Result<Vec<u8>> {
         wants(link, FileKind::Symlink, "")?;
-        match (&self.fs, link.node) {
-            (Fs::Ext(ext), Node::Ext(number)) => ext.read_link(number),
-        }
-    }
-
-    fn window(&self) -> &Window {
-        match &self.fs {
-            Fs::Ext(ext) => ext.window(),
-        }
-    }
-
-    fn by_node(&self, node: Node) -> Result<File> {
-        match (&self.fs, node) {
-            (Fs::Ext(ext), Node::Ext(number)) => ext.file(number),
-        }
-    }
-
-    fn find(&self, dir: &File, name: &[u8]) -> Result<Option<File>> {
-        match (&self.fs, dir.node) {
-            (Fs::Ext(ext), Node::Ext(number)) => ext.find(number, name)?.map(|n| ext.file(n)).transpose(),
-        }
+        self.fs.read_link(&link.node)
     }
 
     fn walk(&self, path: &[u8], follow_last: bool) -> Result<File> {
@@ -328,7 +321,8 @@ impl Volume {
                 }
                 continue;
             }
-            let found = self.find(here, &name)?.ok_or_else(|| self.not_found(path, &name))?;
+            let found = self.fs.find(&here.node, &name)?.ok_or_else(|| self.not_found(path, &name))?;
+            let found = self.fs.file(&found)?;
             if found.kind != FileKind::Symlink || todo.is_empty() && !follow_last {
                 way.push(found);
                 continue;

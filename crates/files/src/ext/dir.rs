@@ -24,8 +24,8 @@ pub(super) struct Name<'a> {
     pub kind: Option<FileKind>,
 }
 
-/// Called with each name; breaking off ends the reading.
-pub(super) type Visit<'a> = dyn FnMut(Name<'_>) -> ControlFlow<()> + 'a;
+/// Called with each name; breaking off or an error ends the reading.
+pub(super) type Visit<'a> = dyn FnMut(Name<'_>) -> Result<ControlFlow<()>> + 'a;
 
 impl Ext {
     /// All names of a directory but `.` and `..`.
@@ -39,7 +39,7 @@ impl Ext {
             return Err(damaged(format!("directory {} has {} bytes", dir.number, dir.len)));
         }
         let mut bytes = vec![0; block as usize];
-        for extent in self.extents(dir)? {
+        for extent in self.places(dir)? {
             let Place::Drive(at) = extent.place else {
                 return Err(damaged(format!(
                     "directory {} has a hole at byte {}",
@@ -92,7 +92,7 @@ impl Ext {
             if bytes.is_empty() || bytes.contains(&0) || bytes.contains(&b'/') {
                 return Err(bad());
             }
-            if visit(Name { bytes, inode, kind }).is_break() {
+            if visit(Name { bytes, inode, kind })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

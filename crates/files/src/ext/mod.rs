@@ -11,9 +11,9 @@ mod tree;
 
 use std::ops::ControlFlow;
 
-use crate::bytes::{text, uuid_text};
+use crate::bytes::uuid_text;
 use crate::extent::{Builder, Place};
-use crate::volume::{Entry, File, FileKind, Node};
+use crate::volume::{Entry, File, FileKind, FileSystem, Node, foreign};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 use features::{incompat, ro_compat};
@@ -37,98 +37,6 @@ impl Ext {
         Ok(Self { window, sb })
     }
 
-    /// Which of the three it is, by what it can hold.
-    pub(crate) fn name(&self) -> &'static str {
-        self.sb.name()
-    }
-
-    pub(crate) fn uuid(&self) -> String {
-        uuid_text(&self.sb.uuid)
-    }
-
-    pub(crate) fn label(&self) -> String {
-        text(self.sb.label.as_bytes())
-    }
-
-    pub(crate) fn window(&self) -> &Window {
-        &self.window
-    }
-
-    pub(crate) fn root(&self) -> Result<File> {
-        self.file(inode::ROOT)
-    }
-
-    /// The file behind an inode number.
-    pub(crate) fn file(&self, number: u32) -> Result<File> {
-        let inode = self.inode(number)?;
-        Ok(File::new(inode.kind, inode.id(), Node::Ext(number)))
-    }
-
-    pub(crate) fn list(&self, dir: u32) -> Result<Vec<Entry>> {
-        let dir = self.inode(dir)?;
-        let mut found = Vec::new();
-        let mut broken = None;
-        self.scan(&dir, &mut |name| {
-            let kind = match name.kind {
-                Some(kind) => Ok(kind),
-                None => self.inode(name.inode).map(|i| i.kind),
-            };
-            match kind {
-                Ok(kind) => found.push(Entry { name: name.bytes.into(), kind, node: Node::Ext(name.inode) }),
-                Err(e) => broken = Some(e),
-            }
-            if broken.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        broken.map_or(Ok(found), Err)
-    }
-
-    /// The inode of a name. None where there is no such name.
-    pub(crate) fn find(&self, dir: u32, wanted: &[u8]) -> Result<Option<u32>> {
-        let dir = self.inode(dir)?;
-        let mut found = None;
-        self.scan(&dir, &mut |name| {
-            if name.bytes == wanted {
-                found = Some(name.inode);
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        })?;
-        // An exact match is one under any folding; without one, Unicode's tables would have to be asked.
-        if found.is_none() && dir.has(flag::CASEFOLD) {
-            return Err(Error::unsupported(
-                "looking up a name in another case on ext4 (casefold)",
-                format!("write `{}` as the directory has it", String::from_utf8_lossy(wanted)),
-            ));
-        }
-        Ok(found)
-    }
-
-    pub(crate) fn file_extents(&self, number: u32) -> Result<Vec<Extent>> {
-        self.extents(&self.inode(number)?)
-    }
-
-    pub(crate) fn read_link(&self, number: u32) -> Result<Vec<u8>> {
-        let inode = self.inode(number)?;
-        if inode.len == 0 || inode.len >= LONGEST_LINK {
-            return Err(damaged(format!("link {number} has a target of {} bytes", inode.len)));
-        }
-        inode.refuse_transformed()?;
-        if self.is_short_link(&inode) {
-            return Ok(inode.block_area()[..inode.len as usize].to_vec());
-        }
-        let mut target = Vec::new();
-        for extent in self.extents(&inode)? {
-            match extent.place {
-                Place::Inline(bytes) => target.extend(bytes),
-                Place::Drive(at) => {
-                    target.extend(self.window.vec(at - self.window.start(), extent.len as usize)?)
-                }
-                Place::Zeros => return Err(damaged(format!("link {number} has a hole"))),
-            }
-        }
-        Ok(target)
-    }
-
     /// Whether a link's target lies in place of its block map.
     fn is_short_link(&self, inode: &Inode) -> bool {
         let attributes = if inode.has_attribute_block() { self.sb.cluster / 512 } else { 0 };
@@ -139,7 +47,7 @@ impl Ext {
     }
 
     /// Where the bytes of an inode are.
-    fn extents(&self, inode: &Inode) -> Result<Vec<Extent>> {
+    fn places(&self, inode: &Inode) -> Result<Vec<Extent>> {
         inode.refuse_transformed()?;
         if inode.has(flag::INLINE_DATA) {
             let (bytes, len) = (self.inline(inode)?, inode.len);
@@ -181,7 +89,105 @@ impl Ext {
     }
 }
 
+fn number(node: &Node) -> Result<u32> {
+    match node {
+        Node::Ext(number) => Ok(*number),
+        Node::Fat(_) => Err(foreign()),
+    }
+}
+
+impl FileSystem for Ext {
+    fn name(&self) -> &'static str {
+        self.sb.name()
+    }
+
+    fn uuid(&self) -> String {
+        uuid_text(&self.sb.uuid)
+    }
+
+    fn label(&self) -> String {
+        self.sb.label.clone()
+    }
+
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn root(&self) -> Node {
+        Node::Ext(inode::ROOT)
+    }
+
+    fn file(&self, node: &Node) -> Result<File> {
+        let inode = self.inode(number(node)?)?;
+        Ok(File::new(inode.kind, inode.id(), *node))
+    }
+
+    fn list(&self, dir: &Node) -> Result<Vec<Entry>> {
+        let mut found = Vec::new();
+        self.scan(&self.inode(number(dir)?)?, &mut |name| {
+            let kind = match name.kind {
+                Some(kind) => kind,
+                None => self.inode(name.inode)?.kind,
+            };
+            found.push(Entry { name: name.bytes.into(), kind, node: Node::Ext(name.inode) });
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    fn find(&self, dir: &Node, wanted: &[u8]) -> Result<Option<Node>> {
+        let dir = self.inode(number(dir)?)?;
+        let mut found = None;
+        self.scan(&dir, &mut |name| {
+            if name.bytes == wanted {
+                found = Some(Node::Ext(name.inode));
+                return Ok(ControlFlow::Break(()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        // An exact match is one under any folding; without one, Unicode's tables would have to be asked.
+        if found.is_none() && dir.has(flag::CASEFOLD) {
+            return Err(Error::unsupported(
+                "looking up a name in another case on ext4 (casefold)",
+                format!("write `{}` as the directory has it", String::from_utf8_lossy(wanted)),
+            ));
+        }
+        Ok(found)
+    }
+
+    fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
+        self.places(&self.inode(number(node)?)?)
+    }
+
+    fn read_link(&self, node: &Node) -> Result<Vec<u8>> {
+        let inode = self.inode(number(node)?)?;
+        if inode.len == 0 || inode.len >= LONGEST_LINK {
+            return Err(damaged(format!("link {} has a target of {} bytes", inode.number, inode.len)));
+        }
+        inode.refuse_transformed()?;
+        if self.is_short_link(&inode) {
+            return Ok(inode.block_area()[..inode.len as usize].to_vec());
+        }
+        let mut target = Vec::new();
+        for extent in self.places(&inode)? {
+            match extent.place {
+                Place::Inline(bytes) => target.extend(bytes),
+                Place::Drive(at) => {
+                    target.extend(self.window.vec(at - self.window.start(), extent.len as usize)?)
+                }
+                Place::Zeros => return Err(damaged(format!("link {} has a hole", inode.number))),
+            }
+        }
+        Ok(target)
+    }
+}
+
 impl Super {
+    /// Which of the three it is, by what it can hold.
     fn name(&self) -> &'static str {
         use features::compat;
         let newer = incompat::EXTENTS | incompat::BITS64 | incompat::FLEX_BG | incompat::META_BG;

@@ -5,8 +5,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod exfat;
+mod exfat_image;
 mod ext;
 mod ext_cases;
+mod fat;
 mod kernel;
 mod support;
 mod tables;

@@ -149,7 +149,7 @@ impl Rng {
 
     /// Mostly small, sometimes large, often at an edge.
     pub fn size(&mut self, most: u64) -> u64 {
-        let bits = self.below(u64::from(most.ilog2()) + 1);
+        let bits = self.below(u64::from(most.max(1).ilog2()) + 1);
         let near = 1_u64 << bits;
         match self.below(4) {
             0 => near,

@@ -1,0 +1,132 @@
+//! Directory entries: a short name each, and before it, in pieces from the last to the first, its long name.
+
+use crate::Result;
+use crate::bytes::{text16, u16_at, u32_at};
+use crate::clusters::{FatNode, List, check_name, dos_time, upper};
+use crate::volume::{FileId, FileKind};
+
+const ENTRY: usize = List::ENTRY;
+const LONG: u8 = 0x0F;
+const LABEL: u8 = 0x08;
+const DIRECTORY: u8 = 0x10;
+const REMOVED: u8 = 0xE5;
+const LAST_PIECE: u8 = 0x40;
+const MOST_PIECES: u8 = 20;
+
+/// The upper half of code page 437, which short names are written in unless somebody chose another.
+const CP437: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\u{a0}";
+
+/// A file with its names.
+pub(super) struct Named {
+    /// The long one if it has one.
+    pub name: String,
+    short: String,
+    pub node: FatNode,
+}
+
+impl Named {
+    /// Whether a name means this file, in any case.
+    pub(super) fn is(&self, name: &str) -> bool {
+        let same = |own: &str| own.chars().map(upper).eq(name.chars().map(upper));
+        same(&self.name) || same(&self.short)
+    }
+}
+
+/// Everything that a directory names, but itself and its parent.
+pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Result<Vec<Named>> {
+    let mut found = Vec::new();
+    let mut long = Long::default();
+    for (i, raw) in list.bytes.chunks_exact(ENTRY).enumerate() {
+        let attributes = raw[11];
+        match raw[0] {
+            0 => break,
+            REMOVED => long = Long::default(),
+            _ if attributes & 0x3F == LONG => long.piece(raw),
+            _ if attributes & LABEL != 0 => long = Long::default(),
+            _ => {
+                let name = std::mem::take(&mut long).name(raw);
+                if &raw[..11] == b".          " || &raw[..11] == b"..         " {
+                    continue;
+                }
+                let short = short(raw);
+                let name = name.unwrap_or_else(|| short.clone());
+                check_name(fs, &name)?;
+                let node = node(raw, list.position(i * ENTRY), wide_clusters);
+                found.push(Named { name, short, node });
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn node(raw: &[u8], position: u64, wide_clusters: bool) -> FatNode {
+    let kind = if raw[11] & DIRECTORY != 0 { FileKind::Directory } else { FileKind::File };
+    let len = if kind == FileKind::Directory { 0 } else { u32_at(raw, 28).into() };
+    let mtime = (dos_time(u16_at(raw, 24), u16_at(raw, 22)), 0);
+    let high = if wide_clusters { u16_at(raw, 20) } else { 0 };
+    FatNode {
+        kind,
+        id: FileId { ino: position, generation: 0, len, mtime, ctime: mtime },
+        first: u32::from(u16_at(raw, 26)) | u32::from(high) << 16,
+        valid: len,
+        chained: true,
+    }
+}
+
+/// Eight characters, a dot, three characters; two bits say which half is in lower case.
+fn short(raw: &[u8]) -> String {
+    let part = |bytes: &[u8], lower: bool| -> String {
+        let end = bytes.iter().rposition(|&b| b != b' ').map_or(0, |last| last + 1);
+        let one = |&b: &u8| match b {
+            128.. => CP437.chars().nth(usize::from(b) - 128).unwrap_or(char::REPLACEMENT_CHARACTER),
+            _ if lower => char::from(b.to_ascii_lowercase()),
+            _ => char::from(b),
+        };
+        bytes[..end].iter().map(one).collect()
+    };
+    let mut base: [u8; 8] = std::array::from_fn(|i| raw[i]);
+    if base[0] == 0x05 {
+        base[0] = REMOVED;
+    }
+    let (base, extension) = (part(&base, raw[12] & 0x08 != 0), part(&raw[8..11], raw[12] & 0x10 != 0));
+    if extension.is_empty() { base } else { format!("{base}.{extension}") }
+}
+
+/// The pieces of a long name that were seen so far.
+#[derive(Default)]
+struct Long {
+    /// From the last piece to the first, each in order.
+    pieces: Vec<[u16; 13]>,
+    next: u8,
+    checksum: u8,
+}
+
+impl Long {
+    fn piece(&mut self, raw: &[u8]) {
+        let number = raw[0] & !LAST_PIECE;
+        if raw[0] & LAST_PIECE != 0 && (1..=MOST_PIECES).contains(&number) {
+            *self = Self { pieces: Vec::new(), next: number, checksum: raw[13] };
+        }
+        if number == 0 || number != self.next || raw[13] != self.checksum {
+            // A long name that is not whole is none; the short one counts.
+            *self = Self::default();
+            return;
+        }
+        self.next -= 1;
+        let offset = |i: usize| match i {
+            0..5 => 1 + 2 * i,
+            5..11 => 14 + 2 * (i - 5),
+            _ => 28 + 2 * (i - 11),
+        };
+        self.pieces.push(std::array::from_fn(|i| u16_at(raw, offset(i))));
+    }
+
+    /// The name, if all pieces were there and belong to this short name.
+    fn name(self, raw: &[u8]) -> Option<String> {
+        let sum = raw[..11].iter().fold(0_u8, |sum, &b| sum.rotate_right(1).wrapping_add(b));
+        if self.pieces.is_empty() || self.next != 0 || sum != self.checksum {
+            return None;
+        }
+        Some(text16(self.pieces.iter().rev().flatten().copied()))
+    }
+}

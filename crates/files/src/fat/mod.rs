@@ -1,0 +1,141 @@
+//! FAT12, FAT16 and FAT32 with long names, read-only.
+
+mod boot;
+mod dir;
+
+use crate::bytes::{u16_at, u32_at};
+use crate::clusters::{FatNode, Heap, Link, List, Run, serial_text};
+use crate::volume::{Entry, File, FileId, FileKind, FileSystem, Node, foreign};
+use crate::window::Window;
+use crate::{Error, Extent, Result};
+pub(crate) use boot::probe;
+use boot::{Boot, Width};
+
+/// The longest directory: 65536 entries.
+const LONGEST_DIR: u64 = 2 << 20;
+
+/// A volume of one of the three.
+pub(crate) struct Fat {
+    window: Window,
+    boot: Boot,
+    heap: Heap,
+}
+
+impl Fat {
+    pub(crate) fn open(window: Window) -> Result<Self> {
+        let boot = Boot::read(&window)?;
+        let heap =
+            Heap { fs: boot.name(), start: boot.heap_start, cluster: boot.cluster, count: boot.clusters };
+        Ok(Self { window, boot, heap })
+    }
+
+    /// What the table says of a cluster that is in it.
+    fn link(&self, cluster: u32) -> Result<Link> {
+        let (table, mut raw) = (self.boot.table, [0; 4]);
+        let at = u64::from(cluster);
+        let (value, most) = match self.boot.width {
+            Width::W12 => {
+                self.window.read(table + at + at / 2, &mut raw[..2])?;
+                let pair = u16_at(&raw, 0);
+                (if at % 2 == 1 { pair >> 4 } else { pair & 0xFFF }.into(), 0xFFF)
+            }
+            Width::W16 => {
+                self.window.read(table + 2 * at, &mut raw[..2])?;
+                (u16_at(&raw, 0).into(), 0xFFFF)
+            }
+            Width::W32 => {
+                self.window.read(table + 4 * at, &mut raw)?;
+                (u32_at(&raw, 0) & 0x0FFF_FFFF, 0x0FFF_FFFF)
+            }
+        };
+        Ok(match value {
+            v if v > most - 8 => Link::End,
+            v if v < 2 || v == most - 8 => Link::Broken(v),
+            v => Link::Next(v),
+        })
+    }
+
+    fn runs(&self, node: &FatNode) -> Result<Vec<Run>> {
+        let link = |cluster| self.link(cluster);
+        match (node.kind, node.id.len) {
+            // FAT12 and FAT16 have a root of fixed size in front of the clusters.
+            (FileKind::Directory, _) if node.id.ino == 0 && self.boot.width != Width::W32 => {
+                Ok(vec![self.boot.root])
+            }
+            (FileKind::Directory, _) => self.heap.chain(node.first, None, LONGEST_DIR, link),
+            (_, 0) => Ok(Vec::new()),
+            (_, len) => self.heap.chain(node.first, Some(len), len, link),
+        }
+    }
+
+    fn entries(&self, dir: &Node) -> Result<Vec<dir::Named>> {
+        let list = List::read(&self.window, self.runs(own(dir)?)?)?;
+        dir::entries(self.boot.name(), &list, self.boot.width == Width::W32)
+    }
+}
+
+fn own(node: &Node) -> Result<&FatNode> {
+    match node {
+        Node::Fat(node) => Ok(node),
+        Node::Ext(_) => Err(foreign()),
+    }
+}
+
+impl FileSystem for Fat {
+    fn name(&self) -> &'static str {
+        self.boot.name()
+    }
+
+    fn uuid(&self) -> String {
+        serial_text(self.boot.serial)
+    }
+
+    fn label(&self) -> String {
+        self.boot.label.clone()
+    }
+
+    fn window(&self) -> &Window {
+        &self.window
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self.boot.dirty {
+            true => vec![format!("the {} volume was not unmounted; `fsck.fat` checks it", self.name())],
+            false => vec![],
+        }
+    }
+
+    fn root(&self) -> Node {
+        let id = FileId { ino: 0, generation: 0, len: 0, mtime: (0, 0), ctime: (0, 0) };
+        let first = self.boot.root_cluster;
+        Node::Fat(FatNode { kind: FileKind::Directory, id, first, valid: 0, chained: true })
+    }
+
+    fn file(&self, node: &Node) -> Result<File> {
+        let own = own(node)?;
+        Ok(File::new(own.kind, own.id, *node))
+    }
+
+    fn list(&self, dir: &Node) -> Result<Vec<Entry>> {
+        let entries = self.entries(dir)?;
+        Ok(entries
+            .into_iter()
+            .map(|e| Entry { kind: e.node.kind, name: e.name.into(), node: Node::Fat(e.node) })
+            .collect())
+    }
+
+    fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+        let Ok(name) = std::str::from_utf8(name) else { return Ok(None) };
+        let found = self.entries(dir)?.into_iter().find(|e| e.is(name));
+        Ok(found.map(|e| Node::Fat(e.node)))
+    }
+
+    fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
+        let node = own(node)?;
+        self.heap.extents(node, &self.runs(node)?, &self.window)
+    }
+
+    fn read_link(&self, _: &Node) -> Result<Vec<u8>> {
+        Err(Error::unsupported(format!("a symbolic link on {}", self.name()), "it has none"))
+    }
+}
