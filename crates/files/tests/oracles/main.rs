@@ -6,10 +6,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod exfat;
+#[path = "../common/exfat_image.rs"]
 mod exfat_image;
 mod ext;
 mod ext_cases;
 mod fat;
 mod kernel;
 mod support;
+#[path = "../common/table.rs"]
+mod table;
 mod tables;

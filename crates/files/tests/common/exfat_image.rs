@@ -147,9 +147,7 @@ impl Maker {
             (self.sector_shift as u8, self.cluster_shift as u8, 1, 0x80);
         put16(&mut boot, 510, 0xAA55);
         (1..9).for_each(|i| put16(&mut boot, (i + 1) * sector - 2, 0xAA55));
-        let counted = (0..11 * sector).filter(|i| ![106, 107, 112].contains(i));
-        let sum = counted.fold(0_u32, |sum, i| sum.rotate_right(1).wrapping_add(boot[i].into()));
-        (11 * sector..12 * sector).step_by(4).for_each(|at| put32(&mut boot, at, sum));
+        mend_boot(&mut boot, sector);
         let mut image = [&boot[..], &boot].concat();
         let media: [u32; 2] = [0xFFFF_FFF8, END];
         image.extend(media.iter().chain(&self.table).flat_map(|e| e.to_le_bytes()));
@@ -197,10 +195,35 @@ fn set(name: &str, directory: bool, valid: usize, len: usize, first: Option<usiz
         .chunks(15)
         .map(|part| entry(0xC1, |e| part.iter().enumerate().for_each(|(i, &u)| put16(e, 2 + 2 * i, u))));
     let mut set: Vec<u8> = [file, stream].into_iter().chain(names).flatten().collect();
+    mend_set(&mut set);
+    set
+}
+
+/// Makes the checksums of a changed volume right again, as far as they have a place.
+#[allow(dead_code)]
+pub fn mend(image: &mut [u8]) {
+    let sector = 1 << image[108].clamp(9, 12);
+    if image.len() >= 12 * sector {
+        mend_boot(&mut image[..12 * sector], sector);
+    }
+    for at in (0..image.len().saturating_sub(32)).step_by(32).skip(24 * 16) {
+        let len = 32 * (1 + usize::from(image[at + 1]));
+        if image[at] == 0x85 && at + len <= image.len() {
+            mend_set(&mut image[at..at + len]);
+        }
+    }
+}
+
+fn mend_boot(boot: &mut [u8], sector: usize) {
+    let counted = (0..11 * sector).filter(|i| ![106, 107, 112].contains(i));
+    let sum = counted.fold(0_u32, |sum, i| sum.rotate_right(1).wrapping_add(boot[i].into()));
+    (11 * sector..12 * sector).step_by(4).for_each(|at| put32(boot, at, sum));
+}
+
+fn mend_set(set: &mut [u8]) {
     let counted = set.iter().enumerate().filter(|(i, _)| ![2, 3].contains(i));
     let sum = counted.fold(0_u16, |sum, (_, &b)| sum.rotate_right(1).wrapping_add(b.into()));
-    put16(&mut set, 2, sum);
-    set
+    put16(set, 2, sum);
 }
 
 fn entry(kind: u8, fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
