@@ -1,8 +1,10 @@
 //! exFAT volumes with changed bytes, with and without checksums that are right again.
 #![no_main]
 
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/exfat_image.rs"]
 mod exfat_image;
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/template.rs"]
 mod template;
 

@@ -1,6 +1,7 @@
 //! FAT volumes of all three kinds with changed bytes: everything that is found on them keeps its promises.
 #![no_main]
 
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/template.rs"]
 mod template;
 

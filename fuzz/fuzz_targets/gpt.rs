@@ -2,8 +2,10 @@
 //! and apart.
 #![no_main]
 
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/table.rs"]
 mod table;
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/template.rs"]
 mod template;
 

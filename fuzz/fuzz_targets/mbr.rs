@@ -1,8 +1,10 @@
 //! Old partition tables with changed bytes: chains end, partitions lie on the drive and apart.
 #![no_main]
 
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/table.rs"]
 mod table;
+#[allow(dead_code)]
 #[path = "../../crates/files/tests/common/template.rs"]
 mod template;
 

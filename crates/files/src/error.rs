@@ -66,6 +66,14 @@ pub enum Error {
         /// What was wanted.
         wanted: &'static str,
     },
+    /// A file or drive is another one than before, or was changed.
+    #[error("{what} is not as it was: {why}")]
+    Changed {
+        /// What has changed.
+        what: String,
+        /// How it is now, and how it was.
+        why: String,
+    },
     /// Symbolic links that lead in a circle, or nearly.
     #[error("{path}: more than {most} symbolic links to follow")]
     TooManyLinks {

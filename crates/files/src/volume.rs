@@ -64,7 +64,7 @@ pub enum FileKind {
 }
 
 /// What is known of a file besides its bytes; two looks at an unchanged file give the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FileId {
     /// Its number. On FAT and exFAT: where its directory entry is, in bytes from the volume's start.
     pub ino: u64,

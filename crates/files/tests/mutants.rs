@@ -2,10 +2,13 @@
 //! Needs no tool, and goes on in the fuzz targets `gpt`, `mbr`, `ext`, `fat` and `exfat`.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
 #[path = "common/exfat_image.rs"]
 mod exfat_image;
+#[allow(dead_code)]
 #[path = "common/table.rs"]
 mod table;
+#[allow(dead_code)]
 #[path = "common/template.rs"]
 mod template;
 
@@ -52,6 +55,19 @@ fn the_templates_are_sound() {
         assert!(explore(Arc::new(template.clone()), 0, template.size()), "{name}");
         let path = if name.starts_with("ext") { "dir/pieces" } else { "pieces.bin" };
         assert!(volume.extents(&volume.lookup(path).unwrap()).unwrap().len() > 1, "{name}");
+        if name.starts_with("ext") {
+            let paths = [
+                "dir/pieces",
+                "dir/tiny",
+                "dir/inline",
+                "plain",
+                "short",
+                "slow",
+                "map",
+                "dir/loop/loop/pieces",
+            ];
+            assert!(paths.iter().all(|p| volume.extents(&volume.lookup(p).unwrap()).is_ok()), "{name}");
+        }
     }
     let exfat = Volume::open(Arc::new(EXFAT.clone()), Which::Auto).unwrap();
     assert!(exfat.extents(&exfat.lookup("CHAIN").unwrap()).unwrap().len() > 2);

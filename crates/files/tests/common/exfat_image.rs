@@ -200,7 +200,6 @@ fn set(name: &str, directory: bool, valid: usize, len: usize, first: Option<usiz
 }
 
 /// Makes the checksums of a changed volume right again, as far as they have a place.
-#[allow(dead_code)]
 pub fn mend(image: &mut [u8]) {
     let sector = 1 << image[108].clamp(9, 12);
     if image.len() >= 12 * sector {

@@ -1,7 +1,6 @@
 //! Partition tables made from nothing.
 
 /// A GPT with these partitions (first and last block) on a drive of `blocks` blocks; both copies.
-#[allow(dead_code)]
 pub fn gpt(lba: usize, blocks: u64, parts: &[(u64, u64)]) -> Vec<u8> {
     let mut image = vec![0; lba * blocks as usize];
     image[446 + 4] = 0xEE;
@@ -33,7 +32,6 @@ pub fn gpt(lba: usize, blocks: u64, parts: &[(u64, u64)]) -> Vec<u8> {
 }
 
 /// Makes the checksums of both copies right again, as far as they have a place.
-#[allow(dead_code)]
 pub fn mend_gpt(image: &mut [u8], lba: usize) {
     for at in [lba, image.len() / lba * lba - lba] {
         let word = |image: &[u8], offset: usize| {
@@ -53,7 +51,6 @@ pub fn mend_gpt(image: &mut [u8], lba: usize) {
 }
 
 /// Sector 0 and a chain of logical partitions at blocks 8, 16 and 24, each of 4 blocks.
-#[allow(dead_code)]
 pub fn mbr() -> Vec<u8> {
     let mut image = vec![0; 64 * 512];
     let mut slot = |sector: usize, slot: usize, kind: u8, start: u32, count: u32| {

@@ -6,13 +6,16 @@
 #![allow(clippy::unwrap_used)]
 
 mod exfat;
+#[allow(dead_code)]
 #[path = "../common/exfat_image.rs"]
 mod exfat_image;
 mod ext;
 mod ext_cases;
 mod fat;
+mod foreign;
 mod kernel;
 mod support;
+#[allow(dead_code)]
 #[path = "../common/table.rs"]
 mod table;
 mod tables;

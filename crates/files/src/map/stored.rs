@@ -1,0 +1,87 @@
+//! The form of a map file: a line with the version and the body's checksum, and the body, which is JSON.
+
+use serde::{Deserialize, Serialize};
+
+use super::{DriveId, ExtentMap, MAP, MappedFile, Piece};
+use crate::{Error, Extent, Place, Result};
+
+const NAME: &str = "onehop-extents";
+const VERSION: &str = "1";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    file: MappedFile,
+    drive: DriveId,
+    /// In the file's order and without gaps, so that no offset in the file need be said.
+    pieces: Vec<Stored>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Stored {
+    /// Length, byte of the drive, CRC-32C.
+    Drive(u64, u64, u32),
+    /// Length of zeros.
+    Zeros(u64),
+    /// The file itself, in hexadecimal.
+    Inline(String),
+}
+
+pub(super) fn to_bytes(map: &ExtentMap) -> Vec<u8> {
+    let stored = |piece: &Piece| match &piece.extent.place {
+        Place::Drive(at) => Stored::Drive(piece.extent.len, *at, piece.crc32c.unwrap_or(0)),
+        Place::Zeros => Stored::Zeros(piece.extent.len),
+        Place::Inline(bytes) => Stored::Inline(bytes.iter().map(|b| format!("{b:02x}")).collect()),
+    };
+    let pieces = map.pieces.iter().map(stored).collect();
+    let body = Body { file: map.file.clone(), drive: map.drive.clone(), pieces };
+    // It only fails for maps with keys that are no text, and there are none.
+    let body = serde_json::to_string(&body).unwrap_or_default();
+    format!("{NAME} {VERSION} {:08x}\n{body}\n", crc32c::crc32c(format!("{body}\n").as_bytes())).into_bytes()
+}
+
+pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
+    let bad = |why: String| Error::damaged(MAP, why);
+    let end = bytes.iter().take(64).position(|&b| b == b'\n');
+    let (head, body) = bytes.split_at(end.map_or(0, |end| end + 1));
+    let head = std::str::from_utf8(head).unwrap_or_default();
+    let words: Vec<_> = head.trim_end_matches('\n').split(' ').collect();
+    let [NAME, version, crc] = words[..] else {
+        return Err(bad(format!("it does not begin with `{NAME}`")));
+    };
+    if version != VERSION {
+        return Err(Error::unsupported(
+            format!("version {version} of extent maps"),
+            format!("only {VERSION} is known"),
+        ));
+    }
+    let have = format!("{:08x}", crc32c::crc32c(body));
+    if crc != have {
+        return Err(bad(format!("its checksum is {have}, and should be {crc}")));
+    }
+    let body: Body = serde_json::from_slice(body).map_err(|e| bad(e.to_string()))?;
+    let mut pieces = Vec::new();
+    let mut offset = 0_u64;
+    for stored in body.pieces {
+        let (len, place, crc32c) = match stored {
+            Stored::Drive(len, at, crc) => (len, Place::Drive(at), Some(crc)),
+            Stored::Zeros(len) => (len, Place::Zeros, None),
+            Stored::Inline(hex) => {
+                let bytes =
+                    unhex(&hex).ok_or_else(|| bad("its inline bytes are not hexadecimal".to_owned()))?;
+                (bytes.len() as u64, Place::Inline(bytes), None)
+            }
+        };
+        pieces.push(Piece { extent: Extent { offset, len, place }, crc32c });
+        offset = offset.saturating_add(len);
+    }
+    Ok(ExtentMap { file: body.file, drive: body.drive, pieces })
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    let whole = text.len().is_multiple_of(2);
+    let pair = |p: &[u8]| Some(digit(p[0])? << 4 | digit(p[1])?);
+    if whole { text.as_bytes().chunks_exact(2).map(pair).collect() } else { None }
+}

@@ -1,0 +1,153 @@
+//! Extent maps: made, stored, read again, refused, verified.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code)]
+#[path = "common/template.rs"]
+mod template;
+
+use std::sync::Arc;
+
+use onehop_files::{
+    Blocks, DriveId, Error, Extent, ExtentMap, FileId, MappedFile, PIECE_BYTES, Place, Volume, Which,
+};
+use proptest::prelude::*;
+use template::Sparse;
+
+fn drive(bytes: u64) -> DriveId {
+    DriveId { serial: "S-1".into(), nsid: 1, wwid: "eui.00".into(), lba_bytes: 512, bytes }
+}
+
+fn file(len: u64) -> MappedFile {
+    let id = FileId { ino: 12, generation: 7, len, mtime: (-5, 999_999_999), ctime: (1 << 33, 0) };
+    MappedFile {
+        path: "/models/ä \"b\".safetensors".into(), fs: "ext4".into(), fs_uuid: "c0ffee".into(), id
+    }
+}
+
+fn volume() -> (Arc<Sparse>, Volume) {
+    let image = Arc::new(Sparse::unpack(include_bytes!("templates/ext4")));
+    let volume = Volume::open(image.clone(), Which::Auto).unwrap();
+    (image, volume)
+}
+
+#[test]
+fn a_map_of_a_file_on_a_volume_is_stored_read_and_verified() {
+    let (image, volume) = volume();
+    for path in ["dir/pieces", "dir/inline", "plain", "map", "dir/deep/entry-number-1"] {
+        let file = volume.lookup(path).unwrap();
+        let map = ExtentMap::of_volume(&volume, &file, path, drive(image.size())).unwrap();
+        let again = ExtentMap::parse(&map.to_bytes()).unwrap();
+        assert_eq!(again, map);
+        assert_eq!(again.extents().unwrap(), volume.extents(&file).unwrap(), "{path}");
+        again.verify(&*image).unwrap();
+        again.check_drive(&drive(image.size())).unwrap();
+        again.check_file(&volume.uuid(), &file.id).unwrap();
+    }
+}
+
+#[test]
+fn a_changed_block_a_changed_file_and_another_drive_are_told() {
+    let (image, volume) = volume();
+    let found = volume.lookup("dir/pieces").unwrap();
+    let map = ExtentMap::of_volume(&volume, &found, "dir/pieces", drive(image.size())).unwrap();
+    let Place::Drive(at) = volume.extents(&found).unwrap()[2].place else { panic!() };
+    let mut changed = Sparse::clone(&image);
+    changed.set(at + 5, b'!');
+    let error = map.verify(&changed).unwrap_err().to_string();
+    assert!(error.contains("dir/pieces is not as it was: its bytes 2048..3072"), "{error}");
+    let error =
+        map.check_drive(&DriveId { serial: "S-2".into(), ..drive(image.size()) }).unwrap_err().to_string();
+    assert!(error.contains("S-2") && error.contains("S-1"), "{error}");
+    let id = FileId { generation: found.id.generation + 1, ..found.id };
+    assert!(matches!(map.check_file(&volume.uuid(), &id), Err(Error::Changed { .. })));
+    assert!(matches!(map.check_file("other", &found.id), Err(Error::Changed { .. })));
+}
+
+#[test]
+fn long_extents_have_a_checksum_for_each_piece_and_are_merged_again() {
+    let len = 2 * PIECE_BYTES + 5;
+    let extents = [
+        Extent { offset: 0, len, place: Place::Drive(4096) },
+        Extent { offset: len, len: 1 << 40, place: Place::Zeros },
+    ];
+    let mut read = 0;
+    let map = ExtentMap::make(file(len + (1 << 40)), drive(1 << 41), &extents, |offset, out| {
+        assert_eq!(offset, read);
+        read += out.len() as u64;
+        Ok(())
+    });
+    let map = map.unwrap();
+    assert_eq!((read, map.pieces().len()), (len, 4));
+    assert_eq!(ExtentMap::parse(&map.to_bytes()).unwrap().extents().unwrap(), extents);
+}
+
+#[test]
+fn maps_that_lie_are_refused() {
+    let parse = |body: &str| {
+        let body = format!("{body}\n");
+        let text = format!("onehop-extents 1 {:08x}\n{body}", crc32c::crc32c(body.as_bytes()));
+        ExtentMap::parse(text.as_bytes()).map(|_| ()).map_err(|e| e.to_string())
+    };
+    let body = |len: u64, drive: &str, pieces: &str| {
+        format!(
+            r#"{{"file":{{"path":"f","fs":"ext4","fs_uuid":"u","ino":1,"generation":0,"len":{len},"mtime":[0,0],"ctime":[0,0]}},"drive":{drive},"pieces":[{pieces}]}}"#
+        )
+    };
+    let good = r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":512,"bytes":100000}"#;
+    assert_eq!(parse(&body(3000, good, "[1000,2000,7],2000")), Ok(()));
+    assert_eq!(parse(&body(3, good, r#""616263""#)), Ok(()));
+    for (len, drive, pieces, said) in [
+        (3000, good, "[1000,2000,7]", "1000 bytes of 3000"),
+        (3000, good, "[1000,2000,7],2001", "2001 bytes follows byte 1000"),
+        (1000, good, "[1000,99001,7]", "not on its drive"),
+        (1000, good, "[1000,18446744073709551615,7]", "not on its drive"),
+        (1000, good, "[1000,0,4294967296]", "did not match"),
+        (1000, good, "[1000,0]", "did not match"),
+        (1000, good, "[-5,0,7]", "did not match"),
+        (5, good, "0,5", "0 bytes follows"),
+        (3, good, r#""61626""#, "hexadecimal"),
+        (3, good, r#""61626x""#, "hexadecimal"),
+        (4, good, r#""616263",1"#, "not on its drive"),
+        (0, r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":513,"bytes":1}"#, "", "blocks of 513"),
+        (0, r#"{"serial":"s","nsid":1,"lba_bytes":512,"bytes":1}"#, "", "missing field `wwid`"),
+        (
+            0,
+            r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":512,"bytes":1,"more":1}"#,
+            "",
+            "unknown field `more`",
+        ),
+        (u64::MAX, good, "18446744073709551615,1", "1 bytes follows"),
+    ] {
+        let error = parse(&body(len, drive, pieces)).unwrap_err();
+        assert!(error.contains(said), "{error}, wanted {said}");
+    }
+    let whole = ExtentMap::make(file(0), drive(1), &[], |_, _| Ok(())).unwrap().to_bytes();
+    for i in 0..whole.len() {
+        let mut spoiled = whole.clone();
+        spoiled[i] ^= 1;
+        assert!(ExtentMap::parse(&spoiled).is_err(), "byte {i}");
+        assert!(ExtentMap::parse(&whole[..i]).is_err(), "cut at {i}");
+    }
+    let other = String::from_utf8(whole).unwrap().replace("onehop-extents 1 ", "onehop-extents 2 ");
+    assert!(ExtentMap::parse(other.as_bytes()).unwrap_err().to_string().contains("version 2 of extent maps"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_stored_is_read_again(lens in prop::collection::vec((1..5000_u64, any::<bool>()), 0..40)) {
+        let mut extents: Vec<Extent> = Vec::new();
+        for (i, (len, hole)) in lens.into_iter().enumerate() {
+            let offset = extents.last().map_or(0, |e| e.offset + e.len);
+            let place = if hole { Place::Zeros } else { Place::Drive(i as u64 * 8192) };
+            extents.push(Extent { offset, len, place });
+        }
+        let len = extents.last().map_or(0, |e| e.offset + e.len);
+        let map = ExtentMap::make(file(len), drive(1 << 30), &extents, |offset, out| {
+            out.iter_mut().zip(offset..).for_each(|(b, at)| *b = at as u8);
+            Ok(())
+        }).unwrap();
+        prop_assert_eq!(ExtentMap::parse(&map.to_bytes()).unwrap(), map);
+    }
+}
