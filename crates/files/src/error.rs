@@ -74,6 +74,30 @@ pub enum Error {
         /// How it is now, and how it was.
         why: String,
     },
+    /// A system call or a file of the system failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The kernel did not tell something of a file or device.
+    #[error("{path}: {source}")]
+    Kernel {
+        /// The file.
+        path: String,
+        /// Which call failed, and how.
+        source: onehop_os::Error,
+    },
+    /// A live file that cannot be read by its blocks.
+    #[error("{path} cannot be read by its blocks: {why}")]
+    NotByBlocks {
+        /// The file.
+        path: String,
+        /// The reason, with what would change it.
+        why: String,
+    },
     /// Symbolic links that lead in a circle, or nearly.
     #[error("{path}: more than {most} symbolic links to follow")]
     TooManyLinks {

@@ -15,6 +15,7 @@ mod exfat;
 mod ext;
 mod extent;
 mod fat;
+pub mod live;
 mod map;
 pub mod partitions;
 mod volume;

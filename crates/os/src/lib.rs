@@ -2,15 +2,18 @@
 //!
 //! [`HostMem`] is host memory that a device may write at any moment; it is read and written by copy, never lent as a
 //! slice. [`Registers`] is a BAR, [`Mapper`] gives bus addresses: real PCI, QEMU and the simulator all implement both,
-//! so that one driver runs on all of them.
+//! so that one driver runs on all of them. [`file`] and [`dm_table`] ask the kernel where a file's bytes are.
 
 mod clock;
+mod dm;
 mod error;
+pub mod file;
 mod huge;
 mod mem;
 mod seam;
 
 pub use clock::{Deadline, cycles};
+pub use dm::{DmTarget, dm_table};
 pub use error::{Error, Result};
 pub use mem::HostMem;
 pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run};

@@ -10,10 +10,11 @@ use crate::support::{
 };
 
 /// An image that is mounted as long as this lives.
-struct Mounted(PathBuf);
+pub struct Mounted(PathBuf);
 
 impl Mounted {
-    fn new(scratch: &Scratch, image: &str) -> Option<Self> {
+    /// None where mounting is not allowed, and said so.
+    pub fn new(scratch: &Scratch, image: &str) -> Option<Self> {
         let at = scratch.path("mounted");
         std::fs::create_dir_all(&at).unwrap();
         let (good, said) = try_run("mount", &["-o", "loop", image, at.to_str().unwrap()], "");
@@ -21,6 +22,10 @@ impl Mounted {
             skip(&format!("images cannot be mounted here: {}", said.trim().replace(image, "IMAGE")));
         }
         good.then_some(Self(at))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 }
 

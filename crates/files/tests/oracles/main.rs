@@ -14,6 +14,7 @@ mod ext_cases;
 mod fat;
 mod foreign;
 mod kernel;
+mod live;
 mod support;
 #[allow(dead_code)]
 #[path = "../common/table.rs"]

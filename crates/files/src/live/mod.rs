@@ -1,0 +1,277 @@
+//! Files of a mounted file system: where the kernel has put them, down to the drive, and whether that still holds.
+//!
+//! Between looking a place up and reading it, a file system may move the file. [`LiveFile::recheck`] after the read closes
+//! that against accidents; [`Rung`] says how much stronger a file's state makes it. The ladder is in `docs/files.md`.
+
+mod chain;
+mod mount;
+mod places;
+mod system;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use onehop_os::file as ioctls;
+use rustix::fs::{AtFlags, OFlags, Statx, StatxAttributes, StatxFlags};
+
+use crate::volume::FileId;
+use crate::{Error, Extent, ExtentMap, MappedFile, Result};
+use chain::Chain;
+pub use chain::Disk;
+use places::Kept;
+pub use system::System;
+
+/// How firmly a file's places hold, from the weakest to the strongest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rung {
+    /// Looked up, read, looked up again: a change in between is found, unless somebody hides it.
+    Rechecked = 1,
+    /// Nobody can write it: immutable, or with fs-verity.
+    Unchangeable = 2,
+    /// The file system is frozen. Never claimed for a live file, because nothing tells it from outside.
+    Frozen = 3,
+    /// The whole file system is mounted read-only.
+    ReadOnly = 4,
+    /// Not mounted at all: [`crate::Volume`].
+    Unmounted = 5,
+}
+
+impl Rung {
+    /// The number on the ladder.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// What it means.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Rechecked => "live mount: looked up, read, looked up again",
+            Self::Unchangeable => "live mount, and the file cannot be written (immutable or fs-verity)",
+            Self::Frozen => "frozen file system",
+            Self::ReadOnly => "file system mounted read-only",
+            Self::Unmounted => "not mounted, read by ourselves",
+        }
+    }
+}
+
+/// Bytes of a live file on one of its drives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveExtent {
+    /// Which of [`LiveFile::disks`]; without meaning where the bytes are zeros.
+    pub disk: usize,
+    /// The bytes, and their place on that drive.
+    pub extent: Extent,
+}
+
+/// A file of a mounted file system, open, with the places of its bytes.
+#[derive(Debug)]
+pub struct LiveFile {
+    path: PathBuf,
+    file: File,
+    state: State,
+    fs: String,
+    fs_uuid: String,
+    disks: Vec<Disk>,
+    extents: Vec<LiveExtent>,
+    rung: Rung,
+}
+
+/// All that must be the same at the second look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    id: FileId,
+    device: (u32, u32),
+    kept: Vec<Kept>,
+}
+
+impl LiveFile {
+    /// Opens a file and looks up where its bytes are.
+    ///
+    /// # Errors
+    /// When it is not a plain file, its file system does not tell true places, or something between it and the drive does
+    /// more to the bytes than put them elsewhere.
+    pub fn open(path: impl AsRef<Path>, system: &System) -> Result<Self> {
+        let path = path.as_ref();
+        // A pipe must not make us wait for a writer.
+        let mut options = File::options();
+        options.read(true).custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32);
+        let shown = path.display().to_string();
+        let file = options
+            .open(path)
+            .map_err(|source| Error::System { what: format!("opening {shown}"), source })?;
+        let about = stat(&file, &shown)?;
+        let refuse = |why: String| Error::NotByBlocks { path: shown.clone(), why };
+        if let Some(why) = unreadable(&about) {
+            return Err(refuse(why));
+        }
+        mount::check_magic(&file, &shown)?;
+        let device = (about.stx_dev_major, about.stx_dev_minor);
+        let mount = mount::Mount::find(system, device)?.ok_or_else(|| {
+            refuse(format!("its device {}:{} is not in the list of mounts", device.0, device.1))
+        })?;
+        mount.check(&file).map_err(refuse)?;
+        let chain = Chain::resolve(system, device).map_err(refuse)?;
+        let state = State::read(&file, &about, &shown)?;
+        let extents = chain.extents(&state.kept, state.id.len).map_err(refuse)?;
+        let unchangeable =
+            about.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::VERITY);
+        let rung = match (mount.read_only, unchangeable) {
+            (true, _) => Rung::ReadOnly,
+            (false, true) => Rung::Unchangeable,
+            (false, false) => Rung::Rechecked,
+        };
+        let fs_uuid = ioctls::fs_uuid(&file).map(|uuid| crate::bytes::uuid_text(&uuid));
+        let fs_uuid = fs_uuid.unwrap_or_else(|_| system.uuid_by_link(device));
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            state,
+            fs: mount.fs,
+            fs_uuid,
+            disks: chain.disks,
+            extents,
+            rung,
+        })
+    }
+
+    /// Which file it is.
+    #[must_use]
+    pub fn id(&self) -> FileId {
+        self.state.id
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.state.id.len
+    }
+
+    /// The file system's name, as the mount has it.
+    #[must_use]
+    pub fn fs_name(&self) -> &str {
+        &self.fs
+    }
+
+    /// The file system's identifier; empty where the kernel does not tell.
+    #[must_use]
+    pub fn fs_uuid(&self) -> &str {
+        &self.fs_uuid
+    }
+
+    /// The drives that hold it.
+    #[must_use]
+    pub fn disks(&self) -> &[Disk] {
+        &self.disks
+    }
+
+    /// The open file, for reads through the kernel.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// How firmly the places hold.
+    #[must_use]
+    pub fn rung(&self) -> Rung {
+        self.rung
+    }
+
+    /// Where all bytes are, in the file's order.
+    #[must_use]
+    pub fn extents(&self) -> &[LiveExtent] {
+        &self.extents
+    }
+
+    /// The same for a file that is on one drive only.
+    ///
+    /// # Errors
+    /// When it is on several.
+    pub fn on_one_drive(&self) -> Result<(&Disk, Vec<Extent>)> {
+        match &self.disks[..] {
+            [disk] => Ok((disk, self.extents.iter().map(|e| e.extent.clone()).collect())),
+            disks => Err(Error::NotByBlocks {
+                path: self.path.display().to_string(),
+                why: format!("it is on {} drives", disks.len()),
+            }),
+        }
+    }
+
+    /// Looks everything up again: to be called after the bytes were read, and before they are used.
+    ///
+    /// # Errors
+    /// When anything has changed since the file was opened: what was read is void then.
+    pub fn recheck(&self) -> Result<()> {
+        let shown = self.path.display().to_string();
+        let now = State::read(&self.file, &stat(&self.file, &shown)?, &shown)?;
+        if now == self.state {
+            return Ok(());
+        }
+        let why = if now.id == self.state.id {
+            "the file system has moved it".to_owned()
+        } else {
+            format!("it is {:?} now and was {:?}", now.id, self.state.id)
+        };
+        Err(Error::Changed { what: shown, why })
+    }
+
+    /// Makes an extent map: reads the file through the kernel for its checksums, and looks everything up again.
+    ///
+    /// # Errors
+    /// When it is on several drives, cannot be read, or has changed meanwhile.
+    pub fn map(&self) -> Result<ExtentMap> {
+        let (disk, extents) = self.on_one_drive()?;
+        let about = MappedFile {
+            path: self.path.display().to_string(),
+            fs: self.fs.clone(),
+            fs_uuid: self.fs_uuid.clone(),
+            id: self.state.id,
+        };
+        let map = ExtentMap::make(about, disk.id.clone(), &extents, |offset, out| {
+            let len = out.len();
+            self.file.read_exact_at(out, offset).map_err(|source| Error::Read { offset, len, source })
+        })?;
+        self.recheck()?;
+        Ok(map)
+    }
+}
+
+impl State {
+    fn read(file: &File, about: &Statx, shown: &str) -> Result<Self> {
+        // A file system that does not count generations tells reused numbers by their times alone.
+        let generation = ioctls::generation(file).unwrap_or(0);
+        let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
+        let id = FileId {
+            ino: about.stx_ino,
+            generation,
+            len: about.stx_size,
+            mtime: time(about.stx_mtime),
+            ctime: time(about.stx_ctime),
+        };
+        let kept = places::read(file, shown)?;
+        Ok(Self { id, device: (about.stx_dev_major, about.stx_dev_minor), kept })
+    }
+}
+
+fn stat(file: &File, shown: &str) -> Result<Statx> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(|e| Error::System { what: format!("statx of {shown}"), source: e.into() })
+}
+
+fn unreadable(about: &Statx) -> Option<String> {
+    let kind = rustix::fs::FileType::from_raw_mode(about.stx_mode.into());
+    if kind != rustix::fs::FileType::RegularFile {
+        return Some(format!("it is no plain file but a {kind:?}"));
+    }
+    let has = |attribute| about.stx_attributes.contains(attribute);
+    let what = if has(StatxAttributes::ENCRYPTED) {
+        "encrypted"
+    } else if has(StatxAttributes::COMPRESSED) {
+        "compressed"
+    } else {
+        return None;
+    };
+    Some(format!("it is {what}, and only the kernel can give its contents"))
+}

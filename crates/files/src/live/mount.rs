@@ -1,0 +1,116 @@
+//! The mount that a file is on: kinds of file system whose extents are true, and the options that make them lie.
+
+use std::fs::File;
+
+use onehop_os::file as ioctls;
+
+use super::System;
+use crate::{Error, Result};
+
+const EXT: u64 = 0xEF53;
+const XFS: u64 = 0x5846_5342;
+
+/// Others, by their magic numbers, with why they are refused.
+const OTHERS: &[(u64, &str)] = &[
+    (0x9123_683E, "btrfs: what it tells are logical addresses of its own"),
+    (0x2FC1_2FC1, "ZFS: it does not tell places"),
+    (0xF2F5_2010, "F2FS: it moves blocks while it collects garbage"),
+    (0xCA45_1A4E, "bcachefs: it moves and encodes extents"),
+    (0x794C_7630, "overlayfs: open the file of the layer below"),
+    (0x0102_1994, "tmpfs: it is in memory and on no drive"),
+    (0x8584_58F6, "ramfs: it is in memory and on no drive"),
+    (0x4D44, "FAT: it does not tell places while mounted; unmount it, and onehop reads it by itself"),
+    (0x2011_BAB0, "exFAT: it does not tell places while mounted; unmount it, and onehop reads it by itself"),
+    (0x7366_746E, "NTFS"),
+    (0x6969, "NFS: it is on another machine"),
+    (0xFE53_4D42, "SMB: it is on another machine"),
+    (0x00C3_6400, "Ceph: it is on other machines"),
+    (0x0BD0_0BD0, "Lustre: it is on other machines"),
+    (0x0102_1997, "9P: it is on another machine"),
+    (0x6573_5546, "FUSE: only its daemon knows"),
+    (0x7371_7368, "SquashFS: it is compressed"),
+    (0xE0F5_E1E2, "EROFS: it may be compressed"),
+];
+
+/// Refuses file systems whose extents are not places on a device.
+pub(super) fn check_magic(file: &File, path: &str) -> Result<()> {
+    let found = rustix::fs::fstatfs(file)
+        .map_err(|e| Error::System { what: format!("statfs of {path}"), source: e.into() })?;
+    let magic = u64::from(found.f_type as u32);
+    if [EXT, XFS].contains(&magic) {
+        return Ok(());
+    }
+    let known = OTHERS.iter().find(|(m, _)| *m == magic).map(|(_, why)| (*why).to_owned());
+    let why = known.unwrap_or_else(|| format!("a file system with the magic number {magic:#x}"));
+    Err(Error::NotByBlocks {
+        path: path.to_owned(),
+        why: format!("it is on {why}; ext2, ext3, ext4 and XFS tell true places"),
+    })
+}
+
+/// A row of the list of mounts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub fs: String,
+    /// The file system itself, not only this view of it.
+    pub read_only: bool,
+    options: Vec<String>,
+}
+
+impl Mount {
+    /// The mount of a device: all mounts of one have the same of what is looked at here.
+    pub(super) fn find(system: &System, device: (u32, u32)) -> Result<Option<Self>> {
+        let path = system.proc.join("self/mountinfo");
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| Error::System { what: format!("reading {}", path.display()), source })?;
+        Ok(text.lines().find_map(|line| Self::parse(line, device)))
+    }
+
+    /// `36 35 98:0 /root /point options … - type source super-options`
+    fn parse(line: &str, device: (u32, u32)) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        if left.split(' ').nth(2)? != format!("{}:{}", device.0, device.1) {
+            return None;
+        }
+        let mut words = right.split(' ');
+        let (fs, _, options) = (words.next()?, words.next()?, words.next()?);
+        let options: Vec<_> = options.split(',').map(str::to_owned).collect();
+        Some(Self { fs: fs.to_owned(), read_only: options.iter().any(|o| o == "ro"), options })
+    }
+
+    /// Refuses what keeps the newest bytes elsewhere.
+    pub(super) fn check(&self, file: &File) -> std::result::Result<(), String> {
+        if self.options.iter().any(|o| o == "data=journal") {
+            return Err(
+                "its file system is mounted with data=journal, so the newest bytes may be in the journal; \
+                        mount it with data=ordered"
+                    .to_owned(),
+            );
+        }
+        if self.fs == "xfs" && ioctls::is_realtime(file).unwrap_or(true) {
+            return Err("it is on the realtime device of its XFS".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_the_list_of_mounts() {
+        let row = |options: &str| {
+            format!("27 1 254:0 / /with\\040blank rw,relatime shared:1 - ext4 /dev/vda {options}")
+        };
+        let found = Mount::parse(&row("rw,discard"), (254, 0)).unwrap();
+        assert_eq!((found.fs.as_str(), found.read_only), ("ext4", false));
+        assert_eq!(Mount::parse(&row("rw"), (254, 1)), None);
+        assert!(Mount::parse(&row("ro"), (254, 0)).unwrap().read_only);
+        let file = File::open("/dev/null").unwrap();
+        assert!(found.check(&file).is_ok());
+        let journal = Mount::parse(&row("rw,data=journal"), (254, 0)).unwrap();
+        assert!(journal.check(&file).unwrap_err().contains("data=journal"));
+        assert_eq!(Mount::parse("broken", (254, 0)), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! What FIEMAP says, judged: the flags that may be there, the ones that mean zeros, and the ones that end it.
+
+use std::fs::File;
+
+use onehop_os::file::{self as ioctls, FileExtent, extent_flag};
+
+use crate::{Error, Result};
+
+/// Flags that say that the bytes cannot be had from the device, with what that means.
+const REFUSED: [(u32, &str); 5] = [
+    (extent_flag::DATA_ENCRYPTED, "DATA_ENCRYPTED: it is encrypted"),
+    (
+        extent_flag::DATA_INLINE,
+        "DATA_INLINE: it is so short that it lies among metadata; read it through the kernel",
+    ),
+    (extent_flag::DATA_TAIL, "DATA_TAIL: its end shares a block with other files"),
+    (extent_flag::NOT_ALIGNED, "NOT_ALIGNED: its bytes do not begin with a block"),
+    (extent_flag::ENCODED, "ENCODED: it is compressed or otherwise transformed"),
+];
+/// No place yet, though everything was to be written out first.
+const UNSETTLED: u32 = extent_flag::UNKNOWN | extent_flag::DELALLOC;
+const KNOWN: u32 = extent_flag::LAST | extent_flag::UNWRITTEN | extent_flag::MERGED | extent_flag::SHARED;
+/// Somebody who goes on writing may need a second call.
+const TRIES: u32 = 2;
+
+/// Bytes of the file on the file system's device; none where they are zeros, whatever the device holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub offset: u64,
+    pub len: u64,
+    pub position: Option<u64>,
+}
+
+/// Where the file system keeps a file, in order; holes are left out.
+pub(super) fn read(file: &File, path: &str) -> Result<Vec<Kept>> {
+    let mut left = TRIES;
+    loop {
+        left -= 1;
+        let list = all(file, path)?;
+        if left == 0 || !list.iter().any(|e| e.flags & UNSETTLED != 0) {
+            return judge(&list, path);
+        }
+    }
+}
+
+fn all(file: &File, path: &str) -> Result<Vec<FileExtent>> {
+    let mut list: Vec<FileExtent> = Vec::new();
+    loop {
+        let start = list.last().map_or(0, |e| e.logical.saturating_add(e.len));
+        let more =
+            ioctls::extents(file, start).map_err(|source| Error::Kernel { path: path.to_owned(), source })?;
+        // Each call must get further, or this would not end.
+        let onward = more.first().is_some_and(|e| e.logical.saturating_add(e.len) > start);
+        let last = more.last().is_none_or(|e| e.flags & extent_flag::LAST != 0);
+        list.extend(more);
+        if last || !onward {
+            return Ok(list);
+        }
+    }
+}
+
+fn judge(list: &[FileExtent], path: &str) -> Result<Vec<Kept>> {
+    let refuse = |why: String| Error::NotByBlocks { path: path.to_owned(), why };
+    let mut end = 0;
+    let mut kept = Vec::new();
+    for extent in list {
+        if let Some((_, why)) = REFUSED.iter().find(|(flag, _)| extent.flags & flag != 0) {
+            return Err(refuse(format!("its extent at byte {} is marked {why}", extent.logical)));
+        }
+        if extent.flags & UNSETTLED != 0 {
+            return Err(refuse(format!(
+                "its bytes from {} on have no place yet (DELALLOC): somebody is writing it",
+                extent.logical
+            )));
+        }
+        if extent.flags & !KNOWN != 0 {
+            return Err(refuse(format!(
+                "its extent at byte {} has unknown flags {:#x}",
+                extent.logical, extent.flags
+            )));
+        }
+        let next = extent.logical.checked_add(extent.len).filter(|_| extent.logical >= end && extent.len > 0);
+        end = next.ok_or_else(|| refuse(format!("its extent at byte {} is out of order", extent.logical)))?;
+        let written = extent.flags & extent_flag::UNWRITTEN == 0;
+        kept.push(Kept {
+            offset: extent.logical,
+            len: extent.len,
+            position: written.then_some(extent.physical),
+        });
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_judged() {
+        let judged = |flags| judge(&[FileExtent::new(0, 4096, 8192, flags)], "f");
+        for flags in [0x1, 0x1001, 0x2000, 0x3001] {
+            assert_eq!(judged(flags).unwrap(), [Kept { offset: 0, len: 8192, position: Some(4096) }]);
+        }
+        assert_eq!(judged(0x801).unwrap()[0].position, None);
+        for (flags, name) in [
+            (0x7, "DELALLOC"),
+            (0x2, "DELALLOC"),
+            (0x8, "ENCODED"),
+            (0x88, "DATA_ENCRYPTED"),
+            (0x100, "NOT_ALIGNED"),
+            (0x301, "DATA_INLINE"),
+            (0x500, "DATA_TAIL"),
+            (0x4000, "0x4000"),
+        ] {
+            let error = judged(flags).unwrap_err().to_string();
+            assert!(error.contains(name), "{flags:#x}: {error}");
+        }
+        let order = [FileExtent::new(4096, 0, 4096, 0), FileExtent::new(4096, 8192, 4096, 1)];
+        assert!(judge(&order, "f").unwrap_err().to_string().contains("out of order"));
+        assert!(judge(&[FileExtent::new(u64::MAX, 0, 2, 1)], "f").is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! The parts of the system that are looked at: real ones, or recorded ones in tests.
+
+use std::path::{Path, PathBuf};
+
+use onehop_os::DmTarget;
+
+type DmTable = dyn Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync;
+
+/// Where sysfs and procfs are, and who knows the device mapper's tables.
+pub struct System {
+    pub(super) sysfs: PathBuf,
+    pub(super) proc: PathBuf,
+    dev: PathBuf,
+    dm: Box<DmTable>,
+}
+
+impl Default for System {
+    fn default() -> Self {
+        Self {
+            sysfs: "/sys".into(),
+            proc: "/proc".into(),
+            dev: "/dev".into(),
+            dm: Box::new(onehop_os::dm_table),
+        }
+    }
+}
+
+impl System {
+    /// A recorded system: `sys`, `proc` and `dev` below `root`, and the device mapper's tables by a function.
+    pub fn recorded(
+        root: impl AsRef<Path>,
+        dm: impl Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync + 'static,
+    ) -> Self {
+        let root = root.as_ref();
+        Self { sysfs: root.join("sys"), proc: root.join("proc"), dev: root.join("dev"), dm: Box::new(dm) }
+    }
+
+    /// This system, but with another sysfs.
+    #[must_use]
+    pub fn with_sysfs(self, sysfs: impl Into<PathBuf>) -> Self {
+        Self { sysfs: sysfs.into(), ..self }
+    }
+
+    pub(super) fn dm_table(&self, (major, minor): (u32, u32)) -> onehop_os::Result<Vec<DmTarget>> {
+        (self.dm)(major, minor)
+    }
+
+    /// A file system's identifier by udev's links, for kernels that do not tell it; empty where there is none.
+    pub(super) fn uuid_by_link(&self, device: (u32, u32)) -> String {
+        let name = self.sysfs.join(format!("dev/block/{}:{}", device.0, device.1));
+        let name = std::fs::canonicalize(name).ok().and_then(|p| p.file_name().map(ToOwned::to_owned));
+        let links = std::fs::read_dir(self.dev.join("disk/by-uuid")).into_iter().flatten().flatten();
+        let leads = |link: &std::fs::DirEntry| {
+            let target = std::fs::read_link(link.path()).ok();
+            name.is_some() && target.as_ref().and_then(|t| t.file_name()) == name.as_deref()
+        };
+        links
+            .into_iter()
+            .find(leads)
+            .map_or_else(String::new, |l| l.file_name().to_string_lossy().into_owned())
+    }
+}

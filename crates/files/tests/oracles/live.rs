@@ -1,0 +1,146 @@
+//! Live files: the kernel's places against the raw device, and against what we find when it is unmounted.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::Path;
+
+use onehop_files::live::{LiveFile, Rung, System};
+use onehop_files::{Error, Image, Place};
+
+use crate::ext::{TOOLS, mkfs};
+use crate::kernel::Mounted;
+use crate::support::{Rng, Scratch, Tree, have, open, skip};
+
+/// Data, a hole, data, preallocated space.
+fn write_file(path: &Path, rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = rng.bytes(3_000_000);
+    bytes[1_000_000..2_000_000].fill(0);
+    let file = fs::File::create(path).unwrap();
+    file.write_all_at(&bytes[..1_000_000], 0).unwrap();
+    file.write_all_at(&bytes[2_000_000..], 2_000_000).unwrap();
+    file.set_len(3_500_000).unwrap();
+    bytes.resize(3_500_000, 0);
+    bytes
+}
+
+/// The file's bytes from the device that holds them.
+fn from_device(live: &LiveFile, device: &fs::File) -> Vec<u8> {
+    let mut bytes = vec![0x55; live.size() as usize];
+    for part in live.extents() {
+        let out = &mut bytes[part.extent.offset as usize..][..part.extent.len as usize];
+        match part.extent.place {
+            Place::Drive(at) => device.read_exact_at(out, at).unwrap(),
+            _ => out.fill(0),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn a_file_of_this_machine_lies_where_it_is_said() {
+    let scratch = Scratch::new();
+    let path = scratch.path("live");
+    let bytes = write_file(&path, &mut Rng::new());
+    let live = match LiveFile::open(&path, &System::default()) {
+        Ok(live) => live,
+        Err(error) => return skip(&format!("files here have no places: {error}")),
+    };
+    assert!(live.size() == 3_500_000 && live.rung() <= Rung::Unchangeable);
+    let names: Vec<_> = live.disks().iter().map(|d| format!("/dev/{}", d.name)).collect();
+    let [name] = &names[..] else { return skip("the temporary files are on several drives") };
+    match fs::File::open(name) {
+        Err(error) => skip(&format!("{name} cannot be read raw here: {error}")),
+        Ok(device) => assert!(from_device(&live, &device) == bytes, "the device holds something else"),
+    }
+    live.recheck().unwrap();
+}
+
+/// A sysfs in which the loop device that holds `at` is a drive of its own.
+fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
+    let device = fs::metadata(at).unwrap().dev();
+    let (major, minor) = (device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
+    let sysfs = scratch.path("sys");
+    let disk = sysfs.join("devices/pci0000:00/0000:0b:00.0/nvme/nvme0/nvme0n1");
+    fs::create_dir_all(disk.join("queue")).unwrap();
+    fs::create_dir_all(sysfs.join("dev/block")).unwrap();
+    for (file, text) in [
+        ("size", (size / 512).to_string()),
+        ("queue/logical_block_size", "512".into()),
+        ("serial", "S".into()),
+    ] {
+        fs::write(disk.join(file), text).unwrap();
+    }
+    symlink(&disk, sysfs.join(format!("dev/block/{major}:{minor}"))).unwrap();
+    System::default().with_sysfs(sysfs)
+}
+
+#[test]
+fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
+    if !have(&TOOLS) || !have(&["mount", "umount"]) {
+        return;
+    }
+    let mut rng = Rng::new();
+    let size = 64 << 20;
+    for kind in ["-t ext4 -b 1024", "-t ext4 -b 4096 -O inline_data", "-t ext2 -b 2048"] {
+        println!("{kind}");
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, kind, &Tree::new(), size);
+        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        let at = mounted.path().to_owned();
+        let refused = LiveFile::open(at.join("lost+found"), &System::default()).unwrap_err().to_string();
+        assert!(refused.contains("no plain file"), "{refused}");
+        let bytes = write_file(&at.join("file"), &mut rng);
+        fs::write(at.join("tiny"), b"tiny").unwrap();
+        let refused = LiveFile::open(at.join("file"), &System::default()).unwrap_err().to_string();
+        assert!(refused.contains("loop device"), "{refused}");
+        let system = pretend_drive(&scratch, &at, size);
+        if kind.contains("inline_data") {
+            let refused = LiveFile::open(at.join("tiny"), &system).unwrap_err().to_string();
+            assert!(refused.contains("DATA_INLINE"), "{refused}");
+        }
+        let live = LiveFile::open(at.join("file"), &system).unwrap();
+        assert_eq!((live.rung(), live.fs_name()), (Rung::Rechecked, &kind[3..7]));
+        let map = live.map().unwrap();
+        assert_eq!(map.drive.serial, "S");
+        changes_are_seen(&at, &system);
+        drop(live);
+        drop(mounted);
+        let volume = open(&image);
+        let file = volume.lookup("file").unwrap();
+        map.check_file(&volume.uuid(), &file.id).unwrap();
+        assert_eq!(map.extents().unwrap(), volume.extents(&file).unwrap());
+        map.verify(&Image::open(&image).unwrap()).unwrap();
+        let mut again = vec![1; bytes.len()];
+        assert_eq!(volume.read(&file, 0, &mut again).unwrap(), bytes.len());
+        assert!(again == bytes);
+    }
+}
+
+fn changes_are_seen(at: &Path, system: &System) {
+    let path = at.join("other");
+    fs::write(&path, vec![7; 100_000]).unwrap();
+    let live = LiveFile::open(&path, system).unwrap();
+    live.recheck().unwrap();
+    fs::File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+    let error = live.recheck().unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    // Of the same length, and with the same bytes: only the times tell.
+    let live = LiveFile::open(&path, system).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    fs::File::options().write(true).open(&path).unwrap().write_all_at(b"\x07", 5).unwrap();
+    assert!(matches!(live.recheck(), Err(Error::Changed { .. })));
+}
+
+#[test]
+fn what_is_no_file_or_on_no_drive_is_refused() {
+    let system = System::default();
+    let error = |path: &str| LiveFile::open(path, &system).unwrap_err().to_string();
+    assert!(error("/proc/self/maps").contains("magic number 0x9fa0"), "{}", error("/proc/self/maps"));
+    assert!(error("/dev/null").contains("no plain file"));
+    assert!(error("/nowhere/at/all").contains("opening /nowhere"));
+    if fs::write("/dev/shm/onehop-files-live", b"x").is_ok() {
+        assert!(error("/dev/shm/onehop-files-live").contains("tmpfs"));
+        fs::remove_file("/dev/shm/onehop-files-live").unwrap();
+    }
+}

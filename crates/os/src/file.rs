@@ -1,0 +1,190 @@
+//! What only ioctls tell of a file: where its bytes are, which one of its number it is, which file system has it.
+
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
+
+use crate::{Error, Result};
+
+/// Extents that one call asks for: more make it no faster.
+const PER_CALL: usize = 128;
+const FIEMAP_FLAG_SYNC: u32 = 1;
+
+/// The flags of [`FileExtent::flags`], as the kernel numbers them.
+pub mod extent_flag {
+    /// It is the file's last.
+    pub const LAST: u32 = 0x1;
+    /// The place is not known.
+    pub const UNKNOWN: u32 = 0x2;
+    /// It has no place yet.
+    pub const DELALLOC: u32 = 0x4;
+    /// It can only be read through the file system.
+    pub const ENCODED: u32 = 0x8;
+    /// It is encrypted.
+    pub const DATA_ENCRYPTED: u32 = 0x80;
+    /// Offsets are not multiples of blocks.
+    pub const NOT_ALIGNED: u32 = 0x100;
+    /// It lies among metadata.
+    pub const DATA_INLINE: u32 = 0x200;
+    /// It shares its block with other files' ends.
+    pub const DATA_TAIL: u32 = 0x400;
+    /// It was allocated and never written: zeros.
+    pub const UNWRITTEN: u32 = 0x800;
+    /// The file system has no extents, the kernel made one of neighbouring blocks.
+    pub const MERGED: u32 = 0x1000;
+    /// Other files have it too.
+    pub const SHARED: u32 = 0x2000;
+}
+
+/// Some neighbouring bytes of a file, as FIEMAP gives them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FileExtent {
+    /// The first byte in the file.
+    pub logical: u64,
+    /// The first byte on the file system's device.
+    pub physical: u64,
+    /// How many.
+    pub len: u64,
+    reserved64: [u64; 2],
+    /// See [`extent_flag`].
+    pub flags: u32,
+    reserved: [u32; 3],
+}
+
+impl FileExtent {
+    /// An extent as the kernel would give it: for tests of what is made of it.
+    #[must_use]
+    pub fn new(logical: u64, physical: u64, len: u64, flags: u32) -> Self {
+        Self { logical, physical, len, flags, ..Self::default() }
+    }
+}
+
+/// The fixed part of FIEMAP's argument, which alone is in the number of the call.
+#[repr(C)]
+#[derive(Default)]
+struct Head {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+}
+
+#[repr(C)]
+struct Request {
+    head: Head,
+    extents: [FileExtent; PER_CALL],
+}
+
+const FIEMAP: Opcode = opcode::read_write::<Head>(b'f', 11);
+/// Declared with a `long`, though file systems write an `int`.
+const GETVERSION: Opcode = opcode::read::<u64>(b'v', 1);
+const GETFSUUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
+const FSGETXATTR: Opcode = opcode::read::<FsXattr>(b'X', 31);
+
+#[repr(C)]
+struct FsUuid {
+    len: u8,
+    bytes: [u8; 16],
+}
+
+#[repr(C)]
+struct FsXattr {
+    flags: u32,
+    rest: [u32; 6],
+}
+
+/// The extents of a file from byte `start` on, as many as one call gives; none where there are no more. What is in memory
+/// only is written to the device first.
+///
+/// # Errors
+/// When the file system does not tell.
+pub fn extents(file: impl AsFd, start: u64) -> Result<Vec<FileExtent>> {
+    let head = Head {
+        start,
+        length: u64::MAX - start,
+        flags: FIEMAP_FLAG_SYNC,
+        count: PER_CALL as u32,
+        ..Head::default()
+    };
+    let mut request = Request { head, extents: [FileExtent::default(); PER_CALL] };
+    // SAFETY: FIEMAP takes this head, and writes it and at most `count` extents behind it: both are in `request`, whose
+    // fields are integers alone, so whatever is written is a value.
+    let done = unsafe { ioctl(file, Updater::<FIEMAP, Request>::new(&mut request)) };
+    done.map_err(|e| Error::system("FIEMAP of the file", e))?;
+    let mapped = (request.head.mapped as usize).min(PER_CALL);
+    Ok(request.extents[..mapped].to_vec())
+}
+
+/// Which file of its number this is.
+///
+/// # Errors
+/// When the file system does not count.
+pub fn generation(file: impl AsFd) -> Result<u32> {
+    let mut value = [0_u32; 2];
+    // SAFETY: FS_IOC_GETVERSION writes an int, or a long where a file system takes its declaration at its word: `value` has
+    // room for both, and is initialised for the first.
+    let done = unsafe { ioctl(file, Updater::<GETVERSION, [u32; 2]>::new(&mut value)) };
+    done.map_err(|e| Error::system("FS_IOC_GETVERSION of the file", e))?;
+    Ok(value[0])
+}
+
+/// The identifier of the file system that a file is on.
+///
+/// # Errors
+/// When the file system or the kernel (before 6.9) does not tell.
+pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
+    // SAFETY: FS_IOC_GETFSUUID writes one `fsuuid2`, which `FsUuid` is.
+    let value = unsafe { ioctl(file, Getter::<GETFSUUID, FsUuid>::new()) };
+    let value = value.map_err(|e| Error::system("FS_IOC_GETFSUUID of the file", e))?;
+    if usize::from(value.len) != value.bytes.len() {
+        return Err(Error::system("FS_IOC_GETFSUUID of the file", std::io::ErrorKind::InvalidData));
+    }
+    Ok(value.bytes)
+}
+
+/// Whether XFS keeps a file on its realtime device, which extents do not say.
+///
+/// # Errors
+/// When the file system does not tell.
+pub fn is_realtime(file: impl AsFd) -> Result<bool> {
+    const REALTIME: u32 = 1;
+    // SAFETY: FS_IOC_FSGETXATTR writes one `fsxattr` of 28 bytes, which `FsXattr` is.
+    let value = unsafe { ioctl(file, Getter::<FSGETXATTR, FsXattr>::new()) };
+    let value = value.map_err(|e| Error::system("FS_IOC_FSGETXATTR of the file", e))?;
+    let _ = value.rest;
+    Ok(value.flags & REALTIME != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn the_calls_have_the_kernels_numbers() {
+        assert_eq!(FIEMAP, 0xC020_660B);
+        assert_eq!(GETVERSION, 0x8008_7601);
+        assert_eq!(GETFSUUID, 0x8011_1500);
+        assert_eq!(FSGETXATTR, 0x801C_581F);
+        assert_eq!(size_of::<FileExtent>(), 56);
+        assert_eq!(size_of::<FsXattr>(), 28);
+    }
+
+    #[test]
+    fn a_file_of_this_machine_has_extents_or_the_file_system_says_no() {
+        let path = std::env::temp_dir().join(format!("onehop-os-file-{}", std::process::id()));
+        let mut file =
+            std::fs::File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        file.write_all(&vec![7; 100_000]).unwrap();
+        if let Ok(found) = extents(&file, 0) {
+            assert!(!found.is_empty() && found[0].logical == 0);
+            assert!(found.iter().map(|e| e.len).sum::<u64>() >= 100_000);
+            assert_ne!(found.last().unwrap().flags & extent_flag::LAST, 0);
+            assert_eq!(extents(&file, 1 << 40).unwrap(), []);
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+}
