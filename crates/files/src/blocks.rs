@@ -70,3 +70,78 @@ impl Blocks for Image {
         self.file.read_exact_at(out, offset)
     }
 }
+
+/// A drive that reads whole blocks, as bytes: what lies between is cut out of a copy.
+pub struct WholeBlocks<F> {
+    lba_bytes: u32,
+    blocks: u64,
+    read: F,
+}
+
+/// Bytes that are copied at once, where a read does not begin and end with a block.
+const COPY_BYTES: u64 = 1 << 20;
+
+impl<F: Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync> WholeBlocks<F> {
+    /// A drive of `blocks` blocks. `read` fills a buffer of whole blocks, from a block on.
+    ///
+    /// # Panics
+    /// When a block has no bytes.
+    pub fn new(lba_bytes: u32, blocks: u64, read: F) -> Self {
+        assert!(lba_bytes > 0, "a block has bytes");
+        Self { lba_bytes, blocks, read }
+    }
+}
+
+impl<F: Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync> Blocks for WholeBlocks<F> {
+    fn size(&self) -> u64 {
+        self.blocks.saturating_mul(self.lba_bytes.into())
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let lba = u64::from(self.lba_bytes);
+        if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if offset.is_multiple_of(lba) && (out.len() as u64).is_multiple_of(lba) {
+            return (self.read)(offset / lba, out);
+        }
+        let mut at = offset;
+        for part in out.chunks_mut(COPY_BYTES as usize) {
+            let (first, end) = (at / lba, (at + part.len() as u64).div_ceil(lba));
+            let mut copy = vec![0; ((end - first) * lba) as usize];
+            (self.read)(first, &mut copy)?;
+            part.copy_from_slice(&copy[(at - first * lba) as usize..][..part.len()]);
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn lba_bytes(&self) -> Option<u32> {
+        Some(self.lba_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_blocks_are_read_as_bytes() {
+        let disk: Vec<u8> = (0..3 << 20).map(|i: u32| (i % 251) as u8).collect();
+        let blocks = WholeBlocks::new(4096, 768, |first, out: &mut [u8]| {
+            assert!(out.len().is_multiple_of(4096));
+            disk.read_at(first * 4096, out)
+        });
+        assert_eq!(blocks.size(), 3 << 20);
+        for (offset, len) in
+            [(0, 4096), (1, 1), (4095, 2), (8192, 0), (100, 2 << 20), (4096, 8192), ((3 << 20) - 1, 1)]
+        {
+            let mut out = vec![0; len];
+            blocks.read_at(offset, &mut out).unwrap();
+            assert!(out == disk[offset as usize..][..len], "{len} bytes at {offset}");
+        }
+        for (offset, len) in [(3 << 20, 1), ((3 << 20) - 1, 2), (u64::MAX, 1)] {
+            assert!(blocks.read_at(offset, &mut vec![0; len]).is_err());
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub mod partitions;
 mod volume;
 mod window;
 
-pub use blocks::{Blocks, Image};
+pub use blocks::{Blocks, Image, WholeBlocks};
 pub use error::{Error, Result};
 pub use extent::{Extent, Place};
 pub use map::{DriveId, ExtentMap, MappedFile, PIECE_BYTES, Piece};
