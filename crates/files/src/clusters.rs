@@ -1,7 +1,7 @@
 //! What FAT and exFAT share: clusters in chains, directories as plain lists, times in local calendar form.
 
 use crate::extent::Builder;
-use crate::volume::{FileId, FileKind};
+use crate::volume::{FileId, FileKind, Node, foreign};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 
@@ -41,6 +41,27 @@ pub(crate) struct FatNode {
     pub valid: u64,
     /// Whether the table has a chain for it; else its clusters lie in a row.
     pub chained: bool,
+}
+
+impl FatNode {
+    /// The root directory, which no entry describes.
+    pub(crate) fn root(first: u32) -> Self {
+        let id = FileId { ino: 0, generation: 0, len: 0, mtime: (0, 0), ctime: (0, 0) };
+        Self { kind: FileKind::Directory, id, first, valid: 0, chained: true }
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        // Entries lie behind the boot sector.
+        self.id.ino == 0
+    }
+
+    /// What a FAT or exFAT has given out itself.
+    pub(crate) fn of(node: &Node) -> Result<&Self> {
+        match node {
+            Node::Fat(node) => Ok(node),
+            Node::Ext(_) => Err(foreign()),
+        }
+    }
 }
 
 impl Heap {

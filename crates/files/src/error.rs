@@ -47,14 +47,14 @@ pub enum Error {
     #[error("which partition? {0}")]
     WhichPartition(String),
     /// There is nothing of this name.
-    #[error("{path}: there is no such file on the {fs} volume{hint}")]
+    #[error("{path}: there is no `{name}` on the {fs} volume")]
     NotFound {
-        /// The path as far as it was walked.
+        /// The whole path.
         path: String,
+        /// The name in it that was not found.
+        name: String,
         /// Which file system.
         fs: &'static str,
-        /// More to know, or nothing.
-        hint: &'static str,
     },
     /// Something else was wanted at this path.
     #[error("{path} is a {is}, not a {wanted}")]

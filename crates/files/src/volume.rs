@@ -343,9 +343,16 @@ impl Volume {
 
     fn not_found(&self, path: &[u8], name: &[u8]) -> Error {
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        let last = path.ends_with(name);
-        let path = if last { text(path) } else { format!("{} (at `{}`)", text(path), text(name)) };
-        Error::NotFound { path, fs: self.fs_name(), hint: "" }
+        Error::NotFound { path: text(path), name: text(name), fs: self.fs_name() }
+    }
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume")
+            .field("fs", &self.fs_name())
+            .field("uuid", &self.uuid())
+            .finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,7 @@ mod upcase;
 
 use crate::bytes::u32_at;
 use crate::clusters::{FatNode, Heap, Link, List, Run, bytes_of, serial_text};
-use crate::volume::{Entry, File, FileId, FileKind, FileSystem, Node, foreign};
+use crate::volume::{Entry, File, FileKind, FileSystem, Node};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 use boot::Boot;
@@ -33,17 +33,12 @@ impl Exfat {
         let (boot, notes) = Boot::read(&window)?;
         let heap = Heap { fs: FS, start: boot.heap_start, cluster: boot.cluster, count: boot.clusters };
         let mut exfat = Self { window, boot, heap, upcase: Upcase::default(), label: String::new(), notes };
-        let root = exfat.contents(&exfat.root_node())?;
+        let root = exfat.contents(&FatNode::root(exfat.boot.root))?;
         let table = root.upcase.ok_or_else(|| damaged("its root directory names no up-case table"))?;
         let runs = exfat.heap.chain(table.first, Some(table.len), table.len, |c| exfat.link(c))?;
         exfat.upcase = Upcase::parse(&bytes_of(&exfat.window, &runs, table.len as usize)?, table.checksum)?;
         exfat.label = root.label;
         Ok(exfat)
-    }
-
-    fn root_node(&self) -> FatNode {
-        let id = FileId { ino: 0, generation: 0, len: 0, mtime: (0, 0), ctime: (0, 0) };
-        FatNode { kind: FileKind::Directory, id, first: self.boot.root, valid: 0, chained: true }
     }
 
     /// What the table says of a cluster that is in it.
@@ -65,7 +60,7 @@ impl Exfat {
         }
         match (node.chained, len) {
             // Only the root has no length of its own.
-            _ if node.id.ino == 0 => self.heap.chain(node.first, None, most, |c| self.link(c)),
+            _ if node.is_root() => self.heap.chain(node.first, None, most, |c| self.link(c)),
             (_, 0) => Ok(Vec::new()),
             (true, _) => self.heap.chain(node.first, Some(len), most, |c| self.link(c)),
             (false, _) => self.heap.row(node.first, len),
@@ -79,13 +74,6 @@ impl Exfat {
 
 fn damaged(why: impl Into<String>) -> Error {
     Error::damaged(FS, why)
-}
-
-fn own(node: &Node) -> Result<&FatNode> {
-    match node {
-        Node::Fat(node) => Ok(node),
-        Node::Ext(_) => Err(foreign()),
-    }
 }
 
 impl FileSystem for Exfat {
@@ -110,16 +98,16 @@ impl FileSystem for Exfat {
     }
 
     fn root(&self) -> Node {
-        Node::Fat(self.root_node())
+        Node::Fat(FatNode::root(self.boot.root))
     }
 
     fn file(&self, node: &Node) -> Result<File> {
-        let own = own(node)?;
+        let own = FatNode::of(node)?;
         Ok(File::new(own.kind, own.id, *node))
     }
 
     fn list(&self, dir: &Node) -> Result<Vec<Entry>> {
-        let named = self.contents(own(dir)?)?.named;
+        let named = self.contents(FatNode::of(dir)?)?.named;
         let text = |name: &[u16]| String::from_utf16_lossy(name).into_bytes();
         Ok(named
             .into_iter()
@@ -131,12 +119,12 @@ impl FileSystem for Exfat {
         let Ok(name) = std::str::from_utf8(name) else { return Ok(None) };
         let wanted: Vec<u16> = name.encode_utf16().map(|u| self.upcase.of(u)).collect();
         let is = |own: &[u16]| own.iter().map(|&u| self.upcase.of(u)).eq(wanted.iter().copied());
-        let found = self.contents(own(dir)?)?.named.into_iter().find(|e| is(&e.name));
+        let found = self.contents(FatNode::of(dir)?)?.named.into_iter().find(|e| is(&e.name));
         Ok(found.map(|e| Node::Fat(e.node)))
     }
 
     fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
-        let node = own(node)?;
+        let node = FatNode::of(node)?;
         self.heap.extents(node, &self.runs(node)?, &self.window)
     }
 

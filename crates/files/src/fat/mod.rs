@@ -5,7 +5,7 @@ mod dir;
 
 use crate::bytes::{u16_at, u32_at};
 use crate::clusters::{FatNode, Heap, Link, List, Run, serial_text};
-use crate::volume::{Entry, File, FileId, FileKind, FileSystem, Node, foreign};
+use crate::volume::{Entry, File, FileKind, FileSystem, Node};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 pub(crate) use boot::probe;
@@ -59,7 +59,7 @@ impl Fat {
         let link = |cluster| self.link(cluster);
         match (node.kind, node.id.len) {
             // FAT12 and FAT16 have a root of fixed size in front of the clusters.
-            (FileKind::Directory, _) if node.id.ino == 0 && self.boot.width != Width::W32 => {
+            (FileKind::Directory, _) if node.is_root() && self.boot.width != Width::W32 => {
                 Ok(vec![self.boot.root])
             }
             (FileKind::Directory, _) => self.heap.chain(node.first, None, LONGEST_DIR, link),
@@ -69,15 +69,8 @@ impl Fat {
     }
 
     fn entries(&self, dir: &Node) -> Result<Vec<dir::Named>> {
-        let list = List::read(&self.window, self.runs(own(dir)?)?)?;
+        let list = List::read(&self.window, self.runs(FatNode::of(dir)?)?)?;
         dir::entries(self.boot.name(), &list, self.boot.width == Width::W32)
-    }
-}
-
-fn own(node: &Node) -> Result<&FatNode> {
-    match node {
-        Node::Fat(node) => Ok(node),
-        Node::Ext(_) => Err(foreign()),
     }
 }
 
@@ -106,13 +99,11 @@ impl FileSystem for Fat {
     }
 
     fn root(&self) -> Node {
-        let id = FileId { ino: 0, generation: 0, len: 0, mtime: (0, 0), ctime: (0, 0) };
-        let first = self.boot.root_cluster;
-        Node::Fat(FatNode { kind: FileKind::Directory, id, first, valid: 0, chained: true })
+        Node::Fat(FatNode::root(self.boot.root_cluster))
     }
 
     fn file(&self, node: &Node) -> Result<File> {
-        let own = own(node)?;
+        let own = FatNode::of(node)?;
         Ok(File::new(own.kind, own.id, *node))
     }
 
@@ -131,7 +122,7 @@ impl FileSystem for Fat {
     }
 
     fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
-        let node = own(node)?;
+        let node = FatNode::of(node)?;
         self.heap.extents(node, &self.runs(node)?, &self.window)
     }
 

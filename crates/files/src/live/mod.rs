@@ -22,15 +22,14 @@ pub use chain::Disk;
 use places::Kept;
 pub use system::System;
 
-/// How firmly a file's places hold, from the weakest to the strongest.
+/// How firmly a file's places hold, from the weakest to the strongest. The third, a frozen file system, is never claimed:
+/// nothing tells it from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
     /// Looked up, read, looked up again: a change in between is found, unless somebody hides it.
     Rechecked = 1,
     /// Nobody can write it: immutable, or with fs-verity.
     Unchangeable = 2,
-    /// The file system is frozen. Never claimed for a live file, because nothing tells it from outside.
-    Frozen = 3,
     /// The whole file system is mounted read-only.
     ReadOnly = 4,
     /// Not mounted at all: [`crate::Volume`].
@@ -50,7 +49,6 @@ impl Rung {
         match self {
             Self::Rechecked => "live mount: looked up, read, looked up again",
             Self::Unchangeable => "live mount, and the file cannot be written (immutable or fs-verity)",
-            Self::Frozen => "frozen file system",
             Self::ReadOnly => "file system mounted read-only",
             Self::Unmounted => "not mounted, read by ourselves",
         }

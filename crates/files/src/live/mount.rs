@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use onehop_os::file as ioctls;
+use rustix::fs::IFlags;
 
 use super::System;
 use crate::{Error, Result};
@@ -63,7 +64,14 @@ impl Mount {
         let path = system.proc.join("self/mountinfo");
         let text = std::fs::read_to_string(&path)
             .map_err(|source| Error::System { what: format!("reading {}", path.display()), source })?;
-        Ok(text.lines().find_map(|line| Self::parse(line, device)))
+        let mut found = text.lines().find_map(|line| Self::parse(line, device));
+        if let Some(mount) = &mut found {
+            // The list leaves out what the superblock has as its default; here, ext4 tells all.
+            let path = system.proc.join("fs/ext4").join(system.device_name(device)).join("options");
+            let all = std::fs::read_to_string(path).unwrap_or_default();
+            mount.options.extend(all.lines().map(str::to_owned));
+        }
+        Ok(found)
     }
 
     /// `36 35 98:0 /root /point options … - type source super-options`
@@ -85,6 +93,11 @@ impl Mount {
                 "its file system is mounted with data=journal, so the newest bytes may be in the journal; \
                         mount it with data=ordered"
                     .to_owned(),
+            );
+        }
+        if rustix::fs::ioctl_getflags(file).is_ok_and(|f| f.contains(IFlags::JOURNALING)) {
+            return Err(
+                "its newest bytes may be in the journal (attribute j); `chattr -j` changes that".to_owned()
             );
         }
         if self.fs == "xfs" && ioctls::is_realtime(file).unwrap_or(true) {

@@ -45,14 +45,22 @@ impl System {
         (self.dm)(major, minor)
     }
 
+    /// The kernel's name of a device; empty where it has none.
+    pub(super) fn device_name(&self, (major, minor): (u32, u32)) -> String {
+        let link = self.sysfs.join(format!("dev/block/{major}:{minor}"));
+        let name = std::fs::canonicalize(link)
+            .ok()
+            .and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+        name.unwrap_or_default()
+    }
+
     /// A file system's identifier by udev's links, for kernels that do not tell it; empty where there is none.
     pub(super) fn uuid_by_link(&self, device: (u32, u32)) -> String {
-        let name = self.sysfs.join(format!("dev/block/{}:{}", device.0, device.1));
-        let name = std::fs::canonicalize(name).ok().and_then(|p| p.file_name().map(ToOwned::to_owned));
+        let name = self.device_name(device);
         let links = std::fs::read_dir(self.dev.join("disk/by-uuid")).into_iter().flatten().flatten();
         let leads = |link: &std::fs::DirEntry| {
             let target = std::fs::read_link(link.path()).ok();
-            name.is_some() && target.as_ref().and_then(|t| t.file_name()) == name.as_deref()
+            !name.is_empty() && target.is_some_and(|t| t.file_name().is_some_and(|n| *n == *name))
         };
         links
             .into_iter()

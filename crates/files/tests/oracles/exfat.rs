@@ -9,6 +9,7 @@ use crate::exfat_image::{Item, Maker};
 use crate::fat::random_tree;
 use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, contents, harvest, have, large, open, plant, run, skip, try_run,
+    umount,
 };
 
 /// A random directory, and what is to be read from it.
@@ -85,7 +86,7 @@ fn the_fuse_driver_agrees() {
         let Some(device) = mount(&image, at.to_str().unwrap()) else { return };
         let tree = random_tree(&mut rng, 8 << 20, if large() { 1000 } else { 100 });
         let tree = write_in_pieces(&mut rng, &at, tree);
-        run("umount", &[at.to_str().unwrap()]);
+        umount(&at);
         wait_until_free(&device);
         run("sync", &[&device]);
         run("losetup", &["-d", &device]);
@@ -233,5 +234,5 @@ fn damage_is_found_and_the_backup_of_the_boot_sector_used() {
     let scratch = Scratch::new();
     std::fs::write(scratch.path("short"), &image[..image.len() - 512]).unwrap();
     let short = Volume::open(Arc::new(Image::open(scratch.path("short")).unwrap()), Which::Auto);
-    assert!(short.err().unwrap().to_string().contains("no better"));
+    assert!(short.unwrap_err().to_string().contains("no better"));
 }

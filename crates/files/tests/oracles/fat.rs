@@ -201,7 +201,7 @@ fn damaged_chains_are_refused() {
     patch(&image, 65, &[1]);
     assert!(open(&image).notes()[0].contains("was not unmounted"));
     patch(&image, 42, &[1]);
-    let said = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).err().unwrap().to_string();
+    let said = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).unwrap_err().to_string();
     assert!(said.contains("FAT32 version 0x1"), "{said}");
 }
 

@@ -22,7 +22,7 @@ fn other_file_systems_are_refused_by_name() {
         let scratch = Scratch::new();
         let image = scratch.image("image", mib << 20, 0);
         run(tool, &[args, &[&image]].concat());
-        let error = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).err().unwrap();
+        let error = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what == name), "{tool}: {error}");
     }
 }
@@ -30,7 +30,7 @@ fn other_file_systems_are_refused_by_name() {
 #[test]
 fn a_drive_with_nothing_on_it_says_so() {
     for bytes in [vec![], vec![0; 100], vec![0; 512], vec![0xFF; 1 << 20]] {
-        let error = Volume::open(Arc::new(bytes), Which::Auto).err().unwrap();
+        let error = Volume::open(Arc::new(bytes), Which::Auto).unwrap_err();
         assert!(matches!(error, Error::NoFileSystem(_)), "{error}");
     }
 }

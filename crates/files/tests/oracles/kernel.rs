@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::ext::{TOOLS, mkfs, random_tree, without_lost_found};
 use crate::support::{
-    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run,
+    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run, umount,
 };
 
 /// An image that is mounted as long as this lives.
@@ -31,7 +31,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        run("umount", &[self.0.to_str().unwrap()]);
+        umount(&self.0);
     }
 }
 

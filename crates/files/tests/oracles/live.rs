@@ -10,7 +10,7 @@ use onehop_files::{Error, Image, Place};
 
 use crate::ext::{TOOLS, mkfs};
 use crate::kernel::Mounted;
-use crate::support::{Rng, Scratch, Tree, have, open, skip};
+use crate::support::{Rng, Scratch, Tree, have, open, run, skip, try_run};
 
 /// Data, a hole, data, preallocated space.
 fn write_file(path: &Path, rng: &mut Rng) -> Vec<u8> {
@@ -104,6 +104,9 @@ fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
         let map = live.map().unwrap();
         assert_eq!(map.drive.serial, "S");
         changes_are_seen(&at, &system);
+        if kind.contains("ext4") {
+            journalled_data_is_refused(&at.join("file"), &system);
+        }
         drop(live);
         drop(mounted);
         let volume = open(&image);
@@ -130,6 +133,31 @@ fn changes_are_seen(at: &Path, system: &System) {
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::File::options().write(true).open(&path).unwrap().write_all_at(b"\x07", 5).unwrap();
     assert!(matches!(live.recheck(), Err(Error::Changed { .. })));
+}
+
+fn journalled_data_is_refused(path: &Path, system: &System) {
+    let path = path.to_str().unwrap();
+    let (good, said) = try_run("chattr", &["+j", path], "");
+    if !good {
+        return skip(&format!("files cannot get attribute j here: {}", said.trim()));
+    }
+    let error = LiveFile::open(path, system).unwrap_err().to_string();
+    assert!(error.contains("attribute j"), "{error}");
+    run("chattr", &["-j", path]);
+}
+
+#[test]
+fn a_mount_that_journals_data_by_default_is_refused() {
+    if !have(&TOOLS) || !have(&["mount", "umount", "tune2fs"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "-t ext4", &Tree::new(), 32 << 20);
+    run("tune2fs", &["-o", "journal_data", &image]);
+    let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+    fs::write(mounted.path().join("file"), b"data").unwrap();
+    let error = LiveFile::open(mounted.path().join("file"), &System::default()).unwrap_err().to_string();
+    assert!(error.contains("data=journal"), "{error}");
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn partitions_are_chosen_by_number_or_by_being_the_only_one() {
         run("mke2fs", &["-q", "-F", "-t", "ext4", "-E", &offset(n), "-L", &format!("p{n}"), &image, "8M"])
     };
     let open = |which| Volume::open(Arc::new(Image::open(&image).unwrap()), which);
-    let error = |which| open(which).err().unwrap().to_string();
+    let error = |which| open(which).unwrap_err().to_string();
     assert!(error(Which::Auto).contains("nothing known"), "{}", error(Which::Auto));
     mkfs(2);
     assert_eq!(open(Which::Auto).unwrap().label(), "p2");
