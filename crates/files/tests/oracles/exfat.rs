@@ -79,17 +79,14 @@ fn the_fuse_driver_agrees() {
     let mut rng = Rng::new();
     for cluster in ["512", "4K", "128K"] {
         let scratch = Scratch::new();
-        let image = scratch.image("image", 64 << 20, 0xA5);
+        let image = scratch.image("image", if large() { 320 } else { 64 } << 20, 0xA5);
         run("mkfs.exfat", &["-c", cluster, "-L", "Label", &image]);
         let at = scratch.path("mounted");
         std::fs::create_dir_all(&at).unwrap();
-        let Some(device) = mount(&image, at.to_str().unwrap()) else { return };
+        let Some(mounted) = Mounted::new(&image, &at) else { return };
         let tree = random_tree(&mut rng, 8 << 20, if large() { 1000 } else { 100 });
         let tree = write_in_pieces(&mut rng, &at, tree);
-        umount(&at);
-        wait_until_free(&device);
-        run("sync", &[&device]);
-        run("losetup", &["-d", &device]);
+        drop(mounted);
         run("fsck.exfat", &["-n", &image]);
         let volume = open(&image);
         assert_eq!(volume.label(), "Label");
@@ -103,21 +100,38 @@ fn the_fuse_driver_agrees() {
     }
 }
 
-/// Mounts an image through FUSE, which wants a block device. None where that is not allowed, and said so.
-fn mount(image: &str, at: &str) -> Option<String> {
-    let told = |said: String| skip(&format!("exFAT cannot be mounted through FUSE here: {}", said.trim()));
-    let (good, device) = try_run("losetup", &["-f", "--show", image], "");
-    if !good {
-        told(device.replace(image, "IMAGE"));
-        return None;
+/// An image that is mounted through FUSE as long as this lives. The driver wants a block device.
+struct Mounted<'a> {
+    at: &'a Path,
+    device: String,
+}
+
+impl<'a> Mounted<'a> {
+    /// None where that is not allowed, and said so.
+    fn new(image: &str, at: &'a Path) -> Option<Self> {
+        let told = |said: &str| skip(&format!("exFAT cannot be mounted through FUSE here: {}", said.trim()));
+        let (good, device) = try_run("losetup", &["-f", "--show", image], "");
+        if !good {
+            told(&device.replace(image, "IMAGE"));
+            return None;
+        }
+        let device = device.trim().to_owned();
+        let (good, said) = try_run("mount.exfat-fuse", &[&device, at.to_str().unwrap()], "");
+        if !good {
+            run("losetup", &["-d", &device]);
+            told(&said);
+        }
+        good.then_some(Self { at, device })
     }
-    let device = device.trim().to_owned();
-    let (good, said) = try_run("mount.exfat-fuse", &[&device, at], "");
-    if !good {
-        run("losetup", &["-d", &device]);
-        told(said);
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        umount(self.at);
+        wait_until_free(&self.device);
+        run("sync", &[&self.device]);
+        run("losetup", &["-d", &self.device]);
     }
-    good.then_some(device)
 }
 
 /// Writes a tree, removes a third of its files, and grows others into the gaps.

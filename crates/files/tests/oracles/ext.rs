@@ -206,7 +206,7 @@ fn every_kind_of_file_system_reads_as_it_was_written() {
         check(kind, &mut rng, if kind.contains("65536") { 64 << 20 } else { 16 << 20 });
     }
     if large() {
-        for _ in 0..20 {
+        for _ in 0..8 {
             for kind in KINDS {
                 check(kind, &mut rng, 96 << 20);
             }
