@@ -24,5 +24,5 @@ mod window;
 pub use blocks::{Blocks, Image, WholeBlocks};
 pub use error::{Error, Result};
 pub use extent::{Extent, Place};
-pub use map::{DriveId, ExtentMap, MappedFile, PIECE_BYTES, Piece};
+pub use map::{DriveId, ExtentMap, MappedFile, NvmeIds, PIECE_BYTES, Piece};
 pub use volume::{Entry, File, FileId, FileKind, Volume, Which};

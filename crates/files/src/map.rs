@@ -1,11 +1,13 @@
 //! Extent maps: where a file's bytes were, kept for later with checksums, so that a drive can be read after it was taken
 //! from the kernel, by its blocks alone. `docs/files.md` has the format.
 
+mod drive;
 mod stored;
 
 use crate::extent::Builder;
 use crate::volume::{File, FileId, Volume};
 use crate::{Blocks, Error, Extent, Place, Result};
+pub use drive::{DriveId, NvmeIds};
 
 /// Bytes that one checksum is for, at most: what has to be read again when it is wrong.
 pub const PIECE_BYTES: u64 = 64 << 20;
@@ -35,22 +37,6 @@ pub struct MappedFile {
     /// The file's number, generation, length and times.
     #[serde(flatten)]
     pub id: FileId,
-}
-
-/// Which drive a map is for. All of it must be the same.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DriveId {
-    /// The drive's serial number, without the blanks around it.
-    pub serial: String,
-    /// The namespace's number; 0 on what is no NVMe drive.
-    pub nsid: u32,
-    /// The namespace's own identifier (UUID, NGUID or EUI-64) as Linux writes it; empty where it has none.
-    pub wwid: String,
-    /// Bytes of a logical block.
-    pub lba_bytes: u32,
-    /// Bytes of the namespace.
-    pub bytes: u64,
 }
 
 /// Neighbouring bytes with a checksum.

@@ -2,7 +2,7 @@
 //!
 //! [`HostMem`] is host memory that a device may write at any moment; it is read and written by copy, never lent as a
 //! slice. [`Registers`] is a BAR, [`Mapper`] gives bus addresses: real PCI, QEMU and the simulator all implement both,
-//! so that one driver runs on all of them. [`file`] and [`dm_table`] ask the kernel where a file's bytes are.
+//! so that one driver runs on all of them. [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are.
 
 mod clock;
 mod dm;

@@ -93,7 +93,7 @@ impl Inode {
 
     /// 512-byte units that it occupies, as far as this is needed: to tell short links from long ones.
     pub(super) fn sectors(&self) -> u64 {
-        wide(u32_at(&self.raw, 0x1C), 0)
+        u32_at(&self.raw, 0x1C).into()
     }
 
     pub(super) fn has_attribute_block(&self) -> bool {
@@ -119,28 +119,24 @@ impl Inode {
     /// Seconds and nanoseconds; the second word adds two bits to the seconds, where the inode is long enough for it.
     fn time(&self, at: usize, extra_at: usize) -> (i64, u32) {
         let seconds = i64::from(u32_at(&self.raw, at) as i32);
-        if !self.reaches(extra_at + 4) {
+        if !reaches(&self.raw, extra_at + 4) {
             return (seconds, 0);
         }
         let extra = u32_at(&self.raw, extra_at);
         (seconds + (i64::from(extra & 3) << 32), extra >> 2)
     }
 
-    fn reaches(&self, end: usize) -> bool {
-        reaches(&self.raw, end)
-    }
-
     /// Refuses what is not stored as it is read.
     pub(super) fn refuse_transformed(&self) -> Result<()> {
         let what = if self.has(flag::ENCRYPTED) {
-            "encrypted"
+            "an encrypted"
         } else if self.has(flag::COMPRESSED) {
-            "compressed"
+            "a compressed"
         } else {
             return Ok(());
         };
         Err(Error::unsupported(
-            format!("an {what} {FS} {} (inode {})", self.kind.name(), self.number).replace("an c", "a c"),
+            format!("{what} {FS} {} (inode {})", self.kind.name(), self.number),
             "only the kernel can give its contents; mount the file system",
         ))
     }
