@@ -1,0 +1,85 @@
+//! Which tensors are complete, while chunks arrive in any order.
+
+use crate::plan::{Chunk, Error, Plan};
+
+/// The account of a load that is under way.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    /// The tensors that have bytes, in the order of the arena: start, end, bytes still to come, number in the plan.
+    tensors: Vec<Awaited>,
+    /// Chunks that have arrived, a bit for each.
+    seen: Vec<u64>,
+    missing: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    at: u64,
+    end: u64,
+    left: u64,
+    tensor: usize,
+}
+
+impl Arrivals {
+    /// For a load of `plan` of which nothing has arrived. The tensors without bytes are complete already: second value.
+    #[must_use]
+    pub fn new(plan: &Plan) -> (Self, Vec<usize>) {
+        let (mut tensors, mut complete) = (Vec::with_capacity(plan.tensors.len()), Vec::new());
+        for (tensor, placed) in plan.tensors.iter().enumerate() {
+            match placed.bytes {
+                0 => complete.push(tensor),
+                left => tensors.push(Awaited { at: placed.at, end: placed.at + left, left, tensor }),
+            }
+        }
+        tensors.sort_unstable_by_key(|t| t.at);
+        let missing = tensors.len() as u64;
+        (Self { tensors, seen: Vec::new(), missing, bytes: 0 }, complete)
+    }
+
+    /// Takes down that all bytes of `chunk` are in the arena, and tells which tensors that completed, by their number
+    /// in the plan.
+    ///
+    /// # Errors
+    /// When it has arrived before: its bytes would be counted twice.
+    pub fn arrive(&mut self, chunk: &Chunk) -> Result<Vec<usize>, Error> {
+        let (word, bit) = ((chunk.index / 64) as usize, 1 << (chunk.index % 64));
+        if self.seen.len() <= word {
+            self.seen.resize(word + 1, 0);
+        }
+        match self.seen.get_mut(word) {
+            Some(word) if *word & bit == 0 => *word |= bit,
+            _ => return Err(Error::Again(chunk.index)),
+        }
+        let mut complete = Vec::new();
+        for copy in &chunk.copies {
+            self.bytes_at(copy.to, copy.to + copy.bytes(), &mut complete);
+        }
+        Ok(complete)
+    }
+
+    fn bytes_at(&mut self, from: u64, to: u64, complete: &mut Vec<usize>) {
+        let first = self.tensors.partition_point(|t| t.end <= from);
+        for tensor in self.tensors.iter_mut().skip(first).take_while(|t| t.at < to) {
+            let bytes = tensor.end.min(to) - tensor.at.max(from);
+            self.bytes += bytes;
+            tensor.left = tensor.left.saturating_sub(bytes);
+            if tensor.left == 0 {
+                self.missing -= 1;
+                complete.push(tensor.tensor);
+            }
+        }
+    }
+
+    /// Bytes of tensors that have arrived.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether all tensors are complete.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        self.missing == 0
+    }
+}

@@ -1,0 +1,139 @@
+//! What can go wrong with model files and plans.
+
+use crate::formats::{gguf, index, safetensors};
+use crate::identity::Change;
+use crate::{manifest, plan};
+
+/// The result of this crate's calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model cannot be loaded as asked. A variant names the file and, below it, the rule.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// It could not be opened.
+    #[error("{file} cannot be opened: {source}")]
+    Open {
+        /// Which.
+        file: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Symbolic links lead nowhere.
+    #[error("{file} cannot be opened: its symbolic links lead in a circle")]
+    Loop {
+        /// Which.
+        file: String,
+    },
+    /// It is no regular file.
+    #[error("{file} is {what}; a model is a file, or a directory of files")]
+    Odd {
+        /// Which.
+        file: String,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A directory holds too much.
+    #[error("{directory} holds more than {most} names; name the model's file instead")]
+    Crowded {
+        /// Which.
+        directory: String,
+        /// The limit.
+        most: usize,
+    },
+    /// The system failed to read.
+    #[error("{file}: reading {bytes} bytes at {offset} failed: {source}")]
+    Read {
+        /// Which.
+        file: String,
+        /// Where.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file ended before the bytes did.
+    #[error(
+        "{file} ends within the {bytes} bytes at {offset}, though it was {length} bytes long when it was opened: it shrank while it was read"
+    )]
+    Ended {
+        /// Which.
+        file: String,
+        /// Where.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// Its length when it was opened.
+        length: u64,
+    },
+    /// The file is not what it was.
+    #[error("{file} changed while it was loaded: {change}")]
+    Changed {
+        /// Which.
+        file: String,
+        /// How.
+        change: Change,
+    },
+    /// A JSON file or a header is longer than any that is read.
+    #[error("{file}: {bytes} bytes are more than the {most} that are read of a header or an index")]
+    TooLong {
+        /// Which.
+        file: String,
+        /// How long.
+        bytes: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// A safetensors header is refused.
+    #[error("{file} is no safetensors file that can be loaded: {why}")]
+    Safetensors {
+        /// Which.
+        file: String,
+        /// The rule that it breaks.
+        #[source]
+        why: safetensors::Error,
+    },
+    /// A GGUF header is refused.
+    #[error("{file} is no GGUF file that can be loaded: {why}")]
+    Gguf {
+        /// Which.
+        file: String,
+        /// The rule that it breaks.
+        #[source]
+        why: gguf::Error,
+    },
+    /// An index is refused, or does not agree with its shards.
+    #[error("{file}: {why}")]
+    Index {
+        /// Which.
+        file: String,
+        /// The rule that it breaks.
+        #[source]
+        why: index::Error,
+    },
+    /// Files that do not make up one model.
+    #[error("{0}")]
+    Model(#[from] crate::model::Error),
+    /// A plan cannot be made.
+    #[error("{0}")]
+    Plan(#[from] plan::Error),
+    /// The engine has no more chunks, but tensors are missing.
+    #[error("the engine ended before all tensors had arrived; this is a defect of onehop")]
+    Incomplete,
+    /// A manifest is refused, or says otherwise.
+    #[error("{file}: {why}")]
+    Manifest {
+        /// Which.
+        file: String,
+        /// What is wrong.
+        #[source]
+        why: manifest::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn too_long(file: &str, bytes: u64, most: u64) -> Self {
+        Self::TooLong { file: file.into(), bytes, most }
+    }
+}

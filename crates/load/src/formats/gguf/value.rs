@@ -1,0 +1,140 @@
+//! The values of GGUF's keys. Nothing is allocated for elements that have not been seen in the file.
+
+use super::read::Reader;
+use super::{Error, MAX_DEPTH};
+
+macro_rules! values {
+    ($($(#[$doc:meta])* $name:ident($type:ty) = $number:literal, $least:literal: $read:expr;)*) => {
+        /// The value of a key.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Value {
+            $($(#[$doc])* $name($type),)*
+            /// Many of one type.
+            Array(Array),
+        }
+
+        /// Many values of one type.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Array {
+            $($(#[$doc])* $name(Vec<$type>),)*
+            /// Arrays, each with a type of its own.
+            Array(Vec<Array>),
+        }
+
+        impl Value {
+            /// Reads a type and a value of it.
+            pub(super) fn read(from: &mut Reader<'_>, key: &str) -> Result<Self, Error> {
+                match from.u32(key)? {
+                    $($number => $read(from, key).map(Self::$name),)*
+                    ARRAY => Array::read(from, key, MAX_DEPTH).map(Self::Array),
+                    number => Err(Error::ValueType { key: key.into(), number }),
+                }
+            }
+        }
+
+        impl Array {
+            /// Reads the elements' type, their number, and them.
+            fn read(from: &mut Reader<'_>, key: &str, depth: u32) -> Result<Self, Error> {
+                if depth == 0 {
+                    return Err(Error::Depth(key.into()));
+                }
+                let number = from.u32(key)?;
+                let count = from.u64(key)?;
+                match number {
+                    $($number => {
+                        from.believe("elements of an array", count, $least)?;
+                        many(count, || $read(from, key)).map(Self::$name)
+                    })*
+                    ARRAY => {
+                        from.believe("elements of an array", count, 12)?;
+                        many(count, || Self::read(from, key, depth - 1)).map(Self::Array)
+                    }
+                    number => Err(Error::ValueType { key: key.into(), number }),
+                }
+            }
+
+            /// How many there are.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                match self {
+                    $(Self::$name(list) => list.len(),)*
+                    Self::Array(list) => list.len(),
+                }
+            }
+
+            /// Whether there are none.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+        }
+    };
+}
+
+const ARRAY: u32 = 9;
+
+values! {
+    /// 8 bits.
+    U8(u8) = 0, 1: |from: &mut Reader<'_>, key| from.word(key).map(u8::from_le_bytes);
+    /// 8 bits, signed.
+    I8(i8) = 1, 1: |from: &mut Reader<'_>, key| from.word(key).map(i8::from_le_bytes);
+    /// 16 bits.
+    U16(u16) = 2, 2: |from: &mut Reader<'_>, key| from.word(key).map(u16::from_le_bytes);
+    /// 16 bits, signed.
+    I16(i16) = 3, 2: |from: &mut Reader<'_>, key| from.word(key).map(i16::from_le_bytes);
+    /// 32 bits.
+    U32(u32) = 4, 4: |from: &mut Reader<'_>, key| from.word(key).map(u32::from_le_bytes);
+    /// 32 bits, signed.
+    I32(i32) = 5, 4: |from: &mut Reader<'_>, key| from.word(key).map(i32::from_le_bytes);
+    /// Single precision.
+    F32(f32) = 6, 4: |from: &mut Reader<'_>, key| from.word(key).map(f32::from_le_bytes);
+    /// True or false.
+    Bool(bool) = 7, 1: truth;
+    /// Text.
+    Text(String) = 8, 8: |from: &mut Reader<'_>, key: &str| from.text(key);
+    /// 64 bits.
+    U64(u64) = 10, 8: |from: &mut Reader<'_>, key| from.word(key).map(u64::from_le_bytes);
+    /// 64 bits, signed.
+    I64(i64) = 11, 8: |from: &mut Reader<'_>, key| from.word(key).map(i64::from_le_bytes);
+    /// Double precision.
+    F64(f64) = 12, 8: |from: &mut Reader<'_>, key| from.word(key).map(f64::from_le_bytes);
+}
+
+fn truth(from: &mut Reader<'_>, key: &str) -> Result<bool, Error> {
+    match from.word(key)? {
+        [0] => Ok(false),
+        [1] => Ok(true),
+        [byte] => Err(Error::Bool { key: key.into(), byte }),
+    }
+}
+
+fn many<T>(count: u64, read: impl FnMut() -> Result<T, Error>) -> Result<Vec<T>, Error> {
+    // Grown as elements come: the count is what the file says of itself.
+    std::iter::repeat_with(read).take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
+}
+
+impl Value {
+    /// The whole number, where it is one that is not negative.
+    #[must_use]
+    pub fn whole(&self) -> Option<u64> {
+        match *self {
+            Self::U8(n) => Some(n.into()),
+            Self::U16(n) => Some(n.into()),
+            Self::U32(n) => Some(n.into()),
+            Self::U64(n) => Some(n),
+            Self::I8(n) => n.try_into().ok(),
+            Self::I16(n) => n.try_into().ok(),
+            Self::I32(n) => n.try_into().ok(),
+            Self::I64(n) => n.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// For messages: not longer than a line.
+    pub(super) fn brief(&self) -> String {
+        match self {
+            Self::Array(array) => format!("an array of {}", array.len()),
+            other => format!("{other:?}").chars().take(60).collect(),
+        }
+    }
+}

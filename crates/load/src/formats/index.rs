@@ -1,0 +1,142 @@
+//! `model.safetensors.index.json`: which shard holds which tensor.
+
+use serde::de::{IgnoredAny, MapAccess};
+
+use super::{MAX_HEADER, fetch, twice};
+use crate::json::{self, Each, Fault, Object, Pairs};
+use crate::source::Source;
+
+/// What an index says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    /// The shards' names, each once, in the order of their names.
+    pub shards: Vec<String>,
+    /// Tensors in the order of the file, each with its shard's place in `shards`.
+    pub tensors: Vec<(String, usize)>,
+}
+
+/// What is wrong with an index, or with what it says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not JSON, or not of an index's form.
+    #[error("it is not the JSON of an index: {0}")]
+    Json(serde_json::Error),
+    /// Without it, it is no index.
+    #[error("it has no weight_map")]
+    NoMap,
+    /// A map that comes twice.
+    #[error("it has two weight_maps")]
+    MapTwice,
+    /// A model of nothing.
+    #[error("its weight_map is empty")]
+    Empty,
+    /// A tensor that comes twice.
+    #[error("it names the tensor {0:?} twice")]
+    Twice(String),
+    /// A shard that does not lie beside the index.
+    #[error("it puts a tensor into {shard:?}, which {why}; shards lie in the directory of their index")]
+    Escape {
+        /// The shard's name.
+        shard: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A shard that is not there.
+    #[error("its shard {shard:?} is missing: {why}")]
+    MissingShard {
+        /// The shard's name.
+        shard: String,
+        /// Why it cannot be opened.
+        why: Box<crate::Error>,
+    },
+    /// A tensor that is not where the index says.
+    #[error("it puts the tensor {tensor:?} into {shard:?}, which does not hold it{}", found.as_ref().map(|f| format!("; {f:?} does")).unwrap_or_default())]
+    NotInShard {
+        /// Which tensor.
+        tensor: String,
+        /// Where it should be.
+        shard: String,
+        /// Where it is.
+        found: Option<String>,
+    },
+}
+
+/// Reads and parses an index.
+///
+/// # Errors
+/// When it cannot be read, or breaks a rule.
+pub fn read(file: &dyn Source) -> crate::Result<Index> {
+    if file.bytes() > MAX_HEADER {
+        return Err(crate::Error::too_long(file.name(), file.bytes(), MAX_HEADER));
+    }
+    let json = fetch(file, 0, file.bytes())?;
+    parse(&json).map_err(|why| crate::Error::Index { file: file.name().into(), why })
+}
+
+/// Parses an index.
+///
+/// # Errors
+/// When it breaks a rule.
+pub fn parse(json: &[u8]) -> Result<Index, Error> {
+    let fault = Fault::new();
+    let mut raw = Raw { map: None, fault: &fault };
+    let parsed = json::parse(json, Object("an index", &mut raw));
+    let map = raw.map;
+    fault.settle(parsed, Error::Json)?;
+    let map = map.ok_or(Error::NoMap)?;
+    if let Some(name) = twice(map.iter().map(|(name, _)| name.as_str())) {
+        return Err(Error::Twice(name.into()));
+    }
+    let mut shards: Vec<String> = map.iter().map(|(_, shard)| shard.clone()).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    if shards.is_empty() {
+        return Err(Error::Empty);
+    }
+    for shard in &shards {
+        beside(shard).map_err(|why| Error::Escape { shard: shard.clone(), why })?;
+    }
+    let place = |shard| shards.partition_point(|s| *s < shard);
+    let tensors = map.into_iter().map(|(name, shard)| (name, place(shard))).collect();
+    Ok(Index { shards, tensors })
+}
+
+/// Whether a name leads to something in or below the directory that it is used in.
+fn beside(name: &str) -> Result<(), &'static str> {
+    if name.is_empty() {
+        return Err("is no name");
+    } else if name.contains('\0') {
+        return Err("holds a NUL");
+    } else if name.starts_with('/') {
+        return Err("is an absolute path");
+    }
+    for part in name.split('/') {
+        match part {
+            ".." => return Err("leads out of the directory"),
+            "" | "." => return Err("is no plain path"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+struct Raw<'f> {
+    map: Option<Vec<(String, String)>>,
+    fault: &'f Fault<Error>,
+}
+
+impl<'de> Each<'de> for Raw<'_> {
+    fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
+        if key != "weight_map" {
+            map.next_value::<IgnoredAny>()?;
+        } else if self.map.is_some() {
+            return Err(self.fault.raise(Error::MapTwice));
+        } else {
+            let mut pairs = Pairs::default();
+            map.next_value_seed(Object("an object of file names", &mut pairs))?;
+            self.map = Some(pairs.0);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! The formats of model files, and what a file of any of them says about its tensors.
+
+pub mod gguf;
+pub mod index;
+pub mod safetensors;
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::source::Source;
+
+/// The longest header that is read, in bytes: the limit of the safetensors reference, and ours for GGUF and indexes.
+pub const MAX_HEADER: u64 = 100_000_000;
+
+/// A tensor as a file describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TensorInfo {
+    /// Its name, unique in the model.
+    pub name: String,
+    /// What its elements are.
+    pub dtype: Dtype,
+    /// Its dimensions, the one that varies slowest first, whatever the file's order is.
+    pub shape: Vec<u64>,
+    /// Where its first byte is in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+/// A file's tensors in the order of their bytes, and what else its header says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Contents {
+    /// A safetensors file.
+    Safetensors(safetensors::Header),
+    /// A GGUF file.
+    Gguf(gguf::Header),
+}
+
+impl Contents {
+    /// Reads the header of `file`, in whichever format its first bytes are.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or its header is refused.
+    pub fn read(file: &dyn Source) -> Result<Self> {
+        let mut magic = [0; 4];
+        if file.bytes() >= 4 {
+            file.read_at(0, &mut magic)?;
+        }
+        if magic == *gguf::MAGIC {
+            gguf::read(file).map(Self::Gguf)
+        } else {
+            safetensors::read(file).map(Self::Safetensors)
+        }
+    }
+
+    /// The name of the format.
+    #[must_use]
+    pub fn format(&self) -> &'static str {
+        match self {
+            Self::Safetensors(_) => "safetensors",
+            Self::Gguf(_) => "gguf",
+        }
+    }
+
+    /// The tensors, in the order of their bytes.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorInfo] {
+        match self {
+            Self::Safetensors(header) => &header.tensors,
+            Self::Gguf(header) => &header.tensors,
+        }
+    }
+
+    pub(crate) fn into_tensors(self) -> Vec<TensorInfo> {
+        match self {
+            Self::Safetensors(header) => header.tensors,
+            Self::Gguf(header) => header.tensors,
+        }
+    }
+}
+
+/// Reads `bytes` bytes at `offset`. The caller has held their number against the length of the file and a limit.
+fn fetch(file: &dyn Source, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+    let room = usize::try_from(bytes).ok().filter(|n| *n as u64 <= MAX_HEADER + 8);
+    let mut buffer = vec![0; room.ok_or_else(|| Error::too_long(file.name(), bytes, MAX_HEADER))?];
+    file.read_at(offset, &mut buffer)?;
+    Ok(buffer)
+}
+
+/// The first name that comes twice.
+fn twice<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = HashSet::new();
+    names.into_iter().find(|name| !seen.insert(*name))
+}

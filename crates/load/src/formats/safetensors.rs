@@ -1,0 +1,425 @@
+//! safetensors: eight bytes of length, a JSON header, and the tensors' bytes behind it without a gap.
+//!
+//! What the reference (the `safetensors` crate, 0.8) accepts is accepted, except for headers that two readers could
+//! understand in two ways: a tensor's name or a key of the metadata that comes twice (the reference keeps the last), a
+//! tensor's description as a JSON list (an accident of the reference), a NUL in a name, and more than [`MAX_RANK`]
+//! dimensions.
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess};
+
+use super::{MAX_HEADER, TensorInfo, fetch, twice};
+use crate::dtype::{Dtype, Sizeless};
+use crate::json::{self, Each, Fault, Object, Pairs, Wholes};
+use crate::source::Source;
+
+/// Most dimensions of a tensor: what torch and NumPy can hold.
+pub const MAX_RANK: usize = json::KEPT;
+/// Bytes before the JSON.
+const PREFIX: u64 = 8;
+
+/// What a header says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// The tensors, in the order of their bytes.
+    pub tensors: Vec<TensorInfo>,
+    /// `__metadata__`, in the order of the file.
+    pub metadata: Vec<(String, String)>,
+    /// Where the tensors' bytes begin in the file.
+    pub data: u64,
+}
+
+/// The rule that a file breaks.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not even the eight bytes of the length are there.
+    #[error("its {0} bytes are too few to hold the length of a header")]
+    NoLength(u64),
+    /// A header of no bytes, or of one, holds no JSON object.
+    #[error("its header is {0} bytes long, too short for any JSON object")]
+    HeaderTooShort(u64),
+    /// The limit.
+    #[error("its header is said to be {0} bytes long; the format's limit is {MAX_HEADER}")]
+    HeaderTooLong(u64),
+    /// The file ends within the header.
+    #[error("its header is said to be {said} bytes long, but the file ends {left} bytes after the length")]
+    Truncated {
+        /// What the first eight bytes say.
+        said: u64,
+        /// What is there.
+        left: u64,
+    },
+    /// Not JSON, or not of the header's form.
+    #[error("its header is not the JSON that is expected: {0}")]
+    Json(serde_json::Error),
+    /// Two tensors of one name.
+    #[error("its header describes the tensor {0:?} twice")]
+    Twice(String),
+    /// A key of the metadata, or of a tensor's description, that comes twice.
+    #[error("its header has the key {key:?} twice in {within}")]
+    KeyTwice {
+        /// The key.
+        key: String,
+        /// What it is in.
+        within: String,
+    },
+    /// A name that no C string can hold.
+    #[error("the tensor name {0:?} holds a NUL")]
+    NulInName(String),
+    /// Something is missing in a description.
+    #[error("the tensor {tensor:?} has no {key}")]
+    Missing {
+        /// Which tensor.
+        tensor: String,
+        /// What is missing.
+        key: &'static str,
+    },
+    /// A type that nobody knows.
+    #[error("the tensor {tensor:?} has elements of the unknown type {dtype:?}")]
+    UnknownDtype {
+        /// Which tensor.
+        tensor: String,
+        /// What its header says.
+        dtype: String,
+    },
+    /// A negative, fractional or enormous number.
+    #[error("the tensor {tensor:?} has {number} in its {key}: a whole number from 0 to 2^64 - 1 is expected")]
+    NotWhole {
+        /// Which tensor.
+        tensor: String,
+        /// Where the number stands.
+        key: &'static str,
+        /// The number.
+        number: String,
+    },
+    /// Not two offsets.
+    #[error("the tensor {tensor:?} has {count} data_offsets: two are expected")]
+    Offsets {
+        /// Which tensor.
+        tensor: String,
+        /// How many there are.
+        count: usize,
+    },
+    /// Too many dimensions.
+    #[error("the tensor {0:?} has more than {MAX_RANK} dimensions")]
+    Rank(String),
+    /// The end lies before the start.
+    #[error("the bytes {from} to {to} of the tensor {tensor:?} end before they start")]
+    Backwards {
+        /// Which tensor.
+        tensor: String,
+        /// Where they start.
+        from: u64,
+        /// Where they end.
+        to: u64,
+    },
+    /// The tensor's bytes are not all in the file.
+    #[error(
+        "the bytes {from} to {to} of the tensor {tensor:?} reach beyond the file's {length} bytes of data"
+    )]
+    OutOfRange {
+        /// Which tensor.
+        tensor: String,
+        /// Where they start.
+        from: u64,
+        /// Where they end.
+        to: u64,
+        /// What there is.
+        length: u64,
+    },
+    /// Two tensors share bytes.
+    #[error("the tensor {tensor:?} starts at byte {from}, within the bytes of {other:?}, which end at {end}")]
+    Overlap {
+        /// The one that starts later.
+        tensor: String,
+        /// Where.
+        from: u64,
+        /// The other one.
+        other: String,
+        /// Where it ends.
+        end: u64,
+    },
+    /// Bytes that no tensor owns, before a tensor.
+    #[error(
+        "no tensor owns the bytes {from} to {to}, before the tensor {tensor:?}; the format allows no holes"
+    )]
+    Hole {
+        /// The tensor after the hole.
+        tensor: String,
+        /// Where the hole starts.
+        from: u64,
+        /// Where it ends.
+        to: u64,
+    },
+    /// Bytes that no tensor owns, at the end.
+    #[error("the tensors end at byte {end} of {length}; the format allows nothing behind them")]
+    Trailing {
+        /// Where the last tensor ends.
+        end: u64,
+        /// Where the file does.
+        length: u64,
+    },
+    /// Shape and type need another number of bytes.
+    #[error("the tensor {tensor:?} is {dtype} {shape:?}, which takes {needs} bytes, but it has {has}")]
+    Size {
+        /// Which tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its dimensions.
+        shape: Vec<u64>,
+        /// What they take.
+        needs: u64,
+        /// What the offsets say.
+        has: u64,
+    },
+    /// The number of bytes cannot be written down.
+    #[error("the tensor {tensor:?} is {dtype} {shape:?}, more than 2^64 bytes")]
+    Overflow {
+        /// Which tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its dimensions.
+        shape: Vec<u64>,
+    },
+    /// Elements of less than a byte that do not fill bytes.
+    #[error("the tensor {tensor:?} is {dtype} {shape:?}, which ends within a byte")]
+    PartOfByte {
+        /// Which tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+        /// Its dimensions.
+        shape: Vec<u64>,
+    },
+}
+
+/// Reads and parses the header of a file.
+///
+/// # Errors
+/// When it cannot be read, or breaks a rule.
+pub fn read(file: &dyn Source) -> crate::Result<Header> {
+    let refused = |why| crate::Error::Safetensors { file: file.name().into(), why };
+    let mut prefix = [0; PREFIX as usize];
+    if file.bytes() < PREFIX {
+        return Err(refused(Error::NoLength(file.bytes())));
+    }
+    file.read_at(0, &mut prefix)?;
+    let bytes = header_bytes(prefix, file.bytes()).map_err(refused)?;
+    parse(&fetch(file, PREFIX, bytes - PREFIX)?, file.bytes()).map_err(refused)
+}
+
+/// How many bytes of a file of `length` bytes come before the tensors, by its first eight.
+///
+/// # Errors
+/// When there cannot be a header of the length that they say.
+pub fn header_bytes(prefix: [u8; 8], length: u64) -> Result<u64, Error> {
+    let said = u64::from_le_bytes(prefix);
+    let left = length.checked_sub(PREFIX).ok_or(Error::NoLength(length))?;
+    match said {
+        0 | 1 => Err(Error::HeaderTooShort(said)),
+        _ if said > MAX_HEADER => Err(Error::HeaderTooLong(said)),
+        _ if said > left => Err(Error::Truncated { said, left }),
+        _ => Ok(said + PREFIX),
+    }
+}
+
+/// Parses the JSON of a header, which is all that lies between the first eight bytes and the tensors of a file of
+/// `length` bytes.
+///
+/// # Errors
+/// When it breaks a rule.
+pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
+    let fault = Fault::new();
+    let mut raw = Raw { tensors: Vec::new(), metadata: None, fault: &fault };
+    let parsed = json::parse(json, Object("an object of tensors", &mut raw));
+    let (tensors, metadata) = (raw.tensors, raw.metadata);
+    fault.settle(parsed, Error::Json)?;
+    let data = PREFIX + json.len() as u64;
+    let length =
+        length.checked_sub(data).ok_or(Error::Truncated { said: json.len() as u64, left: length })?;
+    if let Some(name) = twice(tensors.iter().map(|t| t.name.as_str())) {
+        return Err(Error::Twice(name.into()));
+    }
+    let tensors = place(tensors, data, length)?;
+    let metadata = metadata.unwrap_or_default();
+    if let Some(key) = twice(metadata.iter().map(|(key, _)| key.as_str())) {
+        return Err(Error::KeyTwice { key: key.into(), within: METADATA.into() });
+    }
+    Ok(Header { tensors, metadata, data })
+}
+
+/// The key that is no tensor.
+const METADATA: &str = "__metadata__";
+
+/// A tensor with offsets from the start of the data, as they are written: not yet held against anything.
+struct Claim {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    from: u64,
+    to: u64,
+}
+
+/// Holds the claims against each other and the `length` bytes of data, which start at byte `data` of the file.
+fn place(mut claims: Vec<Claim>, data: u64, length: u64) -> Result<Vec<TensorInfo>, Error> {
+    claims.sort_by_key(|c| (c.from, c.to));
+    let mut tensors: Vec<TensorInfo> = Vec::with_capacity(claims.len());
+    let mut end = 0;
+    for claim in claims {
+        let Claim { name: tensor, dtype, shape, from, to } = claim;
+        if to < from {
+            return Err(Error::Backwards { tensor, from, to });
+        } else if to > length {
+            return Err(Error::OutOfRange { tensor, from, to, length });
+        } else if from > end {
+            return Err(Error::Hole { tensor, from: end, to: from });
+        } else if from < end {
+            // Whichever of those before has the last byte; without holes that is the last one that has any.
+            let other = tensors.pop().map(|t| t.name).unwrap_or_default();
+            return Err(Error::Overlap { tensor, from, other, end });
+        }
+        match dtype.size(&shape) {
+            Ok(needs) if needs == to - from => {}
+            Ok(needs) => return Err(Error::Size { tensor, dtype, shape, needs, has: to - from }),
+            Err(Sizeless::Overflow) => return Err(Error::Overflow { tensor, dtype, shape }),
+            Err(Sizeless::Part) => return Err(Error::PartOfByte { tensor, dtype, shape }),
+        }
+        end = to;
+        tensors.push(TensorInfo { name: tensor, dtype, shape, offset: data + from, bytes: to - from });
+    }
+    if end == length { Ok(tensors) } else { Err(Error::Trailing { end, length }) }
+}
+
+/// The header's object.
+struct Raw<'f> {
+    tensors: Vec<Claim>,
+    metadata: Option<Vec<(String, String)>>,
+    fault: &'f Fault<Error>,
+}
+
+impl<'de> Each<'de> for Raw<'_> {
+    fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
+        if key == METADATA {
+            if self.metadata.is_some() {
+                return Err(self.fault.raise(Error::KeyTwice { key, within: "the header".into() }));
+            }
+            let mut pairs = Pairs::default();
+            map.next_value_seed(Nullable(&mut pairs))?;
+            self.metadata = Some(pairs.0);
+            return Ok(());
+        }
+        if key.contains('\0') {
+            return Err(self.fault.raise(Error::NulInName(key)));
+        }
+        let mut info = Info { tensor: key, dtype: None, shape: None, offsets: None, fault: self.fault };
+        map.next_value_seed(Object("a tensor's dtype, shape and data_offsets", &mut info))?;
+        self.tensors.push(info.claim()?);
+        Ok(())
+    }
+}
+
+/// Metadata that may be `null`, as the reference has it.
+struct Nullable<'a>(&'a mut Pairs);
+
+impl<'de> DeserializeSeed<'de> for Nullable<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_option(self)
+    }
+}
+
+impl<'de> serde::de::Visitor<'de> for Nullable<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object of strings")
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        Object("an object of strings", self.0).deserialize(from)
+    }
+}
+
+/// A tensor's description, as it comes in.
+struct Info<'f> {
+    tensor: String,
+    dtype: Option<Dtype>,
+    shape: Option<Vec<u64>>,
+    offsets: Option<(u64, u64)>,
+    fault: &'f Fault<Error>,
+}
+
+impl<'de> Each<'de> for Info<'_> {
+    fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
+        let again = match key.as_str() {
+            "dtype" => self.dtype.is_some(),
+            "shape" => self.shape.is_some(),
+            "data_offsets" => self.offsets.is_some(),
+            _ => false,
+        };
+        if again {
+            return Err(self
+                .fault
+                .raise(Error::KeyTwice { key, within: format!("tensor {:?}", self.tensor) }));
+        }
+        match key.as_str() {
+            "dtype" => self.dtype = Some(self.dtype(map.next_value()?)?),
+            "shape" => {
+                let shape = self.whole("shape", map.next_value()?)?;
+                if shape.count > MAX_RANK {
+                    return Err(self.fault.raise(Error::Rank(self.tensor.clone())));
+                }
+                self.shape = Some(shape.first);
+            }
+            "data_offsets" => {
+                let offsets = self.whole("data_offsets", map.next_value()?)?;
+                let &[from, to] = offsets.first.as_slice() else {
+                    let tensor = self.tensor.clone();
+                    return Err(self.fault.raise(Error::Offsets { tensor, count: offsets.count }));
+                };
+                self.offsets = Some((from, to));
+            }
+            // The reference passes over what it does not know.
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+        Ok(())
+    }
+}
+
+impl Info<'_> {
+    fn dtype<E: serde::de::Error>(&self, name: String) -> Result<Dtype, E> {
+        // GGML's types are no safetensors types.
+        let known = name.parse::<Dtype>().ok().filter(|d| *d <= Dtype::U64);
+        known
+            .ok_or_else(|| self.fault.raise(Error::UnknownDtype { tensor: self.tensor.clone(), dtype: name }))
+    }
+
+    fn whole<E: serde::de::Error>(&self, key: &'static str, mut list: Wholes) -> Result<Wholes, E> {
+        match list.odd.take() {
+            None => Ok(list),
+            Some(number) => {
+                Err(self.fault.raise(Error::NotWhole { tensor: self.tensor.clone(), key, number }))
+            }
+        }
+    }
+
+    fn claim<E: serde::de::Error>(self) -> Result<Claim, E> {
+        let fault = self.fault;
+        let missing = |tensor, key| Err(fault.raise(Error::Missing { tensor, key }));
+        match (self.dtype, self.shape, self.offsets) {
+            (None, _, _) => missing(self.tensor, "dtype"),
+            (_, None, _) => missing(self.tensor, "shape"),
+            (_, _, None) => missing(self.tensor, "data_offsets"),
+            (Some(dtype), Some(shape), Some((from, to))) => {
+                Ok(Claim { name: self.tensor, dtype, shape, from, to })
+            }
+        }
+    }
+}

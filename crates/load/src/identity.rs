@@ -1,0 +1,98 @@
+//! What a file was when it was opened, so that a file that changed while it was read is noticed.
+
+use std::fmt;
+
+use rustix::fs::{FileType, Stat};
+use serde::{Deserialize, Serialize};
+
+/// What tells one state of a file from another.
+///
+/// It notices writers, truncation and replacement. A writer that sets the times back, or writes through a mapping that
+/// is not synchronised yet, gets past it: check sums ([`crate::manifest`]) do not let that pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The file system it is on.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// When its content changed last: seconds and nanoseconds.
+    pub modified: (i64, u32),
+    /// When its content or its attributes changed last, which programs cannot set.
+    pub changed: (i64, u32),
+}
+
+/// A way in which a file is not what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is another file: device and inode, before and now.
+    Replaced((u64, u64), (u64, u64)),
+    /// It was cut off: length before and now.
+    Shrunk(u64, u64),
+    /// It grew: length before and now.
+    Grew(u64, u64),
+    /// Its content was written.
+    Written,
+    /// Its attributes or links were changed.
+    Touched,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replaced((d0, i0), (d1, i1)) => {
+                write!(f, "it is another file (inode {i0} on device {d0:x}, now inode {i1} on device {d1:x})")
+            }
+            Self::Shrunk(from, to) => write!(f, "it shrank from {from} bytes to {to}"),
+            Self::Grew(from, to) => write!(f, "it grew from {from} bytes to {to}"),
+            Self::Written => f.write_str("it was written (its modification time is another)"),
+            Self::Touched => f.write_str("its attributes or links were changed (its change time is another)"),
+        }
+    }
+}
+
+impl Identity {
+    pub(crate) fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            bytes: stat.st_size.max(0) as u64,
+            modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
+            changed: (stat.st_ctime, stat.st_ctime_nsec as u32),
+        }
+    }
+
+    /// What has changed since, most telling first.
+    #[must_use]
+    pub fn change(&self, now: &Self) -> Option<Change> {
+        let (before, after) = ((self.device, self.inode), (now.device, now.inode));
+        if before != after {
+            Some(Change::Replaced(before, after))
+        } else if now.bytes < self.bytes {
+            Some(Change::Shrunk(self.bytes, now.bytes))
+        } else if now.bytes > self.bytes {
+            Some(Change::Grew(self.bytes, now.bytes))
+        } else if now.modified != self.modified {
+            Some(Change::Written)
+        } else if now.changed != self.changed {
+            Some(Change::Touched)
+        } else {
+            None
+        }
+    }
+}
+
+/// What a file is that cannot hold a model, in words.
+pub(crate) fn oddity(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        _ => "neither a file nor a directory",
+    }
+}

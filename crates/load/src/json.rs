@@ -1,0 +1,158 @@
+//! JSON from strangers: numbers, and objects whose keys are each looked at, so that one that comes twice is seen.
+//!
+//! serde's errors are text. Rules that deserve an error of their own leave it in a [`Fault`] on the way out.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// Where a rule leaves its own error, while serde carries one of its own outward.
+pub(crate) struct Fault<E>(RefCell<Option<E>>);
+
+impl<E> Fault<E> {
+    pub fn new() -> Self {
+        Self(RefCell::new(None))
+    }
+
+    /// Keeps `error` and gives serde one to carry.
+    pub fn raise<D: de::Error>(&self, error: E) -> D {
+        *self.0.borrow_mut() = Some(error);
+        D::custom("a rule is broken")
+    }
+
+    /// The result, with our own error where there is one.
+    pub fn settle<T>(
+        self,
+        result: serde_json::Result<T>,
+        json: impl FnOnce(serde_json::Error) -> E,
+    ) -> Result<T, E> {
+        result.map_err(|e| self.0.into_inner().unwrap_or_else(|| json(e)))
+    }
+}
+
+/// Parses `text`, all of it, by `seed`.
+pub(crate) fn parse<'de, S: DeserializeSeed<'de>>(text: &'de [u8], seed: S) -> serde_json::Result<S::Value> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let value = seed.deserialize(&mut json)?;
+    json.end()?;
+    Ok(value)
+}
+
+/// An object: `each` is given every key and takes the value out of the access. What it does with a key that it has seen
+/// is its own affair.
+pub(crate) struct Object<F>(pub &'static str, pub F);
+
+/// What takes the value of a key.
+pub(crate) trait Each<'de> {
+    /// Takes the value that belongs to `key` out of `map`.
+    fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error>;
+}
+
+impl<'de, F: Each<'de>> DeserializeSeed<'de> for Object<&mut F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_map(self)
+    }
+}
+
+impl<'de, F: Each<'de>> Visitor<'de> for Object<&mut F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            self.1.take(key, &mut map)?;
+        }
+        Ok(())
+    }
+}
+
+/// An object of strings, in the order of the file.
+#[derive(Default)]
+pub(crate) struct Pairs(pub Vec<(String, String)>);
+
+impl<'de> Each<'de> for Pairs {
+    fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
+        self.0.push((key, map.next_value()?));
+        Ok(())
+    }
+}
+
+/// A list of lengths, offsets or dimensions.
+#[derive(Default)]
+pub(crate) struct Wholes {
+    /// The first of them; no more are kept than anyone may want.
+    pub first: Vec<u64>,
+    /// How many there are.
+    pub count: usize,
+    /// The first that is no whole number from 0 on, as text.
+    pub odd: Option<String>,
+}
+
+/// How many numbers of a list are kept.
+pub(crate) const KEPT: usize = 64;
+
+impl<'de> de::Deserialize<'de> for Wholes {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(WholesVisitor)
+    }
+}
+
+struct WholesVisitor;
+
+impl<'de> Visitor<'de> for WholesVisitor {
+    type Value = Wholes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of whole numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Wholes, A::Error> {
+        let mut list = Wholes::default();
+        while let Some(number) = seq.next_element::<Whole>()? {
+            list.count += 1;
+            match number.0 {
+                Ok(n) if list.first.len() < KEPT => list.first.push(n),
+                Ok(_) => {}
+                Err(text) => list.odd = list.odd.or(Some(text)),
+            }
+        }
+        Ok(list)
+    }
+}
+
+/// One number. What is no whole number from 0 on comes out as its text.
+pub(crate) struct Whole(pub Result<u64, String>);
+
+impl<'de> de::Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_u64(WholeVisitor)
+    }
+}
+
+struct WholeVisitor;
+
+impl Visitor<'_> for WholeVisitor {
+    type Value = Whole;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number")
+    }
+
+    fn visit_u64<E>(self, n: u64) -> Result<Whole, E> {
+        Ok(Whole(Ok(n)))
+    }
+
+    fn visit_i64<E>(self, n: i64) -> Result<Whole, E> {
+        Ok(Whole(u64::try_from(n).map_err(|_| n.to_string())))
+    }
+
+    fn visit_f64<E>(self, n: f64) -> Result<Whole, E> {
+        Ok(Whole(Err(n.to_string())))
+    }
+}

@@ -1,0 +1,34 @@
+//! Model files, and the plan that takes their tensors into GPU memory.
+//!
+//! [`Model::open`] reads the headers of safetensors and GGUF files, believing nothing that they say of themselves
+//! before it has been held against the rest. [`Plan::new`] decides where every tensor of a [`Selection`] comes to lie
+//! in one arena and which blocks of which files are read for it; [`Plan::chunks`] cuts that to the slots of a ring.
+//! Whatever moves the bytes is an [`Engine`](stream::Engine); [`Arrivals`] and [`Stream`](stream::Stream) hand tensors
+//! out as soon as they are complete. Nothing here opens a GPU or moves a tensor.
+#![forbid(unsafe_code)]
+
+mod arrivals;
+mod dtype;
+mod error;
+pub mod formats;
+mod identity;
+mod json;
+mod local;
+pub mod manifest;
+pub mod model;
+pub mod plan;
+mod select;
+mod source;
+pub mod stream;
+
+pub use arrivals::Arrivals;
+pub use dtype::{Dtype, UnknownDtype};
+pub use error::{Error, Result};
+pub use formats::TensorInfo;
+pub use identity::{Change, Identity};
+pub use local::{Local, LocalFile};
+pub use manifest::Manifest;
+pub use model::Model;
+pub use plan::Plan;
+pub use select::{Part, Selection};
+pub use source::{Kind, Source, Store};

@@ -1,0 +1,147 @@
+//! Files of this machine, opened so that nothing that a path may lead to can hold us up.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, open, statat};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::identity::{Identity, oddity};
+use crate::source::{Kind, Source, Store};
+
+/// Most names of one directory that are looked at.
+const MAX_NAMES: usize = 1 << 20;
+
+/// The file system of this machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Local;
+
+/// A file of this machine, open.
+#[derive(Debug)]
+pub struct LocalFile {
+    file: File,
+    path: PathBuf,
+    name: String,
+    identity: Identity,
+}
+
+impl LocalFile {
+    /// Opens a regular file. Whatever else `path` leads to is refused without being waited for.
+    ///
+    /// # Errors
+    /// When there is no such file, it cannot be opened, or is not a regular one.
+    pub fn open(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        // Devices and FIFOs are told apart before they are opened, because opening them can do things.
+        regular(&name, kind(path)?)?;
+        // And should it become one in between, O_NONBLOCK keeps open from waiting for a writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
+        let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
+        regular(&name, FileType::from_raw_mode(stat.st_mode))?;
+        Ok(Self { file, path: path.into(), name, identity: Identity::of(&stat) })
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Source for LocalFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.identity.bytes
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(buffer, offset).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::Ended {
+                file: self.name.clone(),
+                offset,
+                bytes: buffer.len() as u64,
+                length: self.bytes(),
+            },
+            _ => Error::Read { file: self.name.clone(), offset, bytes: buffer.len() as u64, source: e },
+        })
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Some(self.identity)
+    }
+
+    /// Looks at the open file and at what the path leads to by now.
+    fn still_same(&self) -> Result<()> {
+        let stat = fstat(&self.file).map_err(|e| Error::opening(&self.name, e))?;
+        let now = Identity::of(&stat);
+        let path = statat(CWD, &self.path, rustix::fs::AtFlags::empty())
+            .map_err(|e| Error::opening(&self.name, e))?;
+        let change = self.identity.change(&Identity::of(&path)).or_else(|| self.identity.change(&now));
+        change.map_or(Ok(()), |change| Err(Error::Changed { file: self.name.clone(), change }))
+    }
+}
+
+impl Store for Local {
+    fn kind(&self, path: &Path) -> Result<Kind> {
+        match kind(path)? {
+            FileType::RegularFile => Ok(Kind::File),
+            FileType::Directory => Ok(Kind::Directory),
+            other => Err(Error::Odd { file: path.display().to_string(), what: oddity(other) }),
+        }
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let name = path.display().to_string();
+        let failed = |e: std::io::Error| Error::Open { file: name.clone(), source: e };
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(failed)? {
+            // Names that are not UTF-8 end in nothing that is looked for.
+            if let Ok(entry) = entry.map_err(failed)?.file_name().into_string() {
+                names.push(entry);
+            }
+            if names.len() > MAX_NAMES {
+                return Err(Error::Crowded { directory: name, most: MAX_NAMES });
+            }
+        }
+        Ok(names)
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+        Ok(Box::new(LocalFile::open(path)?))
+    }
+}
+
+/// What `path` leads to, through symbolic links.
+fn kind(path: &Path) -> Result<FileType> {
+    let stat = statat(CWD, path, rustix::fs::AtFlags::empty());
+    stat.map(|s| FileType::from_raw_mode(s.st_mode))
+        .map_err(|e| Error::opening(&path.display().to_string(), e))
+}
+
+fn regular(name: &str, kind: FileType) -> Result<()> {
+    match kind {
+        FileType::RegularFile => Ok(()),
+        other => Err(Error::Odd { file: name.into(), what: oddity(other) }),
+    }
+}
+
+impl Error {
+    fn opening(name: &str, errno: Errno) -> Self {
+        match errno {
+            Errno::LOOP => Self::Loop { file: name.into() },
+            _ => Self::Open { file: name.into(), source: errno.into() },
+        }
+    }
+}

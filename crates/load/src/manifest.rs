@@ -1,0 +1,226 @@
+//! Check sums of a model's tensors, kept in a JSON file beside it.
+//!
+//! CRC-32C, which CPUs have in hardware and GPUs compute in parallel. It notices what storage and transfers do to bytes;
+//! it does not stop anybody who wants to deceive.
+
+mod json;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::Result;
+use crate::dtype::Dtype;
+use crate::formats::{MAX_HEADER, TensorInfo};
+use crate::model::Model;
+use crate::source::Source;
+
+/// The version of the form.
+const VERSION: u64 = 1;
+/// Read at once for a check sum on the host.
+const STRETCH: usize = 1 << 20;
+
+/// The check sum of a tensor, with what else must be the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// What the elements are.
+    pub dtype: Dtype,
+    /// The dimensions, slowest first.
+    pub shape: Vec<u64>,
+    /// How many bytes.
+    pub bytes: u64,
+    /// CRC-32C of the bytes.
+    #[serde(serialize_with = "json::hex")]
+    pub crc32c: u32,
+}
+
+/// The check sums of a model, by the tensors' names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The entries.
+    pub tensors: BTreeMap<String, Entry>,
+}
+
+/// What is wrong with a manifest, or what it finds wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not JSON, or not of a manifest's form.
+    #[error("it is not the JSON of a manifest: {0}")]
+    Json(serde_json::Error),
+    /// Something is missing.
+    #[error("{within} has no {key}")]
+    Missing {
+        /// What it is missing in.
+        within: String,
+        /// What is missing.
+        key: &'static str,
+    },
+    /// A key that comes twice.
+    #[error("{within} has {key:?} twice")]
+    Twice {
+        /// What it is in.
+        within: String,
+        /// The key.
+        key: String,
+    },
+    /// A key that does not belong there.
+    #[error("{within} has {key:?}, which does not belong there")]
+    Unknown {
+        /// What it is in.
+        within: String,
+        /// The key.
+        key: String,
+    },
+    /// Another version.
+    #[error("it is of version {0}; version {VERSION} is known")]
+    Version(String),
+    /// A value that is not what it must be.
+    #[error("{key} of the tensor {tensor:?} is {value:?}; {expected} is expected")]
+    Value {
+        /// Which tensor.
+        tensor: String,
+        /// Which value.
+        key: &'static str,
+        /// What it is.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// The model has a tensor that the manifest does not.
+    #[error("it has no check sum of the tensor {0:?}")]
+    NotListed(String),
+    /// The manifest has a tensor that the model does not.
+    #[error("it has a check sum of the tensor {0:?}, which the model does not hold")]
+    NotInModel(String),
+    /// A tensor of another type or shape.
+    #[error("the tensor {tensor:?} is {is}, but was {was} when its check sum was made")]
+    Other {
+        /// Which tensor.
+        tensor: String,
+        /// What it is.
+        is: String,
+        /// What it was.
+        was: String,
+    },
+    /// Other bytes.
+    #[error("the tensor {tensor:?} is not what it was: its CRC-32C is {is:08x}, but was {was:08x}")]
+    Differs {
+        /// Which tensor.
+        tensor: String,
+        /// What it is.
+        is: u32,
+        /// What it was.
+        was: u32,
+    },
+}
+
+impl Manifest {
+    /// Makes the manifest of a model by reading all of it.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn of(model: &Model) -> Result<Self> {
+        let mut manifest = Self::default();
+        for tensor in &model.tensors {
+            let Some(file) = model.files.get(tensor.file) else { continue };
+            manifest.add(&tensor.info, crc32c(&**file, &tensor.info)?);
+        }
+        Ok(manifest)
+    }
+
+    /// Takes in a check sum that was computed elsewhere: on the GPU, while the model was loaded.
+    pub fn add(&mut self, tensor: &TensorInfo, crc32c: u32) {
+        let TensorInfo { name, dtype, shape, bytes, .. } = tensor;
+        let entry = Entry { dtype: *dtype, shape: shape.clone(), bytes: *bytes, crc32c };
+        self.tensors.insert(name.clone(), entry);
+    }
+
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is refused.
+    pub fn read(file: &dyn Source) -> Result<Self> {
+        let too_long = || crate::Error::too_long(file.name(), file.bytes(), MAX_HEADER);
+        let room =
+            usize::try_from(file.bytes()).ok().filter(|n| *n as u64 <= MAX_HEADER).ok_or_else(too_long)?;
+        let mut text = vec![0; room];
+        file.read_at(0, &mut text)?;
+        Self::parse(&text).map_err(|why| crate::Error::Manifest { file: file.name().into(), why })
+    }
+
+    /// Parses a manifest.
+    ///
+    /// # Errors
+    /// When it is not exactly what [`Manifest::to_json`] writes, but for white space and the order of keys.
+    pub fn parse(text: &[u8]) -> Result<Self, Error> {
+        json::parse(text)
+    }
+
+    /// The text of the file.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json::write(self)
+    }
+
+    /// Whether it speaks of exactly these tensors.
+    ///
+    /// # Errors
+    /// When one is missing on either side, or is of another type or shape.
+    pub fn covers<'a>(&self, tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Result<(), Error> {
+        let mut count = 0;
+        let mut names = std::collections::HashSet::new();
+        for tensor in tensors {
+            self.entry(tensor)?;
+            names.insert(tensor.name.as_str());
+            count += 1;
+        }
+        if count == self.tensors.len() {
+            return Ok(());
+        }
+        let stray = self.tensors.keys().find(|name| !names.contains(name.as_str()));
+        stray.map_or(Ok(()), |name| Err(Error::NotInModel(name.clone())))
+    }
+
+    /// Whether `crc32c` is the check sum of the tensor, all of it: a rank's part of one has no entry.
+    ///
+    /// # Errors
+    /// When it is not, or the manifest does not know this tensor.
+    pub fn check(&self, tensor: &TensorInfo, crc32c: u32) -> Result<(), Error> {
+        let was = self.entry(tensor)?.crc32c;
+        if was == crc32c {
+            Ok(())
+        } else {
+            Err(Error::Differs { tensor: tensor.name.clone(), is: crc32c, was })
+        }
+    }
+
+    fn entry(&self, tensor: &TensorInfo) -> Result<&Entry, Error> {
+        let entry = self.tensors.get(&tensor.name).ok_or_else(|| Error::NotListed(tensor.name.clone()))?;
+        if (entry.dtype, &entry.shape, entry.bytes) == (tensor.dtype, &tensor.shape, tensor.bytes) {
+            return Ok(entry);
+        }
+        Err(Error::Other {
+            tensor: tensor.name.clone(),
+            is: format!("{} {:?}", tensor.dtype, tensor.shape),
+            was: format!("{} {:?}", entry.dtype, entry.shape),
+        })
+    }
+}
+
+/// CRC-32C of a tensor's bytes, read from its file.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn crc32c(file: &dyn Source, tensor: &TensorInfo) -> Result<u32> {
+    let mut buffer = vec![0; STRETCH];
+    let (mut crc, mut at, end) = (0, tensor.offset, tensor.offset + tensor.bytes);
+    while at < end {
+        let bytes = usize::try_from(end - at).unwrap_or(STRETCH).min(STRETCH);
+        let part = buffer.get_mut(..bytes).unwrap_or_default();
+        file.read_at(at, part)?;
+        crc = crc32c::crc32c_append(crc, part);
+        at += bytes as u64;
+    }
+    Ok(crc)
+}

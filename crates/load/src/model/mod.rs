@@ -1,0 +1,162 @@
+//! A model: its files, and the tensors in them. Opened from a file, an index, a directory, or the parts of a split file.
+
+mod error;
+mod find;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+pub use error::Error;
+
+use crate::Result;
+use crate::formats::{Contents, TensorInfo, index};
+use crate::source::{Source, Store};
+use find::{Found, Split};
+
+/// A tensor, and which of the model's files holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tensor {
+    /// What its file says.
+    #[serde(flatten)]
+    pub info: TensorInfo,
+    /// Which of the model's files.
+    pub file: usize,
+}
+
+/// All files of a model, open, and all of its tensors.
+pub struct Model {
+    /// The files.
+    pub files: Vec<Box<dyn Source>>,
+    /// The tensors, file by file and in the order of their bytes. No name comes twice.
+    pub tensors: Vec<Tensor>,
+    /// What format the files are.
+    pub format: &'static str,
+}
+
+impl Model {
+    /// Opens what `paths` lead to in `store`: files, directories, indexes. Together they are one model.
+    ///
+    /// # Errors
+    /// When a file is missing, refused, or they do not fit together. Nothing that a path may lead to is waited for.
+    pub fn open(store: &dyn Store, paths: &[PathBuf]) -> Result<Self> {
+        let mut parts = Parts::default();
+        for path in paths {
+            match find::find(store, path)? {
+                Found::Files(files) => parts.files(store, &files)?,
+                Found::Index(path) => parts.index(store, &path)?,
+                Found::Split(split) => parts.split(store, &split)?,
+            }
+        }
+        parts.model()
+    }
+
+    /// Bytes of all tensors.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.info.bytes).sum()
+    }
+
+    /// Whether all files are still what they were when they were opened.
+    ///
+    /// # Errors
+    /// When one is not, with what has changed.
+    pub fn still_same(&self) -> Result<()> {
+        self.files.iter().try_for_each(|file| file.still_same())
+    }
+}
+
+/// A model while it is put together.
+#[derive(Default)]
+struct Parts {
+    files: Vec<Box<dyn Source>>,
+    contents: Vec<Contents>,
+}
+
+impl Parts {
+    fn add(&mut self, file: Box<dyn Source>) -> Result<()> {
+        self.contents.push(Contents::read(&*file)?);
+        self.files.push(file);
+        Ok(())
+    }
+
+    fn files(&mut self, store: &dyn Store, paths: &[PathBuf]) -> Result<()> {
+        paths.iter().try_for_each(|path| self.add(store.open(path)?))
+    }
+
+    /// The shards that an index names, each held against what the index says of it.
+    fn index(&mut self, store: &dyn Store, path: &Path) -> Result<()> {
+        let index = index::read(&*store.open(path)?)?;
+        let refused = |why| crate::Error::Index { file: path.display().to_string(), why };
+        let first = self.files.len();
+        for shard in &index.shards {
+            let missing =
+                |why| refused(index::Error::MissingShard { shard: shard.clone(), why: Box::new(why) });
+            self.add(store.open(&path.with_file_name(shard)).map_err(missing)?)?;
+        }
+        let mut holders = HashMap::new();
+        for (i, contents) in self.contents.iter().skip(first).enumerate() {
+            holders.extend(contents.tensors().iter().map(|t| ((t.name.as_str(), i), ())));
+        }
+        let shard = |i: usize| index.shards.get(i).cloned().unwrap_or_default();
+        for (tensor, i) in &index.tensors {
+            if !holders.contains_key(&(tensor.as_str(), *i)) {
+                let found =
+                    (0..index.shards.len()).find(|j| holders.contains_key(&(tensor.as_str(), *j))).map(shard);
+                return Err(refused(index::Error::NotInShard {
+                    tensor: tensor.clone(),
+                    shard: shard(*i),
+                    found,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of a split GGUF file, each held against what it says of itself.
+    fn split(&mut self, store: &dyn Store, split: &Split) -> Result<()> {
+        for no in 0..split.count {
+            let path = split.part(no);
+            let file = store.open(&path).map_err(|why| Error::MissingPart {
+                part: path.display().to_string(),
+                count: split.count,
+                why: Box::new(why),
+            })?;
+            self.add(file)?;
+            let Some(Contents::Gguf(header)) = self.contents.last() else {
+                return Err(Error::NoGguf { part: path.display().to_string() }.into());
+            };
+            let says = |key| header.value(key).and_then(crate::formats::gguf::Value::whole);
+            let said = (says("split.no"), says("split.count"));
+            if said != (Some(no), Some(split.count)) {
+                let part = path.display().to_string();
+                return Err(Error::WrongPart { part, no, count: split.count, said }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn model(self) -> Result<Model> {
+        let Self { files, contents } = self;
+        let format = contents.first().map(Contents::format).ok_or(Error::Nothing)?;
+        if let Some((file, other)) = files.iter().zip(&contents).find(|(_, c)| c.format() != format) {
+            return Err(Error::Mixed { format, file: file.name().into(), other: other.format() }.into());
+        }
+        let mut tensors = Vec::new();
+        for (file, contents) in contents.into_iter().enumerate() {
+            tensors.extend(contents.into_tensors().into_iter().map(|info| Tensor { info, file }));
+        }
+        let mut seen: HashMap<&str, usize> = HashMap::with_capacity(tensors.len());
+        for tensor in &tensors {
+            if let Some(other) = seen.insert(&tensor.info.name, tensor.file) {
+                let name = |i: usize| files.get(i).map(|f| f.name().to_owned()).unwrap_or_default();
+                let tensor_name = tensor.info.name.clone();
+                return Err(
+                    Error::TwoFiles { tensor: tensor_name, files: [name(other), name(tensor.file)] }.into()
+                );
+            }
+        }
+        Ok(Model { files, tensors, format })
+    }
+}

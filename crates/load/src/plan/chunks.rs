@@ -1,0 +1,220 @@
+//! A plan in pieces that fit into the slots of a ring, in the order of the files.
+
+use super::{Error, Landing, Plan};
+
+/// A read of whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The first byte in the file, a multiple of the block.
+    pub offset: u64,
+    /// How many bytes, a multiple of the block.
+    pub bytes: u64,
+    /// How many of them the file has: fewer only at its end. What comes back shorter tells of a file that shrank.
+    pub valid: u64,
+    /// Where they go in the slot.
+    pub slot: u64,
+}
+
+/// Bytes that go from the slot to the arena: rows at equal distances in the slot, packed in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where the first row starts in the slot.
+    pub slot: u64,
+    /// Where it goes in the arena.
+    pub to: u64,
+    /// Bytes of a row.
+    pub row: u64,
+    /// How many rows.
+    pub rows: u64,
+    /// From row to row in the slot.
+    pub step: u64,
+}
+
+impl Copy {
+    /// Bytes of all rows.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.row * self.rows
+    }
+
+    /// Takes `next` in as a continuation, if it is one.
+    fn takes(&mut self, next: &Self) -> bool {
+        if next.to != self.to + self.bytes() {
+            return false;
+        }
+        if self.rows == 1 && next.slot == self.slot + self.row {
+            self.row += next.row;
+            self.step = self.row;
+            return true;
+        }
+        let step = if self.rows == 1 { next.slot - self.slot } else { self.step };
+        let fits = next.row == self.row && next.slot == self.slot + self.rows * step;
+        if fits {
+            self.step = step;
+            self.rows += 1;
+        }
+        fits
+    }
+}
+
+/// What is read into one slot, and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its number: they count from 0.
+    pub index: u64,
+    /// Which of the plan's files.
+    pub file: usize,
+    /// What is read.
+    pub reads: Vec<Read>,
+    /// Where the bytes go that are wanted.
+    pub copies: Vec<Copy>,
+    /// Where the one read may go as a whole instead, without a slot, if the plan lets it.
+    pub direct: Option<u64>,
+}
+
+impl Chunk {
+    /// Bytes of the slot that are taken.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.reads.iter().map(|r| r.bytes).sum()
+    }
+
+    /// Bytes that go to tensors, or between them.
+    #[must_use]
+    pub fn copied(&self) -> u64 {
+        self.copies.iter().map(Copy::bytes).sum()
+    }
+}
+
+/// The chunks of a plan, made as they are asked for.
+#[derive(Clone, Debug)]
+pub struct Chunks<'p> {
+    plan: &'p Plan,
+    size: u64,
+    next: u64,
+    /// Where it stands: range, piece, row, and the byte in the row.
+    range: usize,
+    piece: usize,
+    row: u64,
+    byte: u64,
+}
+
+/// Bytes of one row that are still to come.
+struct Span {
+    from: u64,
+    to: u64,
+    bytes: u64,
+}
+
+impl<'p> Chunks<'p> {
+    pub(super) fn new(plan: &'p Plan, bytes: u64) -> Result<Self, Error> {
+        let block = plan.options.block;
+        if bytes < block {
+            return Err(Error::Chunk { bytes, block });
+        }
+        // Kept below anything that could wrap.
+        let size = bytes.min(1 << 62) / block * block;
+        Ok(Self { plan, size, next: 0, range: 0, piece: 0, row: 0, byte: 0 })
+    }
+
+    fn span(&self) -> Option<Span> {
+        let piece = self.plan.pieces.get(self.piece)?;
+        let from = piece.from + self.row * piece.step + self.byte;
+        let to = piece.to + self.row * piece.row + self.byte;
+        Some(Span { from, to, bytes: piece.row - self.byte })
+    }
+
+    /// Goes on by `bytes` of the span.
+    fn pass(&mut self, bytes: u64) {
+        let Some(piece) = self.plan.pieces.get(self.piece) else { return };
+        self.byte += bytes;
+        if self.byte == piece.row {
+            (self.byte, self.row) = (0, self.row + 1);
+        }
+        if self.row == piece.rows {
+            (self.row, self.piece) = (0, self.piece + 1);
+            let done = self.plan.ranges.get(self.range).is_none_or(|r| self.piece >= r.pieces.end);
+            self.range += usize::from(done);
+        }
+    }
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        let first = self.plan.ranges.get(self.range)?;
+        let mut fill = Fill::new(self.plan, first.file, self.size);
+        let ring = matches!(first.landing, Landing::Shifted { .. });
+        let began = self.range;
+        while let Some(span) = self.span() {
+            let Some(range) = self.plan.ranges.get(self.range) else { break };
+            // Only what goes through a ring anyway shares a slot.
+            let shares = ring && range.file == first.file && matches!(range.landing, Landing::Shifted { .. });
+            if self.range != began && !shares {
+                break;
+            }
+            let taken = fill.take(&span);
+            if taken == 0 {
+                break;
+            }
+            self.pass(taken);
+        }
+        let direct = match (first.landing, fill.reads.first()) {
+            (Landing::Direct { at }, Some(read)) => Some(at + (read.offset - first.start)),
+            _ => None,
+        };
+        let index = self.next;
+        self.next += 1;
+        Some(Chunk { index, file: first.file, reads: fill.reads, copies: fill.copies, direct })
+    }
+}
+
+/// A slot while it is filled.
+struct Fill {
+    block: u64,
+    length: u64,
+    left: u64,
+    reads: Vec<Read>,
+    copies: Vec<Copy>,
+}
+
+impl Fill {
+    fn new(plan: &Plan, file: usize, size: u64) -> Self {
+        let length = plan.files.get(file).map_or(0, |f| f.bytes);
+        Self { block: plan.options.block, length, left: size, reads: Vec::new(), copies: Vec::new() }
+    }
+
+    /// Takes as much of a span as there is room for, and tells how much that is.
+    fn take(&mut self, span: &Span) -> u64 {
+        let start = span.from / self.block * self.block;
+        let (mut read, goes_on) = match self.reads.last() {
+            Some(last) if start <= last.offset + last.bytes => (*last, true),
+            last => {
+                let slot = last.map_or(0, |l| l.slot + l.bytes);
+                (Read { offset: start, bytes: 0, valid: 0, slot }, false)
+            }
+        };
+        let reached = read.offset + read.bytes;
+        let wanted = (span.from + span.bytes).next_multiple_of(self.block).saturating_sub(reached);
+        let more = wanted.min(self.left);
+        let end = (reached + more).min(span.from + span.bytes);
+        let taken = end.saturating_sub(span.from);
+        if taken == 0 {
+            return 0;
+        }
+        self.left -= more;
+        read.bytes += more;
+        read.valid = read.bytes.min(self.length.saturating_sub(read.offset));
+        if goes_on {
+            self.reads.pop();
+        }
+        self.reads.push(read);
+        let slot = read.slot + (span.from - read.offset);
+        let copy = Copy { slot, to: span.to, row: taken, rows: 1, step: taken };
+        if !self.copies.last_mut().is_some_and(|last| last.takes(&copy)) {
+            self.copies.push(copy);
+        }
+        taken
+    }
+}

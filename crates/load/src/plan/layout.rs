@@ -1,0 +1,197 @@
+//! Where tensors come to lie, and the ranges that bring them there.
+
+use std::cmp::Reverse;
+
+use super::{Error, Landing, Options, Piece, Placed, Plan, PlannedFile, Range};
+use crate::formats::TensorInfo;
+use crate::select::Part;
+
+/// Beyond this, sums of offsets could wrap.
+const MOST: u64 = 1 << 62;
+
+/// A part of a tensor that is wanted.
+pub(super) struct Want<'a> {
+    pub file: usize,
+    pub tensor: &'a TensorInfo,
+    pub part: Part,
+}
+
+impl Want<'_> {
+    fn end(&self) -> u64 {
+        self.part.offset + (self.part.rows - 1) * self.part.step + self.part.row
+    }
+}
+
+/// Wants that lie in the arena as they lie in their file.
+struct Run {
+    file: usize,
+    wants: std::ops::Range<usize>,
+    piece: Piece,
+    landing: Option<Landing>,
+}
+
+/// The plan for `wants`, which come file by file and in the order of their bytes.
+pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Options) -> Result<Plan, Error> {
+    options.check()?;
+    let tensor_bytes = wants.iter().try_fold(0u64, |n, w| n.checked_add(w.part.bytes()));
+    let longest = files.iter().map(|f| f.bytes).max().unwrap_or(0);
+    let tensor_bytes = tensor_bytes.filter(|n| *n < MOST && longest < MOST).ok_or(Error::TooLarge)?;
+    // Whatever has no bytes has no place in a file either, and would only divide runs.
+    let (filled, empty): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.part.bytes() > 0);
+    let mut runs = runs(&filled, options.align);
+    grant_gaps(&mut runs, tensor_bytes, &options);
+    let gpu_bytes = place(&mut runs, &options);
+    let mut tensors: Vec<_> = empty.iter().map(|want| placed(want, 0)).collect();
+    for run in &runs {
+        let wants = filled.get(run.wants.clone()).unwrap_or_default();
+        tensors.extend(
+            wants.iter().map(|want| placed(want, run.piece.to + (want.part.offset - run.piece.from))),
+        );
+    }
+    let ranges = ranges(&runs, &options);
+    let read_bytes = ranges.iter().map(|r| r.read_bytes).sum();
+    let pieces = runs.into_iter().map(|run| run.piece).collect();
+    Ok(Plan { options, files, tensors, tensor_bytes, gpu_bytes, ranges, pieces, read_bytes })
+}
+
+fn placed(want: &Want<'_>, at: u64) -> Placed {
+    let TensorInfo { name, dtype, shape, .. } = want.tensor;
+    Placed {
+        name: name.clone(),
+        dtype: *dtype,
+        shape: want.part.shape.clone(),
+        file: want.file,
+        at,
+        bytes: want.part.bytes(),
+        whole: *shape == want.part.shape,
+    }
+}
+
+/// Groups what can keep its distances.
+fn runs(wants: &[Want<'_>], align: u64) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (i, want) in wants.iter().enumerate() {
+        if let Some(run) = runs.last_mut().filter(|run| joins(run, want, align)) {
+            run.wants.end = i + 1;
+            run.piece.row = want.end() - run.piece.from;
+            run.piece.step = run.piece.row;
+        } else {
+            let Part { offset, row, rows, step, .. } = want.part;
+            let piece = Piece { from: offset, to: 0, row, rows, step };
+            runs.push(Run { file: want.file, wants: i..i + 1, piece, landing: None });
+        }
+    }
+    runs
+}
+
+/// Whether `want` may follow in a run. A hole before it that is shorter than the alignment costs no more memory than
+/// aligning it anew would.
+fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
+    let hole = want.part.offset.checked_sub(run.piece.end());
+    run.file == want.file
+        && run.piece.rows == 1
+        && want.part.rows == 1
+        && hole.is_some_and(|hole| hole < align)
+        && (want.part.offset - run.piece.from).is_multiple_of(align)
+}
+
+/// Decides which runs may land directly: the longest of those that can, as long as there is memory for their gaps.
+fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
+    let cost = 2 * options.block + options.align.max(options.landing);
+    let padding = options.align.saturating_mul(runs.len() as u64);
+    let mut budget = (tensor_bytes / 100).max(options.slack).saturating_sub(padding);
+    let mut longest: Vec<&mut Run> = runs.iter_mut().filter(|run| can_land(run, options)).collect();
+    longest.sort_by_key(|run| Reverse(run.piece.row));
+    for run in longest {
+        if budget < cost {
+            break;
+        }
+        budget -= cost;
+        run.landing = Some(Landing::Direct { at: 0 });
+    }
+}
+
+/// Whether there is an arena address that is right for the run's tensors and for whole blocks.
+fn can_land(run: &Run, options: &Options) -> bool {
+    run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
+}
+
+/// Gives every run its place, and tells how long the arena is.
+fn place(runs: &mut [Run], options: &Options) -> u64 {
+    // Where tensors end, and where what is read beside them does.
+    let (mut kept, mut landed) = (0u64, 0u64);
+    for run in runs {
+        let Piece { from, row, rows, .. } = run.piece;
+        if let Some(Landing::Direct { at }) = &mut run.landing {
+            let head = from % options.block;
+            let tail = (from + row).next_multiple_of(options.block) - (from + row);
+            let to = congruent(landed.max(kept + head), from, options);
+            *at = to - head;
+            run.piece.to = to;
+            kept = to + row;
+            landed = kept + tail;
+        } else {
+            let to = landed.next_multiple_of(options.align);
+            let off = to.wrapping_sub(from) % options.landing;
+            run.landing = Some(Landing::Shifted { by: off });
+            run.piece.to = to;
+            kept = to + row * rows;
+            landed = kept;
+        }
+    }
+    landed
+}
+
+/// The first place from `least` on at which tensors are aligned, and whole blocks of the file too.
+fn congruent(least: u64, from: u64, options: &Options) -> u64 {
+    let modulus = options.align.max(options.landing);
+    let residue = if options.landing > options.align { from % modulus } else { 0 };
+    least + (modulus + residue - least % modulus) % modulus
+}
+
+/// One range for a direct run; those that go through a ring are joined where their blocks meet.
+fn ranges(runs: &[Run], options: &Options) -> Vec<Range> {
+    let mut ranges: Vec<Range> = Vec::new();
+    for (i, run) in runs.iter().enumerate() {
+        let landing = run.landing.unwrap_or(Landing::Shifted { by: 0 });
+        let (reads, read_bytes) = reads(&run.piece, options.block);
+        let start = run.piece.from / options.block * options.block;
+        let end = run.piece.end().next_multiple_of(options.block);
+        let next = Range { file: run.file, start, end, read_bytes, reads, landing, pieces: i..i + 1 };
+        match ranges.last_mut() {
+            Some(last) if joined(last, &next) => {
+                last.read_bytes += next.end.saturating_sub(last.end);
+                last.end = last.end.max(next.end);
+                last.pieces.end = i + 1;
+            }
+            _ => ranges.push(next),
+        }
+    }
+    ranges
+}
+
+/// Whether two ranges are read as one.
+fn joined(last: &Range, next: &Range) -> bool {
+    let ring = |r: &Range| matches!(r.landing, Landing::Shifted { .. }) && r.reads == 1;
+    last.file == next.file && ring(last) && ring(next) && next.start <= last.end
+}
+
+/// How many reads bring a piece, and how many bytes they read.
+fn reads(piece: &Piece, block: u64) -> (u64, u64) {
+    let blocks = |from: u64| (from / block * block, (from + piece.row).next_multiple_of(block));
+    let (start, end) = blocks(piece.from);
+    if piece.rows == 1 {
+        return (1, end - start);
+    }
+    if piece.step.is_multiple_of(block) && piece.step > end - start {
+        return (piece.rows, piece.rows * (end - start));
+    }
+    let (mut count, mut bytes, mut reached) = (0, 0, 0);
+    for row in 0..piece.rows {
+        let (start, end) = blocks(piece.from + row * piece.step);
+        count += u64::from(row == 0 || start > reached);
+        bytes += end - if row == 0 { start } else { start.max(reached) };
+        reached = end;
+    }
+    (count, bytes)
+}

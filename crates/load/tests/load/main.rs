@@ -1,0 +1,11 @@
+//! Formats, models and plans, from the outside: oracles, hostile files, and a model of an engine.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod common;
+mod gguf;
+mod gguf_oracle;
+mod manifest;
+mod model;
+mod mover;
+mod plan;
+mod safetensors;

@@ -1,0 +1,281 @@
+//! Models on disk: indexes, directories, split files; and everything that a path may lead to instead of a file.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use onehop_load::formats::index::Error as IndexError;
+use onehop_load::model::Error as ModelError;
+use onehop_load::{Change, Error, Local, LocalFile, Model, Result, Source};
+
+use crate::common::{Dir, safetensors};
+use crate::gguf::Gguf;
+
+/// Opens a path, and fails if that takes long: nothing may be waited for.
+fn open(path: impl Into<PathBuf>) -> Result<Model> {
+    let path = path.into();
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || done.send(Model::open(&Local, &[path])));
+    wait.recv_timeout(Duration::from_secs(20)).unwrap()
+}
+
+fn refused(path: impl Into<PathBuf>) -> Error {
+    match open(path) {
+        Ok(model) => panic!("{} tensors", model.tensors.len()),
+        Err(error) => error,
+    }
+}
+
+/// A file of tensors of a byte each.
+fn shard(names: &[&str]) -> Vec<u8> {
+    let entry = |(i, name): (usize, &&str)| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{}]}}"#, i + 1)
+    };
+    let entries: Vec<_> = names.iter().enumerate().map(entry).collect();
+    safetensors(&format!("{{{}}}", entries.join(",")), names.len())
+}
+
+fn index(map: &[(&str, &str)]) -> String {
+    let entries: Vec<_> = map.iter().map(|(tensor, file)| format!("{tensor:?}:{file:?}")).collect();
+    format!(r#"{{"metadata":{{"total_size":3}},"weight_map":{{{}}}}}"#, entries.join(","))
+}
+
+fn part(no: u16, count: u16, tensor: &str) -> Vec<u8> {
+    Gguf::default()
+        .key("split.no", 2, &no.to_le_bytes())
+        .key("split.count", 2, &count.to_le_bytes())
+        .tensor(tensor, &[8], 0, 0)
+        .file(32, 32)
+}
+
+fn names(model: &Model) -> Vec<&str> {
+    model.tensors.iter().map(|t| t.info.name.as_str()).collect()
+}
+
+#[test]
+fn a_directory_with_an_index() {
+    let dir = Dir::new();
+    dir.write("a.safetensors", shard(&["x", "y"]));
+    dir.write("b.safetensors", shard(&["z"]));
+    dir.write("consolidated.safetensors", shard(&["x", "y", "z"]));
+    dir.write("pytorch_model.bin.index.json", "not ours");
+    dir.write("config.json", "{}");
+    let path = dir.write(
+        "model.safetensors.index.json",
+        index(&[("z", "b.safetensors"), ("x", "a.safetensors"), ("y", "a.safetensors")]),
+    );
+    for path in [path, dir.path().into()] {
+        let model = open(path).unwrap();
+        assert_eq!((names(&model), model.files.len(), model.format), (vec!["x", "y", "z"], 2, "safetensors"));
+        assert_eq!(model.bytes(), 3);
+        model.still_same().unwrap();
+    }
+}
+
+#[test]
+fn a_directory_without_an_index() {
+    let dir = Dir::new();
+    assert!(matches!(refused(dir.path()), Error::Model(ModelError::Empty { .. })));
+    dir.write("q8.gguf", part(0, 1, "t"));
+    assert_eq!(open(dir.path()).unwrap().format, "gguf");
+    dir.write("q4.gguf", part(0, 1, "t"));
+    assert!(
+        matches!(refused(dir.path()), Error::Model(ModelError::Several { names, .. }) if names.len() == 2)
+    );
+    dir.write("one.safetensors", shard(&["a"]));
+    dir.write("two.safetensors", shard(&["b"]));
+    dir.write(".hidden.safetensors", "not ours");
+    assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b"]);
+    dir.write("three.safetensors", shard(&["b"]));
+    assert!(
+        matches!(refused(dir.path()), Error::Model(ModelError::TwoFiles { tensor, .. }) if tensor == "b")
+    );
+}
+
+#[test]
+fn split_files() {
+    let dir = Dir::new();
+    for no in 0..3 {
+        dir.write(&format!("m-0000{}-of-00003.gguf", no + 1), part(no, 3, &format!("t{no}")));
+    }
+    for path in [dir.path().to_owned(), dir.path().join("m-00002-of-00003.gguf")] {
+        assert_eq!(names(&open(path).unwrap()), ["t0", "t1", "t2"]);
+    }
+    dir.write("m-00003-of-00003.gguf", part(1, 3, "t2"));
+    assert!(matches!(refused(dir.path()), Error::Model(ModelError::WrongPart { no: 2, count: 3, .. })));
+    dir.write("m-00003-of-00003.gguf", Gguf::default().file(32, 0));
+    assert!(matches!(refused(dir.path()), Error::Model(ModelError::WrongPart { said: (None, None), .. })));
+    dir.write("m-00003-of-00003.gguf", shard(&["t2"]));
+    assert!(matches!(refused(dir.path()), Error::Model(ModelError::NoGguf { .. })));
+    fs::remove_file(dir.path().join("m-00003-of-00003.gguf")).unwrap();
+    assert!(matches!(refused(dir.path()), Error::Model(ModelError::MissingPart { count: 3, .. })));
+}
+
+#[test]
+fn several_files_are_one_model() {
+    let dir = Dir::new();
+    let one = dir.write("one", shard(&["a"]));
+    let two = dir.write("two", shard(&["b"]));
+    let gguf = dir.write("three", part(0, 1, "c"));
+    let open =
+        |paths: &[&PathBuf]| Model::open(&Local, &paths.iter().map(|p| (*p).clone()).collect::<Vec<_>>());
+    assert_eq!(names(&open(&[&two, &one]).unwrap()), ["b", "a"]);
+    assert!(matches!(open(&[&one, &one]), Err(Error::Model(ModelError::TwoFiles { .. }))));
+    assert!(matches!(open(&[&one, &gguf]), Err(Error::Model(ModelError::Mixed { other: "gguf", .. }))));
+    assert!(matches!(open(&[]), Err(Error::Model(ModelError::Nothing))));
+}
+
+#[test]
+fn indexes_that_lie() {
+    let dir = Dir::new();
+    dir.write("a.safetensors", shard(&["x", "y"]));
+    dir.write("b.safetensors", shard(&["z"]));
+    dir.write("c.safetensors", shard(&["z", "w"]));
+    let refused = |text: &str| match refused(dir.write("model.safetensors.index.json", text)) {
+        Error::Index { why, .. } => why,
+        other => panic!("{other}"),
+    };
+    let map = |map| refused(&index(map));
+    assert!(matches!(
+        map(&[("x", "a.safetensors"), ("y", "b.safetensors")]),
+        IndexError::NotInShard { tensor, found: Some(found), .. } if tensor == "y" && found == "a.safetensors"
+    ));
+    assert!(matches!(map(&[("q", "a.safetensors")]), IndexError::NotInShard { found: None, .. }));
+    assert!(
+        matches!(map(&[("x", "gone.safetensors")]), IndexError::MissingShard { shard, .. } if shard == "gone.safetensors")
+    );
+    for shard in
+        ["../a.safetensors", "/etc/passwd", "sub/../../a", "..", "./a.safetensors", "", "a//b", "a\0b"]
+    {
+        let text = serde_json::json!({"weight_map": {"x": shard}}).to_string();
+        assert!(matches!(refused(&text), IndexError::Escape { .. }), "{shard}");
+    }
+    assert!(matches!(refused("{}"), IndexError::NoMap));
+    assert!(matches!(refused(r#"{"weight_map":{}}"#), IndexError::Empty));
+    assert!(matches!(refused(r#"{"weight_map":{"a":"b"},"weight_map":{}}"#), IndexError::MapTwice));
+    assert!(matches!(refused(r#"{"weight_map":{"a":"b","a":"c"}}"#), IndexError::Twice(_)));
+    let deep = "[".repeat(1_000_000);
+    for text in
+        ["", "[]", r#"{"weight_map":[]}"#, r#"{"weight_map":{"a":1}}"#, r#"{"weight_map":{"a":null}}"#, &deep]
+    {
+        assert!(matches!(refused(text), IndexError::Json(_)), "{text:.40}");
+    }
+    assert!(matches!(refused(&format!(r#"{{"metadata":{deep}"#)), IndexError::Json(_)));
+    // A tensor that two of the index's shards hold, whichever of them the index names.
+    let text = index(&[("x", "a.safetensors"), ("z", "b.safetensors"), ("w", "c.safetensors")]);
+    let why = crate::model::refused(dir.write("model.safetensors.index.json", text));
+    assert!(matches!(why, Error::Model(ModelError::TwoFiles { tensor, .. }) if tensor == "z"));
+}
+
+#[test]
+fn what_is_no_file() {
+    let dir = Dir::new();
+    let at = |name: &str| dir.path().join(name);
+    assert!(matches!(refused(at("gone")), Error::Open { .. }));
+    symlink("loop-b", at("loop-a")).unwrap();
+    symlink("loop-a", at("loop-b")).unwrap();
+    assert!(matches!(refused(at("loop-a")), Error::Loop { .. }));
+    symlink("gone", at("dangling")).unwrap();
+    assert!(matches!(refused(at("dangling")), Error::Open { .. }));
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let _socket = UnixListener::bind(at("socket")).unwrap();
+    fs::create_dir(at("directory")).unwrap();
+    symlink("/dev/zero", at("zero")).unwrap();
+    let odd = |path: PathBuf| match refused(path) {
+        Error::Odd { what, .. } => what,
+        other => panic!("{other}"),
+    };
+    assert_eq!(odd(at("fifo")), "a FIFO");
+    assert_eq!(odd(at("socket")), "a socket");
+    assert_eq!(odd(at("zero")), "a character device");
+    // As a shard of an index, where a file is named and nothing else will do.
+    for (name, what) in [("fifo", "a FIFO"), ("directory", "a directory"), ("zero", "a character device")] {
+        let path = dir.write("model.safetensors.index.json", index(&[("x", name)]));
+        let Error::Index { why: IndexError::MissingShard { why, .. }, .. } = refused(path) else {
+            panic!("{name}")
+        };
+        assert!(matches!(*why, Error::Odd { what: w, .. } if w == what), "{why}");
+    }
+    let path = dir.write("model.safetensors.index.json", index(&[("x", "loop-a")]));
+    assert!(matches!(
+        refused(path),
+        Error::Index { why: IndexError::MissingShard { why, .. }, .. } if matches!(*why, Error::Loop { .. })
+    ));
+}
+
+/// Shards may be links, as the cache of a model hub has them.
+#[test]
+fn links_to_files_are_followed() {
+    let dir = Dir::new();
+    let blob = dir.write("blobs/1234", shard(&["x"]));
+    fs::create_dir(dir.path().join("snapshot")).unwrap();
+    symlink(blob, dir.path().join("snapshot/a.safetensors")).unwrap();
+    assert_eq!(names(&open(dir.path().join("snapshot")).unwrap()), ["x"]);
+}
+
+#[test]
+fn files_that_change_are_noticed() {
+    let dir = Dir::new();
+    let changed = |change: &dyn Fn(&PathBuf)| {
+        let path = dir.write("m.safetensors", shard(&["x", "y"]));
+        let model = open(&path).unwrap();
+        // Times are only as fine as the clock that the file system reads them from.
+        std::thread::sleep(Duration::from_millis(20));
+        change(&path);
+        match model.still_same() {
+            Err(Error::Changed { change, .. }) => change,
+            other => panic!("{other:?}"),
+        }
+    };
+    let bytes = shard(&["x", "y"]);
+    let length = bytes.len() as u64;
+    assert_eq!(changed(&|p| fs::write(p, &bytes).unwrap()), Change::Written);
+    let truncate = |p: &PathBuf, to| fs::OpenOptions::new().write(true).open(p).unwrap().set_len(to).unwrap();
+    assert_eq!(changed(&|p| truncate(p, 9)), Change::Shrunk(length, 9));
+    assert_eq!(changed(&|p| truncate(p, 999)), Change::Grew(length, 999));
+    assert!(matches!(changed(&|p| fs::rename(dir.write("new", &bytes), p).unwrap()), Change::Replaced(..)));
+    let touch = |p: &PathBuf| {
+        let time = fs::metadata(p).unwrap().modified().unwrap();
+        fs::write(p, &bytes).unwrap();
+        fs::OpenOptions::new().write(true).open(p).unwrap().set_modified(time).unwrap();
+    };
+    assert_eq!(changed(&touch), Change::Touched);
+    let path = dir.write("m.safetensors", &bytes);
+    let model = open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(model.still_same(), Err(Error::Open { .. })));
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read() {
+    let dir = Dir::new();
+    let path = dir.write("m.safetensors", shard(&["x"]));
+    let file = LocalFile::open(&path).unwrap();
+    fs::write(&path, "short").unwrap();
+    let mut buffer = [0; 16];
+    assert!(
+        matches!(file.read_at(0, &mut buffer), Err(Error::Ended { length, .. }) if length == file.bytes())
+    );
+    assert!(matches!(onehop_load::formats::Contents::read(&file), Err(Error::Ended { .. })));
+    assert!(file.still_same().is_err());
+}
+
+#[test]
+fn files_that_are_no_models() {
+    let dir = Dir::new();
+    let safetensors = |bytes: &[u8]| matches!(refused(dir.write("m", bytes)), Error::Safetensors { .. });
+    assert!(safetensors(b""));
+    assert!(safetensors(b"GGU"));
+    assert!(safetensors(b"PK\x03\x04 a pickle of torch, in a zip"));
+    assert!(matches!(refused(dir.write("m", b"GGUF")), Error::Gguf { .. }));
+    // A header that is too long for the file must not be allocated; a sparse file shows how little its length means.
+    let sparse = dir.write("m", (1u64 << 40).to_le_bytes());
+    fs::OpenOptions::new().write(true).open(&sparse).unwrap().set_len(1 << 42).unwrap();
+    assert!(matches!(refused(sparse), Error::Safetensors { .. }));
+    let index = dir.write("big.index.json", "");
+    fs::OpenOptions::new().write(true).open(&index).unwrap().set_len(1 << 40).unwrap();
+    assert!(matches!(refused(index), Error::TooLong { .. }));
+}

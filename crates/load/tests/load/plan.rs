@@ -1,0 +1,387 @@
+//! Plans, carried out by a model of an engine: every byte where it belongs, in any order, and nothing else touched.
+
+use std::collections::HashMap;
+
+use crate::common::{Dice, Memory};
+use crate::mover::{Mover, Way};
+use onehop_load::model::Tensor;
+use onehop_load::plan::{Landing, Options};
+use onehop_load::stream::Stream;
+use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo};
+use proptest::prelude::*;
+
+/// A tensor of a model to be made: type, dimensions in blocks, and bytes that are left free before it.
+type Sketch = (Dtype, Vec<u64>, u64);
+
+fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
+    let mut dice = Dice(seed);
+    let (mut sources, mut tensors): (Vec<Box<dyn onehop_load::Source>>, _) = (Vec::new(), Vec::new());
+    for (file, (header, sketches)) in files.iter().enumerate() {
+        let mut at = *header;
+        for (i, (dtype, dims, hole)) in sketches.iter().enumerate() {
+            let mut shape = dims.clone();
+            shape.iter_mut().last().into_iter().for_each(|d| *d *= dtype.block().0);
+            let scalar = if dims.is_empty() { 1 } else { dims.iter().product() };
+            let (bytes, offset) = (scalar * dtype.block().1, at + hole);
+            at = offset + bytes;
+            let name = format!("{file}.{i}.{}", if i % 3 == 0 { "weight" } else { "bias" });
+            tensors.push(Tensor { info: TensorInfo { name, dtype: *dtype, shape, offset, bytes }, file });
+        }
+        sources.push(Box::new(Memory(format!("{file}"), dice.bytes(at as usize))));
+    }
+    Model { files: sources, tensors, format: "safetensors" }
+}
+
+/// Types whose scalar is a whole block, and some that come in blocks.
+fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
+    let dtype = prop::sample::select(vec![
+        Dtype::U8,
+        Dtype::Bf16,
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::F4,
+        Dtype::F6E2M3,
+        Dtype::Q4_0,
+    ]);
+    let small = prop::collection::vec(0u64..12, 0..4);
+    let medium = (1u64..9, prop::sample::select(vec![64u64, 96, 256, 333, 1024]));
+    let large = prop::sample::select(vec![3000u64, 4096, 8192, 20_000]);
+    let dims = prop_oneof![
+        4 => small,
+        4 => medium.prop_map(|(a, b)| vec![a * 4, b]),
+        2 => large.prop_map(|n| vec![2, n]),
+    ];
+    let hole = prop_oneof![6 => Just(0u64), 1 => 0u64..40, 1 => 4000u64..9000];
+    let tensor = (dtype, dims, hole)
+        .prop_filter("a scalar of a type in blocks", |(t, d, _)| t.block().0 == 1 || !d.is_empty());
+    let header = prop_oneof![(1u64..700).prop_map(|n| n * 8), 1u64..9000];
+    prop::collection::vec((header, prop::collection::vec(tensor, 0..9)), 1..4)
+}
+
+fn options() -> impl Strategy<Value = Options> {
+    let pick = |list: &[u64]| prop::sample::select(list.to_vec());
+    (
+        pick(&[1, 16, 64, 256, 512]),
+        pick(&[512, 4096]),
+        pick(&[1, 4, 512, 4096]),
+        pick(&[0, 64 << 10, 1 << 20]),
+    )
+        .prop_map(|(align, block, landing, slack)| Options {
+            align,
+            block,
+            landing: landing.min(block),
+            slack,
+            staging: 0,
+        })
+}
+
+/// What is to be found in memory for a tensor cut along `dim`: element by element, by its coordinates.
+fn expected(model: &Model, tensor: &Tensor, dim: usize, rank: u64, ranks: u64) -> Vec<u8> {
+    let TensorInfo { dtype, shape, offset, bytes, .. } = &tensor.info;
+    let mut all = vec![0; *bytes as usize];
+    model.files[tensor.file].read_at(*offset, &mut all).unwrap();
+    let (count, size) = dtype.block();
+    let mut dims = shape.clone();
+    dims.iter_mut().last().into_iter().for_each(|d| *d /= count);
+    if ranks == 1 {
+        return all;
+    }
+    let part = dims[dim] / ranks;
+    let mut out = Vec::new();
+    for (i, block) in all.chunks(size as usize).enumerate() {
+        let inner: u64 = dims[dim + 1..].iter().product();
+        let coordinate = i as u64 / inner % dims[dim];
+        if coordinate / part == rank {
+            out.extend(block);
+        }
+    }
+    out
+}
+
+/// Cuts every tensor along `dim` that can be cut so.
+fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection, HashMap<String, Vec<u8>>) {
+    let mut selection = Selection::default().rank(rank, ranks).unwrap();
+    let mut wanted = HashMap::new();
+    for tensor in &model.tensors {
+        let TensorInfo { name, shape, dtype, .. } = &tensor.info;
+        let last = if dim + 1 == shape.len() { dtype.block().0 } else { 1 };
+        let cuts = shape.get(dim).is_some_and(|d| d.is_multiple_of(ranks * last) && *d > 0);
+        if cuts {
+            selection = selection.cut(name, dim);
+        }
+        let bytes =
+            if cuts { expected(model, tensor, dim, rank, ranks) } else { expected(model, tensor, 0, 0, 1) };
+        wanted.insert(name.clone(), bytes);
+    }
+    (selection, wanted)
+}
+
+/// Carries a plan out and looks at every tensor twice: when it is handed out, and at the end.
+fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size: u64, way: Way, seed: u64) {
+    let mover = Mover::new(model, &plan, size, way, &mut Dice(seed));
+    let mut stream = Stream::new(plan, mover);
+    let mut count = 0;
+    while let Some(lent) = stream.next().unwrap() {
+        let (at, bytes) = (lent.tensor.at as usize, lent.tensor.bytes as usize);
+        assert_eq!(
+            lent.arena[at..at + bytes],
+            wanted[&lent.tensor.name],
+            "{} when it arrived",
+            lent.tensor.name
+        );
+        count += 1;
+    }
+    assert_eq!(count, stream.plan().tensors.len());
+    assert_eq!(stream.bytes(), stream.plan().tensor_bytes);
+    let (plan, arena) = stream.finish().unwrap();
+    for tensor in &plan.tensors {
+        let (at, bytes) = (tensor.at as usize, tensor.bytes as usize);
+        assert_eq!(arena[at..at + bytes], wanted[&tensor.name], "{} at the end", tensor.name);
+    }
+}
+
+/// What every plan must keep to.
+fn check(plan: &Plan) {
+    let Options { align, block, slack, .. } = plan.options;
+    let mut places: Vec<_> =
+        plan.tensors.iter().filter(|t| t.bytes > 0).map(|t| (t.at, t.at + t.bytes)).collect();
+    assert!(places.iter().all(|(at, _)| at.is_multiple_of(align)));
+    places.sort_unstable();
+    assert!(places.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap");
+    assert!(places.last().is_none_or(|(_, end)| *end <= plan.gpu_bytes));
+    let padding = align * plan.pieces.len() as u64;
+    let holes: u64 = places.len() as u64 * align;
+    assert!(plan.gpu_bytes <= plan.tensor_bytes + padding + holes + slack.max(plan.tensor_bytes / 100));
+    for range in &plan.ranges {
+        assert!(range.start.is_multiple_of(block) && range.end.is_multiple_of(block));
+        assert!(range.read_bytes <= range.end - range.start && range.reads > 0);
+        let pieces = &plan.pieces[range.pieces.clone()];
+        let exact: u64 = pieces.iter().map(|p| p.row * p.rows).sum();
+        let edges = 2 * block * pieces.iter().map(|p| p.rows).sum::<u64>();
+        assert!(range.read_bytes <= exact + edges, "{range:?}");
+        if let Landing::Direct { at } = range.landing {
+            assert_eq!(pieces.len(), 1);
+            assert!(at + (range.end - range.start) <= plan.gpu_bytes);
+            assert!(range.read_bytes < pieces[0].row + 2 * block);
+        }
+    }
+    assert_eq!(plan.read_bytes, plan.ranges.iter().map(|r| r.read_bytes).sum::<u64>());
+    let whole: u64 = plan.chunks(u64::MAX).unwrap().map(|c| c.bytes()).sum();
+    assert!(whole <= plan.read_bytes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_byte_lands_where_it_belongs(
+        files in sketches(),
+        options in options(),
+        (dim, group) in (0usize..3, prop::sample::select(vec![(0u64, 1u64), (0, 2), (1, 2), (3, 4)])),
+        size in prop::sample::select(vec![4096u64, 8192, 20_000, 1 << 20, u64::MAX]),
+        way in prop::sample::select(vec![Way::Ring, Way::Direct]),
+        seed: u64,
+    ) {
+        let model = model(&files, seed);
+        let (selection, wanted) = selection(&model, dim, group.0, group.1);
+        let plan = Plan::new(&model, &selection, options).unwrap();
+        check(&plan);
+        carry_out(&model, plan, &wanted, size, way, seed);
+    }
+}
+
+/// What a checkpoint looks like: all large, of lengths that are multiples of the alignment, after an odd header.
+fn checkpoint() -> Model {
+    let large: Vec<Sketch> = (0..12).map(|i| (Dtype::Bf16, vec![64 + 32 * (i % 3), 1024], 0)).collect();
+    model(&[(8 * 1237, large.clone()), (8 * 1000, large)], 11)
+}
+
+#[test]
+fn a_checkpoint_lands_directly_with_hardly_a_gap() {
+    let model = checkpoint();
+    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    assert_eq!(plan.ranges.len(), 2, "one range for each file");
+    assert_eq!(plan.direct_bytes(), plan.read_bytes);
+    assert!(plan.gpu_bytes <= plan.tensor_bytes + plan.tensor_bytes / 100);
+    assert!(plan.read_bytes <= plan.tensor_bytes + 2 * 8192);
+    let (_, wanted) = selection(&model, 0, 0, 1);
+    carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 5);
+}
+
+#[test]
+fn what_cannot_be_addressed_is_shifted_and_says_how_far() {
+    let large = vec![(Dtype::U8, vec![1 << 20], 0)];
+    let by = |header, landing| {
+        let options = Options { landing, ..Options::default() };
+        let plan = Plan::new(&model(&[(header, large.clone())], 1), &Selection::default(), options).unwrap();
+        plan.ranges[0].landing
+    };
+    assert_eq!(by(4001, 4), Landing::Shifted { by: 3 });
+    assert!(matches!(by(4001, 1), Landing::Direct { .. }));
+    assert!(matches!(by(4004, 4), Landing::Direct { .. }));
+    // Where whole blocks must land at multiples of 4096, only tensors that start at their alignment can.
+    assert_eq!(by(4004, 4096), Landing::Shifted { by: 92 });
+    assert!(matches!(by(4096 + 256, 4096), Landing::Direct { .. }));
+}
+
+#[test]
+fn a_rank_reads_its_rows_alone() {
+    let model = model(&[(8 * 100, vec![(Dtype::Bf16, vec![64, 32 << 10], 0)])], 3);
+    let whole = model.bytes();
+    for (dim, rows) in [(0, 1), (1, 64)] {
+        let (selection, wanted) = selection(&model, dim, 3, 8);
+        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        assert_eq!(plan.tensor_bytes, whole / 8);
+        assert_eq!(plan.ranges[0].reads, rows);
+        assert!(plan.read_bytes <= whole / 8 + rows * 8192, "{} of {whole}", plan.read_bytes);
+        assert!(!plan.tensors[0].whole && plan.pieces.len() == 1);
+        carry_out(&model, plan, &wanted, 1 << 20, Way::Ring, 1);
+    }
+}
+
+/// Rows that lie at equal distances in a slot are one copy, as the copy engine can do it.
+#[test]
+fn rows_become_one_copy() {
+    let copies = |header| {
+        let model = model(&[(header, vec![(Dtype::U8, vec![256, 16 << 10], 0)])], 3);
+        let (selection, _) = selection(&model, 1, 1, 2);
+        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        let chunk = plan.chunks(120 << 12).unwrap().next().unwrap();
+        let copies: Vec<_> = chunk.copies.iter().map(|c| (c.row, c.rows, c.step)).collect();
+        (chunk.reads.len(), copies)
+    };
+    assert_eq!(copies(4196), (40, vec![(8192, 40, 12288)]));
+    // Rows of whole blocks lie one behind the other in the slot already.
+    assert_eq!(copies(4096), (60, vec![(60 * 8192, 1, 60 * 8192)]));
+}
+
+/// A tensor of a billion rows must not become a billion of anything.
+#[test]
+fn fine_slices_stay_small() {
+    let info = TensorInfo {
+        name: "fine".into(),
+        dtype: Dtype::U8,
+        shape: vec![1 << 30, 2],
+        offset: 800,
+        bytes: 2 << 30,
+    };
+    let model =
+        Model { files: vec![Box::new(Huge)], tensors: vec![Tensor { info, file: 0 }], format: "safetensors" };
+    let selection = Selection::default().cut("fine", 1).rank(0, 2).unwrap();
+    let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+    assert_eq!((plan.ranges.len(), plan.pieces.len(), plan.ranges[0].reads), (1, 1, 1));
+    let chunk = plan.chunks(16 << 10).unwrap().next().unwrap();
+    assert_eq!((chunk.copies.len(), chunk.copies[0].row, chunk.copies[0].step), (1, 1, 2));
+}
+
+struct Huge;
+
+impl onehop_load::Source for Huge {
+    fn name(&self) -> &str {
+        "huge"
+    }
+    fn bytes(&self) -> u64 {
+        (2 << 30) + 800
+    }
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> onehop_load::Result<()> {
+        Memory("huge".into(), Vec::new()).read_at(offset, buffer)
+    }
+}
+
+#[test]
+fn cuts_that_cannot_be_made_are_refused() {
+    use onehop_load::plan::Error;
+    let model = model(
+        &[(
+            800,
+            vec![(Dtype::Bf16, vec![6, 10], 0), (Dtype::Q4_0, vec![4, 3], 0), (Dtype::F4, vec![2, 5], 0)],
+        )],
+        1,
+    );
+    let plan = |pattern: &str, dim, ranks| {
+        let selection = Selection::default().only(pattern).cut("*", dim).rank(1, ranks).unwrap();
+        Plan::new(&model, &selection, Options::default())
+    };
+    assert!(matches!(plan("0.0.*", 1, 4), Err(Error::Uneven { length: 10, ranks: 4, .. })));
+    assert!(matches!(plan("0.0.*", 2, 2), Err(Error::Dimension { dim: 2, rank: 2, .. })));
+    assert!(matches!(plan("0.1.*", 1, 2), Err(Error::WithinBlock { dtype: Dtype::Q4_0, .. })));
+    assert!(matches!(plan("0.2.*", 1, 2), Err(Error::WithinBlock { dtype: Dtype::F4, .. })));
+    assert!(plan("0.1.*", 1, 3).is_ok());
+    assert!(matches!(Selection::default().rank(2, 2), Err(Error::Rank { .. })));
+    assert!(matches!(Selection::default().rank(0, 0), Err(Error::Rank { .. })));
+}
+
+#[test]
+fn names_and_types_are_filtered() {
+    let model = model(
+        &[(800, vec![(Dtype::Bf16, vec![6], 0), (Dtype::F32, vec![4], 0), (Dtype::Bf16, vec![2], 0)])],
+        1,
+    );
+    let names = |selection: Selection| {
+        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        plan.tensors.into_iter().map(|t| t.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(Selection::default()).len(), 3);
+    assert_eq!(names(Selection::default().only("*.weight")), ["0.0.weight"]);
+    assert_eq!(names(Selection::default().only("0.*").except("0.?.weight")), ["0.1.bias", "0.2.bias"]);
+    assert_eq!(names(Selection::default().dtype(Dtype::F32)), ["0.1.bias"]);
+    assert!(names(Selection::default().only("no such")).is_empty());
+}
+
+#[test]
+fn nonsense_options_are_refused() {
+    use onehop_load::plan::Error;
+    let model = checkpoint();
+    let plan = |options| Plan::new(&model, &Selection::default(), options);
+    for align in [0, 3, 4 << 20, u64::MAX] {
+        assert!(matches!(
+            plan(Options { align, ..Options::default() }),
+            Err(Error::NoPower { what: "align", .. })
+        ));
+    }
+    assert!(matches!(
+        plan(Options { landing: 4096, block: 512, ..Options::default() }),
+        Err(Error::Landing { .. })
+    ));
+    let plan = plan(Options::default()).unwrap();
+    assert!(matches!(plan.chunks(4095), Err(Error::Chunk { bytes: 4095, block: 4096 })));
+}
+
+#[test]
+fn the_fit_counts_what_is_needed_beside_the_arena() {
+    let plan =
+        Plan::new(&checkpoint(), &Selection::default(), Options { staging: 1000, ..Options::default() })
+            .unwrap();
+    let peak = plan.gpu_bytes + 1000;
+    assert_eq!(plan.fit(peak).peak_gpu_bytes, peak);
+    assert!(plan.fit(peak).fits && !plan.fit(peak - 1).fits);
+    assert_eq!(plan.fit(peak - 1).missing_bytes, 1);
+}
+
+#[test]
+fn a_chunk_counts_once() {
+    let model = checkpoint();
+    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let (mut arrivals, complete) = onehop_load::Arrivals::new(&plan);
+    assert!(complete.is_empty());
+    let chunk = plan.chunks(8192).unwrap().nth(70).unwrap();
+    arrivals.arrive(&chunk).unwrap();
+    assert!(matches!(arrivals.arrive(&chunk), Err(onehop_load::plan::Error::Again(70))));
+}
+
+/// The form that `--plan --json` prints.
+#[test]
+fn a_plan_has_a_json_form() {
+    let model = checkpoint();
+    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["ranges"].as_array().unwrap().len(), 2);
+    assert!(json["ranges"][0]["landing"]["direct"]["at"].is_u64());
+    for key in ["gpu_bytes", "tensor_bytes", "read_bytes"] {
+        assert!(json[key].is_u64(), "{key}");
+    }
+    assert_eq!(json["tensors"][0]["dtype"], "BF16");
+    assert_eq!(json["files"][1]["name"], "1");
+    let fit = serde_json::to_value(plan.fit(0)).unwrap();
+    assert_eq!(fit["fits"], false);
+}
