@@ -1,9 +1,10 @@
 //! What the fuzz targets share: memory that notices every access outside of what was laid out, and in it a controller
-//! whose completions the fuzzer writes.
+//! whose completions the fuzzer writes; models that are planned and carried out.
 #![forbid(unsafe_code)]
 
 mod bed;
 mod controller;
+pub mod model;
 
 pub use bed::{At, Bed, Door};
 pub use controller::{Controller, Post};
