@@ -36,6 +36,9 @@ pub(crate) enum CliError {
     /// Host memory could not be had or reached.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
+    /// A model's files are refused, or cannot be loaded as asked.
+    #[error(transparent)]
+    Load(#[from] onehop_load::Error),
     /// A file could not be used.
     #[error("{call} {path}: {source}")]
     File { call: &'static str, path: String, source: std::io::Error },

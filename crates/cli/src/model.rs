@@ -1,17 +1,19 @@
-//! A small safetensors model out of a seed, and the plan to load it: which blocks hold its tensors.
+//! A small safetensors model out of a seed, and the plan to load it from the blocks of a drive.
 
 use std::collections::{BTreeMap, HashMap};
 
 use onehop_drive::GpuJob;
+use onehop_load::formats::safetensors as format;
+use onehop_load::model::Tensor;
+use onehop_load::plan::Options;
+use onehop_load::{Model, Plan, Selection, Source};
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorView, serialize};
+use safetensors::tensor::{TensorView, serialize};
 
 use crate::error::{CliError, Result};
 
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
-/// Most bytes of a header that is believed.
-const MAX_HEADER: u64 = 100 << 20;
 /// Under this, the model's metadata holds the check sums of its tensors by name, as JSON: one entry, because the order
 /// of several would differ from run to run, and with it the file.
 const HASHES: &str = "crc32c";
@@ -31,18 +33,6 @@ const SMALL: [(&str, Dtype, usize, usize); 3] = [
     ("positions", Dtype::I64, 8, 129),
     ("mask", Dtype::U8, 1, 777),
 ];
-
-/// A tensor of a model, as its header tells.
-pub(crate) struct Tensor {
-    pub name: String,
-    pub dtype: String,
-    pub shape: Vec<usize>,
-    pub bytes: usize,
-    /// Where it starts in the file.
-    pub start: u64,
-    /// The check sum that the model itself states.
-    pub hash: Option<String>,
-}
 
 /// The file of a model of about `bytes` bytes, all drawn from `seed`.
 pub(crate) fn make(bytes: u64, seed: u64) -> Result<Vec<u8>> {
@@ -73,64 +63,86 @@ pub(crate) fn hash(crc: u32) -> String {
     format!("{crc:08x}")
 }
 
-/// Bytes of the file up to the first tensor, from the file's first eight.
-pub(crate) fn header_bytes(first: &[u8]) -> Result<u64> {
-    let length = first.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-    length
-        .filter(|n| (2..=MAX_HEADER).contains(n))
-        .map(|n| n + 8)
-        .ok_or_else(|| CliError::Failed("these blocks do not start with a safetensors header".into()))
+/// A model on a drive, as its header tells.
+pub(crate) struct Described {
+    /// The model; its file knows no more than the header.
+    pub model: Model,
+    /// The check sums that the model itself states, by the tensors' names.
+    pub hashes: BTreeMap<String, String>,
 }
 
-/// The tensors that a header tells of, in the order of the file.
-pub(crate) fn parse(header: &[u8]) -> Result<Vec<Tensor>> {
-    let wrong = |why: String| CliError::Failed(format!("the safetensors header: {why}"));
-    let json = header.get(8..).unwrap_or_default();
-    let metadata: Metadata = serde_json::from_slice(json).map_err(|e| wrong(e.to_string()))?;
-    let said: BTreeMap<String, String> = match metadata.metadata().as_ref().and_then(|m| m.get(HASHES)) {
-        Some(json) => serde_json::from_str(json).map_err(|e| wrong(format!("{HASHES}: {e}")))?,
+/// Bytes of a file of `length` bytes up to the first tensor, from the file's first eight.
+pub(crate) fn header_bytes(first: &[u8], length: u64) -> Result<u64> {
+    let prefix = first.first_chunk().copied().ok_or(format::Error::NoLength(first.len() as u64));
+    prefix.and_then(|prefix| format::header_bytes(prefix, length)).map_err(refused)
+}
+
+/// What a header tells of a file of `length` bytes.
+pub(crate) fn parse(header: Vec<u8>, length: u64) -> Result<Described> {
+    let parsed = format::parse(header.get(8..).unwrap_or_default(), length).map_err(refused)?;
+    let hashes = match parsed.metadata.iter().find(|(key, _)| key == HASHES) {
+        Some((_, json)) => serde_json::from_str(json)
+            .map_err(|e| CliError::Failed(format!("the safetensors header: {HASHES}: {e}")))?,
         None => BTreeMap::new(),
     };
-    let mut tensors = Vec::new();
-    for name in metadata.offset_keys() {
-        let Some(info) = metadata.info(&name) else { continue };
-        let (from, to) = info.data_offsets;
-        tensors.push(Tensor {
-            dtype: info.dtype.to_string(),
-            shape: info.shape.clone(),
-            bytes: to.saturating_sub(from),
-            start: (from as u64).checked_add(header.len() as u64).ok_or_else(|| wrong("an offset".into()))?,
-            hash: said.get(&name).cloned(),
-            name,
-        });
-    }
-    Ok(tensors)
+    let tensors = parsed.tensors.into_iter().map(|info| Tensor { info, file: 0 }).collect();
+    let file: Box<dyn Source> = Box::new(HeaderOnly { header, length });
+    Ok(Described { model: Model { files: vec![file], tensors, format: "safetensors" }, hashes })
 }
 
-/// Which blocks to read for these tensors, where the file's first block is `first`: rounded to blocks, neighbours made
-/// one, each range behind the one before it in memory. Beside it, where each tensor comes to lie.
-pub(crate) fn plan(tensors: &[Tensor], first: u64, block: u64) -> (Vec<GpuJob>, Vec<u64>) {
-    let mut jobs: Vec<GpuJob> = Vec::new();
-    let mut places = Vec::new();
-    for tensor in tensors {
-        let from = first + tensor.start / block;
-        let to = first + tensor.start.saturating_add(tensor.bytes as u64).div_ceil(block);
-        match jobs.last_mut() {
-            // The block that two tensors share is read once.
-            Some(last) if (last.lba..=last.lba + last.blocks).contains(&from) => {
-                last.blocks = last.blocks.max(to.saturating_sub(last.lba));
-            }
-            last => {
-                let offset = last.map_or(0, |last| last.offset + last.blocks * block);
-                jobs.push(GpuJob { lba: from, blocks: to.saturating_sub(from), offset });
-            }
-        }
-        let range = jobs.last().map_or(0, |job| job.offset + (from - job.lba) * block);
-        places.push(range + tensor.start % block);
+fn refused(why: format::Error) -> CliError {
+    CliError::Load(onehop_load::Error::Safetensors { file: NAME.into(), why })
+}
+
+/// The name of a file that has none.
+const NAME: &str = "the model on the drive";
+
+/// A file of which only the header has been read.
+struct HeaderOnly {
+    header: Vec<u8>,
+    length: u64,
+}
+
+impl Source for HeaderOnly {
+    fn name(&self) -> &str {
+        NAME
     }
-    // Tensors without elements need no blocks.
-    jobs.retain(|job| job.blocks > 0);
-    (jobs, places)
+
+    fn bytes(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> onehop_load::Result<()> {
+        let bytes = buffer.len() as u64;
+        let from = usize::try_from(offset).ok().and_then(|at| self.header.get(at..)?.get(..buffer.len()));
+        let length = self.header.len() as u64;
+        let ended = || onehop_load::Error::Ended { file: NAME.into(), offset, bytes, length };
+        buffer.copy_from_slice(from.ok_or_else(ended)?);
+        Ok(())
+    }
+}
+
+/// The plan to read a whole model in blocks of `block` bytes.
+pub(crate) fn plan(model: &Model, block: u64) -> Result<Plan> {
+    // The model is small: gaps for all of its runs, however long the blocks are.
+    let options = Options { block, slack: 64 * block, ..Options::default() };
+    Plan::new(model, &Selection::default(), options).map_err(|e| CliError::Load(e.into()))
+}
+
+/// The commands of a plan for a file whose first block is `first`: whole blocks, each straight to where it belongs.
+pub(crate) fn jobs(plan: &Plan, first: u64) -> Result<Vec<GpuJob>> {
+    let block = plan.options.block;
+    let chunks = plan.chunks(u64::MAX).map_err(|e| CliError::Load(e.into()))?;
+    let job = |chunk: onehop_load::plan::Chunk| match (chunk.direct, chunk.reads.as_slice()) {
+        (Some(offset), [read]) => {
+            Ok(GpuJob { lba: first + read.offset / block, blocks: read.bytes / block, offset })
+        }
+        _ => Err(CliError::Failed(
+            "the model's tensors do not start at multiples of 4 bytes: no drive puts them where they belong"
+                .into(),
+        )),
+    };
+    chunks.map(job).collect()
 }
 
 /// Bytes that nobody would write by accident (xorshift64*).
@@ -165,41 +177,24 @@ mod tests {
     fn a_model_parses_back_and_its_plan_covers_it() {
         for (bytes, block) in [(64 << 10, 512), (1 << 20, 4096), (5_000_000, 65536)] {
             let file = make(bytes, 3).unwrap();
-            let header = header_bytes(&file).unwrap() as usize;
-            let tensors = parse(&file[..header]).unwrap();
-            assert_eq!(tensors.len(), LARGE.len() + SMALL.len());
-            let (jobs, places) = plan(&tensors, 7, block);
-            let mut arena = Vec::new();
-            for job in &jobs {
-                assert_eq!(job.offset, arena.len() as u64);
+            let length = file.len() as u64;
+            let header = header_bytes(&file, length).unwrap() as usize;
+            let described = parse(file[..header].to_vec(), length).unwrap();
+            let plan = plan(&described.model, block).unwrap();
+            assert_eq!(plan.tensors.len(), LARGE.len() + SMALL.len());
+            let mut arena = vec![0; plan.gpu_bytes as usize];
+            for job in jobs(&plan, 7).unwrap() {
                 let from = ((job.lba - 7) * block) as usize;
                 let mut part = file[from..file.len().min(from + (job.blocks * block) as usize)].to_vec();
                 part.resize((job.blocks * block) as usize, 0);
-                arena.extend(part);
+                arena[job.offset as usize..][..part.len()].copy_from_slice(&part);
             }
-            for (tensor, place) in tensors.iter().zip(places) {
-                let data = &arena[place as usize..place as usize + tensor.bytes];
-                assert_eq!(data, &file[tensor.start as usize..][..tensor.bytes]);
-                assert_eq!(tensor.hash.as_deref(), Some(hash(crc32c::crc32c(data)).as_str()));
+            for tensor in &plan.tensors {
+                let data = &arena[tensor.at as usize..][..tensor.bytes as usize];
+                assert_eq!(tensor.at % 256, 0);
+                assert_eq!(described.hashes[&tensor.name], hash(crc32c::crc32c(data)));
             }
         }
-    }
-
-    #[test]
-    fn ranges_apart_stay_apart() {
-        let tensor = |start, bytes| Tensor {
-            name: String::new(),
-            dtype: String::new(),
-            shape: Vec::new(),
-            bytes,
-            start,
-            hash: None,
-        };
-        let (jobs, places) =
-            plan(&[tensor(100, 50), tensor(4000, 200), tensor(50_000, 0), tensor(90_000, 9)], 1, 4096);
-        let ranges: Vec<_> = jobs.iter().map(|j| (j.lba, j.blocks, j.offset)).collect();
-        assert_eq!(ranges, [(1, 2, 0), (13, 1, 8192), (22, 1, 12288)]);
-        assert_eq!(places, [100, 4000, 8192 + 50_000 % 4096, 12288 + 90_000 % 4096]);
     }
 
     #[test]
@@ -207,8 +202,20 @@ mod tests {
         for header in
             [&[][..], &[0; 7], &[0; 8], &[0xff; 8], b"\x02\0\0\0\0\0\0\0[]", b"\x02\0\0\0\0\0\0\0\xff\xff"]
         {
-            let parsed = header_bytes(header).and_then(|_| parse(header).map(|_| ()));
+            let length = header.len() as u64;
+            let parsed =
+                header_bytes(header, length).and_then(|_| parse(header.to_vec(), length).map(|_| ()));
             assert!(parsed.is_err(), "{header:?}");
         }
+    }
+
+    #[test]
+    fn what_no_drive_can_place_is_refused() {
+        let json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let header = [&(json.len() as u64).to_le_bytes(), &json[..]].concat();
+        assert_ne!(header.len() % 4, 0);
+        let length = header.len() as u64 + 1;
+        let plan = plan(&parse(header, length).unwrap().model, 512).unwrap();
+        assert!(jobs(&plan, 0).is_err());
     }
 }

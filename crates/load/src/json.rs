@@ -33,7 +33,10 @@ impl<E> Fault<E> {
 
 /// Parses `text`, all of it, by `seed`.
 pub(crate) fn parse<'de, S: DeserializeSeed<'de>>(text: &'de [u8], seed: S) -> serde_json::Result<S::Value> {
-    let mut json = serde_json::Deserializer::from_slice(text);
+    // All of it first: serde_json does not look into strings that nobody asks for.
+    let text = std::str::from_utf8(text)
+        .map_err(|e| de::Error::custom(format_args!("byte {} is not UTF-8", e.valid_up_to())))?;
+    let mut json = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut json)?;
     json.end()?;
     Ok(value)

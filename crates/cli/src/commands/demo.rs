@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op, Options};
 use onehop_gpu::Region;
+use onehop_load::Dtype;
+use onehop_load::plan::Placed;
 use onehop_sim::{Config, Fault, Media, Sim};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
-use crate::model::{self, Tensor};
+use crate::model;
 use crate::report::{Report, Text};
 use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, Tally};
 use crate::units;
@@ -50,14 +52,15 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Loaded {
     name: String,
-    dtype: String,
-    shape: Vec<usize>,
-    bytes: usize,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    bytes: u64,
     /// Where it lies in the arena.
     offset: u64,
     /// What the model itself says.
     expected: Option<String>,
-    crc32c: String,
+    #[serde(serialize_with = "hex")]
+    crc32c: u32,
     verified: bool,
 }
 
@@ -89,7 +92,7 @@ struct Header {
 struct Load {
     engine: Engine,
     arena: Region,
-    arena_bytes: usize,
+    plan: onehop_load::Plan,
     jobs: Vec<GpuJob>,
     tensors: Vec<Loaded>,
     header: Header,
@@ -108,9 +111,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let sim = make_drive(args, &file)?;
     let options = Options { abort_wait: Duration::from_millis(200), ..route.options(false) };
     let drive = Drive::open(sim.port(), options)?;
-    let load = load(&drive, &gpu, &route, context)?;
-    let crc = transfer::crc32c(&load.arena, 0, load.arena_bytes)?;
-    let mut outcome = Outcome::new(&drive, &gpu, &load.engine, &load.tally, crc);
+    let load = load(&drive, &gpu, &route, file.len() as u64, context)?;
+    let mut outcome = Outcome::new(&drive, &gpu, &load.engine, &load.tally, crc32c(&load.tensors));
     let same = check_bytes(&load, &file)?;
     let verified = same && load.tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
@@ -149,14 +151,14 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
     Ok(sim)
 }
 
-/// Header first, then all tensors into one arena.
-fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, context: &Context) -> Result<Load> {
+/// Header first, then all tensors into one arena. `length` is what a file system would tell of the file.
+fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, length: u64, context: &Context) -> Result<Load> {
     let ns = drive.namespace(1)?;
     let plan = Plan { drive, ns, gpu, args };
     let (engine, first) = Engine::open(&plan, BLOCK)?;
     let job = GpuJob { lba: FIRST_BLOCK, blocks: 1, offset: 0 };
     let mut tally = engine.transfer(Op::Read, ns, &[job], &first, &context.stop)?;
-    let header_bytes = model::header_bytes(&copy_out(&first.region, 8)?)?;
+    let header_bytes = model::header_bytes(&copy_out(&first.region, 8)?, length)?;
     let header = if header_bytes <= BLOCK {
         copy_out(&first.region, header_bytes)?
     } else {
@@ -170,18 +172,19 @@ fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, context: &Context) -> Res
         bytes: header_bytes,
         commands: tally.commands,
     };
-    let tensors = model::parse(&header)?;
-    let (jobs, places) = model::plan(&tensors, FIRST_BLOCK, BLOCK);
-    let arena_bytes = jobs.iter().map(|job| job.blocks * BLOCK).sum::<u64>();
-    let arena = engine.memory(arena_bytes)?;
+    let described = model::parse(header, length)?;
+    let plan = model::plan(&described.model, BLOCK)?;
+    let jobs = model::jobs(&plan, FIRST_BLOCK)?;
+    let arena = engine.memory(plan.gpu_bytes)?;
     tally.add(&engine.transfer(Op::Read, ns, &jobs, &arena, &context.stop)?);
-    let tensors = tensors
-        .into_iter()
-        .zip(places)
-        .map(|(tensor, place)| check_tensor(&arena.region, tensor, place))
+    let tensors = plan
+        .tensors
+        .iter()
+        .map(|tensor| {
+            check_tensor(&arena.region, described.hashes.get(&tensor.name).cloned(), tensor.clone())
+        })
         .collect::<Result<Vec<_>>>()?;
-    let (arena, arena_bytes) = (arena.region, arena_bytes as usize);
-    Ok(Load { engine, arena, arena_bytes, jobs, tensors, header: about, tally })
+    Ok(Load { engine, arena: arena.region, plan, jobs, tensors, header: about, tally })
 }
 
 /// The first bytes of GPU memory, for the CPU.
@@ -200,20 +203,28 @@ fn read_header(engine: &Engine, ns: &Namespace, bytes: u64, context: &Context) -
     Ok((copy_out(&memory.region, bytes)?, tally))
 }
 
-fn check_tensor(arena: &Region, tensor: Tensor, offset: u64) -> Result<Loaded> {
-    let crc32c = model::hash(transfer::crc32c(arena, offset as usize, tensor.bytes)?);
-    let verified = tensor.hash.as_deref() == Some(&crc32c);
-    let Tensor { name, dtype, shape, bytes, hash: expected, .. } = tensor;
+fn check_tensor(arena: &Region, expected: Option<String>, tensor: Placed) -> Result<Loaded> {
+    let crc32c = transfer::crc32c(arena, tensor.at as usize, tensor.bytes as usize)?;
+    let verified = expected.as_ref() == Some(&model::hash(crc32c));
+    let Placed { name, dtype, shape, bytes, at: offset, .. } = tensor;
     Ok(Loaded { name, dtype, shape, bytes, offset, expected, crc32c, verified })
 }
 
-/// Beyond the check sums: whether the arena is, byte for byte, what was put on the drive.
+/// The check sum of all tensors, one behind the other: what lies between them in the arena is nobody's.
+fn crc32c(tensors: &[Loaded]) -> u32 {
+    tensors.iter().fold(0, |crc, t| crc32c::crc32c_combine(crc, t.crc32c, t.bytes as usize))
+}
+
+fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(&model::hash(*crc))
+}
+
+/// Beyond the check sums: whether the tensors are, byte for byte, what was put on the drive.
 fn check_bytes(load: &Load, file: &[u8]) -> Result<bool> {
-    for job in &load.jobs {
-        let from = ((job.lba - FIRST_BLOCK) * BLOCK) as usize;
-        let wanted = file.get(from..file.len().min(from + (job.blocks * BLOCK) as usize)).unwrap_or_default();
-        let mut got = vec![0; wanted.len()];
-        load.arena.read(job.offset as usize, &mut got)?;
+    for piece in &load.plan.pieces {
+        let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
+        let mut got = vec![0; piece.row as usize];
+        load.arena.read(piece.to as usize, &mut got)?;
         if got != wanted {
             return Ok(false);
         }
@@ -263,8 +274,8 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
                 tensor.name,
                 tensor.dtype,
                 format!("{:?}", tensor.shape),
-                units::bytes(tensor.bytes as u64),
-                tensor.crc32c,
+                units::bytes(tensor.bytes),
+                model::hash(tensor.crc32c),
                 if tensor.verified { "as the model says" } else { "NOT what the model says" },
             ),
         );

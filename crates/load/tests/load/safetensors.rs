@@ -222,7 +222,13 @@ fn every_broken_rule_has_its_own_error() {
     ] {
         assert!(matches!(refused(json, 0), E::Json(_)), "{json}");
     }
-    assert!(matches!(parse(b"{\"\xff\":1}", 99), Err(E::Json(_))));
+    // Also where nobody looks: found by fuzzing.
+    for json in [
+        &b"{\"\xff\":1}"[..],
+        b"{\"a\":{\"other\":\"F6\xafE2\",\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+    ] {
+        assert!(matches!(parse(json, 8 + json.len() as u64), Err(E::Json(_))));
+    }
 }
 
 #[test]
