@@ -29,7 +29,7 @@ impl Source for File {
 
 fn model(tensors: Vec<TensorInfo>, length: u64) -> Model {
     let tensors = tensors.into_iter().map(|info| Tensor { info, file: 0 }).collect();
-    Model { files: vec![Box::new(File(length))], tensors, format: "safetensors" }
+    Model { files: vec![Box::new(File(length))], metadata: vec![], tensors, format: "safetensors" }
 }
 
 /// What a plan is asked for.
@@ -71,6 +71,7 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
         align: 1 << (asked.align % 13),
         block,
         landing: (1 << (asked.landing % 13)).min(block),
+        direct: asked.slack % 8 != 0,
         slack: asked.slack.into(),
         staging: 0,
     };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use onehop_drive::GpuJob;
-use onehop_load::formats::safetensors as format;
+use onehop_load::formats::{Metadata, safetensors as format};
 use onehop_load::model::Tensor;
 use onehop_load::plan::Options;
 use onehop_load::{Model, Plan, Selection, Source};
@@ -86,8 +86,10 @@ pub(crate) fn parse(header: Vec<u8>, length: u64) -> Result<Described> {
         None => BTreeMap::new(),
     };
     let tensors = parsed.tensors.into_iter().map(|info| Tensor { info, file: 0 }).collect();
+    let metadata = vec![Metadata::Safetensors(parsed.metadata)];
     let file: Box<dyn Source> = Box::new(HeaderOnly { header, length });
-    Ok(Described { model: Model { files: vec![file], tensors, format: "safetensors" }, hashes })
+    let model = Model { files: vec![file], metadata, tensors, format: "safetensors" };
+    Ok(Described { model, hashes })
 }
 
 fn refused(why: format::Error) -> CliError {

@@ -27,6 +27,8 @@ pub struct Identity {
 /// A way in which a file is not what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
+    /// Its path leads nowhere any more.
+    Removed,
     /// It is another file: device and inode, before and now.
     Replaced((u64, u64), (u64, u64)),
     /// It was cut off: length before and now.
@@ -42,6 +44,7 @@ pub enum Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Removed => f.write_str("it was removed"),
             Self::Replaced((d0, i0), (d1, i1)) => {
                 write!(f, "it is another file (inode {i0} on device {d0:x}, now inode {i1} on device {d1:x})")
             }

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, open, statat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, open, statat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::identity::{Identity, oddity};
+use crate::identity::{Change, Identity, oddity};
 use crate::source::{Kind, Source, Store};
 
 /// Most names of one directory that are looked at.
@@ -84,11 +84,13 @@ impl Source for LocalFile {
 
     /// Looks at the open file and at what the path leads to by now.
     fn still_same(&self) -> Result<()> {
-        let stat = fstat(&self.file).map_err(|e| Error::opening(&self.name, e))?;
-        let now = Identity::of(&stat);
-        let path = statat(CWD, &self.path, rustix::fs::AtFlags::empty())
-            .map_err(|e| Error::opening(&self.name, e))?;
-        let change = self.identity.change(&Identity::of(&path)).or_else(|| self.identity.change(&now));
+        let failed = |e| Error::opening(&self.name, e);
+        let open = Identity::of(&fstat(&self.file).map_err(failed)?);
+        let change = match statat(CWD, &self.path, AtFlags::empty()) {
+            Err(Errno::NOENT) => Some(Change::Removed),
+            Err(e) => return Err(failed(e)),
+            Ok(stat) => self.identity.change(&Identity::of(&stat)).or_else(|| self.identity.change(&open)),
+        };
         change.map_or(Ok(()), |change| Err(Error::Changed { file: self.name.clone(), change }))
     }
 }
@@ -125,7 +127,7 @@ impl Store for Local {
 
 /// What `path` leads to, through symbolic links.
 fn kind(path: &Path) -> Result<FileType> {
-    let stat = statat(CWD, path, rustix::fs::AtFlags::empty());
+    let stat = statat(CWD, path, AtFlags::empty());
     stat.map(|s| FileType::from_raw_mode(s.st_mode))
         .map_err(|e| Error::opening(&path.display().to_string(), e))
 }

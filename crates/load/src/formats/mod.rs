@@ -30,6 +30,15 @@ pub struct TensorInfo {
     pub bytes: u64,
 }
 
+/// What a header says beside its tensors, in the order of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Metadata {
+    /// Texts by name.
+    Safetensors(Vec<(String, String)>),
+    /// Values by name.
+    Gguf(Vec<(String, gguf::Value)>),
+}
+
 /// A file's tensors in the order of their bytes, and what else its header says.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Contents {
@@ -74,10 +83,10 @@ impl Contents {
         }
     }
 
-    pub(crate) fn into_tensors(self) -> Vec<TensorInfo> {
+    pub(crate) fn into_parts(self) -> (Vec<TensorInfo>, Metadata) {
         match self {
-            Self::Safetensors(header) => header.tensors,
-            Self::Gguf(header) => header.tensors,
+            Self::Safetensors(header) => (header.tensors, Metadata::Safetensors(header.metadata)),
+            Self::Gguf(header) => (header.tensors, Metadata::Gguf(header.metadata)),
         }
     }
 }

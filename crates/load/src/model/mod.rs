@@ -3,7 +3,7 @@
 mod error;
 mod find;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub use error::Error;
 
 use crate::Result;
-use crate::formats::{Contents, TensorInfo, index};
+use crate::formats::{Contents, Metadata, TensorInfo, index};
 use crate::source::{Source, Store};
 use find::{Found, Split};
 
@@ -29,6 +29,8 @@ pub struct Tensor {
 pub struct Model {
     /// The files.
     pub files: Vec<Box<dyn Source>>,
+    /// What the files' headers say beside, file by file.
+    pub metadata: Vec<Metadata>,
     /// The tensors, file by file and in the order of their bytes. No name comes twice.
     pub tensors: Vec<Tensor>,
     /// What format the files are.
@@ -95,15 +97,15 @@ impl Parts {
                 |why| refused(index::Error::MissingShard { shard: shard.clone(), why: Box::new(why) });
             self.add(store.open(&path.with_file_name(shard)).map_err(missing)?)?;
         }
-        let mut holders = HashMap::new();
+        let mut held = HashSet::new();
         for (i, contents) in self.contents.iter().skip(first).enumerate() {
-            holders.extend(contents.tensors().iter().map(|t| ((t.name.as_str(), i), ())));
+            held.extend(contents.tensors().iter().map(|t| (t.name.as_str(), i)));
         }
         let shard = |i: usize| index.shards.get(i).cloned().unwrap_or_default();
         for (tensor, i) in &index.tensors {
-            if !holders.contains_key(&(tensor.as_str(), *i)) {
+            if !held.contains(&(tensor.as_str(), *i)) {
                 let found =
-                    (0..index.shards.len()).find(|j| holders.contains_key(&(tensor.as_str(), *j))).map(shard);
+                    (0..index.shards.len()).find(|j| held.contains(&(tensor.as_str(), *j))).map(shard);
                 return Err(refused(index::Error::NotInShard {
                     tensor: tensor.clone(),
                     shard: shard(*i),
@@ -143,9 +145,11 @@ impl Parts {
         if let Some((file, other)) = files.iter().zip(&contents).find(|(_, c)| c.format() != format) {
             return Err(Error::Mixed { format, file: file.name().into(), other: other.format() }.into());
         }
-        let mut tensors = Vec::new();
+        let (mut tensors, mut metadata) = (Vec::new(), Vec::new());
         for (file, contents) in contents.into_iter().enumerate() {
-            tensors.extend(contents.into_tensors().into_iter().map(|info| Tensor { info, file }));
+            let (infos, beside) = contents.into_parts();
+            tensors.extend(infos.into_iter().map(|info| Tensor { info, file }));
+            metadata.push(beside);
         }
         let mut seen: HashMap<&str, usize> = HashMap::with_capacity(tensors.len());
         for tensor in &tensors {
@@ -157,6 +161,6 @@ impl Parts {
                 );
             }
         }
-        Ok(Model { files, tensors, format })
+        Ok(Model { files, metadata, tensors, format })
     }
 }

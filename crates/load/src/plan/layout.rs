@@ -113,7 +113,7 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
 
 /// Whether there is an arena address that is right for the run's tensors and for whole blocks.
 fn can_land(run: &Run, options: &Options) -> bool {
-    run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
+    options.direct && run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
 }
 
 /// Gives every run its place, and tells how long the arena is.

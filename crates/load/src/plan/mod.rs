@@ -39,6 +39,9 @@ pub struct Options {
     /// What the address must be a multiple of at which a mover may put whole blocks: 4 for an NVMe drive (PRPs and
     /// SGLs address 32-bit words), 512 or 4096 for `O_DIRECT`.
     pub landing: u64,
+    /// Whether anything is to land directly at all. Routes that work through a ring do better without: no gaps, and
+    /// ranges that are joined across runs.
+    pub direct: bool,
     /// Bytes of the arena that gaps may take, beyond a hundredth of the tensors' own: what counts for small models.
     pub slack: u64,
     /// GPU memory that is needed beside the arena while it is filled.
@@ -47,11 +50,17 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { align: 256, block: 4096, landing: 4, slack: 256 << 10, staging: 0 }
+        Self { align: 256, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0 }
     }
 }
 
 impl Options {
+    /// For a route that works through a ring in host memory.
+    #[must_use]
+    pub fn ring() -> Self {
+        Self { direct: false, ..Self::default() }
+    }
+
     fn check(&self) -> Result<(), Error> {
         let powers = [("align", self.align), ("block", self.block), ("landing", self.landing)];
         for (what, value) in powers {
@@ -107,7 +116,7 @@ pub enum Landing {
         at: u64,
     },
     /// Through a ring: only the pieces may be written, each `by` bytes (modulo the landing alignment) off the place
-    /// where whole blocks could go. `by` is that of the first piece; 0 says that it was too short to be given gaps.
+    /// where whole blocks could go. `by` is that of the first piece; 0 says that it was given no gaps.
     Shifted {
         /// How far off.
         by: u64,
@@ -130,12 +139,12 @@ pub struct Range {
     /// How they come to the arena.
     pub landing: Landing,
     /// Which of the plan's pieces they hold.
-    #[serde(serialize_with = "first_and_count")]
+    #[serde(serialize_with = "count")]
     pub pieces: Indices<usize>,
 }
 
-fn first_and_count<S: Serializer>(range: &Indices<usize>, to: S) -> Result<S::Ok, S::Error> {
-    (range.start, range.len()).serialize(to)
+fn count<S: Serializer>(range: &Indices<usize>, to: S) -> Result<S::Ok, S::Error> {
+    range.len().serialize(to)
 }
 
 /// Bytes that go from a file to the arena: rows at equal distances in the file, packed in the arena.

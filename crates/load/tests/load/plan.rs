@@ -29,7 +29,7 @@ fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
         }
         sources.push(Box::new(Memory(format!("{file}"), dice.bytes(at as usize))));
     }
-    Model { files: sources, tensors, format: "safetensors" }
+    Model { files: sources, metadata: vec![], tensors, format: "safetensors" }
 }
 
 /// Types whose scalar is a whole block, and some that come in blocks.
@@ -65,11 +65,13 @@ fn options() -> impl Strategy<Value = Options> {
         pick(&[512, 4096]),
         pick(&[1, 4, 512, 4096]),
         pick(&[0, 64 << 10, 1 << 20]),
+        prop::bool::weighted(0.9),
     )
-        .prop_map(|(align, block, landing, slack)| Options {
+        .prop_map(|(align, block, landing, slack, direct)| Options {
             align,
             block,
             landing: landing.min(block),
+            direct,
             slack,
             staging: 0,
         })
@@ -208,6 +210,45 @@ fn a_checkpoint_lands_directly_with_hardly_a_gap() {
     carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 5);
 }
 
+/// Two files whose tensors would continue one another, if they were one.
+#[test]
+fn files_are_told_apart() {
+    let files = [(4096, vec![(Dtype::U8, vec![4096], 0)]), (8192, vec![(Dtype::U8, vec![4096], 0)])];
+    for direct in [false, true] {
+        let model = model(&files, 6);
+        let options = Options { direct, ..Options::default() };
+        let plan = Plan::new(&model, &Selection::default(), options).unwrap();
+        assert_eq!(plan.ranges.iter().map(|r| r.file).collect::<Vec<_>>(), [0, 1]);
+        let (_, wanted) = selection(&model, 0, 0, 1);
+        carry_out(&model, plan, &wanted, 1 << 20, Way::Direct, 2);
+    }
+}
+
+/// A tensor is complete with its last byte and not before, also where that lies in a block of its own.
+#[test]
+fn the_last_byte_counts() {
+    for header in [4095, 4097] {
+        let model = model(&[(header, vec![(Dtype::U8, vec![8192], 0)])], 4);
+        let (_, wanted) = selection(&model, 0, 0, 1);
+        for seed in 0..20 {
+            let plan = Plan::new(&model, &Selection::default(), Options::ring()).unwrap();
+            carry_out(&model, plan, &wanted, 4096, Way::Ring, seed);
+        }
+    }
+}
+
+/// Small tensors of any size, one behind the other: one range, and one read for a slot.
+#[test]
+fn a_ring_reads_on_across_runs() {
+    let odd: Vec<Sketch> = (0..500).map(|i| (Dtype::U8, vec![1 + i * 7 % 900], 0)).collect();
+    let model = model(&[(1000, odd)], 8);
+    let plan = Plan::new(&model, &Selection::default(), Options::ring()).unwrap();
+    assert_eq!((plan.ranges.len(), plan.direct_bytes()), (1, 0));
+    assert!(plan.chunks(64 << 10).unwrap().all(|chunk| chunk.reads.len() == 1));
+    let (_, wanted) = selection(&model, 0, 0, 1);
+    carry_out(&model, plan, &wanted, 64 << 10, Way::Ring, 3);
+}
+
 #[test]
 fn what_cannot_be_addressed_is_shifted_and_says_how_far() {
     let large = vec![(Dtype::U8, vec![1 << 20], 0)];
@@ -265,8 +306,12 @@ fn fine_slices_stay_small() {
         offset: 800,
         bytes: 2 << 30,
     };
-    let model =
-        Model { files: vec![Box::new(Huge)], tensors: vec![Tensor { info, file: 0 }], format: "safetensors" };
+    let model = Model {
+        files: vec![Box::new(Huge)],
+        metadata: vec![],
+        tensors: vec![Tensor { info, file: 0 }],
+        format: "safetensors",
+    };
     let selection = Selection::default().cut("fine", 1).rank(0, 2).unwrap();
     let plan = Plan::new(&model, &selection, Options::default()).unwrap();
     assert_eq!((plan.ranges.len(), plan.pieces.len(), plan.ranges[0].reads), (1, 1, 1));
