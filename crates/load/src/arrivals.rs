@@ -5,7 +5,7 @@ use crate::plan::{Chunk, Error, Plan};
 /// The account of a load that is under way.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
-    /// The tensors that have bytes, in the order of the arena: start, end, bytes still to come, number in the plan.
+    /// The tensors that have bytes, in the order of the arena.
     tensors: Vec<Awaited>,
     /// Chunks that have arrived, a bit for each.
     seen: Vec<u64>,
@@ -17,7 +17,9 @@ pub struct Arrivals {
 struct Awaited {
     at: u64,
     end: u64,
+    /// Bytes that are still to come.
     left: u64,
+    /// Its number in the plan.
     tensor: usize,
 }
 

@@ -79,7 +79,7 @@ pub enum Error {
         dtype: Dtype,
     },
     /// More than any GPU or address has.
-    #[error("the tensors take more than 2^63 bytes")]
+    #[error("the tensors take more than 2^62 bytes")]
     TooLarge,
     /// A chunk that has come before.
     #[error("chunk {0} has already arrived")]

@@ -17,8 +17,10 @@ pub(super) struct Want<'a> {
 }
 
 impl Want<'_> {
-    fn end(&self) -> u64 {
-        self.part.offset + (self.part.rows - 1) * self.part.step + self.part.row
+    /// Its bytes, without a place yet.
+    fn piece(&self) -> Piece {
+        let Part { offset, row, rows, step, .. } = self.part;
+        Piece { from: offset, to: 0, row, rows, step }
     }
 }
 
@@ -27,7 +29,9 @@ struct Run {
     file: usize,
     wants: std::ops::Range<usize>,
     piece: Piece,
-    landing: Option<Landing>,
+    /// Whether it has gaps around it for what is read beside it.
+    gaps: bool,
+    landing: Landing,
 }
 
 /// The plan for `wants`, which come file by file and in the order of their bytes.
@@ -73,12 +77,11 @@ fn runs(wants: &[Want<'_>], align: u64) -> Vec<Run> {
     for (i, want) in wants.iter().enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| joins(run, want, align)) {
             run.wants.end = i + 1;
-            run.piece.row = want.end() - run.piece.from;
+            run.piece.row = want.piece().end() - run.piece.from;
             run.piece.step = run.piece.row;
         } else {
-            let Part { offset, row, rows, step, .. } = want.part;
-            let piece = Piece { from: offset, to: 0, row, rows, step };
-            runs.push(Run { file: want.file, wants: i..i + 1, piece, landing: None });
+            let (wants, landing) = (i..i + 1, Landing::Shifted { by: 0 });
+            runs.push(Run { file: want.file, wants, piece: want.piece(), gaps: false, landing });
         }
     }
     runs
@@ -95,7 +98,7 @@ fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
         && (want.part.offset - run.piece.from).is_multiple_of(align)
 }
 
-/// Decides which runs may land directly: the longest of those that can, as long as there is memory for their gaps.
+/// Decides which runs land directly: the longest of those that can, as long as there is memory for their gaps.
 fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
     let cost = 2 * options.block + options.align.max(options.landing);
     let padding = options.align.saturating_mul(runs.len() as u64);
@@ -107,7 +110,7 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
             break;
         }
         budget -= cost;
-        run.landing = Some(Landing::Direct { at: 0 });
+        run.gaps = true;
     }
 }
 
@@ -122,18 +125,17 @@ fn place(runs: &mut [Run], options: &Options) -> u64 {
     let (mut kept, mut landed) = (0u64, 0u64);
     for run in runs {
         let Piece { from, row, rows, .. } = run.piece;
-        if let Some(Landing::Direct { at }) = &mut run.landing {
+        if run.gaps {
             let head = from % options.block;
             let tail = (from + row).next_multiple_of(options.block) - (from + row);
             let to = congruent(landed.max(kept + head), from, options);
-            *at = to - head;
+            run.landing = Landing::Direct { at: to - head };
             run.piece.to = to;
             kept = to + row;
             landed = kept + tail;
         } else {
             let to = landed.next_multiple_of(options.align);
-            let off = to.wrapping_sub(from) % options.landing;
-            run.landing = Some(Landing::Shifted { by: off });
+            run.landing = Landing::Shifted { by: to.wrapping_sub(from) % options.landing };
             run.piece.to = to;
             kept = to + row * rows;
             landed = kept;
@@ -153,11 +155,11 @@ fn congruent(least: u64, from: u64, options: &Options) -> u64 {
 fn ranges(runs: &[Run], options: &Options) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
-        let landing = run.landing.unwrap_or(Landing::Shifted { by: 0 });
         let (reads, read_bytes) = reads(&run.piece, options.block);
         let start = run.piece.from / options.block * options.block;
         let end = run.piece.end().next_multiple_of(options.block);
-        let next = Range { file: run.file, start, end, read_bytes, reads, landing, pieces: i..i + 1 };
+        let (file, landing, pieces) = (run.file, run.landing, i..i + 1);
+        let next = Range { file, start, end, read_bytes, reads, landing, pieces };
         match ranges.last_mut() {
             Some(last) if joined(last, &next) => {
                 last.read_bytes += next.end.saturating_sub(last.end);
@@ -180,8 +182,9 @@ fn joined(last: &Range, next: &Range) -> bool {
 fn reads(piece: &Piece, block: u64) -> (u64, u64) {
     let blocks = |from: u64| (from / block * block, (from + piece.row).next_multiple_of(block));
     let (start, end) = blocks(piece.from);
-    if piece.rows == 1 {
-        return (1, end - start);
+    if piece.step - piece.row < block {
+        // There is no block between two rows.
+        return (1, piece.end().next_multiple_of(block) - start);
     }
     if piece.step.is_multiple_of(block) && piece.step > end - start {
         return (piece.rows, piece.rows * (end - start));
