@@ -57,7 +57,9 @@ pub fn walk(tensors: Vec<TensorInfo>, length: u64) {
     let model = model(tensors, length);
     let plan = Plan::new(&model, &Selection::default(), Options::default()).expect("sizes were checked");
     assert_eq!(plan.tensor_bytes, model.bytes());
-    assert!(plan.tensors.iter().all(|t| t.at.is_multiple_of(256) && t.at + t.bytes <= plan.gpu_bytes));
+    assert!(plan.tensors.iter().all(
+        |t| t.at.is_multiple_of(t.bytes.next_power_of_two().min(256)) && t.at + t.bytes <= plan.gpu_bytes
+    ));
     for chunk in plan.chunks(64 << 10).expect("a slot of some blocks").take(64) {
         assert!(chunk.copies.iter().all(|c| c.to + c.bytes() <= plan.gpu_bytes));
     }
@@ -69,6 +71,7 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     let block = 1u64 << (asked.block % 13);
     let options = Options {
         align: 1 << (asked.align % 13),
+        small: 1 << (asked.align / 13 % 13),
         block,
         landing: (1 << (asked.landing % 13)).min(block),
         direct: asked.slack % 8 != 0,

@@ -78,6 +78,10 @@ impl Source for LocalFile {
         })
     }
 
+    fn local(&self) -> Option<&LocalFile> {
+        Some(self)
+    }
+
     fn identity(&self) -> Option<Identity> {
         Some(self.identity)
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::identity::Identity;
+use crate::local::LocalFile;
 
 /// One file that can be read at any place.
 pub trait Source: Send + Sync {
@@ -18,6 +19,11 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// When they cannot be read, and when the file ends before the buffer is full.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
+
+    /// The file of this machine that it is, for routes that open it in their own way.
+    fn local(&self) -> Option<&LocalFile> {
+        None
+    }
 
     /// What a later look is compared with, where the source can tell.
     fn identity(&self) -> Option<Identity> {

@@ -42,7 +42,7 @@ pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Optio
     let tensor_bytes = tensor_bytes.filter(|n| *n < MOST && longest < MOST).ok_or(Error::TooLarge)?;
     // Whatever has no bytes has no place in a file either, and would only divide runs.
     let (filled, empty): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.part.bytes() > 0);
-    let mut runs = runs(&filled, options.align);
+    let mut runs = runs(&filled, &options);
     grant_gaps(&mut runs, tensor_bytes, &options);
     let gpu_bytes = place(&mut runs, &options);
     let mut tensors: Vec<_> = empty.iter().map(|want| placed(want, 0)).collect();
@@ -72,10 +72,11 @@ fn placed(want: &Want<'_>, at: u64) -> Placed {
 }
 
 /// Groups what can keep its distances.
-fn runs(wants: &[Want<'_>], align: u64) -> Vec<Run> {
+fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, want) in wants.iter().enumerate() {
-        if let Some(run) = runs.last_mut().filter(|run| joins(run, want, align)) {
+        if let Some(run) = runs.last_mut().filter(|run| joins(run, want, options.align_of(want.part.bytes())))
+        {
             run.wants.end = i + 1;
             run.piece.row = want.piece().end() - run.piece.from;
             run.piece.step = run.piece.row;
@@ -87,7 +88,7 @@ fn runs(wants: &[Want<'_>], align: u64) -> Vec<Run> {
     runs
 }
 
-/// Whether `want` may follow in a run. A hole before it that is shorter than the alignment costs no more memory than
+/// Whether `want`, to be aligned to `align`, may follow in a run. A hole before it that is shorter than the alignment costs no more memory than
 /// aligning it anew would.
 fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
     let hole = want.part.offset.checked_sub(run.piece.end());

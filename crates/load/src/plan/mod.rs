@@ -31,9 +31,12 @@ use crate::select::Selection;
 /// How a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Options {
-    /// What the address of every tensor is a multiple of. 256 is what DLPack asks of a GPU tensor, and enough for
-    /// every vector load, for TMA (128) and for XLA's parameters.
+    /// What the address of every tensor is a multiple of that is as long. 256 is what DLPack asks of a GPU tensor, and
+    /// enough for every vector load and for TMA (128).
     pub align: u64,
+    /// The same for shorter tensors, if the power of two that holds them is not more. So thousands of scalars (the
+    /// scales of quantised models) stay together as they are in the file, and no load of a tensor is wider than it is.
+    pub small: u64,
     /// What is read in: the drive's logical blocks, or the pages of `O_DIRECT`.
     pub block: u64,
     /// What the address must be a multiple of at which a mover may put whole blocks: 4 for an NVMe drive (PRPs and
@@ -50,7 +53,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { align: 256, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0 }
+        Self { align: 256, small: 1, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0 }
     }
 }
 
@@ -61,8 +64,19 @@ impl Options {
         Self { direct: false, ..Self::default() }
     }
 
+    /// What the address of a tensor of so many bytes is a multiple of.
+    #[must_use]
+    pub fn align_of(&self, bytes: u64) -> u64 {
+        if bytes >= self.align {
+            self.align
+        } else {
+            bytes.next_power_of_two().max(self.small).min(self.align)
+        }
+    }
+
     fn check(&self) -> Result<(), Error> {
-        let powers = [("align", self.align), ("block", self.block), ("landing", self.landing)];
+        let powers =
+            [("align", self.align), ("small", self.small), ("block", self.block), ("landing", self.landing)];
         for (what, value) in powers {
             if !value.is_power_of_two() || value > MAX_POWER {
                 return Err(Error::NoPower { what, value, most: MAX_POWER });

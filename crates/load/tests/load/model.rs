@@ -71,6 +71,9 @@ fn a_directory_with_an_index() {
         let model = open(path).unwrap();
         assert_eq!((names(&model), model.files.len(), model.format), (vec!["x", "y", "z"], 2, "safetensors"));
         assert_eq!(model.bytes(), 3);
+        assert!(
+            model.files.iter().all(|f| f.local().is_some_and(|l| Some(l.path()) == Some(f.name().as_ref())))
+        );
         model.still_same().unwrap();
     }
 }

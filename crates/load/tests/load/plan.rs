@@ -61,14 +61,15 @@ fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
 fn options() -> impl Strategy<Value = Options> {
     let pick = |list: &[u64]| prop::sample::select(list.to_vec());
     (
-        pick(&[1, 16, 64, 256, 512]),
+        (pick(&[1, 16, 64, 256, 512]), pick(&[1, 1, 16, 1024])),
         pick(&[512, 4096]),
         pick(&[1, 4, 512, 4096]),
         pick(&[0, 64 << 10, 1 << 20]),
         prop::bool::weighted(0.9),
     )
-        .prop_map(|(align, block, landing, slack, direct)| Options {
+        .prop_map(|((align, small), block, landing, slack, direct)| Options {
             align,
+            small,
             block,
             landing: landing.min(block),
             direct,
@@ -144,10 +145,13 @@ fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size:
 
 /// What every plan must keep to.
 fn check(plan: &Plan) {
-    let Options { align, block, slack, .. } = plan.options;
+    let Options { align, small, block, slack, .. } = plan.options;
     let mut places: Vec<_> =
         plan.tensors.iter().filter(|t| t.bytes > 0).map(|t| (t.at, t.at + t.bytes)).collect();
-    assert!(places.iter().all(|(at, _)| at.is_multiple_of(align)));
+    for (at, end) in &places {
+        let wanted = (end - at).next_power_of_two().max(small).min(align);
+        assert!(at.is_multiple_of(wanted), "{at}..{end}");
+    }
     places.sort_unstable();
     assert!(places.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap");
     assert!(places.last().is_none_or(|(_, end)| *end <= plan.gpu_bytes));
@@ -208,6 +212,21 @@ fn a_checkpoint_lands_directly_with_hardly_a_gap() {
     assert!(plan.read_bytes <= plan.tensor_bytes + 2 * 8192);
     let (_, wanted) = selection(&model, 0, 0, 1);
     carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 5);
+}
+
+/// A quantised checkpoint: as many scales as tensors. They must cost neither memory nor copies.
+#[test]
+fn scalars_stay_together() {
+    let scales = (0..5000).map(|_| (Dtype::F32, vec![], 0));
+    let model = model(&[(8 * 500, scales.chain([(Dtype::U8, vec![1 << 20], 0)]).collect())], 2);
+    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    assert_eq!(plan.pieces.len(), 2);
+    assert!(plan.gpu_bytes < plan.tensor_bytes + 3 * 8192);
+    let (_, wanted) = selection(&model, 0, 0, 1);
+    carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 9);
+    let apart = Plan::new(&model, &Selection::default(), Options { small: 16, ..Options::ring() }).unwrap();
+    assert!(apart.tensors.iter().all(|t| t.at % 16 == 0));
+    assert_eq!(apart.pieces.len(), 5001);
 }
 
 /// Two files whose tensors would continue one another, if they were one.

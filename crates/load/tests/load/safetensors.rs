@@ -115,6 +115,24 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// A byte changed, or the end cut off: what we accept, the reference accepts and reads alike.
+    #[test]
+    fn damaged_files(at in 0usize..250, byte: u8, cut in prop::option::weighted(0.2, 0usize..250)) {
+        let json = r#"{"__metadata__":{"a":"b"},"x":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"y":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+        let mut file = safetensors(json, 16);
+        if let Some(b) = file.get_mut(at) {
+            *b = byte;
+        }
+        file.truncate(cut.unwrap_or(file.len()));
+        if header(&file).is_ok() {
+            agrees(&file);
+        }
+    }
+}
+
 /// Both accept what is odd but has one meaning.
 #[test]
 fn odd_but_clear() {
