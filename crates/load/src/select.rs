@@ -129,8 +129,7 @@ impl Part {
             dtype: tensor.dtype,
         })?;
         let offset = tensor.offset + row * rank;
-        let (row, rows) = if outer == 1 { (row, 1) } else { (row, outer) };
-        Ok(Self { shape, offset, row, rows, step: row * ranks })
+        Ok(Self { shape, offset, row, rows: outer, step: row * ranks })
     }
 
     /// Its bytes.
