@@ -33,7 +33,6 @@ impl<E> Fault<E> {
 
 /// Parses `text`, all of it, by `seed`.
 pub(crate) fn parse<'de, S: DeserializeSeed<'de>>(text: &'de [u8], seed: S) -> serde_json::Result<S::Value> {
-    // All of it first: serde_json does not look into strings that nobody asks for.
     let text = std::str::from_utf8(text)
         .map_err(|e| de::Error::custom(format_args!("byte {} is not UTF-8", e.valid_up_to())))?;
     let mut json = serde_json::Deserializer::from_str(text);
@@ -83,6 +82,58 @@ impl<'de> Each<'de> for Pairs {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         self.0.push((key, map.next_value()?));
         Ok(())
+    }
+}
+
+/// A value that nobody wants, looked through to its end. `IgnoredAny` would let things pass that are no JSON for
+/// anybody else, such as half surrogates; this also keeps to the parser's limit of depth.
+pub(crate) struct Skip;
+
+impl<'de> de::Deserialize<'de> for Skip {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Skip {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self, A::Error> {
+        while seq.next_element::<Self>()?.is_some() {}
+        Ok(Self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        while map.next_entry::<Self, Self>()?.is_some() {}
+        Ok(Self)
     }
 }
 

@@ -1,9 +1,9 @@
 //! `model.safetensors.index.json`: which shard holds which tensor.
 
-use serde::de::{IgnoredAny, MapAccess};
+use serde::de::MapAccess;
 
 use super::{MAX_HEADER, fetch, twice};
-use crate::json::{self, Each, Fault, Object, Pairs};
+use crate::json::{self, Each, Fault, Object, Pairs, Skip};
 use crate::source::Source;
 
 /// What an index says.
@@ -42,8 +42,8 @@ pub enum Error {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A shard that is not there.
-    #[error("its shard {shard:?} is missing: {why}")]
+    /// A shard that is not there, or is no file.
+    #[error("its shard {shard:?} cannot be had: {why}")]
     MissingShard {
         /// The shard's name.
         shard: String,
@@ -129,7 +129,7 @@ struct Raw<'f> {
 impl<'de> Each<'de> for Raw<'_> {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         if key != "weight_map" {
-            map.next_value::<IgnoredAny>()?;
+            let Skip = map.next_value()?;
         } else if self.map.is_some() {
             return Err(self.fault.raise(Error::MapTwice));
         } else {

@@ -5,11 +5,11 @@
 //! tensor's description as a JSON list (an accident of the reference), a NUL in a name, and more than [`MAX_RANK`]
 //! dimensions.
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess};
 
 use super::{MAX_HEADER, TensorInfo, fetch, twice};
 use crate::dtype::{Dtype, Sizeless};
-use crate::json::{self, Each, Fault, Object, Pairs, Wholes};
+use crate::json::{self, Each, Fault, Object, Pairs, Skip, Wholes};
 use crate::source::Source;
 
 /// Most dimensions of a tensor: what torch and NumPy can hold.
@@ -387,7 +387,9 @@ impl<'de> Each<'de> for Info<'_> {
                 self.offsets = Some((from, to));
             }
             // The reference passes over what it does not know.
-            _ => drop(map.next_value::<IgnoredAny>()?),
+            _ => {
+                let Skip = map.next_value()?;
+            }
         }
         Ok(())
     }

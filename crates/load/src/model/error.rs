@@ -49,6 +49,16 @@ pub enum Error {
         /// Why it cannot be opened.
         why: Box<crate::Error>,
     },
+    /// The parts together have too few tensors, or too many.
+    #[error("the parts of {part} hold {found} tensors together, but {said} by their split.tensors.count")]
+    TensorsMissing {
+        /// The first part.
+        part: String,
+        /// What they say.
+        said: u64,
+        /// What there is.
+        found: u64,
+    },
     /// A part of another format.
     #[error("{part} has the name of a part of a split GGUF file, but is none")]
     NoGguf {

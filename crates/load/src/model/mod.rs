@@ -11,7 +11,8 @@ use serde::Serialize;
 pub use error::Error;
 
 use crate::Result;
-use crate::formats::{Contents, Metadata, TensorInfo, index};
+use crate::formats::index::Index;
+use crate::formats::{Contents, Metadata, TensorInfo, gguf, index};
 use crate::source::{Source, Store};
 use find::{Found, Split};
 
@@ -97,27 +98,13 @@ impl Parts {
                 |why| refused(index::Error::MissingShard { shard: shard.clone(), why: Box::new(why) });
             self.add(store.open(&path.with_file_name(shard)).map_err(missing)?)?;
         }
-        let mut held = HashSet::new();
-        for (i, contents) in self.contents.iter().skip(first).enumerate() {
-            held.extend(contents.tensors().iter().map(|t| (t.name.as_str(), i)));
-        }
-        let shard = |i: usize| index.shards.get(i).cloned().unwrap_or_default();
-        for (tensor, i) in &index.tensors {
-            if !held.contains(&(tensor.as_str(), *i)) {
-                let found =
-                    (0..index.shards.len()).find(|j| held.contains(&(tensor.as_str(), *j))).map(shard);
-                return Err(refused(index::Error::NotInShard {
-                    tensor: tensor.clone(),
-                    shard: shard(*i),
-                    found,
-                }));
-            }
-        }
-        Ok(())
+        let shards = self.contents.get(first..).unwrap_or_default();
+        agree(&index, shards).map_err(refused)
     }
 
     /// The parts of a split GGUF file, each held against what it says of itself.
     fn split(&mut self, store: &dyn Store, split: &Split) -> Result<()> {
+        let (mut total, mut found) = (None, 0);
         for no in 0..split.count {
             let path = split.part(no);
             let file = store.open(&path).map_err(|why| Error::MissingPart {
@@ -129,14 +116,20 @@ impl Parts {
             let Some(Contents::Gguf(header)) = self.contents.last() else {
                 return Err(Error::NoGguf { part: path.display().to_string() }.into());
             };
-            let says = |key| header.value(key).and_then(crate::formats::gguf::Value::whole);
-            let said = (says("split.no"), says("split.count"));
+            let said = (says(header, "split.no"), says(header, "split.count"));
             if said != (Some(no), Some(split.count)) {
                 let part = path.display().to_string();
                 return Err(Error::WrongPart { part, no, count: split.count, said }.into());
             }
+            total = total.or(says(header, "split.tensors.count"));
+            found += header.tensors.len() as u64;
         }
-        Ok(())
+        match total {
+            Some(said) if said != found => {
+                Err(Error::TensorsMissing { part: split.part(0).display().to_string(), said, found }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn model(self) -> Result<Model> {
@@ -163,4 +156,24 @@ impl Parts {
         }
         Ok(Model { files, metadata, tensors, format })
     }
+}
+
+/// Whether every tensor is in the shard that the index names.
+fn agree(index: &Index, shards: &[Contents]) -> Result<(), index::Error> {
+    let mut held = HashSet::new();
+    for (i, contents) in shards.iter().enumerate() {
+        held.extend(contents.tensors().iter().map(|t| (t.name.as_str(), i)));
+    }
+    let holds = |tensor: &str, i: usize| held.contains(&(tensor, i));
+    let Some((tensor, i)) = index.tensors.iter().find(|(tensor, i)| !holds(tensor, *i)) else {
+        return Ok(());
+    };
+    let shard = |i: usize| index.shards.get(i).cloned().unwrap_or_default();
+    let found = (0..shards.len()).find(|j| holds(tensor, *j)).map(shard);
+    Err(index::Error::NotInShard { tensor: tensor.clone(), shard: shard(*i), found })
+}
+
+/// What a part of a split file says of itself.
+fn says(header: &gguf::Header, key: &str) -> Option<u64> {
+    header.value(key).and_then(gguf::Value::whole)
 }

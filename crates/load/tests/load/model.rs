@@ -47,6 +47,7 @@ fn part(no: u16, count: u16, tensor: &str) -> Vec<u8> {
     Gguf::default()
         .key("split.no", 2, &no.to_le_bytes())
         .key("split.count", 2, &count.to_le_bytes())
+        .key("split.tensors.count", 5, &i32::from(count).to_le_bytes())
         .tensor(tensor, &[8], 0, 0)
         .file(32, 32)
 }
@@ -107,6 +108,14 @@ fn split_files() {
     for path in [dir.path().to_owned(), dir.path().join("m-00002-of-00003.gguf")] {
         assert_eq!(names(&open(path).unwrap()), ["t0", "t1", "t2"]);
     }
+    let more = Gguf::default()
+        .key("split.no", 2, &2u16.to_le_bytes())
+        .key("split.count", 2, &3u16.to_le_bytes())
+        .tensor("t2", &[8], 0, 0)
+        .tensor("t3", &[8], 0, 32);
+    dir.write("m-00003-of-00003.gguf", more.file(32, 64));
+    let why = refused(dir.path());
+    assert!(matches!(why, Error::Model(ModelError::TensorsMissing { said: 3, found: 4, .. })), "{why}");
     dir.write("m-00003-of-00003.gguf", part(1, 3, "t2"));
     assert!(matches!(refused(dir.path()), Error::Model(ModelError::WrongPart { no: 2, count: 3, .. })));
     dir.write("m-00003-of-00003.gguf", Gguf::default().file(32, 0));

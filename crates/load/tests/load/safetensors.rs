@@ -241,12 +241,22 @@ fn every_broken_rule_has_its_own_error() {
         assert!(matches!(refused(json, 0), E::Json(_)), "{json}");
     }
     // Also where nobody looks: found by fuzzing.
-    for json in [
-        &b"{\"\xff\":1}"[..],
-        b"{\"a\":{\"other\":\"F6\xafE2\",\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+    let deep = "[".repeat(200) + &"]".repeat(200);
+    for other in [
+        &b"\"F6\xafE2\""[..],
+        b"[1,3110E885515]",
+        br#""\ud800""#,
+        br#"{"\udc00":1}"#,
+        b"[1,]",
+        deep.as_bytes(),
     ] {
-        assert!(matches!(parse(json, 8 + json.len() as u64), Err(E::Json(_))));
+        let rest = br#","dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#;
+        let json = [&br#"{"a":{"other":"#[..], other, rest].concat();
+        assert!(matches!(parse(&json, 8 + json.len() as u64), Err(E::Json(_))));
+        let file = [&(json.len() as u64).to_le_bytes(), &json[..]].concat();
+        assert!(SafeTensors::read_metadata(&file).is_err());
     }
+    assert!(matches!(parse(b"{\"\xff\":1}", 99), Err(E::Json(_))));
 }
 
 #[test]
