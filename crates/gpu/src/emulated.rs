@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::{HostMem, Registers};
+use onehop_os::{DmaMemory, HostMem, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
     Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, run_single,
@@ -13,6 +13,7 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{self, Memory, Shared};
 
+use crate::copier::{AtOnce, Copier};
 use crate::space::{Space, View};
 use crate::{Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Result, Rings, Running};
 
@@ -65,6 +66,11 @@ impl Gpu for Emulated {
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {
         let (addr, unmap) = self.space.map_memory(place, mem.clone());
         Ok(Region::on_host(place, addr, mem, Arc::new(unmap)))
+    }
+
+    fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
+        let host = from.host().cloned().ok_or(onehop_os::Error::NotReachable)?;
+        Ok(Box::new(AtOnce::new(host, to.clone())))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

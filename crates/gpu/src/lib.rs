@@ -6,6 +6,7 @@
 //! program asks for it; where there is none everything else works all the same.
 #![deny(unsafe_code)]
 
+mod copier;
 #[allow(unsafe_code, reason = "the CUDA driver is a C library")]
 pub mod cuda;
 mod emulated;
@@ -14,6 +15,7 @@ mod region;
 mod relay;
 mod space;
 
+pub use copier::{Copier, Mark, Rows};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
 pub use region::{Place, Region};
@@ -128,6 +130,25 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it cannot be registered.
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region>;
+    /// New memory of the GPU, zeroed, to which copies may go on while others are begun.
+    ///
+    /// # Errors
+    /// When there is none left.
+    fn arena(&self, bytes: usize) -> Result<Region> {
+        self.alloc(Place::Vram, bytes)
+    }
+    /// Bytes of GPU memory that are free, where that is known.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+    /// What copies from this host memory to that GPU memory while others are prepared.
+    ///
+    /// # Errors
+    /// When the first is not memory that the CPU reaches, or the GPU has nothing to copy with.
+    fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
     /// Gives the GPU an address for a controller's BAR0; gone when the result is dropped.
     ///
     /// # Errors

@@ -121,6 +121,26 @@ pub enum Error {
     /// The engine has no more chunks, but tensors are missing.
     #[error("the engine ended before all tensors had arrived; this is a defect of onehop")]
     Incomplete,
+    /// The GPU failed, or will not have what it is given.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// The system gave no thread.
+    #[error("this machine gave no thread to read with: {0}")]
+    Thread(std::io::Error),
+    /// It is no file of this machine.
+    #[error("{file} is no file of this machine, which this route reads")]
+    NoFile {
+        /// Which.
+        file: String,
+    },
+    /// It cannot be read past the page cache.
+    #[error("{file} cannot be read past the page cache: {why}")]
+    NotDirect {
+        /// Which.
+        file: String,
+        /// Why not.
+        why: String,
+    },
     /// A manifest is refused, or says otherwise.
     #[error("{file}: {why}")]
     Manifest {

@@ -9,6 +9,7 @@
 
 mod arrivals;
 mod dtype;
+pub mod engine;
 mod error;
 pub mod formats;
 mod identity;

@@ -72,6 +72,11 @@ impl<E: Engine> Stream<E> {
         Ok(tensor.map(|tensor| Lent { tensor, arena: self.engine.arena() }))
     }
 
+    /// What moves the bytes.
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
     /// What is loaded.
     pub fn plan(&self) -> &Plan {
         &self.plan

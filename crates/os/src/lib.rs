@@ -10,10 +10,13 @@ mod error;
 pub mod file;
 mod huge;
 mod mem;
+pub mod page_cache;
+mod reads;
 mod seam;
 
 pub use clock::{Deadline, cycles};
 pub use dm::{DmTarget, dm_table};
 pub use error::{Error, Result};
 pub use mem::HostMem;
+pub use reads::{Finished, Reads};
 pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run};

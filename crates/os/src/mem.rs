@@ -163,6 +163,11 @@ impl HostMem {
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
     }
 
+    pub(crate) fn check_writable_range(&self, offset: usize, bytes: usize) -> Result<()> {
+        self.check(offset, bytes)?;
+        self.check_writable()
+    }
+
     /// Stores sixteen words, in no order that others could rely on.
     ///
     /// # Errors

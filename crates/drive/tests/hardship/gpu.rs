@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Options, Placement};
-use onehop_gpu::{Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
+use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_os::{HostMem, Registers};
 use onehop_proto::kernel::Exit;
 
@@ -83,6 +83,9 @@ impl Gpu for Failing {
     }
     fn adopt(&self, place: Place, mem: HostMem) -> onehop_gpu::Result<Region> {
         self.0.adopt(place, mem)
+    }
+    fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
+        self.0.copier(from, to)
     }
     fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
         self.0.map_registers(regs)

@@ -119,6 +119,7 @@ functions! {
     event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" since "4.0" (event: sys::CUevent);
     event_record = "cuEventRecord" since "2.0" (event: sys::CUevent, stream: sys::CUstream);
+    event_wait = "cuEventSynchronize" since "2.0" (event: sys::CUevent);
     event_query = "cuEventQuery" since "2.0" (event: sys::CUevent);
     event_elapsed = "cuEventElapsedTime" since "2.0" (ms: *mut f32, from: sys::CUevent, to: sys::CUevent);
     copy_in = "cuMemcpyHtoDAsync_v2" since "3.2" (

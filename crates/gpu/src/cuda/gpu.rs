@@ -10,6 +10,7 @@ use onehop_proto::GpuAddr;
 
 use super::capabilities::{Capabilities, Need};
 use super::context::{Context, Event, Stream};
+use super::copier::CudaCopier;
 use super::dmabuf::{self, GpuDmaBuf, Span};
 use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
@@ -19,7 +20,7 @@ use super::memory::{DeviceKind, DeviceMemory};
 use super::module::{Arg, Function, Module, Shape};
 use super::{Device, registers};
 use crate::relay::Activity;
-use crate::{Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Result, Running};
+use crate::{Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Result, Running};
 
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
@@ -431,6 +432,20 @@ impl Gpu for CudaGpu {
         };
         let (registration, at) = registered?;
         Ok(Region::on_host(place, GpuAddr(at), mem, Arc::new(registration)))
+    }
+
+    fn arena(&self, bytes: usize) -> Result<Region> {
+        // Memory of the other kind is synchronous: a copy to it would end before the call does.
+        let kind = if self.capabilities().vmm { DeviceKind::Exportable } else { DeviceKind::Plain };
+        self.alloc_device(kind, bytes)
+    }
+
+    fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
+        Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
+    }
+
+    fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(Some(self.memory_info()?.0))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

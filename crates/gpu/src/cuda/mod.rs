@@ -19,6 +19,7 @@
 
 mod capabilities;
 mod context;
+mod copier;
 mod dmabuf;
 mod driver;
 mod gpu;

@@ -1,0 +1,157 @@
+//! Copies from host memory to GPU memory that go on while others are prepared.
+
+use onehop_os::HostMem;
+
+use crate::{Error, Region, Result};
+
+/// Rows of bytes at equal distances in host memory, to be packed in GPU memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// Where the first row starts in host memory.
+    pub from: usize,
+    /// Where it goes in GPU memory.
+    pub to: usize,
+    /// Bytes of a row.
+    pub row: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// From row to row in host memory.
+    pub step: usize,
+}
+
+impl Rows {
+    /// Bytes of all rows.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.row.saturating_mul(self.rows)
+    }
+
+    /// Checks that all of them lie within memory of these lengths.
+    pub(crate) fn check(&self, from: usize, to: usize) -> Result<()> {
+        let refused = |offset, bytes, len| Err(onehop_os::Error::OutOfRange { offset, bytes, len }.into());
+        let span = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.row);
+        if self.rows > 1 && self.step < self.row {
+            return Err(Error::NotSupported {
+                what: format!("copying rows of {} bytes", self.row),
+                why: format!("they overlap: they are only {} bytes apart", self.step),
+            });
+        }
+        if self.from > from || span > from - self.from {
+            return refused(self.from, span, from);
+        }
+        if self.to > to || self.bytes() > to - self.to {
+            return refused(self.to, self.bytes(), to);
+        }
+        Ok(())
+    }
+}
+
+/// A point between copies. They count from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Mark(pub(crate) u64);
+
+/// Copies from one piece of host memory to one of GPU memory, in the order in which they were begun. Host memory may
+/// only be written again where the copies from it are over. Dropping it waits for all of them.
+pub trait Copier: Send {
+    /// Begins to copy.
+    ///
+    /// # Errors
+    /// When the rows do not lie within the memory, or the GPU fails.
+    fn copy(&mut self, rows: &Rows) -> Result<()>;
+    /// The point behind all copies that were begun.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    fn mark(&mut self) -> Result<Mark>;
+    /// Whether everything before a point is over.
+    ///
+    /// # Errors
+    /// When it failed.
+    fn is_over(&mut self, mark: Mark) -> Result<bool>;
+    /// Waits until everything before a point is over.
+    ///
+    /// # Errors
+    /// When it failed.
+    fn wait(&mut self, mark: Mark) -> Result<()>;
+}
+
+/// A copier whose copies are over as soon as they are begun: for memory that the CPU reaches.
+pub(crate) struct AtOnce {
+    from: HostMem,
+    to: Region,
+    marks: u64,
+}
+
+impl AtOnce {
+    pub(crate) fn new(from: HostMem, to: Region) -> Self {
+        Self { from, to, marks: 0 }
+    }
+}
+
+/// How much is copied at a time.
+const PIECE: usize = 64 << 10;
+
+impl Copier for AtOnce {
+    fn copy(&mut self, rows: &Rows) -> Result<()> {
+        rows.check(self.from.len(), self.to.len())?;
+        let mut piece = vec![0; PIECE.min(rows.row)];
+        for row in 0..rows.rows {
+            let (from, to) = (rows.from + row * rows.step, rows.to + row * rows.row);
+            let mut done = 0;
+            while done < rows.row {
+                let count = piece.len().min(rows.row - done);
+                self.from.read(from + done, &mut piece[..count])?;
+                self.to.write(to + done, &piece[..count])?;
+                done += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<Mark> {
+        self.marks += 1;
+        Ok(Mark(self.marks - 1))
+    }
+
+    fn is_over(&mut self, _: Mark) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&mut self, _: Mark) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Emulated, Gpu, Place};
+
+    #[test]
+    fn rows_are_packed_and_kept_within_bounds() {
+        let gpu = Emulated::new();
+        let host = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+        let vram = gpu.alloc(Place::Vram, 4096).unwrap();
+        let data: Vec<u8> = (0..4096).map(|i| i as u8).collect();
+        host.write(0, &data).unwrap();
+        let mut copier = gpu.copier(&host, &vram).unwrap();
+        let rows = Rows { from: 10, to: 5, row: 3, rows: 4, step: 100 };
+        copier.copy(&rows).unwrap();
+        let mark = copier.mark().unwrap();
+        copier.wait(mark).unwrap();
+        assert!(copier.is_over(mark).unwrap());
+        let mut got = [0; 12];
+        vram.read(5, &mut got).unwrap();
+        assert_eq!(got, [10, 11, 12, 110, 111, 112, 210, 211, 212, 54, 55, 56]);
+        for bad in [
+            Rows { rows: 42, ..rows },
+            Rows { to: 4090, ..rows },
+            Rows { from: 4095, rows: 1, ..rows },
+            Rows { step: 2, ..rows },
+            Rows { step: usize::MAX, ..rows },
+            Rows { row: usize::MAX, rows: 1, ..rows },
+        ] {
+            assert!(copier.copy(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

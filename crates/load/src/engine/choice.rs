@@ -1,0 +1,100 @@
+//! Which way each chunk goes: out of the page cache, or past it.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, open_direct};
+
+use super::Route;
+use crate::error::{Error, Result};
+use crate::plan::{Chunk, Plan};
+use crate::source::Source;
+
+/// The way of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    Cached,
+    Direct,
+}
+
+/// A file of the plan, open in both ways if it can be.
+pub(super) struct Opened {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) file: Arc<File>,
+    pub(super) direct: Option<Arc<File>>,
+}
+
+pub(super) struct Choice {
+    pub(super) chunks: Vec<(Way, Chunk)>,
+    pub(super) sources: Vec<Opened>,
+    pub(super) why_cached: Option<String>,
+}
+
+/// Cuts the plan into chunks and chooses for each.
+pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Choice> {
+    let mut why_cached = None;
+    let mut sources = Vec::with_capacity(files.len());
+    for source in files {
+        let file = source.local().ok_or_else(|| Error::NoFile { file: source.name().into() })?;
+        let file = file.file().try_clone().map_err(|e| Error::Open { file: source.name().into(), source: e })?;
+        let direct = match route {
+            Route::Cached => None,
+            Route::Auto | Route::Pinned => match past_the_cache(&file, plan.options.block) {
+                Ok(direct) => Some(Arc::new(direct)),
+                Err(why) if route == Route::Pinned => {
+                    return Err(Error::NotDirect { file: source.name().into(), why });
+                }
+                Err(why) => {
+                    why_cached.get_or_insert(format!("{}: {why}", source.name()));
+                    None
+                }
+            },
+        };
+        sources.push(Opened {
+            name: source.name().into(),
+            bytes: source.bytes(),
+            file: Arc::new(file),
+            direct,
+        });
+    }
+    let way = |chunk: &Chunk| match sources.get(chunk.file) {
+        Some(Opened { direct: Some(_), .. }) if route == Route::Pinned => Way::Direct,
+        Some(Opened { direct: Some(_), file, .. }) if !mostly_cached(file, chunk) => Way::Direct,
+        _ => Way::Cached,
+    };
+    let chunks = plan.chunks(slot)?.map(|chunk| (way(&chunk), chunk)).collect();
+    Ok(Choice { chunks, sources, why_cached })
+}
+
+/// The file, open to be read past the page cache in blocks of this size; or why not.
+fn past_the_cache(file: &File, block: u64) -> std::result::Result<File, String> {
+    if is_in_memory(file) {
+        return Err("its file system lies in memory".into());
+    }
+    match open_direct(file) {
+        Ok(Some((direct, DirectRules { memory, offset }))) => {
+            if u64::from(offset) > block || memory > 4096 {
+                return Err(format!(
+                    "its file system wants blocks of {offset} bytes, on addresses of {memory}"
+                ));
+            }
+            Ok(direct)
+        }
+        Ok(None) => Err("its file system does not do O_DIRECT".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Whether it is sooner out of the page cache: where half of it is not there, the disk is read in any case.
+fn mostly_cached(file: &File, chunk: &Chunk) -> bool {
+    let (mut bytes, mut cached) = (0, 0);
+    for read in &chunk.reads {
+        bytes += read.valid;
+        match cached_bytes(file, read.offset, read.valid) {
+            Ok(there) => cached += there,
+            Err(_) => return false,
+        }
+    }
+    cached * 2 >= bytes
+}

@@ -1,0 +1,178 @@
+//! The engine against real files and the emulated GPU: every way, every byte; files that shrink; loads that are given up.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use onehop_gpu::{Emulated, Region};
+use onehop_load::engine::{Options, Prepared, RingEngine, Route};
+use onehop_load::stream::{Engine, Stream};
+use onehop_load::{Error, Local, Model, Plan, Selection, plan};
+
+/// A folder that goes with the test. Here and not in /tmp, which may lie in memory: O_DIRECT is wanted.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::current_dir().unwrap().join(format!("target-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn random(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+/// A model of tensors of these sizes; gives their contents.
+fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
+    let tensors: Vec<_> = sizes
+        .iter()
+        .enumerate()
+        .map(|(i, size)| (format!("t{i}"), random(i as u64 * 77 + 5, *size)))
+        .collect();
+    let mut header = String::from("{");
+    let mut at = 0;
+    for (name, data) in &tensors {
+        let end = at + data.len();
+        header +=
+            &format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{at},{end}]}},"#, data.len());
+        at = end;
+    }
+    header.pop();
+    header.push('}');
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    tensors.iter().for_each(|(_, data)| file.write_all(data).unwrap());
+    file.sync_all().unwrap();
+    tensors
+}
+
+const SIZES: [usize; 9] = [1 << 20, 1, 4096, 777, 3 << 20, 0, 12_345, 5 << 20 | 3, 256];
+
+fn bytes_of(region: &Region, tensor: &plan::Placed) -> Vec<u8> {
+    let mut bytes = vec![0; tensor.bytes as usize];
+    region.read(tensor.at as usize, &mut bytes).unwrap();
+    bytes
+}
+
+fn start(model: &Model, options: Options) -> Result<Stream<RingEngine>, Error> {
+    let plan = Plan::new(model, &Selection::default(), plan::Options::default()).unwrap();
+    let prepared = Prepared::new(&plan, &model.files, &options)?;
+    let engine = RingEngine::start(&Emulated::new(), &plan, prepared)?;
+    Ok(Stream::new(plan, engine))
+}
+
+#[test]
+fn every_byte_by_every_way() {
+    let folder = Folder::new("ways");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &SIZES);
+    let total: usize = SIZES.iter().sum();
+    for route in [Route::Auto, Route::Cached, Route::Pinned] {
+        for (threads, slot) in
+            [(None, None), (Some(1), Some(4096)), (Some(3), Some(1 << 20)), (Some(40), Some(12_288))]
+        {
+            let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+            let mut stream = match start(&opened, Options { route, threads, slot }) {
+                Err(Error::NotDirect { why, .. }) if route == Route::Pinned => {
+                    println!("SKIP: {why}");
+                    continue;
+                }
+                other => other.unwrap(),
+            };
+            let mut seen = 0;
+            while let Some(lent) = stream.next().unwrap() {
+                let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
+                assert!(bytes_of(lent.arena, lent.tensor) == *data, "{} by {route:?}", lent.tensor.name);
+                seen += 1;
+            }
+            assert_eq!((seen, stream.bytes()), (tensors.len(), total as u64));
+            let account = stream.engine().account();
+            assert!(account.cached_bytes + account.direct_bytes >= total as u64, "{account:?}");
+            assert_eq!(
+                account.direct_bytes > 0,
+                route == Route::Pinned || route == Route::Auto && account.cached_bytes == 0
+            );
+            let (plan, arena) = stream.finish().unwrap();
+            for tensor in &plan.tensors {
+                let (_, data) = tensors.iter().find(|(name, _)| *name == tensor.name).unwrap();
+                assert!(bytes_of(&arena, tensor) == *data, "{} by {route:?}, at the end", tensor.name);
+            }
+            opened.still_same().unwrap();
+        }
+    }
+}
+
+#[test]
+fn memory_file_systems_are_read_by_the_cache_and_say_so() {
+    let Ok(()) = std::fs::create_dir_all("/dev/shm") else { return };
+    let path = PathBuf::from(format!("/dev/shm/onehop-load-{}.safetensors", std::process::id()));
+    model(&path, &[100_000]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let stream = start(&opened, Options::default()).unwrap();
+    assert!(stream.engine().account().why_cached.unwrap().contains("memory"));
+    let refused = start(&opened, Options { route: Route::Pinned, ..Options::default() });
+    assert!(matches!(refused, Err(Error::NotDirect { .. })));
+    drop(stream);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_file_that_shrinks_is_noticed_by_every_way() {
+    let folder = Folder::new("shrinks");
+    for route in [Route::Cached, Route::Pinned] {
+        let path = folder.0.join("m.safetensors");
+        model(&path, &[1 << 20, 4 << 20]);
+        let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(2 << 20 | 100).unwrap();
+        let mut stream = match start(&opened, Options { route, slot: Some(1 << 20), ..Options::default() }) {
+            Err(Error::NotDirect { .. }) => continue,
+            other => other.unwrap(),
+        };
+        let end = loop {
+            match stream.next() {
+                Ok(Some(_)) => {}
+                other => break other.map(|_| ()),
+            }
+        };
+        assert!(matches!(end, Err(Error::Ended { .. })), "{route:?}: {end:?}");
+        assert!(matches!(opened.still_same(), Err(Error::Changed { .. })));
+    }
+}
+
+#[test]
+fn a_load_that_is_given_up_ends() {
+    let folder = Folder::new("given-up");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[64 << 20]);
+    for route in [Route::Cached, Route::Auto, Route::Pinned] {
+        let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+        let Ok(stream) = start(&opened, Options { route, slot: Some(1 << 20), threads: Some(2) }) else {
+            continue;
+        };
+        drop(stream);
+        let plan = Plan::new(&opened, &Selection::default(), plan::Options::default()).unwrap();
+        let Ok(prepared) = Prepared::new(&plan, &opened.files, &Options { route, ..Options::default() })
+        else {
+            continue;
+        };
+        let engine = RingEngine::start(&Emulated::new(), &plan, prepared).unwrap();
+        engine.finish().unwrap();
+    }
+}

@@ -1,0 +1,169 @@
+//! Bytes of files into shared memory: by the page cache, past it, and what of them the page cache has.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
+
+use crate::{Error, HostMem, Result};
+
+/// What one call reads at most: the kernel takes no more than a little below 2 GiB.
+const MOST: usize = 1 << 30;
+
+impl HostMem {
+    /// Reads bytes of a file from `at` on into this memory at `offset`; gives how many there were before the file's end.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory, it cannot be written, or the file cannot be read.
+    pub fn read_file(&self, offset: usize, bytes: usize, file: &File, at: u64) -> Result<usize> {
+        self.check_writable_range(offset, bytes)?;
+        let mut done = 0;
+        while done < bytes {
+            let to = self.host_ptr().wrapping_add(offset + done);
+            let count = (bytes - done).min(MOST);
+            // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a
+            // device does, and nobody has a reference to its bytes.
+            let read = unsafe { libc::pread(file.as_raw_fd(), to.cast(), count, (at + done as u64) as i64) };
+            match read {
+                0 => break,
+                read if read > 0 => done += read as usize,
+                _ => {
+                    let error = std::io::Error::last_os_error();
+                    if error.kind() != std::io::ErrorKind::Interrupted {
+                        return Err(Error::system("pread", error));
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// How a file can be read past the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectRules {
+    /// What memory addresses have to be multiples of.
+    pub memory: u32,
+    /// What offsets and lengths have to be multiples of.
+    pub offset: u32,
+}
+
+/// Opens the file behind a descriptor once more, to be read past the page cache, and says under which rules; none where its
+/// file system does not do that.
+///
+/// # Errors
+/// When it cannot be opened though its file system does that.
+pub fn open_direct(file: &File) -> Result<Option<(File, DirectRules)>> {
+    // Through the descriptor: what the path leads to may be another file by now.
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let opened = File::options().read(true).custom_flags(flags.bits() as i32).open(&path);
+    let direct = match opened {
+        Ok(direct) => direct,
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        Err(error) => return Err(Error::system("opening a file with O_DIRECT", error)),
+    };
+    let rules = statx(&direct, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        .ok()
+        .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
+        .map(|stat| DirectRules { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align });
+    Ok(match rules {
+        // The file system says that this file cannot.
+        Some(DirectRules { offset: 0, .. }) => None,
+        Some(rules) => Some((direct, rules)),
+        // Older kernels do not say; a page suits everybody.
+        None => Some((direct, DirectRules { memory: 4096, offset: 4096 })),
+    })
+}
+
+#[repr(C)]
+struct CachestatRange {
+    off: u64,
+    len: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Cachestat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// How many bytes of a range of a file are in the page cache, in whole pages. About files that we may not write, some
+/// kernels say that all of it is.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
+    match cachestat(file, at, bytes) {
+        Some(cached) => Ok(cached.min(bytes)),
+        None => Ok(mincore(file, at, bytes)?.min(bytes)),
+    }
+}
+
+/// Asks about the file: since Linux 6.5.
+fn cachestat(file: &File, at: u64, bytes: u64) -> Option<u64> {
+    /// The same on every architecture: it came after the tables were made one.
+    const CACHESTAT: libc::c_long = 451;
+    if bytes == 0 {
+        return Some(0);
+    }
+    let (range, mut stat) = (CachestatRange { off: at, len: bytes }, Cachestat::default());
+    // SAFETY: both structures are the kernel's and live across the call, which keeps neither.
+    let rc = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0_u32) };
+    (rc == 0).then(|| (stat.cached + stat.writeback) * rustix::param::page_size() as u64)
+}
+
+/// Asks about a mapping of the file: on older kernels.
+fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
+    let page = rustix::param::page_size() as u64;
+    let start = at / page * page;
+    let pages = (at + bytes - start).div_ceil(page) as usize;
+    let length = pages * page as usize;
+    let failed = |call: &str| Error::system(call, std::io::Error::last_os_error());
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody looks into it.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            start as i64,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(failed("mmap of a file"));
+    }
+    let mut there = vec![0_u8; pages];
+    // SAFETY: the range is the mapping, and there is a byte for each of its pages.
+    let rc = unsafe { libc::mincore(base, length, there.as_mut_ptr()) };
+    let result = if rc == 0 { Ok(()) } else { Err(failed("mincore")) };
+    // SAFETY: base and length are those of the mapping, and nobody uses it any more.
+    unsafe { libc::munmap(base, length) };
+    result?;
+    Ok(there.iter().filter(|page| **page & 1 != 0).count() as u64 * page)
+}
+
+/// Takes a file's clean pages out of the page cache: for measurements that want the disk.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn drop_cached(file: &File) -> Result<()> {
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).map_err(|e| Error::system("fadvise", e))
+}
+
+/// Whether a file's bytes lie in memory alone: there is nothing behind the page cache.
+#[must_use]
+pub fn is_in_memory(file: &File) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    rustix::fs::fstatfs(file).is_ok_and(|fs| [TMPFS, RAMFS, HUGETLBFS].contains(&(fs.f_type as u64)))
+}
+
+const _: () = assert!(size_of::<Cachestat>() == 40 && size_of::<CachestatRange>() == 16);

@@ -1,0 +1,289 @@
+//! Many reads of files at once, straight from the disk into shared memory: io_uring with `O_DIRECT`.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+
+use crate::{Error, HostMem, Result};
+
+/// The kernel takes buffers of at most so much.
+const MOST_REGISTERED: usize = 1 << 30;
+
+/// How long the end of reads that were given up is waited for, and how often. After that their memory is kept for ever.
+const AGAIN: Duration = Duration::from_secs(1);
+const TIMES: u32 = 60;
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// What it was called.
+    pub name: u64,
+    /// How many bytes were read: fewer than were asked for only before the file's end, or when it was interrupted.
+    pub result: std::io::Result<usize>,
+}
+
+/// A read under way.
+struct Pending {
+    name: u64,
+    /// Open until it has ended.
+    _file: Arc<File>,
+}
+
+/// Reads under way into one piece of memory. Dropping it waits for them, as the kernel writes that memory.
+pub struct Reads {
+    ring: IoUring,
+    memory: HostMem,
+    registered: bool,
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    unsubmitted: usize,
+}
+
+impl Reads {
+    /// For up to `depth` reads at once into `memory`, which is registered with the kernel where that is allowed: it
+    /// counts against the limit of locked memory.
+    ///
+    /// # Errors
+    /// When the kernel has no io_uring for us.
+    pub fn new(memory: HostMem, depth: u32) -> Result<Self> {
+        let depth = depth.clamp(1, 4096);
+        let ring = IoUring::new(depth.next_power_of_two()).map_err(|e| Error::System {
+            call: "io_uring_setup".into(),
+            source: e,
+            hint: HINT,
+        })?;
+        let mut this = Self {
+            ring,
+            registered: false,
+            pending: (0..depth).map(|_| None).collect(),
+            free: (0..depth as usize).collect(),
+            memory,
+            unsubmitted: 0,
+        };
+        let buffer = libc::iovec { iov_base: this.memory.host_ptr().cast(), iov_len: this.memory.len() };
+        if this.memory.len() <= MOST_REGISTERED && this.memory.is_writable() {
+            // SAFETY: the memory is mapped as long as `this` has it, and the ring goes before it does.
+            this.registered = unsafe { this.ring.submitter().register_buffers(&[buffer]) }.is_ok();
+        }
+        Ok(this)
+    }
+
+    /// Whether the memory is registered, which spares the kernel to pin it for each read.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.registered
+    }
+
+    /// How many more may be begun.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How many are under way.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// Begins to read bytes of a file from `at` on into the memory at `offset`. It is under way after [`Self::submit`] or
+    /// [`Self::wait`].
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory, or there is no room.
+    pub fn begin(&mut self, name: u64, file: &Arc<File>, at: u64, offset: usize, bytes: usize) -> Result<()> {
+        self.memory.check_writable_range(offset, bytes)?;
+        let full = || Error::System {
+            call: "io_uring".into(),
+            source: std::io::Error::other("as many reads are under way as there is room for"),
+            hint: "",
+        };
+        let (Ok(length), Some(slot)) = (u32::try_from(bytes), self.free.pop()) else { return Err(full()) };
+        let to = self.memory.host_ptr().wrapping_add(offset);
+        let fd = types::Fd(file.as_raw_fd());
+        let entry = if self.registered {
+            opcode::ReadFixed::new(fd, to, length, 0).offset(at).build()
+        } else {
+            opcode::Read::new(fd, to, length).offset(at).build()
+        };
+        self.pending[slot] = Some(Pending { name, _file: file.clone() });
+        // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read has
+        // ended; dropping `self` waits for that.
+        if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
+            self.pending[slot] = None;
+            self.free.push(slot);
+            return Err(full());
+        }
+        self.unsubmitted += 1;
+        Ok(())
+    }
+
+    /// Hands what was begun to the kernel.
+    ///
+    /// # Errors
+    /// When the kernel does not take it.
+    pub fn submit(&mut self) -> Result<()> {
+        self.enter(0, None)
+    }
+
+    /// Waits until a read has ended, or the time is up.
+    ///
+    /// # Errors
+    /// When the kernel does not let us wait.
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+        if self.ring.completion().is_empty() && self.under_way() > 0 {
+            return self.enter(1, Some(limit));
+        }
+        self.enter(0, None)
+    }
+
+    fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<()> {
+        let time;
+        let mut args = types::SubmitArgs::new();
+        if let Some(limit) = limit {
+            time = types::Timespec::from(limit);
+            args = args.timespec(&time);
+        }
+        if want == 0 && self.unsubmitted == 0 {
+            return Ok(());
+        }
+        match self.ring.submitter().submit_with_args(want, &args) {
+            Ok(count) => {
+                self.unsubmitted = self.unsubmitted.saturating_sub(count);
+                Ok(())
+            }
+            // The time is up, or a signal came: whoever waits looks again. What was not taken stays in the ring.
+            Err(e)
+                if [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN]
+                    .contains(&e.raw_os_error().unwrap_or(0)) =>
+            {
+                self.unsubmitted = self.ring.submission().len();
+                Ok(())
+            }
+            Err(e) => Err(Error::system("io_uring_enter", e)),
+        }
+    }
+
+    /// A read that has ended.
+    pub fn ended(&mut self) -> Option<Finished> {
+        let entry = self.ring.completion().next()?;
+        let slot = entry.user_data() as usize;
+        let pending = self.pending.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        let result = match entry.result() {
+            error if error < 0 => Err(std::io::Error::from_raw_os_error(-error)),
+            bytes => Ok(bytes as usize),
+        };
+        Some(Finished { name: pending.name, result })
+    }
+}
+
+/// What may keep a process from io_uring.
+const HINT: &str = "; io_uring may be switched off (sysctl kernel.io_uring_disabled) or kept from containers";
+
+impl Drop for Reads {
+    fn drop(&mut self) {
+        for _ in 0..TIMES {
+            if self.under_way() == 0 {
+                return;
+            }
+            let _ = self.wait(AGAIN);
+            while self.ended().is_some() {}
+        }
+        std::mem::forget(self.memory.clone());
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::page_cache::{cached_bytes, open_direct};
+
+    fn file(bytes: usize) -> (File, Vec<u8>) {
+        let path =
+            std::env::current_dir().unwrap().join(format!("onehop-reads-{}-{bytes}", std::process::id()));
+        let data: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 11) as u8).collect();
+        let mut file =
+            File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        file.write_all(&data).unwrap();
+        file.sync_all().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (file, data)
+    }
+
+    fn ring(mem: &HostMem, depth: u32) -> Option<Reads> {
+        match Reads::new(mem.clone(), depth) {
+            Ok(ring) => Some(ring),
+            Err(error) => {
+                println!("SKIP: {error}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn reads_come_back_whole_and_short_at_the_end() {
+        let (file, data) = file(1 << 20 | 5000);
+        let mem = HostMem::touched(2 << 20).unwrap();
+        assert_eq!(mem.read_file(100, 1 << 20, &file, 7).unwrap(), 1 << 20);
+        assert_eq!(mem.to_vec(100, 1 << 20).unwrap(), data[7..7 + (1 << 20)]);
+        assert_eq!(mem.read_file(0, 10_000, &file, 1 << 20).unwrap(), 5000);
+        assert!(mem.read_file(1 << 20, 2 << 20, &file, 0).is_err());
+
+        let (direct, rules) = open_direct(&file)
+            .unwrap()
+            .unwrap_or((file.try_clone().unwrap(), crate::page_cache::DirectRules { memory: 1, offset: 1 }));
+        assert!(rules.offset <= 4096);
+        let direct = Arc::new(direct);
+        let Some(mut ring) = ring(&mem, 8) else { return };
+        mem.fill(0, 2 << 20, 0).unwrap();
+        let mut names = Vec::new();
+        let mut begun = 0u64;
+        while names.len() < 17 {
+            while begun < 17 && ring.room() > 0 {
+                let at = begun * 65536;
+                ring.begin(begun, &direct, at, at as usize, 65536).unwrap();
+                begun += 1;
+            }
+            ring.wait(Duration::from_secs(5)).unwrap();
+            while let Some(done) = ring.ended() {
+                let want = if done.name == 16 { 5000 } else { 65536 };
+                assert_eq!(done.result.unwrap(), want);
+                names.push(done.name);
+            }
+        }
+        names.sort_unstable();
+        assert!(names.into_iter().eq(0..17));
+        assert_eq!(mem.to_vec(0, data.len()).unwrap(), data);
+    }
+
+    #[test]
+    fn what_is_under_way_ends_before_the_memory_goes() {
+        let (file, _) = file(4 << 20);
+        let mem = HostMem::touched(4 << 20).unwrap();
+        let Some(mut ring) = ring(&mem, 4) else { return };
+        let file = Arc::new(file);
+        for i in 0..4 {
+            ring.begin(i, &file, i << 20, (i as usize) << 20, 1 << 20).unwrap();
+        }
+        assert!(ring.begin(9, &file, 0, 0, 4096).is_err(), "no room");
+        assert!(ring.begin(9, &file, 0, 4 << 20, 1).is_err(), "no such memory");
+        ring.submit().unwrap();
+        drop(ring);
+    }
+
+    #[test]
+    fn the_page_cache_says_what_it_has() {
+        let (file, _) = file(1 << 20);
+        let cached = cached_bytes(&file, 0, 1 << 20).unwrap();
+        println!("{cached} bytes of a file that was just written");
+        assert!(cached <= 1 << 20);
+        assert_eq!(cached_bytes(&file, 4096, 0).unwrap(), 0);
+    }
+}
