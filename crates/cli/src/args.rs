@@ -25,6 +25,7 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Demo(commands::demo::Args),
+    Load(commands::load::Args),
     Read(commands::read::Args),
     Write(commands::write::Args),
     /// Look at an NVMe drive, and reset it

@@ -9,7 +9,7 @@ use crate::error::{CliError, Result};
 use crate::units;
 
 /// Which GPU.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
     /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0 where CUDA works, else emu]
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]

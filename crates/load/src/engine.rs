@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
@@ -172,7 +173,7 @@ pub struct RingEngine {
     threads: Vec<JoinHandle<()>>,
     arrived: Receiver<Result<Chunk>>,
     account: Account,
-    _ring: Region,
+    ring: Region,
 }
 
 impl RingEngine {
@@ -202,7 +203,7 @@ impl RingEngine {
             direct_bytes: AtomicU64::new(0),
         });
         let (sender, arrived) = channel();
-        let mut engine = Self { arena, shared, threads: Vec::new(), arrived, account, _ring: ring.clone() };
+        let mut engine = Self { arena, shared, threads: Vec::new(), arrived, account, ring: ring.clone() };
         let mut from = 0;
         let mut lane = |slots: usize| -> Result<Lane> {
             let part = ring.slice(from..from + slots * slot)?;
@@ -251,6 +252,34 @@ impl RingEngine {
             direct_bytes: self.shared.direct_bytes.load(Ordering::Acquire),
             ..self.account.clone()
         }
+    }
+
+    /// What the copy engine does by itself, bytes in a second: out of the ring, to other memory of the GPU. For after the
+    /// load, of which it is the limit; none where memory is too small to tell.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn copy_rate(&self, gpu: &dyn Gpu) -> Result<Option<f64>> {
+        const COPIES: usize = 8;
+        let bytes = self.ring.len().min(64 << 20);
+        if bytes < LEAST_SLOT || gpu.simulated() {
+            return Ok(None);
+        }
+        let to = gpu.arena(bytes)?;
+        let mut copier = gpu.copier(&self.ring, &to)?;
+        let mut best = None::<f64>;
+        // The first round wakes the link up.
+        for _ in 0..3 {
+            let start = Instant::now();
+            for _ in 0..COPIES {
+                copier.copy(&Rows { from: 0, to: 0, row: bytes, rows: 1, step: bytes })?;
+            }
+            let mark = copier.mark()?;
+            copier.wait(mark)?;
+            let rate = (COPIES * bytes) as f64 / start.elapsed().as_secs_f64();
+            best = Some(best.map_or(rate, |other| other.max(rate)));
+        }
+        Ok(best)
     }
 
     fn end(&mut self) {

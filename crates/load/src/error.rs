@@ -124,6 +124,9 @@ pub enum Error {
     /// The GPU failed, or will not have what it is given.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
+    /// Whoever asked for it did not want to wait any longer.
+    #[error("it was given up before it was done")]
+    GivenUp,
     /// The system gave no thread.
     #[error("this machine gave no thread to read with: {0}")]
     Thread(std::io::Error),

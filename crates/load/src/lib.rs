@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+pub mod check;
 mod dtype;
 pub mod engine;
 mod error;

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod errors;
 pub(crate) mod identify;
 pub(crate) mod list;
+pub(crate) mod load;
 pub(crate) mod read;
 pub(crate) mod reset;
 pub(crate) mod smart;

@@ -1,0 +1,429 @@
+//! `onehop load`: the tensors of model files into GPU memory.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use onehop_load::engine::{Account, Options, Prepared, RingEngine};
+use onehop_load::stream::Stream;
+use onehop_load::{Dtype, Local, Manifest, Model, Plan, Selection, check, plan};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, Chosen, GpuArg};
+use crate::progress::Bar;
+use crate::report::{Report, Text};
+use crate::route::WhyNot;
+use crate::units;
+
+/// Load model files (safetensors, GGUF) into GPU memory
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  onehop load model.safetensors\n  onehop load llama-70b/ --rank 0/4 --cut \
+                        '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load model/ --plan --json\n\nA directory is \
+                        loaded by its *.index.json, or all of its *.safetensors, or its GGUF file."
+)]
+pub(crate) struct Args {
+    /// Files, indexes (*.index.json) or directories; together they are one model
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    gpu: GpuArg,
+    /// The way: auto, cpu/pinned (past the page cache) or cpu/cached (out of it)
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
+    route: Route,
+    /// Print what would be read and how much memory it takes, and move nothing
+    #[arg(long)]
+    plan: bool,
+    /// Read the files once more and compare every byte in GPU memory
+    #[arg(long)]
+    verify: bool,
+    /// Compare the tensors in GPU memory with this manifest
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+    /// Threads that read [default: as many as there are processors, 8 at most]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// No tensors of this name
+    #[arg(long, value_name = "PATTERN")]
+    except: Vec<String>,
+    /// Only tensors of this type (BF16, F32, Q4_K …)
+    #[arg(long, value_name = "TYPE", value_parser = parse_dtype)]
+    dtype: Vec<Dtype>,
+    /// This rank's part of the tensors that are cut: rank/ranks
+    #[arg(long, value_name = "R/N", value_parser = parse_rank)]
+    rank: Option<(u64, u64)>,
+    /// Tensors of this name are cut along this dimension: pattern=dimension
+    #[arg(long, value_name = "PATTERN=DIM", value_parser = parse_cut, requires = "rank")]
+    cut: Vec<(String, usize)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route {
+    Ring(onehop_load::engine::Route),
+    NotHere(&'static str),
+}
+
+fn parse_route(text: &str) -> std::result::Result<Route, String> {
+    use onehop_load::engine::Route as Ring;
+    Ok(match text {
+        "auto" => Route::Ring(Ring::Auto),
+        "cpu/cached" => Route::Ring(Ring::Cached),
+        "cpu/pinned" => Route::Ring(Ring::Pinned),
+        "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => Route::NotHere(
+            "files of a mounted file system are the kernel's to read; this route needs a drive that onehop drives itself",
+        ),
+        "cufile" => Route::NotHere("this build does not call libcufile yet"),
+        _ => return Err("routes are auto, cpu/pinned, cpu/cached, and those of drives".into()),
+    })
+}
+
+fn parse_dtype(text: &str) -> std::result::Result<Dtype, String> {
+    text.to_uppercase().parse().map_err(|e: onehop_load::UnknownDtype| e.to_string())
+}
+
+fn parse_rank(text: &str) -> std::result::Result<(u64, u64), String> {
+    let numbers = text.split_once('/').and_then(|(r, n)| Some((r.parse().ok()?, n.parse().ok()?)));
+    match numbers {
+        Some((rank, ranks)) if rank < ranks => Ok((rank, ranks)),
+        _ => Err("a rank is written as 0/4: the first of four".into()),
+    }
+}
+
+fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
+    let cut = text.rsplit_once('=').and_then(|(pattern, dim)| Some((pattern.to_owned(), dim.parse().ok()?)));
+    cut.ok_or_else(|| "a cut is written as PATTERN=DIMENSION: '*.q_proj.weight=0'".into())
+}
+
+/// The slowest thing on the way.
+#[derive(Serialize)]
+struct Limit {
+    what: &'static str,
+    /// 10^9 bytes in a second, where it is known.
+    gbps: Option<f64>,
+    /// How much of it was reached.
+    reached: Option<f64>,
+}
+
+/// How a load went.
+#[derive(Serialize)]
+struct Document {
+    files: usize,
+    format: &'static str,
+    tensors: usize,
+    bytes: u64,
+    read_bytes: u64,
+    gpu_bytes: u64,
+    seconds: f64,
+    gbps: f64,
+    /// From the command's start, GPU start-up included.
+    total_seconds: f64,
+    gpu_start_seconds: f64,
+    route: &'static str,
+    route_why: String,
+    initiator: &'static str,
+    simulated: Vec<&'static str>,
+    placement: serde_json::Value,
+    gpu: String,
+    gpu_why: String,
+    ways: Account,
+    limit: Limit,
+    why_not_better: Vec<WhyNot>,
+    crc32c: String,
+    verified: Option<bool>,
+    verified_by: Option<&'static str>,
+    commands: u64,
+    retries: u64,
+    errors: u64,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let start = Instant::now();
+    let ring = match args.route {
+        Route::Ring(route) => route,
+        Route::NotHere(why) => {
+            return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
+        }
+    };
+    let wanted = args.gpu.clone();
+    // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
+    let gpu = std::thread::spawn(move || (gpus::choose(&wanted), start.elapsed()));
+    let model = Model::open(&Local, &args.files)?;
+    let plan =
+        Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
+    let options = Options { route: ring, threads: args.threads.map(usize::from), slot: None };
+    let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
+    let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
+    let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let gpu = gpu?;
+    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+    let Some(prepared) = prepared else { return show_plan(&model, &plan, fit, &gpu) };
+    if let Some(fit) = fit.filter(|fit| !fit.fits) {
+        return Err(CliError::Failed(format!(
+            "the model needs {} of GPU memory, and {} are free: {} are missing. Load a part of it (--only, --dtype, \
+             --rank), or end other programs that use the GPU",
+            units::bytes(fit.peak_gpu_bytes),
+            units::bytes(fit.free_gpu_bytes),
+            units::bytes(fit.missing_bytes),
+        )));
+    }
+    context.stop.check()?;
+    let begin = Instant::now();
+    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
+    let bar = Bar::new("loading", plan.tensor_bytes);
+    let stream = Stream::new(plan, engine);
+    let (took, stream) = arrive(stream, &bar, begin, context)?;
+    drop(bar);
+    model.still_same()?;
+    let account = stream.engine().account();
+    let rate = stream.engine().copy_rate(&*gpu.gpu)?;
+    let (plan, arena) = stream.finish()?;
+    let go_on = || context.stop.check().is_ok();
+    let sums = check::check_sums(&plan, &arena, &go_on).map_err(|e| given_up(e, context))?;
+    let mut document = document(&model, &plan, &gpu, &account, took, rate, check::combined(&plan, &sums));
+    document.total_seconds = start.elapsed().as_secs_f64();
+    document.gpu_start_seconds = gpu_start.as_secs_f64();
+    let mut failure = None;
+    if args.verify {
+        let differs =
+            check::compare(&plan, &model.files, &arena, &go_on).map_err(|e| given_up(e, context))?;
+        document.verified = Some(differs.is_none());
+        document.verified_by = Some("every byte compared with the files, read once more");
+        failure = differs.map(|d| {
+            CliError::Mismatch(format!(
+                "GPU memory and file differ from byte {} of the arena on, in {}",
+                d.at, d.tensor
+            ))
+        });
+    }
+    if let Some(manifest) = manifest {
+        let wrong = against(&manifest, &model, &plan, &sums).err();
+        document.verified = Some(wrong.is_none() && failure.is_none());
+        document
+            .verified_by
+            .get_or_insert("the manifest's check sums, of the tensors as they lie in GPU memory");
+        failure = failure.or(wrong);
+    }
+    let text = tell(&document);
+    Ok(Report::new(document, text)?.failed(failure))
+}
+
+fn selection(args: &Args) -> Result<Selection> {
+    let mut selection = Selection::default();
+    for pattern in &args.only {
+        selection = selection.only(pattern);
+    }
+    for pattern in &args.except {
+        selection = selection.except(pattern);
+    }
+    for dtype in &args.dtype {
+        selection = selection.dtype(*dtype);
+    }
+    for (pattern, dim) in &args.cut {
+        selection = selection.cut(pattern, *dim);
+    }
+    match args.rank {
+        Some((rank, ranks)) => Ok(selection.rank(rank, ranks).map_err(onehop_load::Error::from)?),
+        None => Ok(selection),
+    }
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest> {
+    Ok(Manifest::read(&onehop_load::LocalFile::open(path)?)?)
+}
+
+/// Takes tensors as they arrive, until all are there.
+fn arrive(
+    mut stream: Stream<RingEngine>,
+    bar: &Bar,
+    begin: Instant,
+    context: &Context,
+) -> Result<(Duration, Stream<RingEngine>)> {
+    let mut shown = 0;
+    while stream.next()?.is_some() {
+        context.stop.check()?;
+        bar.add(stream.bytes() - shown);
+        shown = stream.bytes();
+    }
+    Ok((begin.elapsed(), stream))
+}
+
+fn given_up(error: onehop_load::Error, context: &Context) -> CliError {
+    match error {
+        onehop_load::Error::GivenUp => context.stop.check().err().unwrap_or_else(|| error.into()),
+        _ => error.into(),
+    }
+}
+
+/// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
+fn against(manifest: &Manifest, model: &Model, plan: &Plan, sums: &[u32]) -> Result<()> {
+    for (placed, sum) in plan.tensors.iter().zip(sums) {
+        let tensor = model.tensors.iter().find(|t| t.info.name == placed.name);
+        if let Some(tensor) = tensor.filter(|_| placed.whole) {
+            manifest.check(&tensor.info, *sum).map_err(|why| CliError::Mismatch(why.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+fn document(
+    model: &Model,
+    plan: &Plan,
+    gpu: &Chosen,
+    account: &Account,
+    took: Duration,
+    rate: Option<f64>,
+    crc: u32,
+) -> Document {
+    let seconds = took.as_secs_f64();
+    let gbps = plan.tensor_bytes as f64 / 1e9 / seconds.max(1e-9);
+    let cached = account.cached_bytes >= account.direct_bytes;
+    let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
+        (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
+        (true, 0, None) => ("cpu/cached", "the page cache had the bytes".into()),
+        (true, ..) => ("cpu/cached", "the page cache had most of the bytes; the others came past it".into()),
+        (false, ..) => ("cpu/pinned", "the disk had the bytes: read past the page cache".into()),
+    };
+    let limit_gbps = if cached { rate.map(|rate| rate / 1e9) } else { None };
+    Document {
+        files: plan.files.len(),
+        format: model.format,
+        tensors: plan.tensors.len(),
+        bytes: plan.tensor_bytes,
+        read_bytes: account.cached_bytes + account.direct_bytes,
+        gpu_bytes: plan.gpu_bytes,
+        seconds,
+        gbps,
+        total_seconds: 0.0,
+        gpu_start_seconds: 0.0,
+        route,
+        route_why,
+        initiator: "cpu",
+        simulated: if gpu.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
+        placement: json!({ "sq": "kernel", "cq": "kernel", "data": "host" }),
+        gpu: gpu.gpu.name().to_owned(),
+        gpu_why: gpu.why.clone(),
+        ways: account.clone(),
+        limit: Limit {
+            what: if cached { "the copy engine" } else { "the disk" },
+            gbps: limit_gbps,
+            reached: limit_gbps.map(|limit| gbps / limit),
+        },
+        why_not_better: vec![WhyNot {
+            route: "cpu/direct".into(),
+            reason: "the files are on a file system that Linux has mounted, so its driver has the drive"
+                .into(),
+            fix: "Give the drive to onehop, and name the file by -d DRIVE --path".into(),
+        }],
+        crc32c: format!("{crc:08x}"),
+        verified: None,
+        verified_by: None,
+        commands: 0,
+        retries: 0,
+        errors: 0,
+    }
+}
+
+fn show_plan(model: &Model, plan: &Plan, fit: Option<plan::Fit>, gpu: &Chosen) -> Result<Report> {
+    let mut text = Text::default();
+    text.row(
+        "model",
+        format!(
+            "{} in {}, {}",
+            units::count(plan.tensors.len() as u64, "tensor"),
+            units::count(plan.files.len() as u64, "file"),
+            model.format
+        ),
+    );
+    text.row(
+        "reads",
+        format!("{} in {}", units::bytes(plan.read_bytes), units::count(plan.ranges.len() as u64, "range")),
+    );
+    text.row(
+        "arena",
+        format!("{} for {} of tensors", units::bytes(plan.gpu_bytes), units::bytes(plan.tensor_bytes)),
+    );
+    text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
+    text.row(
+        "fits",
+        match &fit {
+            Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
+            Some(fit) => format!(
+                "NO: {} are free, {} are missing",
+                units::bytes(fit.free_gpu_bytes),
+                units::bytes(fit.missing_bytes)
+            ),
+            None => "the emulated GPU takes what host memory there is".into(),
+        },
+    );
+    let document = json!({
+        "files": plan.files.len(), "format": model.format, "tensors": plan.tensors.len(), "bytes": plan.tensor_bytes,
+        "gpu_bytes": plan.gpu_bytes, "read_bytes": plan.read_bytes, "ranges": plan.ranges, "arena": plan.tensors,
+        "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
+        "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes), "gpu": gpu.gpu.name(),
+        "simulated": if gpu.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
+        "route": "cpu/cached or cpu/pinned, by what the page cache has",
+    });
+    Report::new(document, text)
+}
+
+fn tell(d: &Document) -> Text {
+    let mut text = Text::default();
+    let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
+    text.row("model", format!("{} in {}, {}", parts[0], parts[1], d.format));
+    text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
+    text.row("route", format!("{}: {}", d.route, d.route_why));
+    let ways = &d.ways;
+    text.row(
+        "",
+        format!(
+            "{} out of the page cache, {} past it, by {} through {} of pinned memory",
+            units::bytes(ways.cached_bytes),
+            units::bytes(ways.direct_bytes),
+            units::count(ways.threads as u64, "thread"),
+            units::bytes(ways.ring_bytes),
+        ),
+    );
+    for no in &d.why_not_better {
+        text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
+    }
+    let simulated = if d.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" };
+    text.row(
+        "moved",
+        format!(
+            "{} in {}: {:.2} GB/s{simulated}",
+            units::bytes(d.bytes),
+            units::time(Duration::from_secs_f64(d.seconds)),
+            d.gbps,
+        ),
+    );
+    text.row(
+        "limit",
+        match (d.limit.gbps, d.limit.reached) {
+            (Some(gbps), Some(reached)) => {
+                format!("{}: {gbps:.1} GB/s, of which {:.0} % were reached", d.limit.what, reached * 100.0)
+            }
+            _ => format!("{} (not measured)", d.limit.what),
+        },
+    );
+    text.row(
+        "memory",
+        format!("{} of GPU memory for {} of tensors", units::bytes(d.gpu_bytes), units::bytes(d.bytes)),
+    );
+    text.row("crc32c", format!("{} of the tensors as they lie in GPU memory", d.crc32c));
+    let by = d.verified_by.unwrap_or_default();
+    text.row(
+        "verified",
+        match d.verified {
+            Some(true) => format!("yes: {by}"),
+            Some(false) => format!("NO: {by}"),
+            None => "not asked for (--verify, --manifest)".into(),
+        },
+    );
+    text
+}

@@ -1,0 +1,140 @@
+//! Looking at what arrived: the bytes in GPU memory against the files once more, and their check sums.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use onehop_gpu::Region;
+
+use crate::error::{Error, Result};
+use crate::plan::{Chunk, Plan};
+use crate::source::Source;
+
+/// Bytes that are looked at together.
+const PIECE: u64 = 4 << 20;
+/// Threads at most.
+const MOST_THREADS: usize = 8;
+
+/// The first difference that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Where in the arena.
+    pub at: u64,
+    /// The tensor that lies there.
+    pub tensor: String,
+}
+
+/// Reads the files once more and compares every byte of the tensors in the arena; gives the first that differs.
+/// `go_on` is asked now and then.
+///
+/// # Errors
+/// When a file or the GPU's memory cannot be read.
+pub fn compare(
+    plan: &Plan,
+    files: &[Box<dyn Source>],
+    arena: &Region,
+    go_on: &(dyn Fn() -> bool + Sync),
+) -> Result<Option<Difference>> {
+    let chunks: Vec<Chunk> = plan.chunks(PIECE)?.collect();
+    let first = Mutex::new(None::<u64>);
+    spread(chunks.len(), go_on, &|i| {
+        let chunk = &chunks[i];
+        let Some(file) = files.get(chunk.file) else { return Ok(()) };
+        let mut slot = vec![0; chunk.bytes() as usize];
+        for read in &chunk.reads {
+            let from = read.slot as usize;
+            file.read_at(read.offset, &mut slot[from..from + read.valid as usize])?;
+        }
+        for copy in &chunk.copies {
+            let mut there = vec![0; copy.bytes() as usize];
+            arena.read(copy.to as usize, &mut there)?;
+            for row in 0..copy.rows {
+                let (from, to) = ((copy.slot + row * copy.step) as usize, (row * copy.row) as usize);
+                let (want, got) = (&slot[from..from + copy.row as usize], &there[to..to + copy.row as usize]);
+                if let Some(differs) = want.iter().zip(got).position(|(a, b)| a != b) {
+                    let at = copy.to + (to + differs) as u64;
+                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                    *first = Some(first.map_or(at, |other| other.min(at)));
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    })?;
+    let first = first.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(first.map(|at| {
+        let tensor = plan.tensors.iter().find(|t| t.at <= at && at < t.at + t.bytes);
+        Difference { at, tensor: tensor.map(|t| t.name.clone()).unwrap_or_default() }
+    }))
+}
+
+/// The CRC32C of each tensor as it lies in GPU memory, in the plan's order.
+///
+/// # Errors
+/// When the GPU's memory cannot be read.
+pub fn check_sums(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<u32>> {
+    // Pieces of tensors, so that one large tensor is not one thread's alone.
+    let pieces: Vec<(u64, u64)> = plan
+        .tensors
+        .iter()
+        .flat_map(|t| {
+            (0..t.bytes.div_ceil(PIECE)).map(|i| (t.at + i * PIECE, PIECE.min(t.bytes - i * PIECE)))
+        })
+        .collect();
+    let sums = Mutex::new(vec![0; pieces.len()]);
+    spread(pieces.len(), go_on, &|i| {
+        let (at, bytes) = pieces[i];
+        let mut data = vec![0; bytes as usize];
+        arena.read(at as usize, &mut data)?;
+        let sum = crc32c::crc32c(&data);
+        sums.lock().unwrap_or_else(PoisonError::into_inner)[i] = sum;
+        Ok(())
+    })?;
+    let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().zip(pieces);
+    Ok(plan
+        .tensors
+        .iter()
+        .map(|tensor| {
+            sums.by_ref()
+                .take(tensor.bytes.div_ceil(PIECE) as usize)
+                .fold(0, |all, (sum, (_, bytes))| crc32c::crc32c_combine(all, sum, bytes as usize))
+        })
+        .collect())
+}
+
+/// The CRC32C of all tensors, one after the other in the plan's order, out of those of each.
+#[must_use]
+pub fn combined(plan: &Plan, sums: &[u32]) -> u32 {
+    let each = plan.tensors.iter().zip(sums);
+    each.fold(0, |all, (tensor, sum)| crc32c::crc32c_combine(all, *sum, tensor.bytes as usize))
+}
+
+/// Does something for each number below `count`, on several threads.
+fn spread(
+    count: usize,
+    go_on: &(dyn Fn() -> bool + Sync),
+    work: &(dyn Fn(usize) -> Result<()> + Sync),
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(count);
+    let one = || -> Result<()> {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return Ok(());
+            }
+            let result = if go_on() { work(i) } else { Err(Error::GivenUp) };
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+                return result;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        // A panic in one of them is a defect, and goes on here.
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
