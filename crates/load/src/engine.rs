@@ -26,12 +26,13 @@ use crate::source::Source;
 use crate::stream::Engine;
 use choice::{Choice, Way};
 
-/// Bytes of a slot at most: larger ones fall out of the processor's cache.
-const SLOT: usize = 8 << 20;
+/// Bytes of a slot at most: copies of fewer bytes lose time between them, and more fall out of the caches of the processor
+/// that fills them.
+const SLOT: usize = 4 << 20;
 /// Bytes of a slot at least: a copy of less costs more to begin than to make.
 const LEAST_SLOT: usize = 1 << 20;
-/// Threads that read out of the page cache at most: more than that many only get in each other's way.
-const MOST_THREADS: usize = 8;
+/// Threads that read out of the page cache at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
+const MOST_THREADS: usize = 16;
 /// Slots of a thread: one is filled while the other is copied.
 const SLOTS: usize = 2;
 /// Slots of the thread that reads past the page cache.
@@ -54,9 +55,9 @@ pub enum Route {
 pub struct Options {
     /// How bytes may go.
     pub route: Route,
-    /// Threads that read; without it as many as there are processors, and eight at most.
+    /// Threads that read; without it as many as there are processors, and sixteen at most.
     pub threads: Option<usize>,
-    /// Bytes of a slot; without it what suits the load, and 8 MiB at most.
+    /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
     pub slot: Option<usize>,
 }
 

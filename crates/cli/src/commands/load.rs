@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Compare the tensors in GPU memory with this manifest
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// Threads that read [default: as many as there are processors, 8 at most]
+    /// Threads that read [default: as many as there are processors, 16 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
