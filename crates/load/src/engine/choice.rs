@@ -37,7 +37,8 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
     let mut sources = Vec::with_capacity(files.len());
     for source in files {
         let file = source.local().ok_or_else(|| Error::NoFile { file: source.name().into() })?;
-        let file = file.file().try_clone().map_err(|e| Error::Open { file: source.name().into(), source: e })?;
+        let file =
+            file.file().try_clone().map_err(|e| Error::Open { file: source.name().into(), source: e })?;
         let direct = match route {
             Route::Cached => None,
             Route::Auto | Route::Pinned => match past_the_cache(&file, plan.options.block) {
