@@ -78,7 +78,7 @@ fn shared(input: &Input, bytes: [u32; 3]) {
     if input.group {
         let count = count(input);
         return run(input, &bed, &rings, &extra, 0..count, |job| {
-            Exit::from_words(run_group(&bed, &queue, job, 0, count, 1)).expect("the words of an exit")
+            Exit::from_words(run_group(&bed, &queue, job, (0, count), (1, 3))).expect("the words of an exit")
         });
     }
     let stride = u32::from(input.stride).max(1);

@@ -39,6 +39,9 @@ pub(crate) enum CliError {
     /// A model's files are refused, or cannot be loaded as asked.
     #[error(transparent)]
     Load(#[from] onehop_load::Error),
+    /// A file system on a drive is refused, or does not hold what was asked for.
+    #[error(transparent)]
+    Files(#[from] onehop_files::Error),
     /// A file could not be used.
     #[error("{call} {path}: {source}")]
     File { call: &'static str, path: String, source: std::io::Error },
@@ -105,6 +108,7 @@ impl CliError {
                 | Sim::BadFault { .. }
                 | Sim::Contradiction(_),
             )
+            | Self::Files(onehop_files::Error::WhichPartition(_))
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod drives;
 mod error;
+mod fat;
 mod gpus;
 mod model;
 mod progress;
@@ -14,6 +15,7 @@ mod stop;
 mod sysfs;
 mod transfer;
 mod units;
+mod volume;
 
 use std::process::ExitCode;
 

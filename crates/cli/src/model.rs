@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use onehop_drive::GpuJob;
+use onehop_files::Extent;
 use onehop_load::formats::{Metadata, safetensors as format};
 use onehop_load::model::Tensor;
 use onehop_load::plan::Options;
@@ -11,6 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
 
 use crate::error::{CliError, Result};
+use crate::volume::Span;
 
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
@@ -131,20 +133,24 @@ pub(crate) fn plan(model: &Model, block: u64) -> Result<Plan> {
     Plan::new(model, &Selection::default(), options).map_err(|e| CliError::Load(e.into()))
 }
 
-/// The commands of a plan for a file whose first block is `first`: whole blocks, each straight to where it belongs.
-pub(crate) fn jobs(plan: &Plan, first: u64) -> Result<Vec<GpuJob>> {
+/// The commands of a plan for a file with these extents: whole blocks, each straight to where it belongs.
+pub(crate) fn jobs(plan: &Plan, extents: &[Extent], size: u64) -> Result<Vec<GpuJob>> {
     let block = plan.options.block;
-    let chunks = plan.chunks(u64::MAX).map_err(|e| CliError::Load(e.into()))?;
-    let job = |chunk: onehop_load::plan::Chunk| match (chunk.direct, chunk.reads.as_slice()) {
-        (Some(offset), [read]) => {
-            Ok(GpuJob { lba: first + read.offset / block, blocks: read.bytes / block, offset })
+    let mut jobs = Vec::new();
+    for chunk in plan.chunks(u64::MAX).map_err(|e| CliError::Load(e.into()))? {
+        let (Some(at), [read]) = (chunk.direct, chunk.reads.as_slice()) else {
+            return Err(CliError::Failed(
+                "the model's tensors do not start at multiples of 4 bytes: no drive puts them where they belong"
+                    .into(),
+            ));
+        };
+        let span = Span::new(extents, size, read.offset, Some(read.valid), block)?;
+        if span.zeros > 0 || !span.inline.is_empty() {
+            return Err(CliError::Failed("the model's file has holes".into()));
         }
-        _ => Err(CliError::Failed(
-            "the model's tensors do not start at multiples of 4 bytes: no drive puts them where they belong"
-                .into(),
-        )),
-    };
-    chunks.map(job).collect()
+        jobs.extend(span.jobs.iter().map(|job| GpuJob { offset: at + job.offset, ..*job }));
+    }
+    Ok(jobs)
 }
 
 /// Bytes that nobody would write by accident (xorshift64*).
@@ -173,6 +179,8 @@ impl Noise {
 
 #[cfg(test)]
 mod tests {
+    use onehop_files::Place;
+
     use super::*;
 
     #[test]
@@ -185,8 +193,17 @@ mod tests {
             let plan = plan(&described.model, block).unwrap();
             assert_eq!(plan.tensors.len(), LARGE.len() + SMALL.len());
             let mut arena = vec![0; plan.gpu_bytes as usize];
-            for job in jobs(&plan, 7).unwrap() {
-                let from = ((job.lba - 7) * block) as usize;
+            // In two pieces: the second half comes first on the drive.
+            let half = length / 2 / block * block;
+            let piece = |offset, len, at| Extent { offset, len, place: Place::Drive(at) };
+            let extents = [piece(0, half, length.next_multiple_of(block)), piece(half, length - half, 0)];
+            for job in jobs(&plan, &extents, length).unwrap() {
+                let place = job.lba * block;
+                let from = if place < length.next_multiple_of(block) {
+                    place + half
+                } else {
+                    place - length.next_multiple_of(block)
+                } as usize;
                 let mut part = file[from..file.len().min(from + (job.blocks * block) as usize)].to_vec();
                 part.resize((job.blocks * block) as usize, 0);
                 arena[job.offset as usize..][..part.len()].copy_from_slice(&part);
@@ -218,6 +235,7 @@ mod tests {
         assert_ne!(header.len() % 4, 0);
         let length = header.len() as u64 + 1;
         let plan = plan(&parse(header, length).unwrap().model, 512).unwrap();
-        assert!(jobs(&plan, 0).is_err());
+        let extents = [Extent { offset: 0, len: length, place: Place::Drive(0) }];
+        assert!(jobs(&plan, &extents, length).is_err());
     }
 }

@@ -18,6 +18,11 @@ impl Text {
         self.0.push_str(&format!("{label:<11} {what}\n"));
     }
 
+    /// All lines of another.
+    pub(crate) fn append(&mut self, other: &Self) {
+        self.0.push_str(&other.0);
+    }
+
     /// A line as it is.
     pub(crate) fn line(&mut self, what: impl Display) {
         self.0.push_str(&format!("{what}\n"));

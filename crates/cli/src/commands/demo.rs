@@ -1,9 +1,10 @@
-//! `onehop demo`: the whole way with nothing but this machine. A simulated drive holds a model; GPU threads read its
-//! header, then its tensors, into GPU memory; every byte is checked.
+//! `onehop demo`: the whole way with nothing but this machine. A simulated drive holds a file system with a model; GPU
+//! threads read the model's header, then its tensors, into GPU memory; every byte is checked.
 
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op, Options};
+use onehop_files::Extent;
 use onehop_gpu::Region;
 use onehop_load::Dtype;
 use onehop_load::plan::Placed;
@@ -17,9 +18,9 @@ use crate::model;
 use crate::report::{Report, Text};
 use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, Tally};
 use crate::units;
+use crate::volume::Span;
+use crate::{fat, volume};
 
-/// Where the model starts on the drive.
-const FIRST_BLOCK: u64 = 256;
 const BLOCK: u64 = 4096;
 /// How long a command may take: short, so that the demo is over soon even where one is lost.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -70,6 +71,10 @@ struct Document<'a> {
     #[serde(flatten)]
     outcome: &'a Outcome,
     seed: u64,
+    path: &'static str,
+    file_system: &'static str,
+    /// Stretches of the drive that the file lies in.
+    extents: usize,
     header: Header,
     ranges: Vec<(u64, u64)>,
     tensors: &'a [Loaded],
@@ -82,7 +87,6 @@ struct Document<'a> {
 
 #[derive(Clone, Copy, Serialize)]
 struct Header {
-    first_block: u64,
     block_bytes: u64,
     bytes: u64,
     commands: u64,
@@ -96,6 +100,8 @@ struct Load {
     jobs: Vec<GpuJob>,
     tensors: Vec<Loaded>,
     header: Header,
+    file_system: &'static str,
+    extents: usize,
     tally: Tally,
 }
 
@@ -111,7 +117,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let sim = make_drive(args, &file)?;
     let options = Options { abort_wait: Duration::from_millis(200), ..route.options(false) };
     let drive = Drive::open(sim.port(), options)?;
-    let load = load(&drive, &gpu, &route, file.len() as u64, context)?;
+    let load = load(&drive, &gpu, &route, context)?;
     let mut outcome = Outcome::new(&drive, &gpu, &load.engine, &load.tally, crc32c(&load.tensors));
     let same = check_bytes(&load, &file)?;
     let verified = same && load.tensors.iter().all(|tensor| tensor.verified);
@@ -122,6 +128,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let document = Document {
         outcome: &outcome,
         seed: args.seed,
+        path: fat::PATH,
+        file_system: load.file_system,
+        extents: load.extents,
         header: load.header,
         ranges: load.jobs.iter().map(|job| (job.lba, job.blocks)).collect(),
         tensors: &load.tensors,
@@ -134,12 +143,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     Ok(Report::new(&document, tell(&document, &drive))?.failed(failure))
 }
 
-/// A simulated drive in memory, with the model on its blocks.
+/// A simulated drive in memory that holds a file system with the model.
 fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
-    let bytes = (FIRST_BLOCK * BLOCK + file.len() as u64).next_multiple_of(16 << 20);
+    let image = fat::make(file);
     let faults = args.fault.iter().map(|text| Fault::parse(text)).collect::<onehop_sim::Result<Vec<_>>>()?;
     let sim = Sim::new(Config {
-        media: Media::Memory(bytes),
+        media: Media::Memory(image.bytes.next_multiple_of(16 << 20)),
         lba: BLOCK as u32,
         cmb: 1 << 20,
         serial: "ONEHOP-DEMO".into(),
@@ -147,34 +156,26 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
         ..Config::default()
     })?;
     // Around the controller: this is how the model got there before the story starts.
-    sim.write_media(1, FIRST_BLOCK * BLOCK, file)?;
+    image.pieces.iter().try_for_each(|(at, data)| sim.write_media(1, *at, data))?;
     Ok(sim)
 }
 
-/// Header first, then all tensors into one arena. `length` is what a file system would tell of the file.
-fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, length: u64, context: &Context) -> Result<Load> {
+/// The file by its path, the header, then all tensors into one arena.
+fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, context: &Context) -> Result<Load> {
     let ns = drive.namespace(1)?;
+    let volume = volume::open(drive, ns, None)?;
+    let file = volume.lookup(fat::PATH)?;
+    let (extents, length) = (volume.extents(&file)?, file.id.len);
     let plan = Plan { drive, ns, gpu, args };
     let (engine, first) = Engine::open(&plan, BLOCK)?;
-    let job = GpuJob { lba: FIRST_BLOCK, blocks: 1, offset: 0 };
-    let mut tally = engine.transfer(Op::Read, ns, &[job], &first, &context.stop)?;
-    let header_bytes = model::header_bytes(&copy_out(&first.region, 8)?, length)?;
-    let header = if header_bytes <= BLOCK {
-        copy_out(&first.region, header_bytes)?
-    } else {
-        let (header, took) = read_header(&engine, ns, header_bytes, context)?;
-        tally.add(&took);
-        header
-    };
-    let about = Header {
-        first_block: FIRST_BLOCK,
-        block_bytes: BLOCK,
-        bytes: header_bytes,
-        commands: tally.commands,
-    };
+    let (first, mut tally) = read_start(&engine, ns, (extents, length), 8, Some(first), context)?;
+    let header_bytes = model::header_bytes(&first, length)?;
+    let (header, took) = read_start(&engine, ns, (extents, length), header_bytes, None, context)?;
+    tally.add(&took);
+    let about = Header { block_bytes: BLOCK, bytes: header_bytes, commands: tally.commands };
     let described = model::parse(header, length)?;
     let plan = model::plan(&described.model, BLOCK)?;
-    let jobs = model::jobs(&plan, FIRST_BLOCK)?;
+    let jobs = model::jobs(&plan, extents, length)?;
     let arena = engine.memory(plan.gpu_bytes)?;
     tally.add(&engine.transfer(Op::Read, ns, &jobs, &arena, &context.stop)?);
     let tensors = plan
@@ -184,7 +185,23 @@ fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, length: u64, context: &Co
             check_tensor(&arena.region, described.hashes.get(&tensor.name).cloned(), tensor.clone())
         })
         .collect::<Result<Vec<_>>>()?;
-    Ok(Load { engine, arena: arena.region, plan, jobs, tensors, header: about, tally })
+    let (file_system, extents) = (volume.fs_name(), extents.len());
+    Ok(Load { engine, arena: arena.region, plan, jobs, tensors, header: about, file_system, extents, tally })
+}
+
+/// The first bytes of a file, by way of GPU memory.
+fn read_start(
+    engine: &Engine,
+    ns: &Namespace,
+    (extents, length): (&[Extent], u64),
+    bytes: u64,
+    memory: Option<transfer::Memory>,
+    context: &Context,
+) -> Result<(Vec<u8>, Tally)> {
+    let span = Span::new(extents, length, 0, Some(bytes), BLOCK)?;
+    let memory = memory.map_or_else(|| engine.memory(span.memory), Ok)?;
+    let tally = engine.transfer(Op::Read, ns, &span.jobs, &memory, &context.stop)?;
+    Ok((copy_out(&memory.region, bytes)?, tally))
 }
 
 /// The first bytes of GPU memory, for the CPU.
@@ -192,15 +209,6 @@ fn copy_out(region: &Region, bytes: u64) -> Result<Vec<u8>> {
     let mut out = vec![0; bytes as usize];
     region.read(0, &mut out)?;
     Ok(out)
-}
-
-/// All blocks of a header that is longer than a block, by way of GPU memory.
-fn read_header(engine: &Engine, ns: &Namespace, bytes: u64, context: &Context) -> Result<(Vec<u8>, Tally)> {
-    let blocks = bytes.div_ceil(BLOCK);
-    let memory = engine.memory(blocks * BLOCK)?;
-    let job = GpuJob { lba: FIRST_BLOCK, blocks, offset: 0 };
-    let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
-    Ok((copy_out(&memory.region, bytes)?, tally))
 }
 
 fn check_tensor(arena: &Region, expected: Option<String>, tensor: Placed) -> Result<Loaded> {
@@ -249,22 +257,20 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
     text.row(
         "model",
         format!(
-            "{} tensors drawn from seed {}, on blocks of {} bytes of '{}' (serial {})",
+            "{} tensors drawn from seed {}: {} on {}, in {} of '{}' (serial {}, blocks of {} bytes)",
             tensors.len(),
             document.seed,
-            header.block_bytes,
+            document.path,
+            document.file_system,
+            units::count(document.extents as u64, "stretch").replace("stretchs", "stretches"),
             drive.identity().model(),
             drive.identity().serial(),
+            header.block_bytes,
         ),
     );
     text.row(
         "header",
-        format!(
-            "{} bytes from block {} on, read by {}",
-            header.bytes,
-            header.first_block,
-            units::count(header.commands, "command")
-        ),
+        format!("{} bytes, read by {}", header.bytes, units::count(header.commands, "command")),
     );
     for tensor in *tensors {
         text.row(

@@ -1,31 +1,47 @@
-//! `onehop read`: blocks of a drive into GPU memory.
+//! `onehop read`: blocks of a drive, or a file on it, into GPU memory.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op};
+use onehop_files::FileKind;
+use serde::Serialize;
 
 use crate::commands::Context;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
-use crate::gpus::{self, GpuArg};
+use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
 use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
 use crate::units;
+use crate::volume::{self, Span};
 
-/// Read blocks of a drive into GPU memory
+/// Read blocks of a drive, or a file on it, into GPU memory
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
-                        onehop read -d 'sim:disk.img?lba=4096' --lba 16 --blocks 256 --route gpu/posted --out part.bin")]
+                        onehop read -d 'sim:disk.img?lba=4096' --lba 16 --blocks 256 --route gpu/posted --out part.bin\n  \
+                        onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify")]
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
     /// The first block
-    #[arg(long, value_name = "N", value_parser = units::parse_number)]
-    lba: u64,
+    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present = "path")]
+    lba: Option<u64>,
     /// How many blocks
-    #[arg(long, value_name = "M", value_parser = units::parse_number)]
-    blocks: u64,
+    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present = "path")]
+    blocks: Option<u64>,
+    /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
+    #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]
+    path: Option<String>,
+    /// The partition that holds the file [default: the only one with a file system that is known]
+    #[arg(long, value_name = "N", requires = "path")]
+    partition: Option<u32>,
+    /// From which byte of the file on
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "path", default_value = "0")]
+    offset: u64,
+    /// How many bytes of the file [default: all]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "path")]
+    len: Option<u64>,
     /// The namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
     nsid: u32,
@@ -52,13 +68,28 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let drive = Drive::open(found.port, args.route.options(false))?;
     let ns = drive.namespace(args.nsid)?;
-    let job = GpuJob { lba: args.lba, blocks: args.blocks, offset: 0 };
-    let bytes = bytes_of(ns, args.lba, args.blocks)?;
-    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    match (&args.path, args.lba, args.blocks) {
+        (Some(path), ..) => read_file(args, path, (&drive, ns, &gpu), context),
+        (None, Some(lba), Some(blocks)) => read_blocks(args, (lba, blocks), (&drive, ns, &gpu), context),
+        _ => Err(CliError::Usage("either --lba and --blocks, or --path".into())),
+    }
+}
+
+type With<'a> = (&'a Drive, &'a Namespace, &'a Chosen);
+
+fn read_blocks(
+    args: &Args,
+    (lba, blocks): (u64, u64),
+    (drive, ns, gpu): With<'_>,
+    context: &Context,
+) -> Result<Report> {
+    let job = GpuJob { lba, blocks, offset: 0 };
+    let bytes = bytes_of(ns, lba, blocks)?;
+    let plan = Plan { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = Outcome::new(&drive, &gpu, &engine, &tally, crc);
+    let mut outcome = Outcome::new(drive, gpu, &engine, &tally, crc);
     // Its queues may be all that the drive grants.
     drop(engine);
     if let Some(out) = &args.out {
@@ -66,16 +97,101 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let mut failure = None;
     if args.verify {
-        let differs = transfer::verify(&drive, ns, &job, &memory.region, &context.stop)?;
+        let differs = transfer::verify(drive, ns, &job, &memory.region, &context.stop)?;
         outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
-        failure = differs.map(|at| mismatch(at, block_bytes(ns), args.lba));
+        failure = differs.map(|at| mismatch(at, block_bytes(ns), lba));
     }
+    let text = rows(&outcome, args);
+    Ok(Report::new(outcome, text)?.failed(failure))
+}
+
+/// A file's account: that of every transfer, and where the file was.
+#[derive(Serialize)]
+struct FileDocument {
+    #[serde(flatten)]
+    outcome: Outcome,
+    path: String,
+    file_system: &'static str,
+    file_bytes: u64,
+    offset: u64,
+    /// Stretches of the drive that were read.
+    ranges: usize,
+    /// Bytes that were read from the drive, whole blocks.
+    read_bytes: u64,
+    /// Bytes of holes, which no drive is asked for.
+    hole_bytes: u64,
+    /// Bytes that the file system keeps among its own: the CPU has them from there.
+    inline_bytes: u64,
+}
+
+fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Context) -> Result<Report> {
+    let volume = volume::open(drive, ns, args.partition)?;
+    let file = volume.lookup(path)?;
+    if file.kind != FileKind::File {
+        return Err(CliError::Failed(format!("{path} is a {}, not a file", file.kind.name())));
+    }
+    let extents = volume.extents(&file)?;
+    let span = Span::new(extents, file.id.len, args.offset, args.len, block_bytes(ns))?;
+    let plan = Plan { drive, ns, gpu, args: &args.route };
+    let (engine, memory) = Engine::open(&plan, span.memory)?;
+    let mut tally = engine.transfer(Op::Read, ns, &span.jobs, &memory, &context.stop)?;
+    span.fill(&memory.region)?;
+    let read_bytes = std::mem::replace(&mut tally.bytes, span.bytes);
+    let part = memory.region.slice(span.skip as usize..(span.skip + span.bytes) as usize)?;
+    let crc = transfer::crc32c(&part, 0, span.bytes as usize)?;
+    let outcome = Outcome::new(drive, gpu, &engine, &tally, crc);
+    drop(engine);
+    if let Some(out) = &args.out {
+        transfer::save(&part, span.bytes as usize, out, &context.stop)?;
+    }
+    let mut document = FileDocument {
+        outcome,
+        path: path.to_owned(),
+        file_system: volume.fs_name(),
+        file_bytes: file.id.len,
+        offset: args.offset,
+        ranges: span.jobs.len(),
+        read_bytes,
+        hole_bytes: span.zeros,
+        inline_bytes: span.inline.iter().map(|(_, data)| data.len() as u64).sum(),
+    };
+    let mut failure = None;
+    if args.verify {
+        let check = || context.stop.check();
+        let differs = volume::verify(&volume, &file, args.offset, &span, &memory.region, check)?;
+        document.outcome.judge(differs.is_none(), "compared with what the CPU read of the file");
+        failure = differs.map(|at| {
+            CliError::Mismatch(format!(
+                "GPU memory and file differ from byte {} of the file on",
+                args.offset + at
+            ))
+        });
+    }
+    let mut text = Text::default();
+    text.row(
+        "file",
+        format!(
+            "{path} on {}: {} in {} of the drive, read as whole blocks ({read_bytes} bytes)",
+            document.file_system,
+            units::bytes(span.bytes),
+            units::count(document.ranges as u64, "stretch").replace("stretchs", "stretches"),
+        ),
+    );
+    for note in volume.notes() {
+        text.row("", note);
+    }
+    let rest = rows(&document.outcome, args);
+    text.append(&rest);
+    Ok(Report::new(document, text)?.failed(failure))
+}
+
+fn rows(outcome: &Outcome, args: &Args) -> Text {
     let mut text = Text::default();
     outcome.rows(&mut text);
     if let Some(out) = &args.out {
-        text.row("file", format!("{} holds the bytes from GPU memory", out.display()));
+        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }
-    Ok(Report::new(outcome, text)?.failed(failure))
+    text
 }
 
 /// Bytes of so many blocks, which have to be there.

@@ -6,7 +6,7 @@ mod engine;
 mod outcome;
 
 pub(crate) use copy::{crc32c, load, save, verify};
-pub(crate) use engine::{Engine, Plan, block_bytes};
+pub(crate) use engine::{Engine, Memory, Plan, block_bytes};
 pub(crate) use outcome::{Outcome, Tally};
 
 use std::time::Duration;

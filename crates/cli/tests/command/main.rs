@@ -4,6 +4,7 @@
 mod arguments;
 mod demo;
 mod drive;
+mod load;
 mod refusals;
 mod run;
 mod signals;

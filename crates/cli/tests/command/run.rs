@@ -66,6 +66,10 @@ impl Dir {
         Self(at)
     }
 
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     pub fn file(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
