@@ -8,13 +8,15 @@
 
 mod choice;
 mod direct;
+mod mapped;
 mod threads;
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
@@ -35,6 +37,8 @@ const LEAST_SLOT: usize = 1 << 20;
 const MOST_THREADS: usize = 16;
 /// Slots of a thread: one is filled while the other is copied.
 const SLOTS: usize = 2;
+/// Up to so many processors, one of them is better spent on registering pages than on copying out of them.
+const FEW: usize = 8;
 /// Slots of the thread that reads past the page cache.
 const DIRECT_SLOTS: usize = 8;
 
@@ -57,6 +61,8 @@ pub struct Options {
     pub route: Route,
     /// Threads that read; without it as many as there are processors, and sixteen at most.
     pub threads: Option<usize>,
+    /// Whether a thread has the GPU take bytes straight out of the page cache; without it where there are few processors.
+    pub maps: Option<bool>,
     /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
     pub slot: Option<usize>,
 }
@@ -84,6 +90,7 @@ pub struct Prepared {
     slot: usize,
     threads: usize,
     direct: bool,
+    maps: Option<bool>,
     why_cached: Option<String>,
 }
 
@@ -93,8 +100,7 @@ impl Prepared {
     /// # Errors
     /// When a route that was asked for cannot be had, or there is no memory.
     pub fn new(plan: &Plan, files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.unwrap_or(cores.min(MOST_THREADS)).clamp(1, 256);
+        let threads = options.threads.unwrap_or(processors().min(MOST_THREADS)).clamp(1, 256);
         let slot = options.slot.unwrap_or_else(|| fitting(plan.read_bytes, threads));
         let block = plan.options.block.max(4096) as usize;
         let slot = slot.next_multiple_of(block);
@@ -104,8 +110,12 @@ impl Prepared {
         let direct = chunks.len() > cached;
         let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
         let ring = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
-        Ok(Self { chunks, sources, ring, slot, threads, direct, why_cached })
+        Ok(Self { chunks, sources, ring, slot, threads, direct, maps: options.maps, why_cached })
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A slot for each thread to fill and one to copy, a few times over.
@@ -117,8 +127,10 @@ fn fitting(bytes: u64, threads: usize) -> usize {
 /// What all threads of a load have in common.
 struct Shared {
     sources: Vec<choice::Opened>,
-    cached: Mutex<std::vec::IntoIter<Chunk>>,
+    cached: Mutex<VecDeque<Chunk>>,
     stop: AtomicBool,
+    /// Chunks may be given back yet.
+    may_return: AtomicBool,
     cached_bytes: AtomicU64,
     direct_bytes: AtomicU64,
 }
@@ -126,10 +138,46 @@ struct Shared {
 impl Shared {
     /// The next chunk that the page cache has; none when the load is over or given up.
     fn next(&self) -> Option<Chunk> {
-        if self.is_stopped() {
-            return None;
+        while !self.is_stopped() {
+            let last = !self.may_return.load(Ordering::Acquire);
+            let next = self.cached().pop_front();
+            if next.is_some() || last {
+                return next;
+            }
+            std::thread::sleep(Duration::from_micros(100));
         }
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner).next()
+        None
+    }
+
+    /// Neighbouring chunks of one file with one read each; none when there are none, or the load is given up.
+    fn stretch(&self, most: u64) -> Vec<Chunk> {
+        let (mut chunks, mut bytes) = (Vec::<Chunk>::new(), 0);
+        let mut left = self.cached();
+        while !self.is_stopped() && bytes < most {
+            let last = chunks.last();
+            let fits = |chunk: &Chunk| {
+                matches!(chunk.reads.as_slice(), [read]
+                    if last.is_none_or(|l| l.file == chunk.file && l.reads.iter().all(|r| r.offset + r.bytes >= read.offset)))
+            };
+            if !left.front().is_some_and(fits) {
+                break;
+            }
+            let Some(chunk) = left.pop_front() else { break };
+            bytes += chunk.bytes();
+            chunks.push(chunk);
+        }
+        chunks
+    }
+
+    fn give_back(&self, chunks: Vec<Chunk>) {
+        let mut left = self.cached();
+        for chunk in chunks.into_iter().rev() {
+            left.push_front(chunk);
+        }
+    }
+
+    fn cached(&self) -> MutexGuard<'_, VecDeque<Chunk>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_stopped(&self) -> bool {
@@ -182,24 +230,27 @@ impl RingEngine {
     ///
     /// # Errors
     /// When the GPU has no room, or will not have the ring.
-    pub fn start(gpu: &dyn Gpu, plan: &Plan, prepared: Prepared) -> Result<Self> {
+    pub fn start(gpu: &Arc<dyn Gpu>, plan: &Plan, prepared: Prepared) -> Result<Self> {
         let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
         let arena = gpu.arena(bytes)?;
-        let Prepared { chunks, sources, ring, slot, threads, direct, why_cached } = prepared;
+        let Prepared { chunks, sources, ring, slot, threads, direct, maps, why_cached } = prepared;
+        // An emulated GPU copies by the processor in any case.
+        let maps = threads > 0 && maps.unwrap_or_else(|| processors() <= FEW && !gpu.simulated());
         let ring = gpu.adopt(Place::PinnedHost, ring)?;
         let account = Account {
-            threads: threads + usize::from(direct),
+            threads: threads + usize::from(direct) + usize::from(maps),
             ring_bytes: ring.len() as u64,
             why_cached,
             ..Account::default()
         };
         let (by_cache, by_disk): (Vec<_>, Vec<_>) =
             chunks.into_iter().partition(|(way, _)| *way == Way::Cached);
-        let chunks = |list: Vec<(Way, Chunk)>| list.into_iter().map(|(_, chunk)| chunk).collect::<Vec<_>>();
+        let chunks = |list: Vec<(Way, Chunk)>| list.into_iter().map(|(_, chunk)| chunk);
         let shared = Arc::new(Shared {
             sources,
-            cached: Mutex::new(chunks(by_cache).into_iter()),
+            cached: Mutex::new(chunks(by_cache).collect()),
             stop: AtomicBool::new(false),
+            may_return: AtomicBool::new(maps),
             cached_bytes: AtomicU64::new(0),
             direct_bytes: AtomicU64::new(0),
         });
@@ -216,11 +267,16 @@ impl RingEngine {
         };
         let mut lanes = (0..threads).map(|_| lane(SLOTS)).collect::<Result<Vec<_>>>()?;
         let disk = if direct { Some(lane(DIRECT_SLOTS)?) } else { None };
+        if maps {
+            let mapper =
+                mapped::Mapper { gpu: gpu.clone(), arena: engine.arena.clone(), arrived: sender.clone() };
+            engine.spawn("maps cached bytes", &sender, move |shared| mapped::run(shared, &mapper))?;
+        }
         for mut lane in lanes.drain(..) {
             engine.spawn("reads cached bytes", &sender, move |shared| threads::run(shared, &mut lane))?;
         }
         if let Some(mut lane) = disk {
-            let by_disk = chunks(by_disk);
+            let by_disk = chunks(by_disk).collect();
             engine.spawn("reads from the disk", &sender, move |shared| {
                 direct::run(shared, &mut lane, by_disk)
             })?;

@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let model = Model::open(&Local, &args.files)?;
     let plan =
         Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
-    let options = Options { route: ring, threads: args.threads.map(usize::from), slot: None };
+    let options = Options { route: ring, threads: args.threads.map(usize::from), ..Options::default() };
     let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
@@ -174,7 +174,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     context.stop.check()?;
     let begin = Instant::now();
-    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
+    let engine = RingEngine::start(&gpu.gpu, &plan, prepared)?;
     let bar = Bar::new("loading", plan.tensor_bytes);
     let stream = Stream::new(plan, engine);
     let (took, stream) = arrive(stream, &bar, begin, context)?;
