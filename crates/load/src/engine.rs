@@ -37,8 +37,6 @@ const LEAST_SLOT: usize = 1 << 20;
 const MOST_THREADS: usize = 16;
 /// Slots of a thread: one is filled while the other is copied.
 const SLOTS: usize = 2;
-/// Up to so many processors, one of them is better spent on registering pages than on copying out of them.
-const FEW: usize = 8;
 /// Slots of the thread that reads past the page cache.
 const DIRECT_SLOTS: usize = 8;
 
@@ -61,8 +59,8 @@ pub struct Options {
     pub route: Route,
     /// Threads that read; without it as many as there are processors, and sixteen at most.
     pub threads: Option<usize>,
-    /// Whether a thread has the GPU take bytes straight out of the page cache; without it where there are few processors.
-    pub maps: Option<bool>,
+    /// Have the GPU take bytes straight out of the page cache, beside the threads that read.
+    pub maps: bool,
     /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
     pub slot: Option<usize>,
 }
@@ -90,7 +88,7 @@ pub struct Prepared {
     slot: usize,
     threads: usize,
     direct: bool,
-    maps: Option<bool>,
+    maps: bool,
     why_cached: Option<String>,
 }
 
@@ -234,8 +232,7 @@ impl RingEngine {
         let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
         let arena = gpu.arena(bytes)?;
         let Prepared { chunks, sources, ring, slot, threads, direct, maps, why_cached } = prepared;
-        // An emulated GPU copies by the processor in any case.
-        let maps = threads > 0 && maps.unwrap_or_else(|| processors() <= FEW && !gpu.simulated());
+        let maps = maps && threads > 0;
         let ring = gpu.adopt(Place::PinnedHost, ring)?;
         let account = Account {
             threads: threads + usize::from(direct) + usize::from(maps),

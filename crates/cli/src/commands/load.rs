@@ -45,6 +45,10 @@ pub(crate) struct Args {
     /// Threads that read [default: as many as there are processors, 16 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
+    /// Have the GPU take bytes straight out of the page cache, by registering its pages, beside the threads that read: was
+    /// slower where it was measured
+    #[arg(long)]
+    map: bool,
     /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -156,7 +160,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let model = Model::open(&Local, &args.files)?;
     let plan =
         Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
-    let options = Options { route: ring, threads: args.threads.map(usize::from), ..Options::default() };
+    let options = Options { route: ring, threads: args.threads.map(usize::from), maps: args.map, slot: None };
     let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;

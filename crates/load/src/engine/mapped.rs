@@ -1,6 +1,6 @@
 //! A thread that has the GPU take bytes out of the page cache by itself: it maps a stretch of the file, registers the pages
-//! with the GPU, to be read, and copies from there. No processor touches the bytes, so it is worth several threads that do,
-//! where there are few; where there are many, those are quicker.
+//! with the GPU, to be read, and copies from there. No processor touches the bytes. Registering is the driver's and the
+//! kernel's work, a page at a time, and keeps other copies waiting: it is for machines where it was seen to be quicker.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -95,14 +95,14 @@ fn every_byte_by_every_way() {
             [(None, None), (Some(1), Some(4096)), (Some(3), Some(1 << 20)), (Some(40), Some(12_288))]
         {
             let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
-            let mut stream =
-                match start(&opened, Options { route, threads, slot, maps: threads.map(|n| n == 3) }) {
-                    Err(Error::NotDirect { why, .. }) if route == Route::Pinned => {
-                        println!("SKIP: {why}");
-                        continue;
-                    }
-                    other => other.unwrap(),
-                };
+            let mut stream = match start(&opened, Options { route, threads, slot, maps: threads == Some(3) })
+            {
+                Err(Error::NotDirect { why, .. }) if route == Route::Pinned => {
+                    println!("SKIP: {why}");
+                    continue;
+                }
+                other => other.unwrap(),
+            };
             let mut seen = 0;
             while let Some(lent) = stream.next().unwrap() {
                 let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
@@ -170,8 +170,7 @@ fn a_load_that_is_given_up_ends() {
     model(&path, &[64 << 20]);
     for route in [Route::Cached, Route::Auto, Route::Pinned] {
         let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
-        let Ok(stream) =
-            start(&opened, Options { route, slot: Some(1 << 20), threads: Some(2), maps: Some(true) })
+        let Ok(stream) = start(&opened, Options { route, slot: Some(1 << 20), threads: Some(2), maps: true })
         else {
             continue;
         };
