@@ -1,56 +1,136 @@
 #!/bin/bash
-# Takes the CUDA tests and the onehop binary to a machine with a GPU, which needs neither Rust nor CUDA's toolkit.
+# Takes the tests that drive a GPU, and the onehop binary, to a machine with one, which needs neither Rust nor CUDA's
+# toolkit nor QEMU.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-bed/cuda.sh pack DIR   builds the tests and the binary here, and puts them into DIR with this script
-DIR/cuda.sh run        on the GPU machine: runs the tests, then transfers with a simulated drive by every route
+bed/cuda.sh pack DIR   builds the tests and the binary here, and puts them into DIR with this script and QEMU
+DIR/cuda.sh run        on the GPU machine: runs all of it; each part has a time limit
 
 `run` exits 1 if a test fails, or a transfer that should work does not; the whole log is DIR/log.
+Where there is no GPU the tests use the emulated one, or say that they were skipped.
 TEXT
 }
 
+# crate, test: each becomes the program test-NAME.
+tests=(
+    "onehop-gpu cuda"
+    "onehop-bench gpu"
+    "onehop-drive sim_matrix"
+    "onehop-drive faults"
+    "onehop-drive torture"
+    "onehop-drive qtest_matrix"
+)
+
 pack() {
-    local dir=$1 test
+    local dir=$1 crate name built
     cd "$(dirname "$0")/.."
-    cargo build --release -p onehop
-    test=$(cargo test --release -p onehop-gpu --test cuda --no-run 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
     mkdir -p "$dir"
-    strip -o "$dir/cuda-test" "$test"
+    cargo build --release -p onehop
     strip -o "$dir/onehop" "${CARGO_TARGET_DIR:-target}/release/onehop"
+    for test in "${tests[@]}"; do
+        read -r crate name <<<"$test"
+        built=$(cargo test --release -p "$crate" --test "$name" --no-run 2>&1 | tee /dev/stderr |
+            sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+        strip -o "$dir/test-$name" "$built"
+    done
     cp bed/cuda.sh "$dir"
+    if command -v qemu-system-x86_64 >/dev/null; then
+        pack_qemu "$dir"
+    else
+        echo "there is no QEMU here: its tests will be skipped there"
+    fi
+    du -sh "$dir"
     echo "now run $dir/cuda.sh run there"
 }
 
+# QEMU with all that it needs to model a drive: its libraries and their loader, its one accelerator that needs no
+# rights, and the firmware without which it does not start, though no processor ever runs it.
+pack_qemu() {
+    local dir=$1 work program file
+    work=$(mktemp -d)
+    mkdir -p "$work/qemu/lib" "$work/qemu/modules" "$work/qemu/firmware"
+    program=$(readlink -f "$(command -v qemu-system-x86_64)")
+    strip -o "$work/qemu/program" "$program"
+    ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// { print $3 } $1 ~ /^\// { print $1 }' |
+        while read -r file; do strip -o "$work/qemu/lib/$(basename "$file")" "$file"; done
+    for file in /usr/lib/*/qemu/accel-tcg-x86_64.so /usr/lib/qemu/accel-tcg-x86_64.so; do
+        [ ! -e "$file" ] || cp "$file" "$work/qemu/modules"
+    done
+    for file in /usr/share/qemu/kvmvapic.bin /usr/share/seabios/bios-256k.bin /usr/share/qemu/bios-256k.bin; do
+        [ ! -e "$file" ] || cp -L "$file" "$work/qemu/firmware"
+    done
+    cat >"$work/qemu/qemu-system-x86_64" <<'TEXT'
+#!/bin/sh
+here=$(dirname "$0")
+export QEMU_MODULE_DIR="$here/modules"
+exec "$here/lib/ld-linux-x86-64.so.2" --library-path "$here/lib" "$here/program" -L "$here/firmware" "$@"
+TEXT
+    chmod +x "$work/qemu/qemu-system-x86_64"
+    tar -C "$work" -czf "$dir/qemu.tgz" qemu
+    rm -rf "$work"
+}
+
 failed=0
-# A command that should succeed; what it said is in the log.
+# A command that should succeed within so many seconds; what it said is in the log.
 expect() {
+    local seconds=$1 begun=$SECONDS
+    shift
     echo "== $*"
-    timeout 120 "$@" || {
-        echo "FAILED: $*"
+    timeout -k 5 "$seconds" "$@" || {
+        echo "FAILED: $* (status $?)"
         failed=1
     }
+    echo "-- $((SECONDS - begun)) s"
+}
+
+# QEMU lets the GPU into the memory of its guest, which has to be a file in memory.
+prepare_qemu() {
+    if command -v qemu-system-x86_64 >/dev/null || [ ! -e qemu.tgz ]; then
+        return
+    fi
+    [ -d qemu ] || tar xzf qemu.tgz
+    PATH=$PWD/qemu:$PATH
+    qemu-system-x86_64 --version | head -n 1 || true
+    if [ "$(df --output=avail -k /dev/shm | tail -n 1)" -lt $((4 << 20)) ]; then
+        mount -o remount,size=8G /dev/shm || echo "/dev/shm is small: QEMU's tests may not find room there"
+    fi
+}
+
+demos() {
+    expect 60 ./onehop demo
+    expect 60 ./onehop demo -g 0 --route cpu/pinned
+    for mode in "--queues 1" "--queues 4 --depth 256" "--mode shared --threads 32" "--mode shared --threads 1000"; do
+        # shellcheck disable=SC2086
+        expect 60 ./onehop demo -g 0 --route gpu/tier1 --size 64M $mode
+    done
+    for fault in late@op=read,n=4,delay=20ms lost@op=read,n=5 fail-once@op=read,n=3 reorder@op=read,n=2,count=30; do
+        expect 60 ./onehop demo -g 0 --route gpu/tier1 --fault "$fault"
+        expect 60 ./onehop demo -g 0 --route gpu/tier1 --mode shared --fault "$fault"
+    done
 }
 
 checks() {
-    nvidia-smi --query-gpu=name,driver_version,pci.bus_id,memory.total --format=csv || true
-    uname -r
-    expect ./cuda-test --test-threads=1
-    expect ./onehop demo
-    expect ./onehop demo -g 0 --route cpu/pinned
-    if ./onehop demo -g 0 --route gpu/tier1 2>&1 | grep -q 'no device code'; then
-        echo "SKIPPED: this build has no device code; gpu/ routes were not tried"
-        return
+    uname -a
+    prepare_qemu
+    # Kernels that work together must not be loaded one after the other.
+    export CUDA_MODULE_LOADING=EAGER
+    if nvidia-smi --query-gpu=name,driver_version,pci.bus_id,memory.total --format=csv; then
+        export ONEHOP_TEST_GPU=0
+        demos
+    else
+        echo "SKIPPED: there is no NVIDIA GPU here; the tests run on the emulated one"
     fi
-    for mode in "--queues 1" "--queues 4 --depth 256" "--mode shared --threads 32" "--mode shared --threads 1000"; do
-        # shellcheck disable=SC2086
-        expect ./onehop demo -g 0 --route gpu/tier1 --size 64M $mode
-    done
-    for fault in late@op=read,n=4,delay=20ms lost@op=read,n=5 fail-once@op=read,n=3 reorder@op=read,n=2,count=30; do
-        expect ./onehop demo -g 0 --route gpu/tier1 --fault "$fault"
-        expect ./onehop demo -g 0 --route gpu/tier1 --mode shared --fault "$fault"
-    done
+    expect 60 ./test-cuda --test-threads=1
+    expect 120 ./test-gpu --test-threads=1 --nocapture
+    echo "= a simulated drive on CPU threads"
+    expect 90 ./test-sim_matrix --test-threads=4
+    expect 90 ./test-faults --test-threads=1
+    ONEHOP_TORTURE_OPS=${ONEHOP_TORTURE_OPS:-200000} expect 90 ./test-torture --test-threads=1 --nocapture
+    echo "= QEMU's drive"
+    expect 120 ./test-qtest_matrix --test-threads=4
+    echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 
 case ${1:-} in
