@@ -98,7 +98,7 @@ impl Device {
         if value.cmse() && !value.cre() {
             self.breach(Rule::Cmb, None, "CMBMSC.CMSE was set without CRE");
         }
-        let window = (value.cmse() && fits).then(|| Segment { addr: cba, mem: cmb.mem.clone() });
+        let window = (value.cmse() && fits).then(|| Segment::of(cba, cmb.mem.clone()));
         self.regs.cmbsts = Cmbsts::default().with_cbai(value.cmse() && !fits);
         self.space.set_cmb(window);
         self.regs.cmbmsc = value;

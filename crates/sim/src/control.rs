@@ -3,7 +3,8 @@
 use onehop_proto::regs::{Cc, Csts};
 
 use crate::device::{Device, Phase};
-use crate::faults::{Edge, Strike};
+use crate::engine::Strike;
+use crate::faults::Edge;
 use crate::queues::{Cq, Ring, Sq};
 use crate::violation::Rule;
 
@@ -124,6 +125,7 @@ impl Device {
         while let Some(strike) = self.faults.timed(now) {
             self.strike(strike);
         }
+        self.hear_strike();
     }
 
     /// When the clock next changes something here.

@@ -17,6 +17,7 @@ use crate::cmb::bar_size;
 use crate::config::Config;
 use crate::device::Device;
 use crate::dma::Space;
+use crate::engine::IoEngine;
 use crate::null::Fast;
 use crate::violation::{Book, Rule};
 use crate::worker::Worker;
@@ -29,7 +30,7 @@ pub(crate) struct Core {
     pub config: Arc<Config>,
     pub space: Arc<Space>,
     pub book: Book,
-    pub null: Option<Arc<Fast>>,
+    pub engine: Option<Arc<dyn IoEngine>>,
     pub cmb: Option<(HostMem, u32)>,
     device: Mutex<Device>,
     mail: Mutex<VecDeque<(u32, u32)>>,
@@ -46,17 +47,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config) -> Result<Self> {
+    /// A controller; `engine` carries out its I/O commands, or the null one if the configuration asks for that, or
+    /// nobody else.
+    pub(crate) fn new(config: Config, engine: Option<Arc<dyn IoEngine>>) -> Result<Self> {
         config.check()?;
         let (config, space, book) = (Arc::new(config), Space::new(), Book::default());
-        let null = config.null.map(|order| Arc::new(Fast::new(config.queues, order, book.clone())));
-        let device = Device::new(config.clone(), space.clone(), book.clone(), null.clone())?;
+        let null = |order| Arc::new(Fast::new(config.queues, order, book.clone())) as Arc<dyn IoEngine>;
+        let engine = engine.or_else(|| config.null.map(null));
+        let device = Device::new(config.clone(), space.clone(), book.clone(), engine.clone())?;
         let cmb = device.cmb.as_ref().map(|cmb| (cmb.mem.clone(), cmb.bar_offset));
         Ok(Self {
             config,
             space,
             book,
-            null,
+            engine,
             cmb,
             device: Mutex::new(device),
             mail: Mutex::default(),
@@ -235,9 +239,9 @@ impl Registers for SimRegisters {
             return;
         }
         if at >= offset::DOORBELLS
-            && let Some(null) = &core.null
+            && let Some(engine) = &core.engine
             && let Some((qid, is_cq)) = regs::doorbell_of(at, core.config.dstrd)
-            && null.ring(qid, is_cq, value)
+            && engine.ring(qid, is_cq, value)
         {
             return;
         }

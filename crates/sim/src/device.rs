@@ -11,12 +11,12 @@ use crate::completion::RetryKey;
 use crate::config::Config;
 use crate::dma::{Space, Unreachable};
 use crate::doorbell::Shadow;
+use crate::engine::IoEngine;
 use crate::exec::{Command, Held, Task};
 use crate::faults::FaultBook;
 use crate::features::Features;
 use crate::health::Health;
 use crate::media::{Namespace, namespaces};
-use crate::null::Fast;
 use crate::queues::{Cq, Sq};
 use crate::regs::Regs;
 use crate::rng::Rng;
@@ -99,7 +99,7 @@ pub(crate) struct Device {
     pub buffer: Vec<u8>,
     pub meta: Vec<u8>,
     pub spans: Vec<Span>,
-    pub null: Option<Arc<Fast>>,
+    pub engine: Option<Arc<dyn IoEngine>>,
 }
 
 impl Device {
@@ -107,7 +107,7 @@ impl Device {
         config: Arc<Config>,
         space: Arc<Space>,
         book: Book,
-        null: Option<Arc<Fast>>,
+        engine: Option<Arc<dyn IoEngine>>,
     ) -> Result<Self> {
         let cmb = Cmb::new(&config)?;
         let queues = usize::from(config.queues) + 1;
@@ -122,7 +122,7 @@ impl Device {
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             generation: 0,
-            namespaces: namespaces(&config)?,
+            namespaces: namespaces(&config, engine.as_ref().and_then(|e| e.blocks()))?,
             features: Features::new(&config),
             events: Events::default(),
             health: Health::default(),
@@ -144,7 +144,7 @@ impl Device {
             buffer: Vec::new(),
             meta: Vec::new(),
             spans: Vec::new(),
-            null,
+            engine,
             config,
         })
     }
@@ -197,8 +197,8 @@ impl Device {
         self.medium_free = 0;
         self.events = Events::default();
         self.features.reset();
-        if let Some(null) = &self.null {
-            null.clear();
+        if let Some(engine) = &self.engine {
+            engine.clear();
         }
     }
 

@@ -18,14 +18,25 @@ const ALIGN: u64 = 1 << 20;
 /// A bus-contiguous stretch of mapped memory.
 pub(crate) struct Segment {
     pub addr: u64,
-    pub mem: HostMem,
+    bytes: usize,
+    /// None for memory that only an [`IoEngine`](crate::IoEngine) reaches.
+    mem: Option<HostMem>,
 }
 
 impl Segment {
+    pub(crate) fn of(addr: u64, mem: HostMem) -> Self {
+        Self { addr, bytes: mem.len(), mem: Some(mem) }
+    }
+
+    /// The memory, where the core reaches it.
+    pub(crate) fn host(&self) -> Result<&HostMem> {
+        self.mem.as_ref().ok_or(Error::NotReachable)
+    }
+
     /// Where an access lies within the memory, if all of it does.
     pub(crate) fn offset(&self, addr: u64, bytes: usize) -> Option<usize> {
         let offset = usize::try_from(addr.checked_sub(self.addr)?).ok()?;
-        (offset.checked_add(bytes)? <= self.mem.len()).then_some(offset)
+        (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
     }
 }
 
@@ -95,13 +106,14 @@ impl Space {
     pub(crate) fn read(&self, addr: u64, out: &mut [u8]) -> std::result::Result<(), Unreachable> {
         let (segment, offset) = self.find(addr, out.len())?;
         let lost = Unreachable::PastEnd { addr, bytes: out.len() };
-        segment.mem.read(offset, out).map_err(|_| lost)
+        segment.host().and_then(|mem| mem.read(offset, out)).map_err(|_| lost)
     }
 
     /// Copies to mapped memory, as the controller does.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> std::result::Result<(), Unreachable> {
         let (segment, offset) = self.find(addr, data.len())?;
-        segment.mem.write(offset, data).map_err(|_| Unreachable::PastEnd { addr, bytes: data.len() })
+        let lost = Unreachable::PastEnd { addr, bytes: data.len() };
+        segment.host().and_then(|mem| mem.write(offset, data)).map_err(|_| lost)
     }
 
     /// Takes `bytes` of address space, with an unmapped gap behind it.
@@ -119,11 +131,11 @@ impl Space {
 
     /// Inserts a segment unless it overlaps another.
     fn insert_free(&self, segment: Segment) -> bool {
-        let bytes = segment.mem.len() as u64;
+        let bytes = segment.bytes as u64;
         let Some(end) = segment.addr.checked_add(bytes).filter(|_| bytes > 0) else { return false };
         let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         let before = map.range(..end).next_back();
-        if before.is_some_and(|(addr, other)| addr + other.mem.len() as u64 > segment.addr) {
+        if before.is_some_and(|(addr, other)| addr + other.bytes as u64 > segment.addr) {
             return false;
         }
         map.insert(segment.addr, Arc::new(segment));
@@ -180,13 +192,29 @@ impl SimMapper {
     /// # Errors
     /// When something is mapped there already.
     pub fn map_at(&self, at: BusAddr, memory: &HostMem) -> Result<Mapped> {
-        let segment = Segment { addr: at.0, mem: memory.clone() };
+        let segment = Segment::of(at.0, memory.clone());
         if !self.space.insert_free(segment) {
             let why = format!("the {} bytes at {at} are taken, or not an address range", memory.len());
             return Err(Error::CannotMap { mapper: self.name.clone(), why });
         }
         let runs = vec![Run { addr: at, len: memory.len() as u64 }];
         Ok(Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs: vec![at.0] })))
+    }
+
+    /// Gives memory that only an [`IoEngine`](crate::IoEngine) reaches an address on the bus, `skew` bytes into a page.
+    #[must_use]
+    pub fn map_foreign(&self, bytes: usize, skew: u64) -> Mapped {
+        let skew = skew % PAGE;
+        let addr = self.space.take(skew + bytes as u64) + skew;
+        self.mapped(vec![Segment { addr, bytes, mem: None }])
+    }
+
+    fn mapped(&self, segments: Vec<Segment>) -> Mapped {
+        let run = |s: &Segment| Run { addr: BusAddr(s.addr), len: s.bytes as u64 };
+        let runs = segments.iter().map(run).collect();
+        let addrs = segments.iter().map(|s| s.addr).collect();
+        self.space.insert(segments);
+        Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs }))
     }
 
     /// Each page in a run of its own, in descending order of address, so that nothing is contiguous by luck.
@@ -200,7 +228,7 @@ impl SimMapper {
             let start = if i == 0 { skew } else { 0 };
             let len = (page - start).min(mem.len() as u64 - done);
             let part = mem.slice(done as usize..(done + len) as usize)?;
-            segments.push(Segment { addr: base + (pages - 1 - i) * page * 2 + start, mem: part });
+            segments.push(Segment::of(base + (pages - 1 - i) * page * 2 + start, part));
             done += len;
         }
         Ok(segments)
@@ -229,14 +257,10 @@ impl Mapper for SimMapper {
             None => {
                 // The offset within a page stays the same, as it does behind an IOMMU.
                 let skew = mem.host_ptr() as u64 % PAGE;
-                vec![Segment { addr: self.space.take(skew + mem.len() as u64) + skew, mem: mem.clone() }]
+                vec![Segment::of(self.space.take(skew + mem.len() as u64) + skew, mem.clone())]
             }
         };
-        let run = |s: &Segment| Run { addr: BusAddr(s.addr), len: s.mem.len() as u64 };
-        let runs = segments.iter().map(run).collect();
-        let addrs = segments.iter().map(|s| s.addr).collect();
-        self.space.insert(segments);
-        Ok(Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs })))
+        Ok(self.mapped(segments))
     }
 }
 

@@ -149,7 +149,7 @@ impl Device {
     fn get_shadow(&mut self, qid: u16, is_cq: bool) -> Option<u32> {
         let addr = self.shadow_address(qid, is_cq, false)?;
         match self.space.find(addr, 4) {
-            Ok((segment, at)) => segment.mem.word(at).ok().map(|word| word.load(Acquire)),
+            Ok((segment, at)) => segment.host().ok()?.word(at).ok().map(|word| word.load(Acquire)),
             Err(gone) => {
                 self.breach_dma(qid, "shadow doorbell", gone);
                 None
@@ -161,7 +161,7 @@ impl Device {
         let Some(addr) = self.shadow_address(qid, is_cq, event) else { return };
         match self.space.find(addr, 4) {
             Ok((segment, at)) => {
-                if let Ok(word) = segment.mem.word(at) {
+                if let Ok(word) = segment.host().and_then(|mem| mem.word(at)) {
                     word.store(value, Release);
                 }
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use onehop_proto::Status;
 
-pub(crate) use book::{Effects, FaultBook, Seen, Strike};
+pub(crate) use book::{Effects, FaultBook, Seen};
 
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])* $kind:ident, $name:literal;)*) => {

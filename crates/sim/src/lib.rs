@@ -16,6 +16,7 @@ mod core;
 mod device;
 mod dma;
 mod doorbell;
+mod engine;
 mod error;
 mod exec;
 mod faults;
@@ -39,6 +40,7 @@ mod worker;
 
 pub use config::{Config, Media, NullOrder};
 pub use dma::SimMapper;
+pub use engine::{Blocks, IoEngine, NewQueue, Strike};
 pub use error::{Error, Result};
 pub use faults::{Edge, Fault, FaultKind, When};
 pub use null::ceiling as null_ceiling;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::cache::{Cache, Unit};
 use crate::config::{Config, Media};
+use crate::engine::Blocks;
 use crate::store::{Store, open_image};
 use crate::{Error, Result};
 
@@ -27,7 +28,7 @@ pub(crate) struct Namespace {
 }
 
 /// Makes the namespaces that a configuration asks for.
-pub(crate) fn namespaces(config: &Config) -> Result<Vec<Namespace>> {
+pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Result<Vec<Namespace>> {
     let count = u64::from(config.namespaces);
     let (total, image) = match &config.media {
         Media::Memory(bytes) => (*bytes, None),
@@ -56,7 +57,11 @@ pub(crate) fn namespaces(config: &Config) -> Result<Vec<Namespace>> {
     Ok((0..count)
         .map(|i| {
             let bytes = blocks * u64::from(config.lba);
-            let data = image.as_ref().map_or_else(|| Store::memory(bytes), |(f, _)| part(f, i * bytes));
+            let data = match (&engine, &image) {
+                (Some(blocks), _) => Store::Engine(blocks.clone()),
+                (None, Some((file, _))) => part(file, i * bytes),
+                (None, None) => Store::memory(bytes),
+            };
             let meta = meta_file.as_ref().map(|f| part(f, i * meta_bytes));
             let meta = meta.or_else(|| (config.ms != 0).then(|| Store::memory(meta_bytes)));
             Namespace { blocks, data, meta, ..Namespace::empty(config) }
@@ -237,7 +242,7 @@ mod tests {
 
     fn one(spec: &str) -> Namespace {
         let config = Config::parse(spec).unwrap();
-        namespaces(&config).unwrap().remove(0)
+        namespaces(&config, None).unwrap().remove(0)
     }
 
     #[test]

@@ -12,8 +12,7 @@ use onehop_os::HostMem;
 use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::config::NullOrder;
-use crate::dma::Space;
-use crate::exec::Failure;
+use crate::engine::{IoEngine, NewQueue};
 use crate::violation::{Book, Rule};
 
 /// One queue pair.
@@ -68,89 +67,6 @@ impl Fast {
         Self { slots: (0..=queues).map(|_| Slot::default()).collect(), order, book }
     }
 
-    /// Commands completed so far.
-    pub(crate) fn commands(&self) -> u64 {
-        self.slots.iter().map(|s| s.commands.load(Relaxed)).sum()
-    }
-
-    /// All queues are gone.
-    pub(crate) fn clear(&self) {
-        for slot in &self.slots {
-            *locked(&slot.pair) = None;
-            *locked(&slot.half) = None;
-            slot.user.store(0, Relaxed);
-        }
-    }
-
-    pub(crate) fn create_cq(&self, space: &Space, qid: u16, base: u64, size: u32) -> Result<(), Failure> {
-        let mem = memory(space, base, size as usize * Cqe::BYTES)?;
-        let slot = &self.slots[usize::from(qid)];
-        slot.cq_head.store(0, Relaxed);
-        slot.stalled.store(false, Relaxed);
-        *locked(&slot.half) = Some(Half { mem, size, taken: false });
-        Ok(())
-    }
-
-    /// A completion queue serves one submission queue here.
-    pub(crate) fn create_sq(
-        &self,
-        space: &Space,
-        qid: u16,
-        cqid: u16,
-        base: u64,
-        size: u32,
-    ) -> Result<(), Failure> {
-        let sq = memory(space, base, size as usize * Sqe::BYTES)?;
-        let cq_slot = &self.slots[usize::from(cqid)];
-        let mut half = locked(&cq_slot.half);
-        let half = half.as_mut().filter(|h| !h.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
-        half.taken = true;
-        cq_slot.user.store(u32::from(qid), Relaxed);
-        *locked(&self.slots[usize::from(qid)].pair) = Some(Pair {
-            sq,
-            cq: half.mem.clone(),
-            sq_size: size,
-            cq_size: half.size,
-            sqid: qid,
-            cqid,
-            head: 0,
-            tail: 0,
-            cq_tail: 0,
-            phase: true,
-            batch: Vec::with_capacity(size as usize),
-        });
-        Ok(())
-    }
-
-    pub(crate) fn delete_sq(&self, qid: u16) {
-        if let Some(slot) = self.slots.get(usize::from(qid)) {
-            *locked(&slot.pair) = None;
-        }
-    }
-
-    pub(crate) fn delete_cq(&self, qid: u16) {
-        if let Some(slot) = self.slots.get(usize::from(qid)) {
-            *locked(&slot.half) = None;
-        }
-    }
-
-    /// An I/O doorbell; false if it is not one that the fast path knows.
-    #[inline]
-    pub(crate) fn ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
-        let Some(slot) = self.slots.get(usize::from(qid)).filter(|_| qid != 0) else { return false };
-        if !is_cq {
-            return self.ring_sq(qid, slot, value);
-        }
-        let user = slot.user.load(Relaxed);
-        slot.cq_head.store(value, Release);
-        if slot.stalled.load(Relaxed)
-            && let Some(pair) = locked(&self.slots[user as usize].pair).as_mut()
-        {
-            self.pump(pair);
-        }
-        user != 0
-    }
-
     fn ring_sq(&self, qid: u16, slot: &Slot, value: u32) -> bool {
         let mut pair = locked(&slot.pair);
         let Some(pair) = pair.as_mut() else { return false };
@@ -188,6 +104,82 @@ impl Fast {
     }
 }
 
+impl IoEngine for Fast {
+    fn commands(&self) -> u64 {
+        self.slots.iter().map(|s| s.commands.load(Relaxed)).sum()
+    }
+
+    fn clear(&self) {
+        for slot in &self.slots {
+            *locked(&slot.pair) = None;
+            *locked(&slot.half) = None;
+            slot.user.store(0, Relaxed);
+        }
+    }
+
+    fn create_cq(&self, cq: &NewQueue) -> Result<(), Status> {
+        let mem = cq.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let slot = &self.slots[usize::from(cq.qid)];
+        slot.cq_head.store(0, Relaxed);
+        slot.stalled.store(false, Relaxed);
+        *locked(&slot.half) = Some(Half { mem, size: cq.entries, taken: false });
+        Ok(())
+    }
+
+    /// A completion queue serves one submission queue here.
+    fn create_sq(&self, sq: &NewQueue, cqid: u16) -> Result<(), Status> {
+        let NewQueue { qid, entries, .. } = *sq;
+        let mem = sq.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let cq_slot = &self.slots[usize::from(cqid)];
+        let mut half = locked(&cq_slot.half);
+        let half = half.as_mut().filter(|h| !h.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
+        half.taken = true;
+        cq_slot.user.store(u32::from(qid), Relaxed);
+        *locked(&self.slots[usize::from(qid)].pair) = Some(Pair {
+            sq: mem,
+            cq: half.mem.clone(),
+            sq_size: entries,
+            cq_size: half.size,
+            sqid: qid,
+            cqid,
+            head: 0,
+            tail: 0,
+            cq_tail: 0,
+            phase: true,
+            batch: Vec::with_capacity(entries as usize),
+        });
+        Ok(())
+    }
+
+    fn delete_sq(&self, qid: u16) {
+        if let Some(slot) = self.slots.get(usize::from(qid)) {
+            *locked(&slot.pair) = None;
+        }
+    }
+
+    fn delete_cq(&self, qid: u16) {
+        if let Some(slot) = self.slots.get(usize::from(qid)) {
+            *locked(&slot.half) = None;
+        }
+    }
+
+    #[inline]
+    fn ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
+        let Some(slot) = self.slots.get(usize::from(qid)).filter(|_| qid != 0) else { return false };
+        if !is_cq {
+            return self.ring_sq(qid, slot, value);
+        }
+        let user = slot.user.load(Relaxed);
+        slot.cq_head.store(value, Release);
+        if slot.stalled.load(Relaxed)
+            && let Some(pair) = locked(&self.slots[user as usize].pair).as_mut()
+        {
+            self.pump(pair);
+        }
+        user != 0
+    }
+}
+
 impl Pair {
     #[inline]
     fn cid_at_head(&mut self) -> Option<u16> {
@@ -217,12 +209,6 @@ impl Pair {
             self.phase = !self.phase;
         }
     }
-}
-
-fn memory(space: &Space, base: u64, bytes: usize) -> Result<HostMem, Failure> {
-    let failed = Failure::from(Status::DATA_TRANSFER_ERROR);
-    let (segment, at) = space.find(base, bytes).map_err(|_| failed)?;
-    segment.mem.slice(at..at + bytes).map_err(|_| failed)
 }
 
 /// What the null controller itself takes for one command: the fast path alone, in batches of this many commands on a

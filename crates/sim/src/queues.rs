@@ -119,7 +119,7 @@ impl Sq {
         fence(Acquire);
         let mut bytes = [0; Sqe::BYTES];
         let lost = Unreachable::PastEnd { addr: segment.addr, bytes: Sqe::BYTES };
-        segment.mem.read(at, &mut bytes).map_err(|_| lost)?;
+        segment.host().and_then(|mem| mem.read(at, &mut bytes)).map_err(|_| lost)?;
         let mut sqe = Sqe::default();
         for (dword, bytes) in sqe.dw.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *dword = u32::from_le_bytes(*bytes);
@@ -219,10 +219,10 @@ impl Cq {
         let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
         let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
         for (i, dword) in cqe.dw[..3].iter().enumerate() {
-            segment.mem.word(at + 4 * i).map_err(lost)?.store(*dword, Relaxed);
+            segment.host().and_then(|mem| mem.word(at + 4 * i)).map_err(lost)?.store(*dword, Relaxed);
         }
         let last = made(self.phase != entry.stale.is_some()).dw[3];
-        segment.mem.word(at + 12).map_err(lost)?.store(last, Release);
+        segment.host().and_then(|mem| mem.word(at + 12)).map_err(lost)?.store(last, Release);
         self.tail += 1;
         if self.tail == self.size {
             self.tail = 0;
@@ -235,7 +235,7 @@ impl Cq {
     pub(crate) fn mend(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
         let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
         let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
-        segment.mem.word(at + 12).map_err(lost)?.store(last, Release);
+        segment.host().and_then(|mem| mem.word(at + 12)).map_err(lost)?.store(last, Release);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use onehop_os::{FunctionReset, HostMem, Port, Registers};
 use crate::config::{Config, Media};
 use crate::core::{Core, Handle, SimRegisters};
 use crate::dma::SimMapper;
+use crate::engine::IoEngine;
 use crate::faults::Fault;
 use crate::media::Namespace;
 use crate::stats::Stats;
@@ -37,11 +38,23 @@ impl Sim {
     /// # Errors
     /// When the configuration contradicts itself, or the image cannot be used.
     pub fn new(config: Config) -> Result<Self> {
+        Self::build(config, None)
+    }
+
+    /// Makes a drive whose I/O commands `engine` carries out.
+    ///
+    /// # Errors
+    /// As for [`Sim::new`].
+    pub fn with_engine(config: Config, engine: Arc<dyn IoEngine>) -> Result<Self> {
+        Self::build(config, Some(engine))
+    }
+
+    fn build(config: Config, engine: Option<Arc<dyn IoEngine>>) -> Result<Self> {
         let name = match &config.media {
             Media::Memory(bytes) => format!("sim:mem:{bytes}"),
             Media::Image { path, .. } => format!("sim:{}", path.display()),
         };
-        let core = Core::new(config)?;
+        let core = Core::new(config, engine)?;
         let page = 4096 << core.config.mpsmin;
         let mapper = Arc::new(SimMapper::new(core.space.clone(), core.config.scatter.then_some(page)));
         Ok(Self { handle: Arc::new(Handle::new(core)?), mapper, name })
@@ -84,7 +97,7 @@ impl Sim {
     /// Every rule that the driver broke, in order; the first 4096 are kept.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
-        self.core().with(|_| ());
+        self.core().with(|device| device.hear_breaches());
         self.core().book.all()
     }
 
@@ -106,9 +119,9 @@ impl Sim {
     pub fn stats(&self) -> Stats {
         let core = self.core();
         let mut stats = core.with(|device| Stats { faults: device.faults.fired(), ..device.counts.stats() });
-        if let Some(null) = &core.null {
-            stats.null_commands = null.commands();
-            stats.completions += stats.null_commands;
+        if let Some(engine) = &core.engine {
+            stats.engine_commands = engine.commands();
+            stats.completions += stats.engine_commands;
         }
         stats
     }

@@ -31,15 +31,15 @@ pub struct Stats {
     pub interrupts: u64,
     /// Controller resets of any kind.
     pub resets: u64,
-    /// Commands that the null controller completed.
-    pub null_commands: u64,
+    /// I/O commands that others than the core completed: the null controller, for instance.
+    pub engine_commands: u64,
 }
 
 impl Stats {
     /// I/O commands fetched.
     #[must_use]
     pub fn io_commands(&self) -> u64 {
-        self.io.values().sum::<u64>() + self.null_commands
+        self.io.values().sum::<u64>() + self.engine_commands
     }
 
     /// Admin commands fetched.

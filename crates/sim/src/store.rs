@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::engine::Blocks;
 use crate::{Error, Result};
 
 const CHUNK: usize = 64 << 10;
@@ -23,6 +24,8 @@ pub(crate) enum Store {
         /// Where the part starts.
         start: u64,
     },
+    /// Kept by whoever carries out the commands.
+    Engine(Arc<dyn Blocks>),
 }
 
 impl Store {
@@ -45,6 +48,7 @@ impl Store {
         self.check(offset, out.len() as u64)?;
         match self {
             Self::File { file, start } => file.read_exact_at(out, start + offset),
+            Self::Engine(blocks) => blocks.read(offset, out),
             Self::Memory { chunks, .. } => {
                 for (chunk, from, to) in pieces(offset, out.len()) {
                     let into = &mut out[to];
@@ -62,6 +66,7 @@ impl Store {
         self.check(offset, data.len() as u64)?;
         match self {
             Self::File { file, start } => file.write_all_at(data, *start + offset),
+            Self::Engine(blocks) => blocks.write(offset, data),
             Self::Memory { chunks, .. } => {
                 for (chunk, at, part) in pieces(offset, data.len()) {
                     let bytes = chunks.entry(chunk).or_insert_with(|| vec![0; CHUNK].into());
@@ -98,7 +103,7 @@ impl Store {
                 chunks.retain(|chunk, _| !which.contains(chunk));
             }
             Self::Memory { chunks, .. } => which.for_each(|chunk| drop(chunks.remove(&chunk))),
-            Self::File { .. } => {
+            Self::File { .. } | Self::Engine(_) => {
                 for chunk in which {
                     self.write(chunk * CHUNK as u64, &ZEROS)?;
                 }

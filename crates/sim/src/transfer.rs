@@ -42,8 +42,8 @@ impl ListReader<'_> {
             None => self.space.find(addr, 8)?,
         };
         let lost = |_| Unreachable::PastEnd { addr, bytes: 8 };
-        let low = segment.mem.word(at).map_err(lost)?.load(Relaxed);
-        let high = segment.mem.word(at + 4).map_err(lost)?.load(Relaxed);
+        let low = segment.host().and_then(|mem| mem.word(at)).map_err(lost)?.load(Relaxed);
+        let high = segment.host().and_then(|mem| mem.word(at + 4)).map_err(lost)?.load(Relaxed);
         self.known = Some(segment);
         Ok(u64::from(low) | u64::from(high) << 32)
     }

@@ -29,9 +29,7 @@ impl Device {
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Cqe::BYTES)?;
         self.generation += 1;
         self.cqs[usize::from(ask.qid)] = Some(Cq::new(entries, ask.interrupt, ring, self.generation));
-        if let Some(null) = self.null.clone() {
-            null.create_cq(&self.space, ask.qid, ask.base.0, entries)?;
-        }
+        self.lend_cq(ask.qid, ask.base.0, entries, entries as usize * Cqe::BYTES)?;
         Ok(0)
     }
 
@@ -55,9 +53,7 @@ impl Device {
         self.check_cmb_use(ask.qid, "a submission queue", ask.base.0, Cmbsz::sqs)?;
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Sqe::BYTES)?;
-        if let Some(null) = self.null.clone() {
-            null.create_sq(&self.space, ask.qid, ask.cqid, ask.base.0, entries)?;
-        }
+        self.lend_sq((ask.qid, ask.cqid), ask.base.0, entries, entries as usize * Sqe::BYTES)?;
         self.sqs[usize::from(ask.qid)] = Some(Sq::new(entries, ask.cqid, ring));
         if let Some(cq) = self.cqs[usize::from(ask.cqid)].as_mut() {
             cq.users += 1;
@@ -159,8 +155,8 @@ impl Device {
         if let Some(cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) {
             cq.users -= 1;
         }
-        if let Some(null) = &self.null {
-            null.delete_sq(qid);
+        if let Some(engine) = &self.engine {
+            engine.delete_sq(qid);
         }
         Ok(0)
     }
@@ -192,8 +188,8 @@ impl Device {
             None => Err(Status::INVALID_QUEUE_ID.with_dnr().into()),
             Some(0) => {
                 self.cqs[usize::from(qid)] = None;
-                if let Some(null) = &self.null {
-                    null.delete_cq(qid);
+                if let Some(engine) = &self.engine {
+                    engine.delete_cq(qid);
                 }
                 Ok(0)
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use onehop_proto::{Sqe, Status};
 
 use super::{Edge, Fault, FaultKind};
+use crate::engine::Strike;
 use crate::rng::Rng;
 
 const MS: Duration = Duration::from_millis(1);
@@ -60,14 +61,6 @@ pub(crate) struct Effects {
     pub abort_ignored: bool,
     /// Something befalls the whole controller.
     pub strike: Option<Strike>,
-}
-
-/// What can befall the whole controller.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Strike {
-    Cfs,
-    Gone,
-    PowerLoss,
 }
 
 /// What happens when CC.EN changes.

@@ -17,7 +17,7 @@ fn completes_batches_in_order() {
             host.run(2, nvm::flush(1));
         }
         let stats = host.sim.stats();
-        assert_eq!((stats.null_commands, stats.io_commands()), (1100, 1100));
+        assert_eq!((stats.engine_commands, stats.io_commands()), (1100, 1100));
         host.clean();
     }
 }
