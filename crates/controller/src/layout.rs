@@ -206,9 +206,9 @@ layout! {
     value 40 u32;
     /// Only opcodes whose bit is set; 0 for all.
     opcodes 44 u32;
-    /// Zero. The controller counts here, in its copy, the commands that fitted …
+    /// The commands that fitted so far: the controller goes on counting from here, and writes it down now and then …
     seen 48 u32;
-    /// … and those that were struck.
+    /// … and those that were struck, likewise.
     fired 52 u32;
     /// Zero.
     reserved 56 u64;
@@ -246,11 +246,13 @@ pub enum FaultKind {
     SqhdLag = 9,
     /// The controller does nothing any more.
     Dead = 10,
+    /// As [`FaultKind::WrongCid`], with the identifier of another command that is outstanding, where there is one.
+    OtherCid = 11,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Late,
         Self::Reorder,
         Self::Lost,
@@ -261,6 +263,7 @@ impl FaultKind {
         Self::StalePhase,
         Self::SqhdLag,
         Self::Dead,
+        Self::OtherCid,
     ];
 
     pub(crate) const fn from_code(code: u32) -> Option<Self> {
@@ -275,6 +278,7 @@ impl FaultKind {
             8 => Self::StalePhase,
             9 => Self::SqhdLag,
             10 => Self::Dead,
+            11 => Self::OtherCid,
             _ => return None,
         })
     }

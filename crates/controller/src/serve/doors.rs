@@ -21,6 +21,7 @@ impl<W: Engine> Server<'_, W> {
         let idle = self.get(word::IDLE_STREAK);
         if turns.is_multiple_of(LOOK) || idle % 16 == 15 {
             self.look();
+            self.tell_faults();
             if self.get(word::WISH) != wish::NONE {
                 return;
             }

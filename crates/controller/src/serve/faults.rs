@@ -95,6 +95,16 @@ impl<W: Engine> Server<'_, W> {
         (effect.kind() == Some(FaultKind::Fail)).then(|| Status(self.value_of(effect) as u16))
     }
 
+    /// Writes down how far each fault has counted, so that another life of the queue can go on from there.
+    pub(super) fn tell_faults(&self) {
+        for index in 0..self.pair.fault_count {
+            let to = self.pair.faults.plus(u64::from(index) * u64::from(Fault::BYTES));
+            for field in [SEEN, FIRED] {
+                self.warp.store(to.plus(4 * u64::from(field)), self.fault(index, field));
+            }
+        }
+    }
+
     fn fault(&self, index: u32, field: u32) -> u32 {
         self.get(at(index, field))
     }

@@ -57,7 +57,11 @@ impl<W: Engine> Server<'_, W> {
             self.add(word::ERRORS, 1);
         }
         match effect.kind() {
-            Some(FaultKind::WrongCid) => cid = self.unused_cid(cid),
+            Some(FaultKind::WrongCid) => cid = self.another_cid(cid, false).unwrap_or(cid),
+            Some(FaultKind::OtherCid) => {
+                let other = self.another_cid(cid, true).or_else(|| self.another_cid(cid, false));
+                cid = other.unwrap_or(cid);
+            }
             _ if effect == Effect::FOREIGN => {}
             _ => self.set_outstanding(cid, false),
         }
@@ -106,8 +110,9 @@ impl<W: Engine> Server<'_, W> {
         told as u16
     }
 
-    /// An identifier that no outstanding command has.
-    fn unused_cid(&self, near: u32) -> u32 {
-        (1..0xffff).map(|i| near ^ i).find(|cid| *cid != 0xffff && !self.is_outstanding(*cid)).unwrap_or(near)
+    /// The identifier of another command that is outstanding, or one that is not.
+    fn another_cid(&self, near: u32, outstanding: bool) -> Option<u32> {
+        let fits = |cid: &u32| *cid != 0xffff && self.is_outstanding(*cid) == outstanding;
+        (1..0xffff).map(|i| near ^ i).find(fits)
     }
 }

@@ -144,6 +144,22 @@ fn strange_completions() {
 }
 
 #[test]
+fn completions_for_others() {
+    let other = Fault { n: 2, ..Fault::new(FaultKind::OtherCid) };
+    let mut both = rig(&[other]);
+    let found = cids(&eight(&mut both));
+    assert_eq!((found.len(), found[0]), (8, 0));
+    assert!((2..8).contains(&found[1]), "identifier {} is not another's", found[1]);
+    assert_eq!(found[2..], [2, 3, 4, 5, 6, 7]);
+    // Alone, there is no other: an identifier that nobody has.
+    let mut alone = rig(&[Fault { n: 1, ..other }]);
+    alone.stage_as(read(1), 7);
+    alone.ring();
+    alone.run();
+    assert_ne!(alone.completions()[0].cid(), 7);
+}
+
+#[test]
 fn stale_phases() {
     let stale = Fault { n: 3, delay: MS, ..Fault::new(FaultKind::StalePhase) };
     let mut rig = rig(&[stale]);
@@ -172,9 +188,12 @@ fn death() {
     let mut rig = rig(&[dead]);
     assert_eq!(cids(&eight(&mut rig)), [0, 1, 2]);
     assert_eq!(after(&mut rig, 1000 * MS), []);
-    // New queues bring it to life: faults begin anew.
+    // New queues bring it to life; the fault goes on counting, and its fourth command is over.
     rig.renew();
-    assert_eq!(rig.one(read(3)), Status::SUCCESS);
+    for lba in 0..8 {
+        assert_eq!(rig.one(read(lba)), Status::SUCCESS);
+    }
+    assert_eq!(rig.stop().1.report().fired, 1);
 }
 
 #[test]
