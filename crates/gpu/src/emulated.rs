@@ -14,8 +14,11 @@ use onehop_proto::kernel::{
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::copier::{AtOnce, Copier};
+use crate::resident::Controllers;
 use crate::space::{Space, View};
-use crate::{Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Result, Rings, Running};
+use crate::{
+    Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result, Rings, Running,
+};
 
 /// Lanes of an emulated warp.
 pub const EMULATED_LANES: u32 = 32;
@@ -154,6 +157,10 @@ impl Gpu for Emulated {
         }
         threads.start();
         Ok(Box::new(threads))
+    }
+
+    fn serve(&self, pairs: GpuAddr, count: u32, _limit: Duration) -> Result<Box<dyn Resident>> {
+        Ok(Box::new(Controllers::start(&self.space, self.lanes, pairs, count)?))
     }
 }
 

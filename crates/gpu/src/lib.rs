@@ -13,6 +13,7 @@ mod emulated;
 mod error;
 mod region;
 mod relay;
+mod resident;
 mod space;
 
 pub use copier::{Copier, Mark, Rows};
@@ -107,6 +108,12 @@ pub trait Running: Send {
     fn join(self: Box<Self>) -> Result<Vec<Exit>>;
 }
 
+/// Controllers under way: see [`Gpu::serve`]. Dropping them waits for their end, which their host has to ask for.
+pub trait Resident: Send {
+    /// Whether one of them has ended, asked to or not.
+    fn is_over(&self) -> bool;
+}
+
 /// What onehop needs of a GPU.
 pub trait Gpu: Send + Sync {
     /// What people call it: a product name, or `emu`.
@@ -164,6 +171,13 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it cannot be started.
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>>;
+    /// Starts controllers that stay, for tests and measurements: a warp for each of the `count` descriptors at `pairs`
+    /// ([`Pair`](onehop_controller::Pair)). Each ends when its control word or its limit says so; `limit` is the longest of
+    /// these. The memory that they name has to stay until the result has been dropped.
+    ///
+    /// # Errors
+    /// When they cannot be started.
+    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>>;
 }
 
 /// A controller's BAR0 in the GPU's address space.

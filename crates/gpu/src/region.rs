@@ -228,6 +228,10 @@ impl DmaMemory for Region {
         }
     }
 
+    fn gpu_addr(&self) -> Option<GpuAddr> {
+        Some(self.addr)
+    }
+
     fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
         match &self.backing {
             Backing::Host { .. } => None,

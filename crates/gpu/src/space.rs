@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
@@ -105,6 +105,8 @@ pub(crate) struct View {
     last: Cell<usize>,
     local: Vec<Cell<u32>>,
     looks: RefCell<Vec<[u32; 2]>>,
+    /// How often it has paused since it last did something, where it is one that stays.
+    pauses: Option<Cell<u32>>,
 }
 
 impl View {
@@ -118,12 +120,18 @@ impl View {
             // Nobody may rely on what another launch left there.
             local: (0..local).map(|i| Cell::new(0xdead_0000 | i)).collect(),
             looks: RefCell::default(),
+            pauses: None,
             space: space.clone(),
             lanes,
             seen: Cell::new(u64::MAX),
             mappings: RefCell::default(),
             last: Cell::new(0),
         }
+    }
+
+    /// The view of a warp that stays: it sleeps where others only give way.
+    pub(crate) fn patient(space: &Arc<Space>, lanes: u32, local: u32) -> Self {
+        Self { pauses: Some(Cell::new(0)), ..Self::warp(space, lanes, local) }
     }
 
     fn fault(access: &'static str, addr: GpuAddr, bytes: u32, what: &'static str) -> ! {
@@ -227,6 +235,10 @@ impl Memory for View {
 
     fn fence(&self) {
         fence(Ordering::SeqCst);
+        // Whoever stays has just done something: completions come behind a fence.
+        if let Some(pauses) = &self.pauses {
+            pauses.set(0);
+        }
     }
 
     fn ring(&self, door: GpuAddr, value: u32) {
@@ -238,7 +250,12 @@ impl Memory for View {
     }
 
     fn pause(&self) {
-        std::thread::yield_now();
+        let pauses = self.pauses.as_ref().map_or(0, |pauses| pauses.replace(pauses.get().saturating_add(1)));
+        match pauses {
+            0..200 => std::thread::yield_now(),
+            200..2000 => std::thread::sleep(Duration::from_micros(20)),
+            _ => std::thread::sleep(Duration::from_micros(500)),
+        }
     }
 
     fn now(&self) -> u64 {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use onehop_proto::BusAddr;
+use onehop_proto::{BusAddr, GpuAddr};
 
 use crate::{Error, HostMem, Result};
 
@@ -76,6 +76,10 @@ pub trait DmaMemory {
     fn bytes(&self) -> usize;
     /// The host memory behind it, if there is any.
     fn host(&self) -> Option<&HostMem>;
+    /// Where a GPU finds it, where it is memory of a GPU.
+    fn gpu_addr(&self) -> Option<GpuAddr> {
+        None
+    }
     /// A new dma-buf of it, where it is the memory of a device whose driver exports it; none where it is not.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys;
 
 use super::host::Registered;
+use super::resident::Residents;
 use crate::{Error, Result};
 
 /// A pointer into a context's memory.
@@ -168,6 +169,7 @@ pub(super) struct Driver {
     version: c_int,
     /// Host memory that is registered: the driver refuses a second registration of the same page.
     pub(super) registrations: Mutex<Vec<Registered>>,
+    pub(super) residents: Residents,
 }
 
 impl Driver {
@@ -178,7 +180,12 @@ impl Driver {
         if !unsafe { sys::is_culib_present() } {
             return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
         }
-        let mut driver = Self { table: Table::load(), version: 0, registrations: Mutex::default() };
+        let mut driver = Self {
+            table: Table::load(),
+            version: 0,
+            registrations: Mutex::default(),
+            residents: Residents::default(),
+        };
         // SAFETY: cuInit takes no pointers; 0 is the only flag there is.
         unsafe { driver.init(0) }.map_err(|failure| none(&driver.why_not_started(failure)))?;
         let mut version = 0;

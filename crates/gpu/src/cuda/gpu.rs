@@ -18,9 +18,12 @@ use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
 use super::memory::{DeviceKind, DeviceMemory};
 use super::module::{Arg, Function, Module, Shape};
+use super::resident::Staying;
 use super::{Device, registers};
 use crate::relay::Activity;
-use crate::{Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Result, Running};
+use crate::{
+    Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running,
+};
 
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
@@ -36,6 +39,7 @@ struct Inner {
     // Memory goes before the streams, and both before the context.
     kept: Mutex<Vec<Region>>,
     kernels: Mutex<Option<Arc<Kernels>>>,
+    rig: Mutex<Option<Code>>,
     copies: Arc<Stream>,
     context: Arc<Context>,
     device: Device,
@@ -51,6 +55,7 @@ impl CudaGpu {
         Ok(Self(Arc::new(Inner {
             kept: Mutex::default(),
             kernels: Mutex::default(),
+            rig: Mutex::default(),
             copies,
             context,
             device,
@@ -475,5 +480,17 @@ impl Gpu for CudaGpu {
         let inner = self.0.clone();
         let give_back = Box::new(move |memory| keep(&inner, memory));
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
+    }
+
+    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
+        let code = {
+            let mut rig = self.0.rig.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*rig {
+                Some(code) => code.clone(),
+                None => rig.insert(self.load_rig()?).clone(),
+            }
+        };
+        let start = || self.start_rig(&code, Rig::Serve, pairs, count, limit);
+        Ok(Box::new(Staying::start(&self.0.context.driver, start)?))
     }
 }

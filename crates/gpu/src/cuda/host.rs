@@ -48,18 +48,27 @@ impl Drop for Registration {
         let mut all = driver.registrations.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = all.iter().position(|one| one.start == self.start) else { return };
         all[at].users -= 1;
-        if all[at].users > 0 {
-            return;
+        let last = all[at].users == 0;
+        drop(all);
+        if last {
+            let context = self.context.clone();
+            driver.residents.give_back(move || unregister_unused(&context));
         }
-        let gone = all.swap_remove(at);
+    }
+}
+
+/// Takes away the registrations that nobody uses; gives their memory, which may run somebody's code when it goes.
+fn unregister_unused(context: &Context) -> Vec<HostMem> {
+    let mut all = context.driver.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+    let unused = all.extract_if(.., |one| one.users == 0);
+    let unregister = |gone: Registered| {
         let pointer = gone.start as *mut c_void;
         // Under the lock: whoever wants these pages next must find them unregistered.
         // SAFETY: the pages were registered at this address, and no region uses them any more.
-        let _ = self.context.attempt(|driver| unsafe { driver.host_unregister(pointer) });
-        drop(all);
-        // Its memory may run somebody's code when it goes, and that may come back here.
-        drop(gone.mem);
-    }
+        let _ = context.attempt(|driver| unsafe { driver.host_unregister(pointer) });
+        gone.mem
+    };
+    unused.map(unregister).collect()
 }
 
 /// Registers the pages of `mem`, or joins a registration that covers them; gives the address on the GPU.

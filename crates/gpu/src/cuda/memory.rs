@@ -30,6 +30,7 @@ pub enum DeviceKind {
     Exportable,
 }
 
+#[derive(Clone, Copy)]
 enum Origin {
     Plain,
     /// The handle of the physical memory, which is mapped at the address.
@@ -232,21 +233,32 @@ fn round_up(bytes: usize, unit: usize) -> Result<usize> {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let (at, bytes) = (self.at, self.bytes);
-        let _ = self.context.attempt(|driver| match self.origin {
-            // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
-            Origin::Plain => unsafe { driver.free(at) },
-            // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
-            Origin::Opened => unsafe { driver.ipc_close(at) },
-            Origin::Mapped { handle } => {
-                // SAFETY: the range is mapped, and nobody holds a region of it any more.
-                unsafe { driver.unmap(at, bytes) }?;
-                // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
-                unsafe { driver.unreserve(at, bytes) }?;
-                // SAFETY: the handle is ours, and its mapping is gone.
-                unsafe { driver.release(handle) }
-            }
-        });
+        let (context, origin) = (self.context.clone(), self.origin);
+        let free = move || {
+            free(&context, at, bytes, origin);
+            Vec::new()
+        };
+        self.context.driver.residents.give_back(free);
     }
+}
+
+/// Gives an allocation back of which nobody holds a region any more.
+fn free(context: &Context, at: DevicePtr, bytes: usize, origin: Origin) {
+    // What the driver does not take back stays its own.
+    let _ = context.attempt(|driver| match origin {
+        // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
+        Origin::Plain => unsafe { driver.free(at) },
+        // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
+        Origin::Opened => unsafe { driver.ipc_close(at) },
+        Origin::Mapped { handle } => {
+            // SAFETY: the range is mapped, and nobody holds a region of it any more.
+            unsafe { driver.unmap(at, bytes) }?;
+            // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
+            unsafe { driver.unreserve(at, bytes) }?;
+            // SAFETY: the handle is ours, and its mapping is gone.
+            unsafe { driver.release(handle) }
+        }
+    });
 }
 
 impl DeviceBytes for DeviceMemory {

@@ -30,6 +30,7 @@ mod launch;
 mod memory;
 mod module;
 mod registers;
+mod resident;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};

@@ -1,0 +1,85 @@
+//! The emulated GPU's resident controllers: a thread for each warp, which rests when there is nothing to do.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use onehop_controller::{SERVE_LOCAL_WORDS, serve};
+use onehop_proto::GpuAddr;
+use onehop_proto::queue::Memory;
+
+use crate::space::{Space, View};
+use crate::{Error, Resident, Result};
+
+impl onehop_controller::Warp for View {
+    fn lanes(&self) -> u32 {
+        onehop_proto::kernel::Warp::lanes(self)
+    }
+
+    fn each(&self, f: impl FnMut(u32)) {
+        onehop_proto::kernel::Warp::each(self, f);
+    }
+
+    fn once(&self, f: impl FnMut()) {
+        onehop_proto::kernel::Warp::once(self, f);
+    }
+
+    fn local(&self, at: u32) -> u32 {
+        onehop_proto::kernel::Warp::local(self, at)
+    }
+
+    fn set_local(&self, at: u32, value: u32) {
+        onehop_proto::kernel::Warp::set_local(self, at, value);
+    }
+
+    fn add_local(&self, at: u32, value: u32) -> u32 {
+        onehop_proto::kernel::Warp::add_local(self, at, value)
+    }
+}
+
+impl onehop_controller::Wide for View {
+    fn load4(&self, at: GpuAddr) -> [u32; 4] {
+        [0, 4, 8, 12].map(|offset| self.load(at.plus(offset)))
+    }
+
+    fn store4(&self, at: GpuAddr, [a, b, c, last]: [u32; 4]) {
+        for (offset, word) in [(0, a), (4, b), (8, c)] {
+            self.store(at.plus(offset), word);
+        }
+        self.store_release(at.plus(12), last);
+    }
+}
+
+/// Threads that serve until their hosts end them. Dropping waits for that.
+pub(crate) struct Controllers(Vec<JoinHandle<()>>);
+
+impl Controllers {
+    pub(crate) fn start(space: &Arc<Space>, lanes: u32, pairs: GpuAddr, count: u32) -> Result<Self> {
+        let mut controllers = Self(Vec::new());
+        for index in 0..count {
+            let (space, bytes) = (space.clone(), u64::from(onehop_controller::Pair::BYTES));
+            let at = pairs.plus(u64::from(index) * bytes);
+            // A fault unwinds: the thread ends, and its queue stands still, as a GPU's would.
+            let body = move || {
+                serve(&View::patient(&space, lanes, SERVE_LOCAL_WORDS), at);
+            };
+            let thread = std::thread::Builder::new().name("emulated controller".into()).spawn(body);
+            let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+            controllers.0.push(thread.map_err(refuse)?);
+        }
+        Ok(controllers)
+    }
+}
+
+impl Resident for Controllers {
+    fn is_over(&self) -> bool {
+        self.0.iter().any(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Controllers {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
