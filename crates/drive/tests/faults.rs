@@ -11,6 +11,8 @@ use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, 
 use onehop_gpu::Place;
 use onehop_sim::Sim;
 
+use common::Bed;
+
 const BLOCKS: u64 = 64;
 const TIMEOUT: Duration = Duration::from_millis(60);
 
@@ -109,17 +111,17 @@ fn pattern() -> Vec<u8> {
 }
 
 /// One read of 64 blocks, one command a block, on a drive with this fault.
-fn meet(mode: Mode, fault: &str) -> (Sim, Seen) {
-    let spec = format!("mem:1M?mdts=1&cmb=1M&to=1&crdt=1&crdt_unit=100ms&fault={fault}");
-    let sim = onehop_sim::open(&spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+fn meet(bed: Bed, mode: Mode, fault: &str) -> (Sim, Seen) {
+    let spec = format!("mem:1M?mdts=1&queues=8&cmb=1M&to=1&crdt=1&crdt_unit=100ms&fault={fault}");
+    let (sim, port) = bed.open(&spec);
     let data = pattern();
     sim.write_media(1, 0, &data).unwrap();
     // One block a command: a fault meets the fifth of 64.
-    let drive = Drive::open(sim.port(), options()).unwrap();
+    let drive = Drive::open(port, options()).unwrap();
     let start = Instant::now();
     let (result, got) = match mode {
         Mode::Cpu => by_cpu(&drive),
-        Mode::Gpu(gpu_mode, placement) => by_gpu(&drive, gpu_mode, placement),
+        Mode::Gpu(gpu_mode, placement) => by_gpu(bed, &drive, gpu_mode, placement),
     };
     let took = start.elapsed();
     let incidents = drive.incidents();
@@ -170,10 +172,10 @@ fn by_cpu(drive: &Drive) -> (Result<(), Error>, Vec<u8>) {
     (result, buffer.host().unwrap().to_vec(0, (BLOCKS * 512) as usize).unwrap())
 }
 
-fn by_gpu(drive: &Drive, mode: GpuMode, placement: Placement) -> (Result<(), Error>, Vec<u8>) {
+fn by_gpu(bed: Bed, drive: &Drive, mode: GpuMode, placement: Placement) -> (Result<(), Error>, Vec<u8>) {
     let ns = drive.namespace(1).unwrap();
     let gpu = common::gpu();
-    let placement = common::placed(&*gpu, placement);
+    let placement = common::placed(&*gpu, placement, bed == Bed::Resident);
     let setup = GpuSetup { mode, queues: 1, depth: 15, stall: TIMEOUT, ..GpuSetup::new(placement) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, placement.data, (BLOCKS * 512) as usize).unwrap();
@@ -261,29 +263,41 @@ fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
         || fault.starts_with("power-loss") && rule == DoorbellNotReady
 }
 
-#[test]
-fn every_fault_in_every_mode() {
+/// Every row in every mode; gives the table.
+fn every_fault(bed: Bed) -> String {
     let mut table = String::new();
     for row in ROWS {
         for same in MODES.chunk_by(|a, b| mode_name(*a) == mode_name(*b)) {
             let mut line = Line::default();
             for mode in same {
-                line.add(*mode, &meet_as_expected(row, *mode));
+                line.add(*mode, &meet_as_expected(bed, row, *mode));
             }
             line.write(row.fault, mode_name(same[0]), &mut table);
         }
     }
+    table
+}
+
+#[test]
+fn every_fault_in_every_mode() {
+    let table = every_fault(Bed::Sim);
     if let Some(path) = std::env::var_os("ONEHOP_FAULT_TABLE") {
         std::fs::write(path, table).unwrap();
     }
 }
 
-fn meet_as_expected(row: &Row, mode: Mode) -> Seen {
-    let (mut sim, mut seen) = meet(mode, row.fault);
+/// The same on a controller that the GPU runs: the same errors, whoever meets them.
+#[test]
+fn every_fault_of_a_controller_on_the_gpu() {
+    print!("{}", every_fault(Bed::Resident));
+}
+
+fn meet_as_expected(bed: Bed, row: &Row, mode: Mode) -> Seen {
+    let (mut sim, mut seen) = meet(bed, mode, row.fault);
     // A machine that is busy otherwise may keep a thread waiting for longer than the time-out.
     for _ in 0..3 {
         if (row.sees, seen.sees) == (Sees::Data, Sees::DataAfterRecovery) {
-            (sim, seen) = meet(mode, row.fault);
+            (sim, seen) = meet(bed, mode, row.fault);
         }
     }
     assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use onehop_drive::{
     Buffer, Drive, GpuJob, GpuMode, GpuSetup, Io, IoQueue, Namespace, Op, Options, Placement, Token,
 };
-use suite::{Rng, common};
+use suite::Rng;
+use suite::common::{self, Bed};
 
 const BLOCK: usize = 512;
 const MOST: u64 = 8;
@@ -133,15 +134,21 @@ impl Torture<'_> {
 }
 
 /// The GPU reads everything while nothing is in flight, and must see what the shadow says.
-fn gpu_reads_all(drive: &Drive, torture: &mut Torture<'_>, mode: GpuMode, placement: Placement) {
+fn gpu_reads_all(
+    bed: Bed,
+    drive: &Drive,
+    torture: &mut Torture<'_>,
+    (mode, placement): (GpuMode, Placement),
+) {
     torture.drain();
-    let gpu = common::gpu();
-    let placement = common::placed(&*gpu, placement);
+    let (gpu, reaches_vram) = (common::gpu(), bed == Bed::Resident);
+    let placement = common::placed(&*gpu, placement, reaches_vram);
     let setup =
         GpuSetup { mode, queues: 2, depth: 16, stall: Duration::from_millis(30), ..GpuSetup::new(placement) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let blocks = torture.shadow.blocks.len() as u64;
-    let (region, buffer) = drive.gpu_buffer(&*gpu, common::data_at(&*gpu), blocks as usize * BLOCK).unwrap();
+    let (region, buffer) =
+        drive.gpu_buffer(&*gpu, common::data_at(&*gpu, reaches_vram), blocks as usize * BLOCK).unwrap();
     let jobs: Vec<_> =
         (0..blocks / 8).map(|i| GpuJob { lba: i * 8, blocks: 8, offset: i * 8 * BLOCK as u64 }).collect();
     while let Err(error) = queues.read(torture.ns, &jobs, &buffer) {
@@ -160,8 +167,6 @@ fn gpu_reads_all(drive: &Drive, torture: &mut Torture<'_>, mode: GpuMode, placem
 
 #[test]
 fn a_million_operations_with_faults() {
-    let ops = number("ONEHOP_TORTURE_OPS", 1_000_000);
-    let seed = number("ONEHOP_TORTURE_SEED", 20_261_121);
     let faults = [
         "late@p=0.0003,delay=3ms",
         "late@p=0.00003,delay=120ms",
@@ -178,8 +183,32 @@ fn a_million_operations_with_faults() {
         "abort-ignored@q=0,p=0.3",
         "slow-start@p=0.2,delay=20ms",
     ];
-    let spec = format!("mem:2M?mdts=2&crdt=1&to=4&vwc=1&seed={seed}&fault={}", faults.join("&fault="));
-    let sim = onehop_sim::open(&spec).unwrap();
+    torment(Bed::Sim, number("ONEHOP_TORTURE_OPS", 1_000_000), &faults);
+}
+
+/// The same on a controller that the GPU runs, where no lots are drawn.
+#[test]
+fn operations_with_faults_on_a_controller_on_the_gpu() {
+    let faults = [
+        "reorder@every=101,by=3,delay=2ms",
+        "lost@every=2003",
+        "torn@every=601,delay=300us",
+        "fail-once@every=307",
+        "wrong-cid@every=5003",
+        "dup@every=4001",
+        "stale-phase@every=499,delay=100us",
+        "cfs@every=7001",
+        "abort-ignored@q=0,p=0.3",
+        "slow-start@p=0.2,delay=20ms",
+    ];
+    torment(Bed::Resident, number("ONEHOP_TORTURE_OPS", 1_000_000) / 50, &faults);
+}
+
+fn torment(bed: Bed, ops: u64, faults: &[&str]) {
+    let seed = number("ONEHOP_TORTURE_SEED", 20_261_121);
+    let faults = faults.join("&fault=");
+    let spec = format!("mem:2M?mdts=2&queues=8&crdt=1&to=4&vwc=1&seed={seed}&fault={faults}");
+    let (sim, port) = bed.open(&spec);
     let options = Options {
         writable: true,
         timeout: Duration::from_millis(40),
@@ -188,7 +217,7 @@ fn a_million_operations_with_faults() {
         retries: 4,
         ..Options::default()
     };
-    let drive = Drive::open(sim.port(), options).unwrap();
+    let drive = Drive::open(port, options).unwrap();
     let ns = drive.namespace(1).unwrap();
     let queue = drive.queue().unwrap();
     let mut torture = Torture {
@@ -212,7 +241,7 @@ fn a_million_operations_with_faults() {
         if op % every == 0 {
             let round = (op / every) as usize;
             let mode = if round.is_multiple_of(2) { GpuMode::Owner } else { GpuMode::Shared { threads: 12 } };
-            gpu_reads_all(&drive, &mut torture, mode, placements[round % 4]);
+            gpu_reads_all(bed, &drive, &mut torture, (mode, placements[round % 4]));
         }
     }
     torture.drain();
@@ -222,7 +251,7 @@ fn a_million_operations_with_faults() {
     }
     let took = start.elapsed();
     println!(
-        "seed {seed}: {ops} operations in {took:.1?}, {} errors seen, recoveries {steps:?}",
+        "{bed:?}, seed {seed}: {ops} operations in {took:.1?}, {} errors seen, recoveries {steps:?}",
         torture.errors
     );
     println!("simulator: {:?}", sim.stats());

@@ -177,7 +177,11 @@ pub trait Gpu: Send + Sync {
     ///
     /// # Errors
     /// When they cannot be started.
-    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>>;
+    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
+        let _ = (pairs, count, limit);
+        let why = format!("{} has none", self.name());
+        Err(Error::NotSupported { what: "running controllers on the GPU".into(), why })
+    }
 }
 
 /// A controller's BAR0 in the GPU's address space.

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use onehop_os::HostMem;
+use onehop_proto::identify::Oncs;
 use onehop_proto::{BusAddr, Status};
 
 use crate::device::Device;
@@ -78,6 +79,10 @@ pub trait IoEngine: Send + Sync {
     /// Where it keeps the blocks of the only namespace, if it does.
     fn blocks(&self) -> Option<Arc<dyn Blocks>> {
         None
+    }
+    /// Which of the optional I/O commands it carries out.
+    fn optional_commands(&self, all: Oncs) -> Oncs {
+        all
     }
     /// What has befallen the controller since the last call, by a fault of an I/O command.
     fn strike(&self) -> Option<Strike> {

@@ -134,7 +134,8 @@ impl Fault {
     }
 
     /// How often it strikes at most, if that is limited.
-    fn limit(&self) -> Option<u64> {
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
         use FaultKind::{Cfs, FailOnce, Gone, PowerLoss};
         let repeated = self.when.every.is_some() || self.when.p.is_some();
         match self.kind {
@@ -144,7 +145,8 @@ impl Fault {
     }
 
     /// Whether it waits for the clock alone and not for a command.
-    fn is_timed(&self) -> bool {
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
         let w = &self.when;
         matches!(self.kind, FaultKind::Cfs | FaultKind::Gone | FaultKind::PowerLoss)
             && (w.n.is_none() && w.every.is_none() && w.p.is_none())

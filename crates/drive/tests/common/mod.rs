@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock};
 use onehop_drive::Placement;
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_os::Port;
+use onehop_sim::Sim;
 
 pub fn gpu() -> Arc<dyn Gpu> {
     // One for all tests: host memory is registered once with a process's driver.
@@ -17,11 +19,37 @@ pub fn gpu() -> Arc<dyn Gpu> {
     real.clone().unwrap_or_else(|| Arc::new(Emulated::new()))
 }
 
-/// A placement that this GPU and a controller that reaches host memory only can have.
-pub fn placed(gpu: &dyn Gpu, placement: Placement) -> Placement {
-    if gpu.simulated() { placement } else { Placement::TIER1 }
+/// Who carries out the I/O commands of a simulated drive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bed {
+    /// CPU threads, which reach host memory only.
+    Sim,
+    /// Resident warps of the GPU, which reach its memory too.
+    Resident,
 }
 
-pub fn data_at(gpu: &dyn Gpu) -> Place {
-    if gpu.simulated() { Place::Vram } else { Place::PinnedHost }
+impl Bed {
+    /// A drive like this, and its port.
+    pub fn open(self, spec: &str) -> (Sim, Port) {
+        match self {
+            Self::Sim => {
+                let sim = onehop_sim::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
+                let port = sim.port();
+                (sim, port)
+            }
+            Self::Resident => {
+                let drive = onehop_resident::open(spec, gpu()).unwrap_or_else(|e| panic!("{spec}: {e}"));
+                (drive.sim().clone(), drive.port())
+            }
+        }
+    }
+}
+
+/// A placement that this GPU can have with a controller that reaches its memory, or does not.
+pub fn placed(gpu: &dyn Gpu, placement: Placement, reaches_vram: bool) -> Placement {
+    if gpu.simulated() || reaches_vram { placement } else { Placement::TIER1 }
+}
+
+pub fn data_at(gpu: &dyn Gpu, reaches_vram: bool) -> Place {
+    if gpu.simulated() || reaches_vram { Place::Vram } else { Place::PinnedHost }
 }

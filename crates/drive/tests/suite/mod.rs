@@ -24,10 +24,21 @@ pub struct Case {
     /// QEMU's model (7.2) loses extended metadata when a command has more than 512 bytes of it and not a multiple of
     /// 512: such commands are compared without.
     pub loses_metadata: bool,
+    /// The controller reaches the memory of a real GPU.
+    pub reaches_vram: bool,
 }
 
-pub const PLAIN: Case =
-    Case { lba: 512, ms: 0, ext: false, mdts: 5, queues: 2, depth: 31, sgl: true, loses_metadata: false };
+pub const PLAIN: Case = Case {
+    lba: 512,
+    ms: 0,
+    ext: false,
+    mdts: 5,
+    queues: 2,
+    depth: 31,
+    sgl: true,
+    loses_metadata: false,
+    reaches_vram: false,
+};
 
 /// Every parameter at its ends and in between, each with different companions.
 pub fn matrix(most_entries: u32) -> Vec<Case> {
@@ -263,9 +274,11 @@ fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     for (i, (mode, placement)) in setups.into_iter().enumerate() {
         let depth = [1, 40, 3, 16, 40][i];
         let queues = drive.identity().queues.min(2) as u16;
-        let setup = GpuSetup { mode, depth, queues, ..GpuSetup::new(common::placed(&*gpu, placement)) };
+        let placement = common::placed(&*gpu, placement, case.reaches_vram);
+        let setup = GpuSetup { mode, depth, queues, ..GpuSetup::new(placement) };
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
-        let (region, buffer) = drive.gpu_buffer(&*gpu, common::data_at(&*gpu), len + 4096).unwrap();
+        let (region, buffer) =
+            drive.gpu_buffer(&*gpu, common::data_at(&*gpu, case.reaches_vram), len + 4096).unwrap();
         let data = rng.bytes(len);
         region.write(0, &data).unwrap();
         let job = |offset| [GpuJob { lba: 7, blocks, offset }];

@@ -109,14 +109,15 @@ impl Device {
     }
 
     fn optional_commands(&self) -> Oncs {
-        Oncs(0)
+        let all = Oncs(0)
             .with_compare(true)
             .with_write_uncorrectable(true)
             .with_dataset_management(true)
             .with_write_zeroes(true)
             .with_save_select(true)
             .with_timestamp(true)
-            .with_verify(true)
+            .with_verify(true);
+        self.engine.as_ref().map_or(all, |engine| engine.optional_commands(all))
     }
 
     fn put_power_states(&self, bytes: &mut Bytes) {

@@ -1,0 +1,170 @@
+//! The drive: the simulator's port, with a mapper that also reaches VRAM.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use onehop_controller::Range;
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Port};
+use onehop_proto::GpuAddr;
+use onehop_sim::{Config, Media, Sim, SimMapper};
+
+use crate::engine::{Engine, locked};
+use crate::error::not_served;
+use crate::memory::Namespace;
+use crate::pair::{Common, Pairs};
+use crate::table::Table;
+use crate::{Result, faults};
+
+/// Mappings that can come and go while queues are served.
+const MAPPINGS: usize = 1024;
+/// Warps end by themselves after this, whatever becomes of their host.
+const LIMIT: Duration = Duration::from_secs(900);
+/// The most queue pairs: each has a warp.
+const QUEUES: u16 = 64;
+
+/// A simulated drive whose I/O commands a GPU carries out.
+pub struct ResidentDrive {
+    sim: Sim,
+    mapper: Arc<ResidentMapper>,
+}
+
+/// Makes the drive that people describe after `sim:`, with its queues, its namespace and its data in this GPU's reach.
+///
+/// # Errors
+/// When the description is wrong or not one that a GPU serves, or the GPU lacks the memory.
+pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
+    let config = Config::parse(spec)?;
+    let bytes = check(&config)?;
+    let faults = faults::translate(&config.faults)?;
+    let table = Table::new(&*gpu, MAPPINGS)?;
+    let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
+    let page_bytes = 4096 << config.mpsmin;
+    let common = Common {
+        namespace: namespace.addr(),
+        blocks: bytes / u64::from(config.lba),
+        lba_shift: config.lba.ilog2(),
+        max_bytes: page_bytes << config.mdts,
+        ranges: table.addr(),
+        range_count: table.room(),
+        limit: LIMIT,
+    };
+    let pairs = Pairs::new(&*gpu, common, config.queues, page_bytes)?;
+    let table = Arc::new(Mutex::new(table));
+    let namespace = Arc::new(Namespace(namespace));
+    let engine = Engine::new(gpu.clone(), table.clone(), pairs, namespace, (faults, LIMIT));
+    let sim = Sim::with_engine(config, Arc::new(engine))?;
+    let mapper = ResidentMapper { sim: sim.mapper(), gpu, table };
+    Ok(ResidentDrive { sim, mapper: Arc::new(mapper) })
+}
+
+/// Whether a GPU serves a drive like this; gives the bytes of its namespace.
+fn check(config: &Config) -> Result<u64> {
+    let Media::Memory(bytes) = config.media else {
+        return not_served("an image file", "write its bytes to a drive in memory (mem:)");
+    };
+    if config.ms != 0 || config.namespaces != 1 {
+        return not_served("metadata, or several namespaces", "ms=0 and ns=1");
+    }
+    if config.sgl || config.dbbuf || config.scatter {
+        return not_served("SGLs, shadow doorbells, or scattered mappings", "sgl=0, dbbuf=0, scatter=0");
+    }
+    if config.mdts == 0 || config.mdts > 10 {
+        return not_served(format!("mdts={}", config.mdts), "mdts=1 to 10");
+    }
+    if config.queues > QUEUES {
+        return not_served(format!("{} queues", config.queues), &format!("{QUEUES} at most"));
+    }
+    if config.null.is_some() || config.bandwidth != 0 || !(config.latency + config.jitter).is_zero() {
+        return not_served("null, latency, jitter and bandwidth", "leave them away");
+    }
+    Ok(bytes - bytes % u64::from(config.lba))
+}
+
+impl ResidentDrive {
+    /// What a driver needs of it.
+    #[must_use]
+    pub fn port(&self) -> Port {
+        let port = self.sim.port();
+        Port {
+            name: format!("{} on {}", port.name, self.mapper.gpu.name()),
+            mapper: self.mapper.clone(),
+            ..port
+        }
+    }
+
+    /// The simulator behind it: violations, media and faults are as always.
+    #[must_use]
+    pub fn sim(&self) -> &Sim {
+        &self.sim
+    }
+}
+
+/// Gives bus addresses for host memory and for the GPU's own.
+struct ResidentMapper {
+    sim: Arc<SimMapper>,
+    gpu: Arc<dyn Gpu>,
+    table: Arc<Mutex<Table>>,
+}
+
+/// A mapping. The warps lose it first.
+struct Hold {
+    table: Arc<Mutex<Table>>,
+    bus: u64,
+    _mapped: Mapped,
+    _region: Option<Region>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // A GPU that fails reaches nothing any more.
+        let _ = locked(&self.table).remove(self.bus);
+    }
+}
+
+impl ResidentMapper {
+    fn cannot(&self, why: impl ToString) -> onehop_os::Error {
+        onehop_os::Error::CannotMap { mapper: self.name().into(), why: why.to_string() }
+    }
+
+    /// Where the warps find memory, and what keeps it there.
+    fn target(&self, memory: &dyn DmaMemory) -> onehop_os::Result<(GpuAddr, Option<Region>)> {
+        match (memory.host(), memory.gpu_addr()) {
+            (Some(host), _) => {
+                let adopted = self.gpu.adopt(Place::PinnedHost, host.clone());
+                let region = adopted.map_err(|error| self.cannot(error))?;
+                Ok((region.addr(), Some(region)))
+            }
+            (None, Some(at)) => Ok((at, None)),
+            (None, None) => Err(self.cannot("it is neither host memory nor a GPU's")),
+        }
+    }
+}
+
+impl Mapper for ResidentMapper {
+    fn name(&self) -> &str {
+        "a controller on the GPU"
+    }
+
+    fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+        self.sim.alloc(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+        let (target, region) = self.target(memory)?;
+        // Held from address to entry: the table's addresses only grow.
+        let mut table = locked(&self.table);
+        let mapped = match memory.host() {
+            Some(_) => self.sim.map(memory)?,
+            None => self.sim.map_foreign(memory.bytes(), target.0),
+        };
+        let bus = mapped.contiguous()?.0;
+        if !bus.is_multiple_of(16) || !target.0.is_multiple_of(16) {
+            return Err(self.cannot("it does not start at a multiple of 16 bytes"));
+        }
+        table.add(Range { bus, bytes: mapped.bytes(), target }).map_err(|error| self.cannot(error))?;
+        let runs = mapped.runs().to_vec();
+        let hold = Hold { table: self.table.clone(), bus, _mapped: mapped, _region: region };
+        Ok(Mapped::new(runs, Box::new(hold)))
+    }
+}

@@ -1,0 +1,301 @@
+//! Creates, deletes and rings queue pairs that resident warps serve.
+//!
+//! The warps start with the first pair and end with the last one: memory that is given back while a GPU's kernel stays is
+//! put off until it has gone.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onehop_controller::Fault;
+use onehop_gpu::{Error, Gpu, Place, Region, Resident, Result};
+use onehop_proto::identify::Oncs;
+use onehop_proto::{Cqe, GpuAddr, Sqe, Status};
+use onehop_sim::{Blocks, IoEngine, NewQueue, Rule, Strike, Violation};
+
+use crate::faults::Armed;
+use crate::memory::Namespace;
+use crate::pair::{Begin, Pairs};
+use crate::table::Table;
+
+/// A ring, and what keeps it reachable.
+struct Ring {
+    at: GpuAddr,
+    entries: u32,
+    _hold: Option<Region>,
+}
+
+/// A completion queue.
+struct Completions {
+    ring: Ring,
+    taken: bool,
+}
+
+/// A submission queue, and with it a pair that a warp serves.
+struct Served {
+    _ring: Ring,
+    /// Which faults it was given, by their number, and how far they had counted.
+    faults: Vec<(usize, Fault)>,
+    /// Whether what befell the controller was told.
+    told: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    cq: Option<Completions>,
+    served: Option<Served>,
+    /// Breaches that were told.
+    breaches: u32,
+}
+
+struct State {
+    slots: Vec<Slot>,
+    faults: Vec<Armed>,
+    warps: Option<Box<dyn Resident>>,
+    /// Completions of warps that have ended.
+    completions: u64,
+    breaches: Vec<Violation>,
+}
+
+/// The engine of one drive.
+pub(crate) struct Engine {
+    gpu: Arc<dyn Gpu>,
+    table: Arc<Mutex<Table>>,
+    pairs: Pairs,
+    namespace: Arc<Namespace>,
+    limit: Duration,
+    state: Mutex<State>,
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A GPU that fails is an error of the controller's own.
+fn internal(_: onehop_gpu::Error) -> Status {
+    Status::INTERNAL_ERROR
+}
+
+impl Engine {
+    pub(crate) fn new(
+        gpu: Arc<dyn Gpu>,
+        table: Arc<Mutex<Table>>,
+        pairs: Pairs,
+        namespace: Arc<Namespace>,
+        (faults, limit): (Vec<Armed>, Duration),
+    ) -> Self {
+        let slots = std::iter::once(0).chain(pairs.numbers()).map(|_| Slot::default()).collect();
+        let state = State { slots, faults, warps: None, completions: 0, breaches: Vec::new() };
+        Self { gpu, table, pairs, namespace, limit, state: Mutex::new(state) }
+    }
+
+    /// Where a ring lies: in mapped memory, or in the controller's own buffer.
+    fn ring(&self, queue: &NewQueue, entry: usize) -> std::result::Result<Ring, Status> {
+        let bytes = u64::from(queue.entries) * entry as u64;
+        if let Some(at) = locked(&self.table).find(queue.base.0, bytes) {
+            return Ok(Ring { at, entries: queue.entries, _hold: None });
+        }
+        let memory = queue.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let region = self.gpu.adopt(Place::Cmb, memory).map_err(internal)?;
+        Ok(Ring { at: region.addr(), entries: queue.entries, _hold: Some(region) })
+    }
+
+    fn start(&self, state: &mut State) -> Result<()> {
+        if state.warps.is_none() {
+            locked(&self.table).set_searched(true)?;
+            self.pairs.reset()?;
+            state.slots.iter_mut().for_each(|slot| slot.breaches = 0);
+            let count = self.pairs.numbers().count() as u32;
+            state.warps = Some(self.gpu.serve(self.pairs.addr(), count, self.limit)?);
+            for qid in self.pairs.numbers() {
+                if !self.pairs.wait(qid, 1)? {
+                    return Err(Error::Launch(format!("the warp of queue {qid} did not start")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&self, state: &mut State) {
+        let Some(warps) = state.warps.take() else { return };
+        let stopped = self.pairs.stop();
+        drop(warps);
+        let result = stopped.and_then(|()| self.collect(state)).and_then(|()| {
+            for qid in self.pairs.numbers() {
+                state.completions += self.pairs.report(qid)?.completions;
+            }
+            locked(&self.table).set_searched(false)
+        });
+        if let Err(error) = result {
+            state.complain(0, format!("the warps that served queues could not be ended: {error}"));
+        }
+    }
+
+    /// Fetches the breaches that were found and not told yet.
+    fn collect(&self, state: &mut State) -> Result<()> {
+        for qid in self.pairs.numbers() {
+            let slot = &mut state.slots[usize::from(qid)];
+            let (found, count) = self.pairs.violations(qid, slot.breaches)?;
+            slot.breaches = count;
+            state.breaches.extend(found.iter().map(|found| told(qid, found)));
+        }
+        Ok(())
+    }
+
+    /// Ends a pair: its commands are let go, its faults' counts are kept.
+    fn end(&self, state: &mut State, qid: u16) {
+        let Some(served) = state.slots.get_mut(usize::from(qid)).and_then(|slot| slot.served.take()) else {
+            return;
+        };
+        match self.pairs.end(qid) {
+            Ok(true) => {}
+            Ok(false) => {
+                let ended = state.warps.as_ref().is_some_and(|warps| warps.is_over());
+                state.complain(qid, format!("its warp did not let go of it (ended by itself: {ended})"));
+            }
+            Err(error) => state.complain(qid, error.to_string()),
+        }
+        for (i, (number, before)) in served.faults.iter().enumerate() {
+            if let (Some(armed), Ok(after)) = (state.faults.get_mut(*number), self.pairs.fault(qid, i)) {
+                armed.fault.seen += after.seen.saturating_sub(before.seen);
+                armed.fault.fired += after.fired.saturating_sub(before.fired);
+            }
+        }
+        if state.slots.iter().all(|slot| slot.served.is_none()) {
+            self.stop(state);
+        }
+    }
+}
+
+impl State {
+    /// What should never be: a test that looks for breaches sees it.
+    fn complain(&mut self, qid: u16, detail: String) {
+        self.breaches.push(Violation { rule: Rule::DmaUnmapped, queue: Some(qid), detail });
+    }
+}
+
+/// A breach in the simulator's words.
+fn told(qid: u16, found: &onehop_controller::Violation) -> Violation {
+    let name = found.rule().map_or("", onehop_controller::Rule::name);
+    let rule = Rule::ALL.iter().find(|rule| rule.name() == name).copied().unwrap_or(Rule::ReservedField);
+    let detail = format!("{name}: identifier {:#x}, detail {:#x}", found.cid, found.detail);
+    Violation { rule, queue: Some(qid), detail }
+}
+
+impl IoEngine for Engine {
+    fn create_cq(&self, cq: &NewQueue) -> std::result::Result<(), Status> {
+        let ring = self.ring(cq, Cqe::BYTES)?;
+        let mut state = locked(&self.state);
+        let slot = state.slots.get_mut(usize::from(cq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
+        slot.cq = Some(Completions { ring, taken: false });
+        Ok(())
+    }
+
+    /// A completion queue serves one submission queue here.
+    fn create_sq(&self, sq: &NewQueue, cqid: u16) -> std::result::Result<(), Status> {
+        let ring = self.ring(sq, Sqe::BYTES)?;
+        let mut state = locked(&self.state);
+        let state = &mut *state;
+        self.start(state).map_err(internal)?;
+        let free = state.slots.get_mut(usize::from(cqid)).and_then(|slot| slot.cq.as_mut());
+        let cq = free.filter(|cq| !cq.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
+        cq.taken = true;
+        let faults = state.faults.iter().enumerate().filter(|(_, armed)| armed.is_on(sq.qid));
+        let faults: Vec<_> = faults.map(|(number, armed)| (number, armed.fault)).collect();
+        let given: Vec<_> = faults.iter().map(|(_, fault)| *fault).collect();
+        let begin = Begin {
+            sq: ring.at,
+            cq: cq.ring.at,
+            sq_entries: ring.entries,
+            cq_entries: cq.ring.entries,
+            cqid,
+            page_shift: sq.page_shift,
+            faults: &given,
+        };
+        if !self.pairs.begin(sq.qid, &begin).map_err(internal)? {
+            state.complain(sq.qid, "its warp did not begin".to_owned());
+            return Err(Status::INTERNAL_ERROR);
+        }
+        let slot = state.slots.get_mut(usize::from(sq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
+        slot.served = Some(Served { _ring: ring, faults, told: false });
+        Ok(())
+    }
+
+    fn delete_sq(&self, qid: u16) {
+        self.end(&mut locked(&self.state), qid);
+    }
+
+    fn delete_cq(&self, qid: u16) {
+        if let Some(slot) = locked(&self.state).slots.get_mut(usize::from(qid)) {
+            slot.cq = None;
+        }
+    }
+
+    fn clear(&self) {
+        let mut state = locked(&self.state);
+        for qid in self.pairs.numbers() {
+            self.end(&mut state, qid);
+        }
+        state.slots.iter_mut().for_each(|slot| slot.cq = None);
+    }
+
+    fn ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
+        let state = locked(&self.state);
+        let Some(slot) = state.slots.get(usize::from(qid)) else { return false };
+        let rung = match is_cq {
+            true if slot.cq.as_ref().is_some_and(|cq| cq.taken) => self.pairs.ring_cq(qid, value),
+            false if slot.served.is_some() => self.pairs.ring_sq(qid, value),
+            _ => return false,
+        };
+        // A posted write that does not arrive is lost; whoever waits for the answer finds out.
+        drop(rung);
+        true
+    }
+
+    fn commands(&self) -> u64 {
+        let state = locked(&self.state);
+        let running = self.pairs.numbers().filter(|_| state.warps.is_some());
+        let completed = running.filter_map(|qid| self.pairs.report(qid).ok()).map(|r| r.completions);
+        state.completions + completed.sum::<u64>()
+    }
+
+    fn blocks(&self) -> Option<Arc<dyn Blocks>> {
+        Some(self.namespace.clone())
+    }
+
+    fn optional_commands(&self, all: Oncs) -> Oncs {
+        all.with_verify(false).with_write_uncorrectable(false).with_dataset_management(false)
+    }
+
+    fn strike(&self) -> Option<Strike> {
+        let mut state = locked(&self.state);
+        let State { slots, faults, .. } = &mut *state;
+        for (qid, slot) in (0..).zip(slots.iter_mut()) {
+            let Some(served) = slot.served.as_mut().filter(|served| !served.told) else { continue };
+            for (i, (number, before)) in served.faults.iter().enumerate() {
+                let Some(strike) = faults.get(*number).and_then(|armed| armed.strike) else { continue };
+                let struck = self.pairs.fault(qid, i).is_ok_and(|after| after.fired > before.fired);
+                if struck {
+                    served.told = true;
+                    return Some(strike);
+                }
+            }
+        }
+        None
+    }
+
+    fn breaches(&self) -> Vec<Violation> {
+        let mut state = locked(&self.state);
+        if state.warps.is_some()
+            && let Err(error) = self.collect(&mut state)
+        {
+            state.complain(0, error.to_string());
+        }
+        std::mem::take(&mut state.breaches)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop(&mut locked(&self.state));
+    }
+}

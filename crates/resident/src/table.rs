@@ -1,0 +1,164 @@
+//! What is mapped: a table in the GPU's memory that grows while warps search it.
+//!
+//! Warps search by halves, without a lock. So nothing moves while they run: the simulator's bus addresses only ever grow,
+//! and a new mapping goes behind all others; one that ends keeps its place with no bytes. Places that are not used hold
+//! the highest address. An address is two words to a warp: whichever half of a new one it sees first, what it reads is
+//! between the address and the highest. Words are written in an order in which the table is a table at every moment:
+//! a mapping has no bytes before it has its address, and none when it loses it.
+
+use std::collections::BTreeMap;
+
+use onehop_controller::Range;
+use onehop_gpu::{Error, Gpu, Place, Region, Result};
+use onehop_proto::GpuAddr;
+
+use crate::memory::put;
+
+const BYTES: usize = Range::BYTES as usize;
+/// Stands where nothing is mapped.
+const NOWHERE: Range = Range { bus: !15, bytes: 0, target: GpuAddr(0) };
+/// The words of each part of a range.
+const BUS: [usize; 2] = [0, 1];
+const LENGTH: [usize; 2] = [2, 3];
+const TARGET: [usize; 2] = [4, 5];
+
+struct Live {
+    bytes: u64,
+    target: GpuAddr,
+    at: usize,
+}
+
+/// The table.
+pub(crate) struct Table {
+    region: Region,
+    room: usize,
+    live: BTreeMap<u64, Live>,
+    used: usize,
+    /// Whether warps may search it.
+    searched: bool,
+}
+
+impl Table {
+    pub(crate) fn new(gpu: &dyn Gpu, room: usize) -> Result<Self> {
+        let region = gpu.alloc(Place::Vram, room * BYTES)?;
+        let mut table = Self { region, room, live: BTreeMap::new(), used: 0, searched: false };
+        table.compact()?;
+        Ok(table)
+    }
+
+    pub(crate) fn addr(&self) -> GpuAddr {
+        self.region.addr()
+    }
+
+    pub(crate) fn room(&self) -> u32 {
+        self.room as u32
+    }
+
+    /// Adds a mapping; its bus address is above all others. Both addresses are multiples of sixteen.
+    pub(crate) fn add(&mut self, range: Range) -> Result<()> {
+        if self.used == self.room && !self.searched {
+            self.compact()?;
+        }
+        if self.used == self.room {
+            let why = format!("{} mappings came and went while queues were served", self.room);
+            return Err(Error::Launch(why));
+        }
+        let at = self.used;
+        for part in [TARGET, BUS, LENGTH] {
+            self.write(at, &range, part)?;
+        }
+        self.live.insert(range.bus, Live { bytes: range.bytes, target: range.target, at });
+        self.used += 1;
+        Ok(())
+    }
+
+    /// Takes a mapping away.
+    pub(crate) fn remove(&mut self, bus: u64) -> Result<()> {
+        let Some(gone) = self.live.remove(&bus) else { return Ok(()) };
+        self.write(gone.at, &NOWHERE, LENGTH)?;
+        // Places at the end can be used again at once.
+        let used = self.live.values().map(|live| live.at + 1).max().unwrap_or(0);
+        for at in (used..self.used).rev() {
+            self.write(at, &NOWHERE, BUS)?;
+        }
+        self.used = used;
+        Ok(())
+    }
+
+    fn write(&self, at: usize, range: &Range, part: [usize; 2]) -> Result<()> {
+        let words = range.words();
+        part.into_iter().try_for_each(|i| self.region.signal(at * BYTES + 4 * i, words[i]))
+    }
+
+    /// Where `bytes` bytes at a bus address lie, if they are mapped.
+    pub(crate) fn find(&self, bus: u64, bytes: u64) -> Option<GpuAddr> {
+        let (start, live) = self.live.range(..=bus).next_back()?;
+        let offset = bus - start;
+        (offset.checked_add(bytes)? <= live.bytes).then(|| live.target.plus(offset))
+    }
+
+    /// Warps are about to search it, or none does any more.
+    pub(crate) fn set_searched(&mut self, searched: bool) -> Result<()> {
+        self.searched = searched;
+        if searched { self.compact() } else { Ok(()) }
+    }
+
+    /// Writes all of it anew, without places of what is gone.
+    fn compact(&mut self) -> Result<()> {
+        let mut words = Vec::with_capacity(self.room * BYTES / 4);
+        for (at, (bus, live)) in self.live.iter_mut().enumerate() {
+            live.at = at;
+            words.extend(Range { bus: *bus, bytes: live.bytes, target: live.target }.words());
+        }
+        self.used = self.live.len();
+        (self.used..self.room).for_each(|_| words.extend(NOWHERE.words()));
+        put(&self.region, 0, &words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_gpu::Emulated;
+
+    use super::*;
+    use crate::memory::get;
+
+    fn range(bus: u64) -> Range {
+        Range { bus, bytes: 4096, target: GpuAddr(bus << 8) }
+    }
+
+    fn seen(table: &Table) -> Vec<(u64, u64)> {
+        let one = |at| Range::from_words(&get(&table.region, at * BYTES).unwrap());
+        (0..table.room).map(one).map(|range| (range.bus, range.bytes)).collect()
+    }
+
+    #[test]
+    fn nothing_moves_while_it_is_searched() {
+        let mut table = Table::new(&Emulated::new(), 4).unwrap();
+        for bus in [0x10000, 0x20000, 0x30000] {
+            table.add(range(bus)).unwrap();
+        }
+        table.set_searched(true).unwrap();
+        table.remove(0x20000).unwrap();
+        let none = (NOWHERE.bus, 0);
+        assert_eq!(seen(&table), [(0x10000, 4096), (0x20000, 0), (0x30000, 4096), none]);
+        assert_eq!(table.find(0x30010, 4080), Some(GpuAddr(0x3000010)));
+        assert!(table.find(0x30010, 4081).is_none() && table.find(0x20000, 1).is_none());
+        table.add(range(0x40000)).unwrap();
+        assert!(table.add(range(0x50000)).is_err());
+        // At the end, places are free again.
+        table.remove(0x30000).unwrap();
+        table.remove(0x40000).unwrap();
+        assert_eq!(seen(&table), [(0x10000, 4096), none, none, none]);
+        // And everywhere, when nobody searches.
+        table.set_searched(false).unwrap();
+        for bus in [0x50000, 0x60000, 0x70000] {
+            table.add(range(bus)).unwrap();
+        }
+        table.remove(0x50000).unwrap();
+        table.add(range(0x80000)).unwrap();
+        assert_eq!(seen(&table).len(), 4);
+        assert!(table.add(range(0x90000)).is_err());
+        assert!(table.find(0x80000, 4096).is_some() && table.find(0, 1).is_none());
+    }
+}
