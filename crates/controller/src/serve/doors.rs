@@ -66,6 +66,7 @@ impl<W: Engine> Server<'_, W> {
             self.set(word::FULL, 1);
             self.breach(Rule::CqOverrun, NO_COMMAND, u64::from(self.get(word::CQ_HEAD)));
         }
+        let room = room.saturating_sub(self.get(word::SPARE));
         waiting.min(room).min(BATCH).min(warp.lanes())
     }
 

@@ -37,6 +37,11 @@ const SEEN: u32 = 12;
 const FIRED: u32 = 13;
 
 impl<W: Engine> Server<'_, W> {
+    /// Whether there is a fault that needs room for a second completion.
+    pub(super) fn may_complete_twice(&self) -> bool {
+        (0..self.pair.fault_count).any(|index| self.fault(index, KIND) == FaultKind::Dup as u32)
+    }
+
     /// The effect on a command that was just fetched.
     pub(super) fn strike(&self, sqe: &Sqe) -> Effect {
         let mut effect = Effect::NONE;

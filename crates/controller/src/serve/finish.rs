@@ -46,9 +46,10 @@ impl<W: Engine> Server<'_, W> {
         let reverse = self.pair.flags & flag::REVERSE != 0;
         for i in 0..count {
             let at = DONES + 2 * if reverse { count - 1 - i } else { i };
+            // Those that are still to be posted need their room.
+            self.set(word::DONE, count - 1 - i);
             self.post(self.get(at), Effect(self.get(at + 1)));
         }
-        self.set(word::DONE, 0);
     }
 
     fn post(&self, end: u32, effect: Effect) {
@@ -75,8 +76,8 @@ impl<W: Engine> Server<'_, W> {
     /// Whether another completion fits that nobody has kept room for.
     fn has_room(&self) -> bool {
         let entries = self.pair.cq_entries;
-        distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries) + self.get(word::OWED) + 1
-            < entries
+        let posted = distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries);
+        posted + self.get(word::OWED) + self.get(word::DONE) + 1 < entries
     }
 
     /// Writes a completion queue entry.

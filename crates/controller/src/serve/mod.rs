@@ -86,6 +86,8 @@ mod word {
     pub const IDLE: u32 = 44;
     pub const FIRED: u32 = 46;
     pub const CROWDED: u32 = 48;
+    /// Completion queue entries that only a second completion may take.
+    pub const SPARE: u32 = 49;
     pub const STATE: u32 = 64;
 }
 
@@ -211,6 +213,8 @@ impl<W: Engine> Server<'_, W> {
             self.set(word::WRONG_TAIL, u32::MAX);
             self.set(word::WRONG_HEAD, u32::MAX);
             self.set_long(word::DUE, u64::MAX);
+            let spare = self.may_complete_twice() && pair.cq_entries > 2;
+            self.set(word::SPARE, u32::from(spare));
         });
     }
 

@@ -144,6 +144,22 @@ fn strange_completions() {
 }
 
 #[test]
+fn a_second_completion_takes_nobodys_room() {
+    let dup = Fault { n: 2, ..Fault::new(FaultKind::Dup) };
+    let mut rig = rig(&[dup]);
+    for lba in 0..15 {
+        rig.stage(read(lba));
+    }
+    rig.ring();
+    rig.run();
+    // Fifteen fit, the second one of the second command among them; the last command waits.
+    let first = cids(&rig.completions());
+    assert_eq!(first, [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
+    rig.run();
+    assert_eq!(cids(&rig.completions()), [14]);
+}
+
+#[test]
 fn completions_for_others() {
     let other = Fault { n: 2, ..Fault::new(FaultKind::OtherCid) };
     let mut both = rig(&[other]);
