@@ -18,6 +18,7 @@ tests=(
     "onehop-gpu cuda"
     "onehop-bench gpu"
     "onehop-drive sim_matrix"
+    "onehop-drive resident_matrix"
     "onehop-drive faults"
     "onehop-drive torture"
     "onehop-drive qtest_matrix"
@@ -73,11 +74,19 @@ TEXT
 }
 
 failed=0
+# Seconds that all of it may take.
+budget=${ONEHOP_BUDGET:-450}
 # A command that should succeed within so many seconds; what it said is in the log.
 expect() {
     local seconds=$1 begun=$SECONDS
     shift
     echo "== $*"
+    [ "$seconds" -lt $((budget - SECONDS)) ] || seconds=$((budget - SECONDS))
+    if [ "$seconds" -le 0 ]; then
+        echo "FAILED: no time was left for it"
+        failed=1
+        return
+    fi
     timeout -k 5 "$seconds" "$@" || {
         echo "FAILED: $* (status $?)"
         failed=1
@@ -122,14 +131,19 @@ checks() {
     else
         echo "SKIPPED: there is no NVIDIA GPU here; the tests run on the emulated one"
     fi
-    expect 60 ./test-cuda --test-threads=1
-    expect 120 ./test-gpu --test-threads=1 --nocapture
-    echo "= a simulated drive on CPU threads"
+    export RUST_BACKTRACE=0 ONEHOP_TORTURE_OPS=${ONEHOP_TORTURE_OPS:-500000}
+    expect 90 ./test-cuda --test-threads=1
+    echo "= (a) a simulated drive on CPU threads"
     expect 90 ./test-sim_matrix --test-threads=4
-    expect 90 ./test-faults --test-threads=1
-    ONEHOP_TORTURE_OPS=${ONEHOP_TORTURE_OPS:-200000} expect 90 ./test-torture --test-threads=1 --nocapture
-    echo "= QEMU's drive"
-    expect 120 ./test-qtest_matrix --test-threads=4
+    expect 90 ./test-faults --test-threads=1 --nocapture every_fault_in_every_mode
+    expect 90 ./test-torture --test-threads=1 --nocapture --skip on_the_gpu
+    echo "= (b) the controller model on the GPU itself"
+    expect 90 ./test-resident_matrix --test-threads=1
+    expect 90 ./test-faults --test-threads=1 --nocapture on_the_gpu
+    expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
+    expect 120 ./test-gpu --test-threads=1 --nocapture
+    echo "= (c) QEMU's drive"
+    expect 90 ./test-qtest_matrix --test-threads=4
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 

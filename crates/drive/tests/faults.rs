@@ -288,7 +288,7 @@ fn every_fault_in_every_mode() {
 
 /// The same on a controller that the GPU runs: the same errors, whoever meets them.
 #[test]
-fn every_fault_of_a_controller_on_the_gpu() {
+fn every_fault_on_the_gpu() {
     print!("{}", every_fault(Bed::Resident));
 }
 

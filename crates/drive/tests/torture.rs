@@ -188,7 +188,7 @@ fn a_million_operations_with_faults() {
 
 /// The same on a controller that the GPU runs, where no lots are drawn.
 #[test]
-fn operations_with_faults_on_a_controller_on_the_gpu() {
+fn operations_with_faults_on_the_gpu() {
     let faults = [
         "reorder@every=101,by=3,delay=2ms",
         "lost@every=2003",

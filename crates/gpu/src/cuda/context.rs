@@ -14,6 +14,8 @@ use crate::{Error, Result};
 
 /// The stream does not wait for the default stream, which other code in this process may use.
 const NON_BLOCKING: u32 = 1;
+/// A priority above that of all other streams; lower numbers come first.
+const ABOVE_OTHERS: i32 = -1;
 
 /// The primary context of one GPU: the one that every other library in this process uses as well.
 pub(super) struct Context {
@@ -99,6 +101,17 @@ impl Stream {
         let mut raw = null_mut();
         // SAFETY: `raw` lives across the call, and the context is current in it.
         context.call("making a stream", |driver| unsafe { driver.stream_create(&mut raw, NON_BLOCKING) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    /// A stream for a kernel that stays. Streams share a few channels of the GPU, in which the mark of a kernel's end holds
+    /// up whatever comes after it; those of another priority have channels of their own.
+    pub(super) fn apart(context: &Arc<Context>) -> Result<Self> {
+        let mut raw = null_mut();
+        context.call("making a stream for a kernel that stays", |driver| {
+            // SAFETY: `raw` lives across the call, and the context is current in it; a priority is clamped.
+            unsafe { driver.stream_create_apart(&mut raw, NON_BLOCKING, ABOVE_OTHERS) }
+        })?;
         Ok(Self { context: context.clone(), raw })
     }
 

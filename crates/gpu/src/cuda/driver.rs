@@ -115,6 +115,8 @@ functions! {
     ipc_close = "cuIpcCloseMemHandle" since "4.1" (at: DevicePtr);
     flush_writes = "cuFlushGPUDirectRDMAWrites" since "11.3" (target: c_int, scope: c_int);
     stream_create = "cuStreamCreate" since "2.0" (stream: *mut sys::CUstream, flags: c_uint);
+    stream_create_apart = "cuStreamCreateWithPriority" since "5.5" (
+        stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2" since "4.0" (stream: sys::CUstream);
     stream_wait = "cuStreamSynchronize" since "2.0" (stream: sys::CUstream);
     event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);

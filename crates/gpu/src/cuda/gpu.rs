@@ -236,8 +236,12 @@ impl CudaGpu {
         let warps = rig.warps();
         let shape = Shape { blocks: count.div_ceil(warps), threads: 32 * warps, shared: warps * words * 4 };
         let args = [Arg::U64(list.0), Arg::U32(count), Arg::U32(words)];
+        let function = code.function(name)?;
+        let call = Call { function: &function, shape, args: args.to_vec() };
+        let context = &self.0.context;
+        let stream = if rig.stays() { Stream::apart(context) } else { Stream::new(context) }?;
         // SAFETY: the arguments are the kernel's; it ends by the limit in its descriptors, which the caller vouches for.
-        unsafe { self.start_kernel(code, name, shape, &args, limit) }
+        unsafe { self.start_on(stream, name, &call, limit, None) }.map(Started)
     }
 
     /// Registers that a thread of the kernel for such a launch uses.
@@ -258,6 +262,20 @@ impl CudaGpu {
         memory: Option<Region>,
     ) -> Result<Work> {
         let stream = Stream::new(&self.0.context)?;
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.start_on(stream, what, call, limit, memory) }
+    }
+
+    /// # Safety
+    /// As for [`Function::launch`](super::module::Function::launch).
+    unsafe fn start_on(
+        &self,
+        stream: Stream,
+        what: &str,
+        call: &Call<'_>,
+        limit: Duration,
+        memory: Option<Region>,
+    ) -> Result<Work> {
         let (begun, done) = (Event::new(&self.0.context)?, Event::new(&self.0.context)?);
         let (function, awake) = (call.function.clone(), self.0.running.kernel());
         begun.record(&stream)?;
@@ -326,6 +344,11 @@ impl Rig {
             Self::Null => 4,
             _ => 1,
         }
+    }
+
+    /// Whether it is a controller, which stays until its host ends it.
+    const fn stays(self) -> bool {
+        matches!(self, Self::Serve | Self::Null)
     }
 
     /// Its entry, and the words of shared memory that a warp of it needs.

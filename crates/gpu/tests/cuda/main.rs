@@ -7,6 +7,7 @@
 mod kernels;
 mod memory;
 mod ptx;
+mod resident;
 mod sharing;
 
 use std::io::Write;
