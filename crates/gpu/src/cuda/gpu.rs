@@ -21,9 +21,7 @@ use super::module::{Arg, Function, Module, Shape};
 use super::resident::Staying;
 use super::{Device, registers};
 use crate::relay::Activity;
-use crate::{
-    Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running,
-};
+use crate::{Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running};
 
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
