@@ -254,7 +254,9 @@ fn torment(bed: Bed, ops: u64, faults: &[&str]) {
         "{bed:?}, seed {seed}: {ops} operations in {took:.1?}, {} errors seen, recoveries {steps:?}",
         torture.errors
     );
-    println!("simulator: {:?}", sim.stats());
+    let stats = sim.stats();
+    println!("simulator: {stats:?}");
+    assert!(stats.max_in_flight <= 64, "more commands in flight than any queue here holds");
     assert!(steps.len() >= 3 || ops < 500_000, "too few kinds of recovery: {steps:?}");
 }
 

@@ -60,10 +60,12 @@ impl CidSet {
 
     fn insert(&mut self, cid: u16) -> bool {
         let (word, bit) = (&mut self.bits[usize::from(cid >> 6)], 1 << (cid & 63));
-        let fresh = *word & bit == 0;
+        if *word & bit != 0 {
+            return false;
+        }
         *word |= bit;
-        self.len += u32::from(fresh);
-        fresh
+        self.len += 1;
+        true
     }
 
     fn remove(&mut self, cid: u16) {
