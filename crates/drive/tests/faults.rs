@@ -300,6 +300,10 @@ fn meet_as_expected(bed: Bed, row: &Row, mode: Mode) -> Seen {
             (sim, seen) = meet(bed, mode, row.fault);
         }
     }
+    if common::is_real() {
+        // Whoever reads a log of a GPU wants to know how far it came.
+        println!("{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
+    }
     assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
     // Nothing hangs: detection and every recovery are bounded.
     assert!(seen.took < Duration::from_secs(10), "{} in {mode:?} took {:?}", row.fault, seen.took);

@@ -171,6 +171,13 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When it cannot be started.
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>>;
+    /// Loads the controllers of [`Self::serve`], which takes a while the first time.
+    ///
+    /// # Errors
+    /// When there are none for this GPU, or they cannot be loaded.
+    fn load_controllers(&self) -> Result<()> {
+        Ok(())
+    }
     /// Starts controllers that stay, for tests and measurements: a warp for each of the `count` descriptors at `pairs`
     /// ([`Pair`](onehop_controller::Pair)). Each ends when its control word or its limit says so; `limit` is the longest of
     /// these. The memory that they name has to stay until the result has been dropped.

@@ -37,6 +37,8 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     let config = Config::parse(spec)?;
     let bytes = check(&config)?;
     let faults = faults::translate(&config.faults)?;
+    // Now: a queue's creation has an admin command's time.
+    gpu.load_controllers()?;
     let table = Table::new(&*gpu, MAPPINGS)?;
     let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
     let page_bytes = 4096 << config.mpsmin;

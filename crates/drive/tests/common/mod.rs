@@ -19,6 +19,11 @@ pub fn gpu() -> Arc<dyn Gpu> {
     real.clone().unwrap_or_else(|| Arc::new(Emulated::new()))
 }
 
+/// Whether the GPU of the tests is a real one.
+pub fn is_real() -> bool {
+    !gpu().simulated()
+}
+
 /// Who carries out the I/O commands of a simulated drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bed {

@@ -217,6 +217,15 @@ impl CudaGpu {
         Ok(code)
     }
 
+    /// The same, compiled once.
+    fn rig(&self) -> Result<Code> {
+        let mut rig = self.0.rig.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*rig {
+            Some(code) => Ok(code.clone()),
+            None => Ok(rig.insert(self.load_rig()?).clone()),
+        }
+    }
+
     /// Starts one of them, a warp for each of `count` descriptors at `list`, which name memory of the caller's; that memory
     /// has to stay until the result says that it is over, or is dropped.
     ///
@@ -503,14 +512,12 @@ impl Gpu for CudaGpu {
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
     }
 
+    fn load_controllers(&self) -> Result<()> {
+        self.rig().map(|_| ())
+    }
+
     fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
-        let code = {
-            let mut rig = self.0.rig.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*rig {
-                Some(code) => code.clone(),
-                None => rig.insert(self.load_rig()?).clone(),
-            }
-        };
+        let code = self.rig()?;
         let start = || self.start_rig(&code, Rig::Serve, pairs, count, limit);
         Ok(Box::new(Staying::start(&self.0.context.driver, start)?))
     }
