@@ -2,7 +2,11 @@
 //!
 //! [`build`] and [`Walk`] are the two sides of one rule book; the driver and the simulator share it.
 
+mod standing;
+
 use core::fmt;
+
+pub use standing::Standing;
 
 use crate::{BusAddr, Status};
 

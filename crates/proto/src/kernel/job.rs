@@ -169,24 +169,35 @@ impl<M: Memory> Job<M> {
         Work::load(mem, self.works.element(item, Work::BYTES))
     }
 
-    /// Whether a command that ended with `status` after `retries` tries is tried again.
     #[inline(always)]
     pub(super) fn again(&self, status: Status, retries: u32) -> bool {
-        !status.is_ok() && !status.dnr() && retries < self.retries
+        again(status, retries, self.retries)
     }
 
     #[inline(always)]
     pub(super) fn due(&self, mem: &M, status: Status) -> u64 {
-        // Not indexed: that would keep a copy of the job in each GPU thread's memory.
-        let [none, first, second, third] = self.retry_delay;
-        let delay = match status.crd() {
-            0 => none,
-            1 => first,
-            2 => second,
-            _ => third,
-        };
-        mem.now().wrapping_add(delay)
+        due(mem, status, self.retry_delay)
     }
+}
+
+/// Whether a command that ended with `status` after `retries` tries is tried again.
+#[inline(always)]
+pub(super) fn again(status: Status, retries: u32, most: u32) -> bool {
+    !status.is_ok() && !status.dnr() && retries < most
+}
+
+/// When.
+#[inline(always)]
+pub(super) fn due<M: Memory>(mem: &M, status: Status, delay: [u64; 4]) -> u64 {
+    // Not indexed: that would keep a copy of the job in each GPU thread's memory.
+    let [none, first, second, third] = delay;
+    let delay = match status.crd() {
+        0 => none,
+        1 => first,
+        2 => second,
+        _ => third,
+    };
+    mem.now().wrapping_add(delay)
 }
 
 /// How a warp or thread came out of its kernel.

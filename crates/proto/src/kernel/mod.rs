@@ -1,15 +1,21 @@
 //! What GPU threads run: ordinary generic functions over [`Memory`] and [`Warp`]. The emulated GPU calls them on CPU
 //! threads, the device crate wraps them into kernel entries.
 
+mod answer;
 mod group;
+mod handle;
 mod job;
+mod lent;
 mod owner;
 mod shared;
 mod single;
 mod slots;
 
+pub use answer::Answer;
 pub use group::{GROUP_WORDS, run_group};
+pub use handle::{Gate, Handle, signal};
 pub use job::{Exit, Job, Outcome, Work, share};
+pub use lent::{Command, Lent, LentOp};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;
 pub use single::{SINGLE_WORDS, run_single};

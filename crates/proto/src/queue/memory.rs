@@ -99,6 +99,11 @@ pub trait Memory {
     }
     /// Everything stored before is seen, by devices too, before anything stored after, doorbells included.
     fn fence(&self);
+    /// [`Self::fence`] that also orders what was stored before it against what is loaded after it, among all who use it.
+    #[inline(always)]
+    fn fence_all(&self) {
+        self.fence();
+    }
     /// Writes a doorbell; orders nothing.
     fn ring(&self, door: Self::Door, value: u32);
     /// Lets others go on for a moment.

@@ -194,6 +194,13 @@ impl<M: Memory> Shared<M> {
         mem.fence();
     }
 
+    /// The token of a command that was submitted and has not been told of, by its identifier.
+    #[inline(always)]
+    pub(crate) fn token(&self, cid: u16) -> Option<Token> {
+        let slot = self.space.slot(cid)?;
+        Some(Token { slot, cid })
+    }
+
     /// The sizes.
     pub(crate) fn layout(&self) -> SharedLayout {
         self.layout

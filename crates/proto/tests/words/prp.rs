@@ -215,3 +215,56 @@ proptest! {
         prop_assert!(need.list_pages <= need.list_entries.max(1));
     }
 }
+
+/// Standing lists for `pages` pages of scattered memory, as a controller would read them.
+fn stand(shift: u32, pages: u64) -> HashMap<u64, u64> {
+    let (standing, page) = (Standing::new(shift), scattered(shift, 0));
+    let mut memory = HashMap::new();
+    for list in 0..standing.list_pages(pages) {
+        for (index, of) in standing.entries(list).enumerate().filter(|(_, of)| *of < pages) {
+            memory.insert(list_page(shift)(list as u32).0 + index as u64 * 8, page(of).0);
+        }
+    }
+    memory
+}
+
+fn check_standing(memory: &HashMap<u64, u64>, shift: u32, offset: u64, len: u64) {
+    let (page_len, page) = (page_bytes(shift), scattered(shift, 0));
+    let list = list_page(shift);
+    let prps = Standing::new(shift).point(offset, len, &page, |i| list(i as u32));
+    let mut at = offset;
+    for segment in walk(shift, prps.0, prps.1, len, read(memory)) {
+        let (addr, bytes) = segment.unwrap();
+        assert_eq!(addr.0, page(at / page_len).0 + at % page_len, "{len} bytes from {offset} on");
+        at += bytes;
+    }
+    assert_eq!(at, offset + len);
+}
+
+#[test]
+fn standing_lists_serve_every_transfer() {
+    for shift in [12, 16] {
+        let (page, step) = (page_bytes(shift), entries_per_page(shift) / 2);
+        let pages = 3 * step + 5;
+        let memory = stand(shift, pages);
+        let most = Standing::new(shift).most_bytes();
+        assert_eq!(most, step * page);
+        for first in [0, 1, step - 2, step - 1, step, step + 1, 2 * step - 1, 2 * step, pages - 3] {
+            for within in [0, 4, page - 4] {
+                for len in [4, page - 4, page, page + 4, 2 * page, 2 * page + 4, most - page, most - 4, most] {
+                    let offset = first * page + within;
+                    if offset + len <= pages * page {
+                        check_standing(&memory, shift, offset, len);
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn standing_lists_serve_any_transfer(offset in 0u64..(700 << 10), len in 1u64..(256 << 10)) {
+        check_standing(&stand(12, 1024), 12, offset * 4, len * 4);
+    }
+}

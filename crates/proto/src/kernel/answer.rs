@@ -1,0 +1,103 @@
+//! What a function of a lent queue answers, and the number that stands for it.
+
+use crate::Status;
+
+/// What a function of a lent queue answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The command was carried out: its data is there.
+    Done,
+    /// The controller ended the command with this status, and trying again did not help.
+    Failed(Status),
+    /// The command has not ended yet.
+    Pending,
+    /// The command was given up. The controller has let go of its memory.
+    TimedOut,
+    /// The command was given up, and the controller may still write its memory until the queue is taken back.
+    InDoubt,
+    /// The queue was stopped by the host, for good. What was in flight is in doubt until it is taken back.
+    Stopped,
+    /// The queue had no room for so long that the command was not handed over.
+    Full,
+    /// Blocks that the namespace does not have.
+    Range,
+    /// No blocks at all, or more than one command moves.
+    Length,
+    /// The data memory ends before the transfer does.
+    Buffer,
+    /// The data does not begin on a multiple of four bytes.
+    Alignment,
+    /// The queue was lent for reading only.
+    ReadOnly,
+    /// This is no handle, or one of another version.
+    NoHandle,
+    /// This command was never submitted, or has ended and was told of.
+    Spent,
+}
+
+impl Answer {
+    /// The number: 0 if all is well, an NVMe status field if positive, else one of ours.
+    #[inline(always)]
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Done => 0,
+            Self::Failed(status) => status.0 as i32,
+            Self::Pending => -1,
+            Self::TimedOut => -2,
+            Self::InDoubt => -3,
+            Self::Stopped => -4,
+            Self::Full => -5,
+            Self::Range => -6,
+            Self::Length => -7,
+            Self::Buffer => -8,
+            Self::Alignment => -9,
+            Self::ReadOnly => -10,
+            Self::NoHandle => -11,
+            Self::Spent => -12,
+        }
+    }
+
+    /// What a number stands for, if it is one of these.
+    #[must_use]
+    pub const fn from_code(code: i32) -> Option<Self> {
+        Some(match code {
+            0 => Self::Done,
+            1..=0x7fff => Self::Failed(Status(code as u16)),
+            -1 => Self::Pending,
+            -2 => Self::TimedOut,
+            -3 => Self::InDoubt,
+            -4 => Self::Stopped,
+            -5 => Self::Full,
+            -6 => Self::Range,
+            -7 => Self::Length,
+            -8 => Self::Buffer,
+            -9 => Self::Alignment,
+            -10 => Self::ReadOnly,
+            -11 => Self::NoHandle,
+            -12 => Self::Spent,
+            _ => return None,
+        })
+    }
+}
+
+impl core::fmt::Display for Answer {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Done => "done",
+            Self::Failed(status) => return write!(f, "the drive ended it with {status}"),
+            Self::Pending => "it has not ended yet",
+            Self::TimedOut => "it was not completed in time, and the drive has let go of it",
+            Self::InDoubt => "it was not completed in time, and the drive may still write its memory",
+            Self::Stopped => "the queue was stopped by the host",
+            Self::Full => "the queue had no room for too long",
+            Self::Range => "the namespace does not have these blocks",
+            Self::Length => "no blocks, or more than one command moves",
+            Self::Buffer => "the data memory ends before the transfer does",
+            Self::Alignment => "the data does not begin on a multiple of four bytes",
+            Self::ReadOnly => "the queue was lent for reading only",
+            Self::NoHandle => "this is no handle of a queue, or one of another version",
+            Self::Spent => "there is no such command in flight",
+        })
+    }
+}

@@ -1,0 +1,225 @@
+//! The description of a queue that is lent to other people's kernels, as the host leaves it in GPU memory.
+
+use crate::GpuAddr;
+use crate::queue::Memory;
+
+/// A queue pair in shared mode, a namespace, and the memory that its commands may name. Nobody writes it while it is lent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Handle {
+    /// The submission queue.
+    pub sq: u64,
+    /// The completion queue.
+    pub cq: u64,
+    /// The submission queue's doorbell.
+    pub sq_door: u64,
+    /// The completion queue's doorbell.
+    pub cq_door: u64,
+    /// The control block.
+    pub control: u64,
+    /// Entries of the submission queue.
+    pub sq_entries: u32,
+    /// Entries of the completion queue.
+    pub cq_entries: u32,
+    /// The words of [`signal`]: host memory, so that the host reads and writes them whatever the GPU does.
+    pub signals: u64,
+    /// A word that counts the threads that are inside, zeroed before. In the GPU's memory: every call changes it.
+    pub inside: u64,
+    /// The bus address of each page of the data memory, eight bytes each.
+    pub pages: u64,
+    /// The bus address of each page of the standing lists ([`crate::prp::Standing`]) for it.
+    pub lists: u64,
+    /// Bytes of the data memory.
+    pub bytes: u64,
+    /// Blocks of the namespace.
+    pub blocks: u64,
+    /// The namespace.
+    pub nsid: u32,
+    /// Bytes that a block takes in memory.
+    pub block_bytes: u32,
+    /// The most blocks of one command.
+    pub most_blocks: u32,
+    /// The controller's page size.
+    pub page_shift: u32,
+    /// How often a command is tried again: after a status that allows it, and after a recovery.
+    pub retries: u32,
+    /// 1 if blocks may be written, else 0.
+    pub writable: u32,
+    /// Nanoseconds to wait before a retry, by CRD.
+    pub retry_delay: [u64; 4],
+    /// Nanoseconds after which a command that is not completed counts as lost.
+    pub stall: u64,
+    /// Nanoseconds that a command may take with all its tries.
+    pub limit: u64,
+}
+
+/// Words that host and threads say things to each other by, each on a line of its own. They lie where the host can reach
+/// them without the GPU's help: a GPU that is kept busy must not keep the host from ending it.
+pub mod signal {
+    /// Not zero: whoever is inside comes out.
+    pub const POISON: u32 = 0;
+    /// A [`super::Gate`]: whether anybody may go in, and which life of the queue it is.
+    pub const GATE: u32 = 128;
+    /// The life in which a thread has given up a command; the host then recovers the controller.
+    pub const LOST: u32 = 256;
+}
+
+/// Whether threads may go in, and how often the queue has been created: from 1 on. When that changes, the controller has
+/// let go of all commands of the life before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate(pub u32);
+
+impl Gate {
+    /// Open, in this life.
+    #[must_use]
+    pub const fn open(epoch: u32) -> Self {
+        Self(epoch << 2)
+    }
+
+    /// Closed for a while.
+    #[must_use]
+    pub const fn closed(epoch: u32) -> Self {
+        Self(epoch << 2 | 1)
+    }
+
+    /// Closed for good.
+    #[must_use]
+    pub const fn shut(epoch: u32) -> Self {
+        Self(epoch << 2 | 2)
+    }
+
+    /// Whether anybody may go in.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        self.0 & 3 == 0
+    }
+
+    /// Whether it is closed for good.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_shut(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// The life of the queue; the count wraps at 2³⁰.
+    #[inline(always)]
+    #[must_use]
+    pub const fn epoch(self) -> u32 {
+        self.0 >> 2
+    }
+}
+
+/// Tells a handle of this layout from other memory.
+const MARK: u32 = 0x4f48_0001;
+
+impl Handle {
+    /// Words of a handle in memory.
+    pub const WORDS: usize = 44;
+    /// Bytes of a handle in memory.
+    pub const BYTES: u32 = Self::WORDS as u32 * 4;
+
+    /// The words as they lie in memory, on a multiple of 16.
+    #[must_use]
+    pub const fn words(&self) -> [u32; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        words[0] = MARK;
+        words[1] = Self::BYTES;
+        let longs = self.longs();
+        let mut i = 0;
+        while i < longs.len() {
+            words[2 + 2 * i] = longs[i] as u32;
+            words[3 + 2 * i] = (longs[i] >> 32) as u32;
+            i += 1;
+        }
+        let shorts = self.shorts();
+        let mut i = 0;
+        while i < shorts.len() {
+            words[36 + i] = shorts[i];
+            i += 1;
+        }
+        words
+    }
+
+    const fn longs(&self) -> [u64; 17] {
+        let [none, first, second, third] = self.retry_delay;
+        [
+            self.sq,
+            self.cq,
+            self.sq_door,
+            self.cq_door,
+            self.control,
+            self.signals,
+            self.inside,
+            self.pages,
+            self.lists,
+            self.bytes,
+            self.blocks,
+            none,
+            first,
+            second,
+            third,
+            self.stall,
+            self.limit,
+        ]
+    }
+
+    const fn shorts(&self) -> [u32; 8] {
+        [
+            self.sq_entries,
+            self.cq_entries,
+            self.nsid,
+            self.block_bytes,
+            self.most_blocks,
+            self.page_shift,
+            self.retries,
+            self.writable,
+        ]
+    }
+
+    /// Reads the handle at `at`; none if there is none.
+    #[inline(always)]
+    pub fn load<M: Memory<Addr = GpuAddr>>(mem: &M, at: GpuAddr) -> Option<Self> {
+        if at.0 == 0 || !at.0.is_multiple_of(16) {
+            return None;
+        }
+        let four = |i: u32| mem.load_constant(at.plus(i as u64 * 16));
+        let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        let [mark, bytes, sq_low, sq_high] = four(0);
+        if mark != MARK || bytes != Self::BYTES {
+            return None;
+        }
+        let two = |i| {
+            let [a, b, c, d] = four(i);
+            (pair(a, b), pair(c, d))
+        };
+        let ((cq, sq_door), (cq_door, control), (signals, inside)) = (two(1), two(2), two(3));
+        let ((pages, lists), (bytes, blocks)) = (two(4), two(5));
+        let ((none, first), (second, third), (stall, limit)) = (two(6), two(7), two(8));
+        let [sq_entries, cq_entries, nsid, block_bytes] = four(9);
+        let [most_blocks, page_shift, retries, writable] = four(10);
+        Some(Self {
+            sq: pair(sq_low, sq_high),
+            cq,
+            sq_door,
+            cq_door,
+            control,
+            sq_entries,
+            cq_entries,
+            signals,
+            inside,
+            pages,
+            lists,
+            bytes,
+            blocks,
+            nsid,
+            block_bytes,
+            most_blocks,
+            page_shift,
+            retries,
+            writable,
+            retry_delay: [none, first, second, third],
+            stall,
+            limit,
+        })
+    }
+}

@@ -1,0 +1,409 @@
+//! Queues for other people's kernels: what the functions do that they call.
+//!
+//! The protocol is [`Shared`]'s, single threads on a queue in shared mode; here is what stands around it when neither the
+//! kernel nor its commands are ours. Arguments are checked, data is pointed to by standing lists, failures are tried
+//! again, and every call is bounded by the times in the handle.
+//!
+//! **The gate.** The host must be able to take the queue from the controller while kernels run that it knows nothing of. So
+//! a call counts itself in, looks at the gate, and counts itself out when it is done with queue and doorbells. The host
+//! closes the gate and waits for the count: each side writes, fences and then reads, so one of them sees the other.
+//! Whoever found the gate closed looks before it counts itself in again, or the count would never come to nothing.
+//!
+//! **Lives.** A command that is not completed in time is lost: the thread says so and leaves. The host then recovers the
+//! controller, counts the next life of the queue, and opens the gate. A command that was in flight in an earlier life is
+//! handed over again; until then its memory is the controller's.
+
+use super::job::{again, due};
+use super::{Answer, Gate, Handle, signal};
+use crate::GpuAddr;
+use crate::nvm::opcode;
+use crate::prp::Standing;
+use crate::queue::{Address, Bounds, Done, Memory, Rings, Shared, Stop, SubmitError, Token};
+use crate::{BusAddr, Sqe};
+
+/// What to do with blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum LentOp {
+    /// Drive to memory.
+    Read = 0,
+    /// Memory to drive.
+    Write = 1,
+}
+
+/// How far a command has come. Numbers that memory which nobody wrote is not likely to hold.
+mod phase {
+    /// To be handed over when it is due.
+    pub const READY: u32 = 0x4f48_0101;
+    /// The controller has it, in the life of the queue that the command names.
+    pub const FLYING: u32 = 0x4f48_0202;
+    /// The controller may have it, and nobody waits for its completion.
+    pub const AWAY: u32 = 0x4f48_0303;
+    /// It has ended.
+    pub const ENDED: u32 = 0x4f48_0404;
+}
+
+/// A command of a lent queue, in memory of the thread that submitted it, or of one that it hands it on to.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Command {
+    lba: u64,
+    offset: u64,
+    /// When it is given up.
+    deadline: u64,
+    /// Ready: when it is to be handed over. Flying: when it counts as lost.
+    due: u64,
+    blocks: u32,
+    opcode: u32,
+    phase: u32,
+    /// Its identifier while it is flying.
+    cid: u32,
+    /// The life of the queue that it was handed over in.
+    epoch: u32,
+    /// How often it failed and was tried again.
+    retries: u32,
+    /// How often the controller was recovered under it.
+    recoveries: u32,
+    pad: u32,
+}
+
+impl Command {
+    /// A command that was never submitted.
+    pub const NONE: Self = Self {
+        lba: 0,
+        offset: 0,
+        deadline: 0,
+        due: 0,
+        blocks: 0,
+        opcode: 0,
+        phase: phase::ENDED,
+        cid: 0,
+        epoch: 0,
+        retries: 0,
+        recoveries: 0,
+        pad: 0,
+    };
+
+    /// Bytes of a command.
+    pub const BYTES: usize = size_of::<Self>();
+}
+
+const _: () = assert!(Command::BYTES == 64);
+
+/// How much a command is moved on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// As far as it goes without waiting for the controller.
+    Look,
+    /// Until something happens to it.
+    Wait,
+    /// The same, after a turn that did not end it.
+    WaitOn,
+}
+
+/// A lent queue, as a thread sees it.
+#[derive(Clone, Copy)]
+pub struct Lent<M: Memory<Addr = GpuAddr, Door = GpuAddr>> {
+    queue: Shared<M>,
+    handle: Handle,
+}
+
+impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
+    /// The queue whose handle lies at `at`; none if there is none.
+    #[inline(always)]
+    pub fn open(mem: &M, at: GpuAddr) -> Option<Self> {
+        let handle = Handle::load(mem, at)?;
+        let rings = Rings {
+            sq: GpuAddr(handle.sq),
+            cq: GpuAddr(handle.cq),
+            sq_door: GpuAddr(handle.sq_door),
+            cq_door: GpuAddr(handle.cq_door),
+            sq_entries: handle.sq_entries,
+            cq_entries: handle.cq_entries,
+        };
+        Some(Self { queue: Shared::new(rings, GpuAddr(handle.control))?, handle })
+    }
+
+    /// Its description.
+    #[inline(always)]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Moves blocks and waits for it.
+    #[inline(always)]
+    pub fn run(&self, mem: &M, op: LentOp, lba: u64, blocks: u32, offset: u64) -> Answer {
+        let mut command = Command::NONE;
+        match self.begin(mem, op, lba, blocks, offset, &mut command) {
+            Answer::Pending => self.wait(mem, &mut command),
+            refused => refused,
+        }
+    }
+
+    /// Hands a command over, once the queue has room for it. [`Answer::Pending`] if it is under way.
+    #[inline(always)]
+    pub fn submit(
+        &self,
+        mem: &M,
+        op: LentOp,
+        lba: u64,
+        blocks: u32,
+        offset: u64,
+        command: &mut Command,
+    ) -> Answer {
+        match self.begin(mem, op, lba, blocks, offset, command) {
+            Answer::Pending => self.turn(mem, command, Turn::Look),
+            refused => refused,
+        }
+    }
+
+    /// Whether a command has ended, and how. Completions are handed out on the way, and a command that has to be tried
+    /// again is.
+    #[inline(always)]
+    pub fn test(&self, mem: &M, command: &mut Command) -> Answer {
+        self.turn(mem, command, Turn::Look)
+    }
+
+    /// Waits for a command's end, or its deadline.
+    #[inline(always)]
+    pub fn wait(&self, mem: &M, command: &mut Command) -> Answer {
+        let mut turn = Turn::Wait;
+        loop {
+            match self.turn(mem, command, turn) {
+                Answer::Pending => mem.pause(),
+                end => return end,
+            }
+            turn = Turn::WaitOn;
+        }
+    }
+
+    /// Checks what was asked for. Nothing is handed over yet.
+    #[inline(always)]
+    fn begin(
+        &self,
+        mem: &M,
+        op: LentOp,
+        lba: u64,
+        blocks: u32,
+        offset: u64,
+        command: &mut Command,
+    ) -> Answer {
+        let handle = &self.handle;
+        *command = Command::NONE;
+        let bytes = blocks as u64 * handle.block_bytes as u64;
+        if blocks == 0 || blocks > handle.most_blocks {
+            return Answer::Length;
+        }
+        if lba >= handle.blocks || blocks as u64 > handle.blocks - lba {
+            return Answer::Range;
+        }
+        if offset > handle.bytes || bytes > handle.bytes - offset {
+            return Answer::Buffer;
+        }
+        if offset & 3 != 0 {
+            return Answer::Alignment;
+        }
+        if op == LentOp::Write && handle.writable == 0 {
+            return Answer::ReadOnly;
+        }
+        let opcode = match op {
+            LentOp::Read => opcode::READ,
+            LentOp::Write => opcode::WRITE,
+        };
+        *command = Command {
+            lba,
+            offset,
+            deadline: mem.now().saturating_add(handle.limit),
+            blocks,
+            opcode: opcode as u32,
+            phase: phase::READY,
+            ..Command::NONE
+        };
+        Answer::Pending
+    }
+
+    /// Moves a command on.
+    #[inline(always)]
+    fn turn(&self, mem: &M, command: &mut Command, turn: Turn) -> Answer {
+        let early = match command.phase {
+            phase::READY => mem.now() < command.due,
+            phase::FLYING => false,
+            phase::AWAY => true,
+            _ => return Answer::Spent,
+        };
+        if early || turn != Turn::Wait {
+            let gate = self.gate(mem);
+            if command.phase == phase::AWAY && gate.epoch() != command.epoch {
+                if let Some(end) = self.come_back(command) {
+                    return end;
+                }
+            } else if early {
+                return self.outside(mem, command, gate);
+            }
+            if !gate.is_open() {
+                return self.outside(mem, command, gate);
+            }
+        }
+        mem.fetch_add(GpuAddr(self.handle.inside), 1);
+        mem.fence_all();
+        let gate = self.gate(mem);
+        let answer = if gate.is_open() {
+            self.inside(mem, command, gate.epoch(), turn != Turn::Look)
+        } else {
+            self.outside(mem, command, gate)
+        };
+        mem.fetch_add(GpuAddr(self.handle.inside), u32::MAX);
+        answer
+    }
+
+    #[inline(always)]
+    fn gate(&self, mem: &M) -> Gate {
+        Gate(mem.load_acquire(self.signal(signal::GATE)))
+    }
+
+    /// What becomes of a command that has to wait for the host, or for its moment.
+    #[inline(always)]
+    fn outside(&self, mem: &M, command: &mut Command, gate: Gate) -> Answer {
+        let late = if command.phase == phase::READY { Answer::TimedOut } else { Answer::InDoubt };
+        if gate.is_shut() {
+            command.phase = phase::ENDED;
+            return Answer::Stopped;
+        }
+        if mem.now() < command.deadline {
+            return Answer::Pending;
+        }
+        command.phase = phase::ENDED;
+        late
+    }
+
+    /// The controller has let go of a command that it had: it is to be handed over again, unless that was done too often.
+    #[inline(always)]
+    fn come_back(&self, command: &mut Command) -> Option<Answer> {
+        command.recoveries += 1;
+        command.due = 0;
+        if command.recoveries > self.handle.retries {
+            command.phase = phase::ENDED;
+            return Some(Answer::TimedOut);
+        }
+        command.phase = phase::READY;
+        None
+    }
+
+    /// What is done within the open gate, in this life of the queue. With `waits` something has happened to the command
+    /// afterwards.
+    #[inline(always)]
+    fn inside(&self, mem: &M, command: &mut Command, epoch: u32, waits: bool) -> Answer {
+        if command.phase == phase::FLYING
+            && command.epoch != epoch
+            && let Some(end) = self.come_back(command)
+        {
+            return end;
+        }
+        if command.phase == phase::READY {
+            command.epoch = epoch;
+            command.due = self.lost_at(mem, command);
+            let (sqe, bounds) = (self.entry(mem, command), self.bounds(command));
+            match self.queue.submit(mem, &sqe, &bounds) {
+                Ok(token) => {
+                    command.cid = token.cid() as u32;
+                    command.phase = phase::FLYING;
+                    // Waiting for room was not the controller's time.
+                    command.due = self.lost_at(mem, command);
+                }
+                Err(SubmitError::Stopped(Stop::Poisoned(_))) => {
+                    command.due = 0;
+                    return Answer::Pending;
+                }
+                Err(SubmitError::Stopped(Stop::Deadline)) => {
+                    command.phase = phase::ENDED;
+                    return Answer::Full;
+                }
+                Err(SubmitError::InDoubt(stop)) => return self.lose(mem, command, stop),
+            }
+            if !waits {
+                return Answer::Pending;
+            }
+        }
+        let Some(token) = self.queue.token(command.cid as u16) else { return Answer::Spent };
+        if !waits {
+            match self.look(mem, &token) {
+                Some(done) => return self.settle(mem, command, done),
+                None if self.bounds(command).check(mem).is_ok() => return Answer::Pending,
+                None => {}
+            }
+        }
+        match self.queue.wait(mem, &token, &self.bounds(command)) {
+            Ok(done) => self.settle(mem, command, done),
+            Err(stop) => self.lose(mem, command, stop),
+        }
+    }
+
+    /// Looks once, for everybody.
+    #[inline(always)]
+    fn look(&self, mem: &M, token: &Token) -> Option<Done> {
+        let done = self.queue.test(mem, token);
+        if done.is_some() {
+            return done;
+        }
+        self.queue.drain(mem);
+        self.queue.test(mem, token)
+    }
+
+    /// A command has been completed.
+    #[inline(always)]
+    fn settle(&self, mem: &M, command: &mut Command, done: Done) -> Answer {
+        if !again(done.status, command.retries, self.handle.retries) {
+            command.phase = phase::ENDED;
+            return if done.status.is_ok() { Answer::Done } else { Answer::Failed(done.status) };
+        }
+        command.retries += 1;
+        command.due = due(mem, done.status, self.handle.retry_delay);
+        command.phase = phase::READY;
+        Answer::Pending
+    }
+
+    /// Nobody waits for a command any more that the controller may have.
+    #[inline(always)]
+    fn lose(&self, mem: &M, command: &mut Command, stop: Stop) -> Answer {
+        command.phase = phase::AWAY;
+        if stop == Stop::Deadline {
+            mem.store_release(self.signal(signal::LOST), command.epoch);
+        }
+        Answer::Pending
+    }
+
+    #[inline(always)]
+    fn entry(&self, mem: &M, command: &Command) -> Sqe {
+        let handle = &self.handle;
+        let bus = |table: u64, index: u64| {
+            let [low, high] = mem.load_pair(GpuAddr(table).plus(index * 8));
+            BusAddr(low as u64 | (high as u64) << 32)
+        };
+        let (prp1, prp2) = Standing::new(handle.page_shift).point(
+            command.offset,
+            command.blocks as u64 * handle.block_bytes as u64,
+            |page| bus(handle.pages, page),
+            |list| bus(handle.lists, list),
+        );
+        Sqe::new(command.opcode as u8, handle.nsid)
+            .with_prps(prp1, prp2)
+            .with_qword(10, command.lba)
+            .with_dw(12, command.blocks.wrapping_sub(1))
+    }
+
+    /// When a command that is handed over now counts as lost.
+    #[inline(always)]
+    fn lost_at(&self, mem: &M, command: &Command) -> u64 {
+        command.deadline.min(mem.now().saturating_add(self.handle.stall))
+    }
+
+    #[inline(always)]
+    fn bounds(&self, command: &Command) -> Bounds<M> {
+        Bounds { deadline: command.due, poison: self.signal(signal::POISON) }
+    }
+
+    #[inline(always)]
+    fn signal(&self, offset: u32) -> GpuAddr {
+        Address::plus(GpuAddr(self.handle.signals), offset)
+    }
+}
