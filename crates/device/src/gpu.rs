@@ -257,6 +257,12 @@ macro_rules! memory {
     }
 
     #[inline(always)]
+    fn fence_all(&self) {
+        // SAFETY: touches no memory.
+        unsafe { asm!("fence.sc.sys;", options(nostack)) };
+    }
+
+    #[inline(always)]
     fn pause(&self) {
         // SAFETY: touches no memory.
         unsafe { asm!("nanosleep.u32 20;", options(nostack)) };

@@ -1,6 +1,8 @@
 //! Queue pairs that GPU kernels drive by themselves; the CPU creates them, watches, and recovers.
 
 mod cell;
+mod gate;
+mod lend;
 mod memory;
 mod plan;
 
@@ -20,6 +22,7 @@ use crate::slots::retry_delays;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
+pub use lend::LentQueue;
 pub(crate) use memory::{Cmb, restore_cmb};
 use plan::{Batch, Plan};
 
@@ -29,6 +32,8 @@ pub(crate) mod poison {
     pub(crate) const FAILED: u32 = 1;
     /// The controller is about to be reset.
     pub(crate) const RESET: u32 = 2;
+    /// A queue that was lent is taken back.
+    pub(crate) const OVER: u32 = 3;
 }
 
 /// Where the parts of a GPU-driven transfer lie.
@@ -72,7 +77,7 @@ impl Placement {
 pub enum GpuMode {
     /// Each queue is owned by one warp.
     Owner,
-    /// One queue for so many threads.
+    /// One queue for so many threads: of ours, when it is not lent to others.
     Shared {
         /// The threads.
         threads: u32,
@@ -92,7 +97,7 @@ pub struct GpuSetup {
     pub depth: u32,
     /// How long nothing may complete before the controller is taken to have stalled.
     pub stall: Duration,
-    /// How long a job may take, with all its launches.
+    /// How long a job may take, with all its launches; in a queue that is lent, a command with all its tries.
     pub limit: Duration,
 }
 

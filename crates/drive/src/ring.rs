@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
 use onehop_os::{HostMem, Mapped, Mapper, Port, Registers};
-use onehop_proto::queue::{Address, Memory, Rings};
+use onehop_proto::queue::{Address, Memory, Rings, Shared};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
 use crate::{Error, Result};
@@ -36,6 +36,26 @@ impl PairMemory {
     #[inline(always)]
     fn word(&self, at: At) -> Option<&AtomicU32> {
         if at.in_cq { &self.cq } else { &self.sq }.word(at.offset as usize).ok()
+    }
+}
+
+impl PairMemory {
+    /// Makes the control block of a shared queue as a new pair needs it, from what its last life left in `bytes`.
+    pub(crate) fn initialise_shared(
+        regs: Arc<dyn Registers>,
+        (sq_entries, cq_entries): (u32, u32),
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let control = HostMem::anonymous(bytes.len())?;
+        control.write(0, bytes)?;
+        let memory = Self { sq: control.clone(), cq: control.clone(), regs, start: Instant::now() };
+        let at = At { in_cq: false, offset: 0 };
+        let rings = Rings { sq: at, cq: at, sq_door: 0, cq_door: 0, sq_entries, cq_entries };
+        // Only the control block is written.
+        if let Some(queue) = Shared::new(rings, at) {
+            queue.initialise(&memory);
+        }
+        Ok(control.read(0, bytes)?)
     }
 }
 

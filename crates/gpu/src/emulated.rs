@@ -45,6 +45,30 @@ impl Emulated {
     pub fn with_lanes(lanes: u32) -> Self {
         Self { space: Space::new(), lanes: lanes.max(1) }
     }
+
+    /// Starts a kernel of one's own: `threads` threads that run `kernel`, each with its view of memory and its index.
+    ///
+    /// # Errors
+    /// When there are none, or too many.
+    pub fn start(
+        &self,
+        threads: u32,
+        kernel: impl Fn(&View, u32) + Send + Sync + 'static,
+    ) -> Result<Box<dyn Running>> {
+        if threads == 0 || threads > MAX_THREADS {
+            return Err(Error::Launch(format!("{threads} threads; the emulated GPU has 1 to {MAX_THREADS}")));
+        }
+        let (kernel, mut started) = (Arc::new(kernel), Threads::default());
+        for index in 0..threads {
+            let (kernel, space) = (kernel.clone(), self.space.clone());
+            started.add(move || {
+                kernel(&View::new(&space), index);
+                Exit::Finished
+            })?;
+        }
+        started.start();
+        Ok(Box::new(started))
+    }
 }
 
 impl Default for Emulated {

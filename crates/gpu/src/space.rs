@@ -97,7 +97,7 @@ impl Space {
 }
 
 /// One GPU thread's view of memory, or that of a warp whose lanes take turns on one CPU thread.
-pub(crate) struct View {
+pub struct View {
     space: Arc<Space>,
     lanes: u32,
     seen: Cell<u64>,

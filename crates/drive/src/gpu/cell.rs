@@ -11,12 +11,13 @@ use onehop_proto::regs::doorbell;
 use onehop_proto::{Cqe, GpuAddr, Sqe};
 
 use super::memory::RingMemory;
+use super::gate::Keeper;
 use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::Inner;
 use crate::ladder::Participant;
-use crate::ring::PairHalf;
+use crate::ring::{PairHalf, PairMemory};
 use crate::{Error, Recovery, Result};
 
 /// How long a poisoned launch may take to end before a reset goes on without it. Launches look at the word all the
@@ -33,6 +34,8 @@ pub(crate) struct GpuCell {
     _doorbells: Doorbells,
     pub(crate) running: AtomicBool,
     mode: GpuMode,
+    /// The gate that other people's kernels go through, while they may.
+    gate: Mutex<Option<Arc<Keeper>>>,
 }
 
 struct Pairs {
@@ -77,6 +80,7 @@ impl GpuCell {
             _doorbells: doorbells,
             running: AtomicBool::new(false),
             mode: setup.mode,
+            gate: Mutex::default(),
         });
         state.participants.push(cell.clone());
         Ok(cell)
@@ -93,6 +97,25 @@ impl GpuCell {
 
     pub(crate) fn poison_addr(&self) -> GpuAddr {
         self.poison.addr()
+    }
+
+    /// The words that host and threads say things to each other by; the first is the poison word.
+    pub(crate) fn signals(&self) -> &Region {
+        &self.poison
+    }
+
+    /// Lets other people's kernels in, from the next creation of the pairs on; or no longer.
+    pub(crate) fn set_gate(&self, gate: Option<Arc<Keeper>>) {
+        *self.gate.lock().unwrap_or_else(|e| e.into_inner()) = gate;
+    }
+
+    fn gate(&self) -> Option<Arc<Keeper>> {
+        self.gate.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Whether threads may touch the queues.
+    fn is_busy(&self) -> bool {
+        self.running.load(Ordering::Acquire) || self.gate().is_some_and(|gate| gate.is_busy())
     }
 
     pub(crate) fn is_stale(&self) -> bool {
@@ -127,13 +150,21 @@ impl GpuCell {
             }
             (pairs.list.iter().map(|pair| pair.queue).collect::<Vec<_>>(), pairs.stale)
         };
+        let gate = self.gate();
         if stale {
+            if gate.as_ref().is_some_and(|gate| gate.is_busy()) {
+                let why = "threads of a kernel did not come out of the queue that was lent to them";
+                return Err(Error::Gpu(why.into()));
+            }
             let mut made = Vec::new();
-            let ready = self.create_all(drive, state, &mut made).and_then(|()| {
-                Ok(gpu.prepare(&match self.mode {
-                    GpuMode::Owner => Launch::Owner(queues.clone()),
-                    GpuMode::Shared { threads } => Launch::Shared(queues.clone(), threads),
-                })?)
+            let created = self.create_all(drive, state, &mut made);
+            let ready = created.and_then(|()| match (self.mode, &gate) {
+                (GpuMode::Owner, _) => Ok(gpu.prepare(&Launch::Owner(queues.clone()))?),
+                (GpuMode::Shared { threads }, None) => {
+                    Ok(gpu.prepare(&Launch::Shared(queues.clone(), threads))?)
+                }
+                // A kernel of ours might have to wait for kernels that wait for this queue.
+                (GpuMode::Shared { .. }, Some(_)) => self.prepare_from_here(drive),
             });
             if let Err(error) = ready {
                 self.undo(drive, state, &made);
@@ -142,7 +173,22 @@ impl GpuCell {
             self.lock().stale = false;
         }
         self.poison(0);
+        if let Some(gate) = gate {
+            gate.open();
+        }
         Ok(queues)
+    }
+
+    fn prepare_from_here(&self, drive: &Inner) -> Result<()> {
+        self.lock().list.iter().try_for_each(|pair| pair.initialise(drive))
+    }
+
+    /// The controller has let go of the pairs.
+    fn let_go(&self, pairs: &mut Pairs) {
+        pairs.stale = true;
+        if let Some(gate) = self.gate() {
+            gate.next_life();
+        }
     }
 
     /// Creates every pair; notes which were made. A creation that is not answered resets the controller, and that takes
@@ -173,14 +219,16 @@ impl GpuCell {
         }
     }
 
-    /// Takes the pairs away from the controller, which then lets go of their commands.
+    /// Takes the pairs away from the controller, which then lets go of their commands. Threads that
+    /// are still at it are asked to end, and waited for.
     pub(crate) fn delete(&self, drive: &Inner, state: &mut AdminState) -> Result<()> {
+        self.close();
         let mut pairs = self.lock();
         if !pairs.stale {
             for pair in &pairs.list {
                 drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || ())?;
             }
-            pairs.stale = true;
+            self.let_go(&mut pairs);
         }
         Ok(())
     }
@@ -249,6 +297,16 @@ impl GpuPair {
         Ok(Self { qid, sq, cq, control, queue })
     }
 
+    /// Makes the control block of a shared queue as a new pair needs it, without the GPU's help.
+    fn initialise(&self, drive: &Inner) -> Result<()> {
+        let mut bytes = vec![0; self.control.len()];
+        self.control.read(0, &mut bytes)?;
+        let rings = &self.queue.rings;
+        let regs = drive.control.port.regs.clone();
+        PairMemory::initialise_shared(regs, (rings.sq_entries, rings.cq_entries), &mut bytes)?;
+        Ok(self.control.write(0, &bytes)?)
+    }
+
     /// Makes its memory as a new pair needs it; gives what the controller has to be told.
     fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
         self.sq.zero()?;
@@ -262,19 +320,25 @@ impl GpuPair {
 
 impl Participant for GpuCell {
     fn close(&self) {
+        if let Some(gate) = self.gate() {
+            gate.close();
+        }
         self.poison(poison::RESET);
         let start = Instant::now();
-        while self.running.load(Ordering::Acquire) && start.elapsed() < POISON_PATIENCE {
+        while self.is_busy() && start.elapsed() < POISON_PATIENCE {
             std::thread::yield_now();
         }
     }
 
     fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
-        self.lock().stale = true;
+        self.let_go(&mut self.lock());
         Ok(())
     }
 
     fn fail(&self, error: &Error) {
+        if let Some(gate) = self.gate() {
+            gate.shut();
+        }
         self.poison(poison::FAILED);
         self.lock().dead = Some(error.clone());
     }

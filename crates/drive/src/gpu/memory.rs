@@ -74,7 +74,8 @@ impl RingMemory {
     }
 
     pub(crate) fn zero(&self) -> Result<()> {
-        Ok(self.region.fill(0, self.region.len(), 0)?)
+        // Copied and not filled: a GPU fills its memory by a kernel, which may have to wait for those that run.
+        Ok(self.region.write(0, &vec![0; self.region.len()])?)
     }
 }
 

@@ -500,6 +500,10 @@ impl Gpu for CudaGpu {
         Ok(())
     }
 
+    fn expect_kernels(&self) -> Box<dyn Send + Sync> {
+        Box::new(self.0.running.kernel())
+    }
+
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
         let count = kernels::count(launch)?;
         let loaded = self.kernels()?;

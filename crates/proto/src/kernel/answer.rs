@@ -17,7 +17,7 @@ pub enum Answer {
     InDoubt,
     /// The queue was stopped by the host, for good. What was in flight is in doubt until it is taken back.
     Stopped,
-    /// The queue had no room for so long that the command was not handed over.
+    /// The queue had no room until the command's time was over: it was not handed over.
     Full,
     /// Blocks that the namespace does not have.
     Range,

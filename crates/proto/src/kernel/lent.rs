@@ -301,19 +301,15 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         }
         if command.phase == phase::READY {
             command.epoch = epoch;
-            command.due = self.lost_at(mem, command);
-            let (sqe, bounds) = (self.entry(mem, command), self.bounds(command));
-            match self.queue.submit(mem, &sqe, &bounds) {
+            // Room is waited for until the end: the controller's time begins when it has the command.
+            let room = Bounds { deadline: command.deadline, ..self.bounds(command) };
+            match self.queue.submit(mem, &self.entry(mem, command), &room) {
                 Ok(token) => {
                     command.cid = token.cid() as u32;
                     command.phase = phase::FLYING;
-                    // Waiting for room was not the controller's time.
-                    command.due = self.lost_at(mem, command);
+                    command.due = command.deadline.min(mem.now().saturating_add(self.handle.stall));
                 }
-                Err(SubmitError::Stopped(Stop::Poisoned(_))) => {
-                    command.due = 0;
-                    return Answer::Pending;
-                }
+                Err(SubmitError::Stopped(Stop::Poisoned(_))) => return Answer::Pending,
                 Err(SubmitError::Stopped(Stop::Deadline)) => {
                     command.phase = phase::ENDED;
                     return Answer::Full;
@@ -389,12 +385,6 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
             .with_prps(prp1, prp2)
             .with_qword(10, command.lba)
             .with_dw(12, command.blocks.wrapping_sub(1))
-    }
-
-    /// When a command that is handed over now counts as lost.
-    #[inline(always)]
-    fn lost_at(&self, mem: &M, command: &Command) -> u64 {
-        command.deadline.min(mem.now().saturating_add(self.handle.stall))
     }
 
     #[inline(always)]

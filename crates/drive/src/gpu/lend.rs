@@ -1,0 +1,360 @@
+//! Queues for other people's kernels: the host lends a queue, and goes on looking after it.
+//!
+//! What kernels get is a handle in GPU memory, which `onehop_proto::kernel::Lent` works with: a queue pair in shared mode, one
+//! namespace, one piece of data memory with standing PRP lists. A thread here watches the controller and what the
+//! kernels' threads say about lost commands; it closes the gate, has the time-out ladder recover the controller, and
+//! opens the gate to the next life of the queue. Kernels meanwhile wait, each command within its own deadline.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Place, Region};
+use onehop_proto::kernel::Handle;
+use onehop_proto::prp::{PrpError, Standing};
+use onehop_proto::{BusAddr, GpuAddr};
+
+use super::gate::Keeper;
+use super::{GpuMode, GpuQueues, poison};
+use crate::command::max_blocks;
+use crate::drive::Inner;
+use crate::ring::Dma;
+use crate::slots::retry_delays;
+use crate::{Buffer, Error, Namespace, Result};
+
+/// How often the controller is looked at.
+const TICK: Duration = Duration::from_micros(500);
+/// Looks between two at the count of strays, which may lie in the GPU's memory.
+const STRAY_TICKS: u32 = 8;
+/// How long threads may take to come out when the queue is taken back. They look at the gate all the time; this is for a
+/// machine that is very busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const STRAY: &str = "a completion in a lent queue for a command that was not in flight";
+
+/// Where the words that threads count themselves in by lie behind the handle, on a line of their own.
+const INSIDE: usize = (Handle::BYTES as usize).next_multiple_of(128);
+const TABLES: usize = INSIDE + 128;
+
+/// A queue that other people's kernels may use, with a namespace and data memory. Dropping it stops them and takes it back.
+pub struct LentQueue {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+    ended: bool,
+}
+
+/// What has to stay as long as kernels may use the handle.
+struct Watch {
+    queues: GpuQueues,
+    gate: Arc<Keeper>,
+    memory: Arc<LentMemory>,
+    ns: Namespace,
+    stop: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    // Doorbells are passed on all the time: nobody here knows when kernels run.
+    _expect: Box<dyn Send + Sync>,
+}
+
+struct LentMemory {
+    /// The handle, the count of threads, the tables of bus addresses.
+    handle: Region,
+    _lists: Dma,
+    _data: Buffer,
+}
+
+impl GpuQueues {
+    /// Lends the queue to kernels of other people, which may read blocks of a namespace into a buffer, and write them from
+    /// it if `writable`. The queue must be in shared mode. Its `stall` is when a command counts as lost, its `limit` what a
+    /// command may take with all its tries.
+    ///
+    /// # Errors
+    /// When it is in owner mode, the drive is open for reading only and it is to be written, or the buffer cannot be
+    /// described page by page.
+    pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
+        let drive = self.drive.clone();
+        if writable {
+            drive.allow_writes()?;
+        }
+        ns.check(&drive.control)?;
+        data.belongs(&drive.control)?;
+        let refuse = |why: &str| Error::Unsupported { drive: drive.name().to_owned(), why: why.into() };
+        if self.setup.mode == GpuMode::Owner {
+            return Err(refuse("only a queue in shared mode can be lent"));
+        }
+        if ns.format.has_separate_metadata() {
+            return Err(refuse(
+                "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended",
+            ));
+        }
+        let expect = self.gpu.expect_kernels();
+        let (memory, handle) = describe(&self, ns, data)?;
+        let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
+        let durability = writable.then(|| drive.durability.clone());
+        let gate = Arc::new(Keeper::new(self.cell.signals().clone(), inside, durability));
+        self.cell.set_gate(Some(gate.clone()));
+        let queues = {
+            let mut state = drive.alive()?;
+            // Whatever was left in flight, or created without a gate, goes.
+            self.cell.delete(&drive, &mut state)?;
+            self.cell.ensure(&drive, &mut state, &*self.gpu)?
+        };
+        let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
+        let handle = Handle {
+            sq: queue.rings.sq.0,
+            cq: queue.rings.cq.0,
+            sq_door: queue.rings.sq_door.0,
+            cq_door: queue.rings.cq_door.0,
+            control: queue.control.0,
+            sq_entries: queue.rings.sq_entries,
+            cq_entries: queue.rings.cq_entries,
+            writable: u32::from(writable),
+            ..handle
+        };
+        let bytes: Vec<u8> = handle.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        memory.handle.write(0, &bytes)?;
+        let watch = Arc::new(Watch {
+            queues: self,
+            gate,
+            memory: Arc::new(memory),
+            ns: ns.clone(),
+            stop: AtomicBool::new(false),
+            failure: Mutex::default(),
+            _expect: expect,
+        });
+        let mut lent = LentQueue { watch: watch.clone(), thread: None, ended: false };
+        let thread = std::thread::Builder::new().name("lent queue".into()).spawn(move || watch.run());
+        lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("this machine gave no thread: {e}")))?);
+        Ok(lent)
+    }
+}
+
+/// The memory that a lent queue takes, and its handle without what the queue itself says.
+fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMemory, Handle)> {
+    let (drive, setup) = (&*queues.drive, &queues.setup);
+    let page_shift = drive.control.page_shift;
+    let standing = Standing::new(page_shift);
+    let pages = page_addresses(data, page_shift)?;
+    let lists = write_lists(drive, standing, &pages)?;
+    let list_pages = list_addresses(&lists, standing.list_pages(pages.len() as u64), page_shift)?;
+    let pages_at = TABLES + list_pages.len() * 8;
+    let handle = queues.gpu.alloc(Place::Vram, pages_at + pages.len() * 8)?;
+    handle.write(TABLES, &le_bytes(&list_pages))?;
+    handle.write(pages_at, &le_bytes(&pages))?;
+    let limit = drive.identity().max_transfer.min(standing.most_bytes());
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let at = |offset: usize| handle.addr().plus(offset as u64).0;
+    let words = Handle {
+        signals: queues.cell.signals().addr().0,
+        inside: at(INSIDE),
+        lists: at(TABLES),
+        pages: at(pages_at),
+        bytes: data.bytes(),
+        blocks: ns.blocks,
+        nsid: ns.nsid,
+        // A block of a transfer takes at most 64 KiB and its metadata: it fits.
+        block_bytes: ns.format.transfer_bytes(1).and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(u32::MAX),
+        most_blocks: max_blocks(&ns.format, limit),
+        page_shift,
+        retries: drive.options.retries,
+        retry_delay: retry_delays(drive).map(nanos),
+        stall: nanos(setup.stall),
+        limit: nanos(setup.limit),
+        ..Handle::default()
+    };
+    Ok((LentMemory { handle, _lists: lists, _data: data.clone() }, words))
+}
+
+fn le_bytes(table: &[u64]) -> Vec<u8> {
+    table.iter().flat_map(|at| at.to_le_bytes()).collect()
+}
+
+/// The bus address of each page of a buffer.
+fn page_addresses(data: &Buffer, page_shift: u32) -> Result<Vec<u64>> {
+    let page = 1u64 << page_shift;
+    let count = data.bytes().div_ceil(page);
+    (0..count)
+        .map(|index| {
+            let need = page.min(data.bytes() - index * page);
+            let run = data.at(index * page).filter(|run| run.len >= need && run.addr.0 & (page - 1) == 0);
+            run.map(|run| run.addr.0).ok_or(Error::Prp(PrpError::PageOffset { index }))
+        })
+        .collect()
+}
+
+/// Standing lists for these pages, in memory that the controller reaches.
+fn write_lists(drive: &Inner, standing: Standing, pages: &[u64]) -> Result<Dma> {
+    let page_shift = drive.control.page_shift;
+    let count = standing.list_pages(pages.len() as u64).max(1);
+    let lists = Dma::alloc(&*drive.control.port.mapper, (count << page_shift) as usize, page_shift)?;
+    for list in 0..count {
+        let of = standing.entries(list);
+        let end = (of.end as usize).min(pages.len());
+        let entries = pages.get(of.start as usize..end).unwrap_or_default();
+        lists.mem.write((list << page_shift) as usize, &le_bytes(entries))?;
+    }
+    Ok(lists)
+}
+
+fn list_addresses(lists: &Dma, count: u64, page_shift: u32) -> Result<Vec<u64>> {
+    (0..count)
+        .map(|list| {
+            let run = lists.map.at(list << page_shift).filter(|run| run.len >> page_shift > 0);
+            let BusAddr(at) = run.map_or(BusAddr(u64::MAX), |run| run.addr);
+            if at & ((1 << page_shift) - 1) == 0 {
+                Ok(at)
+            } else {
+                Err(Error::Prp(PrpError::ListOffset { list_page: list as u32 }))
+            }
+        })
+        .collect()
+}
+
+impl Watch {
+    /// Looks after the queue until it is taken back.
+    fn run(&self) {
+        let mut turn = 0u32;
+        while !self.stop.load(Ordering::Acquire) {
+            std::thread::sleep(TICK);
+            turn = turn.wrapping_add(1);
+            if let Err(error) = self.look(turn.is_multiple_of(STRAY_TICKS)) {
+                self.give_up(error);
+                return;
+            }
+        }
+    }
+
+    /// Looks once, and mends what is wrong.
+    fn look(&self, strays: bool) -> Result<()> {
+        let (queues, drive) = (&self.queues, &self.queues.drive);
+        self.ns.check(&drive.control)?;
+        let cause = if !drive.control.status().is_ok_and(|status| !status.cfs()) {
+            Some(("a controller that failed while a queue was lent", false))
+        } else if strays && queues.cell.has_strays()? {
+            Some((STRAY, false))
+        } else if self.gate.has_lost()? {
+            Some(("a command in a lent queue that was not completed", true))
+        } else {
+            None
+        };
+        if let Some((cause, polite)) = cause {
+            queues.recover(cause.to_owned(), polite)?;
+        }
+        if queues.cell.is_stale() {
+            let mut state = drive.alive()?;
+            queues.cell.ensure(drive, &mut state, &*queues.gpu)?;
+        } else if let Ok(mut state) = drive.admin.try_lock() {
+            // What the drive has to tell is only noted: somebody who asks for events has it served.
+            state.admin.look();
+        }
+        Ok(())
+    }
+
+    /// Nothing more will be done for this queue.
+    fn give_up(&self, error: Error) {
+        self.shut(poison::FAILED);
+        *self.failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+    }
+
+    fn shut(&self, code: u32) {
+        self.gate.shut();
+        self.queues.cell.poison(code);
+    }
+
+    /// Waits until no thread is inside any more; the queue is shut. Whether that came about.
+    fn is_empty_in_time(&self) -> bool {
+        let start = Instant::now();
+        while self.gate.is_busy() {
+            if start.elapsed() >= PATIENCE {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
+impl LentQueue {
+    /// Where the handle lies, for kernels of the queue's GPU. They must have ended before this is dropped: the memory goes
+    /// with it.
+    #[must_use]
+    pub fn handle(&self) -> GpuAddr {
+        self.watch.memory.handle.addr()
+    }
+
+    /// How often the controller was made to let go of the queue's commands while it was lent.
+    #[must_use]
+    pub fn recoveries(&self) -> u32 {
+        self.watch.gate.epoch() - 1
+    }
+
+    /// Why nothing more is done for this queue, if that is so.
+    ///
+    /// # Errors
+    /// The reason: the drive is dead, its namespace has changed, or threads did not come out for a recovery.
+    pub fn check(&self) -> Result<()> {
+        match &*self.watch.failure.lock().unwrap_or_else(|e| e.into_inner()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends every call of a kernel, now and from now on, with `Stopped`: so that kernels come to their end.
+    pub fn stop(&self) {
+        self.watch.shut(poison::OVER);
+    }
+
+    /// Takes the queue back when no kernel uses the handle any more. The controller has then let go of every command.
+    ///
+    /// # Errors
+    /// When threads did not come out, or the drive is dead: the memory stays allocated then.
+    pub fn take_back(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let watch = &self.watch;
+        watch.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has recovered nothing since: the queue goes the same way.
+            let _ = thread.join();
+        }
+        watch.shut(poison::OVER);
+        let empty = watch.is_empty_in_time();
+        let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
+        cell.set_gate(None);
+        if !empty {
+            // They may still use all of it, whenever they go on.
+            std::mem::forget((watch.memory.clone(), cell.clone()));
+            return Err(Error::Gpu(format!(
+                "threads of a kernel did not come out of a lent queue within {PATIENCE:?}; its memory is left to them"
+            )));
+        }
+        let mut state = drive.state();
+        if state.dead.is_none() {
+            let cause = match cell.has_strays() {
+                Ok(true) => Some(STRAY),
+                _ => cell.delete(drive, &mut state).err().map(|_| "a lent queue that could not be deleted"),
+            };
+            // How it went is in the state.
+            cause.map(|cause| drive.reset(&mut state, cause));
+        }
+        match &state.dead {
+            None => Ok(()),
+            Some(error) => {
+                drive.kept.keep(watch.memory.clone());
+                Err(error.clone())
+            }
+        }
+    }
+}
+
+impl Drop for LentQueue {
+    fn drop(&mut self) {
+        // Nobody is there to be told.
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,214 @@
+//! A drive that does not behave: lost and late commands, failures, resets, the end of the drive.
+
+use std::time::{Duration, Instant};
+
+use onehop_drive::{GpuSetup, Recovery};
+use onehop_gpu::EmulatedThread;
+use onehop_proto::kernel::{Answer, Command, Lent, LentOp};
+
+use crate::{BLOCK, Bed, bed, bed_with, done, setup, until};
+
+/// Reads that every thread makes, of blocks of its own.
+const ROUNDS: u64 = 30;
+
+fn hammer(mem: &EmulatedThread, queue: &Lent<EmulatedThread>, index: u32) -> Vec<Answer> {
+    (0..ROUNDS)
+        .map(|round| {
+            let at = (u64::from(index) * ROUNDS + round) * 2;
+            queue.run(mem, LentOp::Read, at, 2, at * BLOCK)
+        })
+        .collect()
+}
+
+fn survives(options: &str, fault: &str, threads: u32) -> Bed {
+    let bed = bed(options);
+    let lent = bed.lend(false);
+    bed.inject(fault);
+    let answers = bed.run(&lent, threads, hammer).concat();
+    assert!(done(&answers), "{fault}: {answers:?}");
+    assert!(bed.holds(0, u64::from(threads) * ROUNDS * 2, 0), "{fault}");
+    lent.check().unwrap();
+    lent.take_back().unwrap();
+    bed
+}
+
+#[test]
+fn commands_that_get_lost_are_handed_over_again() {
+    let bed = survives("", "lost@op=read,n=50", 16);
+    assert_eq!(bed.drive.incidents().len(), 1);
+    assert_eq!(bed.drive.incidents()[0].recovery, Recovery::QueueDelete);
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn late_reordered_and_failing_commands_end_well() {
+    for fault in [
+        "late@op=read,every=40,delay=20ms",
+        "reorder@op=read,every=3,by=4",
+        "fail-once@op=read,n=9",
+        "fail-once@op=read,every=50,crd=1",
+        "stale-phase@op=read,every=30",
+        "sqhd-lag@op=read,every=5",
+    ] {
+        let bed = survives("", fault, 12);
+        assert!(bed.drive.incidents().is_empty(), "{fault}: {:?}", bed.drive.incidents());
+        assert_eq!(bed.sim.violations(), [], "{fault}");
+    }
+}
+
+#[test]
+fn a_controller_that_fails_is_reset_under_running_kernels() {
+    for fault in ["cfs@op=read,n=70", "wrong-cid@op=read,n=70", "dup@op=read,n=70"] {
+        let bed = survives("", fault, 16);
+        assert!(!bed.drive.incidents().is_empty(), "{fault}");
+        assert_eq!(bed.drive.incidents()[0].recovery, Recovery::ControllerReset, "{fault}");
+    }
+}
+
+#[test]
+fn a_reset_by_somebody_else_is_waited_out() {
+    let bed = bed("?latency=200us");
+    let lent = bed.lend(false);
+    let drive = bed.drive.clone();
+    let others = std::thread::spawn(move || {
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(15));
+            drive.reset().unwrap();
+        }
+    });
+    let answers = bed.run(&lent, 8, |mem, queue, index| {
+        (0..4).flat_map(|_| hammer(mem, queue, index)).collect::<Vec<_>>()
+    });
+    others.join().unwrap();
+    // A command that three resets met was given up, which is right; no other was.
+    let given_up = answers.concat().iter().filter(|answer| **answer == Answer::TimedOut).count();
+    assert!(answers.concat().iter().all(|answer| matches!(answer, Answer::Done | Answer::TimedOut)));
+    assert!(given_up <= 8, "{given_up}");
+    assert_eq!(lent.recoveries(), 3);
+    lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn a_status_that_stays_is_told() {
+    let bed = bed("");
+    let lent = bed.lend(false);
+    bed.inject("media@lba=100-103");
+    let answers = bed.run(&lent, 1, |mem, queue, _| {
+        [queue.run(mem, LentOp::Read, 100, 1, 0), queue.run(mem, LentOp::Read, 104, 1, 0)]
+    });
+    assert!(matches!(answers[0][0], Answer::Failed(status) if status.code() == 0x281), "{answers:?}");
+    assert_eq!(answers[0][1], Answer::Done);
+    lent.take_back().unwrap();
+}
+
+#[test]
+fn a_command_that_is_lost_each_time_is_given_up_and_its_memory_is_free() {
+    let bed = bed("");
+    let lent = bed.lend(false);
+    bed.inject("lost@op=read,lba=7-7");
+    let answers = bed.run(&lent, 4, |mem, queue, i| {
+        queue.run(mem, LentOp::Read, if i == 0 { 7 } else { 1000 }, 1, u64::from(i) * BLOCK)
+    });
+    assert_eq!(answers, [Answer::TimedOut, Answer::Done, Answer::Done, Answer::Done]);
+    assert_eq!(lent.recoveries(), 3);
+    lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn no_wait_is_longer_than_the_limit() {
+    let limit = Duration::from_millis(100);
+    let bed = bed_with("", GpuSetup { limit, stall: Duration::from_secs(60), ..setup() });
+    let lent = bed.lend(false);
+    bed.inject("lost@op=read,lba=7-7");
+    let start = Instant::now();
+    let answers = bed.run(&lent, 2, |mem, queue, _| queue.run(mem, LentOp::Read, 7, 1, 0));
+    assert!(start.elapsed() >= limit && start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert_eq!(answers, [Answer::InDoubt; 2]);
+    // The host gets it back all the same.
+    until("no recovery", || lent.recoveries() > 0);
+    lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn a_kernel_is_stopped_at_once() {
+    let bed = bed("?latency=100us");
+    let lent = bed.lend(false);
+    let handle = lent.handle();
+    let running = bed
+        .gpu
+        .start(16, move |mem, index| {
+            let queue = Lent::open(mem, handle).unwrap();
+            let mut command = Command::NONE;
+            // One that nobody will ever ask after.
+            queue.submit(mem, LentOp::Read, 0, 1, 0, &mut command);
+            loop {
+                match queue.run(mem, LentOp::Read, u64::from(index), 1, u64::from(index) * BLOCK) {
+                    Answer::Done => {}
+                    Answer::Stopped => return,
+                    other => panic!("{other}"),
+                }
+            }
+        })
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
+    lent.stop();
+    running.join().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+    assert!(bed.drive.incidents().is_empty());
+}
+
+#[test]
+fn commands_that_nobody_asks_after_go_with_the_queue() {
+    let bed = bed("?latency=30ms");
+    {
+        let lent = bed.lend(true);
+        let answers = bed.run(&lent, 8, |mem, queue, i| {
+            let mut command = Command::NONE;
+            queue.submit(mem, LentOp::Read, u64::from(i), 1, u64::from(i) * BLOCK, &mut command)
+        });
+        assert_eq!(answers, [Answer::Pending; 8]);
+    }
+    bed.region.fill(0, 4096, 0x11).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    assert!(bed.data(0, 4096).iter().all(|byte| *byte == 0x11), "the drive wrote memory that it had let go");
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn the_end_of_the_drive_ends_every_call() {
+    let bed = bed("");
+    let lent = bed.lend(false);
+    bed.inject("gone@op=read,n=40");
+    let start = Instant::now();
+    let answers = bed.run(&lent, 8, hammer).concat();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Done | Answer::Stopped)), "{answers:?}");
+    assert!(answers.contains(&Answer::Stopped));
+    until("no error", || lent.check().is_err());
+    assert!(lent.take_back().is_err());
+}
+
+#[test]
+fn commands_in_flight_over_a_recovery_are_tried_again() {
+    let bed = bed_with("", GpuSetup { depth: 31, ..setup() });
+    let lent = bed.lend(false);
+    bed.inject("lost@op=read,lba=3-3,count=1");
+    let answers = bed.run(&lent, 1, |mem, queue, _| {
+        let mut commands = [Command::NONE; 16];
+        for (i, command) in commands.iter_mut().enumerate() {
+            queue.submit(mem, LentOp::Read, i as u64, 1, i as u64 * BLOCK, command);
+        }
+        commands.map(|mut command| queue.wait(mem, &mut command))
+    });
+    assert_eq!(answers, [[Answer::Done; 16]]);
+    assert!(bed.holds(0, 16, 0));
+    assert_eq!(lent.recoveries(), 1);
+    lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+}
