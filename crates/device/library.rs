@@ -19,40 +19,61 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 #[repr(C)]
 pub struct Queue([u32; 0]);
 
-/// What `f` makes of the queue of this handle.
-#[inline(always)]
-fn with<R>(queue: *const Queue, none: R, f: impl FnOnce(&Lent<Gpu>) -> R) -> R {
-    match Lent::open(&Gpu, GpuAddr(queue as u64)) {
-        Some(lent) => f(&lent),
-        None => none,
+fn open(queue: *const Queue) -> Option<Lent<Gpu>> {
+    Lent::open(&Gpu, GpuAddr(queue as u64))
+}
+
+/// All that begins a command. Once, however many functions use it.
+#[inline(never)]
+fn start(
+    queue: *const Queue,
+    op: u32,
+    lba: u64,
+    blocks: u32,
+    offset: u64,
+    command: &mut Command,
+    waits: bool,
+) -> i32 {
+    *command = Command::NONE;
+    match (open(queue), LentOp::from_code(op)) {
+        (Some(lent), Some(op)) => lent.start(&Gpu, op, lba, (blocks, offset), command, waits),
+        (Some(_), None) => Answer::NoOperation,
+        (None, _) => Answer::NoHandle,
     }
+    .code()
 }
 
-macro_rules! run {
-    ($(#[$doc:meta])* $name:ident, $op:ident) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// `queue` is null or a handle that the host has lent and not taken back.
-        // SAFETY: the name is this project's alone.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
-            with(queue, Answer::NoHandle, |lent| lent.run(&Gpu, LentOp::$op, lba, blocks, offset)).code()
-        }
-    };
+/// All that goes on with one.
+#[inline(never)]
+fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
+    match open(queue) {
+        Some(lent) => lent.go_on(&Gpu, command, waits),
+        None => Answer::NoHandle,
+    }
+    .code()
 }
 
-run! {
-    /// Reads blocks into the data memory, from byte `offset` on, and waits for them.
-    onehop_read, Read
+/// Reads blocks into the data memory, from byte `offset` on, and waits for them.
+///
+/// # Safety
+/// `queue` is null or a handle that the host has lent and not taken back.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
+    start(queue, LentOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
-run! {
-    /// Writes blocks from the data memory, from byte `offset` on, and waits for it.
-    onehop_write, Write
+/// Writes blocks from the data memory, from byte `offset` on, and waits for it.
+///
+/// # Safety
+/// As for [`onehop_read`].
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
+    start(queue, LentOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
-/// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if it is under way; any other answer is its end.
+/// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if that is under way; any other answer is its end.
 ///
 /// # Safety
 /// As for [`onehop_read`]; `command` is memory for a command.
@@ -66,41 +87,30 @@ pub unsafe extern "C" fn onehop_submit(
     offset: u64,
     command: *mut Command,
 ) -> i32 {
-    let mut new = Command::NONE;
-    let op = if op == LentOp::Read as u32 { LentOp::Read } else { LentOp::Write };
-    let answer = with(queue, Answer::NoHandle, |lent| lent.submit(&Gpu, op, lba, blocks, offset, &mut new));
+    // SAFETY: the caller's promise; any bytes are a command.
+    start(queue, op, lba, blocks, offset, unsafe { &mut *command }, false)
+}
+
+/// Whether a command has ended, and how; -1 if not.
+///
+/// # Safety
+/// As for [`onehop_submit`], which has written `command`; no other thread uses it meanwhile.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_test(queue: *const Queue, command: *mut Command) -> i32 {
     // SAFETY: the caller's promise.
-    unsafe { command.write(new) };
-    answer.code()
+    go_on(queue, unsafe { &mut *command }, false)
 }
 
-macro_rules! go_on {
-    ($(#[$doc:meta])* $name:ident, $method:ident) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As for [`onehop_submit`], which has written `command`; no other thread uses it meanwhile.
-        // SAFETY: the name is this project's alone.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(queue: *const Queue, command: *mut Command) -> i32 {
-            // SAFETY: the caller's promise.
-            let mut now = unsafe { command.read() };
-            let answer = with(queue, Answer::NoHandle, |lent| lent.$method(&Gpu, &mut now));
-            // SAFETY: the caller's promise.
-            unsafe { command.write(now) };
-            answer.code()
-        }
-    };
-}
-
-go_on! {
-    /// Whether a command has ended, and how; -1 if not.
-    onehop_test, test
-}
-
-go_on! {
-    /// Waits for a command's end.
-    onehop_wait, wait
+/// Waits for a command's end.
+///
+/// # Safety
+/// As for [`onehop_test`].
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_wait(queue: *const Queue, command: *mut Command) -> i32 {
+    // SAFETY: the caller's promise.
+    go_on(queue, unsafe { &mut *command }, true)
 }
 
 macro_rules! tell {
@@ -112,7 +122,7 @@ macro_rules! tell {
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(queue: *const Queue) -> $t {
-            with(queue, 0, |lent| lent.handle().$field)
+            open(queue).map_or(0, |lent| lent.handle().$field)
         }
     };
 }

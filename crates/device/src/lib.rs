@@ -33,6 +33,10 @@ pub mod gpu;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/onehop.ptx");
 
+/// Functions for other people's kernels, to be linked with theirs: what `include/onehop/device.h` declares.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const LIBRARY_PTX: &str = include_str!("../ptx/library.ptx");
+
 /// Kernels for tests and benchmarks, from `rig.rs`: controllers that serve queues in GPU memory, litmus experiments.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
@@ -49,6 +53,13 @@ mod tests {
             "onehop_shared_prepare",
         ] {
             assert!(super::PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
+        }
+        for name in
+            ["read", "write", "submit", "test", "wait", "blocks", "block_bytes", "most_blocks", "data_bytes"]
+        {
+            let function = std::format!(" onehop_{name}(");
+            let mut lines = super::LIBRARY_PTX.lines().filter(|line| line.starts_with(".visible .func"));
+            assert!(lines.any(|line| line.ends_with(&function)), "{name}");
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
     }

@@ -18,9 +18,9 @@ mod space;
 
 pub use copier::{Copier, Mark, Rows};
 pub use emulated::{EMULATED_LANES, Emulated};
-pub use space::View as EmulatedThread;
 pub use error::{Error, Result};
 pub use region::{Place, Region};
+pub use space::View as EmulatedThread;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,8 +10,8 @@ use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
 use onehop_proto::{Cqe, GpuAddr, Sqe};
 
-use super::memory::RingMemory;
 use super::gate::Keeper;
+use super::memory::RingMemory;
 use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
@@ -173,8 +173,8 @@ impl GpuCell {
             self.lock().stale = false;
         }
         self.poison(0);
-        if let Some(gate) = gate {
-            gate.open();
+        if gate.is_some_and(|gate| !gate.open()) {
+            self.poison(poison::OVER);
         }
         Ok(queues)
     }

@@ -1,7 +1,7 @@
 //! The gate of a lent queue, as its host keeps it: see `onehop_proto::kernel::Lent`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use onehop_gpu::Region;
 use onehop_proto::kernel::{Gate, signal};
@@ -16,7 +16,7 @@ pub(crate) struct Keeper {
     inside: Region,
     epoch: AtomicU32,
     /// Set when it was shut: it is never opened again.
-    shut: AtomicU32,
+    shut: AtomicBool,
     /// Told before the controller may lose what threads have written.
     writes: Option<Arc<Durability>>,
 }
@@ -24,8 +24,8 @@ pub(crate) struct Keeper {
 impl Keeper {
     /// A gate that is closed, before the queue's first life.
     pub(crate) fn new(signals: Region, inside: Region, writes: Option<Arc<Durability>>) -> Self {
-        let gate =
-            Self { signals, inside, epoch: AtomicU32::new(1), shut: AtomicU32::new(0), writes };
+        let shut = AtomicBool::new(false);
+        let gate = Self { signals, inside, epoch: AtomicU32::new(1), shut, writes };
         gate.say(signal::LOST, 0);
         gate.close();
         gate
@@ -36,14 +36,16 @@ impl Keeper {
         let _ = self.signals.signal(at as usize, value);
     }
 
-    fn state(&self, of: impl Fn(u32) -> Gate) {
+    fn state(&self, of: impl Fn(u32) -> Gate) -> Gate {
         let epoch = self.epoch.load(Ordering::Acquire);
-        let gate = if self.shut.load(Ordering::Acquire) == 0 { of(epoch) } else { Gate::shut(epoch) };
+        let gate = if self.shut.load(Ordering::Acquire) { Gate::shut(epoch) } else { of(epoch) };
         self.say(signal::GATE, gate.0);
+        gate
     }
 
-    pub(crate) fn open(&self) {
-        self.state(Gate::open);
+    /// Threads may go in, unless it was shut. Whether they may.
+    pub(crate) fn open(&self) -> bool {
+        self.state(Gate::open).is_open()
     }
 
     /// Nobody goes in any more, for a while.
@@ -54,7 +56,7 @@ impl Keeper {
 
     /// Nobody goes in any more, for good.
     pub(crate) fn shut(&self) {
-        self.shut.store(1, Ordering::Release);
+        self.shut.store(true, Ordering::Release);
         self.close();
     }
 

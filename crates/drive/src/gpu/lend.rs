@@ -153,7 +153,11 @@ fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMe
         blocks: ns.blocks,
         nsid: ns.nsid,
         // A block of a transfer takes at most 64 KiB and its metadata: it fits.
-        block_bytes: ns.format.transfer_bytes(1).and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(u32::MAX),
+        block_bytes: ns
+            .format
+            .transfer_bytes(1)
+            .and_then(|bytes| u32::try_from(bytes).ok())
+            .unwrap_or(u32::MAX),
         most_blocks: max_blocks(&ns.format, limit),
         page_shift,
         retries: drive.options.retries,

@@ -8,7 +8,7 @@ use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Answer, Command, Handle, Lent, LentOp};
 use std::sync::Arc;
 
-use crate::{BLOCK, BLOCKS, DATA, Bed, bed, bed_with, done, media, setup};
+use crate::{BLOCK, BLOCKS, Bed, DATA, bed, bed_with, done, media, setup};
 
 fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
     let lent = bed.lend(false);
@@ -35,7 +35,8 @@ fn every_length_at_every_kind_of_offset() {
         (BLOCKS - 1, 1, DATA as u64 - BLOCK),
     ] {
         bed.region.fill(0, DATA, 0xee).unwrap();
-        let answer = bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, LentOp::Read, lba, blocks, offset));
+        let answer =
+            bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, LentOp::Read, lba, blocks, offset));
         assert_eq!(answer, [Answer::Done], "{blocks} blocks at {lba} to {offset}");
         let len = u64::from(blocks) * BLOCK;
         assert!(bed.holds(lba, blocks.into(), offset), "{blocks} blocks at {lba} to {offset}");
@@ -184,10 +185,8 @@ fn a_queue_that_its_own_threads_fill_says_so() {
     let lent = bed.lend(false);
     let answers = bed.run(&lent, 1, |mem, queue, _| {
         let mut commands = [Command::NONE; 4];
-        let mut said: Vec<Answer> = commands
-            .iter_mut()
-            .map(|command| queue.submit(mem, LentOp::Read, 0, 1, 0, command))
-            .collect();
+        let mut said: Vec<Answer> =
+            commands.iter_mut().map(|command| queue.submit(mem, LentOp::Read, 0, 1, 0, command)).collect();
         said.extend(commands.iter_mut().map(|command| queue.wait(mem, command)));
         said
     });

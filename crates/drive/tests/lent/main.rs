@@ -121,4 +121,3 @@ fn until(what: &str, f: impl Fn() -> bool) {
 fn done(answers: &[Answer]) -> bool {
     answers.iter().all(|answer| *answer == Answer::Done)
 }
-

@@ -33,6 +33,8 @@ pub enum Answer {
     NoHandle,
     /// This command was never submitted, or has ended and was told of.
     Spent,
+    /// Neither a read nor a write was asked for.
+    NoOperation,
 }
 
 impl Answer {
@@ -55,6 +57,7 @@ impl Answer {
             Self::ReadOnly => -10,
             Self::NoHandle => -11,
             Self::Spent => -12,
+            Self::NoOperation => -13,
         }
     }
 
@@ -76,6 +79,7 @@ impl Answer {
             -10 => Self::ReadOnly,
             -11 => Self::NoHandle,
             -12 => Self::Spent,
+            -13 => Self::NoOperation,
             _ => return None,
         })
     }
@@ -98,6 +102,24 @@ impl core::fmt::Display for Answer {
             Self::ReadOnly => "the queue was lent for reading only",
             Self::NoHandle => "this is no handle of a queue, or one of another version",
             Self::Spent => "there is no such command in flight",
+            Self::NoOperation => "neither a read nor a write was asked for",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn every_answer_has_a_number_and_words_of_its_own() {
+        let all: std::vec::Vec<Answer> = (-20..=0x8000)
+            .filter_map(|code| Answer::from_code(code).inspect(|a| assert_eq!(a.code(), code)))
+            .collect();
+        assert_eq!(all.len(), 0x8000 + 13);
+        let words: std::collections::BTreeSet<_> =
+            (-13..=1).filter_map(Answer::from_code).map(|a| a.to_string()).collect();
+        assert_eq!(words.len(), 15);
     }
 }

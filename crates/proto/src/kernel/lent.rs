@@ -31,6 +31,19 @@ pub enum LentOp {
     Write = 1,
 }
 
+impl LentOp {
+    /// The operation of this number, if there is one.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            0 => Some(Self::Read),
+            1 => Some(Self::Write),
+            _ => None,
+        }
+    }
+}
+
 /// How far a command has come. Numbers that memory which nobody wrote is not likely to hold.
 mod phase {
     /// To be handed over when it is due.
@@ -133,11 +146,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     /// Moves blocks and waits for it.
     #[inline(always)]
     pub fn run(&self, mem: &M, op: LentOp, lba: u64, blocks: u32, offset: u64) -> Answer {
-        let mut command = Command::NONE;
-        match self.begin(mem, op, lba, blocks, offset, &mut command) {
-            Answer::Pending => self.wait(mem, &mut command),
-            refused => refused,
-        }
+        self.start(mem, op, lba, (blocks, offset), &mut { Command::NONE }, true)
     }
 
     /// Hands a command over, once the queue has room for it. [`Answer::Pending`] if it is under way.
@@ -151,27 +160,47 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         offset: u64,
         command: &mut Command,
     ) -> Answer {
-        match self.begin(mem, op, lba, blocks, offset, command) {
-            Answer::Pending => self.turn(mem, command, Turn::Look),
-            refused => refused,
-        }
+        self.start(mem, op, lba, (blocks, offset), command, false)
     }
 
     /// Whether a command has ended, and how. Completions are handed out on the way, and a command that has to be tried
     /// again is.
     #[inline(always)]
     pub fn test(&self, mem: &M, command: &mut Command) -> Answer {
-        self.turn(mem, command, Turn::Look)
+        self.go_on(mem, command, false)
     }
 
     /// Waits for a command's end, or its deadline.
     #[inline(always)]
     pub fn wait(&self, mem: &M, command: &mut Command) -> Answer {
-        let mut turn = Turn::Wait;
+        self.go_on(mem, command, true)
+    }
+
+    /// [`Self::submit`], and [`Self::wait`] if so wanted.
+    #[inline(always)]
+    pub fn start(
+        &self,
+        mem: &M,
+        op: LentOp,
+        lba: u64,
+        (blocks, offset): (u32, u64),
+        command: &mut Command,
+        waits: bool,
+    ) -> Answer {
+        match self.begin(mem, op, lba, blocks, offset, command) {
+            Answer::Pending => self.go_on(mem, command, waits),
+            refused => refused,
+        }
+    }
+
+    /// [`Self::test`] or [`Self::wait`].
+    #[inline(always)]
+    pub fn go_on(&self, mem: &M, command: &mut Command, waits: bool) -> Answer {
+        let mut turn = if waits { Turn::Wait } else { Turn::Look };
         loop {
             match self.turn(mem, command, turn) {
-                Answer::Pending => mem.pause(),
-                end => return end,
+                Answer::Pending if waits => mem.pause(),
+                answer => return answer,
             }
             turn = Turn::WaitOn;
         }

@@ -251,7 +251,8 @@ fn standing_lists_serve_every_transfer() {
         assert_eq!(most, step * page);
         for first in [0, 1, step - 2, step - 1, step, step + 1, 2 * step - 1, 2 * step, pages - 3] {
             for within in [0, 4, page - 4] {
-                for len in [4, page - 4, page, page + 4, 2 * page, 2 * page + 4, most - page, most - 4, most] {
+                for len in [4, page - 4, page, page + 4, 2 * page, 2 * page + 4, most - page, most - 4, most]
+                {
                     let offset = first * page + within;
                     if offset + len <= pages * page {
                         check_standing(&memory, shift, offset, len);
