@@ -23,7 +23,7 @@ fn open(queue: *const Queue) -> Option<Lent<Gpu>> {
     Lent::open(&Gpu, GpuAddr(queue as u64))
 }
 
-/// All that begins a command. Once, however many functions use it.
+/// Begins a command, and goes on with it. Once, however many functions use it.
 #[inline(never)]
 fn start(
     queue: *const Queue,
@@ -35,15 +35,18 @@ fn start(
     waits: bool,
 ) -> i32 {
     *command = Command::NONE;
-    match (open(queue), LentOp::from_code(op)) {
-        (Some(lent), Some(op)) => lent.start(&Gpu, op, lba, (blocks, offset), command, waits),
+    let begun = match (open(queue), LentOp::from_code(op)) {
+        (Some(lent), Some(op)) => lent.begin(&Gpu, op, lba, blocks, offset, command),
         (Some(_), None) => Answer::NoOperation,
         (None, _) => Answer::NoHandle,
+    };
+    match begun {
+        Answer::Pending => go_on(queue, command, waits),
+        refused => refused.code(),
     }
-    .code()
 }
 
-/// All that goes on with one.
+/// The one place where the protocol is.
 #[inline(never)]
 fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
     match open(queue) {
@@ -114,7 +117,7 @@ pub unsafe extern "C" fn onehop_wait(queue: *const Queue, command: *mut Command)
 }
 
 macro_rules! tell {
-    ($(#[$doc:meta])* $name:ident: $t:ty = $field:ident) => {
+    ($(#[$doc:meta])* $name:ident: $t:ty = $method:ident) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -122,7 +125,7 @@ macro_rules! tell {
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(queue: *const Queue) -> $t {
-            open(queue).map_or(0, |lent| lent.handle().$field)
+            open(queue).map_or(0, |lent| lent.$method(&Gpu))
         }
     };
 }
@@ -144,5 +147,5 @@ tell! {
 
 tell! {
     /// Bytes of the data memory.
-    onehop_data_bytes: u64 = bytes
+    onehop_data_bytes: u64 = data_bytes
 }

@@ -19,7 +19,7 @@ fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
 fn every_length_at_every_kind_of_offset() {
     let bed = bed("?mdts=9");
     let lent = bed.lend(true);
-    let most = bed.run(&lent, 1, |_, queue, _| queue.handle().most_blocks)[0];
+    let most = bed.run(&lent, 1, |mem, queue, _| queue.most_blocks(mem))[0];
     assert_eq!(u64::from(most) * BLOCK, 1 << 20);
     for (lba, blocks, offset) in [
         (0, 1, 0),

@@ -1,7 +1,7 @@
 //! The description of a queue that is lent to other people's kernels, as the host leaves it in GPU memory.
 
 use crate::GpuAddr;
-use crate::queue::Memory;
+use crate::queue::{Memory, Rings};
 
 /// A queue pair in shared mode, a namespace, and the memory that its commands may name. Nobody writes it while it is lent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -175,51 +175,92 @@ impl Handle {
             self.writable,
         ]
     }
+}
 
-    /// Reads the handle at `at`; none if there is none.
+/// A handle in memory, of which a thread reads what it needs when it needs it: all of it would fill its registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HandleAt(GpuAddr);
+
+/// Reads a field that is the first or the second long of a line of 16 bytes.
+macro_rules! long {
+    ($($name:ident = $line:literal, $half:literal;)*) => {
+        $(
+            #[inline(always)]
+            pub(super) fn $name<M: Memory<Addr = GpuAddr>>(&self, mem: &M) -> u64 {
+                self.line(mem, $line)[$half]
+            }
+        )*
+    };
+}
+
+/// Reads a field that is one of the words of a line.
+macro_rules! short {
+    ($($name:ident = $line:literal, $word:literal;)*) => {
+        $(
+            #[inline(always)]
+            pub(super) fn $name<M: Memory<Addr = GpuAddr>>(&self, mem: &M) -> u32 {
+                mem.load_constant(self.0.plus($line * 16))[$word]
+            }
+        )*
+    };
+}
+
+impl HandleAt {
+    /// The handle at `at`; none if there is none.
     #[inline(always)]
-    pub fn load<M: Memory<Addr = GpuAddr>>(mem: &M, at: GpuAddr) -> Option<Self> {
+    pub(super) fn new<M: Memory<Addr = GpuAddr>>(mem: &M, at: GpuAddr) -> Option<Self> {
         if at.0 == 0 || !at.0.is_multiple_of(16) {
             return None;
         }
-        let four = |i: u32| mem.load_constant(at.plus(i as u64 * 16));
-        let pair = |low: u32, high: u32| low as u64 | (high as u64) << 32;
-        let [mark, bytes, sq_low, sq_high] = four(0);
-        if mark != MARK || bytes != Self::BYTES {
-            return None;
+        let [mark, bytes, ..] = mem.load_constant(at);
+        if mark == MARK && bytes == Handle::BYTES { Some(Self(at)) } else { None }
+    }
+
+    #[inline(always)]
+    fn line<M: Memory<Addr = GpuAddr>>(&self, mem: &M, line: u64) -> [u64; 2] {
+        let [a, b, c, d] = mem.load_constant(self.0.plus(line * 16));
+        [a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32]
+    }
+
+    #[inline(always)]
+    pub(super) fn rings<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(&self, mem: &M) -> Rings<M> {
+        let [cq, sq_door] = self.line(mem, 1);
+        Rings {
+            sq: GpuAddr(self.line(mem, 0)[1]),
+            cq: GpuAddr(cq),
+            sq_door: GpuAddr(sq_door),
+            cq_door: GpuAddr(self.line(mem, 2)[0]),
+            sq_entries: self.sq_entries(mem),
+            cq_entries: self.cq_entries(mem),
         }
-        let two = |i| {
-            let [a, b, c, d] = four(i);
-            (pair(a, b), pair(c, d))
-        };
-        let ((cq, sq_door), (cq_door, control), (signals, inside)) = (two(1), two(2), two(3));
-        let ((pages, lists), (bytes, blocks)) = (two(4), two(5));
-        let ((none, first), (second, third), (stall, limit)) = (two(6), two(7), two(8));
-        let [sq_entries, cq_entries, nsid, block_bytes] = four(9);
-        let [most_blocks, page_shift, retries, writable] = four(10);
-        Some(Self {
-            sq: pair(sq_low, sq_high),
-            cq,
-            sq_door,
-            cq_door,
-            control,
-            sq_entries,
-            cq_entries,
-            signals,
-            inside,
-            pages,
-            lists,
-            bytes,
-            blocks,
-            nsid,
-            block_bytes,
-            most_blocks,
-            page_shift,
-            retries,
-            writable,
-            retry_delay: [none, first, second, third],
-            stall,
-            limit,
-        })
+    }
+
+    #[inline(always)]
+    pub(super) fn retry_delay<M: Memory<Addr = GpuAddr>>(&self, mem: &M) -> [u64; 4] {
+        let ([none, first], [second, third]) = (self.line(mem, 6), self.line(mem, 7));
+        [none, first, second, third]
+    }
+
+    long! {
+        control = 2, 1;
+        signals = 3, 0;
+        inside = 3, 1;
+        pages = 4, 0;
+        lists = 4, 1;
+        bytes = 5, 0;
+        blocks = 5, 1;
+        stall = 8, 0;
+        limit = 8, 1;
+    }
+
+    short! {
+        sq_entries = 9, 0;
+        cq_entries = 9, 1;
+        nsid = 9, 2;
+        block_bytes = 9, 3;
+        most_blocks = 10, 0;
+        page_shift = 10, 1;
+        retries = 10, 2;
+        writable = 10, 3;
     }
 }

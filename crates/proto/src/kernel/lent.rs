@@ -13,12 +13,13 @@
 //! controller, counts the next life of the queue, and opens the gate. A command that was in flight in an earlier life is
 //! handed over again; until then its memory is the controller's.
 
+use super::handle::HandleAt;
 use super::job::{again, due};
-use super::{Answer, Gate, Handle, signal};
+use super::{Answer, Gate, signal};
 use crate::GpuAddr;
 use crate::nvm::opcode;
 use crate::prp::Standing;
-use crate::queue::{Address, Bounds, Done, Memory, Rings, Shared, Stop, SubmitError, Token};
+use crate::queue::{Address, Bounds, Done, Memory, Shared, Stop, SubmitError, Token};
 use crate::{BusAddr, Sqe};
 
 /// What to do with blocks.
@@ -118,35 +119,50 @@ enum Turn {
 #[derive(Clone, Copy)]
 pub struct Lent<M: Memory<Addr = GpuAddr, Door = GpuAddr>> {
     queue: Shared<M>,
-    handle: Handle,
+    handle: HandleAt,
 }
 
 impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     /// The queue whose handle lies at `at`; none if there is none.
     #[inline(always)]
     pub fn open(mem: &M, at: GpuAddr) -> Option<Self> {
-        let handle = Handle::load(mem, at)?;
-        let rings = Rings {
-            sq: GpuAddr(handle.sq),
-            cq: GpuAddr(handle.cq),
-            sq_door: GpuAddr(handle.sq_door),
-            cq_door: GpuAddr(handle.cq_door),
-            sq_entries: handle.sq_entries,
-            cq_entries: handle.cq_entries,
-        };
-        Some(Self { queue: Shared::new(rings, GpuAddr(handle.control))?, handle })
+        let handle = HandleAt::new(mem, at)?;
+        let queue = Shared::new(handle.rings(mem), GpuAddr(handle.control(mem)))?;
+        Some(Self { queue, handle })
     }
 
-    /// Its description.
+    /// Blocks of the namespace.
     #[inline(always)]
-    pub fn handle(&self) -> &Handle {
-        &self.handle
+    pub fn blocks(&self, mem: &M) -> u64 {
+        self.handle.blocks(mem)
+    }
+
+    /// Bytes that a block takes in memory.
+    #[inline(always)]
+    pub fn block_bytes(&self, mem: &M) -> u32 {
+        self.handle.block_bytes(mem)
+    }
+
+    /// The most blocks of one command.
+    #[inline(always)]
+    pub fn most_blocks(&self, mem: &M) -> u32 {
+        self.handle.most_blocks(mem)
+    }
+
+    /// Bytes of the data memory.
+    #[inline(always)]
+    pub fn data_bytes(&self, mem: &M) -> u64 {
+        self.handle.bytes(mem)
     }
 
     /// Moves blocks and waits for it.
     #[inline(always)]
     pub fn run(&self, mem: &M, op: LentOp, lba: u64, blocks: u32, offset: u64) -> Answer {
-        self.start(mem, op, lba, (blocks, offset), &mut { Command::NONE }, true)
+        let mut command = Command::NONE;
+        match self.begin(mem, op, lba, blocks, offset, &mut command) {
+            Answer::Pending => self.wait(mem, &mut command),
+            refused => refused,
+        }
     }
 
     /// Hands a command over, once the queue has room for it. [`Answer::Pending`] if it is under way.
@@ -160,7 +176,10 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         offset: u64,
         command: &mut Command,
     ) -> Answer {
-        self.start(mem, op, lba, (blocks, offset), command, false)
+        match self.begin(mem, op, lba, blocks, offset, command) {
+            Answer::Pending => self.test(mem, command),
+            refused => refused,
+        }
     }
 
     /// Whether a command has ended, and how. Completions are handed out on the way, and a command that has to be tried
@@ -176,23 +195,6 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         self.go_on(mem, command, true)
     }
 
-    /// [`Self::submit`], and [`Self::wait`] if so wanted.
-    #[inline(always)]
-    pub fn start(
-        &self,
-        mem: &M,
-        op: LentOp,
-        lba: u64,
-        (blocks, offset): (u32, u64),
-        command: &mut Command,
-        waits: bool,
-    ) -> Answer {
-        match self.begin(mem, op, lba, blocks, offset, command) {
-            Answer::Pending => self.go_on(mem, command, waits),
-            refused => refused,
-        }
-    }
-
     /// [`Self::test`] or [`Self::wait`].
     #[inline(always)]
     pub fn go_on(&self, mem: &M, command: &mut Command, waits: bool) -> Answer {
@@ -206,9 +208,9 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         }
     }
 
-    /// Checks what was asked for. Nothing is handed over yet.
+    /// Checks what is asked for; [`Answer::Pending`] if it makes sense. The command is handed over by [`Self::go_on`].
     #[inline(always)]
-    fn begin(
+    pub fn begin(
         &self,
         mem: &M,
         op: LentOp,
@@ -219,35 +221,32 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     ) -> Answer {
         let handle = &self.handle;
         *command = Command::NONE;
-        let bytes = blocks as u64 * handle.block_bytes as u64;
-        if blocks == 0 || blocks > handle.most_blocks {
+        if blocks == 0 || blocks > handle.most_blocks(mem) {
             return Answer::Length;
         }
-        if lba >= handle.blocks || blocks as u64 > handle.blocks - lba {
+        let all = handle.blocks(mem);
+        if lba >= all || blocks as u64 > all - lba {
             return Answer::Range;
         }
-        if offset > handle.bytes || bytes > handle.bytes - offset {
+        let (room, need) = (handle.bytes(mem), blocks as u64 * handle.block_bytes(mem) as u64);
+        if offset > room || need > room - offset {
             return Answer::Buffer;
         }
         if offset & 3 != 0 {
             return Answer::Alignment;
         }
-        if op == LentOp::Write && handle.writable == 0 {
+        if op == LentOp::Write && handle.writable(mem) == 0 {
             return Answer::ReadOnly;
         }
-        let opcode = match op {
+        command.lba = lba;
+        command.blocks = blocks;
+        command.offset = offset;
+        command.opcode = match op {
             LentOp::Read => opcode::READ,
             LentOp::Write => opcode::WRITE,
-        };
-        *command = Command {
-            lba,
-            offset,
-            deadline: mem.now().saturating_add(handle.limit),
-            blocks,
-            opcode: opcode as u32,
-            phase: phase::READY,
-            ..Command::NONE
-        };
+        } as u32;
+        command.deadline = mem.now().saturating_add(handle.limit(mem));
+        command.phase = phase::READY;
         Answer::Pending
     }
 
@@ -263,7 +262,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         if early || turn != Turn::Wait {
             let gate = self.gate(mem);
             if command.phase == phase::AWAY && gate.epoch() != command.epoch {
-                if let Some(end) = self.come_back(command) {
+                if let Some(end) = self.come_back(mem, command) {
                     return end;
                 }
             } else if early {
@@ -273,7 +272,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
                 return self.outside(mem, command, gate);
             }
         }
-        mem.fetch_add(GpuAddr(self.handle.inside), 1);
+        mem.fetch_add(GpuAddr(self.handle.inside(mem)), 1);
         mem.fence_all();
         let gate = self.gate(mem);
         let answer = if gate.is_open() {
@@ -281,13 +280,13 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         } else {
             self.outside(mem, command, gate)
         };
-        mem.fetch_add(GpuAddr(self.handle.inside), u32::MAX);
+        mem.fetch_add(GpuAddr(self.handle.inside(mem)), u32::MAX);
         answer
     }
 
     #[inline(always)]
     fn gate(&self, mem: &M) -> Gate {
-        Gate(mem.load_acquire(self.signal(signal::GATE)))
+        Gate(mem.load_acquire(self.signal(mem, signal::GATE)))
     }
 
     /// What becomes of a command that has to wait for the host, or for its moment.
@@ -307,10 +306,10 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
 
     /// The controller has let go of a command that it had: it is to be handed over again, unless that was done too often.
     #[inline(always)]
-    fn come_back(&self, command: &mut Command) -> Option<Answer> {
+    fn come_back(&self, mem: &M, command: &mut Command) -> Option<Answer> {
         command.recoveries += 1;
         command.due = 0;
-        if command.recoveries > self.handle.retries {
+        if command.recoveries > self.handle.retries(mem) {
             command.phase = phase::ENDED;
             return Some(Answer::TimedOut);
         }
@@ -324,19 +323,19 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     fn inside(&self, mem: &M, command: &mut Command, epoch: u32, waits: bool) -> Answer {
         if command.phase == phase::FLYING
             && command.epoch != epoch
-            && let Some(end) = self.come_back(command)
+            && let Some(end) = self.come_back(mem, command)
         {
             return end;
         }
         if command.phase == phase::READY {
             command.epoch = epoch;
             // Room is waited for until the end: the controller's time begins when it has the command.
-            let room = Bounds { deadline: command.deadline, ..self.bounds(command) };
+            let room = Bounds { deadline: command.deadline, ..self.bounds(mem, command) };
             match self.queue.submit(mem, &self.entry(mem, command), &room) {
                 Ok(token) => {
                     command.cid = token.cid() as u32;
                     command.phase = phase::FLYING;
-                    command.due = command.deadline.min(mem.now().saturating_add(self.handle.stall));
+                    command.due = command.deadline.min(mem.now().saturating_add(self.handle.stall(mem)));
                 }
                 Err(SubmitError::Stopped(Stop::Poisoned(_))) => return Answer::Pending,
                 Err(SubmitError::Stopped(Stop::Deadline)) => {
@@ -353,11 +352,11 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         if !waits {
             match self.look(mem, &token) {
                 Some(done) => return self.settle(mem, command, done),
-                None if self.bounds(command).check(mem).is_ok() => return Answer::Pending,
+                None if self.bounds(mem, command).check(mem).is_ok() => return Answer::Pending,
                 None => {}
             }
         }
-        match self.queue.wait(mem, &token, &self.bounds(command)) {
+        match self.queue.wait(mem, &token, &self.bounds(mem, command)) {
             Ok(done) => self.settle(mem, command, done),
             Err(stop) => self.lose(mem, command, stop),
         }
@@ -377,12 +376,12 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     /// A command has been completed.
     #[inline(always)]
     fn settle(&self, mem: &M, command: &mut Command, done: Done) -> Answer {
-        if !again(done.status, command.retries, self.handle.retries) {
+        if !again(done.status, command.retries, self.handle.retries(mem)) {
             command.phase = phase::ENDED;
             return if done.status.is_ok() { Answer::Done } else { Answer::Failed(done.status) };
         }
         command.retries += 1;
-        command.due = due(mem, done.status, self.handle.retry_delay);
+        command.due = due(mem, done.status, self.handle.retry_delay(mem));
         command.phase = phase::READY;
         Answer::Pending
     }
@@ -392,7 +391,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     fn lose(&self, mem: &M, command: &mut Command, stop: Stop) -> Answer {
         command.phase = phase::AWAY;
         if stop == Stop::Deadline {
-            mem.store_release(self.signal(signal::LOST), command.epoch);
+            mem.store_release(self.signal(mem, signal::LOST), command.epoch);
         }
         Answer::Pending
     }
@@ -400,29 +399,30 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     #[inline(always)]
     fn entry(&self, mem: &M, command: &Command) -> Sqe {
         let handle = &self.handle;
+        let bytes = command.blocks as u64 * handle.block_bytes(mem) as u64;
         let bus = |table: u64, index: u64| {
             let [low, high] = mem.load_pair(GpuAddr(table).plus(index * 8));
             BusAddr(low as u64 | (high as u64) << 32)
         };
-        let (prp1, prp2) = Standing::new(handle.page_shift).point(
+        let (prp1, prp2) = Standing::new(handle.page_shift(mem)).point(
             command.offset,
-            command.blocks as u64 * handle.block_bytes as u64,
-            |page| bus(handle.pages, page),
-            |list| bus(handle.lists, list),
+            bytes,
+            |page| bus(handle.pages(mem), page),
+            |list| bus(handle.lists(mem), list),
         );
-        Sqe::new(command.opcode as u8, handle.nsid)
+        Sqe::new(command.opcode as u8, handle.nsid(mem))
             .with_prps(prp1, prp2)
             .with_qword(10, command.lba)
             .with_dw(12, command.blocks.wrapping_sub(1))
     }
 
     #[inline(always)]
-    fn bounds(&self, command: &Command) -> Bounds<M> {
-        Bounds { deadline: command.due, poison: self.signal(signal::POISON) }
+    fn bounds(&self, mem: &M, command: &Command) -> Bounds<M> {
+        Bounds { deadline: command.due, poison: self.signal(mem, signal::POISON) }
     }
 
     #[inline(always)]
-    fn signal(&self, offset: u32) -> GpuAddr {
-        Address::plus(GpuAddr(self.handle.signals), offset)
+    fn signal(&self, mem: &M, offset: u32) -> GpuAddr {
+        Address::plus(GpuAddr(self.handle.signals(mem)), offset)
     }
 }
