@@ -1,0 +1,69 @@
+//! Errors as C sees them: a number, and words that the thread can ask for.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("`{0}` is a null pointer")]
+    Null(&'static str),
+    #[error("`{0}` is no UTF-8")]
+    NotUtf8(&'static str),
+    #[error("{0}")]
+    Argument(String),
+    #[error("{0}")]
+    NotPossible(String),
+    #[error(transparent)]
+    Sim(#[from] onehop_sim::Error),
+    #[error(transparent)]
+    Qtest(#[from] onehop_qtest::Error),
+    #[error(transparent)]
+    Drive(#[from] onehop_drive::Error),
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    #[error("onehop panicked: {0}; this is a defect of onehop")]
+    Panicked(String),
+}
+
+impl Error {
+    /// The number, as `enum onehop_error` has it.
+    fn code(&self) -> c_int {
+        match self {
+            Self::Null(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
+            Self::NotPossible(_) | Self::Drive(onehop_drive::Error::Placement { .. }) => 2,
+            Self::Sim(_) | Self::Qtest(_) | Self::Drive(_) => 3,
+            Self::Gpu(_) => 4,
+            Self::Panicked(_) => 5,
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// The words of this thread's last error.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|words| words.as_ptr())
+}
+
+/// Runs what a function does; gives its number and keeps its words. A panic goes no further than this.
+pub(crate) fn guard(f: impl FnOnce() -> Result<()>) -> c_int {
+    // What a panic leaves behind is the caller's to close.
+    let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+        Err(Error::Panicked(text.unwrap_or_default()))
+    });
+    let (code, words) = match result {
+        Ok(()) => (0, String::new()),
+        Err(error) => (error.code(), error.to_string()),
+    };
+    let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
+    LAST.with_borrow_mut(|last| *last = words);
+    code
+}

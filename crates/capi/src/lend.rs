@@ -1,0 +1,134 @@
+//! A queue that is lent, with the data memory that its commands may name.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use onehop_drive::{GpuMode, GpuSetup, LentQueue, Placement};
+use onehop_gpu::{Emulated, Region};
+use onehop_proto::kernel::{Answer, LentOp};
+
+use crate::error::{Error, Result};
+use crate::handles::{Drive, Gpu};
+
+/// `struct onehop_lend_options`: zero stands for what is usual.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct Options {
+    data_bytes: u64,
+    nsid: u32,
+    writable: u32,
+    placement: u32,
+    depth: u32,
+    stall_ms: u32,
+    limit_ms: u32,
+}
+
+const _: () = assert!(size_of::<Options>() == 32 && align_of::<Options>() == 8);
+
+/// `struct onehop_lent_info`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LentInfo {
+    blocks: u64,
+    data_bytes: u64,
+    block_bytes: u32,
+    recoveries: u32,
+}
+
+const _: () = assert!(size_of::<LentInfo>() == 24 && align_of::<LentInfo>() == 8);
+
+/// A lent queue.
+pub struct Lent {
+    queue: LentQueue,
+    region: Region,
+    emulated: Option<Emulated>,
+    blocks: u64,
+    block_bytes: u32,
+}
+
+/// `value`, or what is usual where it is zero.
+fn or(value: u32, usual: u32) -> u32 {
+    if value == 0 { usual } else { value }
+}
+
+impl Lent {
+    pub(crate) fn new(drive: &Drive, gpu: &Gpu, options: &Options) -> Result<Self> {
+        let placement = match options.placement {
+            0 => Placement::TIER1,
+            1 => Placement::TIER2,
+            2 => Placement::TIER3,
+            3 => Placement::POSTED,
+            other => return Err(Error::Argument(format!("there is no placement {other}"))),
+        };
+        let setup = GpuSetup {
+            mode: GpuMode::Shared { threads: 1 },
+            depth: or(options.depth, 1023),
+            stall: Duration::from_millis(or(options.stall_ms, 5000).into()),
+            limit: Duration::from_millis(or(options.limit_ms, 60_000).into()),
+            ..GpuSetup::new(placement)
+        };
+        let bytes = usize::try_from(options.data_bytes).ok().filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or_else(|| Error::Argument("the data memory has no bytes".into()))?;
+        let drive = &drive.0;
+        let ns = drive.namespace(or(options.nsid, 1))?;
+        let (region, buffer) = drive.gpu_buffer(&*gpu.gpu, placement.data, bytes)?;
+        let queue = drive.gpu_queues(gpu.gpu.clone(), setup)?.lend(ns, &buffer, options.writable != 0)?;
+        let block_bytes = ns.format.transfer_bytes(1).and_then(|bytes| u32::try_from(bytes).ok());
+        let emulated = gpu.emulated.clone();
+        Ok(Self { queue, region, emulated, blocks: ns.blocks, block_bytes: block_bytes.unwrap_or(0) })
+    }
+
+    pub(crate) fn queue(&self) -> u64 {
+        self.queue.handle().0
+    }
+
+    pub(crate) fn data(&self) -> u64 {
+        self.region.addr().0
+    }
+
+    pub(crate) fn info(&self) -> LentInfo {
+        LentInfo {
+            blocks: self.blocks,
+            data_bytes: self.region.len() as u64,
+            block_bytes: self.block_bytes,
+            recoveries: self.queue.recoveries(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        Ok(self.queue.check()?)
+    }
+
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        Ok(self.region.read(usize::try_from(offset).unwrap_or(usize::MAX), out)?)
+    }
+
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        Ok(self.region.write(usize::try_from(offset).unwrap_or(usize::MAX), data)?)
+    }
+
+    /// Runs one function on one thread of the emulated GPU.
+    pub(crate) fn emulate(&self, op: LentOp, (lba, blocks, offset): (u64, u32, u64)) -> Result<Answer> {
+        let Some(gpu) = &self.emulated else {
+            return Err(Error::NotPossible("this queue is lent to a real GPU: its kernels use it".into()));
+        };
+        let handle = self.queue.handle();
+        let (tell, told) = mpsc::channel();
+        let running = gpu.start(1, move |thread, _| {
+            let answer = onehop_proto::kernel::Lent::open(thread, handle)
+                .map_or(Answer::NoHandle, |queue| queue.run(thread, op, lba, blocks, offset));
+            // Whoever waits below is there until this thread has ended.
+            let _ = tell.send(answer);
+        })?;
+        running.join()?;
+        told.recv().map_err(|_| Error::Panicked("an emulated thread said nothing".into()))
+    }
+
+    pub(crate) fn stop(&self) {
+        self.queue.stop();
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        Ok(self.queue.take_back()?)
+    }
+}
