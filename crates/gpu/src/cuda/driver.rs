@@ -141,6 +141,14 @@ functions! {
     function_get = "cuFuncGetAttribute" since "2.2" (value: *mut c_int, attribute: c_int, function: sys::CUfunction);
     function_set = "cuFuncSetAttribute" since "9.0" (function: sys::CUfunction, attribute: c_int, value: c_int);
     function_load = "cuFuncLoad" since "12.4" (function: sys::CUfunction);
+    link_create = "cuLinkCreate_v2" since "6.5" (
+        count: c_uint, options: *mut c_int, values: *mut *mut c_void, link: *mut sys::CUlinkState);
+    link_add = "cuLinkAddData_v2" since "6.5" (
+        link: sys::CUlinkState, kind: c_int, data: *mut c_void, bytes: usize, name: *const c_char, count: c_uint,
+        options: *mut c_int, values: *mut *mut c_void);
+    link_complete = "cuLinkComplete" since "5.5" (
+        link: sys::CUlinkState, image: *mut *mut c_void, bytes: *mut usize);
+    link_destroy = "cuLinkDestroy" since "5.5" (link: sys::CUlinkState);
     launch = "cuLaunchKernel" since "4.0" (
         function: sys::CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: sys::CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void);

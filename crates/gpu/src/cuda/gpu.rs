@@ -180,6 +180,18 @@ impl CudaGpu {
         Ok(Code { module, found: Arc::default() })
     }
 
+    /// Compiles kernels that call onehop's functions for kernels, as `include/onehop/device.h` declares them, and links them
+    /// with these.
+    ///
+    /// # Errors
+    /// What compiler or linker did not like.
+    pub fn link_code(&self, ptx: &str) -> Result<Code> {
+        // What the functions use if they are let is more than their callers would like.
+        const REGISTERS: u32 = 128;
+        let module = Module::link(&self.0.context, &[onehop_device::LIBRARY_PTX, ptx], REGISTERS)?;
+        Ok(Code { module, found: Arc::default() })
+    }
+
     /// Starts the kernel `name` and does not wait for it.
     ///
     /// # Errors

@@ -7,14 +7,60 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::{Context, Stream};
+use super::driver::Failure;
 use crate::{Error, Result};
 
 const LOG_BYTES: usize = 16 << 10;
+
+/// Options of the compiler in the driver; a number stands in a pointer's place.
+const JIT_MAX_REGISTERS: c_int = 0;
+const JIT_ERROR_LOG: c_int = 5;
+const JIT_ERROR_LOG_BYTES: c_int = 6;
+/// What is given to the linker.
+const INPUT_PTX: c_int = 1;
 
 /// What cuFuncGetAttribute tells.
 const REGISTERS: c_int = 4;
 const MAX_THREADS: c_int = 0;
 const MAX_DYNAMIC_SHARED: c_int = 8;
+
+fn c_text(ptx: &str) -> Result<CString> {
+    CString::new(ptx).map_err(|_| Error::Launch("the PTX has a zero byte in it".into()))
+}
+
+/// What the compiler has to say.
+struct Log(Vec<u8>);
+
+impl Log {
+    fn new() -> Self {
+        Self(vec![0; LOG_BYTES])
+    }
+
+    fn error(&self, context: &Context, what: &str, failure: Failure) -> Error {
+        let said = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
+        let said = String::from_utf8_lossy(said);
+        if said.trim().is_empty() {
+            context.driver.error(what, failure)
+        } else {
+            context.driver.error_with(what, failure, &format!("the compiler said: {}", said.trim()))
+        }
+    }
+}
+
+/// A linker's work; over when it is dropped.
+struct Link {
+    context: Arc<Context>,
+    raw: sys::CUlinkState,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: it was made, and nobody has what it made.
+            let _ = self.context.attempt(|driver| unsafe { driver.link_destroy(self.raw) });
+        }
+    }
+}
 
 /// Device code in a context.
 pub(super) struct Module {
@@ -30,28 +76,55 @@ unsafe impl Sync for Module {}
 impl Module {
     /// Has the driver compile PTX for this GPU. What the compiler said is in the error.
     pub(super) fn load(context: &Arc<Context>, ptx: &str) -> Result<Arc<Self>> {
-        let what = "compiling the kernels for this GPU";
-        let text = CString::new(ptx).map_err(|_| Error::Launch("the PTX has a zero byte in it".into()))?;
-        let mut log = vec![0u8; LOG_BYTES];
-        // CU_JIT_ERROR_LOG_BUFFER and CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES; the size is a number in a pointer's place.
-        let mut options: [c_int; 2] = [5, 6];
-        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
-        let mut raw = null_mut();
-        let loaded = context.attempt(|driver| {
-            // SAFETY: all pointers live across the call; the text ends in a zero byte; the log has the length it says.
+        let text = c_text(ptx)?;
+        let mut log = Log::new();
+        // SAFETY: the text ends in a zero byte, and lives across the call.
+        let loaded = unsafe { Self::load_image(context, text.as_ptr().cast(), &mut log) };
+        loaded.map_err(|failure| log.error(context, "compiling the kernels for this GPU", failure))
+    }
+
+    /// Has the driver compile PTX of several authors, and link what one calls of another. Functions that are compiled apart
+    /// use at most so many registers.
+    pub(super) fn link(context: &Arc<Context>, parts: &[&str], registers: u32) -> Result<Arc<Self>> {
+        let what = "linking kernels for this GPU";
+        let texts = parts.iter().map(|part| c_text(part)).collect::<Result<Vec<_>>>()?;
+        let mut log = Log::new();
+        let mut options = [JIT_MAX_REGISTERS, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
+        let mut values: [*mut c_void; 3] =
+            [registers as usize as *mut c_void, log.0.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
+        let mut link = Link { context: context.clone(), raw: null_mut() };
+        let linked = context.attempt(|driver| {
+            let mut image = null_mut();
+            // SAFETY: options, values and the log live until the link is over, which is when `link` is dropped; each text ends
+            // in a zero byte that is counted; the image lives as long as the link, and is loaded before that.
             unsafe {
-                let (image, options) = (text.as_ptr().cast(), options.as_mut_ptr());
-                driver.module_load(&mut raw, image, 2, options, values.as_mut_ptr())
+                driver.link_create(3, options.as_mut_ptr(), values.as_mut_ptr(), &mut link.raw)?;
+                for text in &texts {
+                    let (data, bytes) = (text.as_ptr().cast_mut().cast(), text.as_bytes_with_nul().len());
+                    let name = c"kernels".as_ptr();
+                    driver.link_add(link.raw, INPUT_PTX, data, bytes, name, 0, null_mut(), null_mut())?;
+                }
+                driver.link_complete(link.raw, &mut image, &mut 0)?;
+                Self::load_image(context, image, &mut Log::new())
             }
         });
-        loaded.map_err(|failure| {
-            let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
-            let said = String::from_utf8_lossy(said);
-            if said.trim().is_empty() {
-                context.driver.error(what, failure)
-            } else {
-                context.driver.error_with(what, failure, &format!("the compiler said: {}", said.trim()))
-            }
+        drop(link);
+        linked.map_err(|failure| log.error(context, what, failure))
+    }
+
+    /// # Safety
+    /// `image` is PTX with a zero byte behind it, or what a linker made.
+    unsafe fn load_image(
+        context: &Arc<Context>,
+        image: *const c_void,
+        log: &mut Log,
+    ) -> std::result::Result<Arc<Self>, Failure> {
+        let mut options = [JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
+        let mut values: [*mut c_void; 2] = [log.0.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
+        let mut raw = null_mut();
+        context.attempt(|driver| {
+            // SAFETY: the caller's promise, and all else lives across the call; the log has the length that is said.
+            unsafe { driver.module_load(&mut raw, image, 2, options.as_mut_ptr(), values.as_mut_ptr()) }
         })?;
         Ok(Arc::new(Self { context: context.clone(), raw }))
     }
