@@ -8,8 +8,8 @@ mod handles;
 mod lend;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
+use onehop_device::LIBRARY_PTX;
 use onehop_proto::kernel::LentOp;
 
 use error::{Error, Result, guard};
@@ -27,9 +27,12 @@ pub extern "C" fn onehop_last_error() -> *const c_char {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_library_ptx() -> *const c_char {
-    static TEXT: OnceLock<Vec<u8>> = OnceLock::new();
-    let text = TEXT.get_or_init(|| [onehop_device::LIBRARY_PTX.as_bytes(), &[0]].concat());
-    text.as_ptr().cast()
+    static TEXT: [u8; LIBRARY_PTX.len() + 1] = {
+        let mut text = [0; LIBRARY_PTX.len() + 1];
+        text.split_at_mut(LIBRARY_PTX.len()).0.copy_from_slice(LIBRARY_PTX.as_bytes());
+        text
+    };
+    TEXT.as_ptr().cast()
 }
 
 /// A text that a caller gave.

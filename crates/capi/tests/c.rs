@@ -1,0 +1,124 @@
+//! What C programs make of the headers and the library, on machines without a GPU.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where the library of this build lies: beside the tests.
+fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    assert!(tests.join("libonehop.so").is_file(), "no libonehop.so in {}", tests.display());
+    tests
+}
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Compiles a program against headers and library; none, and a line that says so, where there is no compiler.
+fn compile(compiler: &str, flags: &[&str], source: &Path) -> Option<PathBuf> {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        // Not eprintln: a test that passes would not show it.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {compiler} is not installed");
+        return None;
+    }
+    let (library, include) = (library(), top().join("include"));
+    let program = library.join(format!("capi-{}", source.file_stem().unwrap().to_string_lossy()));
+    let output = Command::new(compiler)
+        .args(flags)
+        .args(["-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(include)
+        .arg(source)
+        .arg("-L")
+        .arg(&library)
+        .arg("-lonehop")
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+/// Runs it; gives what it wrote, and whether it was content.
+fn run(program: &Path, args: &[&str]) -> (bool, String) {
+    let output = Command::new(program).args(args).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn every_function_in_c() {
+    let source = top().join("crates/capi/tests/programs/host.c");
+    let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };
+    let (content, said) = run(&program, &[]);
+    assert!(content && said == "all of it\n", "{said}");
+}
+
+#[test]
+fn the_example_in_cpp_without_a_gpu() {
+    let source = top().join("examples/cuda/pointer_chase.cpp");
+    let Some(program) = compile("c++", &["-std=c++17", "-pedantic"], &source) else { return };
+    for drive in ["sim:mem:64M", "sim:mem:32M?lba=4096&mdts=1"] {
+        let (content, said) = run(&program, &[drive]);
+        assert!(content && said.contains("1 chains of 50 blocks each, all of them right"), "{said}");
+    }
+    // The chain does not fit.
+    let (content, said) = run(&program, &["sim:mem:1M", "emu"]);
+    assert!(!content && said.contains("writing block 2048: -6"), "{said}");
+    let (content, said) = run(&program, &["sim:mem:64M", "0"]);
+    assert!(!content, "{said}");
+}
+
+/// The names of functions that a header declares.
+fn declared(header: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(top().join("include/onehop").join(header)).unwrap();
+    let mut code = String::new();
+    let mut rest = text.as_str();
+    while let Some((before, after)) = rest.split_once("/*") {
+        code.push_str(before);
+        rest = after.split_once("*/").unwrap().1;
+    }
+    code.push_str(rest);
+    let before_paren =
+        |part: &str| part.rsplit(|c: char| !(c.is_alphanumeric() || c == '_')).next().map(str::to_owned);
+    code.split('(').filter_map(before_paren).filter(|name| name.starts_with("onehop_")).collect()
+}
+
+#[test]
+fn headers_and_libraries_have_the_same_functions() {
+    let source = std::fs::read_to_string(top().join("crates/capi/src/lib.rs")).unwrap();
+    let exported: BTreeSet<String> = source
+        .lines()
+        .filter_map(|line| line.split_once("extern \"C\" fn "))
+        .map(|(_, rest)| rest.split('(').next().unwrap().to_owned())
+        .collect();
+    assert!(exported.len() > 15);
+    assert_eq!(declared("onehop.h"), exported);
+
+    let functions: BTreeSet<String> = onehop_device::LIBRARY_PTX
+        .lines()
+        .filter(|line| line.starts_with(".visible .func"))
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(_, name)| name.trim_end_matches('(').to_owned())
+        .collect();
+    assert_eq!(declared("device.h"), functions);
+}
+
+#[test]
+fn the_header_s_numbers_are_those_of_the_answers() {
+    let text = std::fs::read_to_string(top().join("include/onehop/device.h")).unwrap();
+    let body = text.split_once("enum onehop_answer {").unwrap().1.split_once("};").unwrap().0;
+    let codes: BTreeSet<i32> = body
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .map(|(_, number)| number.trim_end_matches(',').parse().unwrap())
+        .collect();
+    let answers: BTreeSet<i32> =
+        (-100..=0).filter(|code| onehop_proto::kernel::Answer::from_code(*code).is_some()).collect();
+    assert_eq!(codes, answers);
+    assert_eq!(onehop_proto::kernel::Command::BYTES, 64);
+}

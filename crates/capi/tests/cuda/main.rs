@@ -1,0 +1,127 @@
+//! Other people's kernels on a real GPU, which drive a simulated drive on this machine's processors: queues and data in host
+//! memory, doorbells passed on by a thread.
+//!
+//! Without a CUDA driver each test says so and passes. Kernels in Rust come with the build; those in CUDA C++ are looked for
+//! in the folder that `ONEHOP_TEST_KERNELS` names, as PTX that `examples/cuda/nvrtc.py` made.
+#![allow(clippy::unwrap_used)]
+
+mod calls;
+mod chase;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onehop_drive::{Buffer, Drive, GpuMode, GpuSetup, LentQueue, Options, Placement};
+use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_sim::{Fault, Sim};
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A GPU, and the turn to use it.
+struct Machine {
+    gpu: CudaGpu,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Writes a line past the test runner's capture.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+impl Machine {
+    /// GPU 0; a line that says why not where there is none.
+    fn open(test: &str) -> Option<Self> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        match Cuda::load().and_then(|cuda| cuda.open("0")) {
+            Ok(gpu) => Some(Self { gpu, _turn: turn }),
+            Err(error) => {
+                tell(&format!("SKIPPED: cuda {test}: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Kernels in CUDA C++, linked with the library; a line that says why not where there are none.
+    fn cpp(&self, test: &str, name: &str) -> Option<Code> {
+        let Some(folder) = std::env::var_os("ONEHOP_TEST_KERNELS") else {
+            tell(&format!("SKIPPED: cuda {test}: ONEHOP_TEST_KERNELS names no folder with {name}"));
+            return None;
+        };
+        let ptx = std::fs::read_to_string(PathBuf::from(folder).join(name)).unwrap();
+        Some(self.gpu.link_code(&ptx).unwrap())
+    }
+
+    fn bed(&self, options: &str, depth: u32) -> Bed {
+        Bed::new(&self.gpu, options, depth)
+    }
+}
+
+/// A simulated drive and its data memory.
+struct Bed {
+    sim: Sim,
+    drive: Drive,
+    gpu: CudaGpu,
+    data: Region,
+    buffer: Buffer,
+    setup: GpuSetup,
+}
+
+const BLOCK: u64 = 512;
+const DATA: usize = 64 << 20;
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn media() -> Vec<u8> {
+    (0..DATA as u32 / 4).flat_map(|i| (i.wrapping_mul(0x9e37_79b9) ^ (i >> 7)).to_le_bytes()).collect()
+}
+
+impl Bed {
+    fn new(gpu: &CudaGpu, options: &str, depth: u32) -> Self {
+        let sim = onehop_sim::open(&format!("mem:64M{options}")).unwrap();
+        sim.write_media(1, 0, &media()).unwrap();
+        let times = Options {
+            writable: true,
+            abort_wait: Duration::from_millis(200),
+            ready_limit: Duration::from_secs(2),
+            retries: 2,
+            ..Options::default()
+        };
+        let drive = Drive::open(sim.port(), times).unwrap();
+        let (data, buffer) = drive.gpu_buffer(gpu, Place::PinnedHost, DATA).unwrap();
+        let setup = GpuSetup {
+            mode: GpuMode::Shared { threads: 1 },
+            depth,
+            stall: Duration::from_millis(500),
+            limit: Duration::from_secs(30),
+            ..GpuSetup::new(Placement::TIER1)
+        };
+        Self { sim, drive, gpu: gpu.clone(), data, buffer, setup }
+    }
+
+    fn lend(&self) -> LentQueue {
+        let queues = self.drive.gpu_queues(Arc::new(self.gpu.clone()), self.setup).unwrap();
+        queues.lend(self.drive.namespace(1).unwrap(), &self.buffer, true).unwrap()
+    }
+
+    fn inject(&self, fault: &str) {
+        self.sim.inject(Fault::parse(fault).unwrap());
+    }
+
+    /// Places for what threads say.
+    fn answers(&self, threads: u32) -> Region {
+        self.gpu.alloc(Place::PinnedHost, threads as usize * 4).unwrap()
+    }
+
+    fn start(&self, code: &Code, name: &str, shape: (u32, u32), args: &[Arg]) -> Started {
+        let shape = Shape { blocks: shape.0, threads: shape.1, shared: 0 };
+        // SAFETY: the tests give each kernel the arguments of its source; every call of the queue ends by the times in
+        // `setup`, and so do the kernels; their memory stays until they were waited for.
+        unsafe { self.gpu.start_kernel(code, name, shape, args, LIMIT) }.unwrap()
+    }
+}
+
+fn told(answers: &Region, threads: u32) -> Vec<i32> {
+    (0..threads).map(|i| answers.word(i as usize * 4).unwrap() as i32).collect()
+}
