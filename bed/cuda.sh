@@ -37,6 +37,7 @@ pack() {
         strip -o "$dir/test-$name" "$built"
     done
     cp bed/cuda.sh "$dir"
+    kernels "$dir"
     if command -v qemu-system-x86_64 >/dev/null; then
         pack_qemu "$dir"
     else
@@ -71,6 +72,24 @@ TEXT
     chmod +x "$work/qemu/qemu-system-x86_64"
     tar -C "$work" -czf "$dir/qemu.tgz" qemu
     rm -rf "$work"
+}
+
+# Other people's kernels: their tests, and the example in C++. A driver links PTX of its own CUDA version or older, so the
+# kernels are compiled by an older compiler than the newest.
+kernels() {
+    local dir=$1 target=${CARGO_TARGET_DIR:-target} nvrtc file test
+    nvrtc=$target/nvrtc/nvidia/cuda_nvrtc/lib
+    [ -f "$nvrtc/libnvrtc.so.12" ] ||
+        python3 -m pip install --quiet --no-deps --target "$target/nvrtc" nvidia-cuda-nvrtc-cu12==12.9.86
+    for file in examples/cuda/pointer_chase crates/capi/tests/programs/calls; do
+        LD_LIBRARY_PATH=$nvrtc examples/cuda/nvrtc.py $file.cu -o "$dir/${file##*/}.ptx" --nvrtc "$nvrtc/libnvrtc.so.12"
+    done
+    cp crates/device/ptx/pointer_chase.ptx "$dir/pointer_chase.rust.ptx"
+    examples/cuda/build "$target/cuda-example" >/dev/null
+    strip -o "$dir/pointer_chase" "$target/cuda-example/pointer_chase"
+    strip -o "$dir/libonehop.so" "$target/cuda-example/libonehop.so"
+    test=$(cargo test --release -p onehop-capi --test cuda --no-run 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+    strip -o "$dir/kernels-test" "$test"
 }
 
 failed=0
@@ -120,6 +139,13 @@ demos() {
     done
 }
 
+kernels_of_others() {
+    expect 60 env ONEHOP_TEST_KERNELS=. ./kernels-test --test-threads=1
+    expect 30 ./pointer_chase sim:mem:64M 0 pointer_chase.ptx
+    expect 30 ./pointer_chase sim:mem:64M 0 pointer_chase.rust.ptx
+    expect 30 ./pointer_chase 'sim:mem:64M?lba=4096&fault=lost@op=read,n=3000' 0 pointer_chase.ptx
+}
+
 checks() {
     uname -a
     prepare_qemu
@@ -128,6 +154,7 @@ checks() {
     if nvidia-smi --query-gpu=name,driver_version,pci.bus_id,memory.total --format=csv; then
         export ONEHOP_TEST_GPU=0
         demos
+        kernels_of_others
     else
         echo "SKIPPED: there is no NVIDIA GPU here; the tests run on the emulated one"
     fi

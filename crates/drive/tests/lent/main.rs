@@ -3,6 +3,7 @@
 
 mod answers;
 mod faults;
+mod qemu;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
