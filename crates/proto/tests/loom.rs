@@ -3,6 +3,9 @@
 #![cfg(loom)]
 #![allow(missing_docs)]
 
+#[path = "loom/gate.rs"]
+mod gate;
+
 use std::cell::Cell;
 
 use loom::cell::UnsafeCell;
