@@ -1,7 +1,7 @@
 //! The gate of a lent queue, as its host keeps it: see `onehop_proto::kernel::Lent`.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 use onehop_gpu::Region;
 use onehop_proto::kernel::{Gate, signal};
@@ -14,20 +14,27 @@ pub(crate) struct Keeper {
     signals: Region,
     /// The count of threads inside lies in the first word.
     inside: Region,
-    epoch: AtomicU32,
-    /// Set when it was shut: it is never opened again.
-    shut: AtomicBool,
+    state: Mutex<State>,
     /// Told before the controller may lose what threads have written.
     writes: Option<Arc<Durability>>,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    /// The life of the queue.
+    epoch: u32,
+    open: bool,
+    /// It is never opened again.
+    shut: bool,
 }
 
 impl Keeper {
     /// A gate that is closed, before the queue's first life.
     pub(crate) fn new(signals: Region, inside: Region, writes: Option<Arc<Durability>>) -> Self {
-        let shut = AtomicBool::new(false);
-        let gate = Self { signals, inside, epoch: AtomicU32::new(1), shut, writes };
+        let state = Mutex::new(State { epoch: 1, open: false, shut: false });
+        let gate = Self { signals, inside, state, writes };
         gate.say(signal::LOST, 0);
-        gate.close();
+        gate.change(|_| ());
         gate
     }
 
@@ -36,41 +43,46 @@ impl Keeper {
         let _ = self.signals.signal(at as usize, value);
     }
 
-    fn state(&self, of: impl Fn(u32) -> Gate) -> Gate {
-        let epoch = self.epoch.load(Ordering::Acquire);
-        let gate = if self.shut.load(Ordering::Acquire) { Gate::shut(epoch) } else { of(epoch) };
+    /// Changes the state, and tells the threads of it before anybody else changes it.
+    fn change(&self, f: impl FnOnce(&mut State)) -> State {
+        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        f(&mut state);
+        let State { epoch, open, shut } = *state;
+        let gate = match (shut, open) {
+            (true, _) => Gate::shut(epoch),
+            (false, true) => Gate::open(epoch),
+            (false, false) => Gate::closed(epoch),
+        };
         self.say(signal::GATE, gate.0);
-        gate
+        *state
     }
 
     /// Threads may go in, unless it was shut. Whether they may.
     pub(crate) fn open(&self) -> bool {
-        self.state(Gate::open).is_open()
+        !self.change(|state| state.open = true).shut
     }
 
     /// Nobody goes in any more, for a while.
     pub(crate) fn close(&self) {
-        self.state(Gate::closed);
+        self.change(|state| state.open = false);
         self.count_writes();
     }
 
     /// Nobody goes in any more, for good.
     pub(crate) fn shut(&self) {
-        self.shut.store(true, Ordering::Release);
-        self.close();
+        self.change(|state| state.shut = true);
+        self.count_writes();
     }
 
     /// The controller has let go of all commands of the life before.
     pub(crate) fn next_life(&self) {
-        // Zero is no life: threads say it of none.
-        let next = (self.epoch.load(Ordering::Acquire) + 1) & (u32::MAX >> 2);
-        self.epoch.store(next.max(1), Ordering::Release);
-        self.state(Gate::closed);
+        // Zero is no life: it says that no thread has lost anything.
+        self.change(|state| state.epoch = (state.epoch % (u32::MAX >> 2)) + 1);
     }
 
     /// Which life it is.
     pub(crate) fn epoch(&self) -> u32 {
-        self.epoch.load(Ordering::Acquire)
+        self.state.lock().unwrap_or_else(|e| e.into_inner()).epoch
     }
 
     /// Whether a thread has given up a command of this life.

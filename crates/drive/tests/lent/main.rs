@@ -31,7 +31,7 @@ struct Bed {
 fn setup() -> GpuSetup {
     GpuSetup {
         mode: GpuMode::Shared { threads: 1 },
-        stall: Duration::from_millis(60),
+        stall: Duration::from_millis(250),
         limit: Duration::from_secs(10),
         ..GpuSetup::new(Placement::TIER1)
     }

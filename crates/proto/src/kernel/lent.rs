@@ -328,6 +328,10 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
             return end;
         }
         if command.phase == phase::READY {
+            if mem.now() >= command.deadline {
+                command.phase = phase::ENDED;
+                return Answer::TimedOut;
+            }
             command.epoch = epoch;
             // Room is waited for until the end: the controller's time begins when it has the command.
             let room = Bounds { deadline: command.deadline, ..self.bounds(mem, command) };
