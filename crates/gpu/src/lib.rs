@@ -224,6 +224,13 @@ impl Doorbells {
         self.base.plus(u64::from(offset))
     }
 
+    /// Waits until everything that the GPU has written so far has reached the controller.
+    pub fn settle(&self) {
+        if let Some(relay) = &self.relay {
+            relay.settle();
+        }
+    }
+
     /// Whether a CPU thread passes on what the GPU writes.
     #[must_use]
     pub fn is_relayed(&self) -> bool {

@@ -11,7 +11,7 @@
 //!   completion doorbell stands behind its submission doorbell, so whoever frees a completion entry and then submits is
 //!   passed on in that order: what was written before the word that was taken first is there when the second is taken.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ pub(crate) const EMPTY: u32 = u32::MAX;
 const AWAKE: Duration = Duration::from_millis(2);
 /// Its rests when nothing happens and no kernel runs.
 const REST: Duration = Duration::from_micros(50);
+
+/// How long a turn may take on a machine that is very busy.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How many kernels run that may ring.
 #[derive(Default)]
@@ -53,14 +56,22 @@ impl Drop for RunningKernel {
     }
 }
 
-/// The doorbells that are looked at, in order of offset.
+/// The doorbells that are looked at.
 #[derive(Clone, Default)]
-pub(crate) struct Watched(Arc<Mutex<Vec<u32>>>);
+pub(crate) struct Watched(Arc<Doors>);
+
+#[derive(Default)]
+struct Doors {
+    /// In order of offset.
+    list: Mutex<Vec<u32>>,
+    /// How often all of them were looked at, and what was found passed on.
+    turns: AtomicU64,
+}
 
 impl Watched {
     /// Looks at one more.
     pub(crate) fn add(&self, offset: u32) {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.0.list.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(at) = list.binary_search(&offset) {
             list.insert(at, offset);
         }
@@ -68,7 +79,17 @@ impl Watched {
 
     /// Does something with the list while nobody adds to it: a doorbell that was added is looked at from then on.
     fn with(&self, f: impl FnOnce(&[u32])) {
-        f(&self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        f(&self.0.list.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Waits until what stands in the page now was passed on.
+    pub(crate) fn settle(&self) {
+        let (turns, start) = (&self.0.turns, Instant::now());
+        // A turn that is under way may have looked already; the one after it has not.
+        let enough = turns.load(Ordering::Acquire) + 2;
+        while turns.load(Ordering::Acquire) < enough && start.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -137,6 +158,7 @@ impl Pass {
         for (offset, value) in self.found.iter().rev() {
             self.regs.write32(*offset, *value);
         }
+        watched.0.turns.fetch_add(1, Ordering::AcqRel);
         !self.found.is_empty()
     }
 }
@@ -237,6 +259,18 @@ mod tests {
             }
         }
         assert!(heard.ends_with(&[(cq, 1999), (sq, 1999)]) || heard.ends_with(&[(sq, 1999)]));
+    }
+
+    #[test]
+    fn what_was_rung_before_has_arrived_when_it_is_settled() {
+        let (page, heard, relay) = started();
+        let watched = relay.watched();
+        watched.add(0x1008);
+        for turn in 1..200 {
+            ring(&page, 0x1008, turn);
+            watched.settle();
+            assert_eq!(heard.0.lock().unwrap().last(), Some(&(0x1008, turn)));
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ const LEAST_ENTRIES: u32 = 16;
 pub(crate) struct GpuCell {
     pairs: Mutex<Pairs>,
     poison: Region,
-    _doorbells: Doorbells,
+    doorbells: Doorbells,
     pub(crate) running: AtomicBool,
     mode: GpuMode,
     /// The gate that other people's kernels go through, while they may.
@@ -77,7 +77,7 @@ impl GpuCell {
         let cell = Arc::new(Self {
             pairs,
             poison,
-            _doorbells: doorbells,
+            doorbells,
             running: AtomicBool::new(false),
             mode: setup.mode,
             gate: Mutex::default(),
@@ -328,6 +328,8 @@ impl Participant for GpuCell {
         while self.is_busy() && start.elapsed() < POISON_PATIENCE {
             std::thread::yield_now();
         }
+        // A doorbell that is still on its way would ring the queue that comes after this one.
+        self.doorbells.settle();
     }
 
     fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
