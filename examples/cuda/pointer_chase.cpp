@@ -130,12 +130,14 @@ CUmodule link(const char *kernels)
     return module;
 }
 
-void launch(CUmodule module, const char *name, unsigned blocks, void **arguments)
+void launch(onehop_lent *lent, CUmodule module, const char *name, unsigned blocks, void **arguments)
 {
     CUfunction kernel;
     cuda(cuModuleGetFunction(&kernel, module, name), name);
     cuda(cuLaunchKernel(kernel, blocks, 1, 1, THREADS, 1, 1, 0, nullptr, arguments, nullptr), name);
     cuda(cuCtxSynchronize(), name);
+    /* What the threads were told follows from this. */
+    onehop(onehop_lent_check(lent), name);
 }
 
 void on_gpu(onehop_lent *lent, const char *name, const char *kernels)
@@ -158,21 +160,21 @@ void on_gpu(onehop_lent *lent, const char *name, const char *kernels)
     cuda(cuMemAlloc(&results, threads * sizeof(chase_end)), "cuMemAlloc");
 
     void *lay[] = {&queue, &data, &length, &results};
-    launch(module, "lay", BLOCKS, lay);
+    launch(lent, module, "lay", BLOCKS, lay);
     cuda(cuMemcpyDtoH(answers.data(), results, threads * sizeof(int)), "cuMemcpyDtoH");
     for (int answer : answers)
         if (answer != ONEHOP_OK)
             fail("laying the chain: a thread was told " + std::to_string(answer));
 
     void *chase[] = {&queue, &data, &hops, &results};
-    launch(module, "chase", BLOCKS, chase);
+    launch(lent, module, "chase", BLOCKS, chase);
     cuda(cuMemcpyDtoH(ends.data(), results, threads * sizeof(chase_end)), "cuMemcpyDtoH");
     check(ends.data(), threads, "read and wait");
 
     /* The kernels in Rust have no such one. */
     CUfunction found;
     if (cuModuleGetFunction(&found, module, "chase_many") == CUDA_SUCCESS) {
-        launch(module, "chase_many", BLOCKS / AHEAD, chase);
+        launch(lent, module, "chase_many", BLOCKS / AHEAD, chase);
         cuda(cuMemcpyDtoH(ends.data(), results, threads * sizeof(chase_end)), "cuMemcpyDtoH");
         check(ends.data(), threads, "submit and test");
     }

@@ -23,6 +23,10 @@ unsafe extern "unadjusted" {
     fn vote_ballot_sync(mask: u32, yes: bool) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     fn shfl_sync_idx(mask: u32, value: u32, from: u32, clamp: u32) -> u32;
+    #[link_name = "llvm.nvvm.activemask"]
+    fn activemask() -> u32;
+    #[link_name = "llvm.nvvm.match.any.sync.i64"]
+    fn match_any_sync(mask: u32, value: u64) -> u32;
 }
 
 const ALL: u32 = u32::MAX;
@@ -286,6 +290,29 @@ impl Memory for Gpu {
     #[inline(always)]
     fn ring(&self, door: GpuAddr, value: u32) {
         store!("st.relaxed.mmio.sys.global.u32", door, value);
+    }
+
+    /// The lanes of a warp that are here at this moment with the same address: one acts, and the others are parked until
+    /// it has. Lanes that took turns would each wait for memory on their own, and whoever has a lock for all of them.
+    #[inline(always)]
+    fn combine(&self, at: GpuAddr, f: impl FnOnce(u32) -> u64) -> (u64, u32) {
+        let before: u32;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov.u32 {0}, %lanemask_lt;", out(reg32) before, options(pure, nomem, nostack)) };
+        // SAFETY: whoever is active comes here, and all who have the same address to what follows.
+        let group = unsafe { match_any_sync(activemask(), at.0) };
+        let (rank, first) = ((group & before).count_ones(), group.trailing_zeros());
+        let mut word = 0;
+        // SAFETY: as above.
+        unsafe { bar_warp_sync(group) };
+        if rank == 0 {
+            word = f(group.count_ones());
+        }
+        // SAFETY: as above.
+        unsafe { bar_warp_sync(group) };
+        // SAFETY: as above.
+        let half = |word| unsafe { shfl_sync_idx(group, word, first, LANES - 1) };
+        (u64::from(half(word as u32)) | u64::from(half((word >> 32) as u32)) << 32, rank)
     }
 }
 

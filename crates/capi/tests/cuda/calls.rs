@@ -6,7 +6,7 @@ use onehop_gpu::cuda::Arg;
 use onehop_gpu::{Gpu, Place};
 use onehop_proto::kernel::Answer;
 
-use crate::{BLOCK, Bed, DATA, Machine, media, tell, told};
+use crate::{BLOCK, Bed, DATA, Machine, all_said, media, tell, told};
 
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -46,7 +46,7 @@ fn every_call_is_answered() {
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let bed = machine.bed("?mdts=9", 63);
-    bed.inject("media@lba=1000-1003");
+    bed.inject("media@lba=9000-9003");
     let all = DATA as u64 / BLOCK;
     let (done, media_error) = (Answer::Done.code(), 0x281);
     let cases: Vec<(Call, i32)> = vec![
@@ -67,7 +67,7 @@ fn every_call_is_answered() {
         (call(NO_QUEUE, 0, 1, 0), Answer::NoHandle.code()),
         (Call { operation: 2, ..call(SUBMIT_WAIT, 0, 1, 0) }, Answer::NoOperation.code()),
         (Call { operation: 1, ..call(SUBMIT_WAIT, 61_000, 1, 7 << 20) }, done),
-        (call(READ, 1001, 1, 12 << 20), media_error),
+        (call(READ, 9001, 1, 12 << 20), media_error),
         (Call { operation: 512, ..call(FACTS, all, 2048, DATA as u64) }, done),
     ];
     let lent = bed.lend();
@@ -132,11 +132,10 @@ fn kernels_survive_what_the_drive_does() {
             let start = Instant::now();
             bed.start(&code, "hammer", (blocks, threads), &args).wait().unwrap();
             let took = start.elapsed();
-            let said = told(&answers, blocks * threads);
-            assert!(said.iter().all(|answer| *answer == 0), "{fault}, depth {depth}: {said:?}");
+            lent.check().unwrap();
+            all_said(&answers, blocks * threads, 0, &format!("{fault}, depth {depth}"));
             let all = (blocks * threads * rounds * each) as usize;
             assert!(bed.holds(0, all, 0), "{fault}, depth {depth}: wrong bytes");
-            lent.check().unwrap();
             let count = lent.recoveries();
             lent.take_back().unwrap();
             tell(&format!(
@@ -184,8 +183,8 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
     running.wait().unwrap();
     tell(&format!("from the stop to the end of the kernel: {:?}", start.elapsed()));
     assert!(start.elapsed() < Duration::from_millis(500));
-    let said = told(&answers, blocks * threads);
-    assert!(said.iter().all(|answer| *answer == stopped), "{said:?}");
+    lent.check().unwrap();
+    all_said(&answers, blocks * threads, stopped, "stopped");
     assert_eq!(lent.recoveries(), 2);
     lent.take_back().unwrap();
     assert_eq!(bed.sim.violations(), []);
@@ -197,8 +196,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
     std::thread::sleep(Duration::from_millis(30));
     bed.inject("gone@op=read,n=1");
     running.wait().unwrap();
-    let said = told(&answers, blocks * threads);
-    assert!(said.iter().all(|answer| *answer == stopped), "{said:?}");
+    all_said(&answers, blocks * threads, stopped, "gone");
     let error = lent.take_back().unwrap_err();
     tell(&format!("{error}"));
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::cuda::{Arg, Code};
 use onehop_gpu::{Gpu, Place};
 
-use crate::{Machine, tell, told};
+use crate::{Machine, all_said, tell};
 
 const RUST: &str = include_str!("../../../device/ptx/pointer_chase.ptx");
 
@@ -30,8 +30,8 @@ fn follow(
     let (queue, data) = (Arg::U64(lent.handle().0), Arg::U64(bed.data.addr().0));
     let args = [queue.clone(), data.clone(), Arg::U64(LENGTH), Arg::U64(answers.addr().0)];
     bed.start(code, "lay", shape, &args).wait().unwrap();
-    let said = told(&answers, threads);
-    assert!(said.iter().all(|answer| *answer == 0), "{what}: {said:?}");
+    lent.check().unwrap();
+    all_said(&answers, threads, 0, what);
 
     let count = threads * chains;
     let ends = bed.gpu.alloc(Place::PinnedHost, END * count as usize).unwrap();
@@ -39,6 +39,7 @@ fn follow(
     let args = [queue, data, Arg::U32(HOPS), Arg::U64(ends.addr().0)];
     bed.start(code, kernel, shape, &args).wait().unwrap();
     let took = start.elapsed();
+    lent.check().unwrap();
     let word = |at| ends.word(at).unwrap();
     let long = |at| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     for first in 0..count {
@@ -49,8 +50,7 @@ fn follow(
         let (hops, answer) = (word(at + 16), word(at + 20) as i32);
         assert!(got == want && hops == HOPS && answer == 0, "{what}, {first}: {got:?} {hops} {answer}");
     }
-    lent.check().unwrap();
-    assert_eq!(lent.recoveries(), 0, "{what}");
+    assert_eq!(lent.recoveries(), 0, "{what}: {:?}", bed.drive.incidents());
     lent.take_back().unwrap();
     assert_eq!(bed.sim.violations(), [], "{what}");
     let each = Duration::from_secs_f64(took.as_secs_f64() / f64::from(HOPS));

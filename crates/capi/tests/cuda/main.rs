@@ -125,3 +125,14 @@ impl Bed {
 fn told(answers: &Region, threads: u32) -> Vec<i32> {
     (0..threads).map(|i| answers.word(i as usize * 4).unwrap() as i32).collect()
 }
+
+/// Each thread must have said `want`; tells how many said what else.
+fn all_said(answers: &Region, threads: u32, want: i32, what: &str) {
+    let mut others = std::collections::BTreeMap::new();
+    for (thread, said) in told(answers, threads).into_iter().enumerate() {
+        if said != want {
+            others.entry(said).or_insert_with(Vec::new).push(thread);
+        }
+    }
+    assert!(others.is_empty(), "{what}: not {want}, but (answer: threads) {others:?}");
+}

@@ -118,6 +118,18 @@ impl GpuCell {
         self.running.load(Ordering::Acquire) || self.gate().is_some_and(|gate| gate.is_busy())
     }
 
+    /// Waits until no thread may touch the queues; they were told to end. Whether that came about.
+    fn is_empty_in_time(&self) -> bool {
+        let start = Instant::now();
+        while self.is_busy() {
+            if start.elapsed() >= POISON_PATIENCE {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
     pub(crate) fn is_stale(&self) -> bool {
         self.lock().stale
     }
@@ -152,7 +164,8 @@ impl GpuCell {
         };
         let gate = self.gate();
         if stale {
-            if gate.as_ref().is_some_and(|gate| gate.is_busy()) {
+            // A thread that came late finds the gate closed and goes by itself.
+            if gate.is_some() && !self.is_empty_in_time() {
                 let why = "threads of a kernel did not come out of the queue that was lent to them";
                 return Err(Error::Gpu(why.into()));
             }
@@ -324,10 +337,7 @@ impl Participant for GpuCell {
             gate.close();
         }
         self.poison(poison::RESET);
-        let start = Instant::now();
-        while self.is_busy() && start.elapsed() < POISON_PATIENCE {
-            std::thread::yield_now();
-        }
+        self.is_empty_in_time();
         // A doorbell that is still on its way would ring the queue that comes after this one.
         self.doorbells.settle();
     }

@@ -201,7 +201,14 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         let mut turn = if waits { Turn::Wait } else { Turn::Look };
         loop {
             match self.turn(mem, command, turn) {
-                Answer::Pending if waits => mem.pause(),
+                Answer::Pending => {
+                    // Also for those who come back by themselves: of threads that a processor does not run at the same
+                    // time, one may have a lock.
+                    mem.pause();
+                    if !waits {
+                        return Answer::Pending;
+                    }
+                }
                 answer => return answer,
             }
             turn = Turn::WaitOn;
@@ -272,15 +279,19 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
                 return self.outside(mem, command, gate);
             }
         }
-        mem.fetch_add(GpuAddr(self.handle.inside(mem)), 1);
-        mem.fence_all();
-        let gate = self.gate(mem);
+        let inside = GpuAddr(self.handle.inside(mem));
+        let go_in = |count| {
+            mem.fetch_add(inside, count);
+            mem.fence_all();
+            u64::from(self.gate(mem).0)
+        };
+        let gate = Gate(mem.combine(inside, go_in).0 as u32);
         let answer = if gate.is_open() {
             self.inside(mem, command, gate.epoch(), turn != Turn::Look)
         } else {
             self.outside(mem, command, gate)
         };
-        mem.fetch_add(GpuAddr(self.handle.inside(mem)), u32::MAX);
+        mem.combine(inside, |count| u64::from(mem.fetch_add(inside, count.wrapping_neg())));
         answer
     }
 
@@ -373,7 +384,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         if done.is_some() {
             return done;
         }
-        self.queue.drain(mem);
+        self.queue.hand_out(mem, false);
         self.queue.test(mem, token)
     }
 

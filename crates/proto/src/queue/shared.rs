@@ -138,8 +138,19 @@ pub enum Drained {
     Some,
     /// There were none.
     None,
-    /// Somebody else was at it.
+    /// Somebody else was at it, or may be.
     Elsewhere,
+}
+
+impl Drained {
+    #[inline(always)]
+    const fn from_word(word: u64) -> Self {
+        match word {
+            0 => Self::Some,
+            1 => Self::None,
+            _ => Self::Elsewhere,
+        }
+    }
 }
 
 /// Why a command was not submitted.
@@ -260,7 +271,7 @@ impl<M: Memory> Shared<M> {
             if let Some(done) = self.test(mem, token) {
                 return Ok(done);
             }
-            let drained = self.drain(mem);
+            let drained = self.hand_out(mem, over.is_some());
             if drained == Drained::Some {
                 continue;
             }
@@ -280,6 +291,27 @@ impl<M: Memory> Shared<M> {
     /// Hands out the completions that are there, unless somebody else is doing it.
     #[inline]
     pub fn drain(&self, mem: &M) -> Drained {
+        self.hand_out(mem, true)
+    }
+
+    /// [`Self::drain`]. Those who are not `sure` look from outside first: who finds nothing there leaves the lock to others,
+    /// and cannot say that there is nothing.
+    #[inline(always)]
+    pub(crate) fn hand_out(&self, mem: &M, sure: bool) -> Drained {
+        let look = |_| {
+            if sure || self.is_there(mem) { self.drain_alone(mem) as u64 } else { Drained::Elsewhere as u64 }
+        };
+        Drained::from_word(mem.combine(self.control, look).0)
+    }
+
+    /// Whether there seems to be a completion.
+    #[inline(always)]
+    fn is_there(&self, mem: &M) -> bool {
+        let (at, phase) = self.cq_slot(mem.load(self.at(word::CQ_HEAD)));
+        mem.load(at.plus(12)) >> 16 & 1 == phase
+    }
+
+    fn drain_alone(&self, mem: &M) -> Drained {
         let lock = self.at(word::CQ_LOCK);
         if mem.load(lock) != 0 || mem.compare_exchange(lock, 0, 1) != 0 {
             return Drained::Elsewhere;
@@ -379,28 +411,43 @@ impl<M: Memory> Shared<M> {
     }
 
     fn take_cid(&self, mem: &M, bounds: &Bounds<M>) -> Result<Token, Stop> {
-        let words = self.layout.free_words();
         let mut over = None;
         loop {
-            let start = if words == 1 { 0 } else { mem.fetch_add(self.at(word::HINT), 1) % words };
-            for i in 0..words {
-                let index = if start + i >= words { start + i - words } else { start + i };
-                let at = self.at(word::FREE + index * 4);
-                let mut free = mem.load(at);
-                while free != 0 {
-                    let bit = free & free.wrapping_neg();
-                    let seen = mem.fetch_and(at, !bit);
-                    if seen & bit != 0 {
-                        return Ok(self.begin(mem, (index * 32 + bit.trailing_zeros()) as u16));
-                    }
-                    free = seen;
-                }
+            let (taken, rank) = mem.combine(self.control, |count| self.take_free(mem, count));
+            let (index, bits) = ((taken >> 32) as u32, taken as u32);
+            let mine = without_lowest(bits, rank);
+            if mine != 0 {
+                return Ok(self.begin(mem, (index * 32 + mine.trailing_zeros()) as u16));
+            }
+            if bits != 0 {
+                // There were some, and others of those who came together have them.
+                continue;
             }
             if let Some(stop) = over {
                 return Err(stop);
             }
             over = self.help(mem, bounds).err();
         }
+    }
+
+    /// Takes up to `count` slots that are free, all of one word: gives its index and, in the lower half, their bits.
+    fn take_free(&self, mem: &M, count: u32) -> u64 {
+        let words = self.layout.free_words();
+        let start = if words == 1 { 0 } else { mem.fetch_add(self.at(word::HINT), 1) % words };
+        for i in 0..words {
+            let index = if start + i >= words { start + i - words } else { start + i };
+            let at = self.at(word::FREE + index * 4);
+            let mut free = mem.load(at);
+            while free != 0 {
+                let want = free & !without_lowest(free, count);
+                let seen = mem.fetch_and(at, !want);
+                if seen & want != 0 {
+                    return u64::from(index) << 32 | u64::from(seen & want);
+                }
+                free = seen;
+            }
+        }
+        0
     }
 
     fn begin(&self, mem: &M, id: u16) -> Token {
@@ -417,22 +464,36 @@ impl<M: Memory> Shared<M> {
     }
 
     fn take_ticket(&self, mem: &M, bounds: &Bounds<M>) -> Result<u32, Stop> {
+        let mut over = None;
+        loop {
+            let (taken, rank) = mem.combine(self.control, |count| self.take_tickets(mem, count));
+            let (count, first) = ((taken >> 32) as u32, taken as u32);
+            if rank < count {
+                return Ok(first.wrapping_add(rank));
+            }
+            if count != 0 {
+                continue;
+            }
+            if let Some(stop) = over {
+                return Err(stop);
+            }
+            over = self.help(mem, bounds).err();
+        }
+    }
+
+    /// Takes up to `count` tickets, as far as there is room: gives how many and, in the lower half, the first.
+    fn take_tickets(&self, mem: &M, count: u32) -> u64 {
         let usable = (1 << self.layout.sq_shift) - 1;
         let next = self.at(word::TICKET);
         let mut ticket = mem.load(next);
-        let mut over = None;
         loop {
-            let head = mem.load_acquire(self.at(word::SQ_HEAD));
-            if ticket.wrapping_sub(head) >= usable {
-                if let Some(stop) = over {
-                    return Err(stop);
-                }
-                over = self.help(mem, bounds).err();
-                ticket = mem.load(next);
-                continue;
+            let used = ticket.wrapping_sub(mem.load_acquire(self.at(word::SQ_HEAD)));
+            if used >= usable {
+                return 0;
             }
-            match mem.compare_exchange(next, ticket, ticket.wrapping_add(1)) {
-                seen if seen == ticket => return Ok(ticket),
+            let taken = count.min(usable - used);
+            match mem.compare_exchange(next, ticket, ticket.wrapping_add(taken)) {
+                seen if seen == ticket => return u64::from(taken) << 32 | u64::from(ticket),
                 seen => ticket = seen,
             }
         }
@@ -441,20 +502,27 @@ impl<M: Memory> Shared<M> {
     /// Waits until the doorbell covers `ticket`, ringing it for everybody when nobody else does.
     fn publish(&self, mem: &M, ticket: u32, bounds: &Bounds<M>) -> Result<(), Stop> {
         let tail = self.at(word::TAIL);
-        let lock = self.at(word::TAIL_LOCK);
         while !is_after(mem.load_acquire(tail), ticket) {
-            if mem.load(lock) == 0 && mem.compare_exchange(lock, 0, 1) == 0 {
-                let rung = self.ring_for_all(mem);
-                mem.store_release(lock, 0);
-                if is_after(rung, ticket) {
-                    break;
-                }
+            let (rung, _) = mem.combine(self.control, |_| self.try_ring(mem));
+            if rung != 0 && is_after(rung as u32, ticket) {
+                break;
             }
             // Somebody else rings, or a ticket before this one is not stamped yet.
             bounds.check(mem)?;
             mem.pause();
         }
         Ok(())
+    }
+
+    /// Rings for everybody unless somebody else is at it: then 0, else 1 and, in the lower half, the tail.
+    fn try_ring(&self, mem: &M) -> u64 {
+        let lock = self.at(word::TAIL_LOCK);
+        if mem.load(lock) != 0 || mem.compare_exchange(lock, 0, 1) != 0 {
+            return 0;
+        }
+        let rung = self.ring_for_all(mem);
+        mem.store_release(lock, 0);
+        1 << 32 | u64::from(rung)
     }
 
     /// Rings once for every entry that stands complete after the tail, and gives the new tail. Only for the holder of
@@ -477,7 +545,7 @@ impl<M: Memory> Shared<M> {
 
     /// Drains for everybody. Whoever is told to stop looks for what it waits for once more.
     fn help(&self, mem: &M, bounds: &Bounds<M>) -> Result<(), Stop> {
-        if self.drain(mem) != Drained::Some {
+        if self.hand_out(mem, false) != Drained::Some {
             bounds.check(mem)?;
             mem.pause();
         }
@@ -503,6 +571,17 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn slot(&self, id: u16) -> M::Addr {
         self.at(self.layout.slots() + u32::from(id) * SLOT_BYTES)
     }
+}
+
+/// `bits` without the `count` lowest of them.
+#[inline(always)]
+const fn without_lowest(mut bits: u32, count: u32) -> u32 {
+    let mut i = 0;
+    while i < count && bits != 0 {
+        bits &= bits - 1;
+        i += 1;
+    }
+    bits
 }
 
 /// Whether `tail` lies after `ticket`, on counters that wrap.
