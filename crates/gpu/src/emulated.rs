@@ -14,6 +14,7 @@ use onehop_proto::kernel::{
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::copier::{AtOnce, Copier};
+use crate::meeting::Meeting;
 use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
@@ -59,10 +60,14 @@ impl Emulated {
             return Err(Error::Launch(format!("{threads} threads; the emulated GPU has 1 to {MAX_THREADS}")));
         }
         let (kernel, mut started) = (Arc::new(kernel), Threads::default());
+        let mut warp: Arc<Meeting> = Arc::default();
         for index in 0..threads {
-            let (kernel, space) = (kernel.clone(), self.space.clone());
+            if index.is_multiple_of(self.lanes) {
+                warp = Arc::default();
+            }
+            let (kernel, space, warp) = (kernel.clone(), self.space.clone(), warp.clone());
             started.add(move || {
-                kernel(&View::new(&space), index);
+                kernel(&View::lane(&space, &warp), index);
                 Exit::Finished
             })?;
         }

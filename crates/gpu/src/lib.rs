@@ -11,6 +11,7 @@ mod copier;
 pub mod cuda;
 mod emulated;
 mod error;
+mod meeting;
 mod region;
 mod relay;
 mod resident;

@@ -10,6 +10,7 @@ use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Taken, Warp};
 use onehop_proto::queue::Memory;
 
+use crate::meeting::Meeting;
 use crate::{Error, Place};
 
 /// Where each kind of memory starts. No host pointer and no bus address of the simulator looks like these.
@@ -107,11 +108,18 @@ pub struct View {
     looks: RefCell<Vec<[u32; 2]>>,
     /// How often it has paused since it last did something, where it is one that stays.
     pauses: Option<Cell<u32>>,
+    /// Where a thread of its own meets those of its warp.
+    meeting: Option<Arc<Meeting>>,
 }
 
 impl View {
     pub(crate) fn new(space: &Arc<Space>) -> Self {
         Self::warp(space, 1, 0)
+    }
+
+    /// The view of one thread of a warp whose threads act on their own.
+    pub(crate) fn lane(space: &Arc<Space>, warp: &Arc<Meeting>) -> Self {
+        Self { meeting: Some(warp.clone()), ..Self::new(space) }
     }
 
     /// The view of a warp that has so many words of local memory.
@@ -121,6 +129,7 @@ impl View {
             local: (0..local).map(|i| Cell::new(0xdead_0000 | i)).collect(),
             looks: RefCell::default(),
             pauses: None,
+            meeting: None,
             space: space.clone(),
             lanes,
             seen: Cell::new(u64::MAX),
@@ -231,6 +240,13 @@ impl Memory for View {
         self.word("atomic", at, |word| {
             word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|seen| seen)
         })
+    }
+
+    fn combine(&self, at: GpuAddr, f: impl FnOnce(u32) -> u64) -> (u64, u32) {
+        match &self.meeting {
+            Some(meeting) => meeting.combine(at, f),
+            None => (f(1), 0),
+        }
     }
 
     fn fence(&self) {

@@ -54,14 +54,19 @@ fn follow(
     lent.take_back().unwrap();
     assert_eq!(bed.sim.violations(), [], "{what}");
     let each = Duration::from_secs_f64(took.as_secs_f64() / f64::from(HOPS));
-    tell(&format!("{what}, depth {depth}: {count} chains of {HOPS} blocks in {took:?}, {each:?} a hop"));
+    let rate = f64::from(count * HOPS) / took.as_secs_f64();
+    tell(&format!(
+        "{what}, depth {depth}: {count} chains of {HOPS} blocks in {took:?}, {each:?} a hop, {rate:.0} reads/s"
+    ));
 }
 
 #[test]
 fn pointers_are_chased_in_rust() {
     let Some(machine) = Machine::open("pointers_are_chased_in_rust") else { return };
     let code = machine.gpu.link_code(RUST).unwrap();
-    for (shape, depth) in [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023)] {
+    for (shape, depth) in
+        [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023), ((128, 4), 1023), ((16, 256), 1023)]
+    {
         follow(&machine, &format!("Rust, {shape:?}"), &code, "chase", (shape, 1), depth);
     }
 }

@@ -291,7 +291,9 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         } else {
             self.outside(mem, command, gate)
         };
-        mem.combine(inside, |count| u64::from(mem.fetch_add(inside, count.wrapping_neg())));
+        // The word behind stands for coming out.
+        let come_out = |count: u32| u64::from(mem.fetch_add(inside, count.wrapping_neg()));
+        mem.combine(Address::plus(inside, 4), come_out);
         answer
     }
 

@@ -97,9 +97,10 @@ pub trait Memory {
     fn compare_exchange_acquire(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
         self.compare_exchange(at, old, new)
     }
-    /// Does something once for all threads that come here together and name the same address. `f` is given how many they are
-    /// and does not wait for any of them; each is told what it gave, and a number of its own below that count. What any of
-    /// them did before is before `f`, and `f` is before what they do after. A thread may well be alone.
+    /// Does something once for all threads that come here together. `at` stands for what is done and to which queue: for
+    /// whoever names it, anyone's `f` will do. `f` is given how many they are and does not wait for any of them; each is
+    /// told what it gave, and a number of its own below that count. What any of them did before is before `f`, and `f` is
+    /// before what they do after. A thread may well be alone.
     #[inline(always)]
     fn combine(&self, _at: Self::Addr, f: impl FnOnce(u32) -> u64) -> (u64, u32) {
         (f(1), 0)

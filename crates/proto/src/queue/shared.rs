@@ -301,7 +301,7 @@ impl<M: Memory> Shared<M> {
         let look = |_| {
             if sure || self.is_there(mem) { self.drain_alone(mem) as u64 } else { Drained::Elsewhere as u64 }
         };
-        Drained::from_word(mem.combine(self.control, look).0)
+        Drained::from_word(mem.combine(self.at(word::CQ_LOCK), look).0)
     }
 
     /// Whether there seems to be a completion.
@@ -351,7 +351,8 @@ impl<M: Memory> Shared<M> {
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
         if let Some(head) = self.fetched(mem, sqhd) {
-            mem.store_release(self.at(word::SQ_HEAD), head);
+            // Behind the fence above: the controller has fetched what stood before it.
+            mem.store(self.at(word::SQ_HEAD), head);
         }
         // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
         mem.ring(self.rings.cq_door, next & ((1 << self.layout.cq_shift) - 1));
@@ -413,7 +414,7 @@ impl<M: Memory> Shared<M> {
     fn take_cid(&self, mem: &M, bounds: &Bounds<M>) -> Result<Token, Stop> {
         let mut over = None;
         loop {
-            let (taken, rank) = mem.combine(self.control, |count| self.take_free(mem, count));
+            let (taken, rank) = mem.combine(self.at(word::FREE), |count| self.take_free(mem, count));
             let (index, bits) = ((taken >> 32) as u32, taken as u32);
             let mine = without_lowest(bits, rank);
             if mine != 0 {
@@ -466,7 +467,7 @@ impl<M: Memory> Shared<M> {
     fn take_ticket(&self, mem: &M, bounds: &Bounds<M>) -> Result<u32, Stop> {
         let mut over = None;
         loop {
-            let (taken, rank) = mem.combine(self.control, |count| self.take_tickets(mem, count));
+            let (taken, rank) = mem.combine(self.at(word::TICKET), |count| self.take_tickets(mem, count));
             let (count, first) = ((taken >> 32) as u32, taken as u32);
             if rank < count {
                 return Ok(first.wrapping_add(rank));
@@ -503,7 +504,7 @@ impl<M: Memory> Shared<M> {
     fn publish(&self, mem: &M, ticket: u32, bounds: &Bounds<M>) -> Result<(), Stop> {
         let tail = self.at(word::TAIL);
         while !is_after(mem.load_acquire(tail), ticket) {
-            let (rung, _) = mem.combine(self.control, |_| self.try_ring(mem));
+            let (rung, _) = mem.combine(self.at(word::TAIL_LOCK), |_| self.try_ring(mem));
             if rung != 0 && is_after(rung as u32, ticket) {
                 break;
             }
@@ -535,7 +536,7 @@ impl<M: Memory> Shared<M> {
         }
         if tail != old {
             // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
-            mem.store_release(self.at(word::TAIL), tail);
+            mem.store(self.at(word::TAIL), tail);
             mem.fence();
             mem.ring(self.rings.sq_door, self.sq_slot(tail));
             mem.store(self.at(word::DOORBELLS), mem.load(self.at(word::DOORBELLS)).wrapping_add(1));
