@@ -94,7 +94,7 @@ kernels() {
 
 failed=0
 # Seconds that all of it may take.
-budget=${ONEHOP_BUDGET:-450}
+budget=${ONEHOP_BUDGET:-700}
 # A command that should succeed within so many seconds; what it said is in the log.
 expect() {
     local seconds=$1 begun=$SECONDS
@@ -166,7 +166,7 @@ checks() {
     expect 90 ./test-torture --test-threads=1 --nocapture --skip on_the_gpu
     echo "= (b) the controller model on the GPU itself"
     expect 90 ./test-resident_matrix --test-threads=1
-    expect 90 ./test-faults --test-threads=1 --nocapture on_the_gpu
+    expect 300 ./test-faults --test-threads=1 --nocapture on_the_gpu
     expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
     expect 120 ./test-gpu --test-threads=1 --nocapture
     echo "= (c) QEMU's drive"

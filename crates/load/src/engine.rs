@@ -8,15 +8,14 @@
 
 mod choice;
 mod direct;
-mod mapped;
 mod threads;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
@@ -59,8 +58,6 @@ pub struct Options {
     pub route: Route,
     /// Threads that read; without it as many as there are processors, and sixteen at most.
     pub threads: Option<usize>,
-    /// Have the GPU take bytes straight out of the page cache, beside the threads that read.
-    pub maps: bool,
     /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
     pub slot: Option<usize>,
 }
@@ -88,7 +85,6 @@ pub struct Prepared {
     slot: usize,
     threads: usize,
     direct: bool,
-    maps: bool,
     why_cached: Option<String>,
 }
 
@@ -108,7 +104,7 @@ impl Prepared {
         let direct = chunks.len() > cached;
         let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
         let ring = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
-        Ok(Self { chunks, sources, ring, slot, threads, direct, maps: options.maps, why_cached })
+        Ok(Self { chunks, sources, ring, slot, threads, direct, why_cached })
     }
 }
 
@@ -127,8 +123,6 @@ struct Shared {
     sources: Vec<choice::Opened>,
     cached: Mutex<VecDeque<Chunk>>,
     stop: AtomicBool,
-    /// Chunks may be given back yet.
-    may_return: AtomicBool,
     cached_bytes: AtomicU64,
     direct_bytes: AtomicU64,
 }
@@ -136,46 +130,10 @@ struct Shared {
 impl Shared {
     /// The next chunk that the page cache has; none when the load is over or given up.
     fn next(&self) -> Option<Chunk> {
-        while !self.is_stopped() {
-            let last = !self.may_return.load(Ordering::Acquire);
-            let next = self.cached().pop_front();
-            if next.is_some() || last {
-                return next;
-            }
-            std::thread::sleep(Duration::from_micros(100));
+        if self.is_stopped() {
+            return None;
         }
-        None
-    }
-
-    /// Neighbouring chunks of one file with one read each; none when there are none, or the load is given up.
-    fn stretch(&self, most: u64) -> Vec<Chunk> {
-        let (mut chunks, mut bytes) = (Vec::<Chunk>::new(), 0);
-        let mut left = self.cached();
-        while !self.is_stopped() && bytes < most {
-            let last = chunks.last();
-            let fits = |chunk: &Chunk| {
-                matches!(chunk.reads.as_slice(), [read]
-                    if last.is_none_or(|l| l.file == chunk.file && l.reads.iter().all(|r| r.offset + r.bytes >= read.offset)))
-            };
-            if !left.front().is_some_and(fits) {
-                break;
-            }
-            let Some(chunk) = left.pop_front() else { break };
-            bytes += chunk.bytes();
-            chunks.push(chunk);
-        }
-        chunks
-    }
-
-    fn give_back(&self, chunks: Vec<Chunk>) {
-        let mut left = self.cached();
-        for chunk in chunks.into_iter().rev() {
-            left.push_front(chunk);
-        }
-    }
-
-    fn cached(&self) -> MutexGuard<'_, VecDeque<Chunk>> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
     fn is_stopped(&self) -> bool {
@@ -228,14 +186,13 @@ impl RingEngine {
     ///
     /// # Errors
     /// When the GPU has no room, or will not have the ring.
-    pub fn start(gpu: &Arc<dyn Gpu>, plan: &Plan, prepared: Prepared) -> Result<Self> {
+    pub fn start(gpu: &dyn Gpu, plan: &Plan, prepared: Prepared) -> Result<Self> {
         let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
         let arena = gpu.arena(bytes)?;
-        let Prepared { chunks, sources, ring, slot, threads, direct, maps, why_cached } = prepared;
-        let maps = maps && threads > 0;
+        let Prepared { chunks, sources, ring, slot, threads, direct, why_cached } = prepared;
         let ring = gpu.adopt(Place::PinnedHost, ring)?;
         let account = Account {
-            threads: threads + usize::from(direct) + usize::from(maps),
+            threads: threads + usize::from(direct),
             ring_bytes: ring.len() as u64,
             why_cached,
             ..Account::default()
@@ -247,7 +204,6 @@ impl RingEngine {
             sources,
             cached: Mutex::new(chunks(by_cache).collect()),
             stop: AtomicBool::new(false),
-            may_return: AtomicBool::new(maps),
             cached_bytes: AtomicU64::new(0),
             direct_bytes: AtomicU64::new(0),
         });
@@ -264,11 +220,6 @@ impl RingEngine {
         };
         let mut lanes = (0..threads).map(|_| lane(SLOTS)).collect::<Result<Vec<_>>>()?;
         let disk = if direct { Some(lane(DIRECT_SLOTS)?) } else { None };
-        if maps {
-            let mapper =
-                mapped::Mapper { gpu: gpu.clone(), arena: engine.arena.clone(), arrived: sender.clone() };
-            engine.spawn("maps cached bytes", &sender, move |shared| mapped::run(shared, &mapper))?;
-        }
         for mut lane in lanes.drain(..) {
             engine.spawn("reads cached bytes", &sender, move |shared| threads::run(shared, &mut lane))?;
         }

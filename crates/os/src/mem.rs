@@ -88,24 +88,6 @@ impl HostMem {
         Self::map_file(file, bytes, false)
     }
 
-    /// Bytes of a file from `at` on, a multiple of the page, to be read by a device that its pages are registered with.
-    /// The processor must not: a file that shrinks takes its pages away.
-    ///
-    /// # Errors
-    /// When the file cannot be mapped, or is shorter.
-    pub fn of_file_at(file: &File, at: u64, bytes: usize) -> Result<Self> {
-        let have = file.metadata().map_err(|e| Error::system("fstat of a file", e))?.len();
-        let longest = have.next_multiple_of(PAGE as u64);
-        let fits = at.checked_add(bytes as u64).is_some_and(|end| end <= longest);
-        if !fits || bytes == 0 || !bytes.is_multiple_of(PAGE) || !at.is_multiple_of(PAGE as u64) {
-            return Err(Error::OutOfRange { offset: at as usize, bytes, len: have as usize });
-        }
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, at) }
-            .map_err(|e| Error::system(format!("mmap of {bytes} bytes of a file"), e))?;
-        Self::whole(base.cast(), bytes, false)
-    }
-
     fn map_file(file: &File, bytes: usize, writable: bool) -> Result<Self> {
         let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
         let longest = if writable { have } else { have.next_multiple_of(PAGE as u64) };

@@ -65,7 +65,7 @@ fn pointers_are_chased_in_rust() {
     let Some(machine) = Machine::open("pointers_are_chased_in_rust") else { return };
     let code = machine.gpu.link_code(RUST).unwrap();
     for (shape, depth) in
-        [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023), ((128, 4), 1023), ((16, 256), 1023)]
+        [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023), ((128, 4), 1023), ((16, 64), 1023)]
     {
         follow(&machine, &format!("Rust, {shape:?}"), &code, "chase", (shape, 1), depth);
     }

@@ -45,10 +45,6 @@ pub(crate) struct Args {
     /// Threads that read [default: as many as there are processors, 16 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
-    /// Have the GPU take bytes straight out of the page cache, by registering its pages, beside the threads that read: was
-    /// slower where it was measured
-    #[arg(long)]
-    map: bool,
     /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -160,7 +156,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let model = Model::open(&Local, &args.files)?;
     let plan =
         Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
-    let options = Options { route: ring, threads: args.threads.map(usize::from), maps: args.map, slot: None };
+    let options = Options { route: ring, threads: args.threads.map(usize::from), slot: None };
     let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
@@ -178,7 +174,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     context.stop.check()?;
     let begin = Instant::now();
-    let engine = RingEngine::start(&gpu.gpu, &plan, prepared)?;
+    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
     let bar = Bar::new("loading", plan.tensor_bytes);
     let stream = Stream::new(plan, engine);
     let (took, stream) = arrive(stream, &bar, begin, context)?;

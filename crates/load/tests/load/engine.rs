@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use std::sync::Arc;
-
-use onehop_gpu::{Emulated, Gpu, Region};
+use onehop_gpu::{Emulated, Region};
 use onehop_load::engine::{Options, Prepared, RingEngine, Route};
 use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
@@ -73,14 +71,10 @@ fn bytes_of(region: &Region, tensor: &plan::Placed) -> Vec<u8> {
     bytes
 }
 
-fn gpu() -> Arc<dyn Gpu> {
-    Arc::new(Emulated::new())
-}
-
 fn start(model: &Model, options: Options) -> Result<Stream<RingEngine>, Error> {
     let plan = Plan::new(model, &Selection::default(), plan::Options::default()).unwrap();
     let prepared = Prepared::new(&plan, &model.files, &options)?;
-    let engine = RingEngine::start(&gpu(), &plan, prepared)?;
+    let engine = RingEngine::start(&Emulated::new(), &plan, prepared)?;
     Ok(Stream::new(plan, engine))
 }
 
@@ -95,8 +89,7 @@ fn every_byte_by_every_way() {
             [(None, None), (Some(1), Some(4096)), (Some(3), Some(1 << 20)), (Some(40), Some(12_288))]
         {
             let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
-            let mut stream = match start(&opened, Options { route, threads, slot, maps: threads == Some(3) })
-            {
+            let mut stream = match start(&opened, Options { route, threads, slot }) {
                 Err(Error::NotDirect { why, .. }) if route == Route::Pinned => {
                     println!("SKIP: {why}");
                     continue;
@@ -170,8 +163,7 @@ fn a_load_that_is_given_up_ends() {
     model(&path, &[64 << 20]);
     for route in [Route::Cached, Route::Auto, Route::Pinned] {
         let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
-        let Ok(stream) = start(&opened, Options { route, slot: Some(1 << 20), threads: Some(2), maps: true })
-        else {
+        let Ok(stream) = start(&opened, Options { route, slot: Some(1 << 20), threads: Some(2) }) else {
             continue;
         };
         drop(stream);
@@ -180,7 +172,7 @@ fn a_load_that_is_given_up_ends() {
         else {
             continue;
         };
-        let engine = RingEngine::start(&gpu(), &plan, prepared).unwrap();
+        let engine = RingEngine::start(&Emulated::new(), &plan, prepared).unwrap();
         engine.finish().unwrap();
     }
 }
