@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let json = args.json;
-    let ended = StopFlag::install().and_then(|stop| run(&args.command, &Context { stop }));
+    let ended = StopFlag::install().and_then(|stop| run(&args.command, &Context { stop, json }));
     ExitCode::from(match ended {
         Ok(report) => report.print(json),
         Err(error) => report::print_error(&error, json),

@@ -17,4 +17,6 @@ use crate::stop::StopFlag;
 /// What every command is given.
 pub(crate) struct Context {
     pub stop: StopFlag,
+    /// Whether a machine reads the report, which wants everything that there is to tell.
+    pub json: bool,
 }

@@ -69,7 +69,7 @@ fn tensors_arrive_whole_by_every_way() {
     assert!(plan["ranges"].is_array() && plan["read_bytes"].as_u64().unwrap() >= 2_370_002, "{plan:#}");
     assert!(plan["peak_gpu_bytes"].as_u64().unwrap() >= 2_370_002);
     let shown = stdout(&onehop(&["load", text(&file), "-g", "emu"]));
-    for label in ["model", "route", "moved", "limit", "crc32c", "not cpu/direct"] {
+    for label in ["model", "route", "moved", "limit", "verified", "not cpu/direct"] {
         assert!(shown.contains(label), "{label}: {shown}");
     }
 }
