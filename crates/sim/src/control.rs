@@ -162,7 +162,13 @@ impl Device {
     pub(crate) fn strike(&mut self, strike: Strike) {
         match strike {
             Strike::Cfs => self.fatal(),
-            Strike::Gone => self.gone = true,
+            Strike::Gone => {
+                self.gone = true;
+                // What has left the bus works on nothing, and waits for nobody.
+                if let Some(engine) = &self.engine {
+                    engine.clear();
+                }
+            }
             Strike::PowerLoss => self.power_loss(),
         }
     }
