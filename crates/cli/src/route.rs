@@ -108,6 +108,14 @@ pub(crate) fn parse(text: &str) -> std::result::Result<Wish, String> {
 }
 
 impl Wish {
+    /// As people write it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Only(name) | Self::NotHere(name, ..) => name,
+        }
+    }
+
     /// The routes to try, in order.
     pub(crate) fn candidates(&self) -> Result<Vec<Route>> {
         match self {

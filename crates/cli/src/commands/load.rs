@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use onehop_gpu::Region;
 use onehop_load::engine::{Account, Options, Prepared, RingEngine};
 use onehop_load::stream::Stream;
-use onehop_load::{Dtype, Local, Manifest, Model, Plan, Selection, check, plan};
+use onehop_load::{
+    Dtype, Local, LocalFile, Manifest, Model, Plan, Selection, Source, TensorInfo, check, plan,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,6 +18,7 @@ use crate::gpus::{self, Chosen, GpuArg};
 use crate::progress::Bar;
 use crate::report::{Report, Text};
 use crate::route::WhyNot;
+use crate::transfer;
 use crate::units;
 
 /// Load model files (safetensors, GGUF) into GPU memory
@@ -173,39 +177,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
             units::bytes(fit.missing_bytes),
         )));
     }
-    context.stop.check()?;
-    let begin = Instant::now();
-    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
-    let bar = Bar::new("loading", plan.tensor_bytes);
-    let stream = Stream::new(plan, engine);
-    let (took, stream) = arrive(stream, &bar, begin, context)?;
-    drop(bar);
-    model.still_same()?;
-    let account = stream.engine().account();
-    let rate = stream.engine().copy_rate(&*gpu.gpu)?;
-    let (plan, arena) = stream.finish()?;
-    let go_on = || context.stop.check().is_ok();
-    let sums = if context.json || args.verify || manifest.is_some() {
-        Some(check::check_sums(&plan, &arena, &go_on).map_err(|e| given_up(e, context))?)
-    } else {
-        None
-    };
-    let crc = sums.as_ref().map(|sums| check::combined(&plan, sums));
-    let mut document = document(&model, &plan, &gpu, &account, took, rate, crc);
-    document.total_seconds = start.elapsed().as_secs_f64();
-    document.gpu_start_seconds = gpu_start.as_secs_f64();
+    let wanted =
+        Wanted { sums: context.json || args.verify || manifest.is_some(), started: start, gpu_start };
+    let (plan, arena, sums, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
     let mut failure = None;
     if args.verify {
-        let differs =
-            check::compare(&plan, &model.files, &arena, &go_on).map_err(|e| given_up(e, context))?;
-        document.verified = Some(differs.is_none());
-        document.verified_by = Some("every byte compared with the files, read once more");
-        failure = differs.map(|d| {
-            CliError::Mismatch(format!(
-                "GPU memory and file differ from byte {} of the arena on, in {}",
-                d.at, d.tensor
-            ))
-        });
+        failure = verified(&mut document, &plan, &model, &arena, context)?;
     }
     if let (Some(manifest), Some(sums)) = (manifest, &sums) {
         let wrong = against(&manifest, &model, &plan, sums).err();
@@ -241,6 +218,117 @@ fn selection(args: &Args) -> Result<Selection> {
 
 fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(Manifest::read(&onehop_load::LocalFile::open(path)?)?)
+}
+
+/// What a load is to tell beside its bytes.
+struct Wanted {
+    sums: bool,
+    started: Instant,
+    gpu_start: Duration,
+}
+
+/// What was loaded: the plan, the memory, the check sums of the tensors if they were wanted, and the account.
+type Loaded = (Plan, Region, Option<Vec<u32>>, Document);
+
+fn carry_out(
+    model: &Model,
+    plan: Plan,
+    prepared: Prepared,
+    gpu: &Chosen,
+    wanted: &Wanted,
+    context: &Context,
+) -> Result<Loaded> {
+    context.stop.check()?;
+    let begin = Instant::now();
+    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
+    let bar = Bar::new("loading", plan.tensor_bytes);
+    let (took, stream) = arrive(Stream::new(plan, engine), &bar, begin, context)?;
+    drop(bar);
+    model.still_same()?;
+    let account = stream.engine().account();
+    let rate = stream.engine().copy_rate(&*gpu.gpu)?;
+    let (plan, arena) = stream.finish()?;
+    let go_on = || context.stop.check().is_ok();
+    let sums = if wanted.sums {
+        Some(check::check_sums(&plan, &arena, &go_on).map_err(|e| given_up(e, context))?)
+    } else {
+        None
+    };
+    let crc = sums.as_ref().map(|sums| check::combined(&plan, sums));
+    let mut document = document(model, &plan, gpu, &account, took, rate, crc);
+    document.total_seconds = wanted.started.elapsed().as_secs_f64();
+    document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
+    Ok((plan, arena, sums, document))
+}
+
+/// A part of a file, whatever it holds, as `onehop read FILE` wants it.
+pub(crate) struct Part<'a> {
+    pub path: &'a Path,
+    pub offset: u64,
+    pub len: Option<u64>,
+    pub gpu: &'a GpuArg,
+    pub route: &'a str,
+    pub verify: bool,
+    pub out: Option<&'a Path>,
+}
+
+/// Reads a part of a file into GPU memory, as a tensor of bytes.
+pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
+    let start = Instant::now();
+    let Route::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
+        let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
+        let fix = "Give the drive to onehop, and name the file by -d DRIVE --path";
+        return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
+    };
+    let file = LocalFile::open(part.path)?;
+    let size = file.bytes();
+    if part.offset > size {
+        return Err(CliError::Usage(format!("--offset {}: the file has {size} bytes", part.offset)));
+    }
+    let bytes = (size - part.offset).min(part.len.unwrap_or(u64::MAX));
+    let info = TensorInfo {
+        name: part.path.display().to_string(),
+        dtype: Dtype::U8,
+        shape: vec![bytes],
+        offset: part.offset,
+        bytes,
+    };
+    let tensors = vec![onehop_load::model::Tensor { info, file: 0 }];
+    let model = Model { files: vec![Box::new(file)], metadata: Vec::new(), tensors, format: "bytes" };
+    let plan = Plan::new(&model, &Selection::default(), plan::Options::ring());
+    let plan = plan.map_err(onehop_load::Error::from)?;
+    let prepared = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() })?;
+    let gpu = gpus::choose(part.gpu)?;
+    let wanted = Wanted { sums: true, started: start, gpu_start: start.elapsed() };
+    let (plan, arena, _, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
+    let mut failure = None;
+    if part.verify {
+        failure = verified(&mut document, &plan, &model, &arena, context)?;
+    }
+    let mut text = tell(&document);
+    if let Some(out) = part.out {
+        transfer::save(&arena, bytes as usize, out, &context.stop)?;
+        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
+    }
+    Ok(Report::new(document, text)?.failed(failure))
+}
+
+/// Compares with the files once more; notes it, and gives what is wrong.
+fn verified(
+    document: &mut Document,
+    plan: &Plan,
+    model: &Model,
+    arena: &Region,
+    context: &Context,
+) -> Result<Option<CliError>> {
+    let go_on = || context.stop.check().is_ok();
+    let differs = check::compare(plan, &model.files, arena, &go_on).map_err(|e| given_up(e, context))?;
+    document.verified = Some(differs.is_none());
+    document.verified_by = Some("every byte compared with the files, read once more");
+    Ok(differs.map(|d| {
+        let place = format!("byte {} of the arena on, in {}", d.at, d.tensor);
+        CliError::Mismatch(format!("GPU memory and file differ from {place}"))
+    }))
 }
 
 /// Takes tensors as they arrive, until all are there.

@@ -1,4 +1,4 @@
-//! `onehop read`: blocks of a drive, or a file on it, into GPU memory.
+//! `onehop read`: blocks of a drive, a file on it, or a file of this machine, into GPU memory.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use onehop_drive::{Drive, GpuJob, Namespace, Op};
 use onehop_files::FileKind;
 use serde::Serialize;
 
-use crate::commands::Context;
-use crate::drives::{self, DriveArg};
+use crate::commands::{Context, load};
+use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
@@ -16,19 +16,25 @@ use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
 use crate::units;
 use crate::volume::{self, Span};
 
-/// Read blocks of a drive, or a file on it, into GPU memory
+/// Read a file, blocks of a drive, or a file of the drive's own file system into GPU memory
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
+#[command(
+    after_help = "Examples:\n  onehop read weights.bin --out back.bin\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
                         onehop read -d 'sim:disk.img?lba=4096' --lba 16 --blocks 256 --route gpu/posted --out part.bin\n  \
-                        onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify")]
+                        onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify"
+)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    drive: DriveArg,
+    /// A file of this machine, on a file system that Linux has mounted
+    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks"])]
+    file: Option<PathBuf>,
+    /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
+    #[arg(short = 'd', long, value_name = "DRIVE", required_unless_present = "file")]
+    drive: Option<String>,
     /// The first block
-    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present = "path")]
+    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present_any = ["path", "file"])]
     lba: Option<u64>,
     /// How many blocks
-    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present = "path")]
+    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present_any = ["path", "file"])]
     blocks: Option<u64>,
     /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
     #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]
@@ -37,10 +43,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "path")]
     partition: Option<u32>,
     /// From which byte of the file on
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "path", default_value = "0")]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, conflicts_with = "lba", default_value = "0")]
     offset: u64,
     /// How many bytes of the file [default: all]
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, requires = "path")]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, conflicts_with = "lba")]
     len: Option<u64>,
     /// The namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -59,10 +65,15 @@ pub(crate) struct Args {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    if let Some(path) = &args.file {
+        let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
+        let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
+        return load::read(&load::Part { path, offset, len, gpu, route, verify, out }, context);
+    }
     let gpu = gpus::choose(&args.gpu)?;
     args.route.gpu_mode()?;
     args.route.candidates()?;
-    let found = drives::find(&args.drive.drive)?;
+    let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
     if let (Some(out), Some(image)) = (&args.out, &found.image) {
         refuse_same(out, image)?;
     }

@@ -38,7 +38,7 @@ fn commands_that_are_not_there_yet_are_unknown() {
         refuse(&[name], 2, name);
     }
     refuse(&["drive", "bind"], 2, "bind");
-    refuse(&["read", "FILE"], 2, "FILE");
+    refuse(&["read", "FILE", "--lba", "0"], 2, "--lba");
     for words in COMMANDS.into_iter().filter(|words| !matches!(words, [_, "list"] | ["demo"])) {
         let output = onehop(words);
         assert_eq!(code(&output), 2, "{words:?}");

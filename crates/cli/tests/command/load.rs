@@ -75,6 +75,37 @@ fn tensors_arrive_whole_by_every_way() {
 }
 
 #[test]
+fn files_of_this_machine_are_read_whatever_they_hold() {
+    let dir = Dir::new();
+    let (file, data) = dir.noise("some.bin", 1_500_001);
+    let out = dir.path().join("out");
+    let read = succeed(&["read", &file, "-g", "emu", "--verify", "--out", text(&out)]);
+    assert_eq!((&read["bytes"], &read["verified"]), (&json!(data.len()), &json!(true)));
+    assert!(std::fs::read(&out).unwrap() == data);
+    assert_eq!(read["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&data))));
+    let part = [
+        "read",
+        &file,
+        "-g",
+        "emu",
+        "--offset",
+        "77777",
+        "--len",
+        "1000",
+        "--route",
+        "cpu/cached",
+        "--out",
+        text(&out),
+    ];
+    assert_eq!(succeed(&part)["route"], json!("cpu/cached"));
+    assert!(std::fs::read(&out).unwrap() == data[77_777..78_777]);
+    refuse(&["read", &file, "-g", "emu", "--offset", "1500002"], 2, "1500001 bytes");
+    refuse(&["read", &file, "-g", "emu", "--route", "gpu/tier3"], 3, "mounted");
+    refuse(&["read", "/nowhere", "-g", "emu"], 1, "nowhere");
+    refuse(&["read", "/dev/null", "-g", "emu"], 1, "device");
+}
+
+#[test]
 fn directories_and_ranks() {
     let dir = Dir::new();
     for (i, name) in ["x.safetensors", "y.safetensors"].into_iter().enumerate() {
