@@ -12,10 +12,10 @@ mod threads;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
@@ -38,6 +38,11 @@ const MOST_THREADS: usize = 16;
 const SLOTS: usize = 2;
 /// Slots of the thread that reads past the page cache.
 const DIRECT_SLOTS: usize = 8;
+
+/// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
+const STALL: Duration = Duration::from_secs(120);
+/// How long the threads of a load that is over may take to end.
+const END: Duration = Duration::from_secs(10);
 
 /// How bytes may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -287,11 +292,19 @@ impl RingEngine {
         Ok(best)
     }
 
+    /// Has the threads end, and waits for them for a while: one that the disk or the GPU never answers is left alone with
+    /// the memory that it holds.
     fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
+        let start = Instant::now();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has not told what it did not do: the account of the chunks shows that.
-            let _ = thread.join();
+            while !thread.is_finished() && start.elapsed() < END {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            if thread.is_finished() {
+                // One that panicked has not told what it did not do: the account of the chunks shows that.
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -301,10 +314,11 @@ impl Engine for RingEngine {
     type Error = Error;
 
     fn arrived(&mut self) -> Result<Option<Chunk>> {
-        match self.arrived.recv() {
+        match self.arrived.recv_timeout(STALL) {
             Ok(chunk) => chunk.map(Some),
             // All threads have ended and told everything.
-            Err(_) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Ok(None),
+            Err(RecvTimeoutError::Timeout) => Err(Error::Stalled { waited: STALL }),
         }
     }
 

@@ -124,6 +124,14 @@ pub enum Error {
     /// The GPU failed, or will not have what it is given.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
+    /// Neither the disk nor the GPU answered.
+    #[error(
+        "nothing has arrived for {waited:?}: the disk, or the GPU, does not answer; the kernel's log may say which"
+    )]
+    Stalled {
+        /// How long that was waited for.
+        waited: std::time::Duration,
+    },
     /// Whoever asked for it did not want to wait any longer.
     #[error("it was given up before it was done")]
     GivenUp,
