@@ -15,8 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, Plan, median};
-use onehop_gpu::Place;
+use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, Plan, RingsAt, median};
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use serde_json::{Value, json};
 
@@ -123,8 +122,8 @@ struct Measured {
     registers: [u32; 3],
 }
 
-fn rings(args: &Args) -> Place {
-    if args.host { Place::PinnedHost } else { Place::Vram }
+fn rings(args: &Args) -> RingsAt {
+    if args.host { RingsAt::Host } else { RingsAt::Vram }
 }
 
 fn controller(args: &Args) -> Controller {

@@ -27,6 +27,29 @@ pub enum Controller {
     Cpu,
 }
 
+/// Where rings lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RingsAt {
+    /// In the GPU's memory.
+    Vram,
+    /// In host memory.
+    Host,
+    /// Submission queue and doorbells in host memory, which the GPU only writes; completion queue in the GPU's, which the
+    /// controller only writes: nothing is read across the bus by a processor that waits for it.
+    Posted,
+}
+
+impl RingsAt {
+    /// Where submission queues and doorbells lie, and where completion queues.
+    fn places(self) -> [Place; 2] {
+        match self {
+            Self::Vram => [Place::Vram; 2],
+            Self::Host => [Place::PinnedHost; 2],
+            Self::Posted => [Place::PinnedHost, Place::Vram],
+        }
+    }
+}
+
 /// A controller at work.
 pub(crate) enum Serving {
     Gpu(Started),
@@ -54,12 +77,15 @@ pub(crate) struct Size {
     /// Commands of a launch.
     pub(crate) commands: u32,
     /// Where rings and doorbells lie.
-    pub(crate) rings: Place,
+    pub(crate) rings: RingsAt,
+    /// Bytes behind the outcomes.
+    pub(crate) times: usize,
 }
 
 /// The memory of a plan.
 pub(crate) struct Bed {
-    rings: Region,
+    sqs: Region,
+    cqs: Region,
     doors: Region,
     _control: Region,
     pairs: Region,
@@ -77,15 +103,16 @@ impl Bed {
         let sq_bytes = (entries as usize * Sqe::BYTES).next_multiple_of(PAGE);
         let cq_bytes = (entries as usize * Cqe::BYTES).next_multiple_of(PAGE);
         let control_bytes = size.control.next_multiple_of(LINE);
-        let rings = gpu.alloc(size.rings, count * (sq_bytes + cq_bytes))?;
-        let doors = gpu.alloc(size.rings, count * 2 * LINE)?;
+        let [sq_at, cq_at] = size.rings.places();
+        let (sqs, cqs) = (gpu.alloc(sq_at, count * sq_bytes)?, gpu.alloc(cq_at, count * cq_bytes)?);
+        let doors = gpu.alloc(sq_at, count * 2 * LINE)?;
         let control = gpu.alloc(Place::Vram, count * control_bytes)?;
         let queue = |i: usize| {
-            let (ring, door) = (i * (sq_bytes + cq_bytes), i * 2 * LINE);
+            let door = i * 2 * LINE;
             KernelQueue {
                 rings: Rings {
-                    sq: rings.addr().plus(ring as u64),
-                    cq: rings.addr().plus((ring + sq_bytes) as u64),
+                    sq: sqs.addr().plus((i * sq_bytes) as u64),
+                    cq: cqs.addr().plus((i * cq_bytes) as u64),
                     sq_door: doors.addr().plus(door as u64),
                     cq_door: doors.addr().plus((door + LINE) as u64),
                     sq_entries: entries,
@@ -101,8 +128,10 @@ impl Bed {
             reports: gpu.alloc(Place::Vram, count * REPORT_BYTES as usize)?,
             word: gpu.alloc(Place::Vram, PAGE)?,
             works: gpu.alloc(Place::Vram, size.commands as usize * Work::BYTES as usize)?,
-            outcomes: gpu.alloc(Place::Vram, size.commands as usize * Outcome::BYTES as usize)?,
-            rings,
+            outcomes: gpu
+                .alloc(Place::Vram, size.commands as usize * Outcome::BYTES as usize + size.times)?,
+            sqs,
+            cqs,
             doors,
             _control: control,
             commands: size.commands,
@@ -129,8 +158,8 @@ impl Bed {
                     bytes.extend(word.to_le_bytes());
                 }
             }
-            let at = queue.rings.sq.0 - self.rings.addr().0;
-            self.rings.write(at as usize, &bytes)?;
+            let at = queue.rings.sq.0 - self.sqs.addr().0;
+            self.sqs.write(at as usize, &bytes)?;
         }
         Ok(())
     }
@@ -145,13 +174,15 @@ impl Bed {
     }
 
     fn start_on_cpu(&self, run: &Run<'_>) -> Result<HostControllers> {
-        let (memory, doors) = (host_memory(&self.rings)?, host_memory(&self.doors)?);
+        let (sqs, cqs) = (host_memory(&self.sqs)?, host_memory(&self.cqs)?);
+        let doors = host_memory(&self.doors)?;
         let within = |at: GpuAddr, region: &Region| (at.0 - region.addr().0) as usize;
         let pair = |(i, queue): (usize, &KernelQueue)| HostPair {
-            memory: memory.clone(),
+            sqs: sqs.clone(),
+            cqs: cqs.clone(),
             doors: doors.clone(),
-            sq: within(queue.rings.sq, &self.rings),
-            cq: within(queue.rings.cq, &self.rings),
+            sq: within(queue.rings.sq, &self.sqs),
+            cq: within(queue.rings.cq, &self.cqs),
             sq_door: within(queue.rings.sq_door, &self.doors),
             cq_door: within(queue.rings.cq_door, &self.doors),
             entries: queue.rings.sq_entries,

@@ -155,6 +155,7 @@ impl CpuQueue {
             p99_ns: Some(clock.ns(latencies.at(0.99))),
             cycles_submit: Some(median(&mut submits)),
             cycles_complete: Some(median(&mut completes)),
+            timed_iops: None,
             controller_ns: self.null.then(|| ceiling(self.depth)),
             regs: None,
         })

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use onehop_controller::Report;
 use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{Code, CudaGpu};
-use onehop_gpu::{Gpu, KernelJob, Launch, Place};
+use onehop_gpu::{Gpu, KernelJob, Launch};
 use onehop_proto::Status;
 use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 
-use crate::bed::{Bed, Controller, LINE, NSID, Run, Size, wrong};
+use crate::bed::{Bed, Controller, LINE, NSID, RingsAt, Run, Size, wrong};
 use crate::stats::median;
+use crate::times::{self, Times};
 use crate::{Error, Result, Row};
 
 /// How long anything here may take.
@@ -21,6 +22,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const FEED_TIME: Duration = Duration::from_millis(20);
 /// Launches of a row; the median of them is given.
 const LAUNCHES: usize = 5;
+/// Threads of a warp.
+const WARP: u32 = 32;
 /// Entries of a ring at least: a queue of one command has room to write the next entry ahead.
 const LEAST_ENTRIES: u32 = 16;
 
@@ -45,7 +48,7 @@ pub struct Plan {
     /// Commands of a launch.
     pub commands: u32,
     /// Where the rings lie.
-    pub rings: Place,
+    pub rings: RingsAt,
     /// Whether each batch is completed last command first.
     pub reverse: bool,
     /// Where the controller runs.
@@ -69,7 +72,16 @@ impl Plan {
             _ => scratch_bytes(entries - 1),
         };
         let Self { queues, depth: window, commands, rings, .. } = *self;
-        Ok(Size { queues, entries, window, control: control as usize, commands, rings })
+        let times = times::bytes(commands, self.warps());
+        Ok(Size { queues, entries, window, control: control as usize, commands, rings, times })
+    }
+
+    /// How many warps drive the queues.
+    fn warps(&self) -> u32 {
+        match self.mode {
+            Mode::Owner => self.queues,
+            Mode::Shared(threads) => threads.div_ceil(WARP),
+        }
     }
 
     fn launch(&self, bed: &Bed) -> Launch {
@@ -83,6 +95,8 @@ impl Plan {
 /// A GPU with the controller's kernels loaded.
 pub struct GpuBench {
     pub(crate) gpu: CudaGpu,
+    /// The same, with kernels that take the times.
+    metered: CudaGpu,
     pub(crate) code: Code,
 }
 
@@ -93,7 +107,9 @@ impl GpuBench {
     /// When it cannot be compiled.
     pub fn new(gpu: CudaGpu) -> Result<Self> {
         let code = gpu.load_rig()?;
-        Ok(Self { gpu, code })
+        let metered = gpu.metered()?;
+        metered.load_kernels()?;
+        Ok(Self { gpu, metered, code })
     }
 
     /// What the null controller itself can answer with so many queues, commands per second.
@@ -121,6 +137,7 @@ impl GpuBench {
         let ceiling = self.ceiling(plan)?;
         let (mut rates, regs) = self.rates(plan, LAUNCHES)?;
         let iops = median(&mut rates);
+        let (timed, times) = self.times(plan)?;
         let (mode, threads) = match plan.mode {
             Mode::Owner => ("owner", 32),
             Mode::Shared(threads) => ("shared", threads),
@@ -134,10 +151,11 @@ impl GpuBench {
             block: 4096,
             iops,
             ns_per_command: 1e9 / iops,
-            p50_ns: None,
-            p99_ns: None,
-            cycles_submit: None,
-            cycles_complete: None,
+            p50_ns: Some(times.p50_ns),
+            p99_ns: Some(times.p99_ns),
+            cycles_submit: Some(times.cycles_submit),
+            cycles_complete: Some(times.cycles_complete),
+            timed_iops: Some(timed),
             controller_ns: Some(1e9 / ceiling),
             regs: Some(regs),
         })
@@ -148,50 +166,62 @@ impl GpuBench {
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
     pub fn rates(&self, plan: &Plan, launches: usize) -> Result<(Vec<f64>, u32)> {
+        let (rates, bed) = self.launches(&self.gpu, plan, launches)?;
+        Ok((rates, self.gpu.kernel_registers(&plan.launch(&bed))?))
+    }
+
+    /// Has the times of a launch taken; gives them and the commands per second that it came to.
+    fn times(&self, plan: &Plan) -> Result<(f64, Times)> {
+        let (rates, bed) = self.launches(&self.metered, plan, 1)?;
+        let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;
+        Ok((rates.first().copied().unwrap_or(0.0), times))
+    }
+
+    /// Launches one after the other, by one of the two sets of kernels, behind one that warms up.
+    fn launches(&self, gpu: &CudaGpu, plan: &Plan, launches: usize) -> Result<(Vec<f64>, Bed)> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.write_works()?;
         let launch = plan.launch(&bed);
-        self.gpu.prepare(&launch)?;
+        gpu.prepare(&launch)?;
         let flags = if plan.reverse { flag::REVERSE } else { 0 };
         let controller = bed.start(plan.controller, &self.run(flags, LIMIT))?;
-        // One more, which warms up.
-        let rates: Result<Vec<_>> = (0..=launches).map(|_| self.launch(&bed, plan, &launch)).collect();
+        let rates: Result<Vec<_>> = (0..=launches).map(|_| launch_once(gpu, &bed, plan, &launch)).collect();
         bed.end(controller, true)?;
         let mut rates = rates?;
         bed.check(u64::from(plan.commands) * (launches as u64 + 1))?;
         rates.remove(0);
-        Ok((rates, self.gpu.kernel_registers(&launch)?))
+        Ok((rates, bed))
     }
+}
 
-    /// Runs a launch to its end; gives commands per second.
-    fn launch(&self, bed: &Bed, plan: &Plan, launch: &Launch) -> Result<f64> {
-        bed.outcomes.fill(0, bed.outcomes.len(), 0)?;
-        let job = KernelJob {
-            works: bed.works.addr(),
-            outcomes: bed.outcomes.addr(),
-            count: plan.commands,
-            nsid: NSID,
-            retries: 3,
-            retry_delay: [Duration::ZERO; 4],
-            stall: Duration::from_secs(2),
-            limit: LIMIT / 4,
-            poison: bed.word.addr().plus(LINE as u64),
-        };
-        let running = self.gpu.launch(launch, &job)?;
-        let start = Instant::now();
-        while !running.is_done() && start.elapsed() < LIMIT {
-            // Controllers on CPU threads want every processor.
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let took = running.took();
-        let exits = running.join()?;
-        if let Some(exit) = exits.iter().find(|exit| **exit != Exit::Finished) {
-            return Err(wrong(&format!("a launch ended with {exit:?}; {:?}", bed.reports()?.first())));
-        }
-        let took = took.ok_or_else(|| wrong("this GPU has no clock"))?;
-        check_outcomes(bed, plan.commands)?;
-        Ok(f64::from(plan.commands) / took.as_secs_f64())
+/// Runs a launch to its end; gives commands per second.
+fn launch_once(gpu: &CudaGpu, bed: &Bed, plan: &Plan, launch: &Launch) -> Result<f64> {
+    bed.outcomes.fill(0, bed.outcomes.len(), 0)?;
+    let job = KernelJob {
+        works: bed.works.addr(),
+        outcomes: bed.outcomes.addr(),
+        count: plan.commands,
+        nsid: NSID,
+        retries: 3,
+        retry_delay: [Duration::ZERO; 4],
+        stall: Duration::from_secs(2),
+        limit: LIMIT / 4,
+        poison: bed.word.addr().plus(LINE as u64),
+    };
+    let running = gpu.launch(launch, &job)?;
+    let start = Instant::now();
+    while !running.is_done() && start.elapsed() < LIMIT {
+        // Controllers on CPU threads want every processor.
+        std::thread::sleep(Duration::from_micros(50));
     }
+    let took = running.took();
+    let exits = running.join()?;
+    if let Some(exit) = exits.iter().find(|exit| **exit != Exit::Finished) {
+        return Err(wrong(&format!("a launch ended with {exit:?}; {:?}", bed.reports()?.first())));
+    }
+    let took = took.ok_or_else(|| wrong("this GPU has no clock"))?;
+    check_outcomes(bed, plan.commands)?;
+    Ok(f64::from(plan.commands) / took.as_secs_f64())
 }
 
 /// Every command must have ended well.

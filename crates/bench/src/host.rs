@@ -23,7 +23,8 @@ const LOOK: u32 = 4096;
 
 /// One queue pair, by the places of its parts in host memory.
 pub(crate) struct HostPair {
-    pub(crate) memory: HostMem,
+    pub(crate) sqs: HostMem,
+    pub(crate) cqs: HostMem,
     pub(crate) doors: HostMem,
     pub(crate) sq: usize,
     pub(crate) cq: usize,
@@ -181,7 +182,7 @@ impl Server {
     fn fetch(&mut self) -> Result<u16> {
         let mut bytes = [0; Sqe::BYTES];
         let at = self.pair.sq + self.head as usize * Sqe::BYTES;
-        self.pair.memory.read(at, &mut bytes).map_err(memory_error)?;
+        self.pair.sqs.read(at, &mut bytes).map_err(memory_error)?;
         let mut sqe = Sqe::default();
         for (dword, bytes) in sqe.dw.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *dword = u32::from_le_bytes(*bytes);
@@ -195,7 +196,7 @@ impl Server {
 
     fn complete(&mut self, cid: u16) -> Result<()> {
         let at = self.pair.cq + self.cq_tail as usize * Cqe::BYTES;
-        let memory = &self.pair.memory;
+        let memory = &self.pair.cqs;
         let dw2 = self.head | u32::from(self.pair.sqid) << 16;
         let dw3 = u32::from(cid) | u32::from(self.phase) << 16;
         memory.word(at + 8).map_err(memory_error)?.store(dw2, Ordering::Relaxed);
@@ -254,7 +255,8 @@ mod tests {
         fn server(&self, reverse: bool) -> Server {
             let (memory, doors) = (self.memory.clone(), self.doors.clone());
             let pair = HostPair {
-                memory,
+                sqs: memory.clone(),
+                cqs: memory,
                 doors,
                 sq: 0,
                 cq: CQ,

@@ -11,8 +11,9 @@ mod gpu;
 mod host;
 mod peer;
 mod stats;
+mod times;
 
-pub use bed::Controller;
+pub use bed::{Controller, RingsAt};
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
 pub use gpu::{GpuBench, Mode, Plan};
 pub use peer::{PeerKernel, PeerPlan, PeerRun};
@@ -70,14 +71,18 @@ pub struct Row {
     pub iops: f64,
     /// Nanoseconds of a command: wall time over commands.
     pub ns_per_command: f64,
-    /// Median time of a whole batch, from before its first submission until its last completion was taken.
+    /// Median time. CPU: of a whole batch, from before its first submission until its last completion was taken. GPU: of a
+    /// command, from when its warp began to write its entry (one in flight: rang its doorbell) until its outcome was written.
     pub p50_ns: Option<f64>,
     /// The 99th percentile of the same.
     pub p99_ns: Option<f64>,
-    /// Cycles to submit a command, the doorbell's share and whatever the controller does in it included.
+    /// Cycles to submit a command, the doorbell's share included. CPU: with whatever the controller does in it. GPU: a
+    /// warp's, whose lanes work side by side; all warps' together on a shared queue.
     pub cycles_submit: Option<f64>,
     /// Cycles to take a completion.
     pub cycles_complete: Option<f64>,
+    /// GPU: commands per second of the kernels that took the times; the others took none.
+    pub timed_iops: Option<f64>,
     /// What the controller itself takes for a command, where that is known.
     pub controller_ns: Option<f64>,
     /// Registers of a GPU thread.

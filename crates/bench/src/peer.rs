@@ -10,7 +10,7 @@ use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{Arg, Shape, Started};
 use onehop_gpu::{Gpu, Place, Region};
 
-use crate::bed::{Bed, Controller, NSID, Size, wrong};
+use crate::bed::{Bed, Controller, NSID, RingsAt, Size, wrong};
 use crate::gpu::{GpuBench, LIMIT};
 use crate::{Error, Result};
 
@@ -57,7 +57,7 @@ pub struct PeerPlan {
     /// Commands of a launch: a multiple of all threads.
     pub commands: u32,
     /// Where the rings lie.
-    pub rings: Place,
+    pub rings: RingsAt,
     /// Whether each batch is completed last command first.
     pub reverse: bool,
     /// Where the controller runs.
@@ -99,7 +99,7 @@ impl PeerPlan {
             )));
         }
         let Self { queues, entries, commands, rings, space: control, .. } = *self;
-        Ok(Size { queues, entries, window: entries - 1, control, commands, rings })
+        Ok(Size { queues, entries, window: entries - 1, control, commands, rings, times: 0 })
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
             entries: 128,
             space: 0,
             commands: 256,
-            rings: Place::Vram,
+            rings: RingsAt::Vram,
             reverse: false,
             controller: Controller::Gpu,
         };

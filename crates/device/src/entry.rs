@@ -9,7 +9,11 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 
-use crate::gpu::{Door, Gpu, Lane};
+#[cfg(not(meter))]
+use crate::gpu::Lane;
+use crate::gpu::{Door, Gpu};
+#[cfg(meter)]
+use crate::meter::Metered as Lane;
 use crate::params::{Job, LANES, Queue};
 
 #[panic_handler]
@@ -80,8 +84,12 @@ macro_rules! owner_kernel {
             // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
             let queue = || unsafe { queues.add(index as usize).read_volatile() };
             let warp = Lane::new(0, $words, [queue().sq_door, queue().cq_door]);
+            #[cfg(meter)]
+            let warp = warp.begin(&work);
             let (first, end) = share(work.count, index, warps);
             let exit = $run(&warp, || owner(&queue()), &job(&warp, &work), first, end);
+            #[cfg(meter)]
+            warp.report(index);
             warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
         }
     };
@@ -142,9 +150,13 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
     // SAFETY: reads a register.
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
     let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door, queue.cq_door]);
+    #[cfg(meter)]
+    let warp = warp.begin(&work);
     if let Some(shared) = Shared::new(rings(&queue, Door::Sq, Door::Cq), GpuAddr(queue.control)) {
         let (items, dealt) = (share(work.count, index, warps), (index / count, warps.div_ceil(count)));
         let exit = run_group(&warp, &shared, &job(&warp, &work), items, dealt);
+        #[cfg(meter)]
+        warp.report(index);
         warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
     }
 }

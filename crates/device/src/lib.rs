@@ -28,10 +28,17 @@ pub mod params;
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 pub mod gpu;
+#[cfg(all(target_arch = "nvptx64", meter))]
+mod meter;
 
 /// The kernels as PTX for sm_80 and later; the driver compiles it for the GPU at hand.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/onehop.ptx");
+
+/// The same kernels, which also write down when each command began and ended, and what their warps spent their time on:
+/// [`params::times`] says where. They are slower; for benchmarks.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const METER_PTX: &str = include_str!("../ptx/meter.ptx");
 
 /// Functions for other people's kernels, to be linked with theirs: what `include/onehop/device.h` declares.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -52,7 +59,9 @@ mod tests {
             "onehop_shared",
             "onehop_shared_prepare",
         ] {
-            assert!(super::PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
+            for ptx in [super::PTX, super::METER_PTX] {
+                assert!(ptx.contains(&std::format!(".visible .entry {name}(")), "{name}");
+            }
         }
         for name in
             ["read", "write", "submit", "test", "wait", "blocks", "block_bytes", "most_blocks", "data_bytes"]

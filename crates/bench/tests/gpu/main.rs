@@ -5,6 +5,7 @@
 
 mod litmus;
 mod serve;
+mod times;
 
 use onehop_gpu::cuda::{Code, Cuda, CudaGpu};
 use onehop_gpu::{Gpu, Place, Region};

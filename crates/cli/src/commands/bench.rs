@@ -1,7 +1,6 @@
 //! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
 
-use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, Row};
-use onehop_gpu::Place;
+use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, RingsAt, Row};
 use serde_json::json;
 
 use crate::commands::Context;
@@ -35,17 +34,19 @@ enum Side {
 
 /// Where a GPU's queues lie.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum RingsAt {
+enum At {
     /// In the GPU's memory
     Vram,
     /// In host memory
     Host,
+    /// Submission queues in host memory, completion queues in the GPU's: posted writes only
+    Posted,
 }
 
 /// Where a GPU's null controller runs.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Who {
-    /// As a kernel on the same GPU
+    /// As a kernel on a GPU: the same, or --controller-gpu
     Gpu,
     /// On CPU threads; for --rings host
     Cpu,
@@ -86,10 +87,13 @@ struct QueueArgs {
     threads: Vec<u32>,
     /// GPU: where the queues lie
     #[arg(long, value_delimiter = ',', default_value = "vram")]
-    rings: Vec<RingsAt>,
+    rings: Vec<At>,
     /// GPU: where the null controller runs
     #[arg(long, value_delimiter = ',', default_value = "gpu")]
     controller: Vec<Who>,
+    /// GPU: the GPU that --controller gpu runs on, if it is another than the one whose queues it serves
+    #[arg(long, value_name = "GPU")]
+    controller_gpu: Option<String>,
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
@@ -119,10 +123,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         }
     }
     if args.side.contains(&Side::Gpu) {
-        let gpu = gpus::cuda_only(&args.gpu)?;
+        let mut gpu = gpus::cuda_only(&args.gpu)?;
         let name = gpu.device().name.clone();
         text.row("gpu", &name);
         document["gpu"] = json!(name);
+        if let Some(other) = &args.controller_gpu {
+            let other = gpus::cuda_only(&GpuArg { gpu: Some(other.clone()) })?;
+            gpu = gpu.served_by(&other)?;
+            let name = other.device().pci.clone();
+            text.row("controller on", &name);
+            document["controller_gpu"] = json!(name);
+        }
         let bench = GpuBench::new(gpu)?;
         for (plan, rings, controller) in plans(args) {
             context.stop.check()?;
@@ -149,8 +160,9 @@ fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str, &'static str)> {
     let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
     for (rings, who) in places {
         let (rings, place) = match rings {
-            RingsAt::Vram => (Place::Vram, "vram"),
-            RingsAt::Host => (Place::PinnedHost, "host"),
+            At::Vram => (RingsAt::Vram, "vram"),
+            At::Host => (RingsAt::Host, "host"),
+            At::Posted => (RingsAt::Posted, "posted"),
         };
         let (controller, by) = match who {
             Who::Gpu => (Controller::Gpu, "gpu"),
@@ -189,7 +201,7 @@ struct Line {
 fn table(text: &mut Text, lines: &[Line]) {
     text.line("");
     text.line(
-        "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc   batch p50 ns   batch p99 ns \
+        "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc         p50 ns         p99 ns \
          regs   limit",
     );
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));

@@ -1,4 +1,5 @@
-//! The GPU of the tests: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that name.
+//! The GPU of the tests: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that name. With
+//! `ONEHOP_TEST_CONTROLLER_GPU=1` controllers that run on a GPU run on that one, and reach the first one's memory.
 #![allow(dead_code)]
 
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,10 @@ pub fn gpu() -> Arc<dyn Gpu> {
     static REAL: OnceLock<Option<Arc<dyn Gpu>>> = OnceLock::new();
     let real = REAL.get_or_init(|| {
         let name = std::env::var("ONEHOP_TEST_GPU").ok()?;
-        Some(Arc::new(Cuda::load().unwrap().open(&name).unwrap()))
+        let cuda = Cuda::load().unwrap();
+        let gpu = cuda.open(&name).unwrap();
+        let Ok(other) = std::env::var("ONEHOP_TEST_CONTROLLER_GPU") else { return Some(Arc::new(gpu)) };
+        Some(Arc::new(gpu.served_by(&cuda.open(&other).unwrap()).unwrap()))
     });
     real.clone().unwrap_or_else(|| Arc::new(Emulated::new()))
 }

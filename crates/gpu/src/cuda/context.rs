@@ -12,6 +12,8 @@ use onehop_os::Marks;
 use super::driver::{DevicePtr, Driver, Failure, NOT_READY};
 use crate::{Error, Result};
 
+/// CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+const ALREADY_ENABLED: i32 = 704;
 /// The stream does not wait for the default stream, which other code in this process may use.
 const NON_BLOCKING: u32 = 1;
 /// A priority above that of all other streams; lower numbers come first.
@@ -36,6 +38,25 @@ impl Context {
         unsafe { driver.context_retain(&mut raw, device) }
             .map_err(|failure| driver.error(format!("opening GPU {device}"), failure))?;
         Ok(Arc::new(Self { driver: driver.clone(), device, raw }))
+    }
+
+    /// Lets kernels of this context reach all of another GPU's memory that was plainly allocated, now and later.
+    pub(super) fn reach(&self, other: &Self) -> Result<()> {
+        let what = format!("letting GPU {} into the memory of GPU {}", self.device, other.device);
+        let mut can = 0;
+        // SAFETY: `can` lives across the call.
+        self.call(&what, |driver| unsafe { driver.peer_can(&mut can, self.device, other.device) })?;
+        if can == 0 {
+            return Err(Error::NotSupported {
+                what,
+                why: "the two have no way to each other (nvidia-smi topo -p2p w shows which have)".into(),
+            });
+        }
+        // SAFETY: the other context is retained, and no flags are defined.
+        match self.attempt(|driver| unsafe { driver.peer_enable(other.raw, 0) }) {
+            Err(failure) if failure.code() != Some(ALREADY_ENABLED) => Err(self.driver.error(what, failure)),
+            _ => Ok(()),
+        }
     }
 
     /// Makes it the calling thread's current context until the result is dropped.

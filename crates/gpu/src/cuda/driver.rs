@@ -82,6 +82,8 @@ functions! {
     context_release = "cuDevicePrimaryCtxRelease_v2" since "11.0" (device: c_int);
     context_push = "cuCtxPushCurrent_v2" since "4.0" (context: sys::CUcontext);
     context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
+    peer_can = "cuDeviceCanAccessPeer" since "4.0" (can: *mut c_int, device: c_int, peer: c_int);
+    peer_enable = "cuCtxEnablePeerAccess" since "4.0" (peer: sys::CUcontext, flags: c_uint);
     memory_info = "cuMemGetInfo_v2" since "3.2" (free: *mut usize, total: *mut usize);
     alloc = "cuMemAlloc_v2" since "3.2" (at: *mut DevicePtr, bytes: usize);
     free = "cuMemFree_v2" since "3.2" (at: DevicePtr);

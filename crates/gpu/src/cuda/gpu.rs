@@ -44,10 +44,21 @@ struct Inner {
     name: String,
     running: Arc<Activity>,
     other_code: Option<String>,
+    /// The GPU on which controllers run that serve this one's queues, if it is another.
+    servant: Option<CudaGpu>,
 }
 
 impl CudaGpu {
     pub(super) fn new(context: Arc<Context>, device: Device, other_code: Option<String>) -> Result<Self> {
+        Self::with(context, device, other_code, None)
+    }
+
+    fn with(
+        context: Arc<Context>,
+        device: Device,
+        other_code: Option<String>,
+        servant: Option<CudaGpu>,
+    ) -> Result<Self> {
         let copies = Arc::new(Stream::new(&context)?);
         let name = format!("{} at {}", device.name, device.pci);
         Ok(Self(Arc::new(Inner {
@@ -60,7 +71,37 @@ impl CudaGpu {
             name,
             running: Arc::default(),
             other_code,
+            servant,
         })))
+    }
+
+    /// The same GPU with the kernels that take the times: `onehop_device::params::times` says where they leave them, behind
+    /// the outcomes of a job.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn metered(&self) -> Result<Self> {
+        let code = Some(onehop_device::METER_PTX.to_owned());
+        Self::with(self.0.context.clone(), self.0.device.clone(), code, self.0.servant.clone())
+    }
+
+    /// The same GPU, whose queues are served by controllers that run on another one, across the link between the two:
+    /// what [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there.
+    ///
+    /// # Errors
+    /// When the other GPU does not reach this one's memory.
+    pub fn served_by(&self, other: &Self) -> Result<Self> {
+        if other.0.device.ordinal != self.0.device.ordinal {
+            other.0.context.reach(&self.0.context)?;
+        }
+        let code = self.0.other_code.clone();
+        Self::with(self.0.context.clone(), self.0.device.clone(), code, Some(other.clone()))
+    }
+
+    /// The GPU on which controllers run.
+    #[must_use]
+    pub fn servant(&self) -> &Self {
+        self.0.servant.as_ref().unwrap_or(self)
     }
 
     /// What it is.
@@ -219,7 +260,7 @@ impl CudaGpu {
     /// # Errors
     /// As for [`Self::load_code`].
     pub fn load_rig(&self) -> Result<Code> {
-        let code = self.load_code(onehop_device::RIG_PTX)?;
+        let code = self.servant().load_code(onehop_device::RIG_PTX)?;
         // All of them now: a kernel that is loaded while another runs may have to wait for its end, and those that work
         // together would wait for each other.
         for rig in Rig::ALL {
@@ -251,6 +292,9 @@ impl CudaGpu {
         count: u32,
         limit: Duration,
     ) -> Result<Started> {
+        if let Some(servant) = &self.0.servant {
+            return servant.start_rig(code, rig, list, count, limit);
+        }
         let (name, words) = rig.kernel();
         let warps = rig.warps();
         let shape = Shape { blocks: count.div_ceil(warps), threads: 32 * warps, shared: warps * words * 4 };

@@ -10,7 +10,7 @@ mod list;
 mod places;
 
 use super::slots::{moment, set_moment};
-use super::{Exit, Job, Warp};
+use super::{Exit, Job, Phase, Warp};
 use crate::queue::shared::{DONE, FREE, STATE, is_after, word};
 use crate::queue::{Address, Shared};
 
@@ -128,7 +128,10 @@ pub fn run_group<W: Warp>(
         }
         match group.batch(listed) {
             0 => break,
-            count => listed = group.settle(listed, count),
+            count => {
+                listed = group.settle(listed, count);
+                warp.spent(Phase::Complete);
+            }
         }
     }
     let handed_over = warp.local(local::COUNT);
@@ -176,11 +179,17 @@ impl<W: Warp> Group<'_, W> {
             }
             if step == Step::Publish && self.publish(warp.local(local::TICKET).wrapping_add(count - 1)) {
                 step = Step::End;
+                warp.spent(Phase::Submit);
             }
             if step == Step::End && self.all_ended(count) {
                 break;
             }
             let drained = self.drain(over);
+            warp.spent(match (drained, step) {
+                (GO_ON, _) => Phase::Complete,
+                (_, Step::Reserve | Step::Publish) => Phase::Submit,
+                _ => Phase::Idle,
+            });
             if drained == GO_ON {
                 continue;
             }

@@ -23,6 +23,17 @@ pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
 
 use crate::queue::Memory;
 
+/// What a warp spends its time on, for those who measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Nothing moved.
+    Idle,
+    /// From a command to the doorbell that covers it.
+    Submit,
+    /// From a completion that is there to the outcome that is written down.
+    Complete,
+}
+
 /// What came of [`Warp::take`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
@@ -90,4 +101,14 @@ pub trait Warp: Memory {
     fn fetch(&self, to: u32, from: Self::Addr);
     /// Waits for what was begun by [`Self::fetch`] on all lanes.
     fn fetched(&self);
+
+    /// A lane begins with the command of an item. Says so to those who measure, as the next two do; to nobody, as a rule.
+    #[inline(always)]
+    fn begun(&self, _item: u32) {}
+    /// A lane has written down how an item ended.
+    #[inline(always)]
+    fn ended(&self, _item: u32) {}
+    /// All lanes: what the time since the last such call was spent on.
+    #[inline(always)]
+    fn spent(&self, _on: Phase) {}
 }

@@ -15,7 +15,7 @@
 //! the kernel, covers it.
 
 use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
-use super::{Exit, Job, Outcome, Warp, Work};
+use super::{Exit, Job, Outcome, Phase, Warp, Work};
 use crate::Status;
 use crate::queue::{Address, Memory, Ring, Rings};
 
@@ -138,10 +138,12 @@ impl<W: Warp> Window<'_, W> {
             if stray {
                 return;
             }
+            self.warp.spent(if taken > 0 { Phase::Complete } else { Phase::Idle });
             turn = turn.wrapping_add(1);
             let retries = self.waiting > 0 && (taken == 0 || turn.is_multiple_of(8));
             let placed = self.refill(retries);
             self.hand_over(placed, drained);
+            self.warp.spent(if placed > 0 { Phase::Submit } else { Phase::Idle });
             if self.in_flight == 0 && self.waiting == 0 && self.next >= self.end {
                 return;
             }
@@ -247,6 +249,7 @@ impl<W: Warp> Window<'_, W> {
         let status = Status((dw3 >> 17) as u16);
         if !self.job.again(status, retries) {
             Outcome::Done(status).store(warp, self.job, item, retries);
+            warp.ended(item);
             return Some(id);
         }
         let due = self.job.due(warp, status);
@@ -303,6 +306,7 @@ impl<W: Warp> Window<'_, W> {
                 let id = warp.local(self.slots.idle(idle - 1 - k));
                 let at = local::STAGE + (next + k) % STAGED * 8;
                 let work = Work::from_halves(warp.local_four(at), warp.local_four(at + 4));
+                warp.begun(next + k);
                 warp.set_local(self.slots.item(id), next + k);
                 warp.set_local(self.slots.retries(id), work.tries());
                 self.start(id, retried + k, &work);

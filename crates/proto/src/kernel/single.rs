@@ -6,7 +6,7 @@
 //! outcomes are only used behind the one that ends the launch.
 
 use super::slots::{restore, save, single_cid, store_single_cid};
-use super::{Exit, Job, Outcome, OwnerQueue, Warp, Work};
+use super::{Exit, Job, Outcome, OwnerQueue, Phase, Warp, Work};
 use crate::queue::{CidSpace, Ring};
 use crate::{Sqe, Status};
 
@@ -81,6 +81,7 @@ impl<W: Warp> Single<'_, W> {
                 self.ring.release(warp);
             }
             self.ring.advance(1);
+            warp.begun(item);
             warp.ring(self.ring.rings().sq_door, self.ring.state().tail);
             self.ring.release(warp);
             staged = false;
@@ -89,6 +90,7 @@ impl<W: Warp> Single<'_, W> {
             {
                 (staged, tries) = (true, of_next);
             }
+            warp.spent(Phase::Submit);
             let words = match self.wait() {
                 Ok(words) => words,
                 Err(exit) => {
@@ -96,6 +98,7 @@ impl<W: Warp> Single<'_, W> {
                     return exit;
                 }
             };
+            warp.spent(Phase::Idle);
             self.ring.pass(1);
             self.ring.fetched(words[0] as u16);
             if words[1] as u16 != cid {
@@ -105,6 +108,8 @@ impl<W: Warp> Single<'_, W> {
             let status = Status((words[1] >> 17) as u16);
             if !job.again(status, retries) {
                 Outcome::Done(status).store(warp, job, item, retries);
+                warp.ended(item);
+                warp.spent(Phase::Complete);
                 (item, retries) = (item + 1, 0);
                 continue;
             }

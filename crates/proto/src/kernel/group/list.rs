@@ -24,6 +24,7 @@ impl<W: Warp> Group<'_, W> {
                 warp.add_local(local::KEPT, 1);
             } else {
                 Outcome::Done(status).store(warp, job, item, retries);
+                warp.ended(item);
                 warp.set_local(local::ITEM + i, u32::MAX);
             }
         });

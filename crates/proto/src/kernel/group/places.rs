@@ -110,7 +110,9 @@ impl<W: Warp> Group<'_, W> {
             let cid = queue.space.next(warp.local(local::LAST + i) as u16);
             warp.store(slot(i).plus(CID), CidSpace::left(cid));
             warp.store(slot(i).plus(STATE), BUSY);
-            let work = job.work(warp, warp.local(local::ITEM + i));
+            let item = warp.local(local::ITEM + i);
+            warp.begun(item);
+            let work = job.work(warp, item);
             let retries = local::RETRIES + i;
             if warp.local(retries) == u32::MAX {
                 warp.set_local(retries, work.tries());

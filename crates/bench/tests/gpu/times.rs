@@ -1,0 +1,33 @@
+//! Rows with times in every mode and every place of the rings.
+
+use onehop_bench::{Controller, GpuBench, Mode, Plan, RingsAt};
+
+use super::Rig;
+
+#[test]
+fn times_make_sense_in_every_mode_and_place() {
+    let Some(rig) = Rig::open("times_make_sense_in_every_mode_and_place") else { return };
+    let bench = GpuBench::new(rig.gpu.clone()).unwrap();
+    for (mode, depth) in [(Mode::Owner, 1), (Mode::Owner, 64), (Mode::Shared(64), 64)] {
+        for rings in [RingsAt::Vram, RingsAt::Host, RingsAt::Posted] {
+            let plan = Plan {
+                mode,
+                queues: 1,
+                depth,
+                commands: 20_000,
+                rings,
+                reverse: false,
+                controller: Controller::Gpu,
+            };
+            let row = bench.row(&plan).unwrap();
+            let told = format!("{mode:?} {depth} {rings:?}: {row:?}");
+            println!("{told}");
+            let (p50, p99) = (row.p50_ns.unwrap(), row.p99_ns.unwrap());
+            // A round trip through memory at least. A command stays no longer than those before it in the queue take.
+            assert!(p50 > 300.0 && p50 <= p99, "{told}");
+            let by_the_rate = 1e9 / row.timed_iops.unwrap() * f64::from(depth);
+            assert!(p50 < by_the_rate * 4.0, "{told}: {by_the_rate} ns by the rate");
+            assert!(row.cycles_submit.unwrap() > 1.0 && row.cycles_complete.unwrap() > 1.0, "{told}");
+        }
+    }
+}
