@@ -98,6 +98,7 @@ pub struct GpuBench {
     /// The same, with kernels that take the times.
     metered: CudaGpu,
     pub(crate) code: Code,
+    limit: Duration,
 }
 
 impl GpuBench {
@@ -109,7 +110,13 @@ impl GpuBench {
         let code = gpu.load_rig()?;
         let metered = gpu.metered()?;
         metered.load_kernels()?;
-        Ok(Self { gpu, metered, code })
+        Ok(Self { gpu, metered, code, limit: LIMIT })
+    }
+
+    /// The same, with so much time for each measurement: its controller ends by itself then.
+    #[must_use]
+    pub fn within(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// What the null controller itself can answer with so many queues, commands per second.
@@ -161,7 +168,7 @@ impl GpuBench {
         })
     }
 
-    /// Commands per second of each of so many launches, and the registers of a thread.
+    /// Commands per second of each of so many launches, behind one that warms up, and the registers of a thread.
     ///
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
@@ -184,7 +191,7 @@ impl GpuBench {
         let launch = plan.launch(&bed);
         gpu.prepare(&launch)?;
         let flags = if plan.reverse { flag::REVERSE } else { 0 };
-        let controller = bed.start(plan.controller, &self.run(flags, LIMIT))?;
+        let controller = bed.start(plan.controller, &self.run(flags, self.limit))?;
         let rates: Result<Vec<_>> = (0..=launches).map(|_| launch_once(gpu, &bed, plan, &launch)).collect();
         bed.end(controller, true)?;
         let mut rates = rates?;

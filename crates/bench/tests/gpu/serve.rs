@@ -11,19 +11,38 @@ use onehop_proto::{Status, nvm};
 
 use crate::{Rig, get, number, put};
 
-const LIMIT: Duration = Duration::from_secs(300);
-const QUEUES: usize = 64;
 const ENTRIES: usize = 256;
 const BLOCK: usize = 512;
-/// Blocks of the namespace, and items of a launch.
+/// Blocks of the namespace.
 const BLOCKS: u32 = 1 << 16;
-const ITEMS: u32 = 1 << 20;
 const SEED: u32 = 20_261_121;
 /// Bus addresses are other numbers than the GPU's.
 const BUS: u64 = 1 << 44;
 
+/// How much is done. compute-sanitizer holds a second launch back until the controller has ended, so that it needs one
+/// launch that is all, and a controller that soon ends by itself: `ONEHOP_GPU_ITEMS=1024 ONEHOP_GPU_COMMANDS=1024
+/// ONEHOP_GPU_SECONDS=5 ONEHOP_GPU_QUEUES=2`.
+#[derive(Clone, Copy)]
+struct Scale {
+    queues: usize,
+    /// Of a launch.
+    items: u32,
+    limit: Duration,
+}
+
+impl Scale {
+    fn new() -> Self {
+        Self {
+            queues: number("ONEHOP_GPU_QUEUES", 64) as usize,
+            items: number("ONEHOP_GPU_ITEMS", 1 << 20) as u32,
+            limit: Duration::from_secs(number("ONEHOP_GPU_SECONDS", 300)),
+        }
+    }
+}
+
 struct Bed<'a> {
     rig: &'a Rig,
+    scale: Scale,
     data: Region,
     works: Region,
     outcomes: Region,
@@ -37,13 +56,15 @@ struct Bed<'a> {
 
 impl<'a> Bed<'a> {
     fn new(rig: &'a Rig, flags: u32) -> (Self, onehop_gpu::cuda::Started) {
+        let scale = Scale::new();
+        let Scale { queues: count, items, limit } = scale;
         let ring = ENTRIES * 64 + ENTRIES * 16;
         let control_bytes = scratch_bytes(ENTRIES as u32 - 1).next_multiple_of(128) as usize;
-        let (rings, doors) = (rig.vram(QUEUES * ring), rig.vram(QUEUES * 256));
-        let (scratch, pairs) = (rig.vram(QUEUES * control_bytes), rig.vram(QUEUES * Pair::BYTES as usize));
-        let (namespace, data) = (rig.vram(BLOCKS as usize * BLOCK), rig.vram(ITEMS as usize * BLOCK));
-        let (ranges, parked) = (rig.vram(4096), rig.vram(QUEUES * 64 * 96));
-        let reports = rig.vram(QUEUES * REPORT_BYTES as usize);
+        let (rings, doors) = (rig.vram(count * ring), rig.vram(count * 256));
+        let (scratch, pairs) = (rig.vram(count * control_bytes), rig.vram(count * Pair::BYTES as usize));
+        let (namespace, data) = (rig.vram(BLOCKS as usize * BLOCK), rig.vram(items as usize * BLOCK));
+        let (ranges, parked) = (rig.vram(4096), rig.vram(count * 64 * 96));
+        let reports = rig.vram(count * REPORT_BYTES as usize);
         for region in [&rings, &doors, &scratch, &reports] {
             region.fill(0, region.len(), 0).unwrap();
         }
@@ -56,7 +77,7 @@ impl<'a> Bed<'a> {
         let word = rig.vram(4096);
         word.signal(0, control::RUN).unwrap();
         let mut queues = Vec::new();
-        for i in 0..QUEUES {
+        for i in 0..count {
             let at = |region: &Region, bytes: usize| region.addr().plus((i * bytes) as u64);
             let (sq, door) = (at(&rings, ring), at(&doors, 256));
             let of_ring = Rings {
@@ -78,7 +99,7 @@ impl<'a> Bed<'a> {
                 parked: at(&parked, 64 * 96),
                 report: at(&reports, REPORT_BYTES as usize),
                 control: word.addr(),
-                limit: LIMIT.as_nanos() as u64,
+                limit: limit.as_nanos() as u64,
                 sq_entries: ENTRIES as u32,
                 cq_entries: ENTRIES as u32,
                 sqid: i as u32 + 1,
@@ -99,12 +120,13 @@ impl<'a> Bed<'a> {
             });
         }
         let bed = Self {
-            works: rig.vram(ITEMS as usize * Work::BYTES as usize),
-            outcomes: rig.vram(ITEMS as usize * Outcome::BYTES as usize),
+            works: rig.vram(items as usize * Work::BYTES as usize),
+            outcomes: rig.vram(items as usize * Outcome::BYTES as usize),
             checks: rig.vram(1024 * Check::BYTES as usize),
             result: rig.vram(4096),
             _keep: vec![rings, doors, scratch, namespace, ranges, parked, pairs.clone()],
             rig,
+            scale,
             data,
             reports,
             word,
@@ -112,15 +134,14 @@ impl<'a> Bed<'a> {
         };
         let launch = Launch::Owner(bed.queues.clone());
         rig.gpu.prepare(&launch).unwrap();
-        let count = QUEUES as u32;
-        let started = rig.gpu.start_rig(&rig.code, Kernel::Serve, pairs.addr(), count, LIMIT).unwrap();
+        let started = rig.gpu.start_rig(&rig.code, Kernel::Serve, pairs.addr(), count as u32, limit).unwrap();
         (bed, started)
     }
 
     /// The items of one launch, from `first` on in the order of all of them.
     fn write_works(&self, opcode: u8) {
-        let mut words = Vec::with_capacity(ITEMS as usize * 8);
-        for i in 0..ITEMS {
+        let mut words = Vec::with_capacity(self.scale.items as usize * 8);
+        for i in 0..self.scale.items {
             let prp1 = self.data.addr().0 + BUS + u64::from(i) * BLOCK as u64;
             let lba = block_of(i, BLOCKS).into();
             words.extend(Work { lba, prp1, prp2: 0, blocks: 1, control: opcode.into() }.words());
@@ -133,7 +154,7 @@ impl<'a> Bed<'a> {
         let job = KernelJob {
             works: self.works.addr(),
             outcomes: self.outcomes.addr(),
-            count: ITEMS,
+            count: self.scale.items,
             nsid: 1,
             retries: 3,
             retry_delay: [Duration::ZERO; 4],
@@ -144,7 +165,7 @@ impl<'a> Bed<'a> {
         let launch = Launch::Owner(self.queues.clone());
         let exits = self.rig.gpu.launch(&launch, &job).unwrap().join().unwrap();
         assert!(exits.iter().all(|exit| *exit == Exit::Finished), "{exits:?} {:?}", self.reports());
-        let mut bytes = vec![0; ITEMS as usize * 8];
+        let mut bytes = vec![0; self.scale.items as usize * 8];
         self.outcomes.read(0, &mut bytes).unwrap();
         let good = u64::from(Outcome::Done(Status::SUCCESS).word()).to_le_bytes();
         let bad = bytes.chunks_exact(8).position(|outcome| outcome != good);
@@ -153,8 +174,8 @@ impl<'a> Bed<'a> {
 
     /// Has the GPU compare all data with what should be there; gives how many words differ.
     fn check(&self) -> u32 {
-        let chunks = 1024;
-        let each = ITEMS / chunks;
+        let chunks = self.scale.items.min(1024);
+        let each = self.scale.items / chunks;
         self.result.fill(0, 4096, 0).unwrap();
         for chunk in 0..chunks {
             let check = Check {
@@ -170,12 +191,17 @@ impl<'a> Bed<'a> {
             put(&self.checks, (chunk * Check::BYTES) as usize, &check.words());
         }
         let list = self.checks.addr();
-        self.rig.gpu.start_rig(&self.rig.code, Kernel::Check, list, chunks, LIMIT).unwrap().wait().unwrap();
+        self.rig
+            .gpu
+            .start_rig(&self.rig.code, Kernel::Check, list, chunks, self.scale.limit)
+            .unwrap()
+            .wait()
+            .unwrap();
         get::<1>(&self.result, 0)[0]
     }
 
     fn reports(&self) -> Vec<Report> {
-        (0..QUEUES)
+        (0..self.scale.queues)
             .map(|i| Report::from_words(&get::<32>(&self.reports, i * REPORT_BYTES as usize)))
             .collect()
     }
@@ -193,15 +219,16 @@ fn many_commands_each_once_and_every_byte_right() {
             bed.data.fill(0, bed.data.len(), 0xa5).unwrap();
             bed.launch();
             assert_eq!(bed.check(), 0, "words that are not those of the block");
-            commands += u64::from(ITEMS);
+            commands += u64::from(bed.scale.items);
         }
         bed.word.signal(0, control::STOP).unwrap();
         controller.wait().unwrap();
         let reports = bed.reports();
         let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();
         println!(
-            "{commands} reads of 512 bytes completed {order} on {QUEUES} queues in {:.1?}: {} fetched, {} completed, {} \
+            "{commands} reads of 512 bytes completed {order} on {} queues in {:.1?}: {} fetched, {} completed, {} \
              errors, {} violations, every byte checked on the GPU",
+            bed.scale.queues,
             start.elapsed(),
             sum(|r| r.commands),
             sum(|r| r.completions),

@@ -1,8 +1,33 @@
 //! Rows with times in every mode and every place of the rings.
 
+use std::time::Duration;
+
 use onehop_bench::{Controller, GpuBench, Mode, Plan, RingsAt};
 
-use super::Rig;
+use super::{Rig, number};
+
+/// One launch of every kernel beside the null controller, also under compute-sanitizer, which needs a controller that soon
+/// ends by itself: `ONEHOP_GPU_SECONDS=5`.
+#[test]
+fn every_kernel_once() {
+    let Some(rig) = Rig::open("every_kernel_once") else { return };
+    let limit = Duration::from_secs(number("ONEHOP_GPU_SECONDS", 60));
+    let bench = GpuBench::new(rig.gpu.clone()).unwrap().within(limit);
+    for (mode, depth) in [(Mode::Owner, 1), (Mode::Owner, 32), (Mode::Shared(64), 63)] {
+        let rings = RingsAt::Vram;
+        let plan = Plan {
+            mode,
+            queues: 1,
+            depth,
+            commands: 1000,
+            rings,
+            reverse: false,
+            controller: Controller::Gpu,
+        };
+        // What it measures is checked: every entry, every outcome.
+        bench.rates(&plan, 0).unwrap();
+    }
+}
 
 #[test]
 fn times_make_sense_in_every_mode_and_place() {
