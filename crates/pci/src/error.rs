@@ -1,0 +1,90 @@
+//! What can go wrong with the system's files.
+
+use std::io;
+
+use serde::{Serialize, Serializer};
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something of the system could not be told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// There is no such file: the device or the kernel does not have it.
+    #[error("there is no {path}")]
+    Missing {
+        /// The file.
+        path: String,
+    },
+    /// The file is there, and not for this user.
+    #[error("{path} may not be read by this user; root may")]
+    Denied {
+        /// The file.
+        path: String,
+    },
+    /// The file could not be read.
+    #[error("reading {path}: {why}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What the system said.
+        why: String,
+    },
+    /// The file says something that makes no sense.
+    #[error("{path} says {found:?}, which is no {wanted}")]
+    Garbage {
+        /// The file.
+        path: String,
+        /// What it says, shortened.
+        found: String,
+        /// What was expected.
+        wanted: &'static str,
+    },
+    /// A record of a system is not one.
+    #[error("{name} is no record of a system: {why}")]
+    NoRecord {
+        /// The record.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(path: &str, error: &io::Error) -> Self {
+        let path = path.to_owned();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing { path },
+            io::ErrorKind::PermissionDenied => Self::Denied { path },
+            _ => Self::Unreadable { path, why: error.to_string() },
+        }
+    }
+
+    /// A file whose contents make no sense.
+    #[must_use]
+    pub fn garbage(path: &str, found: &str, wanted: &'static str) -> Self {
+        let mut short: String = found.chars().take(60).collect();
+        if short.len() < found.len() {
+            short.push('…');
+        }
+        Self::Garbage { path: path.to_owned(), found: short, wanted }
+    }
+
+    /// Whether there is simply nothing.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+    }
+
+    /// Whether root would be told.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::Denied { .. })
+    }
+}
+
+impl Serialize for Error {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

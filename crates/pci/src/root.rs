@@ -1,0 +1,372 @@
+//! Where the system's files come from: this machine, a folder, or a record. All that is looked at goes through here, so
+//! that it can be recorded and looked at again elsewhere.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::OFlags;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::record::{Content, Record};
+use crate::{Error, Result};
+
+/// Most bytes of a small file.
+const SMALL: usize = 64 << 10;
+/// Most names of one folder.
+const MAX_NAMES: usize = 1 << 16;
+/// What a folder's record is called, if it is not a tree of files.
+const RECORD_NAME: &str = "system.json";
+/// Most bytes of a record.
+const MAX_RECORD: usize = 64 << 20;
+
+/// The system's files. Paths start with `/`, as on the machine that they tell of.
+pub struct Root {
+    source: Source,
+    log: Option<Mutex<Record>>,
+}
+
+enum Source {
+    Folder(PathBuf),
+    Record(Record),
+}
+
+impl Root {
+    /// This machine.
+    #[must_use]
+    pub fn here() -> Self {
+        Self::below("/")
+    }
+
+    /// Files below a folder, which stands for `/`.
+    #[must_use]
+    pub fn below(folder: impl Into<PathBuf>) -> Self {
+        Self { source: Source::Folder(folder.into()), log: None }
+    }
+
+    /// A record.
+    #[must_use]
+    pub fn recorded(record: Record) -> Self {
+        Self { source: Source::Record(record), log: None }
+    }
+
+    /// What was recorded earlier: a record's file, a folder with a `system.json`, or a folder that holds a `sys`.
+    ///
+    /// # Errors
+    /// When it is none of these.
+    pub fn open(path: &Path) -> Result<Self> {
+        let shown = path.display().to_string();
+        let about = fs::metadata(path).map_err(|e| Error::io(&shown, &e))?;
+        let file = if about.is_dir() { path.join(RECORD_NAME) } else { path.to_owned() };
+        if about.is_dir() && !file.exists() {
+            if path.join("sys").is_dir() {
+                return Ok(Self::below(path));
+            }
+            let why = format!("it holds neither {RECORD_NAME} nor a folder named sys");
+            return Err(Error::NoRecord { name: shown, why });
+        }
+        let name = file.display().to_string();
+        let bytes = read(&file, MAX_RECORD).map_err(|e| Error::io(&name, &e))?;
+        let record = Record::parse(&bytes).map_err(|why| Error::NoRecord { name, why })?;
+        Ok(Self::recorded(record))
+    }
+
+    /// From now on, writes down everything that is looked at.
+    #[must_use]
+    pub fn recording(self) -> Self {
+        Self { log: Some(Mutex::new(Record::new())), ..self }
+    }
+
+    /// What has been looked at since, where it is written down.
+    #[must_use]
+    pub fn record(&self) -> Option<Record> {
+        self.log.as_ref().map(|log| lock(log).clone())
+    }
+
+    /// The folder that stands for `/`, unless this is a record: for those who change something, too.
+    #[must_use]
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.source {
+            Source::Folder(folder) => Some(folder),
+            Source::Record(_) => None,
+        }
+    }
+
+    /// Whether it is the running machine, which can be asked more than its files tell.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.folder() == Some(Path::new("/"))
+    }
+
+    /// What a record says of itself.
+    #[must_use]
+    pub fn about(&self) -> Option<&str> {
+        match &self.source {
+            Source::Folder(_) => None,
+            Source::Record(record) => Some(&record.about),
+        }
+    }
+
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// When there is no such file, or it cannot be read.
+    pub fn bytes(&self, path: &str, most: usize) -> Result<Vec<u8>> {
+        let found = match &self.source {
+            Source::Folder(folder) => read(&at(folder, path)?, most).map_err(|e| Error::io(path, &e)),
+            Source::Record(record) => record.bytes(path, most),
+        };
+        self.note(|log| log.put(path, &found));
+        found
+    }
+
+    /// The text of a small file, without the white space around it.
+    ///
+    /// # Errors
+    /// As for [`Self::bytes`].
+    pub fn text(&self, path: &str) -> Result<String> {
+        let bytes = self.bytes(path, SMALL)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// What is made of a long file. Only that is recorded.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or nothing can be made of it.
+    pub fn digest(
+        &self,
+        path: &str,
+        most: usize,
+        make: impl FnOnce(&[u8]) -> std::result::Result<String, String>,
+    ) -> Result<String> {
+        let found = match &self.source {
+            Source::Record(record) => {
+                record.bytes(path, most).map(|b| String::from_utf8_lossy(&b).into_owned())
+            }
+            Source::Folder(folder) => {
+                let bytes = read(&at(folder, path)?, most).map_err(|e| Error::io(path, &e));
+                let made = |bytes: Vec<u8>| {
+                    make(&bytes).map_err(|why| Error::Unreadable { path: path.to_owned(), why })
+                };
+                bytes.and_then(made)
+            }
+        };
+        self.note(|log| log.put(path, &found.clone().map(String::into_bytes)));
+        found
+    }
+
+    /// The names in a folder, in order.
+    ///
+    /// # Errors
+    /// When there is no such folder, or it cannot be read.
+    pub fn list(&self, path: &str) -> Result<Vec<String>> {
+        let found = match &self.source {
+            Source::Folder(folder) => names(&at(folder, path)?).map_err(|e| Error::io(path, &e)),
+            Source::Record(record) => record.list(path),
+        };
+        self.note(|log| log.put_list(path, &found));
+        found
+    }
+
+    /// Where a symbolic link leads, as it is written.
+    ///
+    /// # Errors
+    /// When there is no such link.
+    pub fn link(&self, path: &str) -> Result<String> {
+        let found = match &self.source {
+            Source::Folder(folder) => fs::read_link(at(folder, path)?)
+                .map(|target| target.to_string_lossy().into_owned())
+                .map_err(|e| Error::io(path, &e)),
+            Source::Record(record) => record.link(path),
+        };
+        self.note(|log| log.put_link(path, &found));
+        found
+    }
+
+    /// The last part of where a symbolic link leads; none where there is no link.
+    #[must_use]
+    pub fn link_name(&self, path: &str) -> Option<String> {
+        let target = self.link(path).ok()?;
+        target.rsplit('/').find(|part| !part.is_empty()).map(str::to_owned)
+    }
+
+    /// Whether there is something of this name.
+    #[must_use]
+    pub fn exists(&self, path: &str) -> bool {
+        let found = match &self.source {
+            Source::Folder(folder) => at(folder, path).is_ok_and(|at| at.exists()),
+            Source::Record(record) => record.exists(path),
+        };
+        self.note(|log| log.put_presence(path, found));
+        found
+    }
+
+    /// What the machine answered to a question that is no file: asked here, or as it was recorded. None where it was
+    /// neither.
+    pub fn answer<T: Serialize + DeserializeOwned>(
+        &self,
+        question: &str,
+        ask: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let found = match &self.source {
+            Source::Folder(_) => self.is_here().then(ask),
+            Source::Record(record) => {
+                record.answers.get(question).and_then(|value| serde_json::from_value(value.clone()).ok())
+            }
+        };
+        if let Some(value) = found.as_ref().and_then(|found| serde_json::to_value(found).ok()) {
+            self.note(|log| {
+                log.answers.insert(question.to_owned(), value);
+            });
+        }
+        found
+    }
+
+    /// What people call a vendor or a device: `10de`, `10de:2204`. Looked up in this machine's list of PCI names, or as it
+    /// was recorded.
+    pub(crate) fn named(&self, id: &str, look: impl FnOnce() -> Option<String>) -> Option<String> {
+        let found = match &self.source {
+            Source::Record(record) => record.names.get(id).cloned().or_else(look),
+            Source::Folder(_) => look(),
+        };
+        if let Some(name) = &found {
+            self.note(|log| {
+                log.names.insert(id.to_owned(), name.clone());
+            });
+        }
+        found
+    }
+
+    /// A long file that is not recorded.
+    pub(crate) fn unrecorded(&self, path: &str, most: usize) -> Option<Vec<u8>> {
+        read(&at(self.folder()?, path).ok()?, most).ok()
+    }
+
+    fn note(&self, f: impl FnOnce(&mut Record)) {
+        if let Some(log) = &self.log {
+            f(&mut lock(log));
+        }
+    }
+}
+
+fn lock(log: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The place of a file. Names come from the machine that is looked at, and must not lead out of it.
+fn at(folder: &Path, path: &str) -> Result<PathBuf> {
+    if path.split('/').any(|part| part == "..") || path.contains('\0') {
+        return Err(Error::garbage("a name in the system's files", path, "plain path"));
+    }
+    Ok(folder.join(path.trim_start_matches('/')))
+}
+
+/// Reads at most so many bytes. A pipe or a device in the place of a file is not waited for.
+fn read(path: &Path, most: usize) -> std::io::Result<Vec<u8>> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = fs::File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no plain file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn names(path: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)?.take(MAX_NAMES) {
+        if let Ok(name) = entry?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// The folder that a path lies in.
+#[must_use]
+pub fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(front, _)| front)
+}
+
+/// A link's target, from the folder that the link lies in: `/a/b` and `../c` make `/a/c`.
+#[must_use]
+pub fn resolve(folder: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = if target.starts_with('/') { Vec::new() } else { folder.split('/').collect() };
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            name => parts.push(name),
+        }
+    }
+    format!("/{}", parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/"))
+}
+
+impl Content {
+    pub(crate) fn of(found: &Result<Vec<u8>>) -> Option<Self> {
+        match found {
+            Ok(bytes) => Some(Self::from_bytes(bytes)),
+            Err(Error::Missing { .. }) => None,
+            Err(Error::Denied { .. }) => Some(Self::Denied { denied: true }),
+            Err(error) => Some(Self::Failed { failed: error.to_string() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_by_their_text() {
+        assert_eq!(
+            resolve("/sys/bus/pci/devices", "../../../devices/pci0000:00/0000:00:01.0"),
+            "/sys/devices/pci0000:00/0000:00:01.0"
+        );
+        assert_eq!(resolve("/a", "/b/./c"), "/b/c");
+        assert_eq!(resolve("/a", "../../../b"), "/b");
+        assert_eq!(parent("/a/b/c"), "/a/b");
+    }
+
+    #[test]
+    fn what_was_recorded_reads_as_it_did() {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-root-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("sys/x")).unwrap();
+        fs::write(folder.join("sys/x/a"), " 12\n").unwrap();
+        fs::write(folder.join("sys/x/config"), [1, 0, 0, 0xff]).unwrap();
+        std::os::unix::fs::symlink("../x/a", folder.join("sys/x/l")).unwrap();
+        let look = |root: &Root| {
+            (
+                root.text("/sys/x/a"),
+                root.bytes("/sys/x/config", 3),
+                root.link("/sys/x/l"),
+                root.list("/sys/x"),
+                (root.exists("/sys/x"), root.exists("/sys/y")),
+                (root.text("/sys/y"), root.text("/sys/../etc/passwd"), root.text("/sys/x")),
+                root.answer("q", || 7_u32),
+            )
+        };
+        let live = Root::below(&folder).recording();
+        let mut seen = look(&live);
+        assert_eq!((seen.0.as_deref(), seen.6), (Ok("12"), None));
+        let mut record = live.record().unwrap();
+        record.answers.insert("q".into(), 8.into());
+        let again = Root::recorded(Record::parse(&record.to_bytes()).unwrap());
+        seen.6 = Some(8);
+        // The words of an error that was recorded come from the record.
+        let replayed = look(&again);
+        assert_eq!(
+            (&replayed.0, &replayed.1, &replayed.2, &replayed.3),
+            (&seen.0, &seen.1, &seen.2, &seen.3)
+        );
+        assert_eq!((replayed.4, replayed.6), (seen.4, seen.6));
+        assert!(replayed.5.0.unwrap_err().is_missing() && replayed.5.1.is_err() && replayed.5.2.is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
