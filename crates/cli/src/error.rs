@@ -112,6 +112,10 @@ impl CliError {
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)
+            | Self::Files(onehop_files::Error::WithinBlock { .. })
+            | Self::Load(onehop_load::Error::OnDrive {
+                why: onehop_files::Error::WithinBlock { .. }, ..
+            })
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }

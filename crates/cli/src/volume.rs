@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_drive::{Buffer, Drive, GpuJob, IoQueue, Namespace};
-use onehop_files::{Extent, File, Place, Volume, Which, WholeBlocks};
+use onehop_files::{BlockRun, Blocks, Blockwise, Extent, Volume, Which, WholeBlocks};
 use onehop_gpu::Region;
 
 use crate::error::{CliError, Result};
@@ -33,8 +33,8 @@ impl Reader {
     }
 }
 
-/// Opens the file system on a drive, or on one of its partitions.
-pub(crate) fn open(drive: &Drive, ns: &Namespace, partition: Option<u32>) -> Result<Volume> {
+/// A drive's bytes, as its file systems see them.
+pub(crate) fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
     let block = ns.format.lba_bytes();
     if ns.format.transfer_bytes(1) != Some(block) {
         return Err(CliError::not_possible(
@@ -48,19 +48,20 @@ pub(crate) fn open(drive: &Drive, ns: &Namespace, partition: Option<u32>) -> Res
     let reader = Mutex::new(reader);
     let read =
         move |lba: u64, out: &mut [u8]| reader.lock().unwrap_or_else(PoisonError::into_inner).read(lba, out);
-    let which = partition.map_or(Which::Auto, Which::Partition);
-    Ok(Volume::open(Arc::new(WholeBlocks::new(block as u32, ns.blocks, read)), which)?)
+    Ok(Arc::new(WholeBlocks::new(block as u32, ns.blocks, read)))
 }
 
-/// A part of a file, as commands and what needs none.
+/// Opens the file system on a drive, or on one of its partitions.
+pub(crate) fn open(blocks: &Arc<dyn Blocks>, partition: Option<u32>) -> Result<Volume> {
+    let which = partition.map_or(Which::Auto, Which::Partition);
+    Ok(Volume::open(blocks.clone(), which)?)
+}
+
+/// A part of a file, as whole blocks of the drive and what needs none.
 #[derive(Debug)]
 pub(crate) struct Span {
-    /// Whole blocks, each to its place; what comes with them beside the part is in the first and last block.
-    pub jobs: Vec<GpuJob>,
-    /// Bytes that the file system keeps among its own: where they go, and they themselves.
-    pub inline: Vec<(u64, Vec<u8>)>,
-    /// Bytes that are nowhere: holes, and what was never written.
-    pub zeros: u64,
+    /// What comes with the part in its first and last block goes with it.
+    pub parts: Blockwise,
     /// Where the part starts in memory.
     pub skip: u64,
     /// Its length.
@@ -84,55 +85,34 @@ impl Span {
         }
         let start = offset / block * block;
         let (skip, end) = (offset - start, offset + bytes);
-        let memory = (end - start).next_multiple_of(block).max(block);
-        let mut span = Self { jobs: Vec::new(), inline: Vec::new(), zeros: 0, skip, bytes, memory };
-        for extent in extents.iter().filter(|e| e.offset < end && e.offset + e.len > start && bytes > 0) {
-            span.take(extent, (start, end), block)?;
+        let mut parts = Blockwise::default();
+        if bytes > 0 {
+            parts.add(extents, start..end, 0, block)?;
         }
-        Ok(span)
+        Ok(Self { parts, skip, bytes, memory: (end - start).next_multiple_of(block).max(block) })
     }
 
-    fn take(&mut self, extent: &Extent, (start, end): (u64, u64), block: u64) -> Result<()> {
-        let first = extent.offset.max(start);
-        let last = (extent.offset + extent.len).min(end);
-        let within = first - extent.offset;
-        match &extent.place {
-            Place::Zeros => self.zeros += last - first,
-            Place::Inline(data) => {
-                let part = data.get(within as usize..(within + last - first) as usize).unwrap_or_default();
-                self.inline.push((first - start, part.to_vec()));
-            }
-            Place::Drive(at) => {
-                let from = at + within;
-                if !from.is_multiple_of(block) || !(first - start).is_multiple_of(block) {
-                    return Err(CliError::not_possible(
-                        "reading this file by whole blocks",
-                        format!(
-                            "its bytes from {first} on start at byte {from} of the drive, within a block of {block}"
-                        ),
-                        "Use a drive whose blocks are no larger than the file system's",
-                    ));
-                }
-                let blocks = (last - first).div_ceil(block);
-                self.jobs.push(GpuJob { lba: from / block, blocks, offset: first - start });
-            }
-        }
-        Ok(())
+    /// The commands that bring it.
+    pub(crate) fn jobs(&self) -> Vec<GpuJob> {
+        jobs(&self.parts.runs, 0)
     }
 
     /// Puts what needs no command into its place. Memory that nothing is read into is zero already.
     pub(crate) fn fill(&self, region: &Region) -> Result<()> {
-        self.inline.iter().try_for_each(|(at, data)| Ok(region.write(*at as usize, data)?))
+        self.parts.inline.iter().try_for_each(|(at, data)| Ok(region.write(*at as usize, data)?))
     }
 }
 
-/// Where GPU memory first differs from what the CPU reads of the file once more.
+/// Runs of blocks as jobs, `base` bytes further on in memory.
+pub(crate) fn jobs(runs: &[BlockRun], base: u64) -> Vec<GpuJob> {
+    runs.iter().map(|run| GpuJob { lba: run.lba, blocks: run.blocks, offset: base + run.at }).collect()
+}
+
+/// Where GPU memory first differs from what the CPU reads of the part once more: `read` gives its bytes at a place.
 pub(crate) fn verify(
-    volume: &Volume,
-    file: &File,
-    offset: u64,
     span: &Span,
     region: &Region,
+    read: impl Fn(u64, &mut [u8]) -> Result<usize>,
     check: impl Fn() -> Result<()>,
 ) -> Result<Option<u64>> {
     const STEP: u64 = 1 << 20;
@@ -141,7 +121,7 @@ pub(crate) fn verify(
         check()?;
         let count = STEP.min(span.bytes - done) as usize;
         let (mut want, mut got) = (vec![0; count], vec![0; count]);
-        let read = volume.read(file, offset + done, &mut want)?;
+        let read = read(done, &mut want)?;
         region.read((span.skip + done) as usize, &mut got)?;
         let differs = want.iter().zip(&got).position(|(a, b)| a != b);
         if let Some(at) = differs.or((read < count).then_some(read)) {
@@ -154,14 +134,13 @@ pub(crate) fn verify(
 
 #[cfg(test)]
 mod tests {
+    use onehop_files::Place;
+
     use super::*;
 
-    fn extent(offset: u64, len: u64, place: Place) -> Extent {
-        Extent { offset, len, place }
-    }
-
     #[test]
-    fn parts_of_files_become_whole_blocks() {
+    fn parts_of_files_start_within_a_block() {
+        let extent = |offset, len, place| Extent { offset, len, place };
         let extents = [
             extent(0, 8192, Place::Drive(1 << 20)),
             extent(8192, 4096, Place::Zeros),
@@ -171,23 +150,16 @@ mod tests {
         let all = span(0, None);
         let jobs =
             [GpuJob { lba: 2048, blocks: 16, offset: 0 }, GpuJob { lba: 8, blocks: 10, offset: 12_288 }];
-        assert_eq!((all.jobs.as_slice(), all.zeros, all.skip, all.bytes), (&jobs[..], 4096, 0, 17_288));
+        assert_eq!(
+            (all.jobs(), all.parts.zero_bytes(), all.skip, all.bytes),
+            (jobs.to_vec(), 4096, 0, 17_288)
+        );
         assert_eq!(all.memory, 17_408);
         let part = span(513, Some(10));
-        assert_eq!((part.jobs.as_slice(), part.skip), (&[GpuJob { lba: 2049, blocks: 1, offset: 0 }][..], 1));
+        assert_eq!((part.jobs(), part.skip), (vec![GpuJob { lba: 2049, blocks: 1, offset: 0 }], 1));
         let tail = span(17_000, Some(99_999));
-        assert_eq!((tail.bytes, tail.jobs[0].offset, tail.skip), (288, 0, 17_000 % 512));
-        assert_eq!((span(17_288, None).bytes, span(9000, Some(0)).jobs.len()), (0, 0));
+        assert_eq!((tail.bytes, tail.jobs()[0].offset, tail.skip), (288, 0, 17_000 % 512));
+        assert_eq!((span(17_288, None).bytes, span(9000, Some(0)).jobs().len()), (0, 0));
         assert!(Span::new(&extents, 17_288, 17_289, None, 512).is_err());
-    }
-
-    #[test]
-    fn blocks_that_are_too_large_and_inline_bytes() {
-        let small = [extent(0, 1024, Place::Drive(1024))];
-        assert!(Span::new(&small, 1024, 0, None, 4096).is_err());
-        let inline = [extent(0, 60, Place::Inline((0..60).collect()))];
-        let span = Span::new(&inline, 60, 10, Some(20), 512).unwrap();
-        assert_eq!((span.inline.len(), span.inline[0].0, span.inline[0].1.len()), (1, 0, 30));
-        assert_eq!(span.skip, 10);
     }
 }

@@ -98,6 +98,19 @@ pub enum Error {
         /// The reason, with what would change it.
         why: String,
     },
+    /// A file that no whole blocks of the drive hold.
+    #[error(
+        "the file's bytes from {first} on start at byte {position} of the drive, within a block of {block}: use a drive \
+         whose blocks are no larger than the file system's"
+    )]
+    WithinBlock {
+        /// The byte of the file.
+        first: u64,
+        /// Where it is on the drive.
+        position: u64,
+        /// Bytes of the drive's blocks.
+        block: u64,
+    },
     /// Symbolic links that lead in a circle, or nearly.
     #[error("{path}: more than {most} symbolic links to follow")]
     TooManyLinks {

@@ -1,6 +1,6 @@
 //! Extents: where each byte of a file is, in the file's order, without gaps.
 
-use crate::{Error, Result};
+use crate::{Blocks, Error, Result};
 
 /// Some neighbouring bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +98,45 @@ impl Builder {
 /// The part of a list that holds byte `offset` and what follows.
 pub(crate) fn from_offset(extents: &[Extent], offset: u64) -> &[Extent] {
     &extents[extents.partition_point(|e| e.offset + e.len <= offset)..]
+}
+
+/// Reads from byte `offset` of a file with these extents on, until `out` is full or the file ends. Returns how much it
+/// was. `drive` reads at a byte of the drive.
+pub(crate) fn read(
+    extents: &[Extent],
+    offset: u64,
+    out: &mut [u8],
+    drive: impl Fn(u64, &mut [u8]) -> Result<()>,
+) -> Result<usize> {
+    let mut done = 0;
+    for extent in from_offset(extents, offset) {
+        if done == out.len() {
+            break;
+        }
+        let within = offset + done as u64 - extent.offset;
+        let part = usize::try_from(extent.len - within).unwrap_or(usize::MAX).min(out.len() - done);
+        let out = &mut out[done..done + part];
+        match &extent.place {
+            Place::Drive(at) => drive(at + within, out)?,
+            Place::Zeros => out.fill(0),
+            // Inline bytes fit memory, and so does a place within them.
+            Place::Inline(bytes) => out.copy_from_slice(&bytes[within as usize..][..part]),
+        }
+        done += part;
+    }
+    Ok(done)
+}
+
+/// Reads from byte `offset` of a file with these extents on, until `out` is full or the file ends. Returns how much it
+/// was.
+///
+/// # Errors
+/// When the drive cannot be read.
+pub fn read_extents(drive: &dyn Blocks, extents: &[Extent], offset: u64, out: &mut [u8]) -> Result<usize> {
+    read(extents, offset, out, |at, out| {
+        let len = out.len();
+        drive.read_at(at, out).map_err(|source| Error::Read { offset: at, len, source })
+    })
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod blockwise;
 mod bytes;
 mod clusters;
 mod detect;
@@ -22,7 +23,8 @@ mod volume;
 mod window;
 
 pub use blocks::{Blocks, Image, WholeBlocks};
+pub use blockwise::{BlockRun, Blockwise};
 pub use error::{Error, Result};
-pub use extent::{Extent, Place};
+pub use extent::{Extent, Place, read_extents};
 pub use map::{DriveId, ExtentMap, MappedFile, NvmeIds, PIECE_BYTES, Piece};
 pub use volume::{Entry, File, FileId, FileKind, Volume, Which};

@@ -6,7 +6,7 @@ use crate::clusters::FatNode;
 use crate::detect::{self, Found};
 use crate::exfat::Exfat;
 use crate::ext::Ext;
-use crate::extent::{Place, from_offset};
+use crate::extent;
 use crate::fat::Fat;
 use crate::partitions::{self, Partition, TableKind};
 use crate::window::Window;
@@ -275,23 +275,7 @@ impl Volume {
     /// As for [`Volume::extents`].
     pub fn read(&self, file: &File, offset: u64, out: &mut [u8]) -> Result<usize> {
         let extents = self.extents(file)?;
-        let mut done = 0;
-        for extent in from_offset(extents, offset) {
-            if done == out.len() {
-                break;
-            }
-            let within = offset + done as u64 - extent.offset;
-            let part = usize::try_from(extent.len - within).unwrap_or(usize::MAX).min(out.len() - done);
-            let out = &mut out[done..done + part];
-            match &extent.place {
-                Place::Drive(at) => self.fs.window().read_drive(at + within, out)?,
-                Place::Zeros => out.fill(0),
-                // Inline bytes fit memory, and so does a place within them.
-                Place::Inline(bytes) => out.copy_from_slice(&bytes[within as usize..][..part]),
-            }
-            done += part;
-        }
-        Ok(done)
+        extent::read(extents, offset, out, |at, out| self.fs.window().read_drive(at, out))
     }
 
     /// The target of a symbolic link.

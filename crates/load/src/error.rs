@@ -144,6 +144,33 @@ pub enum Error {
         /// Which.
         file: String,
     },
+    /// Nobody knows where on a drive it is.
+    #[error("{file} is not on a drive that onehop drives, which this route reads")]
+    NoPlaces {
+        /// Which.
+        file: String,
+    },
+    /// A file on a drive is not there, or cannot be read.
+    #[error("{file}: {why}")]
+    OnDrive {
+        /// Which.
+        file: String,
+        /// Why not.
+        #[source]
+        why: onehop_files::Error,
+    },
+    /// No extent map tells of it.
+    #[error("{file} is in none of the extent maps; map it too, while its file system is mounted")]
+    NotMapped {
+        /// Which.
+        file: String,
+    },
+    /// Two extent maps are of one file.
+    #[error("two of the extent maps are of {file}")]
+    MappedTwice {
+        /// Which.
+        file: String,
+    },
     /// It cannot be read past the page cache.
     #[error("{file} cannot be read past the page cache: {why}")]
     NotDirect {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use onehop_files::Extent;
+
 use crate::error::Result;
 use crate::identity::Identity;
 use crate::local::LocalFile;
@@ -22,6 +24,11 @@ pub trait Source: Send + Sync {
 
     /// The file of this machine that it is, for routes that open it in their own way.
     fn local(&self) -> Option<&LocalFile> {
+        None
+    }
+
+    /// Where its bytes are on the drive that holds it, for routes on which that drive is commanded.
+    fn extents(&self) -> Option<&[Extent]> {
         None
     }
 

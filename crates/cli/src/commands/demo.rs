@@ -1,25 +1,22 @@
-//! `onehop demo`: the whole way with nothing but this machine. A simulated drive holds a file system with a model; GPU
-//! threads read the model's header, then its tensors, into GPU memory; every byte is checked.
+//! `onehop demo`: the whole way with nothing but this machine. A simulated drive holds a file system with a model; it is
+//! loaded as `onehop load -d` loads any model, by commands of GPU threads; every byte is checked.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, GpuJob, Namespace, Op, Options};
-use onehop_files::Extent;
-use onehop_gpu::Region;
-use onehop_load::Dtype;
+use onehop_drive::{Drive, Options};
 use onehop_load::plan::Placed;
+use onehop_load::{Dtype, Model, OnVolume, Selection, check};
 use onehop_sim::{Config, Fault, Media, Sim};
 use serde::{Serialize, Serializer};
 
 use crate::commands::Context;
+use crate::commands::load::owned;
 use crate::error::{CliError, Result};
-use crate::gpus::{self, Chosen, GpuArg};
-use crate::model;
+use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, Tally};
-use crate::units;
-use crate::volume::Span;
-use crate::{fat, volume};
+use crate::transfer::{Outcome, Plan, RouteArgs, block_bytes};
+use crate::{fat, model, units, volume};
 
 const BLOCK: u64 = 4096;
 /// How long a command may take: short, so that the demo is over soon even where one is lost.
@@ -73,36 +70,14 @@ struct Document<'a> {
     seed: u64,
     path: &'static str,
     file_system: &'static str,
-    /// Stretches of the drive that the file lies in.
-    extents: usize,
-    header: Header,
-    ranges: Vec<(u64, u64)>,
+    block_bytes: u64,
+    ranges: &'a [(u64, u64)],
     tensors: &'a [Loaded],
     faults: &'a [String],
     faults_struck: u64,
     /// Rules of NVMe that the strict simulator saw broken: none, or it is a defect of onehop.
     violations: Vec<String>,
     total_seconds: f64,
-}
-
-#[derive(Clone, Copy, Serialize)]
-struct Header {
-    block_bytes: u64,
-    bytes: u64,
-    commands: u64,
-}
-
-/// What the loading gave.
-struct Load {
-    engine: Engine,
-    arena: Region,
-    plan: onehop_load::Plan,
-    jobs: Vec<GpuJob>,
-    tensors: Vec<Loaded>,
-    header: Header,
-    file_system: &'static str,
-    extents: usize,
-    tally: Tally,
 }
 
 /// Runs it.
@@ -117,10 +92,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let sim = make_drive(args, &file)?;
     let options = Options { abort_wait: Duration::from_millis(200), ..route.options(false) };
     let drive = Drive::open(sim.port(), options)?;
-    let load = load(&drive, &gpu, &route, context)?;
-    let mut outcome = Outcome::new(&drive, &gpu, &load.engine, &load.tally, crc32c(&load.tensors));
-    let same = check_bytes(&load, &file)?;
-    let verified = same && load.tensors.iter().all(|tensor| tensor.verified);
+    let ns = drive.namespace(1)?;
+    let blocks = volume::blocks(&drive, ns)?;
+    let volume = volume::open(&blocks, None)?;
+    let file_system = volume.fs_name();
+    let model = Model::open(&OnVolume::new(volume, blocks), &[fat::PATH.into()])?;
+    let with = Plan { drive: &drive, ns, gpu: &gpu, args: &route };
+    let plan = owned::plan_for(&model, &Selection::default(), ns)?;
+    let loaded = owned::carry_out(&with, &model, plan, context)?;
+    let tensors = check_tensors(&loaded, &model::hashes(&model)?, context)?;
+    let mut outcome = loaded.outcome(&with, Some(crc32c(&tensors)));
+    let verified = check_bytes(&loaded, &file)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
         verified,
         "compared with the model's own check sums, and with the file that was put on the drive",
@@ -129,11 +111,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         outcome: &outcome,
         seed: args.seed,
         path: fat::PATH,
-        file_system: load.file_system,
-        extents: load.extents,
-        header: load.header,
-        ranges: load.jobs.iter().map(|job| (job.lba, job.blocks)).collect(),
-        tensors: &load.tensors,
+        file_system,
+        block_bytes: block_bytes(ns),
+        ranges: &loaded.landed.stretches,
+        tensors: &tensors,
         faults: &args.fault,
         faults_struck: sim.stats().faults,
         violations: sim.violations().iter().map(|v| format!("{v:?}")).collect(),
@@ -160,62 +141,21 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
     Ok(sim)
 }
 
-/// The file by its path, the header, then all tensors into one arena.
-fn load(drive: &Drive, gpu: &Chosen, args: &RouteArgs, context: &Context) -> Result<Load> {
-    let ns = drive.namespace(1)?;
-    let volume = volume::open(drive, ns, None)?;
-    let file = volume.lookup(fat::PATH)?;
-    let (extents, length) = (volume.extents(&file)?, file.id.len);
-    let plan = Plan { drive, ns, gpu, args };
-    let (engine, first) = Engine::open(&plan, BLOCK)?;
-    let (first, mut tally) = read_start(&engine, ns, (extents, length), 8, Some(first), context)?;
-    let header_bytes = model::header_bytes(&first, length)?;
-    let (header, took) = read_start(&engine, ns, (extents, length), header_bytes, None, context)?;
-    tally.add(&took);
-    let about = Header { block_bytes: BLOCK, bytes: header_bytes, commands: tally.commands };
-    let described = model::parse(header, length)?;
-    let plan = model::plan(&described.model, BLOCK)?;
-    let jobs = model::jobs(&plan, extents, length)?;
-    let arena = engine.memory(plan.gpu_bytes)?;
-    tally.add(&engine.transfer(Op::Read, ns, &jobs, &arena, &context.stop)?);
-    let tensors = plan
-        .tensors
-        .iter()
-        .map(|tensor| {
-            check_tensor(&arena.region, described.hashes.get(&tensor.name).cloned(), tensor.clone())
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let (file_system, extents) = (volume.fs_name(), extents.len());
-    Ok(Load { engine, arena: arena.region, plan, jobs, tensors, header: about, file_system, extents, tally })
-}
-
-/// The first bytes of a file, by way of GPU memory.
-fn read_start(
-    engine: &Engine,
-    ns: &Namespace,
-    (extents, length): (&[Extent], u64),
-    bytes: u64,
-    memory: Option<transfer::Memory>,
+/// Holds every tensor against the check sum that the model itself states.
+fn check_tensors(
+    loaded: &owned::Loaded,
+    hashes: &BTreeMap<String, String>,
     context: &Context,
-) -> Result<(Vec<u8>, Tally)> {
-    let span = Span::new(extents, length, 0, Some(bytes), BLOCK)?;
-    let memory = memory.map_or_else(|| engine.memory(span.memory), Ok)?;
-    let tally = engine.transfer(Op::Read, ns, &span.jobs, &memory, &context.stop)?;
-    Ok((copy_out(&memory.region, bytes)?, tally))
-}
-
-/// The first bytes of GPU memory, for the CPU.
-fn copy_out(region: &Region, bytes: u64) -> Result<Vec<u8>> {
-    let mut out = vec![0; bytes as usize];
-    region.read(0, &mut out)?;
-    Ok(out)
-}
-
-fn check_tensor(arena: &Region, expected: Option<String>, tensor: Placed) -> Result<Loaded> {
-    let crc32c = transfer::crc32c(arena, tensor.at as usize, tensor.bytes as usize)?;
-    let verified = expected.as_ref() == Some(&model::hash(crc32c));
-    let Placed { name, dtype, shape, bytes, at: offset, .. } = tensor;
-    Ok(Loaded { name, dtype, shape, bytes, offset, expected, crc32c, verified })
+) -> Result<Vec<Loaded>> {
+    let go_on = || context.stop.check().is_ok();
+    let sums = check::check_sums(&loaded.plan, loaded.region(), &go_on)?;
+    let one = |(tensor, crc32c): (&Placed, u32)| {
+        let expected = hashes.get(&tensor.name).cloned();
+        let verified = expected.as_ref() == Some(&model::hash(crc32c));
+        let Placed { name, dtype, shape, bytes, at: offset, .. } = tensor.clone();
+        Loaded { name, dtype, shape, bytes, offset, expected, crc32c, verified }
+    };
+    Ok(loaded.plan.tensors.iter().zip(sums).map(one).collect())
 }
 
 /// The check sum of all tensors, one behind the other: what lies between them in the arena is nobody's.
@@ -228,11 +168,11 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
 }
 
 /// Beyond the check sums: whether the tensors are, byte for byte, what was put on the drive.
-fn check_bytes(load: &Load, file: &[u8]) -> Result<bool> {
+fn check_bytes(load: &owned::Loaded, file: &[u8]) -> Result<bool> {
     for piece in &load.plan.pieces {
         let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
         let mut got = vec![0; piece.row as usize];
-        load.arena.read(piece.to as usize, &mut got)?;
+        load.region().read(piece.to as usize, &mut got)?;
         if got != wanted {
             return Ok(false);
         }
@@ -252,7 +192,7 @@ fn judge(document: &Document<'_>, verified: bool) -> Option<CliError> {
 }
 
 fn tell(document: &Document<'_>, drive: &Drive) -> Text {
-    let Document { header, tensors, .. } = document;
+    let Document { tensors, ranges, .. } = document;
     let mut text = Text::default();
     text.row(
         "model",
@@ -262,15 +202,11 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
             document.seed,
             document.path,
             document.file_system,
-            units::count(document.extents as u64, "stretch").replace("stretchs", "stretches"),
+            units::count(ranges.len() as u64, "stretch").replace("stretchs", "stretches"),
             drive.identity().model(),
             drive.identity().serial(),
-            header.block_bytes,
+            document.block_bytes,
         ),
-    );
-    text.row(
-        "header",
-        format!("{} bytes, read by {}", header.bytes, units::count(header.commands, "command")),
     );
     for tensor in *tensors {
         text.row(
@@ -287,7 +223,7 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
         );
     }
     let ranges: Vec<_> =
-        document.ranges.iter().map(|(lba, blocks)| format!("{lba} to {}", lba + blocks - 1)).collect();
+        ranges.iter().map(|(lba, blocks)| format!("{lba} to {}", lba + blocks - 1)).collect();
     text.row("plan", format!("one arena in GPU memory, filled from blocks {}", ranges.join(", ")));
     document.outcome.rows(&mut text);
     if !document.faults.is_empty() {

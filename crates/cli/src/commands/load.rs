@@ -1,6 +1,7 @@
 //! `onehop load`: the tensors of model files into GPU memory.
 
 mod account;
+pub(crate) mod owned;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,25 +20,38 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::progress::Bar;
 use crate::report::Report;
-use crate::transfer;
+use crate::transfer::{self, RouteArgs};
 use crate::units;
 
 /// Load model files (safetensors, GGUF) into GPU memory
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop load model.safetensors\n  onehop load llama-70b/ --rank 0/4 --cut \
-                        '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load model/ --plan --json\n\nA directory is \
-                        loaded by its *.index.json, or all of its *.safetensors, or its GGUF file."
+                        '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load model/ --plan --json\n  onehop load -d \
+                        sim:ext4.img --path /models/llama --route gpu/posted --verify\n\nA directory is loaded by its \
+                        *.index.json, or all of its *.safetensors, or its GGUF file."
 )]
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
+    /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE
+    #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
+    drive: Option<String>,
+    /// A file, index or directory in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself; may be
+    /// given more than once
+    #[arg(long, value_name = "/IN/FS", requires = "drive")]
+    path: Vec<String>,
+    /// The partition that holds the model [default: the only one with a file system that is known]
+    #[arg(long, value_name = "N", requires = "path")]
+    partition: Option<u32>,
+    /// The drive's namespace
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
+    nsid: u32,
     #[command(flatten)]
     gpu: GpuArg,
-    /// The way: auto, cpu/pinned (past the page cache) or cpu/cached (out of it)
-    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
-    route: Route,
+    #[command(flatten)]
+    route: RouteArgs,
     /// Print what would be read and how much memory it takes, and move nothing
     #[arg(long)]
     plan: bool,
@@ -47,9 +61,6 @@ pub(crate) struct Args {
     /// Compare the tensors in GPU memory with this manifest
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// Threads that read [default: as many as there are processors, 16 at most]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    threads: Option<u16>,
     /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -106,8 +117,11 @@ fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    if let Some(drive) = &args.drive {
+        return owned::run(args, drive, context);
+    }
     let start = Instant::now();
-    let ring = match args.route {
+    let ring = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
         Route::Ring(route) => route,
         Route::NotHere(why) => {
             return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
@@ -119,39 +133,67 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let model = Model::open(&Local, &args.files)?;
     let plan =
         Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
-    let options = Options { route: ring, threads: args.threads.map(usize::from), slot: None };
+    let options = Options { route: ring, threads: args.route.reading_threads()?, slot: None };
     let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let gpu = gpu?;
     let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
-    let Some(prepared) = prepared else { return show_plan(&model, &plan, fit, &gpu) };
-    if let Some(fit) = fit.filter(|fit| !fit.fits) {
-        return Err(CliError::Failed(format!(
+    let Some(prepared) = prepared else {
+        return show_plan(&model, &plan, fit, &gpu, &["cpu/cached", "cpu/pinned"]);
+    };
+    must_fit(fit)?;
+    let wanted =
+        Wanted { sums: context.json || args.verify || manifest.is_some(), started: start, gpu_start };
+    let (plan, arena, sums, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
+    let verdict = Verdict {
+        compared: if args.verify { Some(judge(&plan, &model, &arena, context)?) } else { None },
+        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, &model, &plan, &sums)),
+    };
+    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
+    let text = tell(&document);
+    Ok(Report::new(document, text)?.failed(verdict.failure()))
+}
+
+/// Refuses what the GPU has no room for.
+fn must_fit(fit: Option<plan::Fit>) -> Result<()> {
+    match fit.filter(|fit| !fit.fits) {
+        None => Ok(()),
+        Some(fit) => Err(CliError::Failed(format!(
             "the model needs {} of GPU memory, and {} are free: {} are missing. Load a part of it (--only, --dtype, \
              --rank), or end other programs that use the GPU",
             units::bytes(fit.peak_gpu_bytes),
             units::bytes(fit.free_gpu_bytes),
             units::bytes(fit.missing_bytes),
-        )));
+        ))),
     }
-    let wanted =
-        Wanted { sums: context.json || args.verify || manifest.is_some(), started: start, gpu_start };
-    let (plan, arena, sums, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
-    let mut failure = None;
-    if args.verify {
-        failure = verified(&mut document, &plan, &model, &arena, context)?;
+}
+
+/// What was found where it was looked whether the bytes are right; none where nobody asked.
+struct Verdict {
+    compared: Option<Result<()>>,
+    manifest: Option<Result<()>>,
+}
+
+impl Verdict {
+    fn verified(&self) -> Option<bool> {
+        let asked = self.compared.is_some() || self.manifest.is_some();
+        let good = |result: &Option<Result<()>>| result.as_ref().is_none_or(|r| r.is_ok());
+        asked.then(|| good(&self.compared) && good(&self.manifest))
     }
-    if let (Some(manifest), Some(sums)) = (manifest, &sums) {
-        let wrong = against(&manifest, &model, &plan, sums).err();
-        document.verified = Some(wrong.is_none() && failure.is_none());
-        document
-            .verified_by
-            .get_or_insert("the manifest's check sums, of the tensors as they lie in GPU memory");
-        failure = failure.or(wrong);
+
+    fn by(&self) -> Option<&'static str> {
+        match (&self.compared, &self.manifest) {
+            (Some(_), _) => Some("every byte compared with the files, read once more"),
+            (None, Some(_)) => Some("the manifest's check sums, of the tensors as they lie in GPU memory"),
+            (None, None) => None,
+        }
     }
-    let text = tell(&document);
-    Ok(Report::new(document, text)?.failed(failure))
+
+    fn failure(self) -> Option<CliError> {
+        let compared = self.compared.and_then(std::result::Result::err);
+        compared.or_else(|| self.manifest.and_then(std::result::Result::err))
+    }
 }
 
 fn selection(args: &Args) -> Result<Selection> {
@@ -259,33 +301,26 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let gpu = gpus::choose(part.gpu)?;
     let wanted = Wanted { sums: true, started: start, gpu_start: start.elapsed() };
     let (plan, arena, _, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
-    let mut failure = None;
-    if part.verify {
-        failure = verified(&mut document, &plan, &model, &arena, context)?;
-    }
+    let verdict = Verdict {
+        compared: if part.verify { Some(judge(&plan, &model, &arena, context)?) } else { None },
+        manifest: None,
+    };
+    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
     let mut text = tell(&document);
     if let Some(out) = part.out {
         transfer::save(&arena, bytes as usize, out, &context.stop)?;
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }
-    Ok(Report::new(document, text)?.failed(failure))
+    Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-/// Compares with the files once more; notes it, and gives what is wrong.
-fn verified(
-    document: &mut Document,
-    plan: &Plan,
-    model: &Model,
-    arena: &Region,
-    context: &Context,
-) -> Result<Option<CliError>> {
+/// Compares with the files once more. The outer error is that it could not be done, the inner that bytes differ.
+fn judge(plan: &Plan, model: &Model, arena: &Region, context: &Context) -> Result<Result<()>> {
     let go_on = || context.stop.check().is_ok();
     let differs = check::compare(plan, &model.files, arena, &go_on).map_err(|e| given_up(e, context))?;
-    document.verified = Some(differs.is_none());
-    document.verified_by = Some("every byte compared with the files, read once more");
-    Ok(differs.map(|d| {
+    Ok(differs.map_or(Ok(()), |d| {
         let place = format!("byte {} of the arena on, in {}", d.at, d.tensor);
-        CliError::Mismatch(format!("GPU memory and file differ from {place}"))
+        Err(CliError::Mismatch(format!("GPU memory and file differ from {place}")))
     }))
 }
 

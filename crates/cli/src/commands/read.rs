@@ -100,7 +100,7 @@ fn read_blocks(
     let (engine, memory) = Engine::open(&plan, bytes)?;
     let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = Outcome::new(drive, gpu, &engine, &tally, crc);
+    let mut outcome = Outcome::new(drive, gpu, &engine, &tally, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     if let Some(out) = &args.out {
@@ -136,7 +136,7 @@ struct FileDocument {
 }
 
 fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Context) -> Result<Report> {
-    let volume = volume::open(drive, ns, args.partition)?;
+    let volume = volume::open(&volume::blocks(drive, ns)?, args.partition)?;
     let file = volume.lookup(path)?;
     if file.kind != FileKind::File {
         return Err(CliError::Failed(format!("{path} is a {}, not a file", file.kind.name())));
@@ -145,12 +145,13 @@ fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Cont
     let span = Span::new(extents, file.id.len, args.offset, args.len, block_bytes(ns))?;
     let plan = Plan { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, span.memory)?;
-    let mut tally = engine.transfer(Op::Read, ns, &span.jobs, &memory, &context.stop)?;
+    let jobs = span.jobs();
+    let mut tally = engine.transfer(Op::Read, ns, &jobs, &memory, &context.stop)?;
     span.fill(&memory.region)?;
     let read_bytes = std::mem::replace(&mut tally.bytes, span.bytes);
     let part = memory.region.slice(span.skip as usize..(span.skip + span.bytes) as usize)?;
     let crc = transfer::crc32c(&part, 0, span.bytes as usize)?;
-    let outcome = Outcome::new(drive, gpu, &engine, &tally, crc);
+    let outcome = Outcome::new(drive, gpu, &engine, &tally, Some(crc));
     drop(engine);
     if let Some(out) = &args.out {
         transfer::save(&part, span.bytes as usize, out, &context.stop)?;
@@ -161,15 +162,16 @@ fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Cont
         file_system: volume.fs_name(),
         file_bytes: file.id.len,
         offset: args.offset,
-        ranges: span.jobs.len(),
+        ranges: jobs.len(),
         read_bytes,
-        hole_bytes: span.zeros,
-        inline_bytes: span.inline.iter().map(|(_, data)| data.len() as u64).sum(),
+        hole_bytes: span.parts.zero_bytes(),
+        inline_bytes: span.parts.inline_bytes(),
     };
     let mut failure = None;
     if args.verify {
         let check = || context.stop.check();
-        let differs = volume::verify(&volume, &file, args.offset, &span, &memory.region, check)?;
+        let again = |at, out: &mut [u8]| Ok(volume.read(&file, args.offset + at, out)?);
+        let differs = volume::verify(&span, &memory.region, again, check)?;
         document.outcome.judge(differs.is_none(), "compared with what the CPU read of the file");
         failure = differs.map(|at| {
             CliError::Mismatch(format!(

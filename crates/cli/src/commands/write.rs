@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = Outcome::new(&drive, &gpu, &engine, &tally, crc);
+    let mut outcome = Outcome::new(&drive, &gpu, &engine, &tally, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     drive.queue()?.flush(ns)?;

@@ -45,6 +45,13 @@ pub(crate) struct Memory {
     buffer: Option<Buffer>,
 }
 
+impl Memory {
+    /// Whether the drive writes it by itself.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.buffer.is_some()
+    }
+}
+
 /// A route made ready.
 pub(crate) struct Engine {
     drive: Drive,
@@ -125,8 +132,19 @@ impl Engine {
         if matches!(self.queues, Queues::Pinned(..)) {
             return Ok(Memory { region: self.gpu.alloc(place, bytes)?, buffer: None });
         }
+        self.reachable(place, bytes as u64)
+    }
+
+    /// Memory of a kind that the drive reaches, whatever the route.
+    pub(crate) fn reachable(&self, place: Place, bytes: u64) -> Result<Memory> {
+        let bytes = fits(&*self.gpu, bytes)?;
         let (region, buffer) = self.drive.gpu_buffer(&*self.gpu, place, bytes)?;
         Ok(Memory { region, buffer: Some(buffer) })
+    }
+
+    /// The GPU whose memory it is.
+    pub(crate) fn gpu(&self) -> &dyn Gpu {
+        &*self.gpu
     }
 
     /// Moves blocks, in chunks between which Ctrl-C is heard.
@@ -141,6 +159,20 @@ impl Engine {
         let block = block_bytes(ns);
         let total = jobs.iter().map(|job| job.blocks.saturating_mul(block)).fold(0, u64::saturating_add);
         let bar = Bar::new(if op == Op::Read { "reading" } else { "writing" }, total);
+        self.moves(op, ns, jobs, memory, stop, &bar)
+    }
+
+    /// The same, for a bar that other jobs move too.
+    pub(crate) fn moves(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        jobs: &[GpuJob],
+        memory: &Memory,
+        stop: &StopFlag,
+        bar: &Bar,
+    ) -> Result<Tally> {
+        let block = block_bytes(ns);
         let mut chunks = Chunks::new(jobs, block, self.drive.identity().max_transfer);
         let mut tally = Tally::default();
         let start = Instant::now();
@@ -161,10 +193,8 @@ impl Engine {
     }
 
     fn chunk(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], memory: &Memory) -> Result<Tally> {
-        let unreachable = || CliError::Failed("this route needs memory that the drive reaches".into());
-        match &self.queues {
-            Queues::Gpu(queues) => {
-                let buffer = memory.buffer.as_ref().ok_or_else(unreachable)?;
+        match (&self.queues, &memory.buffer) {
+            (Queues::Gpu(queues), Some(buffer)) => {
                 let report = match op {
                     Op::Write => queues.write(ns, jobs, buffer)?,
                     _ => queues.read(ns, jobs, buffer)?,
@@ -176,21 +206,21 @@ impl Engine {
                     took: Duration::ZERO,
                 })
             }
-            Queues::Direct(queue) => {
-                let buffer = memory.buffer.as_ref().ok_or_else(unreachable)?;
+            (Queues::Direct(queue) | Queues::Pinned(queue, ..), Some(buffer)) => {
                 let mut tally = Tally::default();
                 for job in jobs {
                     tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, buffer, job.offset)?);
                 }
                 Ok(tally)
             }
-            Queues::Pinned(queue, staging, host) => {
+            (Queues::Pinned(queue, staging, host), None) => {
                 let mut tally = Tally::default();
                 for job in jobs {
                     through_staging(op, ns, job, (queue, staging, host), &memory.region, &mut tally)?;
                 }
                 Ok(tally)
             }
+            (_, None) => Err(CliError::Failed("this route needs memory that the drive reaches".into())),
         }
     }
 }

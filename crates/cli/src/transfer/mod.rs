@@ -1,10 +1,12 @@
 //! A transfer: bytes between a drive and GPU memory by one route, told as it went.
 
+mod arena;
 mod chunk;
 mod copy;
 mod engine;
 mod outcome;
 
+pub(crate) use arena::{Landed, fill};
 pub(crate) use copy::{crc32c, load, save, verify};
 pub(crate) use engine::{Engine, Memory, Plan, block_bytes};
 pub(crate) use outcome::{Outcome, Tally};
@@ -36,7 +38,8 @@ pub(crate) struct RouteArgs {
     /// How GPU threads use queues [default: owner]
     #[arg(long)]
     pub mode: Option<Mode>,
-    /// GPU threads on the one queue of --mode shared [default: 32]
+    /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
+    /// that read [default: as many as there are processors, 16 at most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Queues of --mode owner, each with a warp of its own [default: 2]
@@ -71,6 +74,16 @@ impl RouteArgs {
     /// Whether something was asked for that only GPU threads have.
     fn wants_gpu(&self) -> bool {
         self.mode.is_some() || self.threads.is_some() || self.queues.is_some()
+    }
+
+    /// CPU threads that read files of this machine.
+    pub(crate) fn reading_threads(&self) -> Result<Option<usize>> {
+        match self.threads {
+            Some(threads) if threads > 256 => {
+                Err(CliError::Usage("--threads: no more than 256 read files of this machine".into()))
+            }
+            threads => Ok(threads.map(|threads| threads as usize)),
+        }
     }
 
     /// The routes to try, in order.

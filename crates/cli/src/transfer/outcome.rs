@@ -68,8 +68,8 @@ pub(crate) struct Outcome {
     pub gpu_why: String,
     pub why_not_better: Vec<WhyNot>,
     pub queues: QueueUse,
-    /// Eight hexadecimal digits.
-    pub crc32c: String,
+    /// Eight hexadecimal digits, where it was asked for.
+    pub crc32c: Option<String>,
     pub verified: Option<bool>,
     /// How that is known.
     pub verified_by: Option<&'static str>,
@@ -81,8 +81,8 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The account of a transfer; `crc` is that of the bytes in GPU memory.
-    pub(crate) fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: u32) -> Self {
+    /// The account of a transfer; `crc` is that of the bytes in GPU memory, if it is known.
+    pub(crate) fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
         let seconds = tally.took.as_secs_f64();
         let mut simulated = Vec::new();
         if drive.identity().simulated {
@@ -106,7 +106,7 @@ impl Outcome {
             gpu_why: gpu.why.clone(),
             why_not_better: engine.why_not_better.clone(),
             queues: queue_use(engine),
-            crc32c: format!("{crc:08x}"),
+            crc32c: crc.map(|crc| format!("{crc:08x}")),
             verified: None,
             verified_by: None,
             commands: tally.commands,
@@ -147,7 +147,9 @@ impl Outcome {
             ),
         );
         text.row("trouble", self.trouble());
-        text.row("crc32c", format!("{} of the bytes in GPU memory", self.crc32c));
+        if let Some(crc) = &self.crc32c {
+            text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
+        }
         let by = self.verified_by.unwrap_or_default();
         text.row(
             "verified",

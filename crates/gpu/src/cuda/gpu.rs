@@ -20,6 +20,7 @@ use super::memory::{DeviceKind, DeviceMemory};
 use super::module::{Arg, Function, Module, Shape};
 use super::resident::Staying;
 use super::{Device, registers};
+use crate::copier::AtOnce;
 use crate::relay::Activity;
 use crate::{Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running};
 
@@ -532,6 +533,10 @@ impl Gpu for CudaGpu {
     }
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
+        // Between two places in host memory there is nothing for the copy engine to do.
+        if let (Some(host), Some(_)) = (from.host(), to.host()) {
+            return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
+        }
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 

@@ -5,6 +5,7 @@ mod common;
 mod engine;
 mod gguf;
 mod gguf_oracle;
+mod landing;
 mod manifest;
 mod model;
 mod mover;

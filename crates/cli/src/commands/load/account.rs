@@ -116,7 +116,13 @@ pub(crate) fn document(
 }
 
 /// What a load would do.
-pub(crate) fn show_plan(model: &Model, plan: &Plan, fit: Option<plan::Fit>, gpu: &Chosen) -> Result<Report> {
+pub(crate) fn show_plan(
+    model: &Model,
+    plan: &Plan,
+    fit: Option<plan::Fit>,
+    gpu: &Chosen,
+    routes: &[&str],
+) -> Result<Report> {
     let mut text = Text::default();
     text.row(
         "model",
@@ -136,6 +142,19 @@ pub(crate) fn show_plan(model: &Model, plan: &Plan, fit: Option<plan::Fit>, gpu:
         format!("{} for {} of tensors", units::bytes(plan.gpu_bytes), units::bytes(plan.tensor_bytes)),
     );
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
+    let route = match routes {
+        [one] => (*one).to_owned(),
+        several => format!("{}, by what the page cache has", several.join(" or ")),
+    };
+    text.row("route", &route);
+    if plan.options.direct {
+        let direct = plan.direct_bytes();
+        let rest = plan.read_bytes - direct;
+        text.row(
+            "",
+            format!("{} land where they belong, {} by a slot", units::bytes(direct), units::bytes(rest)),
+        );
+    }
     text.row(
         "fits",
         match &fit {
@@ -154,7 +173,7 @@ pub(crate) fn show_plan(model: &Model, plan: &Plan, fit: Option<plan::Fit>, gpu:
         "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
         "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes), "gpu": gpu.gpu.name(),
         "simulated": if gpu.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
-        "route": "cpu/cached or cpu/pinned, by what the page cache has",
+        "route": route,
     });
     Report::new(document, text)
 }

@@ -1,0 +1,194 @@
+//! `onehop load -d DRIVE`: a model in the file system of a drive that onehop drives, straight into one arena.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use onehop_drive::{Drive, Namespace};
+use onehop_gpu::Region;
+use onehop_load::{Model, OnVolume, Plan, Selection, Store, check, plan};
+use serde::Serialize;
+
+use super::{Args, account, against, given_up, judge, must_fit, read_manifest, selection};
+use crate::commands::Context;
+use crate::drives;
+use crate::error::{CliError, Result};
+use crate::gpus;
+use crate::report::{Report, Text};
+use crate::transfer::{self, Engine, Landed, Memory, Outcome, Tally, block_bytes};
+use crate::units;
+use crate::volume;
+
+/// What was loaded, and how.
+pub(crate) struct Loaded {
+    pub plan: Plan,
+    pub engine: Engine,
+    pub arena: Memory,
+    pub tally: Tally,
+    pub landed: Landed,
+}
+
+impl Loaded {
+    /// The memory with the tensors.
+    pub(crate) fn region(&self) -> &Region {
+        &self.arena.region
+    }
+
+    /// The account in which the bytes are those of the tensors.
+    pub(crate) fn outcome(&self, with: &transfer::Plan<'_>, crc: Option<u32>) -> Outcome {
+        let tally = Tally { bytes: self.plan.tensor_bytes, ..self.tally };
+        Outcome::new(with.drive, with.gpu, &self.engine, &tally, crc)
+    }
+}
+
+/// The plan for a drive with such blocks.
+pub(crate) fn plan_for(model: &Model, selection: &Selection, ns: &Namespace) -> Result<Plan> {
+    let options = plan::Options { block: block_bytes(ns), ..plan::Options::default() };
+    Ok(Plan::new(model, selection, options).map_err(onehop_load::Error::from)?)
+}
+
+/// Carries a plan out, by the route that was asked for or the best that works.
+pub(crate) fn carry_out(
+    with: &transfer::Plan<'_>,
+    model: &Model,
+    plan: Plan,
+    context: &Context,
+) -> Result<Loaded> {
+    context.stop.check()?;
+    let (engine, arena) = Engine::open(with, plan.gpu_bytes.max(1))?;
+    let (tally, landed) = transfer::fill(&engine, with.ns, (model, &plan), &arena, &context.stop)?;
+    Ok(Loaded { plan, engine, arena, tally, landed })
+}
+
+/// The slowest thing on the way.
+#[derive(Serialize)]
+struct Limit {
+    what: &'static str,
+    gbps: Option<f64>,
+    reached: Option<f64>,
+}
+
+/// A load's account: that of every transfer, and what was loaded.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    outcome: Outcome,
+    files: usize,
+    format: &'static str,
+    tensors: usize,
+    /// Where the files were found.
+    found_by: String,
+    read_bytes: u64,
+    gpu_bytes: u64,
+    #[serde(flatten)]
+    landed: Landed,
+    limit: Limit,
+    /// From the command's start, GPU start-up included.
+    total_seconds: f64,
+    gpu_start_seconds: f64,
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> {
+    let start = Instant::now();
+    args.route.gpu_mode()?;
+    args.route.candidates()?;
+    let wanted = args.gpu.clone();
+    // The drive comes up and its file system is read while CUDA starts.
+    let gpu = std::thread::spawn(move || (gpus::choose(&wanted), start.elapsed()));
+    let drive = Drive::open(drives::find(spec)?.port, args.route.options(false))?;
+    let ns = drive.namespace(args.nsid)?;
+    let (model, found_by) = open(args, &drive, ns)?;
+    let plan = plan_for(&model, &selection(args)?, ns)?;
+    let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
+    let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let gpu = gpu?;
+    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    if args.plan {
+        // The route is made ready, for one block, because nothing else tells that it can be had.
+        let (engine, _) = Engine::open(&with, block_bytes(ns))?;
+        return account::show_plan(&model, &plan, fit, &gpu, &[engine.route.name()]);
+    }
+    must_fit(fit)?;
+    let loaded = carry_out(&with, &model, plan, context)?;
+    let go_on = || context.stop.check().is_ok();
+    let sums = if context.json || args.verify || manifest.is_some() {
+        let sums = check::check_sums(&loaded.plan, loaded.region(), &go_on);
+        Some(sums.map_err(|e| given_up(e, context))?)
+    } else {
+        None
+    };
+    let crc = sums.as_ref().map(|sums| check::combined(&loaded.plan, sums));
+    let mut outcome = loaded.outcome(&with, crc);
+    let Loaded { plan, engine, arena, tally, landed } = loaded;
+    // Its queues may be all that the drive grants.
+    drop(engine);
+    let verdict = super::Verdict {
+        compared: if args.verify { Some(judge(&plan, &model, &arena.region, context)?) } else { None },
+        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, &model, &plan, &sums)),
+    };
+    (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
+    let document = Document {
+        outcome,
+        files: plan.files.len(),
+        format: model.format,
+        tensors: plan.tensors.len(),
+        found_by,
+        read_bytes: tally.bytes,
+        gpu_bytes: plan.gpu_bytes,
+        landed,
+        limit: Limit { what: "the drive", gbps: None, reached: None },
+        total_seconds: start.elapsed().as_secs_f64(),
+        gpu_start_seconds: gpu_start.as_secs_f64(),
+    };
+    let text = tell(&document);
+    Ok(Report::new(document, text)?.failed(verdict.failure()))
+}
+
+/// The model that the arguments name, and how its files were found.
+fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<(Model, String)> {
+    let blocks = volume::blocks(drive, ns)?;
+    let volume = volume::open(&blocks, args.partition)?;
+    let found_by = format!("its {} file system", volume.fs_name());
+    let paths: Vec<PathBuf> = args.path.iter().map(PathBuf::from).collect();
+    Ok((open_model(&OnVolume::new(volume, blocks), &paths)?, found_by))
+}
+
+/// Opens a model in a store.
+fn open_model(store: &dyn Store, paths: &[PathBuf]) -> Result<Model> {
+    Ok(Model::open(store, paths)?)
+}
+
+fn tell(d: &Document) -> Text {
+    let mut text = Text::default();
+    let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
+    text.row("model", format!("{} in {}, {}, found by {}", parts[0], parts[1], d.format, d.found_by));
+    d.outcome.rows(&mut text);
+    let Landed { direct_bytes, staged_bytes, hole_bytes, .. } = d.landed;
+    if direct_bytes > 0 {
+        text.row("landed", format!("{} where they belong, with no copy", units::bytes(direct_bytes)));
+    }
+    if staged_bytes > 0 {
+        let why = if direct_bytes > 0 {
+            "they belong where no drive can put them, which writes at multiples of 4"
+        } else {
+            "this route has the drive write there, or no tensor lies where a drive can write"
+        };
+        text.row("", format!("{} by host memory and a copy: {why}", units::bytes(staged_bytes)));
+    }
+    if hole_bytes > 0 {
+        text.row(
+            "",
+            format!("{} are holes of the files, which no drive was asked for", units::bytes(hole_bytes)),
+        );
+    }
+    text.row(
+        "memory",
+        format!(
+            "{} of GPU memory for {} of tensors",
+            units::bytes(d.gpu_bytes),
+            units::bytes(d.outcome.bytes)
+        ),
+    );
+    text
+}

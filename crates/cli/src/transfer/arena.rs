@@ -1,0 +1,137 @@
+//! A model's tensors from a drive into one arena, each to where the plan has its place.
+
+use onehop_drive::{GpuJob, Namespace, Op};
+use onehop_files::Blockwise;
+use onehop_gpu::{Copier, Mark, Place, Rows};
+use onehop_load::{Model, Plan, landing};
+use serde::{Serialize, Serializer};
+
+use crate::error::Result;
+use crate::progress::Bar;
+use crate::stop::StopFlag;
+use crate::transfer::{Engine, Memory, Tally};
+use crate::volume;
+
+/// Slots for what cannot land by itself: one is read into while the other is copied from.
+const SLOTS: usize = 2;
+const SLOT: u64 = 4 << 20;
+
+/// How the bytes came to the arena.
+#[derive(Default, Serialize)]
+pub(crate) struct Landed {
+    /// Bytes that the drive put where they belong, whole blocks.
+    pub direct_bytes: u64,
+    /// Bytes that it put into host memory, and that were copied from there.
+    pub staged_bytes: u64,
+    /// Bytes of holes, which no drive is asked for.
+    pub hole_bytes: u64,
+    /// Bytes that the file system keeps among its own: the CPU has them from there.
+    pub inline_bytes: u64,
+    /// The stretches of the drive that went to their places as they are: first block, and how many.
+    #[serde(rename = "ranges", serialize_with = "count")]
+    pub stretches: Vec<(u64, u64)>,
+}
+
+fn count<S: Serializer>(stretches: &[(u64, u64)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    stretches.len().serialize(to)
+}
+
+impl Landed {
+    fn take(&mut self, parts: &Blockwise) {
+        self.hole_bytes += parts.zero_bytes();
+        self.inline_bytes += parts.inline_bytes();
+    }
+}
+
+/// Fills `arena`, which holds zeros, with what the plan wants of the model.
+pub(crate) fn fill(
+    engine: &Engine,
+    ns: &Namespace,
+    (model, plan): (&Model, &Plan),
+    arena: &Memory,
+    stop: &StopFlag,
+) -> Result<(Tally, Landed)> {
+    let start = std::time::Instant::now();
+    let bar = Bar::new("loading", plan.read_bytes);
+    let parts = landing::direct(plan, &model.files)?;
+    let jobs = volume::jobs(&parts.runs, 0);
+    let mut tally = engine.moves(Op::Read, ns, &jobs, arena, stop, &bar)?;
+    let stretches = parts.runs.iter().map(|run| (run.lba, run.blocks)).collect();
+    let mut landed = Landed { stretches, ..Landed::default() };
+    if arena.is_reached() {
+        landed.direct_bytes = tally.bytes;
+    }
+    landed.take(&parts);
+    for (at, data) in &parts.inline {
+        arena.region.write(*at as usize, data)?;
+    }
+    if plan.direct_bytes() < plan.read_bytes {
+        let mut slots = Slots::new(engine, ns, plan, arena)?;
+        for staged in landing::staged(plan, &model.files, slots.bytes)? {
+            let staged = staged?;
+            landed.take(&staged.parts);
+            tally.add(&slots.pass(&staged, stop, &bar)?);
+        }
+        slots.finish()?;
+    }
+    landed.staged_bytes = tally.bytes - landed.direct_bytes;
+    tally.took = start.elapsed();
+    Ok((tally, landed))
+}
+
+/// A small ring in host memory.
+struct Slots<'a> {
+    engine: &'a Engine,
+    ns: &'a Namespace,
+    memory: Memory,
+    copier: Box<dyn Copier>,
+    bytes: u64,
+    /// Where the copies out of each slot end.
+    copied: [Option<Mark>; SLOTS],
+    next: usize,
+}
+
+impl<'a> Slots<'a> {
+    fn new(engine: &'a Engine, ns: &'a Namespace, plan: &Plan, arena: &Memory) -> Result<Self> {
+        let bytes = SLOT.next_multiple_of(plan.options.block);
+        let memory = engine.reachable(Place::PinnedHost, bytes * SLOTS as u64)?;
+        let copier = engine.gpu().copier(&memory.region, &arena.region)?;
+        Ok(Self { engine, ns, memory, copier, bytes, copied: [None; SLOTS], next: 0 })
+    }
+
+    /// Reads into the next slot, and begins to copy from it.
+    fn pass(&mut self, staged: &landing::Staged, stop: &StopFlag, bar: &Bar) -> Result<Tally> {
+        let slot = self.next;
+        self.next = (slot + 1) % SLOTS;
+        if let Some(mark) = self.copied[slot].take() {
+            self.copier.wait(mark)?;
+        }
+        let base = slot as u64 * self.bytes;
+        let jobs: Vec<GpuJob> = volume::jobs(&staged.parts.runs, base);
+        let tally = self.engine.moves(Op::Read, self.ns, &jobs, &self.memory, stop, bar)?;
+        for (at, bytes) in &staged.parts.zeros {
+            self.memory.region.fill((base + at) as usize, *bytes as usize, 0)?;
+        }
+        for (at, data) in &staged.parts.inline {
+            self.memory.region.write((base + at) as usize, data)?;
+        }
+        for copy in &staged.copies {
+            self.copier.copy(&Rows {
+                from: (base + copy.slot) as usize,
+                to: copy.to as usize,
+                row: copy.row as usize,
+                rows: copy.rows as usize,
+                step: copy.step as usize,
+            })?;
+        }
+        self.copied[slot] = Some(self.copier.mark()?);
+        Ok(tally)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        for mark in self.copied.into_iter().flatten() {
+            self.copier.wait(mark)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! `onehop load -d`: models in the file system of a drive that onehop drives.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use onehop_qtest::bed::{Options, Qemu};
+use serde_json::{Value, json};
+
+use crate::load::text;
+use crate::run::{Dir, refuse, skip, succeed};
+
+/// Bytes under names: tensors, or files.
+type Named = Vec<(&'static str, Vec<u8>)>;
+
+/// Bytes that are all different.
+fn noise(bytes: usize, seed: u32) -> Vec<u8> {
+    (0..bytes).map(|i| ((i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
+}
+
+/// A safetensors file of these tensors, whose data start `odd` bytes behind a multiple of 8.
+fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (name, bytes) in tensors {
+        let at = data.len();
+        data.extend(bytes);
+        header.push(format!(
+            r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{at},{}]}}"#,
+            bytes.len(),
+            data.len()
+        ));
+    }
+    let mut header = format!("{{{}}}", header.join(","));
+    while header.len() % 8 != odd {
+        header.push(' ');
+    }
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
+}
+
+/// The check sum that a load of all tensors tells.
+fn crc(tensors: &[(&str, Vec<u8>)]) -> Value {
+    let all: Vec<u8> = tensors.iter().flat_map(|(_, data)| data.clone()).collect();
+    json!(format!("{:08x}", crc32c::crc32c(&all)))
+}
+
+fn tool(name: &str, args: &[&str]) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    match Command::new(name).env("PATH", path).args(args).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{name} {args:?}: {output:?}");
+            true
+        }
+        Err(_) => {
+            skip(&format!("{name} is not installed"));
+            false
+        }
+    }
+}
+
+/// An ext4 image that was full of small files, every other of which has gone again, so that what is written after it lies
+/// in pieces.
+fn fragmented(dir: &Dir, block: &str, files: &[(&str, &[u8])]) -> Option<PathBuf> {
+    let (tree, image) = (dir.path().join("tree"), dir.path().join("pieces.img"));
+    std::fs::create_dir_all(&tree).unwrap();
+    for i in 0..600 {
+        std::fs::write(tree.join(format!("f{i}")), noise(20_000, i)).unwrap();
+    }
+    let made = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-b", block];
+    if !tool("mke2fs", &[&made[..], &["-d", text(&tree), text(&image), "26M"]].concat()) {
+        return None;
+    }
+    let mut script: String = (0..600).step_by(2).map(|i| format!("rm f{i}\n")).collect();
+    for (name, data) in files {
+        let file = dir.path().join(name);
+        std::fs::write(&file, data).unwrap();
+        script += &format!("write {} {name}\n", text(&file));
+    }
+    let commands = dir.path().join("commands");
+    std::fs::write(&commands, script).unwrap();
+    tool("debugfs", &["-w", "-f", text(&commands), text(&image)]).then_some(image)
+}
+
+fn tensors() -> Named {
+    vec![
+        ("a", noise(3_000_000, 1)),
+        ("b", noise(5, 2)),
+        ("c", noise(777, 3)),
+        ("d", noise((1 << 20) + 1, 4)),
+        ("none", Vec::new()),
+        ("e", noise(300_000, 5)),
+    ]
+}
+
+const ROUTES: [&str; 6] = ["gpu/tier1", "gpu/tier2", "gpu/tier3", "gpu/posted", "cpu/direct", "cpu/pinned"];
+
+#[test]
+fn files_in_pieces_arrive_whole_by_every_route() {
+    let dir = Dir::new();
+    let tensors = tensors();
+    let (even, odd) = (safetensors(&tensors, 0), safetensors(&tensors, 3));
+    let files = [("m.safetensors", &even[..]), ("odd.safetensors", &odd[..])];
+    let Some(image) = fragmented(&dir, "4096", &files) else { return };
+    for (i, route) in ROUTES.iter().enumerate() {
+        let (name, lba) = (["m", "odd"][i % 2], [512, 4096][i / 2 % 2]);
+        let drive = format!("sim:{}?lba={lba}", text(&image));
+        let path = format!("/{name}.safetensors");
+        let load = ["load", "-d", &drive, "--path", &path, "-g", "emu", "--verify", "--route", route];
+        let loaded = succeed(&load);
+        assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensors)), "{loaded:#}");
+        assert_eq!((&loaded["route"], &loaded["tensors"]), (&json!(route), &json!(6)));
+        assert_eq!((&loaded["bytes"], &loaded["errors"]), (&json!(4_349_359), &json!(0)));
+        assert_eq!(loaded["simulated"], json!(["drive", "gpu"]));
+        assert!(loaded["limit"]["what"].is_string() && loaded["placement"]["data"].is_string());
+        // Where the drive writes GPU memory, what can lie where a drive can write has no second copy.
+        let direct = loaded["direct_bytes"].as_u64().unwrap();
+        assert_eq!(direct > 2_000_000, name == "m" && *route != "cpu/pinned", "{loaded:#}");
+        assert!(name == "odd" || loaded["ranges"].as_u64().unwrap() > 20, "{loaded:#}");
+        assert_eq!(direct + loaded["staged_bytes"].as_u64().unwrap(), loaded["read_bytes"]);
+        let arena = loaded["gpu_bytes"].as_u64().unwrap();
+        assert!(arena < 4_349_359 + (256 << 10), "{arena}");
+    }
+    let drive = format!("sim:{}", text(&image));
+    let plan = succeed(&[
+        "load",
+        "-d",
+        &drive,
+        "--path",
+        "/m.safetensors",
+        "-g",
+        "emu",
+        "--plan",
+        "--route",
+        "gpu/tier1",
+    ]);
+    assert_eq!((&plan["route"], &plan["tensors"]), (&json!("gpu/tier1"), &json!(6)));
+    assert!(plan["ranges"].is_array() && plan["peak_gpu_bytes"].as_u64().unwrap() >= 4_349_359);
+    // A rank's rows, which lie in pieces too.
+    let rank = ["--rank", "1/2", "--cut", "a=0", "--only", "a"];
+    let part = succeed(
+        &[&["load", "-d", &drive, "--path", "/m.safetensors", "-g", "emu", "--verify"], &rank[..]].concat(),
+    );
+    assert_eq!((&part["bytes"], &part["verified"]), (&json!(1_500_000), &json!(true)));
+    assert_eq!(part["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&tensors[0].1[1_500_000..]))));
+    let faults = format!("{drive}?fault=fail-once@op=read,n=60&fault=lost@op=read,n=80");
+    let mended =
+        ["load", "-d", &faults, "--path", "/m.safetensors", "-g", "emu", "--timeout", "300ms", "--verify"];
+    let mended = succeed(&mended);
+    assert!(mended["retries"].as_u64().unwrap() >= 1 && mended["verified"] == true, "{mended:#}");
+}
+
+/// An image of a directory, made by mke2fs.
+fn image(dir: &Dir, block: &str, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
+    let (tree, image) = (dir.path().join("model-tree"), dir.path().join("model.img"));
+    for (name, data) in files {
+        let path = tree.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::File::create(path).unwrap();
+        // Whole blocks of zeros become holes.
+        for (i, part) in data.chunks(65536).enumerate() {
+            if part.iter().any(|&b| b != 0) {
+                std::os::unix::fs::FileExt::write_all_at(&file, part, i as u64 * 65536).unwrap();
+            }
+        }
+        file.set_len(data.len() as u64).unwrap();
+    }
+    let made = ["-q", "-F", "-t", "ext4", "-b", block, "-O", "inline_data", "-I", "1024"];
+    tool("mke2fs", &[&made[..], &["-d", text(&tree), text(&image), "40M"]].concat()).then_some(image)
+}
+
+/// Two shards with an index, the second with holes.
+fn sharded() -> (Named, Named) {
+    let first = vec![("x.w", noise(400_000, 9)), ("x.b", noise(64, 10))];
+    let mut holes = noise(3_000_000, 11);
+    holes[200_000..1_500_000].fill(0);
+    holes[2_000_000..].fill(0);
+    let second = vec![("y.w", holes), ("y.b", noise(33, 12))];
+    let map = r#"{"weight_map":{"x.w":"one.safetensors","x.b":"one.safetensors","y.w":"two.safetensors","y.b":"two.safetensors"}}"#;
+    let files = vec![
+        ("llama/model.safetensors.index.json", map.as_bytes().to_vec()),
+        ("llama/one.safetensors", safetensors(&first, 0)),
+        ("llama/two.safetensors", safetensors(&second, 0)),
+        ("llama/config.json", b"{}".to_vec()),
+        ("tiny.safetensors", safetensors(&[("t", vec![7, 8, 9])], 0)),
+    ];
+    (files, [first, second].concat())
+}
+
+#[test]
+fn directories_holes_and_inline_files() {
+    let dir = Dir::new();
+    let (files, tensors) = sharded();
+    let Some(image) = image(&dir, "4096", &files) else { return };
+    for (lba, route) in [(4096, "gpu/tier3"), (512, "gpu/tier1"), (512, "cpu/pinned")] {
+        let drive = format!("sim:{}?lba={lba}", text(&image));
+        let load = ["load", "-d", &drive, "--path", "/llama", "-g", "emu", "--verify", "--route", route];
+        let loaded = succeed(&load);
+        assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensors)), "{loaded:#}");
+        assert_eq!((&loaded["files"], &loaded["tensors"]), (&json!(2), &json!(4)));
+        assert!(loaded["hole_bytes"].as_u64().unwrap() > 2_000_000, "{loaded:#}");
+        assert!(loaded["read_bytes"].as_u64().unwrap() < 1_400_000);
+        let tiny = succeed(&[
+            "load",
+            "-d",
+            &drive,
+            "--path",
+            "tiny.safetensors",
+            "-g",
+            "emu",
+            "--verify",
+            "--route",
+            route,
+        ]);
+        assert_eq!(
+            (&tiny["verified"], &tiny["inline_bytes"].as_u64().is_some_and(|n| n > 0)),
+            (&json!(true), &true)
+        );
+        assert_eq!((&tiny["read_bytes"], &tiny["commands"]), (&json!(0), &json!(0)));
+    }
+    let drive = format!("sim:{}", text(&image));
+    let load = |path: &'static str| ["load", "-d", &drive, "-g", "emu", "--path", path].map(str::to_owned);
+    let fails = |path, code, holds: &str| {
+        let args = load(path);
+        refuse(&args.iter().map(String::as_str).collect::<Vec<_>>(), code, holds);
+    };
+    fails("/nope", 1, "nope");
+    fails("/llama/config.json", 1, "weight_map");
+    fails("/lost+found", 1, "no *.safetensors");
+    refuse(&["load", "-d", &drive, "-g", "emu"], 2, "--path");
+    refuse(&["load", "-d", &drive, "x", "--path", "/llama"], 2, "cannot be used with");
+    refuse(&["load", "-d", &drive, "--path", "/llama", "--route", "cpu/cached"], 3, "page cache");
+    refuse(&["load", "-d", "sim:mem:1M", "--path", "/llama", "-g", "emu"], 1, "no file system");
+}
+
+#[test]
+fn blocks_larger_than_the_file_systems_are_refused() {
+    let dir = Dir::new();
+    let files = [("m.safetensors", safetensors(&[("a", noise(100_000, 1))], 0))];
+    let Some(image) = image(&dir, "1024", &files) else { return };
+    let load = |lba: u32| {
+        ["load", "-d", &format!("sim:{}?lba={lba}", text(&image)), "--path", "/m.safetensors", "-g", "emu"]
+            .map(str::to_owned)
+    };
+    let args = load(512);
+    succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let args = load(16384);
+    refuse(&args.iter().map(String::as_str).collect::<Vec<_>>(), 3, "within a block of 16384");
+}
+
+#[test]
+fn qemus_drive_is_loaded_from_too() {
+    let dir = Dir::new();
+    let (files, tensors) = sharded();
+    let Some(image) = image(&dir, "4096", &files) else { return };
+    let options = Options { disk_bytes: 40 << 20, lba: 4096, ram_bytes: 512 << 20, ..Options::default() };
+    let Some(qemu) = Qemu::start_or_skip(&options).unwrap() else { return };
+    copy_over(&image, qemu.image(1).unwrap());
+    let drive = format!("qtest:{}", qemu.spec());
+    for route in ["gpu/tier1", "gpu/posted", "cpu/direct"] {
+        let load = ["load", "-d", &drive, "--path", "/llama", "-g", "emu", "--verify", "--route", route];
+        let loaded = succeed(&load);
+        assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensors)), "{loaded:#}");
+    }
+}
+
+/// Into the image that QEMU has open, not in its place.
+fn copy_over(from: &Path, to: &Path) {
+    let mut to = std::fs::File::options().write(true).open(to).unwrap();
+    std::io::copy(&mut std::fs::File::open(from).unwrap(), &mut to).unwrap();
+}

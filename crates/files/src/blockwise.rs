@@ -1,0 +1,121 @@
+//! A part of a file as a drive gives it: whole blocks, and what no drive is asked for.
+
+use std::ops::Range;
+
+use crate::extent::from_offset;
+use crate::{Error, Extent, Place, Result};
+
+/// Blocks that follow each other on the drive and in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRun {
+    /// The first block.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u64,
+    /// Where in memory the first one goes.
+    pub at: u64,
+}
+
+/// A part of a file, with places in the memory that is to hold it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Blockwise {
+    /// What the drive is asked for. The last block of a part may reach beyond it.
+    pub runs: Vec<BlockRun>,
+    /// Holes, and what was never written: where in memory, and how many bytes.
+    pub zeros: Vec<(u64, u64)>,
+    /// Bytes that the file system keeps among its own: where in memory, and they themselves.
+    pub inline: Vec<(u64, Vec<u8>)>,
+}
+
+impl Blockwise {
+    /// Adds the bytes `part` of a file with these extents. The first of them, at a multiple of `block`, goes to byte `to`
+    /// of the memory, the others behind it.
+    ///
+    /// # Errors
+    /// When a place is within a block: the drive's blocks are larger than the file system's.
+    pub fn add(&mut self, extents: &[Extent], part: Range<u64>, to: u64, block: u64) -> Result<()> {
+        for extent in from_offset(extents, part.start).iter().take_while(|e| e.offset < part.end) {
+            let first = extent.offset.max(part.start);
+            let len = (extent.offset + extent.len).min(part.end).saturating_sub(first);
+            let (within, at) = (first - extent.offset, to + (first - part.start));
+            match &extent.place {
+                _ if len == 0 => {}
+                Place::Zeros => self.zeros.push((at, len)),
+                Place::Inline(data) => {
+                    let bytes = data.get(within as usize..(within + len) as usize).unwrap_or_default();
+                    self.inline.push((at, bytes.to_vec()));
+                }
+                Place::Drive(start) => {
+                    let position = start + within;
+                    if !position.is_multiple_of(block) || !(first - part.start).is_multiple_of(block) {
+                        return Err(Error::WithinBlock { first, position, block });
+                    }
+                    self.run(BlockRun { lba: position / block, blocks: len.div_ceil(block), at }, block);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One more run, joined to the last where it goes on from there.
+    fn run(&mut self, run: BlockRun, block: u64) {
+        match self.runs.last_mut() {
+            Some(last) if last.lba + last.blocks == run.lba && last.at + last.blocks * block == run.at => {
+                last.blocks += run.blocks;
+            }
+            _ => self.runs.push(run),
+        }
+    }
+
+    /// Bytes of all holes.
+    #[must_use]
+    pub fn zero_bytes(&self) -> u64 {
+        self.zeros.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes that came from among the file system's own.
+    #[must_use]
+    pub fn inline_bytes(&self) -> u64 {
+        self.inline.iter().map(|(_, data)| data.len() as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(offset: u64, len: u64, place: Place) -> Extent {
+        Extent { offset, len, place }
+    }
+
+    #[test]
+    fn parts_become_runs_holes_and_inline_bytes() {
+        let extents = [
+            extent(0, 8192, Place::Drive(1 << 20)),
+            extent(8192, 4096, Place::Zeros),
+            extent(12_288, 5000, Place::Drive(4096)),
+        ];
+        let mut all = Blockwise::default();
+        all.add(&extents, 0..17_288, 256, 512).unwrap();
+        let runs = [BlockRun { lba: 2048, blocks: 16, at: 256 }, BlockRun { lba: 8, blocks: 10, at: 12_544 }];
+        assert_eq!((&all.runs[..], &all.zeros[..]), (&runs[..], &[(8448, 4096)][..]));
+        // What goes on where the last ended is one run; what is elsewhere in memory is not.
+        let mut joined = Blockwise::default();
+        joined.add(&extents, 0..4096, 0, 512).unwrap();
+        joined.add(&extents, 4096..8192, 4096, 512).unwrap();
+        joined.add(&extents, 4096..4608, 9000, 512).unwrap();
+        assert_eq!(joined.runs.len(), 2);
+        let mut inline = Blockwise::default();
+        inline.add(&[extent(0, 60, Place::Inline((0..60).collect()))], 0..30, 7, 512).unwrap();
+        assert_eq!((inline.inline_bytes(), inline.inline[0].0), (30, 7));
+    }
+
+    #[test]
+    fn blocks_that_are_too_large_are_refused() {
+        let small = [extent(0, 1024, Place::Drive(1024))];
+        let refused = Blockwise::default().add(&small, 0..1024, 0, 4096).unwrap_err();
+        assert!(matches!(refused, Error::WithinBlock { position: 1024, block: 4096, .. }));
+        let pieces = [extent(0, 1024, Place::Drive(4096)), extent(1024, 1024, Place::Drive(8192))];
+        assert!(Blockwise::default().add(&pieces, 0..2048, 0, 4096).is_err());
+    }
+}

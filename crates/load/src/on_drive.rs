@@ -1,0 +1,152 @@
+//! Files on a drive that onehop drives: those of its file system, and those that extent maps tell of.
+
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use onehop_files::{Blocks, Extent, ExtentMap, File, FileKind, Volume, read_extents};
+
+use crate::error::{Error, Result};
+use crate::source::{Kind, Source, Store};
+
+/// The file system of a drive.
+pub struct OnVolume {
+    volume: Volume,
+    drive: Arc<dyn Blocks>,
+}
+
+impl OnVolume {
+    /// Over a volume that lies on this drive.
+    #[must_use]
+    pub fn new(volume: Volume, drive: Arc<dyn Blocks>) -> Self {
+        Self { volume, drive }
+    }
+
+    fn lookup(&self, path: &Path) -> Result<File> {
+        self.volume.lookup(path.as_os_str().as_bytes()).map_err(|why| failed(path, why))
+    }
+}
+
+impl Store for OnVolume {
+    fn kind(&self, path: &Path) -> Result<Kind> {
+        match self.lookup(path)?.kind {
+            FileKind::File => Ok(Kind::File),
+            FileKind::Directory => Ok(Kind::Directory),
+            other => Err(Error::Odd { file: path.display().to_string(), what: other.name() }),
+        }
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let entries = self.volume.list(&self.lookup(path)?).map_err(|why| failed(path, why))?;
+        // Names that are not UTF-8 end in nothing that is looked for.
+        Ok(entries.into_iter().filter_map(|entry| String::from_utf8(entry.name).ok()).collect())
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+        let file = self.lookup(path)?;
+        if file.kind != FileKind::File {
+            return Err(Error::Odd { file: path.display().to_string(), what: file.kind.name() });
+        }
+        let extents = self.volume.extents(&file).map_err(|why| failed(path, why))?.to_vec();
+        let (name, drive) = (path.display().to_string(), self.drive.clone());
+        Ok(Box::new(DriveFile { name, bytes: file.size(), extents, drive }))
+    }
+}
+
+/// The files of extent maps, in the directories in which they were when they were mapped.
+pub struct OnMaps {
+    files: BTreeMap<PathBuf, ExtentMap>,
+    drive: Arc<dyn Blocks>,
+}
+
+impl OnMaps {
+    /// Over maps of files that lie on this drive.
+    ///
+    /// # Errors
+    /// When two of them are of one path.
+    pub fn new(maps: Vec<ExtentMap>, drive: Arc<dyn Blocks>) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for map in maps {
+            let file = map.file.path.clone();
+            if files.insert(PathBuf::from(&file), map).is_some() {
+                return Err(Error::MappedTwice { file });
+            }
+        }
+        Ok(Self { files, drive })
+    }
+
+    /// What there is to load: the only file, or the directories that hold the files.
+    #[must_use]
+    pub fn roots(&self) -> Vec<PathBuf> {
+        if self.files.len() == 1 {
+            return self.files.keys().cloned().collect();
+        }
+        let mut roots: Vec<PathBuf> =
+            self.files.keys().filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
+        roots.dedup();
+        // The shards of an index may lie in directories below its own.
+        let all = roots.clone();
+        roots.retain(|root| !all.iter().any(|other| other != root && root.starts_with(other)));
+        roots
+    }
+}
+
+impl Store for OnMaps {
+    fn kind(&self, path: &Path) -> Result<Kind> {
+        let within = || self.files.keys().any(|file| file.parent() == Some(path));
+        match self.files.contains_key(path) {
+            true => Ok(Kind::File),
+            false if within() => Ok(Kind::Directory),
+            false => Err(Error::NotMapped { file: path.display().to_string() }),
+        }
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let within = self.files.keys().filter(|file| file.parent() == Some(path));
+        Ok(within.filter_map(|file| file.file_name()?.to_str().map(str::to_owned)).collect())
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+        let not_there = || Error::NotMapped { file: path.display().to_string() };
+        let map = self.files.get(path).ok_or_else(not_there)?;
+        let extents = map.extents().map_err(|why| failed(path, why))?;
+        let (name, drive) = (path.display().to_string(), self.drive.clone());
+        Ok(Box::new(DriveFile { name, bytes: map.file.id.len, extents, drive }))
+    }
+}
+
+/// A file on a drive, by its extents.
+struct DriveFile {
+    name: String,
+    bytes: u64,
+    extents: Vec<Extent>,
+    drive: Arc<dyn Blocks>,
+}
+
+impl Source for DriveFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let (file, bytes) = (|| self.name.clone(), buffer.len() as u64);
+        match read_extents(&*self.drive, &self.extents, offset, buffer) {
+            Ok(got) if got == buffer.len() => Ok(()),
+            Ok(_) => Err(Error::Ended { file: file(), offset, bytes, length: self.bytes }),
+            Err(why) => Err(Error::OnDrive { file: file(), why }),
+        }
+    }
+
+    fn extents(&self) -> Option<&[Extent]> {
+        Some(&self.extents)
+    }
+}
+
+fn failed(path: &Path, why: onehop_files::Error) -> Error {
+    Error::OnDrive { file: path.display().to_string(), why }
+}
