@@ -24,6 +24,8 @@ fn read(bytes: &[u8]) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert_eq!(ExtentMap::parse(&map.to_bytes()).expect("what is stored can be read"), map);
+    let two = ExtentMap::parse_all(&[map.to_bytes(), map.to_bytes()].concat()).expect("and two of them");
+    assert_eq!(two, [map.clone(), map.clone()]);
     let mut at = 0;
     for extent in map.extents().expect("a checked map has extents") {
         assert!(extent.offset == at && extent.len > 0);

@@ -26,6 +26,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Demo(commands::demo::Args),
     Load(commands::load::Args),
+    Map(commands::map::Args),
     Read(commands::read::Args),
     Write(commands::write::Args),
     /// Look at an NVMe drive, and reset it

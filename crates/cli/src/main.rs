@@ -45,6 +45,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
     match command {
         Command::Demo(args) => commands::demo::run(args, context),
         Command::Load(args) => commands::load::run(args, context),
+        Command::Map(args) => commands::map::run(args, context),
         Command::Read(args) => commands::read::run(args, context),
         Command::Write(args) => commands::write::run(args, context),
         Command::Bench(args) => commands::bench::run(args, context),

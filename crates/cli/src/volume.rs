@@ -1,11 +1,15 @@
 //! Files on a drive that onehop drives: its file system is read by ourselves, and a file becomes commands.
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_drive::{Buffer, Drive, GpuJob, IoQueue, Namespace};
-use onehop_files::{BlockRun, Blocks, Blockwise, Extent, Volume, Which, WholeBlocks};
+use onehop_files::{
+    BlockRun, Blocks, Blockwise, DriveId, Extent, ExtentMap, NvmeIds, Volume, Which, WholeBlocks,
+};
 use onehop_gpu::Region;
+use onehop_proto::identify::NamespaceId;
 
 use crate::error::{CliError, Result};
 
@@ -55,6 +59,41 @@ pub(crate) fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
 pub(crate) fn open(blocks: &Arc<dyn Blocks>, partition: Option<u32>) -> Result<Volume> {
     let which = partition.map_or(Which::Auto, Which::Partition);
     Ok(Volume::open(blocks.clone(), which)?)
+}
+
+/// Which drive it is, as extent maps have it.
+pub(crate) fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
+    let (controller, view) = (drive.identity().controller(), ns.identify());
+    // As they lie in the identify data: Linux puts the blanks in front into its identifiers.
+    let mut ids = NvmeIds {
+        vendor: controller.vid(),
+        serial: &controller.bytes()[4..24],
+        model: &controller.bytes()[24..64],
+        nsid: ns.nsid,
+        uuid: [0; 16],
+        nguid: view.nguid(),
+        eui64: view.eui64(),
+        lba_bytes: ns.format.lba_bytes() as u32,
+        blocks: ns.blocks,
+    };
+    for id in drive.namespace_ids(ns)? {
+        match id {
+            NamespaceId::Uuid(uuid) => ids.uuid = uuid,
+            NamespaceId::Nguid(nguid) => ids.nguid = nguid,
+            NamespaceId::Eui64(eui64) => ids.eui64 = eui64,
+            _ => {}
+        }
+    }
+    Ok(DriveId::nvme(&ids))
+}
+
+/// The extent maps of a file, which have to be for this drive.
+pub(crate) fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<ExtentMap>> {
+    let bytes = std::fs::read(path).map_err(|e| CliError::file("read", path, e))?;
+    let maps = ExtentMap::parse_all(&bytes)?;
+    let id = drive_id(drive, ns)?;
+    maps.iter().try_for_each(|map| map.check_drive(&id))?;
+    Ok(maps)
 }
 
 /// A part of a file, as whole blocks of the drive and what needs none.

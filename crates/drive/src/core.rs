@@ -8,7 +8,7 @@ use std::time::Duration;
 use onehop_proto::admin as words;
 use onehop_proto::admin::cns;
 use onehop_proto::feature::{self, HostMemoryEntry, Queues};
-use onehop_proto::identify::active_namespaces;
+use onehop_proto::identify::{NamespaceId, active_namespaces, descriptors};
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::regs::Version;
 
@@ -160,6 +160,23 @@ impl Core {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
         let data = admin.read(&self.control.port, "identify namespace", &sqe, 4096)?;
         Namespace::new(&self.control, nsid, &data)
+    }
+
+    /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and
+    /// lists that end in nonsense, give fewer.
+    pub(crate) fn namespace_ids(&self, admin: &mut Admin, nsid: u32) -> Result<Vec<NamespaceId>> {
+        if self.control.version < Version::new(1, 3, 0) {
+            return Ok(Vec::new());
+        }
+        let sqe = words::identify(cns::NAMESPACE_DESCRIPTORS, nsid, 0, 0);
+        match admin.read(&self.control.port, "identify namespace descriptors", &sqe, 4096) {
+            Ok(data) => {
+                let page: Option<&[u8; 4096]> = data.as_slice().try_into().ok();
+                Ok(page.into_iter().flat_map(|page| descriptors(page)).map_while(|id| id.ok()).collect())
+            }
+            Err(Error::Command { .. }) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     fn list_nsids(&self, admin: &mut Admin) -> Result<Vec<u32>> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use onehop_os::{DmaMemory, HostMem, Port};
 use onehop_proto::admin::{self as words, Select};
+use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::AsyncEvent;
 
 use crate::control::Control;
@@ -83,6 +84,16 @@ impl Drive {
     pub fn namespace(&self, nsid: u32) -> Result<&Namespace> {
         let found = self.namespaces().iter().find(|ns| ns.nsid == nsid);
         found.ok_or_else(|| Error::NoNamespace { drive: self.name().to_owned(), nsid })
+    }
+
+    /// The identifiers of a namespace that the drive lists apart from its identify data: none where it has no such list.
+    ///
+    /// # Errors
+    /// When the drive is dead, or does not answer.
+    pub fn namespace_ids(&self, ns: &Namespace) -> Result<Vec<NamespaceId>> {
+        ns.check(&self.0.control)?;
+        let mut state = self.0.alive()?;
+        self.0.namespace_ids(&mut state.admin, ns.nsid)
     }
 
     /// New host memory that the drive can reach.

@@ -111,6 +111,18 @@ impl ExtentMap {
         Ok(map)
     }
 
+    /// Reads a file with any number of maps, one behind the other.
+    ///
+    /// # Errors
+    /// As for [`ExtentMap::parse`], and when there is none.
+    pub fn parse_all(bytes: &[u8]) -> Result<Vec<Self>> {
+        let maps = stored::split(bytes).into_iter().map(Self::parse).collect::<Result<Vec<_>>>()?;
+        if maps.is_empty() {
+            return Err(Error::damaged(MAP, "it is empty"));
+        }
+        Ok(maps)
+    }
+
     /// The file's extents, neighbours merged.
     ///
     /// # Errors

@@ -46,6 +46,24 @@ fn a_map_of_a_file_on_a_volume_is_stored_read_and_verified() {
 }
 
 #[test]
+fn one_file_holds_several_maps() {
+    let (image, volume) = volume();
+    let map = |path| {
+        let file = volume.lookup(path).unwrap();
+        ExtentMap::of_volume(&volume, &file, path, drive(image.size())).unwrap()
+    };
+    let maps = [map("dir/pieces"), map("dir/inline"), map("plain")];
+    let bytes: Vec<u8> = maps.iter().flat_map(ExtentMap::to_bytes).collect();
+    assert_eq!(ExtentMap::parse_all(&bytes).unwrap(), maps);
+    assert_eq!(ExtentMap::parse_all(&maps[0].to_bytes()).unwrap(), maps[..1]);
+    assert!(ExtentMap::parse(&bytes).is_err());
+    assert!(ExtentMap::parse_all(b"").is_err());
+    for cut in [1, bytes.len() / 2, bytes.len() - 1] {
+        assert!(ExtentMap::parse_all(&bytes[..cut]).is_err(), "{cut}");
+    }
+}
+
+#[test]
 fn a_changed_block_a_changed_file_and_another_drive_are_told() {
     let (image, volume) = volume();
     let found = volume.lookup("dir/pieces").unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onehop_files::{Blocks, Extent, ExtentMap, File, FileKind, Volume, read_extents};
+use onehop_files::{Blocks, DriveId, Extent, ExtentMap, File, FileKind, Volume, read_extents};
 
 use crate::error::{Error, Result};
 use crate::source::{Kind, Source, Store};
@@ -21,6 +21,16 @@ impl OnVolume {
     #[must_use]
     pub fn new(volume: Volume, drive: Arc<dyn Blocks>) -> Self {
         Self { volume, drive }
+    }
+
+    /// The extent map of a file: reads it once, for its check sums.
+    ///
+    /// # Errors
+    /// When there is no such file, or it cannot be read.
+    pub fn map(&self, path: &Path, drive: DriveId) -> Result<ExtentMap> {
+        let file = self.lookup(path)?;
+        let name = path.display().to_string();
+        ExtentMap::of_volume(&self.volume, &file, &name, drive).map_err(|why| failed(path, why))
     }
 
     fn lookup(&self, path: &Path) -> Result<File> {

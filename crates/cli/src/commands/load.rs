@@ -36,12 +36,15 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE
-    #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
+    #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// A file, index or directory in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself; may be
     /// given more than once
-    #[arg(long, value_name = "/IN/FS", requires = "drive")]
-    path: Vec<String>,
+    #[arg(long, value_name = "/IN/FS", requires = "drive", group = "where_on_drive")]
+    path: Vec<PathBuf>,
+    /// The model's files are where this extent map says (see onehop map); whatever file system the drive has, it is not read
+    #[arg(long, value_name = "MAP", requires = "drive", group = "where_on_drive", conflicts_with = "path")]
+    map: Option<PathBuf>,
     /// The partition that holds the model [default: the only one with a file system that is known]
     #[arg(long, value_name = "N", requires = "path")]
     partition: Option<u32>,

@@ -7,6 +7,7 @@ pub(crate) mod errors;
 pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod load;
+pub(crate) mod map;
 pub(crate) mod read;
 pub(crate) mod reset;
 pub(crate) mod smart;

@@ -2,9 +2,11 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op};
-use onehop_files::FileKind;
+use onehop_files::{Blocks, Extent, ExtentMap, FileKind, read_extents};
+use onehop_gpu::Region;
 use serde::Serialize;
 
 use crate::commands::{Context, load};
@@ -25,20 +27,23 @@ use crate::volume::{self, Span};
 )]
 pub(crate) struct Args {
     /// A file of this machine, on a file system that Linux has mounted
-    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map"])]
     file: Option<PathBuf>,
     /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
     #[arg(short = 'd', long, value_name = "DRIVE", required_unless_present = "file")]
     drive: Option<String>,
     /// The first block
-    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present_any = ["path", "file"])]
+    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present_any = ["path", "file", "map"])]
     lba: Option<u64>,
     /// How many blocks
-    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present_any = ["path", "file"])]
+    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present_any = ["path", "file", "map"])]
     blocks: Option<u64>,
     /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
     #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]
     path: Option<String>,
+    /// The file is where this extent map says (see onehop map); of several files in it, --path names one
+    #[arg(long, value_name = "MAP", conflicts_with_all = ["lba", "blocks", "partition"])]
+    map: Option<PathBuf>,
     /// The partition that holds the file [default: the only one with a file system that is known]
     #[arg(long, value_name = "N", requires = "path")]
     partition: Option<u32>,
@@ -79,8 +84,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let drive = Drive::open(found.port, args.route.options(false))?;
     let ns = drive.namespace(args.nsid)?;
-    match (&args.path, args.lba, args.blocks) {
-        (Some(path), ..) => read_file(args, path, (&drive, ns, &gpu), context),
+    let path = args.path.as_deref();
+    match (path, args.lba, args.blocks) {
+        _ if args.map.is_some() => read_file(args, path, (&drive, ns, &gpu), context),
+        (Some(_), ..) => read_file(args, path, (&drive, ns, &gpu), context),
         (None, Some(lba), Some(blocks)) => read_blocks(args, (lba, blocks), (&drive, ns, &gpu), context),
         _ => Err(CliError::Usage("either --lba and --blocks, or --path".into())),
     }
@@ -122,7 +129,7 @@ struct FileDocument {
     #[serde(flatten)]
     outcome: Outcome,
     path: String,
-    file_system: &'static str,
+    file_system: String,
     file_bytes: u64,
     offset: u64,
     /// Stretches of the drive that were read.
@@ -135,14 +142,65 @@ struct FileDocument {
     inline_bytes: u64,
 }
 
-fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Context) -> Result<Report> {
-    let volume = volume::open(&volume::blocks(drive, ns)?, args.partition)?;
+/// A file on the drive, however it was found.
+struct Found {
+    path: String,
+    file_system: String,
+    bytes: u64,
+    extents: Vec<Extent>,
+    notes: Vec<String>,
+    map: Option<ExtentMap>,
+    blocks: Arc<dyn Blocks>,
+}
+
+/// Finds the file by the drive's own file system.
+fn by_file_system(args: &Args, path: &str, blocks: Arc<dyn Blocks>) -> Result<Found> {
+    let volume = volume::open(&blocks, args.partition)?;
     let file = volume.lookup(path)?;
     if file.kind != FileKind::File {
         return Err(CliError::Failed(format!("{path} is a {}, not a file", file.kind.name())));
     }
-    let extents = volume.extents(&file)?;
-    let span = Span::new(extents, file.id.len, args.offset, args.len, block_bytes(ns))?;
+    Ok(Found {
+        path: path.to_owned(),
+        file_system: volume.fs_name().to_owned(),
+        bytes: file.id.len,
+        extents: volume.extents(&file)?.to_vec(),
+        notes: volume.notes().to_vec(),
+        map: None,
+        blocks,
+    })
+}
+
+/// Finds the file by an extent map.
+fn by_map(map: &Path, path: Option<&str>, (drive, ns): (&Drive, &Namespace)) -> Result<Found> {
+    let mut maps = volume::read_maps(map, drive, ns)?;
+    let names: Vec<_> = maps.iter().map(|map| map.file.path.clone()).collect();
+    maps.retain(|map| path.is_none_or(|path| map.file.path == path));
+    let (Some(map), true) = (maps.pop(), maps.is_empty()) else {
+        return Err(CliError::Usage(format!("--path: the map tells of {}", names.join(", "))));
+    };
+    Ok(Found {
+        path: map.file.path.clone(),
+        file_system: map.file.fs.clone(),
+        bytes: map.file.id.len,
+        extents: map.extents()?,
+        notes: Vec::new(),
+        map: Some(map),
+        blocks: volume::blocks(drive, ns)?,
+    })
+}
+
+fn read_file(
+    args: &Args,
+    path: Option<&str>,
+    (drive, ns, gpu): With<'_>,
+    context: &Context,
+) -> Result<Report> {
+    let found = match &args.map {
+        Some(map) => by_map(map, path, (drive, ns))?,
+        None => by_file_system(args, path.unwrap_or_default(), volume::blocks(drive, ns)?)?,
+    };
+    let span = Span::new(&found.extents, found.bytes, args.offset, args.len, block_bytes(ns))?;
     let plan = Plan { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, span.memory)?;
     let jobs = span.jobs();
@@ -158,44 +216,64 @@ fn read_file(args: &Args, path: &str, (drive, ns, gpu): With<'_>, context: &Cont
     }
     let mut document = FileDocument {
         outcome,
-        path: path.to_owned(),
-        file_system: volume.fs_name(),
-        file_bytes: file.id.len,
+        path: found.path.clone(),
+        file_system: found.file_system.clone(),
+        file_bytes: found.bytes,
         offset: args.offset,
         ranges: jobs.len(),
         read_bytes,
         hole_bytes: span.parts.zero_bytes(),
         inline_bytes: span.parts.inline_bytes(),
     };
-    let mut failure = None;
-    if args.verify {
-        let check = || context.stop.check();
-        let again = |at, out: &mut [u8]| Ok(volume.read(&file, args.offset + at, out)?);
-        let differs = volume::verify(&span, &memory.region, again, check)?;
-        document.outcome.judge(differs.is_none(), "compared with what the CPU read of the file");
-        failure = differs.map(|at| {
-            CliError::Mismatch(format!(
-                "GPU memory and file differ from byte {} of the file on",
-                args.offset + at
-            ))
-        });
-    }
+    let failure = if args.verify {
+        judge(args, &found, (&span, &memory.region), &mut document, context)?
+    } else {
+        None
+    };
     let mut text = Text::default();
     text.row(
         "file",
         format!(
-            "{path} on {}: {} in {} of the drive, read as whole blocks ({read_bytes} bytes)",
+            "{} on {}: {} in {} of the drive, read as whole blocks ({read_bytes} bytes)",
+            document.path,
             document.file_system,
             units::bytes(span.bytes),
             units::count(document.ranges as u64, "stretch").replace("stretchs", "stretches"),
         ),
     );
-    for note in volume.notes() {
+    for note in &found.notes {
         text.row("", note);
     }
     let rest = rows(&document.outcome, args);
     text.append(&rest);
     Ok(Report::new(document, text)?.failed(failure))
+}
+
+/// Compares GPU memory with the file, and the file with what was mapped, if it was; notes it, and gives what is wrong.
+fn judge(
+    args: &Args,
+    found: &Found,
+    (span, region): (&Span, &Region),
+    document: &mut FileDocument,
+    context: &Context,
+) -> Result<Option<CliError>> {
+    let by = match &found.map {
+        Some(map) => {
+            if let Err(why) = map.verify(&*found.blocks) {
+                document.outcome.judge(false, "the drive compared with the map's check sums");
+                return Ok(Some(why.into()));
+            }
+            "the drive compared with the map's check sums, and every byte with what the CPU read of the file"
+        }
+        None => "compared with what the CPU read of the file",
+    };
+    let again = |at, out: &mut [u8]| Ok(read_extents(&*found.blocks, &found.extents, args.offset + at, out)?);
+    let differs = volume::verify(span, region, again, || context.stop.check())?;
+    document.outcome.judge(differs.is_none(), by);
+    Ok(differs.map(|at| {
+        let from = args.offset + at;
+        CliError::Mismatch(format!("GPU memory and file differ from byte {from} of the file on"))
+    }))
 }
 
 fn rows(outcome: &Outcome, args: &Args) -> Text {

@@ -5,6 +5,7 @@ mod arguments;
 mod demo;
 mod drive;
 mod load;
+mod maps;
 mod owned;
 mod refusals;
 mod run;

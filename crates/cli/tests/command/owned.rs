@@ -10,10 +10,10 @@ use crate::load::text;
 use crate::run::{Dir, refuse, skip, succeed};
 
 /// Bytes under names: tensors, or files.
-type Named = Vec<(&'static str, Vec<u8>)>;
+pub type Named = Vec<(&'static str, Vec<u8>)>;
 
 /// Bytes that are all different.
-fn noise(bytes: usize, seed: u32) -> Vec<u8> {
+pub fn noise(bytes: usize, seed: u32) -> Vec<u8> {
     (0..bytes).map(|i| ((i as u32 ^ seed).wrapping_mul(0x9e37_79b9) >> 11) as u8).collect()
 }
 
@@ -37,12 +37,12 @@ fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
 }
 
 /// The check sum that a load of all tensors tells.
-fn crc(tensors: &[(&str, Vec<u8>)]) -> Value {
+pub fn crc(tensors: &[(&str, Vec<u8>)]) -> Value {
     let all: Vec<u8> = tensors.iter().flat_map(|(_, data)| data.clone()).collect();
     json!(format!("{:08x}", crc32c::crc32c(&all)))
 }
 
-fn tool(name: &str, args: &[&str]) -> bool {
+pub fn tool(name: &str, args: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     match Command::new(name).env("PATH", path).args(args).output() {
         Ok(output) => {
@@ -147,8 +147,8 @@ fn files_in_pieces_arrive_whole_by_every_route() {
     assert!(mended["retries"].as_u64().unwrap() >= 1 && mended["verified"] == true, "{mended:#}");
 }
 
-/// An image of a directory, made by mke2fs.
-fn image(dir: &Dir, block: &str, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
+/// An image of a directory, made by mke2fs. With `inline_data` among the features, short files lie among metadata.
+pub fn image(dir: &Dir, block: &str, features: &str, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
     let (tree, image) = (dir.path().join("model-tree"), dir.path().join("model.img"));
     for (name, data) in files {
         let path = tree.join(name);
@@ -162,12 +162,12 @@ fn image(dir: &Dir, block: &str, files: &[(&str, Vec<u8>)]) -> Option<PathBuf> {
         }
         file.set_len(data.len() as u64).unwrap();
     }
-    let made = ["-q", "-F", "-t", "ext4", "-b", block, "-O", "inline_data", "-I", "1024"];
+    let made = ["-q", "-F", "-t", "ext4", "-b", block, "-O", features, "-I", "1024"];
     tool("mke2fs", &[&made[..], &["-d", text(&tree), text(&image), "40M"]].concat()).then_some(image)
 }
 
 /// Two shards with an index, the second with holes.
-fn sharded() -> (Named, Named) {
+pub fn sharded() -> (Named, Named) {
     let first = vec![("x.w", noise(400_000, 9)), ("x.b", noise(64, 10))];
     let mut holes = noise(3_000_000, 11);
     holes[200_000..1_500_000].fill(0);
@@ -188,7 +188,7 @@ fn sharded() -> (Named, Named) {
 fn directories_holes_and_inline_files() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
-    let Some(image) = image(&dir, "4096", &files) else { return };
+    let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
     for (lba, route) in [(4096, "gpu/tier3"), (512, "gpu/tier1"), (512, "cpu/pinned")] {
         let drive = format!("sim:{}?lba={lba}", text(&image));
         let load = ["load", "-d", &drive, "--path", "/llama", "-g", "emu", "--verify", "--route", route];
@@ -234,7 +234,7 @@ fn directories_holes_and_inline_files() {
 fn blocks_larger_than_the_file_systems_are_refused() {
     let dir = Dir::new();
     let files = [("m.safetensors", safetensors(&[("a", noise(100_000, 1))], 0))];
-    let Some(image) = image(&dir, "1024", &files) else { return };
+    let Some(image) = image(&dir, "1024", "inline_data", &files) else { return };
     let load = |lba: u32| {
         ["load", "-d", &format!("sim:{}?lba={lba}", text(&image)), "--path", "/m.safetensors", "-g", "emu"]
             .map(str::to_owned)
@@ -249,7 +249,7 @@ fn blocks_larger_than_the_file_systems_are_refused() {
 fn qemus_drive_is_loaded_from_too() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
-    let Some(image) = image(&dir, "4096", &files) else { return };
+    let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
     let options = Options { disk_bytes: 40 << 20, lba: 4096, ram_bytes: 512 << 20, ..Options::default() };
     let Some(qemu) = Qemu::start_or_skip(&options).unwrap() else { return };
     copy_over(&image, qemu.image(1).unwrap());

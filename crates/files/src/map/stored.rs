@@ -41,6 +41,24 @@ pub(super) fn to_bytes(map: &ExtentMap) -> Vec<u8> {
     format!("{NAME} {VERSION} {:08x}\n{body}\n", crc32c::crc32c(format!("{body}\n").as_bytes())).into_bytes()
 }
 
+/// The maps of a file, each of which begins with a line of its own. No line within one can begin like that: in JSON no
+/// string goes over the end of a line.
+pub(super) fn split(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut maps: Vec<&[u8]> = Vec::new();
+    let (mut start, mut at) = (0, 0);
+    for line in bytes.split_inclusive(|&b| b == b'\n') {
+        if at > start && line.starts_with(NAME.as_bytes()) {
+            maps.push(&bytes[start..at]);
+            start = at;
+        }
+        at += line.len();
+    }
+    if start < bytes.len() {
+        maps.push(&bytes[start..]);
+    }
+    maps
+}
+
 pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
     let bad = |why: String| Error::damaged(MAP, why);
     let end = bytes.iter().take(64).position(|&b| b == b'\n');

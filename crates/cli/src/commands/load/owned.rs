@@ -1,11 +1,13 @@
-//! `onehop load -d DRIVE`: a model in the file system of a drive that onehop drives, straight into one arena.
+//! `onehop load -d DRIVE`: a model in the file system of a drive that onehop drives, or in extent maps of it,
+//! straight into one arena.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use onehop_drive::{Drive, Namespace};
+use onehop_files::{Blocks, ExtentMap};
 use onehop_gpu::Region;
-use onehop_load::{Model, OnVolume, Plan, Selection, Store, check, plan};
+use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, check, plan};
 use serde::Serialize;
 
 use super::{Args, account, against, given_up, judge, must_fit, read_manifest, selection};
@@ -97,8 +99,9 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     let gpu = std::thread::spawn(move || (gpus::choose(&wanted), start.elapsed()));
     let drive = Drive::open(drives::find(spec)?.port, args.route.options(false))?;
     let ns = drive.namespace(args.nsid)?;
-    let (model, found_by) = open(args, &drive, ns)?;
-    let plan = plan_for(&model, &selection(args)?, ns)?;
+    let opened = open(args, &drive, ns)?;
+    let model = &opened.model;
+    let plan = plan_for(model, &selection(args)?, ns)?;
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let gpu = gpu?;
@@ -107,10 +110,10 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     if args.plan {
         // The route is made ready, for one block, because nothing else tells that it can be had.
         let (engine, _) = Engine::open(&with, block_bytes(ns))?;
-        return account::show_plan(&model, &plan, fit, &gpu, &[engine.route.name()]);
+        return account::show_plan(model, &plan, fit, &gpu, &[engine.route.name()]);
     }
     must_fit(fit)?;
-    let loaded = carry_out(&with, &model, plan, context)?;
+    let loaded = carry_out(&with, model, plan, context)?;
     let go_on = || context.stop.check().is_ok();
     let sums = if context.json || args.verify || manifest.is_some() {
         let sums = check::check_sums(&loaded.plan, loaded.region(), &go_on);
@@ -124,16 +127,20 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     // Its queues may be all that the drive grants.
     drop(engine);
     let verdict = super::Verdict {
-        compared: if args.verify { Some(judge(&plan, &model, &arena.region, context)?) } else { None },
-        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, &model, &plan, &sums)),
+        compared: if args.verify { Some(compare(&opened, &plan, &arena.region, context)?) } else { None },
+        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, model, &plan, &sums)),
     };
     (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
+    if args.verify && !opened.maps.is_empty() {
+        outcome.verified_by =
+            Some("the drive compared with the map's check sums, and every byte with the drive");
+    }
     let document = Document {
         outcome,
         files: plan.files.len(),
         format: model.format,
         tensors: plan.tensors.len(),
-        found_by,
+        found_by: opened.found_by,
         read_bytes: tally.bytes,
         gpu_bytes: plan.gpu_bytes,
         landed,
@@ -145,18 +152,41 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-/// The model that the arguments name, and how its files were found.
-fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<(Model, String)> {
-    let blocks = volume::blocks(drive, ns)?;
-    let volume = volume::open(&blocks, args.partition)?;
-    let found_by = format!("its {} file system", volume.fs_name());
-    let paths: Vec<PathBuf> = args.path.iter().map(PathBuf::from).collect();
-    Ok((open_model(&OnVolume::new(volume, blocks), &paths)?, found_by))
+/// A model on a drive.
+struct Opened {
+    model: Model,
+    /// How its files were found.
+    found_by: String,
+    /// What was said of them when they were mapped.
+    maps: Vec<ExtentMap>,
+    blocks: Arc<dyn Blocks>,
 }
 
-/// Opens a model in a store.
-fn open_model(store: &dyn Store, paths: &[PathBuf]) -> Result<Model> {
-    Ok(Model::open(store, paths)?)
+/// The model that the arguments name.
+fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<Opened> {
+    let blocks = volume::blocks(drive, ns)?;
+    if let Some(path) = &args.map {
+        let maps = volume::read_maps(path, drive, ns)?;
+        let store = OnMaps::new(maps.clone(), blocks.clone())?;
+        let model = Model::open(&store, &store.roots())?;
+        let found_by = format!("the extent map {}", path.display());
+        return Ok(Opened { model, found_by, maps, blocks });
+    }
+    let volume = volume::open(&blocks, args.partition)?;
+    let found_by = format!("its {} file system", volume.fs_name());
+    let model = Model::open(&OnVolume::new(volume, blocks.clone()), &args.path)?;
+    Ok(Opened { model, found_by, maps: Vec::new(), blocks })
+}
+
+/// Compares what is in GPU memory with the drive, and the drive with what was mapped.
+fn compare(opened: &Opened, plan: &Plan, arena: &Region, context: &Context) -> Result<Result<()>> {
+    for map in &opened.maps {
+        context.stop.check()?;
+        if let Err(why) = map.verify(&*opened.blocks) {
+            return Ok(Err(why.into()));
+        }
+    }
+    judge(plan, &opened.model, arena, context)
 }
 
 fn tell(d: &Document) -> Text {

@@ -1,0 +1,155 @@
+//! `onehop map`: where files are on their drive, written down with check sums, for when the drive has been handed over.
+
+use std::path::PathBuf;
+
+use onehop_drive::{Drive, Options};
+use onehop_files::ExtentMap;
+use onehop_files::live::{LiveFile, Rung, System};
+use onehop_load::{Kind, Local, OnVolume, Store};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::report::{Report, Text};
+use crate::{drives, units, volume};
+
+/// Write down where files are on their drive, to read them there once onehop has the drive
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  onehop map model/ --out model.map\n  onehop map -d sim:ext4.img --path /models/llama \
+                        --out llama.map\n  onehop load -d sim:ext4.img --map llama.map --verify\n\nOf a directory, the \
+                        model's files are mapped: *.safetensors, *.gguf, *.safetensors.index.json. Each file is read once, \
+                        for its check sums."
+)]
+pub(crate) struct Args {
+    /// Files and directories of this machine, on a file system that Linux has mounted
+    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
+    files: Vec<PathBuf>,
+    /// A drive that onehop drives already: its file system is read by ourselves
+    #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
+    drive: Option<String>,
+    /// A file or directory in the drive's file system; may be given more than once
+    #[arg(long, value_name = "/IN/FS", requires = "drive")]
+    path: Vec<PathBuf>,
+    /// The partition that holds it [default: the only one with a file system that is known]
+    #[arg(long, value_name = "N", requires = "path")]
+    partition: Option<u32>,
+    /// The drive's namespace
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
+    nsid: u32,
+    /// The map file to write
+    #[arg(long, value_name = "MAP")]
+    out: PathBuf,
+}
+
+/// A map, and how firmly the places held while it was made.
+struct Made {
+    map: ExtentMap,
+    rung: Rung,
+}
+
+/// What is told of a map.
+#[derive(Serialize)]
+struct About<'a> {
+    path: &'a str,
+    file_system: &'a str,
+    bytes: u64,
+    extents: usize,
+    checked_pieces: usize,
+    drive: &'a onehop_files::DriveId,
+    rung: u8,
+    rung_text: &'static str,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let made = match &args.drive {
+        Some(spec) => of_drive(args, spec, context)?,
+        None => of_live_files(&args.files, context)?,
+    };
+    let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
+    std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
+    let files = made.iter().map(about).collect::<Result<Vec<_>>>()?;
+    let mut text = Text::default();
+    for file in &files {
+        text.row(
+            "mapped",
+            format!(
+                "{}: {} in {} on drive {:?} ({})",
+                file.path,
+                units::bytes(file.bytes),
+                units::count(file.extents as u64, "extent"),
+                file.drive.serial,
+                file.file_system,
+            ),
+        );
+        text.row("", format!("rung {} of 5: {}", file.rung, file.rung_text));
+    }
+    text.row("out", args.out.display());
+    Report::new(json!({ "out": args.out, "files": files }), text)
+}
+
+fn about(made: &Made) -> Result<About<'_>> {
+    let Made { map, rung } = made;
+    Ok(About {
+        path: &map.file.path,
+        file_system: &map.file.fs,
+        bytes: map.file.id.len,
+        extents: map.extents()?.len(),
+        checked_pieces: map.pieces().iter().filter(|piece| piece.crc32c.is_some()).count(),
+        drive: &map.drive,
+        rung: rung.number(),
+        rung_text: rung.text(),
+    })
+}
+
+/// Files of a mounted file system, where the kernel says that they are.
+fn of_live_files(paths: &[PathBuf], context: &Context) -> Result<Vec<Made>> {
+    let system = System::default();
+    let one = |path: PathBuf| {
+        context.stop.check()?;
+        let live = LiveFile::open(&path, &system)?;
+        Ok(Made { map: live.map()?, rung: live.rung() })
+    };
+    files_of(&Local, paths)?.into_iter().map(one).collect()
+}
+
+/// Files of a drive that is mounted nowhere.
+fn of_drive(args: &Args, spec: &str, context: &Context) -> Result<Vec<Made>> {
+    let drive = Drive::open(drives::find(spec)?.port, Options::default())?;
+    let ns = drive.namespace(args.nsid)?;
+    let blocks = volume::blocks(&drive, ns)?;
+    let store = OnVolume::new(volume::open(&blocks, args.partition)?, blocks);
+    let id = volume::drive_id(&drive, ns)?;
+    let one = |path: PathBuf| {
+        context.stop.check()?;
+        Ok(Made { map: store.map(&path, id.clone())?, rung: Rung::Unmounted })
+    };
+    files_of(&store, &args.path)?.into_iter().map(one).collect()
+}
+
+/// The files themselves, and of directories those that models are made of.
+fn files_of(store: &dyn Store, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if store.kind(path)? == Kind::File {
+            files.push(path.clone());
+            continue;
+        }
+        let mut names = store.names(path)?;
+        names.retain(|name| is_of_a_model(name));
+        names.sort_unstable();
+        if names.is_empty() {
+            let why = "holds no *.safetensors, no *.gguf and no *.safetensors.index.json";
+            return Err(CliError::Failed(format!("{} {why}", path.display())));
+        }
+        files.extend(names.iter().map(|name| path.join(name)));
+    }
+    Ok(files)
+}
+
+fn is_of_a_model(name: &str) -> bool {
+    let ends = |ending: &str| name.ends_with(ending);
+    !name.starts_with('.') && (ends(".safetensors") || ends(".gguf") || ends(".safetensors.index.json"))
+}

@@ -1,0 +1,173 @@
+//! `onehop map`, and what is read and loaded by a map.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use onehop_files::live::{LiveFile, System};
+use onehop_files::{ExtentMap, Place};
+use serde_json::{Value, json};
+
+use crate::load::text;
+use crate::owned::{crc, image, noise, sharded};
+use crate::run::{Dir, refuse, skip, succeed};
+
+#[test]
+fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
+    let dir = Dir::new();
+    let (files, tensors) = sharded();
+    let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
+    let (drive, map) = (format!("sim:{}", text(&image)), dir.file("llama.map"));
+    let made =
+        succeed(&["map", "-d", &drive, "--path", "/llama", "--path", "/tiny.safetensors", "--out", &map]);
+    let mapped = made["files"].as_array().unwrap();
+    assert_eq!((mapped.len(), &mapped[0]["rung"], &mapped[3]["file_system"]), (4, &json!(5), &json!("ext4")));
+    let llama = dir.file("only.map");
+    succeed(&["map", "-d", &drive, "--path", "/llama", "--out", &llama]);
+    for route in ["gpu/tier3", "gpu/tier1", "cpu/direct", "cpu/pinned"] {
+        let load = ["load", "-d", &drive, "--map", &llama, "-g", "emu", "--verify", "--route", route];
+        let loaded = succeed(&load);
+        assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensors)), "{loaded:#}");
+        assert!(loaded["verified_by"].as_str().unwrap().contains("map"));
+    }
+    let out = dir.file("out");
+    let read = ["read", "-d", &drive, "--map", &map, "-g", "emu", "--out", &out, "--verify"];
+    for (path, data) in [("/llama/two.safetensors", &files[2].1), ("/tiny.safetensors", &files[4].1)] {
+        let got = succeed(&[&read[..], &["--path", path]].concat());
+        assert_eq!((&got["verified"], &got["path"]), (&json!(true), &json!(path)));
+        assert!(fs::read(&out).unwrap() == *data, "{path}");
+    }
+    let part = ["--path", "/llama/two.safetensors", "--offset", "777", "--len", "5000"];
+    succeed(&[&read[..], &part[..]].concat());
+    assert!(fs::read(&out).unwrap() == files[2].1[777..5777]);
+    refuse(&read, 2, "the map tells of /llama/");
+    refuse(&["load", "-d", &drive, "--map", &map, "--path", "/llama"], 2, "cannot be used with");
+    refused(&dir, &image, (&drive, &llama));
+}
+
+/// Other drives, changed drives, damaged maps.
+fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
+    let load = |drive: &str, map: &str, code, holds| {
+        refuse(&["load", "-d", drive, "--map", map, "-g", "emu", "--verify"], code, holds)
+    };
+    load(&format!("{drive}?serial=ANOTHER"), map, 1, "the extent map is for \"ONEHOP-SIM-1\"");
+    load(&format!("{drive}?lba=4096"), map, 1, "the drive is not as it was");
+    let bytes = fs::read(map).unwrap();
+    let cut = dir.file("cut.map");
+    fs::write(&cut, &bytes[..bytes.len() - 9]).unwrap();
+    load(drive, &cut, 1, "extent map is damaged");
+    fs::write(&cut, b"").unwrap();
+    load(drive, &cut, 1, "empty");
+    fs::write(&cut, [&bytes[..], &bytes[..]].concat()).unwrap();
+    load(drive, &cut, 1, "two of the extent maps are of /llama/");
+    load(drive, "/nowhere.map", 1, "nowhere");
+    // The index alone: its shards are in no map.
+    let alone = dir.file("alone.map");
+    succeed(&["map", "-d", drive, "--path", "/llama/model.safetensors.index.json", "--out", &alone]);
+    load(drive, &alone, 1, "none of the extent maps");
+    // A byte of a tensor is another: only the check sum tells.
+    let maps = ExtentMap::parse_all(&bytes).unwrap();
+    let two = maps.iter().find(|map| map.file.path.ends_with("two.safetensors")).unwrap();
+    let at = two.pieces().iter().find_map(|piece| match piece.extent.place {
+        Place::Drive(at) if piece.extent.len > 20_000 => Some(at + 10_000),
+        _ => None,
+    });
+    let file = fs::File::options().write(true).read(true).open(image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at.unwrap()).unwrap();
+    file.write_all_at(&[!byte[0]], at.unwrap()).unwrap();
+    let wrong = load(drive, map, 1, "two.safetensors is not as it was");
+    assert_eq!(wrong["verified"], json!(false));
+    let read =
+        ["read", "-d", drive, "--map", map, "--path", "/llama/two.safetensors", "-g", "emu", "--verify"];
+    assert_eq!(refuse(&read, 1, "CRC-32C")["verified"], json!(false));
+}
+
+#[test]
+fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
+    let dir = Dir::new();
+    let (file, data) = dir.noise("live.safetensors", 300_000);
+    let out = dir.file("live.map");
+    if let Err(error) = LiveFile::open(&file, &System::default()) {
+        refuse(&["map", &file, "--out", &out], 1, &error.to_string());
+        return skip(&format!("files here have no places: {error}"));
+    }
+    let made = succeed(&["map", text(dir.path()), "--out", &out]);
+    assert_eq!((&made["files"][0]["path"], &made["files"][0]["bytes"]), (&json!(file), &json!(data.len())));
+    let maps = ExtentMap::parse_all(&fs::read(&out).unwrap()).unwrap();
+    assert_eq!(maps.len(), 1);
+    refuse(&["load", "-d", "sim:mem:16M", "--map", &out, "-g", "emu"], 1, "the drive is not as it was");
+    refuse(&["map", "/dev/null", "--out", &out], 1, "device");
+    refuse(&["map", "--out", &out], 2, "FILE");
+}
+
+/// A file system that is mounted as long as the value lives.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// None, and a line that says why, where this machine does not let us.
+    fn new(dir: &Dir, image: &Path) -> Option<Self> {
+        let at = dir.path().join("mounted");
+        fs::create_dir_all(&at).unwrap();
+        let output = Command::new("mount").args(["-o", "loop", text(image), text(&at)]).output();
+        match output {
+            Ok(output) if output.status.success() => Some(Self(at)),
+            other => {
+                skip(&format!("nothing can be mounted here: {other:?}").replace('\n', " "));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg(&self.0).status();
+        assert!(done.is_ok_and(|status| status.success()), "{} stays mounted", self.0.display());
+    }
+}
+
+/// A sysfs in which the loop device that holds `at` is the drive `id`.
+fn pretend(dir: &Dir, at: &Path, id: &Value) -> System {
+    let device = fs::metadata(at).unwrap().dev();
+    let (major, minor) = (device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
+    let sysfs = dir.path().join("sys");
+    let disk = sysfs.join("devices/pci0000:00/0000:0b:00.0/nvme/nvme0/nvme0n1");
+    fs::create_dir_all(disk.join("queue")).unwrap();
+    fs::create_dir_all(sysfs.join("dev/block")).unwrap();
+    let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    for (file, value) in [("serial", "serial"), ("nsid", "nsid"), ("wwid", "wwid")] {
+        fs::write(disk.join(file), plain(&id[value])).unwrap();
+    }
+    fs::write(disk.join("size"), (id["bytes"].as_u64().unwrap() / 512).to_string()).unwrap();
+    fs::write(disk.join("queue/logical_block_size"), plain(&id["lba_bytes"])).unwrap();
+    symlink(&disk, sysfs.join(format!("dev/block/{major}:{minor}"))).unwrap();
+    System::default().with_sysfs(sysfs)
+}
+
+#[test]
+fn what_was_mapped_while_mounted_is_loaded_once_the_drive_is_ours() {
+    let dir = Dir::new();
+    let Some(image) = image(&dir, "4096", "^inline_data", &[("here", noise(9000, 1))]) else { return };
+    let drive = format!("sim:{}", text(&image));
+    let id = dir.file("id.map");
+    let id = succeed(&["map", "-d", &drive, "--path", "/here", "--out", &id])["files"][0]["drive"].clone();
+    let Some(mounted) = Mounted::new(&dir, &image) else { return };
+    let (files, tensors) = sharded();
+    for (name, data) in &files {
+        let path = mounted.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, data).unwrap();
+    }
+    let system = pretend(&dir, &mounted.0, &id);
+    let map = dir.file("live.map");
+    let live = |name: &&str| LiveFile::open(mounted.0.join(name), &system).unwrap().map().unwrap().to_bytes();
+    let names = files.iter().map(|(name, _)| *name).filter(|name| name.starts_with("llama/"));
+    let maps: Vec<u8> =
+        names.filter(|name| !name.ends_with("config.json")).flat_map(|name| live(&name)).collect();
+    fs::write(&map, maps).unwrap();
+    drop(mounted);
+    let loaded = succeed(&["load", "-d", &drive, "--map", &map, "-g", "emu", "--verify"]);
+    assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensors)), "{loaded:#}");
+}
