@@ -1,5 +1,6 @@
 //! From what people write after `-g` to a GPU.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use onehop_gpu::cuda::Cuda;
@@ -11,7 +12,8 @@ use crate::units;
 /// Which GPU.
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
-    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0 where CUDA works, else emu]
+    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0 where CUDA works, else emu].
+    /// `onehop load` takes several: 0,1
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
 }
@@ -20,6 +22,43 @@ pub(crate) struct GpuArg {
 pub(crate) struct Chosen {
     pub gpu: Arc<dyn Gpu>,
     pub why: String,
+}
+
+impl GpuArg {
+    /// The GPUs that are named, of which there may be several with commas between them; none where the best is wanted.
+    pub(crate) fn names(&self) -> Vec<Option<&str>> {
+        self.gpu.as_deref().map_or_else(|| vec![None], |names| names.split(',').map(Some).collect())
+    }
+}
+
+/// The GPUs that a description names, or the best that there is. No GPU of CUDA may come twice.
+pub(crate) fn choose_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
+    let names = arg.names();
+    if names.len() == 1 {
+        return Ok(vec![choose(arg)?]);
+    }
+    // One driver for all: what it registers for one GPU is registered for the others.
+    let cuda = Cuda::load();
+    let (mut chosen, mut seen) = (Vec::new(), HashSet::new());
+    for name in names.into_iter().flatten() {
+        if name == "emu" {
+            chosen.push(emulated("an emulated GPU (CPU threads), as asked for".into()));
+            continue;
+        }
+        let wanted = is_number(name) || units::is_pci_address(name);
+        if !wanted {
+            return Err(unknown(name));
+        }
+        let gpu = match &cuda {
+            Ok(cuda) => cuda.open(name).map_err(|error| refused(name, &error))?,
+            Err(error) => return Err(refused(name, error)),
+        };
+        if !seen.insert(gpu.device().pci.clone()) {
+            return Err(CliError::Usage(format!("-g: GPU {name} comes twice")));
+        }
+        chosen.push(self::cuda(gpu, "as asked for"));
+    }
+    Ok(chosen)
 }
 
 /// The GPU that a description names, or the best that there is.
@@ -32,16 +71,21 @@ pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
         Some(name) if is_number(name) || units::is_pci_address(name) => match open(name) {
             Ok(gpu) => Ok(cuda(gpu, "as asked for")),
-            Err(error) => {
-                let fix = "Use the emulated GPU: -g emu";
-                Err(CliError::not_possible(format!("using GPU {name}"), error.to_string(), fix))
-            }
+            Err(error) => Err(refused(name, &error)),
         },
-        Some(name) => Err(CliError::Usage(format!(
-            "'{}' is no GPU: it is emu, a CUDA ordinal such as 0, or a PCI address",
-            name.escape_debug()
-        ))),
+        Some(name) => Err(unknown(name)),
     }
+}
+
+fn refused(name: &str, error: &Error) -> CliError {
+    CliError::not_possible(format!("using GPU {name}"), error.to_string(), "Use the emulated GPU: -g emu")
+}
+
+fn unknown(name: &str) -> CliError {
+    CliError::Usage(format!(
+        "'{}' is no GPU: it is emu, a CUDA ordinal such as 0, or a PCI address",
+        name.escape_debug()
+    ))
 }
 
 /// A GPU that CUDA drives: the one that was named, or the first.

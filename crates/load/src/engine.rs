@@ -5,20 +5,22 @@
 //! only the disk has, one thread reads past the page cache, many reads at once, into slots of its own. A load may have
 //! both, side by side: each chunk goes the way that is shorter for it, and the account tells how many bytes went which.
 //! The ring stays in the processor's last cache when it is small; that is worth more than more slots.
+//!
+//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What all of them want is read once and copied
+//! to each; where each wants its rank's part, the parts take turns.
 
 mod choice;
+mod crew;
 mod direct;
 mod threads;
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
-use onehop_os::{DmaMemory, HostMem};
+use onehop_gpu::{Gpu, Place, Region, Rows};
+use onehop_os::HostMem;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -26,6 +28,7 @@ use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
 use choice::{Choice, Way};
+use crew::{Crew, Job, Lane, Shared};
 
 /// Bytes of a slot at most: copies of fewer bytes lose time between them, and more fall out of the caches of the processor
 /// that fills them.
@@ -41,8 +44,6 @@ const DIRECT_SLOTS: usize = 8;
 
 /// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
-/// How long the threads of a load that is over may take to end.
-const END: Duration = Duration::from_secs(10);
 
 /// How bytes may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -84,7 +85,7 @@ pub struct Account {
 
 /// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
 pub struct Prepared {
-    chunks: Vec<(Way, Chunk)>,
+    chunks: Vec<(Way, Job)>,
     sources: Vec<choice::Opened>,
     ring: HostMem,
     slot: usize,
@@ -99,17 +100,54 @@ impl Prepared {
     /// # Errors
     /// When a route that was asked for cannot be had, or there is no memory.
     pub fn new(plan: &Plan, files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
+        Self::for_all(&[plan], files, options)
+    }
+
+    /// The same for several GPUs, with a plan for each; all plans are of the same files.
+    ///
+    /// # Errors
+    /// As for [`Prepared::new`].
+    pub fn for_all(plans: &[&Plan], files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
         let threads = options.threads.unwrap_or(processors().min(MOST_THREADS)).clamp(1, 256);
-        let slot = options.slot.unwrap_or_else(|| fitting(plan.read_bytes, threads));
-        let block = plan.options.block.max(4096) as usize;
+        let bytes = plans.iter().map(|plan| plan.read_bytes).sum();
+        let slot = options.slot.unwrap_or_else(|| fitting(bytes, threads));
+        let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
-        let Choice { chunks, sources, why_cached } = choice::choose(plan, files, slot as u64, options.route)?;
+        let (chunks, sources, why_cached) = jobs(plans, files, slot as u64, options.route)?;
         let cached = chunks.iter().filter(|(way, _)| *way == Way::Cached).count();
         let threads = threads.min(cached);
         let direct = chunks.len() > cached;
         let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
         let ring = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
         Ok(Self { chunks, sources, ring, slot, threads, direct, why_cached })
+    }
+}
+
+/// What is to be done, and with what.
+type Jobs = (Vec<(Way, Job)>, Vec<choice::Opened>, Option<String>);
+
+/// The chunks of all plans: once where all GPUs want the same, else one plan's after the other's in turn, so that the
+/// GPUs fill up side by side.
+fn jobs(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Jobs> {
+    let [first, others @ ..] = plans else { return Ok((Vec::new(), Vec::new(), None)) };
+    let Choice { chunks, sources, why_cached } = choice::choose(first, files, slot, route)?;
+    if others.iter().all(|plan| plan == first) {
+        let all = |(way, chunk)| (way, Job { chunk, gpus: 0..plans.len() });
+        return Ok((chunks.into_iter().map(all).collect(), sources, why_cached));
+    }
+    let mut queues = vec![chunks.into_iter()];
+    for plan in others {
+        queues.push(choice::choose(plan, files, slot, route)?.chunks.into_iter());
+    }
+    let mut jobs = Vec::new();
+    loop {
+        let before = jobs.len();
+        for (gpu, queue) in queues.iter_mut().enumerate() {
+            jobs.extend(queue.next().map(|(way, chunk)| (way, Job { chunk, gpus: gpu..gpu + 1 })));
+        }
+        if jobs.len() == before {
+            return Ok((jobs, sources, why_cached));
+        }
     }
 }
 
@@ -123,64 +161,10 @@ fn fitting(bytes: u64, threads: usize) -> usize {
     share.clamp(LEAST_SLOT, SLOT)
 }
 
-/// What all threads of a load have in common.
-struct Shared {
-    sources: Vec<choice::Opened>,
-    cached: Mutex<VecDeque<Chunk>>,
-    stop: AtomicBool,
-    cached_bytes: AtomicU64,
-    direct_bytes: AtomicU64,
-}
-
-impl Shared {
-    /// The next chunk that the page cache has; none when the load is over or given up.
-    fn next(&self) -> Option<Chunk> {
-        if self.is_stopped() {
-            return None;
-        }
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-    }
-}
-
-/// A part of the ring, and the copies out of it.
-struct Lane {
-    ring: HostMem,
-    slot: usize,
-    copier: Box<dyn Copier>,
-    arrived: Sender<Result<Chunk>>,
-}
-
-impl Lane {
-    /// Begins to copy what was read into a slot.
-    fn copy(&mut self, slot: usize, chunk: &Chunk) -> Result<Mark> {
-        let start = slot * self.slot;
-        for copy in &chunk.copies {
-            self.copier.copy(&Rows {
-                from: start + copy.slot as usize,
-                to: copy.to as usize,
-                row: copy.row as usize,
-                rows: copy.rows as usize,
-                step: copy.step as usize,
-            })?;
-        }
-        Ok(self.copier.mark()?)
-    }
-
-    /// Whoever waited may have gone: then the load was given up, and they have set the flag.
-    fn tell(&self, chunk: Chunk) {
-        let _ = self.arrived.send(Ok(chunk));
-    }
-}
-
-/// A load under way. Dropping it ends it.
+/// A load under way. Dropping it ends it; of several that share a ring, the last one does.
 pub struct RingEngine {
     arena: Region,
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    crew: Arc<Crew>,
     arrived: Receiver<Result<Chunk>>,
     account: Account,
     ring: Region,
@@ -192,10 +176,22 @@ impl RingEngine {
     /// # Errors
     /// When the GPU has no room, or will not have the ring.
     pub fn start(gpu: &dyn Gpu, plan: &Plan, prepared: Prepared) -> Result<Self> {
-        let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
-        let arena = gpu.arena(bytes)?;
+        Self::start_all(&[gpu], &[plan], prepared)?.pop().ok_or(Error::Incomplete)
+    }
+
+    /// Starts to load into a new arena of each GPU, from one ring. The plans are those of [`Prepared::for_all`].
+    ///
+    /// # Errors
+    /// When a GPU has no room, or will not have the ring.
+    pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { chunks, sources, ring, slot, threads, direct, why_cached } = prepared;
-        let ring = gpu.adopt(Place::PinnedHost, ring)?;
+        let mut ends = Vec::with_capacity(gpus.len());
+        for (gpu, plan) in gpus.iter().zip(plans) {
+            let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
+            let arena = gpu.arena(bytes)?;
+            let ring = gpu.adopt(Place::PinnedHost, ring.clone())?;
+            ends.push(End { gpu: *gpu, arena, ring });
+        }
         let account = Account {
             threads: threads + usize::from(direct),
             ring_bytes: ring.len() as u64,
@@ -204,62 +200,44 @@ impl RingEngine {
         };
         let (by_cache, by_disk): (Vec<_>, Vec<_>) =
             chunks.into_iter().partition(|(way, _)| *way == Way::Cached);
-        let chunks = |list: Vec<(Way, Chunk)>| list.into_iter().map(|(_, chunk)| chunk);
-        let shared = Arc::new(Shared {
-            sources,
-            cached: Mutex::new(chunks(by_cache).collect()),
-            stop: AtomicBool::new(false),
-            cached_bytes: AtomicU64::new(0),
-            direct_bytes: AtomicU64::new(0),
-        });
-        let (sender, arrived) = channel();
-        let mut engine = Self { arena, shared, threads: Vec::new(), arrived, account, ring: ring.clone() };
+        let jobs = |list: Vec<(Way, Job)>| list.into_iter().map(|(_, job)| job);
+        let mut crew = Crew::new(Shared::new(sources, jobs(by_cache).collect()));
+        let (senders, receivers): (Vec<_>, Vec<_>) = ends.iter().map(|_| channel()).unzip();
         let mut from = 0;
         let mut lane = |slots: usize| -> Result<Lane> {
-            let part = ring.slice(from..from + slots * slot)?;
-            from += slots * slot;
-            let copier = gpu.copier(&part, &engine.arena)?;
-            let memory =
-                part.host().cloned().ok_or(onehop_gpu::Error::from(onehop_os::Error::NotReachable))?;
-            Ok(Lane { ring: memory, slot, copier, arrived: sender.clone() })
+            let range = from..from + slots * slot;
+            from = range.end;
+            let copiers =
+                ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
+            let copiers = copiers.collect::<Result<_>>()?;
+            let ring = ring.slice(range.clone()).map_err(onehop_gpu::Error::from)?;
+            Ok(Lane { ring, slot, copiers, arrived: senders.clone() })
         };
-        let mut lanes = (0..threads).map(|_| lane(SLOTS)).collect::<Result<Vec<_>>>()?;
+        let lanes = (0..threads).map(|_| lane(SLOTS)).collect::<Result<Vec<_>>>()?;
         let disk = if direct { Some(lane(DIRECT_SLOTS)?) } else { None };
-        for mut lane in lanes.drain(..) {
-            engine.spawn("reads cached bytes", &sender, move |shared| threads::run(shared, &mut lane))?;
+        for mut lane in lanes {
+            crew.spawn("reads cached bytes", &senders, move |shared| threads::run(shared, &mut lane))?;
         }
         if let Some(mut lane) = disk {
-            let by_disk = chunks(by_disk).collect();
-            engine.spawn("reads from the disk", &sender, move |shared| {
+            let by_disk = jobs(by_disk).collect();
+            crew.spawn("reads from the disk", &senders, move |shared| {
                 direct::run(shared, &mut lane, by_disk)
             })?;
         }
-        Ok(engine)
+        let crew = Arc::new(crew);
+        let engine = |(End { arena, ring, .. }, arrived)| {
+            let (crew, account) = (crew.clone(), account.clone());
+            Self { arena, crew, arrived, account, ring }
+        };
+        Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
 
-    fn spawn(
-        &mut self,
-        name: &str,
-        arrived: &Sender<Result<Chunk>>,
-        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
-    ) -> Result<()> {
-        let (shared, arrived) = (self.shared.clone(), arrived.clone());
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            if let Err(error) = work(&shared) {
-                shared.stop.store(true, Ordering::Release);
-                let _ = arrived.send(Err(error));
-            }
-        });
-        self.threads.push(thread.map_err(Error::Thread)?);
-        Ok(())
-    }
-
-    /// How many bytes have gone which way so far.
+    /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
     #[must_use]
     pub fn account(&self) -> Account {
         Account {
-            cached_bytes: self.shared.cached_bytes.load(Ordering::Acquire),
-            direct_bytes: self.shared.direct_bytes.load(Ordering::Acquire),
+            cached_bytes: self.crew.shared.cached_bytes.load(Ordering::Acquire),
+            direct_bytes: self.crew.shared.direct_bytes.load(Ordering::Acquire),
             ..self.account.clone()
         }
     }
@@ -291,22 +269,13 @@ impl RingEngine {
         }
         Ok(best)
     }
+}
 
-    /// Has the threads end, and waits for them for a while: one that the disk or the GPU never answers is left alone with
-    /// the memory that it holds.
-    fn end(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        let start = Instant::now();
-        for thread in self.threads.drain(..) {
-            while !thread.is_finished() && start.elapsed() < END {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            if thread.is_finished() {
-                // One that panicked has not told what it did not do: the account of the chunks shows that.
-                let _ = thread.join();
-            }
-        }
-    }
+/// Where the bytes of a load end: one for each GPU.
+struct End<'a> {
+    gpu: &'a dyn Gpu,
+    arena: Region,
+    ring: Region,
 }
 
 impl Engine for RingEngine {
@@ -316,7 +285,8 @@ impl Engine for RingEngine {
     fn arrived(&mut self) -> Result<Option<Chunk>> {
         match self.arrived.recv_timeout(STALL) {
             Ok(chunk) => chunk.map(Some),
-            // All threads have ended and told everything.
+            // All threads have ended and told everything; one of them perhaps that it failed, to another GPU's engine.
+            Err(RecvTimeoutError::Disconnected) if self.crew.shared.is_stopped() => Err(Error::GivenUp),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
             Err(RecvTimeoutError::Timeout) => Err(Error::Stalled { waited: STALL }),
         }
@@ -326,14 +296,7 @@ impl Engine for RingEngine {
         &self.arena
     }
 
-    fn finish(mut self) -> Result<Region> {
-        self.end();
-        Ok(self.arena.clone())
-    }
-}
-
-impl Drop for RingEngine {
-    fn drop(&mut self) {
-        self.end();
+    fn finish(self) -> Result<Region> {
+        Ok(self.arena)
     }
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Options};
+use onehop_gpu::Region;
 use onehop_load::plan::Placed;
-use onehop_load::{Dtype, Model, OnVolume, Selection, check};
+use onehop_load::{Dtype, Model, OnVolume, Plan, Selection, check};
 use onehop_sim::{Config, Fault, Media, Sim};
 use serde::{Serialize, Serializer};
 
@@ -15,7 +16,7 @@ use crate::commands::load::owned;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{Outcome, Plan, RouteArgs, block_bytes};
+use crate::transfer::{self, Outcome, RouteArgs, block_bytes};
 use crate::{fat, model, units, volume};
 
 const BLOCK: u64 = 4096;
@@ -97,12 +98,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let volume = volume::open(&blocks, None)?;
     let file_system = volume.fs_name();
     let model = Model::open(&OnVolume::new(volume, blocks), &[fat::PATH.into()])?;
-    let with = Plan { drive: &drive, ns, gpu: &gpu, args: &route };
+    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &route };
     let plan = owned::plan_for(&model, &Selection::default(), ns)?;
-    let loaded = owned::carry_out(&with, &model, plan, context)?;
-    let tensors = check_tensors(&loaded, &model::hashes(&model)?, context)?;
-    let mut outcome = loaded.outcome(&with, Some(crc32c(&tensors)));
-    let verified = check_bytes(&loaded, &file)? && tensors.iter().all(|tensor| tensor.verified);
+    let owned::Loaded { arena, mut outcome, landed, .. } = owned::carry_out(&with, &model, &plan, context)?;
+    let tensors = check_tensors(&plan, &arena, &model::hashes(&model)?, context)?;
+    outcome.crc32c = Some(model::hash(crc32c(&tensors)));
+    let verified = check_bytes(&plan, &arena, &file)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
         verified,
         "compared with the model's own check sums, and with the file that was put on the drive",
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         path: fat::PATH,
         file_system,
         block_bytes: block_bytes(ns),
-        ranges: &loaded.landed.stretches,
+        ranges: &landed.stretches,
         tensors: &tensors,
         faults: &args.fault,
         faults_struck: sim.stats().faults,
@@ -143,19 +144,20 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
 
 /// Holds every tensor against the check sum that the model itself states.
 fn check_tensors(
-    loaded: &owned::Loaded,
+    plan: &Plan,
+    arena: &Region,
     hashes: &BTreeMap<String, String>,
     context: &Context,
 ) -> Result<Vec<Loaded>> {
     let go_on = || context.stop.check().is_ok();
-    let sums = check::check_sums(&loaded.plan, loaded.region(), &go_on)?;
+    let sums = check::check_sums(plan, arena, &go_on)?;
     let one = |(tensor, crc32c): (&Placed, u32)| {
         let expected = hashes.get(&tensor.name).cloned();
         let verified = expected.as_ref() == Some(&model::hash(crc32c));
         let Placed { name, dtype, shape, bytes, at: offset, .. } = tensor.clone();
         Loaded { name, dtype, shape, bytes, offset, expected, crc32c, verified }
     };
-    Ok(loaded.plan.tensors.iter().zip(sums).map(one).collect())
+    Ok(plan.tensors.iter().zip(sums).map(one).collect())
 }
 
 /// The check sum of all tensors, one behind the other: what lies between them in the arena is nobody's.
@@ -168,11 +170,11 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
 }
 
 /// Beyond the check sums: whether the tensors are, byte for byte, what was put on the drive.
-fn check_bytes(load: &owned::Loaded, file: &[u8]) -> Result<bool> {
-    for piece in &load.plan.pieces {
+fn check_bytes(plan: &Plan, arena: &Region, file: &[u8]) -> Result<bool> {
+    for piece in &plan.pieces {
         let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
         let mut got = vec![0; piece.row as usize];
-        load.region().read(piece.to as usize, &mut got)?;
+        arena.read(piece.to as usize, &mut got)?;
         if got != wanted {
             return Ok(false);
         }

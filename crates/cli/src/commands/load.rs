@@ -1,33 +1,32 @@
 //! `onehop load`: the tensors of model files into GPU memory.
 
 mod account;
+mod local;
 pub(crate) mod owned;
+mod verdict;
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
-use onehop_load::engine::{Options, Prepared, RingEngine};
-use onehop_load::stream::Stream;
-use onehop_load::{
-    Dtype, Local, LocalFile, Manifest, Model, Plan, Selection, Source, TensorInfo, check, plan,
-};
+use onehop_load::{Dtype, Manifest, Plan, Selection, check, plan};
 
-use account::{Document, document, show_plan, tell};
+use verdict::given_up;
 
 use crate::commands::Context;
 use crate::error::{CliError, Result};
-use crate::gpus::{self, Chosen, GpuArg};
-use crate::progress::Bar;
+use crate::gpus::{Chosen, GpuArg};
 use crate::report::Report;
-use crate::transfer::{self, RouteArgs};
+use crate::transfer::RouteArgs;
 use crate::units;
+
+pub(crate) use local::{Part, read};
 
 /// Load model files (safetensors, GGUF) into GPU memory
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop load model.safetensors\n  onehop load llama-70b/ --rank 0/4 --cut \
-                        '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load model/ --plan --json\n  onehop load -d \
+                        '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load llama-70b/ -g 0,1,2,3 --cut \
+                        '*q_proj.weight=0'\n  onehop load model/ --plan --json\n  onehop load -d \
                         sim:ext4.img --path /models/llama --route gpu/posted --verify\n\nA directory is loaded by its \
                         *.index.json, or all of its *.safetensors, or its GGUF file."
 )]
@@ -73,11 +72,12 @@ pub(crate) struct Args {
     /// Only tensors of this type (BF16, F32, Q4_K …)
     #[arg(long, value_name = "TYPE", value_parser = parse_dtype)]
     dtype: Vec<Dtype>,
-    /// This rank's part of the tensors that are cut: rank/ranks
+    /// This rank's part of the tensors that are cut: rank/ranks. With several GPUs, the first one's rank [default: each GPU
+    /// is a rank of its own]
     #[arg(long, value_name = "R/N", value_parser = parse_rank)]
     rank: Option<(u64, u64)>,
     /// Tensors of this name are cut along this dimension: pattern=dimension
-    #[arg(long, value_name = "PATTERN=DIM", value_parser = parse_cut, requires = "rank")]
+    #[arg(long, value_name = "PATTERN=DIM", value_parser = parse_cut)]
     cut: Vec<(String, usize)>,
 }
 
@@ -120,86 +120,83 @@ fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
-    if let Some(drive) = &args.drive {
-        return owned::run(args, drive, context);
+    if !args.cut.is_empty() && args.rank.is_none() && args.gpu.names().len() < 2 {
+        return Err(CliError::Usage("--cut is for a rank of several: --rank 0/4, or several GPUs".into()));
     }
-    let start = Instant::now();
-    let ring = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
-        Route::Ring(route) => route,
-        Route::NotHere(why) => {
-            return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
-        }
-    };
-    let wanted = args.gpu.clone();
-    // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
-    let gpu = std::thread::spawn(move || (gpus::choose(&wanted), start.elapsed()));
-    let model = Model::open(&Local, &args.files)?;
-    let plan =
-        Plan::new(&model, &selection(args)?, plan::Options::ring()).map_err(onehop_load::Error::from)?;
-    let options = Options { route: ring, threads: args.route.reading_threads()?, slot: None };
-    let prepared = if args.plan { None } else { Some(Prepared::new(&plan, &model.files, &options)?) };
-    let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
-    let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
-    let gpu = gpu?;
-    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
-    let Some(prepared) = prepared else {
-        return show_plan(&model, &plan, fit, &gpu, &["cpu/cached", "cpu/pinned"]);
-    };
-    must_fit(fit)?;
-    let wanted =
-        Wanted { sums: context.json || args.verify || manifest.is_some(), started: start, gpu_start };
-    let (plan, arena, sums, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
-    let verdict = Verdict {
-        compared: if args.verify { Some(judge(&plan, &model, &arena, context)?) } else { None },
-        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, &model, &plan, &sums)),
-    };
-    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
-    let text = tell(&document);
-    Ok(Report::new(document, text)?.failed(verdict.failure()))
+    match &args.drive {
+        Some(drive) => owned::run(args, drive, context),
+        None => local::run(args, context),
+    }
 }
 
-/// Refuses what the GPU has no room for.
-fn must_fit(fit: Option<plan::Fit>) -> Result<()> {
-    match fit.filter(|fit| !fit.fits) {
+/// A GPU, and its part of the model.
+struct Share {
+    gpu: Chosen,
+    plan: Plan,
+    fit: Option<plan::Fit>,
+    /// Which of how many ranks it is.
+    rank: (u64, u64),
+}
+
+/// What lies in the memory of a GPU.
+struct Held {
+    share: Share,
+    arena: Region,
+    /// Check sums of the tensors, if they were wanted.
+    sums: Option<Vec<u32>>,
+    /// The way that its bytes took, where it has one of its own.
+    route: Option<&'static str>,
+}
+
+impl Held {
+    /// Computes the check sums if they are wanted.
+    fn new(share: Share, arena: Region, wanted: bool, context: &Context) -> Result<Self> {
+        let go_on = || context.stop.check().is_ok();
+        let sums = || check::check_sums(&share.plan, &arena, &go_on).map_err(|e| given_up(e, context));
+        let sums = if wanted { Some(sums()?) } else { None };
+        Ok(Self { share, arena, sums, route: None })
+    }
+
+    /// The check sum of all of its tensors.
+    fn crc32c(&self) -> Option<u32> {
+        self.sums.as_ref().map(|sums| check::combined(&self.share.plan, sums))
+    }
+}
+
+/// The check sum of all tensors of all GPUs.
+fn crc32c(held: &[Held]) -> Option<u32> {
+    held.iter().try_fold(0, |crc, one| {
+        Some(crc32c::crc32c_combine(crc, one.crc32c()?, one.share.plan.tensor_bytes as usize))
+    })
+}
+
+/// Puts GPUs and plans together.
+fn shares(args: &Args, gpus: Vec<Chosen>, plans: Vec<Plan>) -> Result<Vec<Share>> {
+    let of = gpus.len();
+    let share = |(i, (gpu, plan)): (usize, (Chosen, Plan))| {
+        let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+        Ok(Share { gpu, plan, fit, rank: rank(args, i, of)? })
+    };
+    gpus.into_iter().zip(plans).enumerate().map(share).collect()
+}
+
+/// Refuses what a GPU has no room for.
+fn must_fit(shares: &[Share]) -> Result<()> {
+    match shares.iter().find_map(|share| Some((share, share.fit.filter(|fit| !fit.fits)?))) {
         None => Ok(()),
-        Some(fit) => Err(CliError::Failed(format!(
-            "the model needs {} of GPU memory, and {} are free: {} are missing. Load a part of it (--only, --dtype, \
-             --rank), or end other programs that use the GPU",
+        Some((Share { gpu, .. }, fit)) => Err(CliError::Failed(format!(
+            "the model needs {} of the memory of GPU {}, and {} are free: {} are missing. Load a part of it (--only, \
+             --dtype, --rank), or end other programs that use the GPU",
             units::bytes(fit.peak_gpu_bytes),
+            gpu.gpu.name(),
             units::bytes(fit.free_gpu_bytes),
             units::bytes(fit.missing_bytes),
         ))),
     }
 }
 
-/// What was found where it was looked whether the bytes are right; none where nobody asked.
-struct Verdict {
-    compared: Option<Result<()>>,
-    manifest: Option<Result<()>>,
-}
-
-impl Verdict {
-    fn verified(&self) -> Option<bool> {
-        let asked = self.compared.is_some() || self.manifest.is_some();
-        let good = |result: &Option<Result<()>>| result.as_ref().is_none_or(|r| r.is_ok());
-        asked.then(|| good(&self.compared) && good(&self.manifest))
-    }
-
-    fn by(&self) -> Option<&'static str> {
-        match (&self.compared, &self.manifest) {
-            (Some(_), _) => Some("every byte compared with the files, read once more"),
-            (None, Some(_)) => Some("the manifest's check sums, of the tensors as they lie in GPU memory"),
-            (None, None) => None,
-        }
-    }
-
-    fn failure(self) -> Option<CliError> {
-        let compared = self.compared.and_then(std::result::Result::err);
-        compared.or_else(|| self.manifest.and_then(std::result::Result::err))
-    }
-}
-
-fn selection(args: &Args) -> Result<Selection> {
+/// What GPU `gpu` of `of` is to have.
+fn selection(args: &Args, gpu: usize, of: usize) -> Result<Selection> {
     let mut selection = Selection::default();
     for pattern in &args.only {
         selection = selection.only(pattern);
@@ -213,150 +210,23 @@ fn selection(args: &Args) -> Result<Selection> {
     for (pattern, dim) in &args.cut {
         selection = selection.cut(pattern, *dim);
     }
-    match args.rank {
-        Some((rank, ranks)) => Ok(selection.rank(rank, ranks).map_err(onehop_load::Error::from)?),
-        None => Ok(selection),
+    let (rank, ranks) = rank(args, gpu, of)?;
+    Ok(selection.rank(rank, ranks).map_err(onehop_load::Error::from)?)
+}
+
+/// Which rank it is: the one that was named and those behind it, or one for each GPU.
+fn rank(args: &Args, gpu: usize, of: usize) -> Result<(u64, u64)> {
+    let (first, ranks) = args.rank.unwrap_or((0, of as u64));
+    let rank = first + gpu as u64;
+    if first + of as u64 > ranks {
+        return Err(CliError::Usage(format!(
+            "--rank {first}/{ranks}: with {of} GPUs, these would be ranks {first} to {} of {ranks}",
+            first + of as u64 - 1
+        )));
     }
+    Ok((rank, ranks))
 }
 
 fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(Manifest::read(&onehop_load::LocalFile::open(path)?)?)
-}
-
-/// What a load is to tell beside its bytes.
-struct Wanted {
-    sums: bool,
-    started: Instant,
-    gpu_start: Duration,
-}
-
-/// What was loaded: the plan, the memory, the check sums of the tensors if they were wanted, and the account.
-type Loaded = (Plan, Region, Option<Vec<u32>>, Document);
-
-fn carry_out(
-    model: &Model,
-    plan: Plan,
-    prepared: Prepared,
-    gpu: &Chosen,
-    wanted: &Wanted,
-    context: &Context,
-) -> Result<Loaded> {
-    context.stop.check()?;
-    let begin = Instant::now();
-    let engine = RingEngine::start(&*gpu.gpu, &plan, prepared)?;
-    let bar = Bar::new("loading", plan.tensor_bytes);
-    let (took, stream) = arrive(Stream::new(plan, engine), &bar, begin, context)?;
-    drop(bar);
-    model.still_same()?;
-    let account = stream.engine().account();
-    let rate = stream.engine().copy_rate(&*gpu.gpu)?;
-    let (plan, arena) = stream.finish()?;
-    let go_on = || context.stop.check().is_ok();
-    let sums = if wanted.sums {
-        Some(check::check_sums(&plan, &arena, &go_on).map_err(|e| given_up(e, context))?)
-    } else {
-        None
-    };
-    let crc = sums.as_ref().map(|sums| check::combined(&plan, sums));
-    let mut document = document(model, &plan, gpu, &account, took, rate, crc);
-    document.total_seconds = wanted.started.elapsed().as_secs_f64();
-    document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
-    Ok((plan, arena, sums, document))
-}
-
-/// A part of a file, whatever it holds, as `onehop read FILE` wants it.
-pub(crate) struct Part<'a> {
-    pub path: &'a Path,
-    pub offset: u64,
-    pub len: Option<u64>,
-    pub gpu: &'a GpuArg,
-    pub route: &'a str,
-    pub verify: bool,
-    pub out: Option<&'a Path>,
-}
-
-/// Reads a part of a file into GPU memory, as a tensor of bytes.
-pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
-    let start = Instant::now();
-    let Route::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
-        let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
-        let fix = "Give the drive to onehop, and name the file by -d DRIVE --path";
-        return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
-    };
-    let file = LocalFile::open(part.path)?;
-    let size = file.bytes();
-    if part.offset > size {
-        return Err(CliError::Usage(format!("--offset {}: the file has {size} bytes", part.offset)));
-    }
-    let bytes = (size - part.offset).min(part.len.unwrap_or(u64::MAX));
-    let info = TensorInfo {
-        name: part.path.display().to_string(),
-        dtype: Dtype::U8,
-        shape: vec![bytes],
-        offset: part.offset,
-        bytes,
-    };
-    let tensors = vec![onehop_load::model::Tensor { info, file: 0 }];
-    let model = Model { files: vec![Box::new(file)], metadata: Vec::new(), tensors, format: "bytes" };
-    let plan = Plan::new(&model, &Selection::default(), plan::Options::ring());
-    let plan = plan.map_err(onehop_load::Error::from)?;
-    let prepared = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() })?;
-    let gpu = gpus::choose(part.gpu)?;
-    let wanted = Wanted { sums: true, started: start, gpu_start: start.elapsed() };
-    let (plan, arena, _, mut document) = carry_out(&model, plan, prepared, &gpu, &wanted, context)?;
-    let verdict = Verdict {
-        compared: if part.verify { Some(judge(&plan, &model, &arena, context)?) } else { None },
-        manifest: None,
-    };
-    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
-    let mut text = tell(&document);
-    if let Some(out) = part.out {
-        transfer::save(&arena, bytes as usize, out, &context.stop)?;
-        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
-    }
-    Ok(Report::new(document, text)?.failed(verdict.failure()))
-}
-
-/// Compares with the files once more. The outer error is that it could not be done, the inner that bytes differ.
-fn judge(plan: &Plan, model: &Model, arena: &Region, context: &Context) -> Result<Result<()>> {
-    let go_on = || context.stop.check().is_ok();
-    let differs = check::compare(plan, &model.files, arena, &go_on).map_err(|e| given_up(e, context))?;
-    Ok(differs.map_or(Ok(()), |d| {
-        let place = format!("byte {} of the arena on, in {}", d.at, d.tensor);
-        Err(CliError::Mismatch(format!("GPU memory and file differ from {place}")))
-    }))
-}
-
-/// Takes tensors as they arrive, until all are there.
-fn arrive(
-    mut stream: Stream<RingEngine>,
-    bar: &Bar,
-    begin: Instant,
-    context: &Context,
-) -> Result<(Duration, Stream<RingEngine>)> {
-    let mut shown = 0;
-    while stream.next()?.is_some() {
-        context.stop.check()?;
-        bar.add(stream.bytes() - shown);
-        shown = stream.bytes();
-    }
-    Ok((begin.elapsed(), stream))
-}
-
-fn given_up(error: onehop_load::Error, context: &Context) -> CliError {
-    match error {
-        onehop_load::Error::GivenUp => context.stop.check().err().unwrap_or_else(|| error.into()),
-        _ => error.into(),
-    }
-}
-
-/// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
-fn against(manifest: &Manifest, model: &Model, plan: &Plan, sums: &[u32]) -> Result<()> {
-    for (placed, sum) in plan.tensors.iter().zip(sums) {
-        let tensor = model.tensors.iter().find(|t| t.info.name == placed.name);
-        if let Some(tensor) = tensor.filter(|_| placed.whole) {
-            manifest.check(&tensor.info, *sum).map_err(|why| CliError::Mismatch(why.to_string()))?;
-        }
-    }
-    Ok(())
 }

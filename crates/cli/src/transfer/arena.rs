@@ -37,6 +37,15 @@ fn count<S: Serializer>(stretches: &[(u64, u64)], to: S) -> std::result::Result<
 }
 
 impl Landed {
+    /// Adds what landed in another arena.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.direct_bytes += other.direct_bytes;
+        self.staged_bytes += other.staged_bytes;
+        self.hole_bytes += other.hole_bytes;
+        self.inline_bytes += other.inline_bytes;
+        self.stretches.extend(&other.stretches);
+    }
+
     fn take(&mut self, parts: &Blockwise) {
         self.hole_bytes += parts.zero_bytes();
         self.inline_bytes += parts.inline_bytes();

@@ -116,6 +116,19 @@ impl Outcome {
         }
     }
 
+    /// Adds another transfer that came after this one, to another GPU.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.seconds += other.seconds;
+        self.gbps = self.bytes as f64 / 1e9 / self.seconds.max(1e-9);
+        self.commands += other.commands;
+        self.retries += other.retries;
+        self.gpu = format!("{}, {}", self.gpu, other.gpu);
+        if other.route != self.route {
+            self.route_why = "of the first GPU; those of the others are in gpus";
+        }
+    }
+
     /// The rows that every transfer shows.
     pub(crate) fn rows(&self, text: &mut Text) {
         let mark = |part| if self.simulated.contains(&part) { " (simulated)" } else { "" };

@@ -121,6 +121,42 @@ fn directories_and_ranks() {
 }
 
 #[test]
+fn several_gpus_get_their_ranks() {
+    let dir = Dir::new();
+    let file = dir.path().join("m.safetensors");
+    let crc = model(&file, &[("a", 400_000), ("b", 80_000), ("c", 7)], 3);
+    let both = succeed(&["load", text(&file), "-g", "emu,emu", "--verify"]);
+    assert_eq!((&both["verified"], &both["bytes"]), (&json!(true), &json!(2 * 480_007)));
+    for (rank, gpu) in both["gpus"].as_array().unwrap().iter().enumerate() {
+        assert_eq!((&gpu["crc32c"], &gpu["rank"]), (&json!(format!("{crc:08x}")), &json!(rank)));
+    }
+    // Both want the same: it is read once.
+    assert!(both["read_bytes"].as_u64().unwrap() < 500_000, "{both:#}");
+    let cut = ["load", text(&file), "-g", "emu,emu,emu,emu", "--cut", "a=0", "--cut", "b=0", "--verify"];
+    let parts = succeed(&cut);
+    assert_eq!((&parts["verified"], &parts["bytes"]), (&json!(true), &json!(480_000 + 4 * 7)));
+    let gpus = parts["gpus"].as_array().unwrap();
+    assert!(gpus.iter().all(|gpu| gpu["bytes"] == 120_007 && gpu["ranks"] == 4), "{parts:#}");
+    // What the last two of four would be on a machine of their own.
+    let last =
+        succeed(&["load", text(&file), "-g", "emu,emu", "--rank", "2/4", "--cut", "a=0", "--cut", "b=0"]);
+    assert_eq!(
+        (&last["gpus"][0]["crc32c"], &last["gpus"][1]["crc32c"]),
+        (&gpus[2]["crc32c"], &gpus[3]["crc32c"])
+    );
+    assert_eq!(last["gpus"][1]["rank"], json!(3));
+    let plan = succeed(&["load", text(&file), "-g", "emu,emu", "--cut", "a=0", "--plan"]);
+    assert_eq!((&plan["gpus"][1]["bytes"], plan["gpus"].as_array().unwrap().len()), (&json!(280_007), 2));
+    let one = succeed(&["load", text(&file), "-g", "emu"]);
+    assert_eq!((&one["gpus"][0]["crc32c"], &one["gpus"][0]["ranks"]), (&one["crc32c"], &json!(1)));
+    refuse(&["load", text(&file), "-g", "emu,emu", "--rank", "3/4"], 2, "ranks 3 to 4 of 4");
+    refuse(&["load", text(&file), "-g", "emu", "--cut", "a=0"], 2, "--cut");
+    refuse(&["load", text(&file), "-g", "emu,none"], 2, "'none' is no GPU");
+    refuse(&["load", text(&file), "-g", "emu,77"], 3, "GPU 77");
+    refuse(&["read", text(&file), "-g", "emu,emu"], 2, "is no GPU");
+}
+
+#[test]
 fn what_cannot_be_loaded_says_why() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");

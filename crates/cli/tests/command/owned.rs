@@ -140,6 +140,11 @@ fn files_in_pieces_arrive_whole_by_every_route() {
     );
     assert_eq!((&part["bytes"], &part["verified"]), (&json!(1_500_000), &json!(true)));
     assert_eq!(part["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&tensors[0].1[1_500_000..]))));
+    let both = ["-g", "emu,emu", "--cut", "a=0", "--only", "a", "--verify"];
+    let both = succeed(&[&["load", "-d", &drive, "--path", "/m.safetensors"], &both[..]].concat());
+    assert_eq!((&both["bytes"], &both["verified"]), (&json!(3_000_000), &json!(true)));
+    assert_eq!((&both["crc32c"], &both["gpus"][1]["crc32c"]), (&crc(&tensors[..1]), &part["crc32c"]));
+    assert_eq!(both["gpus"][0]["route"], both["route"]);
     let faults = format!("{drive}?fault=fail-once@op=read,n=60&fault=lost@op=read,n=80");
     let mended =
         ["load", "-d", &faults, "--path", "/m.safetensors", "-g", "emu", "--timeout", "300ms", "--verify"];

@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onehop_gpu::Mark;
 use onehop_os::{Finished, Reads};
 
-use super::{DIRECT_SLOTS, Lane, Shared};
+use super::DIRECT_SLOTS;
+use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::{Error, Result};
-use crate::plan::Chunk;
 
 /// Bytes of a read: what drives take in one command, or near it.
 const READ: usize = 1 << 20;
@@ -24,8 +23,8 @@ const LOOK: Duration = Duration::from_millis(50);
 enum Slot {
     Free,
     /// So many reads have not ended.
-    Reading(Chunk, usize),
-    Copying(Chunk, Mark),
+    Reading(Job, usize),
+    Copying(Job, Marks),
 }
 
 /// A read that is to be begun, or is under way.
@@ -52,7 +51,7 @@ struct Disk<'a> {
     pieces: Vec<Option<Piece>>,
 }
 
-pub(super) fn run(shared: &Shared, lane: &mut Lane, chunks: Vec<Chunk>) -> Result<()> {
+pub(super) fn run(shared: &Shared, lane: &mut Lane, jobs: Vec<Job>) -> Result<()> {
     let reads = Reads::new(lane.ring.clone(), DEPTH).map_err(onehop_gpu::Error::from)?;
     let mut disk = Disk {
         shared,
@@ -63,16 +62,16 @@ pub(super) fn run(shared: &Shared, lane: &mut Lane, chunks: Vec<Chunk>) -> Resul
         waiting: VecDeque::new(),
         pieces: vec![None; DEPTH as usize],
     };
-    let mut chunks = chunks.into_iter();
-    let mut next = chunks.next();
+    let mut jobs = jobs.into_iter();
+    let mut next = jobs.next();
     loop {
         if shared.is_stopped() {
             return Ok(());
         }
         while let Some(slot) = disk.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            let Some(chunk) = next.take() else { break };
-            disk.plan(slot, chunk);
-            next = chunks.next();
+            let Some(job) = next.take() else { break };
+            disk.plan(slot, job);
+            next = jobs.next();
         }
         disk.begin()?;
         disk.settle(false)?;
@@ -89,9 +88,9 @@ pub(super) fn run(shared: &Shared, lane: &mut Lane, chunks: Vec<Chunk>) -> Resul
 
 impl Disk<'_> {
     /// Cuts the reads of a chunk into pieces that wait for their turn.
-    fn plan(&mut self, slot: usize, chunk: Chunk) {
+    fn plan(&mut self, slot: usize, job: Job) {
         let mut count = 0;
-        for read in &chunk.reads {
+        for read in &job.chunk.reads {
             let mut done = 0;
             while done < read.bytes {
                 let bytes = (read.bytes - done).min(READ as u64);
@@ -109,7 +108,7 @@ impl Disk<'_> {
                 done += bytes;
             }
         }
-        self.slots[slot] = Slot::Reading(chunk, count);
+        self.slots[slot] = Slot::Reading(job, count);
     }
 
     /// Begins as many reads as there is room for.
@@ -132,7 +131,7 @@ impl Disk<'_> {
 
     fn source(&self, piece: &Piece) -> Option<&super::choice::Opened> {
         match self.slots.get(piece.slot) {
-            Some(Slot::Reading(chunk, _)) => self.shared.sources.get(chunk.file),
+            Some(Slot::Reading(job, _)) => self.shared.sources.get(job.chunk.file),
             _ => None,
         }
     }
@@ -188,9 +187,9 @@ impl Disk<'_> {
                 return Ok(());
             }
         }
-        if let Slot::Reading(chunk, _) = std::mem::replace(slot, Slot::Free) {
-            let mark = self.lane.copy(piece.slot, &chunk)?;
-            self.slots[piece.slot] = Slot::Copying(chunk, mark);
+        if let Slot::Reading(job, _) = std::mem::replace(slot, Slot::Free) {
+            let marks = self.lane.copy(piece.slot, &job)?;
+            self.slots[piece.slot] = Slot::Copying(job, marks);
             self.copying.push_back(piece.slot);
         }
         Ok(())
@@ -199,17 +198,16 @@ impl Disk<'_> {
     /// Gives the slots back whose copies are over; waits for the oldest if asked to.
     fn settle(&mut self, mut wait: bool) -> Result<()> {
         while let Some(slot) = self.copying.front().copied() {
-            let Some(Slot::Copying(_, mark)) = self.slots.get(slot) else { break };
-            let mark = *mark;
+            let Some(Slot::Copying(_, marks)) = self.slots.get(slot) else { break };
             if wait {
-                self.lane.copier.wait(mark)?;
-            } else if !self.lane.copier.is_over(mark)? {
+                self.lane.wait(marks)?;
+            } else if !self.lane.is_over(marks)? {
                 break;
             }
             wait = false;
             self.copying.pop_front();
-            if let Slot::Copying(chunk, _) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
-                self.lane.tell(chunk);
+            if let Slot::Copying(job, _) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
+                self.lane.tell(job);
             }
         }
         Ok(())

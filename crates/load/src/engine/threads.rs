@@ -2,19 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use onehop_gpu::Mark;
-
-use super::{Lane, SLOTS, Shared};
+use super::SLOTS;
+use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
 pub(super) fn run(shared: &Shared, lane: &mut Lane) -> Result<()> {
-    let mut slots: [Option<(Mark, Chunk)>; SLOTS] = [const { None }; SLOTS];
+    let mut slots: [Option<(Marks, Job)>; SLOTS] = [const { None }; SLOTS];
     let mut at = 0;
-    while let Some(chunk) = shared.next() {
+    while let Some(job) = shared.next() {
         settle(lane, &mut slots[at])?;
-        fill(shared, lane, at, &chunk)?;
-        slots[at] = Some((lane.copy(at, &chunk)?, chunk));
+        fill(shared, lane, at, &job.chunk)?;
+        slots[at] = Some((lane.copy(at, &job)?, job));
         at = (at + 1) % SLOTS;
     }
     for _ in 0..SLOTS {
@@ -25,10 +24,10 @@ pub(super) fn run(shared: &Shared, lane: &mut Lane) -> Result<()> {
 }
 
 /// Waits until a slot may be filled again, and tells that what was in it has arrived.
-fn settle(lane: &mut Lane, slot: &mut Option<(Mark, Chunk)>) -> Result<()> {
-    if let Some((mark, chunk)) = slot.take() {
-        lane.copier.wait(mark)?;
-        lane.tell(chunk);
+fn settle(lane: &mut Lane, slot: &mut Option<(Marks, Job)>) -> Result<()> {
+    if let Some((marks, job)) = slot.take() {
+        lane.wait(&marks)?;
+        lane.tell(job);
     }
     Ok(())
 }

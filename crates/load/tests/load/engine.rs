@@ -176,3 +176,81 @@ fn a_load_that_is_given_up_ends() {
         engine.finish().unwrap();
     }
 }
+
+#[test]
+fn several_gpus_share_a_ring() {
+    let folder = Folder::new("several");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &[1 << 20, 4096, 3 << 20, 8, 0, 5 << 20]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let gpus = [Emulated::new(), Emulated::new()];
+    let gpus: Vec<&dyn onehop_gpu::Gpu> = gpus.iter().map(|gpu| gpu as _).collect();
+    for route in [Route::Cached, Route::Pinned] {
+        // The same for both, which is read once; and for each its half.
+        for pattern in ["none", "*"] {
+            let plan = |rank| {
+                let selection = Selection::default().cut(pattern, 0).rank(rank, 2).unwrap();
+                Plan::new(&opened, &selection, plan::Options::ring()).unwrap()
+            };
+            let plans = [plan(0), plan(1)];
+            let plans: Vec<_> = plans.iter().collect();
+            let options = Options { route, slot: Some(256 << 10), threads: Some(3) };
+            let prepared = match Prepared::for_all(&plans, &opened.files, &options) {
+                Err(Error::NotDirect { .. }) => continue,
+                other => other.unwrap(),
+            };
+            let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
+            let ring = engines[0].account().ring_bytes;
+            assert!(ring <= 8 * (256 << 10), "one ring for both: {ring}");
+            let streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
+            let mut read = 0;
+            for (rank, stream) in streams.collect::<Vec<_>>().into_iter().enumerate() {
+                let (plan, arena) = {
+                    let mut stream = stream;
+                    while stream.next().unwrap().is_some() {}
+                    let account = stream.engine().account();
+                    read = account.cached_bytes + account.direct_bytes;
+                    stream.finish().unwrap()
+                };
+                assert_eq!(plan.tensors.len(), tensors.len());
+                for tensor in &plan.tensors {
+                    let (_, data) = tensors.iter().find(|(name, _)| *name == tensor.name).unwrap();
+                    let ranks = if pattern == "*" { 2 } else { 1 };
+                    let part = data.len() / ranks;
+                    let wanted = &data[part * (rank % ranks)..][..part];
+                    assert!(bytes_of(&arena, tensor) == wanted, "{} on {rank} by {route:?}", tensor.name);
+                }
+            }
+            let total: u64 = tensors.iter().map(|(_, data)| data.len() as u64).sum();
+            assert!((total..total + (64 << 10)).contains(&read), "{read} of {total}: each byte once");
+        }
+    }
+}
+
+#[test]
+fn what_fails_is_told_and_the_other_gpus_end() {
+    let folder = Folder::new("several-fail");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[1 << 20, 4 << 20]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(2 << 20 | 100).unwrap();
+    let gpus = [Emulated::new(), Emulated::new()];
+    let gpus: Vec<&dyn onehop_gpu::Gpu> = gpus.iter().map(|gpu| gpu as _).collect();
+    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let options = Options { route: Route::Cached, slot: Some(1 << 20), threads: Some(2) };
+    let prepared = Prepared::for_all(&[&plan, &plan], &opened.files, &options).unwrap();
+    let engines = RingEngine::start_all(&gpus, &[&plan, &plan], prepared).unwrap();
+    let ends: Vec<_> = engines
+        .into_iter()
+        .map(|engine| {
+            let mut stream = Stream::new(plan.clone(), engine);
+            loop {
+                match stream.next() {
+                    Ok(Some(_)) => {}
+                    other => break other.map(|_| ()),
+                }
+            }
+        })
+        .collect();
+    assert!(matches!(&ends[..], [Err(Error::Ended { .. }), Err(Error::GivenUp)]), "{ends:?}");
+}

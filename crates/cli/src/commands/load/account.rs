@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use onehop_load::engine::Account;
-use onehop_load::{Model, Plan, plan};
+use onehop_load::{Model, Plan};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::error::Result;
+use super::{Held, Share, crc32c};
+use crate::error::{CliError, Result};
 use crate::gpus::Chosen;
 use crate::report::{Report, Text};
 use crate::route::WhyNot;
@@ -25,7 +26,7 @@ struct Limit {
 
 /// How a load went.
 #[derive(Serialize)]
-pub(crate) struct Document {
+pub(super) struct Document {
     files: usize,
     format: &'static str,
     tensors: usize,
@@ -35,8 +36,8 @@ pub(crate) struct Document {
     seconds: f64,
     gbps: f64,
     /// From the command's start, GPU start-up included.
-    pub total_seconds: f64,
-    pub gpu_start_seconds: f64,
+    pub(super) total_seconds: f64,
+    pub(super) gpu_start_seconds: f64,
     route: &'static str,
     route_why: String,
     initiator: &'static str,
@@ -44,30 +45,77 @@ pub(crate) struct Document {
     placement: serde_json::Value,
     gpu: String,
     gpu_why: String,
+    /// What each GPU holds.
+    gpus: Vec<OnGpu>,
     ways: Account,
     limit: Limit,
     why_not_better: Vec<WhyNot>,
     /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
     crc32c: Option<String>,
-    pub verified: Option<bool>,
-    pub verified_by: Option<&'static str>,
+    pub(super) verified: Option<bool>,
+    pub(super) verified_by: Option<&'static str>,
     commands: u64,
     retries: u64,
     errors: u64,
 }
 
+/// What a GPU holds.
+#[derive(Serialize)]
+pub(super) struct OnGpu {
+    gpu: String,
+    /// Which of how many ranks it is.
+    rank: u64,
+    ranks: u64,
+    bytes: u64,
+    gpu_bytes: u64,
+    /// Where each GPU has one of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<&'static str>,
+    crc32c: Option<String>,
+}
+
+impl OnGpu {
+    /// The account of each.
+    pub(super) fn list(held: &[Held]) -> Vec<Self> {
+        let one = |held: &Held| Self {
+            gpu: held.share.gpu.gpu.name().to_owned(),
+            rank: held.share.rank.0,
+            ranks: held.share.rank.1,
+            bytes: held.share.plan.tensor_bytes,
+            gpu_bytes: held.share.plan.gpu_bytes,
+            route: held.route,
+            crc32c: held.crc32c().map(|crc| format!("{crc:08x}")),
+        };
+        held.iter().map(one).collect()
+    }
+
+    /// A row for each of several.
+    pub(super) fn rows(list: &[Self], text: &mut Text) {
+        for one in list.iter().filter(|_| list.len() > 1) {
+            let (rank, ranks) = (one.rank, one.ranks);
+            let held = format!("{}: rank {rank} of {ranks}, {} of tensors", one.gpu, units::bytes(one.bytes));
+            text.row("", held);
+        }
+    }
+}
+
+/// The names of several GPUs.
+pub(super) fn names<'a>(gpus: impl IntoIterator<Item = &'a Chosen>) -> String {
+    gpus.into_iter().map(|gpu| gpu.gpu.name()).collect::<Vec<_>>().join(", ")
+}
+
 /// The account of what was loaded; times of the whole and verdicts are added later.
-pub(crate) fn document(
+pub(super) fn document(
     model: &Model,
-    plan: &Plan,
-    gpu: &Chosen,
+    held: &[Held],
     account: &Account,
     took: Duration,
     rate: Option<f64>,
-    crc: Option<u32>,
 ) -> Document {
+    let plans = || held.iter().map(|held| &held.share.plan);
+    let bytes: u64 = plans().map(|plan| plan.tensor_bytes).sum();
     let seconds = took.as_secs_f64();
-    let gbps = plan.tensor_bytes as f64 / 1e9 / seconds.max(1e-9);
+    let gbps = bytes as f64 / 1e9 / seconds.max(1e-9);
     let cached = account.cached_bytes >= account.direct_bytes;
     let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
         (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
@@ -77,12 +125,12 @@ pub(crate) fn document(
     };
     let limit_gbps = if cached { rate.map(|rate| rate / 1e9) } else { None };
     Document {
-        files: plan.files.len(),
+        files: model.files.len(),
         format: model.format,
-        tensors: plan.tensors.len(),
-        bytes: plan.tensor_bytes,
+        tensors: plans().next().map_or(0, |plan| plan.tensors.len()),
+        bytes,
         read_bytes: account.cached_bytes + account.direct_bytes,
-        gpu_bytes: plan.gpu_bytes,
+        gpu_bytes: plans().map(|plan| plan.gpu_bytes).sum(),
         seconds,
         gbps,
         total_seconds: 0.0,
@@ -90,10 +138,11 @@ pub(crate) fn document(
         route,
         route_why,
         initiator: "cpu",
-        simulated: if gpu.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
+        simulated: simulated(held.iter().map(|held| &held.share)),
         placement: json!({ "sq": "kernel", "cq": "kernel", "data": "host" }),
-        gpu: gpu.gpu.name().to_owned(),
-        gpu_why: gpu.why.clone(),
+        gpu: names(held.iter().map(|held| &held.share.gpu)),
+        gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
+        gpus: OnGpu::list(held),
         ways: account.clone(),
         limit: Limit {
             what: if cached { "the copy engine" } else { "the disk" },
@@ -106,7 +155,7 @@ pub(crate) fn document(
                 .into(),
             fix: "Give the drive to onehop, and name the file by -d DRIVE --path".into(),
         }],
-        crc32c: crc.map(|crc| format!("{crc:08x}")),
+        crc32c: crc32c(held).map(|crc| format!("{crc:08x}")),
         verified: None,
         verified_by: None,
         commands: 0,
@@ -115,75 +164,86 @@ pub(crate) fn document(
     }
 }
 
+fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<&'static str> {
+    if shares.any(|share| share.gpu.gpu.simulated()) { vec!["gpu"] } else { Vec::new() }
+}
+
 /// What a load would do.
-pub(crate) fn show_plan(
-    model: &Model,
-    plan: &Plan,
-    fit: Option<plan::Fit>,
-    gpu: &Chosen,
-    routes: &[&str],
-) -> Result<Report> {
+pub(super) fn show_plan(model: &Model, shares: &[Share], route: &str) -> Result<Report> {
+    let Some(Share { plan: first, gpu, .. }) = shares.first() else {
+        return Err(CliError::Usage("no GPU was named".into()));
+    };
+    let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
+    let (bytes, gpu_bytes, read_bytes) =
+        (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes), sum(|plan| plan.read_bytes));
     let mut text = Text::default();
     text.row(
         "model",
         format!(
             "{} in {}, {}",
-            units::count(plan.tensors.len() as u64, "tensor"),
-            units::count(plan.files.len() as u64, "file"),
+            units::count(first.tensors.len() as u64, "tensor"),
+            units::count(first.files.len() as u64, "file"),
             model.format
         ),
     );
-    text.row(
-        "reads",
-        format!("{} in {}", units::bytes(plan.read_bytes), units::count(plan.ranges.len() as u64, "range")),
-    );
-    text.row(
-        "arena",
-        format!("{} for {} of tensors", units::bytes(plan.gpu_bytes), units::bytes(plan.tensor_bytes)),
-    );
-    text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
-    let route = match routes {
-        [one] => (*one).to_owned(),
-        several => format!("{}, by what the page cache has", several.join(" or ")),
-    };
-    text.row("route", &route);
-    if plan.options.direct {
-        let direct = plan.direct_bytes();
-        let rest = plan.read_bytes - direct;
+    let ranges = shares.iter().map(|share| share.plan.ranges.len() as u64).sum();
+    text.row("reads", format!("{} in {}", units::bytes(read_bytes), units::count(ranges, "range")));
+    text.row("arena", format!("{} for {} of tensors", units::bytes(gpu_bytes), units::bytes(bytes)));
+    text.row("gpu", format!("{}: {}", names(shares.iter().map(|share| &share.gpu)), gpu.why));
+    text.row("route", route);
+    if first.options.direct {
+        let direct = sum(Plan::direct_bytes);
+        let rest = read_bytes - direct;
         text.row(
             "",
             format!("{} land where they belong, {} by a slot", units::bytes(direct), units::bytes(rest)),
         );
     }
-    text.row(
-        "fits",
-        match &fit {
-            Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
-            Some(fit) => format!(
-                "NO: {} are free, {} are missing",
-                units::bytes(fit.free_gpu_bytes),
-                units::bytes(fit.missing_bytes)
-            ),
-            None => "the emulated GPU takes what host memory there is".into(),
-        },
-    );
+    let each = shares.iter().map(|share| {
+        text.row("fits", fits(share));
+        let Share { gpu, plan, fit, rank } = share;
+        json!({
+            "gpu": gpu.gpu.name(), "rank": rank.0, "ranks": rank.1, "bytes": plan.tensor_bytes,
+            "gpu_bytes": plan.gpu_bytes, "read_bytes": plan.read_bytes, "ranges": plan.ranges, "arena": plan.tensors,
+            "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
+            "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes),
+        })
+    });
+    let each: Vec<_> = each.collect();
+    let fit = shares.iter().map(|share| share.fit).collect::<Option<Vec<_>>>();
+    let peak = shares.iter().map(|s| s.fit.map_or(s.plan.gpu_bytes, |fit| fit.peak_gpu_bytes)).sum::<u64>();
     let document = json!({
-        "files": plan.files.len(), "format": model.format, "tensors": plan.tensors.len(), "bytes": plan.tensor_bytes,
-        "gpu_bytes": plan.gpu_bytes, "read_bytes": plan.read_bytes, "ranges": plan.ranges, "arena": plan.tensors,
-        "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
-        "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes), "gpu": gpu.gpu.name(),
-        "simulated": if gpu.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
+        "files": first.files.len(), "format": model.format, "tensors": first.tensors.len(), "bytes": bytes,
+        "gpu_bytes": gpu_bytes, "read_bytes": read_bytes, "ranges": first.ranges, "arena": first.tensors,
+        "peak_gpu_bytes": peak, "fits": fit.as_ref().map(|all| all.iter().all(|fit| fit.fits)),
+        "free_gpu_bytes": fit.map(|all| all.iter().map(|fit| fit.free_gpu_bytes).sum::<u64>()),
+        "gpu": names(shares.iter().map(|share| &share.gpu)), "gpus": each,
+        "simulated": simulated(shares.iter()),
         "route": route,
     });
     Report::new(document, text)
 }
 
+/// Whether a GPU has the room, in words.
+fn fits(share: &Share) -> String {
+    match &share.fit {
+        Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
+        Some(fit) => format!(
+            "NO: {} are free, {} are missing",
+            units::bytes(fit.free_gpu_bytes),
+            units::bytes(fit.missing_bytes)
+        ),
+        None => "the emulated GPU takes what host memory there is".into(),
+    }
+}
+
 /// The account in words.
-pub(crate) fn tell(d: &Document) -> Text {
+pub(super) fn tell(d: &Document) -> Text {
     let mut text = Text::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}", parts[0], parts[1], d.format));
     text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
+    OnGpu::rows(&d.gpus, &mut text);
     text.row("route", format!("{}: {}", d.route, d.route_why));
     let ways = &d.ways;
     text.row(

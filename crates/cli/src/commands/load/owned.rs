@@ -7,39 +7,29 @@ use std::time::Instant;
 use onehop_drive::{Drive, Namespace};
 use onehop_files::{Blocks, ExtentMap};
 use onehop_gpu::Region;
-use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, check, plan};
+use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
 use serde::Serialize;
 
-use super::{Args, account, against, given_up, judge, must_fit, read_manifest, selection};
+use super::account::{self, OnGpu};
+use super::verdict::{self, Verdict};
+use super::{Args, Held, Share, crc32c, must_fit, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus;
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, Landed, Memory, Outcome, Tally, block_bytes};
+use crate::transfer::{self, Engine, Landed, Outcome, Tally, block_bytes};
 use crate::units;
 use crate::volume;
 
 /// What was loaded, and how.
 pub(crate) struct Loaded {
-    pub plan: Plan,
-    pub engine: Engine,
-    pub arena: Memory,
-    pub tally: Tally,
-    pub landed: Landed,
-}
-
-impl Loaded {
-    /// The memory with the tensors.
-    pub(crate) fn region(&self) -> &Region {
-        &self.arena.region
-    }
-
+    pub arena: Region,
     /// The account in which the bytes are those of the tensors.
-    pub(crate) fn outcome(&self, with: &transfer::Plan<'_>, crc: Option<u32>) -> Outcome {
-        let tally = Tally { bytes: self.plan.tensor_bytes, ..self.tally };
-        Outcome::new(with.drive, with.gpu, &self.engine, &tally, crc)
-    }
+    pub outcome: Outcome,
+    /// Bytes that were read, whole blocks.
+    pub read_bytes: u64,
+    pub landed: Landed,
 }
 
 /// The plan for a drive with such blocks.
@@ -52,13 +42,16 @@ pub(crate) fn plan_for(model: &Model, selection: &Selection, ns: &Namespace) -> 
 pub(crate) fn carry_out(
     with: &transfer::Plan<'_>,
     model: &Model,
-    plan: Plan,
+    plan: &Plan,
     context: &Context,
 ) -> Result<Loaded> {
     context.stop.check()?;
     let (engine, arena) = Engine::open(with, plan.gpu_bytes.max(1))?;
-    let (tally, landed) = transfer::fill(&engine, with.ns, (model, &plan), &arena, &context.stop)?;
-    Ok(Loaded { plan, engine, arena, tally, landed })
+    let (tally, landed) = transfer::fill(&engine, with.ns, (model, plan), &arena, &context.stop)?;
+    let read_bytes = tally.bytes;
+    let tally = Tally { bytes: plan.tensor_bytes, ..tally };
+    let outcome = Outcome::new(with.drive, with.gpu, &engine, &tally, None);
+    Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
 }
 
 /// The slowest thing on the way.
@@ -74,6 +67,8 @@ struct Limit {
 struct Document {
     #[serde(flatten)]
     outcome: Outcome,
+    /// What each GPU holds.
+    gpus: Vec<OnGpu>,
     files: usize,
     format: &'static str,
     tensors: usize,
@@ -96,40 +91,48 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     args.route.candidates()?;
     let wanted = args.gpu.clone();
     // The drive comes up and its file system is read while CUDA starts.
-    let gpu = std::thread::spawn(move || (gpus::choose(&wanted), start.elapsed()));
+    let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
     let drive = Drive::open(drives::find(spec)?.port, args.route.options(false))?;
     let ns = drive.namespace(args.nsid)?;
     let opened = open(args, &drive, ns)?;
-    let model = &opened.model;
-    let plan = plan_for(model, &selection(args)?, ns)?;
+    let (model, count) = (&opened.model, args.gpu.names().len());
+    let plans =
+        (0..count).map(|i| plan_for(model, &selection(args, i, count)?, ns)).collect::<Result<_>>()?;
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
-    let (gpu, gpu_start) = gpu.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
-    let gpu = gpu?;
-    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
-    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let shares = shares(args, gpus?, plans)?;
     if args.plan {
-        // The route is made ready, for one block, because nothing else tells that it can be had.
-        let (engine, _) = Engine::open(&with, block_bytes(ns))?;
-        return account::show_plan(model, &plan, fit, &gpu, &[engine.route.name()]);
+        // Routes are made ready, for one block, because nothing else tells that they can be had.
+        let route = |share: &Share| {
+            let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
+            Ok(Engine::open(&with, block_bytes(ns))?.0.route.name())
+        };
+        let mut routes = shares.iter().map(route).collect::<Result<Vec<_>>>()?;
+        routes.dedup();
+        return account::show_plan(model, &shares, &routes.join(", "));
     }
-    must_fit(fit)?;
-    let loaded = carry_out(&with, model, plan, context)?;
-    let go_on = || context.stop.check().is_ok();
-    let sums = if context.json || args.verify || manifest.is_some() {
-        let sums = check::check_sums(&loaded.plan, loaded.region(), &go_on);
-        Some(sums.map_err(|e| given_up(e, context))?)
-    } else {
-        None
+    must_fit(&shares)?;
+    let sums = context.json || args.verify || manifest.is_some();
+    // One GPU after the other: a drive is slower than any GPU's link, and gains nothing from two of them at once.
+    let (mut held, mut all) = (Vec::new(), None::<Loaded>);
+    for share in shares {
+        let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
+        let loaded = carry_out(&with, model, &share.plan, context)?;
+        let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
+        held.push(Held { route: Some(route), ..Held::new(share, arena, sums, context)? });
+        match &mut all {
+            Some(all) => all.add(loaded),
+            None => all = Some(loaded),
+        }
+    }
+    let Some(Loaded { mut outcome, read_bytes, landed, .. }) = all else {
+        return Err(CliError::Usage("no GPU was named".into()));
     };
-    let crc = sums.as_ref().map(|sums| check::combined(&loaded.plan, sums));
-    let mut outcome = loaded.outcome(&with, crc);
-    let Loaded { plan, engine, arena, tally, landed } = loaded;
-    // Its queues may be all that the drive grants.
-    drop(engine);
-    let verdict = super::Verdict {
-        compared: if args.verify { Some(compare(&opened, &plan, &arena.region, context)?) } else { None },
-        manifest: manifest.zip(sums).map(|(manifest, sums)| against(&manifest, model, &plan, &sums)),
+    let verdict = Verdict {
+        compared: if args.verify { Some(compare(&opened, &held, context)?) } else { None },
+        manifest: manifest.map(|manifest| verdict::against(&manifest, model, &held)),
     };
+    outcome.crc32c = crc32c(&held).map(|crc| format!("{crc:08x}"));
     (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
     if args.verify && !opened.maps.is_empty() {
         outcome.verified_by =
@@ -137,12 +140,13 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     }
     let document = Document {
         outcome,
-        files: plan.files.len(),
+        gpus: OnGpu::list(&held),
+        files: model.files.len(),
         format: model.format,
-        tensors: plan.tensors.len(),
+        tensors: held.first().map_or(0, |held| held.share.plan.tensors.len()),
         found_by: opened.found_by,
-        read_bytes: tally.bytes,
-        gpu_bytes: plan.gpu_bytes,
+        read_bytes,
+        gpu_bytes: held.iter().map(|held| held.share.plan.gpu_bytes).sum(),
         landed,
         limit: Limit { what: "the drive", gbps: None, reached: None },
         total_seconds: start.elapsed().as_secs_f64(),
@@ -150,6 +154,15 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     };
     let text = tell(&document);
     Ok(Report::new(document, text)?.failed(verdict.failure()))
+}
+
+impl Loaded {
+    /// Adds the account of another GPU that was loaded after this one.
+    fn add(&mut self, other: Self) {
+        self.outcome.add(&other.outcome);
+        self.read_bytes += other.read_bytes;
+        self.landed.add(&other.landed);
+    }
 }
 
 /// A model on a drive.
@@ -179,20 +192,21 @@ fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<Opened> {
 }
 
 /// Compares what is in GPU memory with the drive, and the drive with what was mapped.
-fn compare(opened: &Opened, plan: &Plan, arena: &Region, context: &Context) -> Result<Result<()>> {
+fn compare(opened: &Opened, held: &[Held], context: &Context) -> Result<Result<()>> {
     for map in &opened.maps {
         context.stop.check()?;
         if let Err(why) = map.verify(&*opened.blocks) {
             return Ok(Err(why.into()));
         }
     }
-    judge(plan, &opened.model, arena, context)
+    verdict::compare(&opened.model, held, context)
 }
 
 fn tell(d: &Document) -> Text {
     let mut text = Text::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}, found by {}", parts[0], parts[1], d.format, d.found_by));
+    OnGpu::rows(&d.gpus, &mut text);
     d.outcome.rows(&mut text);
     let Landed { direct_bytes, staged_bytes, hole_bytes, .. } = d.landed;
     if direct_bytes > 0 {

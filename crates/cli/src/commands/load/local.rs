@@ -1,0 +1,170 @@
+//! `onehop load FILE` and `onehop read FILE`: files of this machine, through the ring.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use onehop_load::engine::{Account, Options, Prepared, RingEngine};
+use onehop_load::stream::Stream;
+use onehop_load::{Dtype, Local, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
+
+use super::account::{Document, document, show_plan, tell};
+use super::verdict::{self, Verdict};
+use super::{Args, Held, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, GpuArg};
+use crate::progress::Bar;
+use crate::report::Report;
+use crate::transfer;
+
+/// Runs it.
+pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let start = Instant::now();
+    let route = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
+        Route::Ring(route) => route,
+        Route::NotHere(why) => {
+            return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
+        }
+    };
+    let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
+    // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
+    let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
+    let model = Model::open(&Local, &args.files)?;
+    let plans =
+        (0..count).map(|i| ring_plan(&model, &selection(args, i, count)?)).collect::<Result<Vec<_>>>()?;
+    let options = Options { route, threads: args.route.reading_threads()?, slot: None };
+    let prepared = if args.plan { None } else { Some(prepare(&plans, &model, &options)?) };
+    let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
+    let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
+    let shares = shares(args, gpus?, plans)?;
+    let Some(prepared) = prepared else {
+        return show_plan(&model, &shares, "cpu/cached or cpu/pinned, by what the page cache has");
+    };
+    must_fit(&shares)?;
+    let sums = context.json || args.verify || manifest.is_some();
+    let wanted = Wanted { sums, started: start, gpu_start };
+    let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
+    let verdict = Verdict {
+        compared: if args.verify { Some(verdict::compare(&model, &held, context)?) } else { None },
+        manifest: manifest.map(|manifest| verdict::against(&manifest, &model, &held)),
+    };
+    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
+    let text = tell(&document);
+    Ok(Report::new(document, text)?.failed(verdict.failure()))
+}
+
+fn ring_plan(model: &Model, selection: &Selection) -> Result<Plan> {
+    Ok(Plan::new(model, selection, plan::Options::ring()).map_err(onehop_load::Error::from)?)
+}
+
+fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Result<Prepared> {
+    let plans: Vec<_> = plans.iter().collect();
+    Ok(Prepared::for_all(&plans, &model.files, options)?)
+}
+
+/// What a load is to tell beside its bytes.
+struct Wanted {
+    sums: bool,
+    started: Instant,
+    gpu_start: Duration,
+}
+
+fn carry_out(
+    model: &Model,
+    shares: Vec<Share>,
+    prepared: Prepared,
+    wanted: &Wanted,
+    context: &Context,
+) -> Result<(Vec<Held>, Document)> {
+    context.stop.check()?;
+    let begin = Instant::now();
+    let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
+    let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
+    let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
+    let bar = Bar::new("loading", plans.iter().map(|plan| plan.tensor_bytes).sum());
+    let mut streams: Vec<_> =
+        engines.into_iter().zip(&plans).map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
+    // One after the other: what arrives for the others meanwhile is taken down, and told when they are asked.
+    streams.iter_mut().try_for_each(|stream| arrive(stream, &bar, context))?;
+    let took = begin.elapsed();
+    drop(bar);
+    model.still_same()?;
+    let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
+    let rate = match (&streams[..], &gpus[..]) {
+        ([stream], [gpu]) => stream.engine().copy_rate(*gpu)?,
+        // Whether several copy engines share a link on the way, nobody has looked.
+        _ => None,
+    };
+    let arenas = streams.into_iter().map(|stream| Ok(stream.finish()?.1)).collect::<Result<Vec<_>>>()?;
+    let held = shares.into_iter().zip(arenas);
+    let held = held.map(|(share, arena)| Held::new(share, arena, wanted.sums, context));
+    let held = held.collect::<Result<Vec<_>>>()?;
+    let mut document = document(model, &held, &account, took, rate);
+    document.total_seconds = wanted.started.elapsed().as_secs_f64();
+    document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
+    Ok((held, document))
+}
+
+/// Takes tensors as they arrive, until all are there.
+fn arrive(stream: &mut Stream<RingEngine>, bar: &Bar, context: &Context) -> Result<()> {
+    let mut shown = 0;
+    while stream.next()?.is_some() {
+        context.stop.check()?;
+        bar.add(stream.bytes() - shown);
+        shown = stream.bytes();
+    }
+    Ok(())
+}
+
+/// A part of a file, whatever it holds, as `onehop read FILE` wants it.
+pub(crate) struct Part<'a> {
+    pub path: &'a Path,
+    pub offset: u64,
+    pub len: Option<u64>,
+    pub gpu: &'a GpuArg,
+    pub route: &'a str,
+    pub verify: bool,
+    pub out: Option<&'a Path>,
+}
+
+/// Reads a part of a file into GPU memory, as a tensor of bytes.
+pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
+    let start = Instant::now();
+    let Route::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
+        let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
+        let fix = "Give the drive to onehop, and name the file by -d DRIVE --path";
+        return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
+    };
+    let file = LocalFile::open(part.path)?;
+    let size = file.bytes();
+    if part.offset > size {
+        return Err(CliError::Usage(format!("--offset {}: the file has {size} bytes", part.offset)));
+    }
+    let bytes = (size - part.offset).min(part.len.unwrap_or(u64::MAX));
+    let info = TensorInfo {
+        name: part.path.display().to_string(),
+        dtype: Dtype::U8,
+        shape: vec![bytes],
+        offset: part.offset,
+        bytes,
+    };
+    let tensors = vec![onehop_load::model::Tensor { info, file: 0 }];
+    let model = Model { files: vec![Box::new(file)], metadata: Vec::new(), tensors, format: "bytes" };
+    let plan = ring_plan(&model, &Selection::default())?;
+    let prepared = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() })?;
+    let gpu = gpus::choose(part.gpu)?;
+    let wanted = Wanted { sums: true, started: start, gpu_start: start.elapsed() };
+    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+    let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
+    must_fit(&shares)?;
+    let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
+    let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
+    let verdict = Verdict { compared, manifest: None };
+    (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
+    let mut text = tell(&document);
+    if let (Some(out), [Held { arena, .. }]) = (part.out, &held[..]) {
+        transfer::save(arena, bytes as usize, out, &context.stop)?;
+        text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
+    }
+    Ok(Report::new(document, text)?.failed(verdict.failure()))
+}

@@ -1,0 +1,166 @@
+//! The threads of a load, and what they have in common.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Copier, Mark, Rows};
+use onehop_os::HostMem;
+
+use super::choice::Opened;
+use crate::error::{Error, Result};
+use crate::plan::Chunk;
+
+/// How long the threads of a load that is over may take to end.
+const END: Duration = Duration::from_secs(10);
+
+/// A chunk, and the GPUs that get it.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) chunk: Chunk,
+    pub(super) gpus: Range<usize>,
+}
+
+/// What all threads of a load have in common.
+pub(super) struct Shared {
+    pub(super) sources: Vec<Opened>,
+    cached: Mutex<VecDeque<Job>>,
+    stop: AtomicBool,
+    pub(super) cached_bytes: AtomicU64,
+    pub(super) direct_bytes: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(sources: Vec<Opened>, cached: VecDeque<Job>) -> Self {
+        let (cached_bytes, direct_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { sources, cached: Mutex::new(cached), stop: AtomicBool::new(false), cached_bytes, direct_bytes }
+    }
+
+    /// The next chunk that the page cache has; none when the load is over or given up.
+    pub(super) fn next(&self) -> Option<Job> {
+        if self.is_stopped() {
+            return None;
+        }
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// A part of the ring, and the copies out of it to each GPU.
+pub(super) struct Lane {
+    pub(super) ring: HostMem,
+    pub(super) slot: usize,
+    pub(super) copiers: Vec<Box<dyn Copier>>,
+    pub(super) arrived: Vec<Sender<Result<Chunk>>>,
+}
+
+/// Where the copies of a slot end: for each GPU that gets them.
+pub(super) type Marks = Vec<(usize, Mark)>;
+
+impl Lane {
+    /// Begins to copy what was read into a slot.
+    pub(super) fn copy(&mut self, slot: usize, job: &Job) -> Result<Marks> {
+        let start = slot * self.slot;
+        let mut marks = Vec::with_capacity(job.gpus.len());
+        for gpu in job.gpus.clone() {
+            let Some(copier) = self.copiers.get_mut(gpu) else { return Err(Error::Incomplete) };
+            for copy in &job.chunk.copies {
+                copier.copy(&Rows {
+                    from: start + copy.slot as usize,
+                    to: copy.to as usize,
+                    row: copy.row as usize,
+                    rows: copy.rows as usize,
+                    step: copy.step as usize,
+                })?;
+            }
+            marks.push((gpu, copier.mark()?));
+        }
+        Ok(marks)
+    }
+
+    /// Waits until a slot may be filled again.
+    pub(super) fn wait(&mut self, marks: &Marks) -> Result<()> {
+        for (gpu, mark) in marks {
+            if let Some(copier) = self.copiers.get_mut(*gpu) {
+                copier.wait(*mark)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it may be.
+    pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
+        for (gpu, mark) in marks {
+            if let Some(copier) = self.copiers.get_mut(*gpu)
+                && !copier.is_over(*mark)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whoever waited may have gone: then the load was given up, and they have set the flag.
+    pub(super) fn tell(&self, job: Job) {
+        for gpu in job.gpus.clone() {
+            if let Some(arrived) = self.arrived.get(gpu) {
+                let _ = arrived.send(Ok(job.chunk.clone()));
+            }
+        }
+    }
+}
+
+/// The threads. Dropping it ends them.
+pub(super) struct Crew {
+    pub(super) shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Crew {
+    pub(super) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared), threads: Vec::new() }
+    }
+
+    /// Starts one. What goes wrong with it ends all, and the first GPU's engine is told.
+    pub(super) fn spawn(
+        &mut self,
+        name: &str,
+        arrived: &[Sender<Result<Chunk>>],
+        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let (shared, first) = (self.shared.clone(), arrived.first().cloned());
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+            if let Err(error) = work(&shared) {
+                shared.stop.store(true, Ordering::Release);
+                let _ = first.map(|first| first.send(Err(error)));
+            }
+        });
+        self.threads.push(thread.map_err(Error::Thread)?);
+        Ok(())
+    }
+}
+
+impl Drop for Crew {
+    /// Waits for the threads for a while: one that the disk or the GPU never answers is left alone with the memory that
+    /// it holds.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let start = Instant::now();
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && start.elapsed() < END {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            if thread.is_finished() {
+                // One that panicked has not told what it did not do: the account of the chunks shows that.
+                let _ = thread.join();
+            }
+        }
+    }
+}
