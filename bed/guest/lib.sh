@@ -1,0 +1,66 @@
+# What the jobs of a guest share. Sourced by its init.
+
+pass() { echo "PASS $JOB: $*"; }
+fail() { echo "FAIL $JOB: $*"; }
+skip() { echo "SKIP $JOB: $*"; }
+
+# check WHAT COMMAND...: passes if the command succeeds; what it said is shown if it does not.
+check() {
+    local what=$1
+    shift
+    if "$@" >/tmp/said 2>&1; then
+        pass "$what"
+    else
+        sed 's/^/    /' /tmp/said
+        fail "$what (status $?: $*)"
+    fi
+}
+
+# status N WHAT COMMAND...: passes if the command ends with this status.
+status() {
+    local want=$1 what=$2 got
+    shift 2
+    "$@" >/tmp/said 2>&1
+    got=$?
+    if [ $got = "$want" ]; then
+        pass "$what"
+    else
+        sed 's/^/    /' /tmp/said
+        fail "$what (status $got and not $want: $*)"
+    fi
+}
+
+# The addresses of the devices with this VENDOR:DEVICE.
+device() {
+    local at
+    for at in /sys/bus/pci/devices/*; do
+        [ "$(cat "$at/vendor"):$(cat "$at/device")" != "$1" ] || echo "${at##*/}"
+    done
+}
+
+# Loads modules by name, with all that they need; what is built in is there already.
+load() {
+    local module file
+    for module in "$@"; do
+        grep "^$module " /modules/order | while read -r _ file; do
+            [ -e "/sys/module/$(echo "${file%.ko}" | tr - _)" ] || insmod "/modules/$file"
+        done
+    done
+}
+
+# The driver that has a device; nothing if none has.
+driver() {
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$1/driver") && echo "${link##*/}"
+}
+
+# within SECONDS COMMAND...: waits until the command succeeds.
+within() {
+    local left=$(($1 * 10))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || return 1
+        usleep 100000
+    done
+}
