@@ -64,3 +64,18 @@ within() {
         usleep 100000
     done
 }
+
+# Runs our tests; a program that ends badly is a failure, whatever it printed before.
+ours() {
+    load nvme vfio_iommu_type1 vfio-pci
+    within 5 test -b /dev/nvme0n1
+    onehop-bed "$@"
+    local status=$?
+    [ $status = 0 ] || fail "onehop-bed $* ended with status $status"
+}
+
+# The device is driven by the kernel, which can read it.
+kernel_has() {
+    check "the kernel's driver has $1" test "$(driver "$1")" = nvme
+    check "and reads it" within 5 dd if=/dev/nvme0n1 of=/dev/null bs=4096 count=4
+}

@@ -1,11 +1,11 @@
 //! The emulated GPU: one CPU thread for a warp, or for a single GPU thread where threads act on their own.
 
 use std::any::Any;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::{DmaMemory, HostMem, Registers};
+use onehop_os::{DmaMemory, Heap, HostMem, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
     Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, run_single,
@@ -24,6 +24,9 @@ use crate::{
 /// Lanes of an emulated warp.
 pub const EMULATED_LANES: u32 = 32;
 
+/// Its own memory is given out in whole pages of a device: two allocations never share one.
+const VRAM_UNIT: usize = 64 << 10;
+
 /// Most threads of an emulated launch: each is a thread of this machine.
 const MAX_THREADS: u32 = 1024;
 
@@ -32,6 +35,31 @@ const MAX_THREADS: u32 = 1024;
 pub struct Emulated {
     space: Arc<Space>,
     lanes: u32,
+    vram: Option<Vram>,
+}
+
+/// Memory that is given to it as its own, and which of it is free.
+#[derive(Clone)]
+struct Vram {
+    mem: HostMem,
+    heap: Arc<Mutex<Heap>>,
+}
+
+impl Vram {
+    fn take(&self, bytes: usize) -> Result<HostMem> {
+        let none = || onehop_os::Error::NoMemory { mapper: "the emulated GPU's own memory".into(), bytes };
+        let len = bytes.max(1).checked_next_multiple_of(VRAM_UNIT).ok_or_else(none)?;
+        let at = lock(&self.heap).take(len).ok_or_else(none)?;
+        let heap = self.heap.clone();
+        let give_back = move || lock(&heap).give(at, len);
+        let part = self.mem.slice(at..at + len)?.on_last_drop(give_back);
+        part.fill(0, len, 0)?;
+        Ok(part)
+    }
+}
+
+fn lock(heap: &Mutex<Heap>) -> MutexGuard<'_, Heap> {
+    heap.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Emulated {
@@ -44,7 +72,14 @@ impl Emulated {
     /// One whose warps have so many lanes.
     #[must_use]
     pub fn with_lanes(lanes: u32) -> Self {
-        Self { space: Space::new(), lanes: lanes.max(1) }
+        Self { space: Space::new(), lanes: lanes.max(1), vram: None }
+    }
+
+    /// One with memory of its own: that of a device, so that a drive reaches it over the bus as it reaches a GPU's.
+    #[must_use]
+    pub fn with_vram(mem: HostMem) -> Self {
+        let heap = Arc::new(Mutex::new(Heap::new(0, mem.len())));
+        Self { vram: Some(Vram { mem, heap }), ..Self::new() }
     }
 
     /// Starts a kernel of one's own: `threads` threads that run `kernel`, each with its view of memory and its index.
@@ -91,8 +126,20 @@ impl Gpu for Emulated {
         true
     }
 
+    fn own_memory(&self) -> bool {
+        self.vram.is_some()
+    }
+
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
-        self.adopt(place, HostMem::anonymous(bytes)?)
+        let mem = match &self.vram {
+            Some(vram) if place == Place::Vram => vram.take(bytes)?,
+            _ => HostMem::anonymous(bytes)?,
+        };
+        self.adopt(place, mem)
+    }
+
+    fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(self.vram.as_ref().map(|vram| lock(&vram.heap).left() as u64))
     }
 
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {

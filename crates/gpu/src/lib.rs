@@ -122,6 +122,11 @@ pub trait Gpu: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it is a model of a GPU.
     fn simulated(&self) -> bool;
+    /// Whether its memory is a device's, which a drive reaches over the bus or not at all. An emulated GPU's usually is
+    /// whatever memory of this machine the drive reaches.
+    fn own_memory(&self) -> bool {
+        !self.simulated()
+    }
     /// Loads its kernels, so that a GPU without any is noticed before a queue is made for it.
     ///
     /// # Errors

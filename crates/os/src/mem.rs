@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -88,6 +89,22 @@ impl HostMem {
         Self::map_file(file, bytes, false)
     }
 
+    /// A device's memory: `bytes` bytes from `offset` on of a file that stands for it, such as sysfs `resource0` or a
+    /// VFIO device. How long it is only the caller knows.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn of_device(file: impl AsFd, offset: u64, bytes: usize) -> Result<Self> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE) || !offset.is_multiple_of(PAGE as u64) {
+            return Err(Error::OutOfRange { offset: offset as usize, bytes, len: 0 });
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset) }
+            .map_err(|e| Error::system(format!("mmap of {bytes} bytes of a device's memory"), e))?;
+        Self::whole(base.cast(), bytes, true)
+    }
+
     fn map_file(file: &File, bytes: usize, writable: bool) -> Result<Self> {
         let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
         let longest = if writable { have } else { have.next_multiple_of(PAGE as u64) };
@@ -161,6 +178,19 @@ impl HostMem {
         }
         // SAFETY: in range and aligned; the mapping outlives &self; all access to it is atomic.
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
+    }
+
+    /// Stores a 64-bit word by one instruction.
+    ///
+    /// # Errors
+    /// When it does not lie within the memory, or is not aligned.
+    pub fn store64(&self, offset: usize, value: u64) -> Result<()> {
+        self.check_writable_range(offset, 8)?;
+        if !(self.offset + offset).is_multiple_of(8) {
+            return Err(Error::OutOfRange { offset, bytes: 8, len: self.len });
+        }
+        self.qword(offset).store(value, Ordering::SeqCst);
+        Ok(())
     }
 
     pub(crate) fn check_writable_range(&self, offset: usize, bytes: usize) -> Result<()> {
@@ -360,6 +390,7 @@ mod tests {
         assert!(part.word(8).is_err());
         assert!(part.word(2).is_err());
         part.word(4).unwrap().store(5, Ordering::Relaxed);
+        assert!(part.store64(4, 1).is_err() && part.store64(8, 1).is_err() && mem.store64(16, 1).is_ok());
         assert_eq!(mem.to_vec(12, 1).unwrap(), [5]);
         assert!(mem.slice(10..5000).is_err());
     }

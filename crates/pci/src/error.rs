@@ -40,6 +40,24 @@ pub enum Error {
         /// What was expected.
         wanted: &'static str,
     },
+    /// It is not allowed, or not possible here.
+    #[error("{what}: {why}. {fix}")]
+    Refused {
+        /// What was to be done.
+        what: String,
+        /// Why not.
+        why: String,
+        /// What would change that.
+        fix: String,
+    },
+    /// A system call failed.
+    #[error("{call}: {why}")]
+    Call {
+        /// The call, and what it was made on.
+        call: String,
+        /// What the system said.
+        why: String,
+    },
     /// A record of a system is not one.
     #[error("{name} is no record of a system: {why}")]
     NoRecord {
@@ -58,6 +76,10 @@ impl Error {
             io::ErrorKind::PermissionDenied => Self::Denied { path },
             _ => Self::Unreadable { path, why: error.to_string() },
         }
+    }
+
+    pub(crate) fn call(call: impl Into<String>, error: io::Error) -> Self {
+        Self::Call { call: call.into(), why: error.to_string() }
     }
 
     /// A file whose contents make no sense.

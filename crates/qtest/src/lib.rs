@@ -12,7 +12,6 @@
 mod bar;
 pub mod bed;
 mod error;
-mod heap;
 mod link;
 mod model;
 mod pci;

@@ -4,10 +4,9 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Run};
+use onehop_os::{DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
 
-use crate::heap::Heap;
 use crate::{Error, Result};
 
 const PAGE: usize = 4096;

@@ -85,10 +85,10 @@ pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -
 }
 
 /// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it
-/// up; an emulated GPU takes that for its own memory as well.
+/// up; an emulated GPU without memory of its own takes that for its own as well.
 fn reachable(drive: &Inner, gpu: &dyn Gpu, part: &'static str, place: Place, bytes: usize) -> Result<Region> {
     let mapper = &drive.control.port.mapper;
-    if gpu.simulated() || place == Place::PinnedHost {
+    if !gpu.own_memory() || place == Place::PinnedHost {
         return Ok(gpu.adopt(place, mapper.alloc(bytes)?)?);
     }
     let region = gpu.alloc(place, bytes)?;

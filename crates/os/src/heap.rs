@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
-/// Free stretches, by where they start. No two of them touch.
+/// The free stretches of some range: of memory that is lent out in pieces, or of bus addresses. No two of them touch.
 #[derive(Debug)]
-pub(crate) struct Heap {
+pub struct Heap {
     free: BTreeMap<usize, usize>,
 }
 
 impl Heap {
     /// Everything from `start` to `end` is free.
-    pub(crate) fn new(start: usize, end: usize) -> Self {
+    #[must_use]
+    pub fn new(start: usize, end: usize) -> Self {
         let free = (start < end).then(|| (start, end - start));
         Self { free: free.into_iter().collect() }
     }
 
     /// Takes the first free stretch that is long enough, and returns where it starts.
-    pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
+    pub fn take(&mut self, len: usize) -> Option<usize> {
         let (start, have) = self.free.iter().map(|(s, l)| (*s, *l)).find(|(_, l)| len > 0 && *l >= len)?;
         self.free.remove(&start);
         if have > len {
@@ -25,8 +26,14 @@ impl Heap {
         Some(start)
     }
 
+    /// How much is free in all.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.free.values().sum()
+    }
+
     /// Gives back what [`Heap::take`] gave.
-    pub(crate) fn give(&mut self, start: usize, len: usize) {
+    pub fn give(&mut self, start: usize, len: usize) {
         let (mut start, mut len) = (start, len);
         if let Some(after) = self.free.remove(&(start + len)) {
             len += after;

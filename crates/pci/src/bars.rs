@@ -1,0 +1,141 @@
+//! BARs as memory of this process.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use onehop_os::{HostMem, MmioWindow, Registers};
+
+use crate::{Address, BarKind, Error, Result, Root, parse_resource};
+
+/// BARs are mapped in whole pages.
+const PAGE: u64 = 4096;
+/// As much of BAR0 is mapped for its registers: doorbells of all queues that there can be.
+const MOST_REGISTERS: u64 = 1 << 20;
+
+/// Where a device's BARs can be had.
+pub(crate) trait Source: Send + Sync {
+    /// How long a BAR is; none where the device does not have it.
+    fn bytes(&self, bar: u8) -> Option<u64>;
+    /// A part of it, in whole pages.
+    fn map(&self, bar: u8, offset: u64, bytes: u64) -> Result<HostMem>;
+}
+
+/// A controller's registers in BAR0, and memory behind its other BARs.
+pub(crate) struct Bars {
+    registers: HostMem,
+    size: u32,
+    source: Arc<dyn Source>,
+}
+
+impl Bars {
+    pub(crate) fn of(source: Arc<dyn Source>, name: &str) -> Result<Self> {
+        let bytes = source.bytes(0).ok_or_else(|| Error::Refused {
+            what: format!("driving {name}"),
+            why: "it has no BAR0, where an NVMe controller's registers are".into(),
+            fix: "See `onehop drive list`".into(),
+        })?;
+        let size = bytes.min(MOST_REGISTERS);
+        let registers = source.map(0, 0, size.next_multiple_of(PAGE))?;
+        Ok(Self { registers, size: size as u32, source })
+    }
+}
+
+impl Registers for Bars {
+    fn read32(&self, offset: u32) -> u32 {
+        // On the bus, nobody's answer is all ones.
+        self.registers.word(offset as usize).map_or(u32::MAX, |word| word.load(Ordering::SeqCst))
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if let Ok(word) = self.registers.word(offset as usize) {
+            word.store(value, Ordering::SeqCst);
+        }
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        // At once, as the specification allows: QEMU takes the address of the memory buffer (CMBMSC) in no other way.
+        let _ = self.registers.store64(offset as usize, value);
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn window(&self, bar: u8, offset: u64, bytes: u64) -> Option<HostMem> {
+        let first = offset / PAGE * PAGE;
+        let skip = offset - first;
+        let mapped = self.source.map(bar, first, (skip + bytes).next_multiple_of(PAGE)).ok()?;
+        mapped.slice(skip as usize..(skip + bytes) as usize).ok()
+    }
+
+    fn mmio(&self) -> Option<MmioWindow> {
+        Some(MmioWindow::new(self.registers.clone()))
+    }
+}
+
+/// BARs by sysfs, of a device that no driver has.
+pub(crate) struct Sysfs {
+    folder: std::path::PathBuf,
+    address: Address,
+    bars: Vec<crate::Bar>,
+    /// Kept as long as anything is mapped.
+    hold: Option<Arc<dyn Send + Sync>>,
+}
+
+impl Sysfs {
+    pub(crate) fn of(root: &Root, address: Address, hold: Option<Arc<dyn Send + Sync>>) -> Result<Self> {
+        let folder = format!("/sys/bus/pci/devices/{address}");
+        let path = format!("{folder}/resource");
+        let bars = parse_resource(&path, &root.text(&path)?)?;
+        let below = root.folder().unwrap_or(std::path::Path::new("/")).join(folder.trim_start_matches('/'));
+        Ok(Self { folder: below, address, bars, hold })
+    }
+}
+
+impl Source for Sysfs {
+    fn bytes(&self, bar: u8) -> Option<u64> {
+        let of = |b: &&crate::Bar| b.index == usize::from(bar) && b.kind == BarKind::Memory && b.assigned;
+        self.bars.iter().find(of).map(|b| b.size)
+    }
+
+    fn map(&self, bar: u8, offset: u64, bytes: u64) -> Result<HostMem> {
+        let what = || format!("mapping BAR {bar} of {}", self.address);
+        let fits =
+            self.bytes(bar).is_some_and(|size| offset.checked_add(bytes).is_some_and(|end| end <= size));
+        if !fits {
+            return Err(Error::call(what(), io::Error::other("it does not reach that far")));
+        }
+        let path = self.folder.join(format!("resource{bar}"));
+        let file = File::options().read(true).write(true).open(&path).map_err(|e| Error::call(what(), e))?;
+        let mem = HostMem::of_device(&file, offset, bytes as usize)
+            .map_err(|e| Error::call(what(), io::Error::other(e)))?;
+        let hold = self.hold.clone();
+        Ok(mem.on_last_drop(move || drop(hold)))
+    }
+}
+
+/// The memory behind a BAR of a device that no driver has, or whose driver lets programs map it: what stands for a GPU's in
+/// a test bed. `bar` is its number; the largest by default.
+///
+/// # Errors
+/// When there is no such device or BAR, or the kernel does not let it be mapped.
+pub fn bar_memory(root: &Root, address: Address, bar: Option<u8>) -> Result<HostMem> {
+    let sysfs = Sysfs::of(root, address, None)?;
+    let largest =
+        sysfs.bars.iter().filter(|b| b.kind == BarKind::Memory && b.assigned).max_by_key(|b| b.size);
+    let bar = bar.or_else(|| largest.and_then(|b| u8::try_from(b.index).ok()));
+    let found = bar.and_then(|bar| Some((bar, sysfs.bytes(bar)?)));
+    let (bar, bytes) = found.ok_or_else(|| Error::Refused {
+        what: format!("mapping memory of {address}"),
+        why: "it has no such BAR, or the system gave it no address".into(),
+        fix: "`onehop topo` shows its BARs".into(),
+    })?;
+    // A device without a driver decodes nothing until it is told to.
+    let enable = sysfs.folder.join("enable");
+    if root.link_name(&format!("/sys/bus/pci/devices/{address}/driver")).is_none() {
+        std::fs::write(&enable, "1").map_err(|e| Error::call(format!("switching {address} on"), e))?;
+    }
+    sysfs.map(bar, 0, bytes)
+}

@@ -1,0 +1,180 @@
+//! The guardian: a child process that puts a device back when this process has ended, by whatever way.
+//!
+//! It is forked before anything is changed, sleeps on a pipe, and works when the pipe's other end has closed: at a drop, at
+//! an exit without one, at a panic, at a signal that nobody can catch. Putting back is done by it alone, so there is
+//! one way of doing it.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::claim::steps::Step;
+use crate::{Address, Error, Result};
+
+/// How long giving back may take before it is left to the guardian alone: a driver that comes up may take its time.
+const GIVEN_WITHIN: Duration = Duration::from_secs(20);
+
+/// A step as the guardian needs it: after a fork nothing may be allocated.
+struct Prepared {
+    path: CString,
+    bytes: Vec<u8>,
+    offset: Option<i64>,
+    must: bool,
+    complaint: Vec<u8>,
+}
+
+/// The guardian, as its parent sees it.
+pub(crate) struct Guard {
+    /// While this is open the guardian sleeps.
+    pipe: Option<OwnedFd>,
+    child: libc::pid_t,
+    address: Address,
+}
+
+impl Guard {
+    /// Starts it. `folder` stands for `/`; the descriptors in `kept` stay open as long as it lives.
+    pub(crate) fn start(
+        folder: &Path,
+        address: Address,
+        steps: &[Step],
+        kept: &[BorrowedFd<'_>],
+    ) -> Result<Self> {
+        let prepared = steps.iter().map(|step| prepare(folder, address, step)).collect::<Result<Vec<_>>>()?;
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|e| Error::call("pipe2", e.into()))?;
+        let mut keep: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+        keep.extend([0, 1, 2, read.as_raw_fd()]);
+        keep.sort_unstable();
+        keep.dedup();
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are written by these calls before they are read. No signal may reach the child before it has
+        // left its parent's handlers behind; it keeps them all blocked.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+        }
+        // SAFETY: the child calls nothing but async-signal-safe functions on memory that was made before, and never returns.
+        let child = unsafe { libc::fork() };
+        let failed = std::io::Error::last_os_error();
+        if child == 0 {
+            // SAFETY: this is the child of the fork above.
+            unsafe { watch(read.as_raw_fd(), &keep, &prepared) }
+        }
+        // SAFETY: `old` was written by the first call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+        if child < 0 {
+            return Err(Error::call("fork of the process that will give the device back", failed));
+        }
+        Ok(Self { pipe: Some(write), child, address })
+    }
+
+    /// Has it do its work now, and waits for that.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        let Some(pipe) = self.pipe.take() else { return Ok(()) };
+        drop(pipe);
+        let begun = Instant::now();
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is written by the call; the child is ours and has not been waited for.
+            let done = unsafe { libc::waitpid(self.child, &raw mut status, libc::WNOHANG) };
+            if done == self.child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
+                return Ok(());
+            }
+            // A process that ignores SIGCHLD is not told how its children ended.
+            if done < 0 {
+                return Ok(());
+            }
+            let why = if done == self.child {
+                "what failed was said on stderr"
+            } else if begun.elapsed() >= GIVEN_WITHIN {
+                "it takes long, and goes on without us"
+            } else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            return Err(Error::Refused {
+                what: format!("giving {} back to its driver", self.address),
+                why: why.into(),
+                fix: format!("See `dmesg`, and try `onehop drive unbind -d {}`", self.address),
+            });
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // The guardian has said on stderr what it could not do.
+        let _ = self.finish();
+    }
+}
+
+fn prepare(folder: &Path, address: Address, step: &Step) -> Result<Prepared> {
+    let at = folder.join(step.path.trim_start_matches('/'));
+    let path = CString::new(at.as_os_str().as_bytes())
+        .map_err(|_| Error::garbage("a name in the system's files", &step.path, "plain path"))?;
+    let text = String::from_utf8_lossy(&step.bytes);
+    let complaint =
+        format!("onehop: {address} is not given back: writing {:?} into {} failed\n", text.trim(), step.path);
+    let offset = step.offset.map(|at| at as i64);
+    Ok(Prepared {
+        path,
+        bytes: step.bytes.clone(),
+        offset,
+        must: step.must,
+        complaint: complaint.into_bytes(),
+    })
+}
+
+/// The guardian's life.
+///
+/// # Safety
+/// Only in a freshly forked child, which it ends.
+unsafe fn watch(pipe: RawFd, keep: &[RawFd], steps: &[Prepared]) -> ! {
+    // SAFETY: async-signal-safe calls only, on memory made before the fork and descriptors of this process.
+    unsafe {
+        // Out of reach of the terminal's Ctrl-C.
+        libc::setsid();
+        // Others' pipes and devices must not stay open because of us.
+        let mut from = 0;
+        for fd in keep {
+            if *fd > from {
+                libc::syscall(libc::SYS_close_range, from, *fd - 1, 0);
+            }
+            from = *fd + 1;
+        }
+        libc::syscall(libc::SYS_close_range, from, libc::c_uint::MAX, 0);
+        let mut byte = 0_u8;
+        // Nothing is ever written: this returns when the last other end has closed.
+        while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        let mut failed = 0;
+        for step in steps {
+            if !write(step) && step.must {
+                failed = 1;
+                libc::write(2, step.complaint.as_ptr().cast(), step.complaint.len());
+            }
+        }
+        libc::_exit(failed)
+    }
+}
+
+/// # Safety
+/// As for [`watch`].
+unsafe fn write(step: &Prepared) -> bool {
+    // SAFETY: the path ends in a zero byte, and the bytes are as long as is said.
+    unsafe {
+        let fd = libc::open(step.path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return false;
+        }
+        let (bytes, len) = (step.bytes.as_ptr().cast(), step.bytes.len());
+        let written = match step.offset {
+            Some(at) => libc::pwrite(fd, bytes, len, at),
+            None => libc::write(fd, bytes, len),
+        };
+        libc::close(fd);
+        written == len as isize
+    }
+}

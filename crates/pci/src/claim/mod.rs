@@ -1,0 +1,228 @@
+//! A device taken from the kernel's driver, and given back however this process ends.
+//!
+//! [`Claim::take`] refuses what [`Usage`](crate::Usage) says is in use, writes down how the device was, starts a guardian
+//! process that will put it back, and only then changes anything.
+
+#[allow(unsafe_code, reason = "a process is forked")]
+mod guard;
+mod steps;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::{Address, Error, Result, Root, Usage};
+use guard::Guard;
+pub(crate) use steps::Owner;
+use steps::{Before, Step, give, take};
+
+/// How long another program that has the device may take to give it back.
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
+/// How long a driver may take to come or to go.
+const BOUND_WITHIN: Duration = Duration::from_secs(5);
+
+/// A device that the kernel's driver does not have. Dropping it gives the device back to whoever had it.
+pub(crate) struct Claim {
+    guard: Guard,
+    // Released after the guardian has done its work.
+    _turn: File,
+}
+
+impl Claim {
+    /// Takes it. The descriptors in `hold` stay open until the device has been given back, even if this process is killed.
+    pub(crate) fn take(root: &Root, address: Address, owner: Owner, hold: &[BorrowedFd<'_>]) -> Result<Self> {
+        if let Some(refusal) = Usage::of(root, address)?.refusal() {
+            return Err(refusal);
+        }
+        let machine = Machine::of(root)?;
+        let turn = machine.turn(address)?;
+        let before = Before::read(root, address)?;
+        before.present(root, address)?;
+        let back: Vec<_> = give(address, &before, owner);
+        let mut kept = vec![turn.as_fd()];
+        kept.extend(hold);
+        let guard = Guard::start(&machine.folder, address, &back, &kept)?;
+        // Whatever fails from here on is undone when the guard goes.
+        machine.carry_out(address, &take(address, &before, owner))?;
+        machine.wait_for_driver(root, address, owner)?;
+        Ok(Self { guard, _turn: turn })
+    }
+
+    /// Gives it back now.
+    pub(crate) fn give_back(mut self) -> Result<()> {
+        self.guard.finish()
+    }
+}
+
+/// Gives a device to a driver, or back to the one that the kernel chooses, to stay.
+///
+/// # Errors
+/// When it is in use, or the driver does not take it.
+pub fn bind(root: &Root, address: Address, driver: Option<&str>) -> Result<Option<String>> {
+    if let Some(refusal) = Usage::of(root, address)?.refusal() {
+        return Err(refusal);
+    }
+    let machine = Machine::of(root)?;
+    let _turn = machine.turn(address)?;
+    let before = Before::read(root, address)?;
+    before.present(root, address)?;
+    if before.driver.as_deref() != driver || driver.is_none() {
+        machine.carry_out(address, &steps::hand_to(address, &before, driver))?;
+    }
+    let wanted = |now: &Option<String>| driver.is_none_or(|driver| now.as_deref() == Some(driver));
+    let now = machine.wait(root, address, wanted)?;
+    if let (Some(driver), false) = (driver, wanted(&now)) {
+        return Err(not_taken(address, driver, now.as_deref()));
+    }
+    Ok(now)
+}
+
+/// Takes a device off the bus and has the kernel look for it again: for one that reads as all ones.
+///
+/// # Errors
+/// When it is in use, cannot be taken off, or does not come back.
+pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
+    let machine = Machine::of(root)?;
+    let folder = format!("/sys/bus/pci/devices/{address}");
+    if root.exists(&folder) {
+        if let Some(refusal) = Usage::of(root, address)?.refusal() {
+            return Err(refusal);
+        }
+        machine.carry_out(address, &[Step::must(format!("{folder}/remove"), "1")])?;
+    }
+    machine.carry_out(address, &[Step::must("/sys/bus/pci/rescan".into(), "1")])?;
+    let begun = Instant::now();
+    while !is_present(root, address) {
+        if begun.elapsed() >= patience {
+            return Err(Error::Refused {
+                what: format!("bringing {address} back"),
+                why: format!("it did not answer within {patience:?} of a rescan of the bus"),
+                fix: "Switch the machine off and on again: only that gives a dead link its power back".into(),
+            });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Whether a device answers on the bus.
+#[must_use]
+pub fn is_present(root: &Root, address: Address) -> bool {
+    let config = root.bytes(&format!("/sys/bus/pci/devices/{address}/config"), 4);
+    config.is_ok_and(|bytes| bytes.len() == 4 && bytes != [0xff; 4])
+}
+
+fn not_taken(address: Address, driver: &str, now: Option<&str>) -> Error {
+    Error::Refused {
+        what: format!("giving {address} to {driver}"),
+        why: match now {
+            Some(other) => format!("{other} has it"),
+            None => "no driver took it; `dmesg` says why".into(),
+        },
+        fix: format!("Load the driver (`modprobe {driver}`) and try again"),
+    }
+}
+
+/// The files of the machine, to be written.
+struct Machine {
+    folder: PathBuf,
+}
+
+impl Machine {
+    fn of(root: &Root) -> Result<Self> {
+        let folder = root.folder().map(Path::to_owned).ok_or_else(|| Error::Refused {
+            what: "changing a device".into(),
+            why: "this is the record of a machine and not the machine".into(),
+            fix: "Do it there".into(),
+        })?;
+        Ok(Self { folder })
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.join(path.trim_start_matches('/'))
+    }
+
+    /// The device to ourselves, among programs of ours. The lock is on one of the kernel's own files, so nothing is left.
+    fn turn(&self, address: Address) -> Result<File> {
+        let path = format!("/sys/bus/pci/devices/{address}/config");
+        let file = File::open(self.at(&path)).map_err(|e| Error::io(&path, &e))?;
+        let begun = Instant::now();
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begun.elapsed() >= HANDED_OVER_WITHIN {
+                return Err(Error::Refused {
+                    what: format!("using {address}"),
+                    why: "another program of onehop has it".into(),
+                    fix: "Wait for it to end".into(),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(file)
+    }
+
+    fn carry_out(&self, address: Address, steps: &[Step]) -> Result<()> {
+        for step in steps {
+            match self.write(step) {
+                Err(e) if step.must => return Err(refused(address, step, &e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, step: &Step) -> std::io::Result<()> {
+        let mut file = File::options().write(true).open(self.at(&step.path))?;
+        match step.offset {
+            Some(offset) => file.write_all_at(&step.bytes, offset),
+            None => file.write_all(&step.bytes),
+        }
+    }
+
+    /// The driver of a device, once it is the one that is waited for, or time is over.
+    fn wait(
+        &self,
+        root: &Root,
+        address: Address,
+        done: impl Fn(&Option<String>) -> bool,
+    ) -> Result<Option<String>> {
+        let begun = Instant::now();
+        loop {
+            let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
+            if done(&now) || begun.elapsed() >= BOUND_WITHIN {
+                return Ok(now);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn wait_for_driver(&self, root: &Root, address: Address, owner: Owner) -> Result<()> {
+        let wanted = owner.driver();
+        let now = self.wait(root, address, |now| now.as_deref() == wanted)?;
+        if now.as_deref() == wanted {
+            return Ok(());
+        }
+        Err(not_taken(address, wanted.unwrap_or("nobody"), now.as_deref()))
+    }
+}
+
+fn refused(address: Address, step: &Step, error: &std::io::Error) -> Error {
+    let text = String::from_utf8_lossy(&step.bytes);
+    let (path, text) = (&step.path, text.trim());
+    Error::Refused {
+        what: format!("taking {address} from the kernel"),
+        why: format!("writing {text:?} into {path}: {error}"),
+        fix: match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                "Be root, or have root do it once (`onehop drive bind`) and give your user the device in /dev/vfio"
+            }
+            std::io::ErrorKind::NotFound => "Load the driver: `modprobe vfio-pci`",
+            _ => "`dmesg` says why",
+        }
+        .into(),
+    }
+}

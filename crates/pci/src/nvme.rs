@@ -1,0 +1,338 @@
+//! Who uses an NVMe drive. The safety rules for real drives are here and nowhere else: [`Usage::refusal`] says why a drive
+//! must not be taken from the kernel.
+
+use std::collections::BTreeSet;
+
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+
+use crate::{Address, Class, Error, Result, Root};
+
+/// The PCI class of NVMe controllers, without the programming interface.
+pub const CLASS: u16 = 0x0108;
+/// Most bytes of a list of mounts.
+const MAX_MOUNTS: usize = 4 << 20;
+/// Where a system starts from: what is mounted there makes a drive the boot drive.
+const BOOT: [&str; 5] = ["/", "/boot", "/boot/efi", "/efi", "/usr"];
+
+/// An NVMe controller of this machine, and who uses it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Where it is.
+    pub address: Address,
+    /// The vendor's number.
+    pub vendor: String,
+    /// The device's number.
+    pub device: String,
+    /// Its class, NVMe with whatever programming interface.
+    pub class: Class,
+    /// The kernel driver that has it, if any.
+    pub driver: Option<String>,
+    /// As the kernel's driver read it.
+    pub model: Option<String>,
+    /// As the kernel's driver read it.
+    pub serial: Option<String>,
+    /// Its NUMA node.
+    pub numa_node: Option<String>,
+    /// What the kernel offers of it.
+    pub namespaces: Vec<BlockDevice>,
+    /// Whether anything on it is mounted, swapped to, or held by another device or program.
+    pub in_use: bool,
+}
+
+/// A namespace as the kernel offers it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BlockDevice {
+    /// `nvme0n1`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it, or a part of it, is mounted.
+    pub mounted: Vec<String>,
+    /// Devices built on it, or on a part of it: device mapper, RAID.
+    pub held_by: Vec<String>,
+    /// Whether it, or a part of it, is swapped to.
+    pub swap: bool,
+    /// The one of it, or of its parts, that somebody has to himself for whatever reason.
+    pub claimed: Option<String>,
+}
+
+impl BlockDevice {
+    fn in_use(&self) -> bool {
+        self.swap || !self.mounted.is_empty() || !self.held_by.is_empty() || self.claimed.is_some()
+    }
+
+    /// Who uses it, in words.
+    fn users(&self) -> Vec<String> {
+        let name = &self.name;
+        let mut users = Vec::new();
+        if let Some(at) = self.mounted.iter().find(|at| BOOT.contains(&at.as_str())) {
+            users.push(format!("this system runs from {name} (mounted on {at})"));
+        } else if !self.mounted.is_empty() {
+            users.push(format!("{name} is mounted on {}", self.mounted.join(", ")));
+        }
+        if !self.held_by.is_empty() {
+            users.push(format!("{name} is held by {}", self.held_by.join(", ")));
+        }
+        if self.swap {
+            users.push(format!("{name} is used for swap"));
+        }
+        if let Some(claimed) = self.claimed.as_ref().filter(|_| users.is_empty()) {
+            users.push(format!("{claimed} is mounted, held or opened exclusively by somebody"));
+        }
+        users
+    }
+}
+
+impl Usage {
+    /// Every NVMe controller, by address; none where there is no PCI bus.
+    ///
+    /// # Errors
+    /// When it cannot be told what is mounted.
+    pub fn all(root: &Root) -> Result<Vec<Self>> {
+        let used = Mounts::read(root)?;
+        let names = match root.list("/sys/bus/pci/devices") {
+            Err(error) if error.is_missing() => return Ok(Vec::new()),
+            names => names?,
+        };
+        let addresses = names.iter().filter_map(|name| name.parse().ok());
+        let found = addresses.map(|address| Self::read(root, address, &used));
+        found.filter_map(Result::transpose).collect()
+    }
+
+    /// One device; an error where it is no NVMe controller.
+    ///
+    /// # Errors
+    /// When it is not there, is something else, or cannot be looked at.
+    pub fn of(root: &Root, address: Address) -> Result<Self> {
+        let used = Mounts::read(root)?;
+        Self::read(root, address, &used)?.ok_or_else(|| Error::Refused {
+            what: format!("driving {address} as an NVMe drive"),
+            why: "it is another kind of device (its class is not 0x0108)".into(),
+            fix: "`onehop drive list` shows this machine's drives".into(),
+        })
+    }
+
+    fn read(root: &Root, address: Address, used: &Mounts) -> Result<Option<Self>> {
+        let folder = format!("/sys/bus/pci/devices/{address}");
+        let class = root.text(&format!("{folder}/class"))?;
+        let Some(class) = crate::bar::hex(&class).map(|value| Class(value as u32 & 0xff_ffff)) else {
+            return Err(Error::garbage(&format!("{folder}/class"), &class, "class"));
+        };
+        if class.kind() != CLASS {
+            return Ok(None);
+        }
+        let text = |name: &str| root.text(&format!("{folder}/{name}")).ok().filter(|text| !text.is_empty());
+        let known = root.list(&format!("{folder}/nvme")).unwrap_or_default();
+        let of_nvme = |file: &str| known.iter().find_map(|nvme| text(&format!("nvme/{nvme}/{file}")));
+        let entries =
+            known.iter().flat_map(|nvme| root.list(&format!("{folder}/nvme/{nvme}")).unwrap_or_default());
+        let heads: BTreeSet<_> = entries.filter_map(|entry| head(&entry)).collect();
+        let namespaces: Vec<_> = heads.into_iter().map(|head| namespace(root, head, used)).collect();
+        Ok(Some(Self {
+            address,
+            vendor: text("vendor").unwrap_or_default(),
+            device: text("device").unwrap_or_default(),
+            class,
+            driver: root.link_name(&format!("{folder}/driver")),
+            model: of_nvme("model"),
+            serial: of_nvme("serial"),
+            numa_node: text("numa_node").filter(|node| node != "-1"),
+            in_use: namespaces.iter().any(BlockDevice::in_use),
+            namespaces,
+        }))
+    }
+
+    /// Why it must not be taken from the kernel; none where nobody uses it.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Error> {
+        let users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
+        (self.in_use).then(|| Error::Refused {
+            what: format!("taking {} from the kernel", self.address),
+            why: users.join("; "),
+            fix: "Unmount it, or stop what uses it; a drive that a system runs from cannot be used".into(),
+        })
+    }
+}
+
+/// The block device of a controller's entry: `nvme0n1`, which with multipath is listed as `nvme0c0n1`.
+fn head(entry: &str) -> Option<String> {
+    let (controller, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
+    let subsystem = controller.split('c').next()?;
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    (number(subsystem) && number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+fn namespace(root: &Root, name: String, used: &Mounts) -> BlockDevice {
+    let at = format!("/sys/class/block/{name}");
+    let sectors = root.text(&format!("{at}/size")).ok().and_then(|size| size.parse::<u64>().ok());
+    let is_part = |part: &String| root.exists(&format!("{at}/{part}/partition"));
+    let parts: Vec<_> = root.list(&at).unwrap_or_default().into_iter().filter(is_part).collect();
+    let mut device = BlockDevice {
+        bytes: sectors.unwrap_or(0).saturating_mul(512),
+        mounted: Vec::new(),
+        held_by: Vec::new(),
+        swap: false,
+        claimed: None,
+        name,
+    };
+    let places = std::iter::once((device.name.clone(), at.clone()))
+        .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
+    for (own, folder) in places {
+        let number = root.text(&format!("{folder}/dev")).unwrap_or_default();
+        device.mounted.extend(used.of(&own, &number));
+        device.held_by.extend(root.list(&format!("{folder}/holders")).unwrap_or_default());
+        device.swap |= used.swaps.contains(&format!("/dev/{own}"));
+        if root.is_here() && is_claimed(&own) {
+            device.claimed.get_or_insert(own);
+        }
+    }
+    device
+}
+
+/// Whether somebody has a block device to himself: the kernel knows of mounts in other containers, and of users that no
+/// list shows.
+fn is_claimed(name: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    matches!(rustix::fs::open(format!("/dev/{name}"), flags, Mode::empty()), Err(rustix::io::Errno::BUSY))
+}
+
+/// What the kernel says is mounted and swapped to.
+struct Mounts {
+    /// Device number, source, mount point.
+    list: Vec<(String, String, String)>,
+    swaps: Vec<String>,
+}
+
+impl Mounts {
+    /// Without the list of mounts nothing may be taken for unused.
+    fn read(root: &Root) -> Result<Self> {
+        let mounts = root.bytes("/proc/self/mountinfo", MAX_MOUNTS)?;
+        // A kernel without swap has no such file.
+        let swaps = root.text("/proc/swaps").unwrap_or_default();
+        Ok(Self {
+            list: String::from_utf8_lossy(&mounts).lines().filter_map(mount).collect(),
+            swaps: swaps
+                .lines()
+                .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
+                .collect(),
+        })
+    }
+
+    fn of<'a>(&'a self, name: &str, number: &'a str) -> impl Iterator<Item = String> + 'a {
+        // File systems on several devices (btrfs) have a device number of their own: the source tells.
+        let source = format!("/dev/{name}");
+        self.list.iter().filter(move |(dev, from, _)| dev == number || *from == source).map(|m| m.2.clone())
+    }
+}
+
+/// A line of mountinfo: `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS … - TYPE SOURCE …`.
+fn mount(line: &str) -> Option<(String, String, String)> {
+    let (front, back) = line.split_once(" - ")?;
+    let front: Vec<_> = front.split(' ').collect();
+    let source = back.split(' ').nth(1)?;
+    Some(((*front.get(2)?).to_owned(), source.to_owned(), (*front.get(4)?).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn put(root: &Path, file: &str, text: &str) {
+        let at = root.join(file);
+        fs::create_dir_all(at.parent().unwrap()).unwrap();
+        fs::write(at, text).unwrap();
+    }
+
+    fn machine(name: &str) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("onehop-pci-nvme-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        for (bdf, class) in
+            [("0000:01:00.0", "0x010802"), ("0000:02:00.0", "0x030000"), ("0000:03:00.0", "0x010802")]
+        {
+            let at = format!("sys/bus/pci/devices/{bdf}");
+            put(&root, &format!("{at}/class"), class);
+            put(&root, &format!("{at}/vendor"), "0x144d\n");
+            put(&root, &format!("{at}/device"), "0xa80a\n");
+        }
+        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/serial", "S1  \n");
+        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/nvme0c0n1/size", "8\n");
+        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/ng0n1/dev", "1:1\n");
+        put(&root, "sys/class/block/nvme0n1/size", "2048\n");
+        put(&root, "sys/class/block/nvme0n1/dev", "259:0\n");
+        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
+        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/dev", "259:1\n");
+        put(&root, "proc/swaps", "Filename Type\n/dev/sda1 partition\n");
+        put(&root, "proc/self/mountinfo", "nonsense\n");
+        root
+    }
+
+    fn of(machine: &Path, address: &str) -> Result<Usage> {
+        Usage::of(&Root::below(machine), address.parse().unwrap())
+    }
+
+    #[test]
+    fn finds_controllers_and_their_users() {
+        let root = machine("users");
+        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/holders/dm-0/x", "");
+        put(&root, "proc/self/mountinfo", "1 0 259:1 / /data rw - ext4 /dev/x rw\nnonsense\n");
+        let found = Usage::all(&Root::below(&root)).unwrap();
+        assert_eq!(found.len(), 2);
+        let first = &found[0];
+        assert_eq!(
+            (first.address.to_string().as_str(), first.serial.as_deref()),
+            ("0000:01:00.0", Some("S1"))
+        );
+        let ns = &first.namespaces[0];
+        assert_eq!((first.namespaces.len(), ns.name.as_str(), ns.bytes), (1, "nvme0n1", 1 << 20));
+        assert_eq!((&ns.mounted[..], &ns.held_by[..]), (&["/data".into()][..], &["dm-0".into()][..]));
+        assert!(first.in_use && !ns.swap);
+        assert!(!found[1].in_use && found[1].driver.is_none() && found[1].refusal().is_none());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn every_kind_of_use_is_a_refusal_that_names_it() {
+        let refused = |name: &str, file: &str, text: &str| {
+            let root = machine(name);
+            assert!(of(&root, "0000:01:00.0").unwrap().refusal().is_none());
+            put(&root, file, text);
+            let refusal = of(&root, "0000:01:00.0").unwrap().refusal();
+            fs::remove_dir_all(root).unwrap();
+            refusal.map(|why| why.to_string()).unwrap_or_default()
+        };
+        let mounts = "proc/self/mountinfo";
+        assert!(refused("mount", mounts, "1 0 259:0 / /data rw - xfs x rw").contains("mounted on /data"));
+        assert!(
+            refused("boot", mounts, "1 0 259:1 / / rw - ext4 x rw").contains("this system runs from nvme0n1")
+        );
+        assert!(
+            refused("source", mounts, "1 0 0:40 / /b rw - btrfs /dev/nvme0n1p1 rw").contains("mounted on /b")
+        );
+        assert!(refused("swap", "proc/swaps", "/dev/nvme0n1p1 partition").contains("used for swap"));
+        let holder = "sys/class/block/nvme0n1/nvme0n1p1/holders/md0/x";
+        assert!(refused("held", holder, "").contains("held by md0"));
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_not_taken_for_unused() {
+        let root = machine("untold");
+        fs::remove_file(root.join("proc/self/mountinfo")).unwrap();
+        assert!(of(&root, "0000:01:00.0").unwrap_err().is_missing());
+        let other = of(&machine("untold"), "0000:02:00.0").unwrap_err().to_string();
+        assert!(other.contains("another kind of device"), "{other}");
+        assert!(of(&root, "0000:04:00.0").unwrap_err().is_missing());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_machine_without_pci_has_none() {
+        let root = machine("nothing");
+        fs::remove_dir_all(root.join("sys/bus")).unwrap();
+        assert_eq!(Usage::all(&Root::below(&root)).unwrap(), []);
+        fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,221 @@
+//! The last resort, without an IOMMU: the device gets the physical addresses of pages, as `/proc/self/pagemap` tells them.
+//!
+//! Nothing keeps the device inside of what it was given. Pages are pinned by registering them with an io_uring, which the
+//! guardian process holds open too: should this process be killed, they stay pinned until the guardian has taken the
+//! device's bus mastering away and reset it.
+
+mod maps;
+mod pin;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use onehop_os::{DmaMemory, FunctionReset, HostMem, Mapped, Mapper, Port, Run};
+use onehop_proto::BusAddr;
+
+use crate::bars::{Bars, Sysfs};
+use crate::claim::{Claim, Owner};
+use crate::{Address, Error, Result, Root};
+use maps::Places;
+use pin::{Pinned, Pins};
+
+const PAGE: usize = 4096;
+/// An entry of the page map: the page's number, and whether it is in memory.
+const NUMBER: u64 = (1 << 55) - 1;
+const PRESENT: u64 = 1 << 63;
+
+/// Opens a device of this machine.
+pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
+    refuse_translation(root, address)?;
+    let pins = Pins::new()?;
+    let claim = Arc::new(Claim::take(root, address, Owner::Nobody, &[pins.as_fd()])?);
+    let name = address.to_string();
+    let bars = Bars::of(Arc::new(Sysfs::of(root, address, Some(claim.clone()))?), &name)?;
+    let reset = SysfsReset::of(root, address, claim.clone());
+    let mapper = PageMapper::new(root, &name, pins, claim)?;
+    let reset = reset.map(|reset| Arc::new(reset) as Arc<dyn FunctionReset>);
+    Ok(Port { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
+}
+
+/// Where an IOMMU translates, physical addresses lead nowhere.
+fn refuse_translation(root: &Root, address: Address) -> Result<()> {
+    let group = format!("/sys/bus/pci/devices/{address}/iommu_group");
+    let kind = root.link_name(&group).map(|_| root.text(&format!("{group}/type")).unwrap_or_default());
+    match kind.as_deref() {
+        None | Some("identity") => Ok(()),
+        Some(kind) => Err(Error::Refused {
+            what: format!("driving {address} by the page map"),
+            why: format!("the IOMMU translates what it puts on the bus (its group is of type {kind:?})"),
+            fix: "Drive it through VFIO, which is safer, too (`?via=vfio`)".into(),
+        }),
+    }
+}
+
+/// Gives the physical addresses of pages.
+struct PageMapper {
+    name: String,
+    pagemap: File,
+    root: Root,
+    pins: Arc<Pins>,
+    claim: Arc<Claim>,
+}
+
+impl PageMapper {
+    fn new(root: &Root, name: &str, pins: Pins, claim: Arc<Claim>) -> Result<Self> {
+        let path = "/proc/self/pagemap";
+        let pagemap = File::open(path).map_err(|e| Error::io(path, &e))?;
+        let folder = root.folder().unwrap_or(std::path::Path::new("/"));
+        let name = format!("the page map, for {name}");
+        Ok(Self { name, pagemap, root: Root::below(folder), pins: Arc::new(pins), claim })
+    }
+
+    fn cannot(&self, why: impl Into<String>) -> onehop_os::Error {
+        onehop_os::Error::CannotMap { mapper: self.name.clone(), why: why.into() }
+    }
+
+    /// The physical addresses of pages from `start` on, neighbours joined.
+    fn pages(&self, start: usize, count: usize) -> onehop_os::Result<Vec<Run>> {
+        let failed = |e: std::io::Error| self.cannot(format!("reading /proc/self/pagemap: {e}"));
+        let mut entries = vec![0; count * 8];
+        self.pagemap.read_exact_at(&mut entries, (start / PAGE * 8) as u64).map_err(failed)?;
+        let mut runs = Vec::new();
+        for entry in entries.chunks_exact(8) {
+            let entry = entry.iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+            if entry & PRESENT == 0 {
+                return Err(self.cannot("a page of it is not in memory though it was pinned"));
+            }
+            if entry & NUMBER == 0 {
+                return Err(self.cannot("the kernel shows page numbers to root only"));
+            }
+            join(&mut runs, (entry & NUMBER) * PAGE as u64, PAGE as u64);
+        }
+        Ok(runs)
+    }
+}
+
+/// Adds a stretch to those before it.
+fn join(runs: &mut Vec<Run>, addr: u64, len: u64) {
+    match runs.last_mut() {
+        Some(last) if last.addr.0 + last.len == addr => last.len += len,
+        _ => runs.push(Run { addr: BusAddr(addr), len }),
+    }
+}
+
+/// Keeps pages pinned and memory mapped; the claim goes after them.
+struct Hold {
+    _pinned: Option<Pinned>,
+    _memory: HostMem,
+    _claim: Arc<Claim>,
+}
+
+impl Mapper for PageMapper {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+        HostMem::touched(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+        let host = memory.host().ok_or_else(|| {
+            self.cannot("it is memory of a GPU that this process has not mapped; use our kernel module")
+        })?;
+        if host.is_empty() {
+            return Err(self.cannot("it has no bytes"));
+        }
+        let start = host.host_ptr() as usize / PAGE * PAGE;
+        let skip = host.host_ptr() as usize - start;
+        let len = (skip + host.len()).next_multiple_of(PAGE);
+        // A BAR has no pages; its addresses are known, and it does not move.
+        let (pinned, mut runs) = match Places::read()?.device_memory(&self.root, start, len) {
+            Some(place) => {
+                (None, vec![Run { addr: BusAddr(place.map_err(|why| self.cannot(why))?), len: len as u64 }])
+            }
+            None => {
+                let pinned = self.pins.pin(start, len).map_err(|why| self.cannot(why))?;
+                (Some(pinned), self.pages(start, len / PAGE)?)
+            }
+        };
+        trim(&mut runs, skip as u64, host.len() as u64);
+        let hold = Hold { _pinned: pinned, _memory: host.clone(), _claim: self.claim.clone() };
+        Ok(Mapped::new(runs, Box::new(hold)))
+    }
+}
+
+/// Takes off what was only added to make whole pages.
+fn trim(runs: &mut Vec<Run>, skip: u64, bytes: u64) {
+    if let Some(first) = runs.first_mut() {
+        first.addr = first.addr.plus(skip);
+        first.len -= skip;
+    }
+    let mut left = bytes;
+    for run in runs.iter_mut() {
+        run.len = run.len.min(left);
+        left -= run.len;
+    }
+    runs.retain(|run| run.len > 0);
+}
+
+/// Function reset by sysfs, which puts the config space back.
+struct SysfsReset {
+    path: std::path::PathBuf,
+    _claim: Arc<Claim>,
+}
+
+impl SysfsReset {
+    fn of(root: &Root, address: Address, claim: Arc<Claim>) -> Option<Self> {
+        let path = format!("/sys/bus/pci/devices/{address}/reset");
+        let at = root.folder()?.join(path.trim_start_matches('/'));
+        root.exists(&path).then_some(Self { path: at, _claim: claim })
+    }
+}
+
+impl FunctionReset for SysfsReset {
+    fn function_reset(&self) -> onehop_os::Result<()> {
+        std::fs::write(&self.path, "1").map_err(|source| onehop_os::Error::System {
+            call: format!("writing 1 into {}", self.path.display()),
+            source,
+            hint: "; `onehop drive recover` takes the device off the bus and looks for it again",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_joined_and_ends_are_taken_off() {
+        let mut runs = Vec::new();
+        for page in [5, 6, 9, 10, 11, 4] {
+            join(&mut runs, page * 4096, 4096);
+        }
+        assert_eq!(runs.len(), 3);
+        trim(&mut runs, 100, 4096 * 5);
+        let want = [(5 * 4096 + 100, 2 * 4096 - 100), (9 * 4096, 3 * 4096), (4 * 4096, 100)];
+        let shown: Vec<_> = runs.iter().map(|run| (run.addr.0, run.len)).collect();
+        assert_eq!(shown, want);
+        trim(&mut runs, 0, 7);
+        assert_eq!(runs.len(), 1);
+    }
+
+    #[test]
+    fn a_translating_iommu_is_a_refusal() {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-pagemap-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
+        let group = folder.join("sys/kernel/iommu_groups/3");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::create_dir_all(&group).unwrap();
+        let (root, address) = (Root::below(&folder), "0000:01:00.0".parse().unwrap());
+        assert!(refuse_translation(&root, address).is_ok());
+        std::os::unix::fs::symlink("../../../../kernel/iommu_groups/3", device.join("iommu_group")).unwrap();
+        for (kind, fine) in [("DMA-FQ\n", false), ("identity\n", true), ("DMA\n", false)] {
+            std::fs::write(group.join("type"), kind).unwrap();
+            assert_eq!(refuse_translation(&root, address).is_ok(), fine, "{kind}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

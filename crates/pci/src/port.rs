@@ -1,0 +1,90 @@
+//! A real controller behind the seams.
+
+use std::str::FromStr;
+
+use onehop_os::Port;
+
+use crate::{Address, Error, Result, Root, pagemap, vfio};
+
+/// Who lets a device reach memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Via {
+    /// VFIO: needs an IOMMU, and keeps the device inside of what it is given.
+    Vfio,
+    /// Physical addresses: needs root and no IOMMU, and nothing keeps the device anywhere.
+    PageMap,
+}
+
+impl Via {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            Self::PageMap => "pagemap",
+        }
+    }
+}
+
+impl FromStr for Via {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = [Self::Vfio, Self::PageMap].into_iter().find(|via| via.name() == text);
+        found.ok_or_else(|| Error::garbage("via", text, "way: vfio or pagemap"))
+    }
+}
+
+/// What people call a real drive: `0000:0b:00.0`, or with the way that is to be taken `0000:0b:00.0?via=pagemap`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DriveName {
+    /// Where it is.
+    pub address: Address,
+    /// The way, where one was asked for.
+    pub via: Option<Via>,
+}
+
+impl FromStr for DriveName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (address, options) = text.split_once('?').unwrap_or((text, ""));
+        let mut name = Self { address: address.parse()?, via: None };
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let via = option.strip_prefix("via=");
+            let via = via
+                .ok_or_else(|| Error::garbage("the drive's name", option, "option: via=vfio or via=pagemap"));
+            name.via = Some(via?.parse()?);
+        }
+        Ok(name)
+    }
+}
+
+/// Takes an NVMe controller from the kernel's driver, which gets it back when everything that came of the port has gone,
+/// or this process has ended in whatever way.
+///
+/// Unless told otherwise it is VFIO: the page map is never chosen, it has to be asked for.
+///
+/// # Errors
+/// When the drive is in use, or cannot be had this way, with the reason.
+pub fn open(root: &Root, name: DriveName) -> Result<Port> {
+    match name.via.unwrap_or(Via::Vfio) {
+        Via::Vfio => vfio::open(root, name.address),
+        Via::PageMap => pagemap::open(root, name.address),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_addresses_with_options() {
+        let name: DriveName = "0b:00.0?via=pagemap".parse().unwrap();
+        assert_eq!((name.address.to_string().as_str(), name.via), ("0000:0b:00.0", Some(Via::PageMap)));
+        assert_eq!("0000:0b:00.0".parse::<DriveName>().unwrap().via, None);
+        for bad in ["", "0b:00", "0b:00.0?via=", "0b:00.0?via=nothing", "0b:00.0?fast", "sim:mem"] {
+            assert!(bad.parse::<DriveName>().is_err(), "{bad}");
+        }
+    }
+}

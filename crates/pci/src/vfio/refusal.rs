@@ -1,0 +1,122 @@
+//! Why VFIO does not give a device, exactly, and what would change that.
+
+use std::io;
+
+use crate::{Address, Error, Result, Root};
+
+/// Drivers that may stay in a group: bridges have no way to memory of their own.
+const HARMLESS: [&str; 3] = ["vfio-pci", "pcieport", "pci-stub"];
+
+fn refused(address: Address, why: String, fix: impl Into<String>) -> Error {
+    Error::Refused { what: format!("driving {address} through VFIO"), why, fix: fix.into() }
+}
+
+/// The device's IOMMU group.
+pub(super) fn group(root: &Root, address: Address) -> Result<u32> {
+    let name = root.link_name(&format!("/sys/bus/pci/devices/{address}/iommu_group"));
+    name.and_then(|name| name.parse().ok()).ok_or_else(|| {
+        refused(
+            address,
+            "it is in no IOMMU group: this machine has no IOMMU, or it is switched off".into(),
+            "Switch the IOMMU (VT-d, AMD-Vi) on in the firmware, and with an Intel processor boot with intel_iommu=on; \
+             without it, root may use the page map (`?via=pagemap`)",
+        )
+    })
+}
+
+/// What can be told before anything is changed.
+pub(super) fn before(root: &Root, address: Address) -> Result<()> {
+    let number = group(root, address)?;
+    if root.exists("/sys/bus/pci/drivers/vfio-pci") || load(root) {
+        let others = others(root, address, number, false);
+        return if others.is_empty() { Ok(()) } else { Err(shared(address, number, &others)) };
+    }
+    Err(refused(
+        address,
+        "the kernel's driver vfio-pci is not loaded".into(),
+        "Load it: `modprobe vfio-pci vfio_iommu_type1`",
+    ))
+}
+
+/// Loads the driver, where this is the running machine and we may.
+fn load(root: &Root) -> bool {
+    if !root.is_here() {
+        return false;
+    }
+    for module in ["vfio_iommu_type1", "vfio-pci"] {
+        // Whether it worked is seen by what there is afterwards.
+        let _ = std::process::Command::new("modprobe").arg(module).output();
+    }
+    root.exists("/sys/bus/pci/drivers/vfio-pci")
+}
+
+/// Other devices of the group that somebody drives, with their drivers. Before we took it, the device itself has one, too.
+fn others(root: &Root, address: Address, number: u32, with_own: bool) -> Vec<(String, String)> {
+    let members = root.list(&format!("/sys/kernel/iommu_groups/{number}/devices")).unwrap_or_default();
+    let driven = |member: String| {
+        let driver = root.link_name(&format!("/sys/bus/pci/devices/{member}/driver"))?;
+        let foreign = !HARMLESS.contains(&driver.as_str()) && (with_own || member != address.to_string());
+        foreign.then_some((member, driver))
+    };
+    members.into_iter().filter_map(driven).collect()
+}
+
+fn shared(address: Address, number: u32, others: &[(String, String)]) -> Error {
+    let names: Vec<_> = others.iter().map(|(device, driver)| format!("{device} ({driver})")).collect();
+    refused(
+        address,
+        format!(
+            "its IOMMU group {number} is not viable: it holds other devices that drivers have: {}",
+            names.join(", ")
+        ),
+        "Give those to vfio-pci as well, or put the drive into a slot of its own: devices share a group where the bridges \
+         above them do not keep them apart (no ACS)",
+    )
+}
+
+/// The group is not viable.
+pub(super) fn not_viable(root: &Root, address: Address, number: u32) -> Error {
+    shared(address, number, &others(root, address, number, true))
+}
+
+/// There is no container to be had.
+pub(super) fn container(address: Address, error: &io::Error) -> Error {
+    refused(address, format!("/dev/vfio/vfio: {error}"), "Load it: `modprobe vfio_iommu_type1`")
+}
+
+/// The kernel's VFIO is another one.
+pub(super) fn no_type1(address: Address) -> Error {
+    let why = "the kernel's VFIO has no type1 IOMMU of version 2".to_owned();
+    refused(address, why, "Load it: `modprobe vfio_iommu_type1`")
+}
+
+/// The group's file cannot be opened.
+pub(super) fn open_group(root: &Root, address: Address, name: &str, error: &io::Error) -> Error {
+    let others = || root.list(&format!("{}/devices", name.replace("/dev/vfio", "/sys/kernel/iommu_groups")));
+    let (why, fix) = match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let members = others().unwrap_or_default().join(", ");
+            (
+                format!("{name} is open elsewhere: another program drives one of {members}"),
+                "Stop that program",
+            )
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            (format!("{name}: {error}"), "Be root, or have root give this file to your user (chown)")
+        }
+        _ => (format!("{name}: {error}"), "`dmesg` says why"),
+    };
+    refused(address, why, fix)
+}
+
+/// The IOMMU refuses.
+pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
+    let fix = match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            "The machine's interrupts are not kept apart: switch interrupt remapping on in the firmware, or accept that \
+             with vfio_iommu_type1.allow_unsafe_interrupts=1"
+        }
+        _ => "`dmesg` says why",
+    };
+    refused(address, format!("VFIO_SET_IOMMU: {error}"), fix)
+}
