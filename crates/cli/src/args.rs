@@ -35,6 +35,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DriveCommand,
     },
+    Doctor(commands::doctor::Args),
     Bench(commands::bench::Args),
 }
 

@@ -42,6 +42,9 @@ pub(crate) enum CliError {
     /// A file system on a drive is refused, or does not hold what was asked for.
     #[error(transparent)]
     Files(#[from] onehop_files::Error),
+    /// A system's files, or a record of them, cannot be read.
+    #[error(transparent)]
+    System(#[from] onehop_pci::Error),
     /// A file could not be used.
     #[error("{call} {path}: {source}")]
     File { call: &'static str, path: String, source: std::io::Error },

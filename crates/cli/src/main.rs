@@ -48,6 +48,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Map(args) => commands::map::run(args, context),
         Command::Read(args) => commands::read::run(args, context),
         Command::Write(args) => commands::write::run(args, context),
+        Command::Doctor(args) => commands::doctor::run(args),
         Command::Bench(args) => commands::bench::run(args, context),
         Command::Drive { command } => match command {
             DriveCommand::List(args) => commands::list::run(args),

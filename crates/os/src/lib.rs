@@ -11,6 +11,7 @@ pub mod file;
 mod heap;
 mod huge;
 mod mem;
+pub mod nvme;
 pub mod page_cache;
 mod reads;
 mod seam;

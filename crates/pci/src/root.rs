@@ -225,6 +225,13 @@ impl Root {
         found
     }
 
+    /// The recorded questions that start so, less that start.
+    #[must_use]
+    pub fn questions(&self, start: &str) -> Vec<String> {
+        let Source::Record(record) = &self.source else { return Vec::new() };
+        record.answers.keys().filter_map(|question| question.strip_prefix(start)).map(str::to_owned).collect()
+    }
+
     /// What people call a vendor or a device: `10de`, `10de:2204`. Looked up in this machine's list of PCI names, or as it
     /// was recorded.
     pub(crate) fn named(&self, id: &str, look: impl FnOnce() -> Option<String>) -> Option<String> {

@@ -3,6 +3,7 @@
 pub(crate) mod bar0;
 pub(crate) mod bench;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod errors;
 pub(crate) mod identify;
 pub(crate) mod list;

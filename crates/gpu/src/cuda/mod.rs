@@ -39,6 +39,7 @@ pub use gpu::{Code, CudaGpu, Rig, Started};
 pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};
+pub use surroundings::register_gap;
 
 use std::ffi::c_char;
 use std::sync::Arc;

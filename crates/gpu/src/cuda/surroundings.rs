@@ -50,22 +50,7 @@ impl Surroundings {
                     .into(),
             );
         }
-        if let Some(driver) = self.driver.filter(|driver| *driver < DRIVER_WITH_PFNMAP)
-            && self.kernel >= KERNEL_WITHOUT_FOLLOW_PFN
-        {
-            let gone = if self.kernel >= KERNEL_WITHOUT_FOLLOW_PTE { "follow_pte" } else { "follow_pfn" };
-            causes.push(format!(
-                "the driver {}.{}.{:02} is too old for kernel {}.{}, which no longer has {gone}: install 570.133.07 or \
-                 later, with the open kernel modules",
-                driver.0, driver.1, driver.2, self.kernel.0, self.kernel.1
-            ));
-        } else if self.open_modules == Some(false) && self.kernel >= KERNEL_WITHOUT_FOLLOW_PTE {
-            causes.push(format!(
-                "the proprietary kernel modules may not use what kernel {}.{} has for this (follow_pfnmap_start is for \
-                 GPL modules): install the open kernel modules",
-                self.kernel.0, self.kernel.1
-            ));
-        }
+        causes.extend(register_gap(self.kernel, self.driver, self.open_modules));
         if !self.admin && !self.peer_override {
             causes.push(
                 "the driver lets only administrators do this: run as root (CAP_SYS_ADMIN), or load the module nvidia \
@@ -115,6 +100,34 @@ fn is_ordinary(smaps: &str, address: u64) -> bool {
         }
     }
     false
+}
+
+/// Why a driver of this version cannot give a device's registers to a GPU under this kernel, whatever the machine; none if
+/// it can. From kernel 6.10 on `follow_pfn` is gone, from 6.12 on `follow_pte` as well; 570.133.07 is the first driver that
+/// uses what is left, which is for GPL modules, as only the open ones are.
+#[must_use]
+pub fn register_gap(
+    kernel: (u32, u32),
+    driver: Option<(u32, u32, u32)>,
+    open_modules: Option<bool>,
+) -> Option<String> {
+    let (major, minor) = kernel;
+    if let Some(driver) = driver.filter(|driver| *driver < DRIVER_WITH_PFNMAP)
+        && kernel >= KERNEL_WITHOUT_FOLLOW_PFN
+    {
+        let gone = if kernel >= KERNEL_WITHOUT_FOLLOW_PTE { "follow_pte" } else { "follow_pfn" };
+        return Some(format!(
+            "the driver {}.{}.{:02} is too old for kernel {major}.{minor}, which no longer has {gone}: install 570.133.07 or \
+             later, with the open kernel modules",
+            driver.0, driver.1, driver.2
+        ));
+    }
+    (open_modules == Some(false) && kernel >= KERNEL_WITHOUT_FOLLOW_PTE).then(|| {
+        format!(
+            "the proprietary kernel modules may not use what kernel {major}.{minor} has for this (follow_pfnmap_start is for \
+             GPL modules): install the open kernel modules"
+        )
+    })
 }
 
 fn numbers(text: &str) -> impl Iterator<Item = u32> + '_ {

@@ -1,0 +1,170 @@
+//! A check is data: what was looked at, what was found, what that means, what would mend it.
+
+use serde::Serialize;
+
+/// How a check came out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Pass,
+    /// Worth knowing, neither good nor bad.
+    Info,
+    /// It cannot be told; `fix` says what would tell.
+    Unknown,
+    /// It costs speed, or some routes.
+    Warn,
+    /// It keeps all direct routes from working.
+    Fail,
+}
+
+impl Status {
+    /// Its word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Info => "info",
+            Self::Unknown => "unknown",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// What a check is about, in the order in which people read them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// Container, virtual machine, user.
+    Place,
+    /// Graphics processors and their driver.
+    Gpu,
+    /// NVMe drives.
+    Drive,
+    /// Network cards.
+    Nic,
+    /// Radios.
+    Sdr,
+    /// Between two devices.
+    Path,
+    /// Address translation.
+    Iommu,
+    /// The kernel.
+    Kernel,
+    /// Memory.
+    Memory,
+    /// Files that were asked for.
+    File,
+    /// NVIDIA's own library.
+    Cufile,
+}
+
+impl Group {
+    /// Its heading.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Place => "where we are",
+            Self::Gpu => "GPUs",
+            Self::Drive => "NVMe drives",
+            Self::Nic => "RDMA",
+            Self::Sdr => "SDR boards",
+            Self::Path => "between devices",
+            Self::Iommu => "address translation",
+            Self::Kernel => "kernel",
+            Self::Memory => "memory",
+            Self::File => "files",
+            Self::Cufile => "cuFile",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// Its name, which stays: `gpu.bar1`.
+    pub id: &'static str,
+    /// The device or file that it is about; none for the whole machine.
+    pub about: Option<String>,
+    /// What it is about.
+    pub group: Group,
+    /// How it came out.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// Why that matters.
+    pub why: &'static str,
+    /// What would mend it, or tell.
+    pub fix: Option<String>,
+    /// Where it was read.
+    pub evidence: Vec<String>,
+}
+
+impl Check {
+    /// A check that came out so.
+    pub(crate) fn new(
+        id: &'static str,
+        group: Group,
+        status: Status,
+        found: impl Into<String>,
+        why: &'static str,
+    ) -> Self {
+        Self { id, about: None, group, status, found: found.into(), why, fix: None, evidence: Vec::new() }
+    }
+
+    /// What it is about.
+    pub(crate) fn about(mut self, what: impl ToString) -> Self {
+        self.about = Some(what.to_string());
+        self
+    }
+
+    /// What would mend it.
+    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+
+    /// The same, where there is something to mend.
+    pub(crate) fn fix_if(self, wanted: bool, fix: impl Into<String>) -> Self {
+        if wanted { self.fix(fix) } else { self }
+    }
+
+    /// Where it was read.
+    pub(crate) fn by(mut self, evidence: impl Into<String>) -> Self {
+        self.evidence.push(evidence.into());
+        self
+    }
+}
+
+/// Bytes for people.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} bytes");
+    }
+    let unit = (count.ilog2() / 10).min(6);
+    let value = count as f64 / (1_u64 << (unit * 10)) as f64;
+    let digits = usize::from(value.fract() != 0.0);
+    format!("{value:.digits$} {}", UNITS[unit as usize - 1])
+}
+
+/// A rate for people.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    format!("{:.1} GB/s", bytes_per_second / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people() {
+        for (count, text) in
+            [(0, "0 bytes"), (16 << 10, "16 KiB"), (1536 << 20, "1.5 GiB"), (u64::MAX, "16 EiB")]
+        {
+            assert_eq!(bytes(count), text);
+        }
+        assert_eq!(rate(7.88e9), "7.9 GB/s");
+    }
+}

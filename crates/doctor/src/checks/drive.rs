@@ -1,0 +1,181 @@
+//! NVMe drives: link, power, who uses them, limits.
+
+use onehop_pci::Device;
+
+use crate::check::{Check, Group, Status, bytes, rate};
+use crate::facts::Facts;
+use crate::facts::drive::Drive;
+
+pub(super) fn found(facts: &Facts) -> Check {
+    let why = "a drive that is no NVMe drive cannot write into GPU memory by itself";
+    if facts.drives.is_empty() {
+        return Check::new("drive.present", Group::Drive, Status::Info, "no NVMe drive on the PCI bus", why)
+            .fix(
+                "Simulated drives work everywhere (-d sim:mem:64M); files of this machine load by cpu/pinned",
+            )
+            .by("/sys/bus/pci/devices: class 0x0108");
+    }
+    let names: Vec<_> = facts.drives.iter().map(|drive| drive.title()).collect();
+    Check::new("drive.present", Group::Drive, Status::Pass, names.join(", "), why)
+}
+
+pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
+    let Some(device) = drive.address.and_then(|address| facts.device(address)) else { return Vec::new() };
+    let all = [
+        Some(users(drive)),
+        Some(driver(device)),
+        power(device),
+        link(device),
+        state(drive),
+        Some(limits(drive)),
+        cmb(drive),
+        hmb(drive),
+        vmd(device),
+    ];
+    all.into_iter().flatten().map(|check| check.about(device.address)).collect()
+}
+
+fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
+    Check::new(id, Group::Drive, status, found, why)
+}
+
+fn users(drive: &Drive) -> Check {
+    let why = "direct routes take the drive away from the kernel, so nothing on it may be in use";
+    let users = drive.users();
+    if users.is_empty() {
+        return check("drive.use", Status::Pass, "nothing on it is in use", why)
+            .by("/proc/self/mountinfo, /proc/swaps, holders");
+    }
+    check("drive.use", Status::Info, users.join("; "), why)
+        .fix("Use another drive for direct routes; cpu/pinned and cpu/cached leave this one as it is")
+        .by("/proc/self/mountinfo, /proc/swaps, holders")
+}
+
+fn driver(device: &Device) -> Check {
+    let why = "the kernel's nvme driver serves files, vfio-pci or onehop lets us drive it";
+    match device.driver.as_deref() {
+        Some(name @ ("nvme" | "vfio-pci" | "onehop")) => {
+            check("drive.driver", Status::Pass, format!("driver {name}"), why)
+        }
+        Some(name) => check("drive.driver", Status::Warn, format!("driver {name}"), why)
+            .fix("Bind it to nvme or vfio-pci by driver_override and drivers_probe"),
+        None => check("drive.driver", Status::Info, "no driver", why)
+            .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", device.address)),
+    }
+}
+
+fn power(device: &Device) -> Option<Check> {
+    let why = "a device that is not in D0 reads as all ones";
+    let state = device.power_state.clone().or_else(|| {
+        let state = device.config.as_ref()?.power?.state;
+        Some(format!("D{state}"))
+    })?;
+    if device.is_asleep() {
+        return Some(check("drive.power", Status::Warn, state, why).fix(format!(
+            "echo on > /sys/bus/pci/devices/{0}/power/control; if it still reads as ones: echo 1 > .../{0}/remove, then \
+             /sys/bus/pci/rescan (root)",
+            device.address
+        )));
+    }
+    let cold = device.d3cold_allowed == Some(true) && device.driver.is_none();
+    Some(check("drive.power", Status::Pass, state, why).fix_if(
+        cold,
+        "Before it is bound to vfio-pci: echo on > power/control, as it falls asleep without a driver",
+    ))
+}
+
+fn link(device: &Device) -> Option<Check> {
+    let link = device.best_link();
+    let why = "no byte goes faster than the drive's link";
+    let (now, best) = (link.now()?, link.best()?);
+    let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
+    if link.rate() < link.max_rate() && !device.is_asleep() {
+        return Some(check("drive.link", Status::Warn, format!("{now}{carries}, of {best}"), why)
+            .fix("Use a slot with the drive's generation and lanes; slots of the chipset are often older or shared")
+            .by("current_link_*, max_link_*"));
+    }
+    Some(check("drive.link", Status::Pass, format!("{now}{carries}"), why).by("current_link_*, max_link_*"))
+}
+
+fn state(drive: &Drive) -> Option<Check> {
+    let state = drive.state.as_deref().filter(|state| *state != "live")?;
+    let why = "a controller that is not live answers to nobody";
+    Some(
+        check("drive.state", Status::Warn, state, why)
+            .fix("dmesg | grep nvme says why; reset it: echo 1 > /sys/class/nvme/*/reset_controller"),
+    )
+}
+
+fn limits(drive: &Drive) -> Check {
+    let why = "how deep queues and how long transfers may be";
+    let mut words = Vec::new();
+    words.extend(drive.queue_entries.map(|n| format!("queues of {n} entries as the kernel uses them")));
+    words.extend(drive.queues.map(|n| format!("{n} queues, the admin queue included")));
+    let block = drive.namespaces.iter().find_map(|ns| ns.block);
+    words.extend(block.map(|n| format!("blocks of {n} bytes")));
+    let kernel = drive.namespaces.iter().find_map(|ns| ns.transfer_kib);
+    words.extend(kernel.map(|kib| format!("transfers of {} by the kernel", bytes(u64::from(kib) * 1024))));
+    let identity = drive.identity.as_ref().and_then(|found| found.as_ref().ok());
+    if let Some(identity) = identity {
+        words.push(match identity.mdts {
+            0 => "MDTS 0: no limit of its own".into(),
+            // Pages of 4 KiB, the smallest that a controller may have.
+            mdts => format!("MDTS {mdts}: {} or more", bytes(4096_u64.checked_shl(mdts.into()).unwrap_or(0))),
+        });
+        words.push(if identity.sgls & 3 != 0 { "takes SGLs".into() } else { "no SGLs".to_owned() });
+        words.extend(identity.vwc.then(|| "volatile write cache".to_owned()));
+    }
+    if words.is_empty() {
+        return check(
+            "drive.limits",
+            Status::Unknown,
+            "the kernel's driver does not have it, so nothing is told",
+            why,
+        )
+        .fix("onehop drive identify -d ADDRESS, once it is bound");
+    }
+    let asked = identity.is_some();
+    let status = if asked { Status::Info } else { Status::Unknown };
+    check("drive.limits", status, words.join(", "), why)
+        .fix_if(!asked, "Run as root: MDTS and SGLs are the drive's own answer (Identify)")
+}
+
+fn cmb(drive: &Drive) -> Option<Check> {
+    let why = "queues in the drive's own memory make gpu/posted need posted writes only";
+    drive.name.as_ref()?;
+    let Some((_, size)) = drive.cmb else {
+        return Some(
+            check("drive.cmb", Status::Info, "no memory of its own is shown", why)
+                .by("sysfs: cmb (from NVMe 1.4 on it is shown only once it was switched on)"),
+        );
+    };
+    // Units from 4 KiB on, each sixteen times the one before.
+    let unit = 4096_u64.checked_shl(4 * (size >> 8 & 0xf)).unwrap_or(0);
+    let all = unit.saturating_mul(u64::from(size >> 12));
+    let queues = if size & 1 != 0 { ", for submission queues too" } else { ", not for submission queues" };
+    Some(check("drive.cmb", Status::Pass, format!("{}{queues}", bytes(all)), why).by("sysfs: cmb"))
+}
+
+fn hmb(drive: &Drive) -> Option<Check> {
+    let why = "a drive without memory of its own borrows the host's, and is slow without it";
+    let wants =
+        drive.identity.as_ref().and_then(|i| i.as_ref().ok()).is_some_and(|identity| identity.hmpre > 0);
+    match (wants, drive.hmb) {
+        (true, _) | (_, Some(true)) => {
+            let found = "it borrows host memory from the kernel, and goes without once onehop drives it";
+            Some(
+                check("drive.hmb", Status::Info, found, why)
+                    .fix("Prefer a drive with DRAM for direct routes"),
+            )
+        }
+        _ => None,
+    }
+}
+
+fn vmd(device: &Device) -> Option<Check> {
+    device.behind_vmd.then(|| {
+        let why = "Intel VMD is a host bridge of its own: VFIO cannot take what is behind it";
+        check("drive.vmd", Status::Warn, "behind Intel VMD", why)
+            .fix("Switch VMD (RST, RAID mode) off in the firmware's setup; back up first if Windows starts from it")
+    })
+}

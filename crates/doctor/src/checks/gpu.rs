@@ -1,0 +1,259 @@
+//! GPUs: the driver, CUDA, what was tried.
+
+use onehop_gpu::cuda::register_gap;
+
+use crate::check::{Check, Group, Status, bytes, rate};
+use crate::facts::Facts;
+use crate::facts::gpu::Gpu;
+use crate::facts::place::capability;
+
+/// What holds for all GPUs.
+pub(super) fn driver(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![present(facts)];
+    checks.extend(others(facts));
+    if !facts.gpus.is_empty() || facts.nvidia.version.is_some() {
+        checks.extend([flavour(facts), cuda(facts), registers(facts), helpers(facts)]);
+    }
+    checks
+}
+
+fn present(facts: &Facts) -> Check {
+    let why = "bytes can only go to a GPU that is there";
+    if facts.gpus.is_empty() {
+        let shown = facts.cuda.as_ref().filter(|cuda| !cuda.gpus.is_empty());
+        if let Some(cuda) = shown {
+            let found = format!("CUDA shows {}, and the PCI bus does not", cuda.gpus[0].name);
+            return Check::new("gpu.present", Group::Gpu, Status::Warn, found, why)
+                .fix("Mount /sys of the host into the container or sandbox, so that the way to the GPU can be seen");
+        }
+        return Check::new("gpu.present", Group::Gpu, Status::Info, "no NVIDIA GPU", why)
+            .fix("Everything runs with the emulated GPU (-g emu), and says so; onehop demo shows it")
+            .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
+    }
+    let names: Vec<_> = facts.gpus.iter().map(crate::routes::gpu_title).collect();
+    Check::new("gpu.present", Group::Gpu, Status::Pass, names.join(", "), why)
+}
+
+/// GPUs of others, which CUDA does not drive.
+fn others(facts: &Facts) -> Option<Check> {
+    let other = |device: &&onehop_pci::Device| {
+        device.vendor != 0x10de && matches!(device.class.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200)
+    };
+    let found: Vec<_> = facts
+        .tree
+        .devices
+        .values()
+        .filter(other)
+        .map(|device| format!("{} ({})", device.title(), device.address))
+        .collect();
+    (!found.is_empty()).then(|| {
+        let why = "onehop drives GPUs through CUDA; others are not used";
+        Check::new("gpu.others", Group::Gpu, Status::Info, found.join(", "), why)
+    })
+}
+
+fn flavour(facts: &Facts) -> Check {
+    let nvidia = &facts.nvidia;
+    let why = "dma-bufs and giving registers to a GPU need NVIDIA's open kernel modules";
+    let check = |status, found: String| {
+        Check::new("gpu.driver", Group::Gpu, status, found, why).by("/proc/driver/nvidia/version")
+    };
+    let Some(version) = &nvidia.version else {
+        let nouveau = facts.kernel.has("nouveau");
+        let found = if nouveau { "nouveau has the GPU" } else { "NVIDIA's kernel driver is not loaded" };
+        return check(Status::Fail, found.into())
+            .fix("Install NVIDIA's driver with the open kernel modules (nvidia-open)");
+    };
+    match nvidia.open {
+        Some(true) => check(Status::Pass, format!("{version}, open kernel modules")),
+        Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules"))
+            .fix("Install the open flavour of the same version (nvidia-open; Turing or later)"),
+        None => check(Status::Unknown, format!("{version}; it does not tell its flavour"))
+            .fix("modinfo -F license nvidia: the open flavour says Dual MIT/GPL"),
+    }
+}
+
+fn cuda(facts: &Facts) -> Check {
+    let why = "everything goes through the CUDA driver library";
+    let check =
+        |status, found: String| Check::new("gpu.cuda", Group::Gpu, status, found, why).by("libcuda, cuInit");
+    match &facts.cuda {
+        None => check(Status::Unknown, "nobody asked CUDA on this system".into())
+            .fix("Record the system again with onehop doctor --record, on the machine itself"),
+        Some(cuda) => match &cuda.error {
+            Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts)),
+            None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
+                .fix("Unset CUDA_VISIBLE_DEVICES, or give the container its GPUs (--gpus all)"),
+            None => check(
+                Status::Pass,
+                format!(
+                    "CUDA {}.{}, {} shown",
+                    cuda.version / 1000,
+                    cuda.version % 1000 / 10,
+                    plural(cuda.gpus.len(), "GPU")
+                ),
+            ),
+        },
+    }
+}
+
+fn cuda_fix(facts: &Facts) -> &'static str {
+    match (&facts.nvidia.version, facts.nvidia.device_files) {
+        (None, _) => "Load NVIDIA's kernel driver first: see gpu.driver",
+        (Some(_), false) => {
+            "There is no /dev/nvidiactl: in a container give it the GPUs (--gpus all), on the host run nvidia-modprobe"
+        }
+        (Some(_), true) => {
+            "Install libcuda of the same version as the kernel driver; what the error says comes first"
+        }
+    }
+}
+
+/// Whether this driver can give a device's registers to a GPU under this kernel.
+fn registers(facts: &Facts) -> Check {
+    let why = "GPU threads ring a drive's doorbells only if the driver gives them its registers (cudaHostRegisterIoMemory)";
+    let check = |status, found: String| Check::new("gpu.register_bar", Group::Gpu, status, found, why);
+    let (nvidia, kernel) = (&facts.nvidia, facts.kernel.version());
+    if let Some(gap) = register_gap(kernel, nvidia.numbers(), nvidia.open) {
+        return check(Status::Warn, gap)
+            .fix("Install NVIDIA's open kernel modules, 570.133.07 or later, and load them");
+    }
+    let admin = facts.place.can(capability::SYS_ADMIN) || nvidia.has("PeerMappingOverride");
+    if !admin {
+        return check(Status::Warn, "this driver can; it lets only administrators".into()).fix(
+            "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
+        );
+    }
+    let known = nvidia.numbers().is_some() && kernel != (0, 0);
+    if known {
+        let found = format!(
+            "driver {} can under kernel {}.{}",
+            nvidia.version.as_deref().unwrap_or("?"),
+            kernel.0,
+            kernel.1
+        );
+        return check(Status::Pass, found).by("known combinations of driver and kernel");
+    }
+    check(Status::Unknown, "the versions of driver and kernel are not told".into()).fix("See gpu.driver")
+}
+
+fn helpers(facts: &Facts) -> Check {
+    let why = "nvidia_fs serves cuFile, nvidia_peermem RDMA without dma-bufs, gdrdrv the CPU; onehop needs none of them";
+    let loaded = &facts.nvidia.helpers;
+    let found =
+        if loaded.is_empty() { "none loaded".into() } else { format!("{} loaded", loaded.join(", ")) };
+    Check::new("gpu.helpers", Group::Gpu, Status::Info, found, why).by("/sys/module")
+}
+
+/// What holds for one GPU.
+pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
+    let mut checks: Vec<Check> =
+        [copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu)].into_iter().flatten().collect();
+    checks.extend(gpu.screen.then(|| {
+        let why =
+            "the driver keeps part of BAR1 for screens, and moves to the console's GPU were seen to be lost";
+        Check::new("gpu.screen", Group::Gpu, Status::Info, "a screen is attached", why)
+            .about(gpu.address)
+            .fix("Attach screens to another GPU")
+            .by("drm outputs: connected")
+    }));
+    checks
+}
+
+fn copy(gpu: &Gpu) -> Option<Check> {
+    let why = "the route that works everywhere: pinned memory, then the GPU's copy engine (cpu/pinned)";
+    let tried = gpu.cuda.as_ref()?.copy.as_ref();
+    let check = |status, found: String| {
+        Check::new("gpu.copy", Group::Gpu, status, found, why).about(gpu.address).by("tried")
+    };
+    Some(match tried {
+        Some(Ok(())) => check(Status::Pass, "2 MiB copied into GPU memory and back, the same bytes".into()),
+        Some(Err(error)) => {
+            check(Status::Fail, error.clone()).fix("dmesg | grep -E 'NVRM|Xid' says more; then nvidia-smi")
+        }
+        None => check(Status::Unknown, "not tried".into()).fix("Ask again with a longer --patience"),
+    })
+}
+
+fn dma_buf(gpu: &Gpu) -> Option<Check> {
+    let cuda = gpu.cuda.as_ref()?;
+    let why = "how drivers of other devices are given GPU memory";
+    let check =
+        |status, found: String| Check::new("gpu.dma_buf", Group::Gpu, status, found, why).about(gpu.address);
+    Some(match &cuda.dma_buf {
+        Some(Ok(())) => check(Status::Pass, "a dma-buf of 2 MiB was made".into()).by("tried: cuMemGetHandleForAddressRange"),
+        Some(Err(error)) => check(Status::Warn, error.clone())
+            .fix("Dma-bufs need the open kernel modules and a data centre or RTX professional GPU; GeForce boards make none")
+            .by("tried: cuMemGetHandleForAddressRange"),
+        None => {
+            let said = if cuda.dma_buf_said { "CUDA says yes; not tried" } else { "CUDA says no; not tried" };
+            check(Status::Unknown, said.into()).fix("Ask again with a longer --patience")
+        }
+    })
+}
+
+fn ordering(gpu: &Gpu) -> Option<Check> {
+    let cuda = gpu.cuda.as_ref()?;
+    let why = "whether a kernel that sees a completion also sees the data (GPU_DIRECT_RDMA_WRITES_ORDERING)";
+    let check = |status, found: &str| {
+        Check::new("gpu.ordering", Group::Gpu, status, found, why).about(gpu.address).by("CUDA attribute 118")
+    };
+    Some(match cuda.ordering.as_str() {
+        "all" => check(Status::Pass, "writes of other devices are ordered for every CUDA device"),
+        "owner" => check(Status::Pass, "writes of other devices are ordered for this GPU"),
+        _ if cuda.host_flush => {
+            check(Status::Warn, "not ordered: the host has to flush between completion and use")
+                .fix("Let the CPU drive (cpu/direct); a running kernel cannot flush for itself")
+        }
+        _ => check(Status::Warn, "not ordered, and no way to flush").fix("Use cpu/pinned"),
+    })
+}
+
+fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+    let device = facts.device(gpu.address)?;
+    let link = device.best_link();
+    let why = "no byte goes faster than the narrowest link on its way";
+    let check =
+        |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
+    if device.is_asleep() {
+        let found = "asleep: its link is down or slow until it is used, which is no fault";
+        return Some(check(Status::Info, found.into()));
+    }
+    let (Some(now), Some(best)) = (link.now(), link.best()) else {
+        return Some(
+            check(Status::Unknown, "not told".into()).fix("In a virtual machine ask on the host: lspci -vv"),
+        );
+    };
+    let room = facts.tree.get(*device.parents.last()?).map(|port| port.best_link()).unwrap_or_default();
+    let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
+    if link.width < link.max_width {
+        let fix = match slot {
+            Some(lanes) => {
+                format!("The slot has {lanes} lanes: use one with {}", link.max_width.unwrap_or(0))
+            }
+            None => "Seat the card again, take out adapters, or free lanes that another slot shares".into(),
+        };
+        return Some(
+            check(Status::Warn, format!("{now}, of {best}"))
+                .fix(fix)
+                .by("current_link_width, max_link_width"),
+        );
+    }
+    let most = link.max_rate().map(|r| format!(", {} at best", rate(r))).unwrap_or_default();
+    if link.speed < link.max_speed {
+        let found = format!(
+            "{now} now, {best} when it works{most}: an idle GPU slows its link to save power, which is no fault"
+        );
+        return Some(check(Status::Info, found).by("current_link_speed, max_link_speed"));
+    }
+    Some(check(Status::Pass, format!("{now}{most}")))
+}
+
+pub(super) fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A GPU's memory for people.
+pub(super) fn memory(gpu: &Gpu) -> String {
+    gpu.memory().map_or_else(|| "its memory".into(), |all| format!("{} of memory", bytes(all)))
+}

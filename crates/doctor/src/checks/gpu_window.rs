@@ -1,0 +1,127 @@
+//! The GPU's window on the bus (BAR1): how much of its memory other devices can reach, and where.
+
+use crate::check::{Check, Group, Status, bytes};
+use crate::checks::gpu::memory;
+use crate::facts::Facts;
+use crate::facts::gpu::Gpu;
+
+const FOUR_GIB: u64 = 1 << 32;
+/// Boundaries that a static BAR1 was seen to need.
+const STATIC_ALIGN: u64 = 512 << 20;
+/// A window that is not resized.
+const USUAL: u64 = 256 << 20;
+
+pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
+    [size(gpu), resizable(gpu), fixed(facts, gpu), memory_enabled(facts, gpu)].into_iter().flatten().collect()
+}
+
+fn size(gpu: &Gpu) -> Option<Check> {
+    let why = "other devices reach GPU memory only through BAR1";
+    let check = |status, found: String| {
+        Check::new("gpu.bar1", Group::Gpu, status, found, why).about(gpu.address).by("resource, row 1")
+    };
+    let Some(bar) = gpu.window else {
+        return Some(
+            check(Status::Unknown, "no BAR of memory is shown".into())
+                .fix("Ask on the host, or wake the GPU"),
+        );
+    };
+    if !bar.assigned {
+        return Some(
+            check(Status::Fail, format!("{}, and the firmware gave it no address", bytes(bar.size)))
+                .fix("Switch on Above 4G Decoding in the firmware's setup"),
+        );
+    }
+    let place = format!("{} at {:#x}", bytes(bar.size), bar.start);
+    let below = if bar.last() < FOUR_GIB { ", below 4 GiB" } else { "" };
+    Some(match gpu.whole() {
+        Some(true) => check(Status::Pass, format!("{place}{below}, for {}", memory(gpu))),
+        Some(false) => {
+            check(Status::Warn, format!("{place}{below}: a window on {}, not all of it", memory(gpu)))
+                .fix(rebar(gpu))
+        }
+        None if bar.size <= USUAL => {
+            check(Status::Warn, format!("{place}{below}: a small window")).fix(rebar(gpu))
+        }
+        None => check(Status::Info, format!("{place}{below}; how much memory the GPU has was not told")),
+    })
+}
+
+fn rebar(gpu: &Gpu) -> &'static str {
+    match gpu.resizable {
+        Some(_) => {
+            "Switch on Above 4G Decoding and Resizable BAR (Smart Access Memory) in the firmware's setup"
+        }
+        None => {
+            "If the board can resize its BAR (update its firmware), switch on Above 4G Decoding and Resizable BAR in the setup"
+        }
+    }
+}
+
+fn resizable(gpu: &Gpu) -> Option<Check> {
+    let why = "a BAR that is resized to all of the memory needs no window";
+    let check = |status, found: String| {
+        Check::new("gpu.rebar", Group::Gpu, status, found, why).about(gpu.address).by("PCI capability 0x15")
+    };
+    let can = gpu.resizable?;
+    let (now, most) = (bytes(can.size), bytes(can.largest()));
+    Some(if can.size >= can.largest() {
+        check(Status::Pass, format!("{now}, the largest that it can be"))
+    } else if gpu.whole() == Some(true) {
+        check(Status::Pass, format!("{now}, enough for all of its memory (it could be {most})"))
+    } else {
+        check(Status::Warn, format!("{now}, and it could be {most}")).fix(rebar(gpu))
+    })
+}
+
+/// Whether BAR1 is laid out once and for all.
+fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+    let why = "VFIO can give a drive GPU memory without a kernel module if BAR1 stays laid out as it is (static BAR1)";
+    let check = |status, found: String| {
+        Check::new("gpu.static_bar1", Group::Gpu, status, found, why).about(gpu.address)
+    };
+    let bar = gpu.window.filter(|bar| bar.assigned)?;
+    facts.nvidia.version.as_ref()?;
+    if !facts.nvidia.has("RMForceStaticBar1") {
+        return Some(check(Status::Info, "not asked for: a large BAR1 alone is not a static one".into())
+            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\"")
+            .by("/proc/driver/nvidia/params"));
+    }
+    if gpu.whole() == Some(false) {
+        return Some(
+            check(Status::Warn, "asked for, but BAR1 is smaller than the memory".into()).fix(rebar(gpu)),
+        );
+    }
+    if !bar.start.is_multiple_of(STATIC_ALIGN) {
+        let off = bytes(bar.start % STATIC_ALIGN);
+        return Some(
+            check(
+                Status::Warn,
+                format!(
+                    "asked for, but BAR1 lies {off} beyond a 512 MiB boundary, which was seen to be refused"
+                ),
+            )
+            .fix("Change the firmware's memory layout (Above 4G Decoding, another slot), then look again"),
+        );
+    }
+    Some(
+        check(Status::Pass, "asked for, and BAR1 lies as it must".into())
+            .by("/proc/driver/nvidia/params: RegistryDwords"),
+    )
+}
+
+fn memory_enabled(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+    let config = facts.device(gpu.address)?.config.as_ref()?;
+    (!config.memory()).then(|| {
+        let why = "a device whose memory is switched off answers to nobody";
+        Check::new(
+            "gpu.memory_off",
+            Group::Gpu,
+            Status::Fail,
+            "memory is switched off in its command register",
+            why,
+        )
+        .about(gpu.address)
+        .fix("Load the GPU's driver, which switches it on")
+    })
+}

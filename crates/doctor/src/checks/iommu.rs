@@ -1,0 +1,115 @@
+//! Address translation: whether there is an IOMMU, what it does, who shares a group, VFIO.
+
+use std::collections::BTreeMap;
+
+use crate::check::{Check, Group, Status};
+use crate::facts::Facts;
+use crate::pair::list;
+use crate::routes::needs::IOMMU_ON;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![mode(facts)];
+    checks.extend(lazy(facts));
+    checks.extend(shared(facts));
+    checks.push(vfio(facts));
+    checks
+}
+
+fn mode(facts: &Facts) -> Check {
+    let why = "VFIO needs an IOMMU; a translating one keeps a device to what it was given, and gives 32-bit boards high addresses";
+    let groups = &facts.tree.groups;
+    let check = |status, found: String| {
+        let check = Check::new("iommu.mode", Group::Iommu, status, found, why)
+            .by("/sys/kernel/iommu_groups, /sys/class/iommu");
+        let words = &facts.kernel.command_line;
+        if words.is_empty() { check } else { check.by(format!("command line: {}", words.join(" "))) }
+    };
+    if groups.is_empty() {
+        let found = if facts.kernel.iommu_units.is_empty() {
+            "no IOMMU"
+        } else {
+            "an IOMMU that no device is behind"
+        };
+        return check(Status::Warn, found.into()).fix(IOMMU_ON);
+    }
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for group in groups.values() {
+        *kinds.entry(group.kind.as_deref().unwrap_or("unknown type")).or_default() += 1;
+    }
+    let kinds: Vec<_> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let units =
+        if facts.kernel.iommu_units.is_empty() { "IOMMU" } else { &facts.kernel.iommu_units.join(", ") };
+    check(Status::Pass, format!("{units}: {} groups ({})", groups.len(), kinds.join(", ")))
+}
+
+/// A group that flushes its translations late leaves a device able to write into memory that was taken away from it.
+fn lazy(facts: &Facts) -> Option<Check> {
+    let devices =
+        facts.drives.iter().filter_map(|drive| drive.address).chain(facts.sdrs.iter().map(|sdr| sdr.address));
+    let lazy: Vec<_> = devices
+        .filter(|address| {
+            let group = facts.device(*address).and_then(|device| facts.tree.group_of(device));
+            group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
+        })
+        .collect();
+    (!lazy.is_empty()).then(|| {
+        let why = "with lazy flushes a device was seen to write into memory after it had been unmapped";
+        let found = format!("translations of {} are flushed late (DMA-FQ)", list(&lazy));
+        Check::new("iommu.lazy", Group::Iommu, Status::Info, found, why)
+            .fix("Before the kernel module onehop is bound, with no driver: echo DMA > /sys/kernel/iommu_groups/N/type (VFIO sets its own)")
+            .by("/sys/kernel/iommu_groups/*/type")
+    })
+}
+
+fn shared(facts: &Facts) -> Vec<Check> {
+    let why = "VFIO hands out whole groups: everything in it has to be given up together";
+    let one = |address| {
+        let device = facts.device(address)?;
+        let (number, group) = (device.iommu_group?, facts.tree.group_of(device)?);
+        let others: Vec<_> = group
+            .devices
+            .iter()
+            .copied()
+            .filter(|other| *other != address && facts.device(*other).is_some_and(|other| !other.is_bridge()))
+            .collect();
+        let check = |status, found: String| {
+            Check::new("iommu.group", Group::Iommu, status, found, why).about(address)
+        };
+        Some(if others.is_empty() {
+            check(Status::Pass, format!("alone in group {number}"))
+        } else {
+            check(Status::Warn, format!("group {number} also holds {}", list(&others)))
+                .fix("Use a slot at the CPU, or load the kernel module onehop, which needs no group of its own when root uses it")
+        })
+    };
+    facts.drives.iter().filter_map(|drive| one(drive.address?)).collect()
+}
+
+fn vfio(facts: &Facts) -> Check {
+    let kernel = &facts.kernel;
+    let why = "how a program without a kernel module of its own drives a device";
+    let mut words = Vec::new();
+    words.extend(kernel.has("vfio_pci").then_some("vfio-pci is loaded".to_owned()));
+    words.extend(kernel.vfio_files.iter().map(|path| format!("{path} is there")));
+    words.extend(
+        (!kernel.vfio_groups.is_empty()).then(|| format!("groups {}", kernel.vfio_groups.join(", "))),
+    );
+    words.extend(
+        kernel.unsafe_no_iommu.then(|| "it may be used without an IOMMU, which protects nothing".to_owned()),
+    );
+    let check = |status, found: String| {
+        Check::new("iommu.vfio", Group::Iommu, status, found, why).by("/sys/module, /dev/vfio, /dev/iommu")
+    };
+    match (words.is_empty(), kernel.option("CONFIG_VFIO_PCI")) {
+        (false, _) => check(Status::Pass, words.join(", ")),
+        (true, Some(true)) => check(Status::Info, "this kernel has it, and it is not loaded".into())
+            .fix("modprobe vfio-pci (root)"),
+        (true, Some(false)) => {
+            check(Status::Warn, "this kernel has no vfio-pci".into()).fix("Use a kernel with CONFIG_VFIO_PCI")
+        }
+        (true, None) => {
+            check(Status::Unknown, "not loaded; the kernel does not tell whether it has it".into())
+                .fix("modprobe vfio-pci (root)")
+        }
+    }
+}

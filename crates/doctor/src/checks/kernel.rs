@@ -1,0 +1,109 @@
+//! The kernel: version, P2PDMA, lockdown, io_uring, our module.
+
+use crate::check::{Check, Group, Status};
+use crate::facts::Facts;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![version(facts), p2pdma(facts), module(facts), ring(facts)];
+    checks.extend([lockdown(facts), strict(facts), multipath(facts)].into_iter().flatten());
+    checks
+}
+
+fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
+    Check::new(id, Group::Kernel, status, found, why)
+}
+
+fn version(facts: &Facts) -> Check {
+    let why = "5.12 brings dma-bufs to RDMA, 6.2 P2PDMA to user space, 6.19 dma-bufs of VFIO";
+    let kernel = &facts.kernel;
+    let cpu = if kernel.cpu.name.is_empty() { String::new() } else { format!(", on {}", kernel.cpu.name) };
+    if kernel.version() == (0, 0) {
+        return check("kernel.version", Status::Unknown, "not told", why).fix("Mount /proc");
+    }
+    let old = kernel.version() < (5, 12);
+    let status = if old { Status::Warn } else { Status::Pass };
+    check("kernel.version", status, format!("{}{cpu}", kernel.release), why)
+        .fix_if(old, "Use kernel 6.1 or later")
+        .by("/proc/sys/kernel/osrelease, /proc/cpuinfo")
+}
+
+fn p2pdma(facts: &Facts) -> Check {
+    let why =
+        "the kernel's own peer-to-peer DMA, which NVIDIA's dma-bufs and cuFile without nvidia-fs rest on";
+    let by = facts.kernel.options_from.clone();
+    match facts.kernel.option("CONFIG_PCI_P2PDMA") {
+        Some(true) => check("kernel.p2pdma", Status::Pass, "CONFIG_PCI_P2PDMA is on", why).by(by),
+        Some(false) => check("kernel.p2pdma", Status::Warn, "CONFIG_PCI_P2PDMA is off", why)
+            .fix("Use a kernel with it (distributions' kernels mostly have it)")
+            .by(by),
+        None => check("kernel.p2pdma", Status::Unknown, "the kernel's options are not told", why)
+            .fix("Look at /boot/config-$(uname -r) on the host"),
+    }
+}
+
+fn module(facts: &Facts) -> Check {
+    let why = "gives drives and SDR boards GPU memory with the IOMMU on; the way that needs no static BAR1";
+    if facts.kernel.has("onehop") {
+        return check("kernel.onehop", Status::Pass, "loaded", why).by("/sys/module/onehop");
+    }
+    check("kernel.onehop", Status::Info, "the kernel module onehop is not loaded", why).by("/sys/module")
+}
+
+fn ring(facts: &Facts) -> Check {
+    let why = "files are read past the page cache by io_uring (cpu/pinned); without it by threads";
+    match (&facts.kernel.io_uring, facts.kernel.io_uring_disabled) {
+        (Some(Ok(())), _) => {
+            check("kernel.io_uring", Status::Pass, "a ring was made", why).by("tried: io_uring_setup")
+        }
+        (Some(Err(error)), limit) => {
+            let fix = match limit {
+                Some(0) | None => {
+                    "A sandbox's or container's seccomp filter forbids it: allow io_uring_setup, _enter, _register"
+                }
+                Some(_) => "sysctl kernel.io_uring_disabled=0 (root)",
+            };
+            check("kernel.io_uring", Status::Warn, error.clone(), why).fix(fix).by("tried: io_uring_setup")
+        }
+        (None, Some(0)) => check("kernel.io_uring", Status::Info, "allowed; not tried", why),
+        (None, Some(_)) => {
+            check("kernel.io_uring", Status::Warn, "switched off by the sysctl kernel.io_uring_disabled", why)
+                .fix("sysctl kernel.io_uring_disabled=0 (root)")
+        }
+        (None, None) => {
+            check("kernel.io_uring", Status::Unknown, "not tried", why).fix("Look on the machine itself")
+        }
+    }
+}
+
+fn lockdown(facts: &Facts) -> Option<Check> {
+    let level = facts.kernel.lockdown.as_deref()?;
+    let why = "lockdown, as Secure Boot brings it, forbids mapping BARs from user space and unsigned kernel modules";
+    let locked = facts.kernel.locked();
+    let status = if locked { Status::Warn } else { Status::Pass };
+    Some(
+        check("kernel.lockdown", status, level, why)
+            .fix_if(locked, "Use VFIO, which stays allowed; or sign the module; or switch Secure Boot off")
+            .by("/sys/kernel/security/lockdown"),
+    )
+}
+
+/// Who may map a BAR that has a driver.
+fn strict(facts: &Facts) -> Option<Check> {
+    let on = facts.kernel.option("CONFIG_IO_STRICT_DEVMEM")?;
+    let why = "with it nobody maps the BAR of a device whose driver has claimed it, the GPU's BAR1 too";
+    on.then(|| {
+        let relaxed = facts.kernel.command_line.iter().any(|word| word == "iomem=relaxed");
+        let status = if relaxed { Status::Info } else { Status::Warn };
+        check("kernel.strict_devmem", status, "CONFIG_IO_STRICT_DEVMEM is on", why)
+            .fix_if(!relaxed, "Boot with iomem=relaxed, or use the kernel module onehop")
+    })
+}
+
+fn multipath(facts: &Facts) -> Option<Check> {
+    let on = facts.kernel.multipath?;
+    let why = "cuFile's way without nvidia-fs needs it off (nvme_core.multipath=N); onehop does not mind";
+    Some(
+        check("kernel.nvme_multipath", Status::Info, if on { "on" } else { "off" }, why)
+            .by("/sys/module/nvme_core/parameters/multipath"),
+    )
+}

@@ -1,0 +1,64 @@
+//! The checks. Each looks at facts and gives data; none reads anything.
+
+mod cufile;
+mod drive;
+mod file;
+mod gpu;
+mod gpu_window;
+mod iommu;
+mod kernel;
+mod memory;
+mod nic;
+mod path;
+mod place;
+
+use onehop_pci::Address;
+
+use crate::check::{Check, Group, Status};
+use crate::diagnosis::Only;
+use crate::facts::Facts;
+
+/// All checks of a machine.
+pub(crate) fn all(facts: &Facts, only: &Only) -> Vec<Check> {
+    let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
+    let mut checks = place::checks(facts);
+    checks.extend(bus(facts));
+    checks.extend(gpu::driver(facts));
+    for one in facts.gpus.iter().filter(|one| wanted(only.gpu, one.address)) {
+        checks.extend(gpu::checks(facts, one));
+        checks.extend(gpu_window::checks(facts, one));
+    }
+    checks.push(drive::found(facts));
+    for one in facts.drives.iter().filter(|one| one.address.is_none_or(|at| wanted(only.device, at))) {
+        checks.extend(drive::checks(facts, one));
+    }
+    checks.extend(nic::checks(facts));
+    checks.extend(path::checks(facts, only));
+    checks.extend(iommu::checks(facts));
+    checks.extend(kernel::checks(facts));
+    checks.extend(memory::checks(facts));
+    checks.extend(file::checks(facts));
+    checks.extend(cufile::checks(facts));
+    checks
+}
+
+/// What is wrong with the system's own account of the bus.
+fn bus(facts: &Facts) -> Option<Check> {
+    let of_devices = facts.tree.devices.values().flat_map(|device| &device.problems);
+    let problems: Vec<_> = facts.tree.problems.iter().chain(of_devices).filter(|e| !e.is_denied()).collect();
+    let first = problems.first()?;
+    let found = format!(
+        "{} odd: {first}",
+        if problems.len() == 1 { "1 file is".into() } else { format!("{} files are", problems.len()) }
+    );
+    let mut check = Check::new(
+        "pci.garbage",
+        Group::Place,
+        Status::Warn,
+        found,
+        "what the system says of a device could not be read, so it counts as not told",
+    )
+    .fix("Look at the device with lspci -vvv; if it reads as all ones it has gone: remove it and rescan the bus");
+    check.evidence = problems.iter().take(20).map(ToString::to_string).collect();
+    Some(check)
+}

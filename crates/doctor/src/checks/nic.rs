@@ -1,0 +1,102 @@
+//! RDMA cards and SDR boards.
+
+use crate::check::{Check, Group, Status, bytes, rate};
+use crate::facts::Facts;
+use crate::facts::nic::{Nic, Sdr};
+use crate::pair::Pair;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks: Vec<Check> = facts.nics.iter().flat_map(|nic| card(facts, nic)).collect();
+    checks.extend(facts.sdrs.iter().flat_map(|sdr| board(facts, sdr)));
+    checks
+}
+
+fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
+    let why = "RDMA writes straight into GPU memory that was registered with the card";
+    let Some(address) = nic.address else {
+        let found = format!("{} is made of software: it has no DMA, and registers no dma-buf", nic.name);
+        return vec![Check::new("nic.present", Group::Nic, Status::Info, found, why).about(&nic.name)];
+    };
+    let port = nic.port.as_deref().unwrap_or("its port tells nothing");
+    let up = port.contains("ACTIVE");
+    let status = if up { Status::Pass } else { Status::Warn };
+    let title = facts.device(address).map(|device| device.title()).unwrap_or_default();
+    let mut checks = vec![
+        Check::new("nic.present", Group::Nic, status, format!("{} {title}: {port}", nic.name), why)
+            .about(address)
+            .fix_if(!up, "Plug the cable in, or start the subnet manager; ibstat tells more"),
+    ];
+    let distances: Vec<_> = facts
+        .gpus
+        .iter()
+        .filter_map(|gpu| {
+            let path = Pair::new(facts, gpu, address)?.path?;
+            Some((path.class, format!("{} to the GPU {}", path.class.name(), gpu.address)))
+        })
+        .collect();
+    if let Some(nearest) = distances.iter().map(|(class, _)| *class).min() {
+        let words: Vec<_> = distances.iter().map(|(_, words)| words.clone()).collect();
+        let status = if nearest.below_root() { Status::Pass } else { Status::Info };
+        let why = "a card behind the GPU's own switch is reached without the CPU's root complex";
+        checks.push(
+            Check::new("nic.distance", Group::Nic, status, words.join(", "), why).about(address).fix_if(
+                !nearest.below_root(),
+                "Use the card nearest to each GPU, or move it behind the same switch",
+            ),
+        );
+    }
+    checks
+}
+
+fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
+    let Some(device) = facts.device(sdr.address) else { return Vec::new() };
+    let check =
+        |id, status, found: String, why| Check::new(id, Group::Sdr, status, found, why).about(sdr.address);
+    let driver = device.driver.as_deref();
+    let mut checks = vec![
+        check(
+            "sdr.present",
+            if driver.is_some() { Status::Pass } else { Status::Warn },
+            format!(
+                "uSDR family, {:04x}:{:04x}, {}",
+                device.vendor,
+                device.device,
+                driver.map_or("no driver".into(), |d| format!("driver {d}"))
+            ),
+            "samples come by DMA into 32 fixed buffers",
+        )
+        .fix_if(driver.is_none(), "Load usdr_pcie_uram for cpu/pinned"),
+    ];
+    let link = device.best_link();
+    if let (Some(now), Some(rate_now)) = (link.now(), link.rate()) {
+        // Two channels of 12 or 16 bits each way: four bytes a sample.
+        let samples = rate_now * 0.8 / 4.0 / 1e6;
+        checks.push(check(
+            "sdr.link",
+            Status::Info,
+            format!("{now}: {}, some {samples:.0} million samples of 4 bytes a second", rate(rate_now)),
+            "samples that the link does not carry are lost",
+        ));
+    }
+    checks.extend(facts.gpus.iter().filter_map(|gpu| mask(facts, sdr, gpu)));
+    checks
+}
+
+fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check> {
+    let why = "the board has 32 bits of bus address, and 32 buffers that are contiguous on the bus";
+    let check =
+        |status, found: String| Check::new("sdr.mask", Group::Sdr, status, found, why).about(sdr.address);
+    let bar = gpu.window.filter(|bar| bar.assigned)?;
+    let place = format!("BAR1 of the GPU {}: {} at {:#x}", gpu.address, bytes(bar.size), bar.start);
+    if bar.last() <= u64::from(u32::MAX) {
+        return Some(check(Status::Pass, format!("{place}, below 4 GiB")));
+    }
+    let group = facts.device(sdr.address).and_then(|device| facts.tree.group_of(device));
+    Some(match group.and_then(onehop_pci::Group::translates) {
+        Some(true) => check(Status::Pass, format!("{place}, which the IOMMU translates to addresses below 4 GiB")),
+        Some(false) => check(Status::Fail, format!("{place}, and the IOMMU does not translate (identity)"))
+            .fix("Boot without iommu=pt, or give the board's group the type DMA: echo DMA > /sys/kernel/iommu_groups/N/type, with no driver bound"),
+        None => check(Status::Fail, format!("{place}, and there is no IOMMU to translate"))
+            .fix(crate::routes::needs::IOMMU_ON),
+    })
+}

@@ -1,0 +1,123 @@
+//! The way between each GPU and each drive, card or board.
+
+use onehop_pci::Address;
+
+use crate::check::{Check, Group, Status, rate};
+use crate::diagnosis::Only;
+use crate::facts::Facts;
+use crate::pair::{Pair, Passes, list};
+
+pub(super) fn checks(facts: &Facts, only: &Only) -> Vec<Check> {
+    let drives = facts.drives.iter().filter_map(|drive| drive.address);
+    let cards = facts.nics.iter().filter_map(|nic| nic.address);
+    let boards = facts.sdrs.iter().map(|sdr| sdr.address);
+    let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
+    let devices: Vec<_> = drives.chain(cards).chain(boards).filter(|at| wanted(only.device, *at)).collect();
+    let gpus = facts.gpus.iter().filter(|gpu| wanted(only.gpu, gpu.address));
+    let pairs = gpus.flat_map(|gpu| devices.iter().filter_map(move |device| Pair::new(facts, gpu, *device)));
+    pairs.flat_map(|pair| one(&pair)).collect()
+}
+
+fn one(pair: &Pair<'_>) -> Vec<Check> {
+    let name = format!("{} to {}", pair.device.address, pair.gpu_device.address);
+    let all =
+        [Some(class(pair)), access_control(pair), narrowest(pair), Some(writes(pair)), Some(reads(pair))];
+    all.into_iter().flatten().map(|check| check.about(&name)).collect()
+}
+
+fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
+    Check::new(id, Group::Path, status, found, why)
+}
+
+fn class(pair: &Pair<'_>) -> Check {
+    let why = "what bytes pass between the two decides whether they get through, and how fast";
+    let Some(path) = &pair.path else {
+        return check("path.class", Status::Unknown, "it is not told how they are joined", why)
+            .fix("Ask on the host");
+    };
+    let bridges: Vec<_> = path.bridges().collect();
+    let through = if bridges.is_empty() { String::new() } else { format!(", by {}", list(&bridges)) };
+    let status = match path.class {
+        onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node => Status::Warn,
+        _ => Status::Pass,
+    };
+    let found = format!("{}: {}{through}", path.class.name(), path.class.text());
+    check("path.class", status, found, why)
+        .fix_if(
+            status == Status::Warn,
+            "Move one of them to a slot of the other's CPU, best behind the same switch",
+        )
+        .by("/sys/bus/pci/devices: where the links lead; NUMA nodes")
+}
+
+fn access_control(pair: &Pair<'_>) -> Option<Check> {
+    let path = pair.path.as_ref()?;
+    let why = "access control (ACS) at a switch's port sends what is for a peer up to the root complex";
+    let (redirect, unknown) = pair.redirecting();
+    if !path.class.below_root() {
+        let words = if redirect.is_empty() {
+            "nothing to redirect"
+        } else {
+            "on, and the way goes by the root complex anyway"
+        };
+        let known = !redirect.is_empty() || unknown.is_empty();
+        return known.then(|| check("path.acs", Status::Info, words, why).by("PCI capability 0x0d"));
+    }
+    if !redirect.is_empty() {
+        let modes: Vec<_> = redirect
+            .iter()
+            .filter_map(|port| {
+                let acs = pair.facts.device(*port)?.config.as_ref()?.acs?;
+                Some(format!("{port}: {}", acs.names().join(" ")))
+            })
+            .collect();
+        return Some(
+            check("path.acs", Status::Warn, format!("redirects at {}", modes.join("; ")), why)
+                .fix(format!(
+                    "Boot with pci=disable_acs_redir={} (kernel 4.19 or later), or switch ACS off in the firmware's setup; this \
+                     joins the IOMMU groups",
+                    redirect.iter().map(ToString::to_string).collect::<Vec<_>>().join(";")
+                ))
+                .by("PCI capability 0x0d"),
+        );
+    }
+    if !unknown.is_empty() {
+        let found = format!("not told for {}", list(&unknown));
+        return Some(
+            check("path.acs", Status::Unknown, found, why)
+                .fix("Run as root: it is beyond the first 64 bytes of config space"),
+        );
+    }
+    Some(check("path.acs", Status::Pass, "no port on the way redirects", why).by("PCI capability 0x0d"))
+}
+
+fn narrowest(pair: &Pair<'_>) -> Option<Check> {
+    let (now, best, at) = pair.narrowest()?;
+    let why = "the narrowest link bounds what any route can reach; a result above it is a false one";
+    let link = pair.facts.device(at)?.best_link();
+    let words = format!("{} at {at} ({})", rate(now), link.now().unwrap_or_default());
+    let slow_gpu = at == pair.gpu_device.address && now < best;
+    let found = if slow_gpu { format!("{words}, which idles: {} when it works", rate(best)) } else { words };
+    Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the way"))
+}
+
+fn writes(pair: &Pair<'_>) -> Check {
+    let why = "a drive that reads a file writes into GPU memory, and a GPU writes doorbells: posted packets";
+    passes("path.p2p_write", pair.writes(), why)
+}
+
+fn reads(pair: &Pair<'_>) -> Check {
+    let why = "a drive that is written to, or takes its commands from GPU memory, reads there: packets that need an answer";
+    passes("path.p2p_read", pair.reads(), why)
+}
+
+fn passes(id: &'static str, passes: Passes, why: &'static str) -> Check {
+    const TRY: &str = "Only bytes that are compared tell, each direction by itself: onehop read and write with --verify and a direct route";
+    match passes {
+        Passes::Expected(found) => check(id, Status::Pass, format!("expected: {found}"), why),
+        Passes::Perhaps(found) => check(id, Status::Unknown, found, why).fix(TRY),
+        Passes::Doubtful(found) => check(id, Status::Warn, found, why).fix(
+            "Use routes that need writes only (gpu/posted, gpu/tier2, gpu/tier1, cpu/direct towards the GPU)",
+        ),
+    }
+}

@@ -1,0 +1,79 @@
+//! Container, virtual machine, user.
+
+use crate::check::{Check, Group, Status};
+use crate::facts::Facts;
+use crate::facts::place::capability;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![user(facts), machine(facts)];
+    checks.extend(container(facts));
+    checks
+}
+
+fn user(facts: &Facts) -> Check {
+    let why = "binding drivers, PCI capabilities beyond the first 64 bytes and BARs are root's";
+    let place = &facts.place;
+    let missing: Vec<_> = [
+        (capability::SYS_ADMIN, "CAP_SYS_ADMIN"),
+        (capability::SYS_RAWIO, "CAP_SYS_RAWIO"),
+        (capability::IPC_LOCK, "CAP_IPC_LOCK"),
+    ]
+    .into_iter()
+    .filter(|(bit, _)| !place.can(*bit))
+    .map(|(_, name)| name)
+    .collect();
+    let check = match (place.root, missing.is_empty()) {
+        (true, true) => {
+            Check::new("place.user", Group::Place, Status::Pass, "root, with all that it takes", why)
+        }
+        (true, false) => {
+            let found = format!("root, without {}", missing.join(", "));
+            Check::new("place.user", Group::Place, Status::Warn, found, why)
+                .fix("Give the container these capabilities (docker run --cap-add or --privileged)")
+        }
+        _ => Check::new("place.user", Group::Place, Status::Info, "not root", why)
+            .fix("Run as root to have access control, drives' limits and VFIO looked at"),
+    };
+    check.by("/proc/self/status")
+}
+
+fn machine(facts: &Facts) -> Check {
+    let product = facts.place.product.clone();
+    let why =
+        "in a virtual machine the host decides which device reaches which, and the tree is not the real one";
+    if facts.kernel.cpu.virtual_machine {
+        let what = product.map_or_else(String::new, |name| format!(" ({name})"));
+        return Check::new("place.vm", Group::Place, Status::Info, format!("a virtual machine{what}"), why)
+            .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
+            .by("/proc/cpuinfo: hypervisor");
+    }
+    let found = product.unwrap_or_else(|| "no virtual machine".into());
+    Check::new("place.vm", Group::Place, Status::Pass, found, why).by("/proc/cpuinfo")
+}
+
+fn container(facts: &Facts) -> Option<Check> {
+    let place = &facts.place;
+    let inside = place.container.as_ref()?;
+    let mut missing = Vec::new();
+    if facts.nvidia.version.is_some() && !facts.nvidia.device_files {
+        missing.push("the GPU's device files (--gpus all)");
+    }
+    if !place.udev {
+        missing.push("/run/udev (-v /run/udev:/run/udev:ro), without which cuFile copies");
+    }
+    if place.sysfs_read_only {
+        missing.push("a writable /sys, to bind drivers (--privileged)");
+    }
+    if !place.can(capability::SYS_ADMIN) {
+        missing.push("CAP_SYS_ADMIN, to give GPUs other devices' registers");
+    }
+    let why = "a container shows less of the machine than there is";
+    let check = if missing.is_empty() {
+        Check::new("place.container", Group::Place, Status::Info, inside.clone(), why)
+    } else {
+        let found = format!("{inside}; not in it: {}", missing.join(", "));
+        Check::new("place.container", Group::Place, Status::Warn, found, why)
+            .fix("Start the container with what is missing, or run on the host")
+    };
+    Some(check)
+}

@@ -1,0 +1,59 @@
+//! Everything that can be said about a machine.
+
+use onehop_pci::Address;
+use serde::Serialize;
+
+use crate::check::{Check, Status};
+use crate::facts::Facts;
+use crate::routes::{self, Advice, Row};
+use crate::{checks, topo};
+
+/// All checks and routes of a machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// What was recorded, or composed; none for the running machine.
+    pub system: Option<String>,
+    /// The checks, by group.
+    pub checks: Vec<Check>,
+    /// The routes, the best of each pair first.
+    pub routes: Vec<Row>,
+    /// For each GPU, device and direction what to do.
+    pub advice: Vec<Advice>,
+    /// Names for addresses: for people.
+    #[serde(skip)]
+    pub(crate) names: Vec<(String, String)>,
+}
+
+/// Which devices matter; none for all.
+#[derive(Clone, Debug, Default)]
+pub struct Only {
+    /// This GPU.
+    pub gpu: Option<Address>,
+    /// This device.
+    pub device: Option<Address>,
+}
+
+/// Judges a machine.
+#[must_use]
+pub fn examine(facts: &Facts, only: &Only, system: Option<&str>) -> Diagnosis {
+    let wanted = |wish: Option<Address>, address: &str| wish.is_none_or(|wish| wish.to_string() == address);
+    let mut routes = routes::table(facts);
+    routes.retain(|row| wanted(only.gpu, &row.gpu) && wanted(only.device, &row.device));
+    let mut checks = checks::all(facts, only);
+    checks.sort_by_key(|check| check.group);
+    Diagnosis {
+        system: system.map(str::to_owned),
+        advice: routes::advice(&routes),
+        names: topo::names(facts),
+        checks,
+        routes,
+    }
+}
+
+impl Diagnosis {
+    /// The worst of all checks.
+    #[must_use]
+    pub fn worst(&self) -> Status {
+        self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Pass)
+    }
+}

@@ -1,0 +1,154 @@
+//! What CUDA answers. What can be tried is tried: a context, a copy whose bytes are compared, a dma-buf.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use onehop_gpu::cuda::{self, DeviceKind, Span, WritesOrdering};
+use onehop_gpu::{Gpu, Place, Rows};
+use serde::{Deserialize, Serialize};
+
+/// How much is tried with.
+const TRIED: usize = 2 << 20;
+
+/// What came of a trial: nothing, or why it failed.
+pub type Trial = Result<(), String>;
+
+/// The answer of the CUDA driver.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cuda {
+    /// Why there is none.
+    pub error: Option<String>,
+    /// Its CUDA version: 1000 for each major one, 10 for each minor one.
+    pub version: i32,
+    /// The GPUs that it shows, in its order.
+    pub gpus: Vec<CudaGpu>,
+}
+
+/// A GPU, by CUDA.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CudaGpu {
+    /// Where it is.
+    pub pci: String,
+    /// Its product name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// Compute capability.
+    pub compute: (i32, i32),
+    /// Whether CUDA says that other devices may reach its memory.
+    pub gpudirect: bool,
+    /// Whether CUDA says that it makes dma-bufs.
+    pub dma_buf_said: bool,
+    /// How far writes of other devices are ordered: `none`, `owner`, `all`.
+    pub ordering: String,
+    /// Whether the host can flush them.
+    pub host_flush: bool,
+    /// It was opened, and 2 MiB went from pinned memory into its memory and came back the same.
+    pub copy: Option<Trial>,
+    /// A dma-buf was made of 2 MiB.
+    pub dma_buf: Option<Trial>,
+}
+
+impl Cuda {
+    fn failed(why: impl ToString) -> Self {
+        Self { error: Some(why.to_string()), ..Self::default() }
+    }
+}
+
+/// Asks CUDA and tries each GPU, but waits no longer than this: a driver that hangs must not hang the doctor.
+pub(super) fn ask(patience: Duration) -> Cuda {
+    let (send, answer) = mpsc::channel();
+    let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all()));
+    if let Err(error) = asked {
+        return Cuda::failed(format!("no thread could be started to ask it: {error}"));
+    }
+    answer.recv_timeout(patience).unwrap_or_else(|_| {
+        Cuda::failed(format!(
+            "it did not answer within {} ms; it may be starting (nvidia-persistenced keeps it ready) or hang: ask again with a \
+             longer --patience",
+            patience.as_millis()
+        ))
+    })
+}
+
+fn all() -> Cuda {
+    let cuda = match cuda::Cuda::load() {
+        Ok(cuda) => cuda,
+        Err(error) => return Cuda::failed(error),
+    };
+    let devices = match cuda.devices() {
+        Ok(devices) => devices,
+        Err(error) => return Cuda { version: cuda.version(), ..Cuda::failed(error) },
+    };
+    // Opening one takes a fifth of a second: all at once.
+    let gpus = thread::scope(|scope| {
+        let asked: Vec<_> = devices.iter().map(|device| scope.spawn(|| gpu(&cuda, device))).collect();
+        asked
+            .into_iter()
+            .zip(&devices)
+            .map(|(one, device)| one.join().unwrap_or_else(|_| said(device)))
+            .collect()
+    });
+    Cuda { error: None, version: cuda.version(), gpus }
+}
+
+/// What CUDA says without being tried.
+fn said(device: &cuda::Device) -> CudaGpu {
+    let ordering = match device.can.visibility.ordering {
+        WritesOrdering::None => "none",
+        WritesOrdering::Owner => "owner",
+        WritesOrdering::AllDevices => "all",
+    };
+    CudaGpu {
+        pci: device.pci.clone(),
+        name: device.name.clone(),
+        memory: device.memory,
+        compute: device.can.compute,
+        gpudirect: device.can.gpudirect,
+        dma_buf_said: device.can.dma_buf,
+        ordering: ordering.into(),
+        host_flush: device.can.visibility.host_flush,
+        copy: None,
+        dma_buf: None,
+    }
+}
+
+fn gpu(cuda: &cuda::Cuda, device: &cuda::Device) -> CudaGpu {
+    let mut answer = said(device);
+    match cuda.open(&device.ordinal.to_string()) {
+        Err(error) => answer.copy = Some(Err(error.to_string())),
+        Ok(gpu) => {
+            answer.copy = Some(copy(&gpu));
+            answer.dma_buf = Some(dma_buf(&gpu).map_err(|error| error.to_string()));
+        }
+    }
+    answer
+}
+
+fn copy(gpu: &cuda::CudaGpu) -> Trial {
+    let bytes: Vec<u8> = (0..TRIED as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+    let back = through(gpu, &bytes).map_err(|error| error.to_string())?;
+    match bytes.iter().zip(&back).position(|(sent, got)| sent != got) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} of {TRIED} came back different from GPU memory")),
+    }
+}
+
+/// Pinned memory to GPU memory by the copy engine, and back.
+fn through(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
+    let (host, vram) = (gpu.alloc(Place::PinnedHost, bytes.len())?, gpu.alloc(Place::Vram, bytes.len())?);
+    host.write(0, bytes)?;
+    let mut copier = gpu.copier(&host, &vram)?;
+    copier.copy(&Rows { from: 0, to: 0, row: bytes.len(), rows: 1, step: bytes.len() })?;
+    let mark = copier.mark()?;
+    copier.wait(mark)?;
+    let mut back = vec![0; bytes.len()];
+    vram.read(0, &mut back)?;
+    Ok(back)
+}
+
+fn dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
+    let memory = gpu.alloc_device(DeviceKind::Exportable, TRIED)?;
+    gpu.export_dma_buf(&memory, Span::Allocation, false).map(drop)
+}

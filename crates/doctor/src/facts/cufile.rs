@@ -1,0 +1,57 @@
+//! cuFile: whether its library is there, and how it is set up.
+
+use onehop_pci::Root;
+
+/// Where the library may be; `ldconfig` knows others.
+const FOLDERS: [&str; 6] = [
+    "/usr/local/cuda/lib64",
+    "/usr/local/cuda/targets/x86_64-linux/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+];
+const SETUP: &str = "/etc/cufile.json";
+
+/// What is known of cuFile.
+#[derive(Clone, Debug, Default)]
+pub struct Cufile {
+    /// Where the library is.
+    pub library: Option<String>,
+    /// The version of the kernel module nvidia-fs.
+    pub nvidia_fs: Option<String>,
+    /// Whether its setup lets it use the kernel's P2PDMA.
+    pub use_p2pdma: bool,
+}
+
+impl Cufile {
+    pub(super) fn read(root: &Root) -> Self {
+        let files = FOLDERS.iter().map(|folder| format!("{folder}/libcufile.so.0"));
+        let setup = root.text(SETUP).unwrap_or_default();
+        Self {
+            library: files.into_iter().find(|path| root.exists(path)),
+            nvidia_fs: root.text("/proc/driver/nvidia-fs/version").ok(),
+            use_p2pdma: is_on(&setup, "use_pci_p2pdma"),
+        }
+    }
+}
+
+/// Whether a key of the setup is true. It is JSON with comments.
+fn is_on(text: &str, key: &str) -> bool {
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.into_iter().any(|line| {
+        let found = line.split_once(&format!("\"{key}\"")).and_then(|(_, rest)| rest.split_once(':'));
+        found.is_some_and(|(_, value)| value.trim().starts_with("true"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_on;
+
+    #[test]
+    fn the_setup_is_json_with_comments() {
+        assert!(is_on("{ \"use_pci_p2pdma\": true, // yes\n}", "use_pci_p2pdma"));
+        assert!(!is_on("// \"use_pci_p2pdma\": true\n\"use_pci_p2pdma\": false", "use_pci_p2pdma"));
+    }
+}

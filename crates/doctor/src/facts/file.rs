@@ -1,0 +1,91 @@
+//! Files: the file system and the drives that they are on, and whether the page cache can be passed by.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use onehop_files::live::{LiveFile, System};
+use onehop_pci::Root;
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
+
+/// What is known of a file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FileFacts {
+    /// Its path.
+    pub path: String,
+    /// Its file system.
+    pub fs: Option<String>,
+    /// Its extents, where the file system tells true ones; or why it does not.
+    pub places: Option<Result<Places, String>>,
+    /// Whether it can be read past the page cache: opened, and read.
+    pub direct: Option<Result<(), String>>,
+    /// The kernel's alignment for that: memory, offset.
+    pub direct_align: Option<(u32, u32)>,
+}
+
+/// Where a file's bytes are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Places {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// How many extents.
+    pub extents: usize,
+    /// The drives: the kernel's name, and the PCI address where it has one.
+    pub disks: Vec<(String, Option<String>)>,
+    /// How firmly the places hold.
+    pub rung: String,
+}
+
+/// Looks at a file, or at what was recorded of it.
+pub(super) fn ask(root: &Root, path: &Path) -> Option<FileFacts> {
+    root.answer(&format!("file:{}", path.display()), || look(path))
+}
+
+/// The files that a record knows.
+#[must_use]
+pub fn recorded(root: &Root) -> Vec<std::path::PathBuf> {
+    root.questions("file:").into_iter().map(Into::into).collect()
+}
+
+fn look(path: &Path) -> FileFacts {
+    let live = LiveFile::open(path, &System::default());
+    let (fs, places) = match live {
+        Ok(file) => (Some(file.fs_name().to_owned()), Ok(places(&file))),
+        Err(error) => (None, Err(error.to_string())),
+    };
+    FileFacts {
+        path: path.display().to_string(),
+        fs,
+        places: Some(places),
+        direct: Some(read_direct(path).map_err(|error| error.to_string())),
+        direct_align: align(path),
+    }
+}
+
+fn places(file: &LiveFile) -> Places {
+    Places {
+        bytes: file.size(),
+        extents: file.extents().len(),
+        disks: file.disks().iter().map(|disk| (disk.name.clone(), disk.pci.clone())).collect(),
+        rung: file.rung().text().to_owned(),
+    }
+}
+
+/// Opening is not enough: some file systems open such a file and refuse to read it.
+fn read_direct(path: &Path) -> std::io::Result<()> {
+    let flags = (OFlags::DIRECT | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no plain file"));
+    }
+    let mut room = vec![0_u8; 2 * 4096];
+    let start = room.as_ptr().align_offset(4096);
+    rustix::io::pread(&file, &mut room[start..start + 4096], 0).map(drop).map_err(Into::into)
+}
+
+fn align(path: &Path) -> Option<(u32, u32)> {
+    let about = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
+    let told = about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && about.stx_dio_offset_align != 0;
+    told.then_some((about.stx_dio_mem_align, about.stx_dio_offset_align))
+}

@@ -1,0 +1,147 @@
+//! GPUs and NVIDIA's kernel driver.
+
+use onehop_pci::{Address, Bar, BarKind, Device, Resizable, Root, Tree};
+
+use super::cuda::{Cuda, CudaGpu};
+use super::version;
+
+const NVIDIA: u16 = 0x10de;
+
+/// NVIDIA's kernel driver, as it tells of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Nvidia {
+    /// Its version, such as 580.159.04.
+    pub version: Option<String>,
+    /// Whether it is the open flavour.
+    pub open: Option<bool>,
+    /// What somebody set in the driver's own registry.
+    pub registry: String,
+    /// Other modules around it that are loaded: `nvidia_fs`, `nvidia_peermem`, `gdrdrv`.
+    pub helpers: Vec<&'static str>,
+    /// Whether its device files are there.
+    pub device_files: bool,
+}
+
+impl Nvidia {
+    pub(super) fn read(root: &Root) -> Self {
+        let text = root.text("/proc/driver/nvidia/version").ok();
+        let by_module = root.text("/sys/module/nvidia/version").ok().filter(|text| !text.is_empty());
+        let params = root.text("/proc/driver/nvidia/params").unwrap_or_default();
+        let registry = params.lines().find_map(|line| line.strip_prefix("RegistryDwords:"));
+        Self {
+            version: by_module.or_else(|| text.as_deref().and_then(version_in)),
+            open: text.map(|text| text.contains("Open Kernel Module")),
+            registry: registry.unwrap_or_default().trim().trim_matches('"').to_owned(),
+            helpers: ["nvidia_fs", "nvidia_peermem", "gdrdrv"]
+                .into_iter()
+                .filter(|name| root.exists(&format!("/sys/module/{name}")))
+                .collect(),
+            device_files: root.exists("/dev/nvidiactl"),
+        }
+    }
+
+    /// The version as numbers.
+    #[must_use]
+    pub fn numbers(&self) -> Option<(u32, u32, u32)> {
+        self.version.as_deref().map(version)
+    }
+
+    /// Whether a key of the registry has a value other than 0.
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        let same = |part: &str| {
+            part.trim().split_once('=').is_some_and(|(name, value)| name.trim() == key && value.trim() != "0")
+        };
+        self.registry.split(';').any(same)
+    }
+}
+
+/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`
+fn version_in(text: &str) -> Option<String> {
+    let number = |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    text.lines().next()?.split_whitespace().find(number).map(str::to_owned)
+}
+
+/// A GPU of NVIDIA's.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// Where it is.
+    pub address: Address,
+    /// What people call it.
+    pub name: String,
+    /// Its number with CUDA.
+    pub ordinal: Option<usize>,
+    /// What CUDA says of it.
+    pub cuda: Option<CudaGpu>,
+    /// The BAR that shows its memory.
+    pub window: Option<Bar>,
+    /// What sizes the window can have.
+    pub resizable: Option<Resizable>,
+    /// Whether a screen is attached, by the kernel's list of outputs.
+    pub screen: bool,
+}
+
+impl Gpu {
+    pub(super) fn all(root: &Root, tree: &Tree, cuda: Option<&Cuda>) -> Vec<Self> {
+        tree.devices
+            .values()
+            .filter(|device| is_nvidia(device))
+            .map(|device| Self::one(root, device, cuda))
+            .collect()
+    }
+
+    fn one(root: &Root, device: &Device, cuda: Option<&Cuda>) -> Self {
+        let found = cuda.and_then(|cuda| {
+            cuda.gpus.iter().enumerate().find(|(_, gpu)| gpu.pci.parse() == Ok(device.address))
+        });
+        let information = root.text(&format!("/proc/driver/nvidia/gpus/{}/information", device.address));
+        let by_driver = information.ok().and_then(|text| {
+            let name = text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned();
+            (!name.is_empty() && name != "Unknown").then_some(name)
+        });
+        // BAR1 where it is 64 bits wide; whatever holds most memory otherwise.
+        let memory = |bar: &&Bar| bar.kind == BarKind::Memory && bar.prefetchable;
+        let window = device.bar(1).filter(memory).or_else(|| device.largest_bar()).copied();
+        let config = device.config.as_ref();
+        Self {
+            address: device.address,
+            name: found.map(|(_, gpu)| gpu.name.clone()).or(by_driver).unwrap_or_else(|| device.title()),
+            ordinal: found.map(|(ordinal, _)| ordinal),
+            cuda: found.map(|(_, gpu)| gpu.clone()),
+            resizable: window
+                .and_then(|bar| config?.resizable.iter().find(|r| usize::from(r.bar) == bar.index).copied()),
+            window,
+            screen: screen(root, device.address),
+        }
+    }
+
+    /// Its memory in bytes, where CUDA told.
+    #[must_use]
+    pub fn memory(&self) -> Option<u64> {
+        self.cuda.as_ref().map(|gpu| gpu.memory).filter(|bytes| *bytes > 0)
+    }
+
+    /// Whether the window shows all of its memory.
+    #[must_use]
+    pub fn whole(&self) -> Option<bool> {
+        Some(self.window?.size >= self.memory()?)
+    }
+}
+
+/// Whether this is a GPU that CUDA may drive: of NVIDIA, and no virtual function's audio.
+pub(super) fn is_nvidia(device: &Device) -> bool {
+    device.vendor == NVIDIA && device.class.base() == 3
+}
+
+/// Whether an output of the card is connected.
+fn screen(root: &Root, address: Address) -> bool {
+    let drm = format!("/sys/bus/pci/devices/{address}/drm");
+    let cards = root.list(&drm).unwrap_or_default();
+    let outputs = cards.iter().filter(|name| name.starts_with("card")).flat_map(|card| {
+        let names = root.list(&format!("{drm}/{card}")).unwrap_or_default();
+        names.into_iter().filter(|name| name.starts_with("card")).map(move |name| format!("{card}/{name}"))
+    });
+    outputs
+        .into_iter()
+        .any(|at| root.text(&format!("{drm}/{at}/status")).is_ok_and(|word| word == "connected"))
+}

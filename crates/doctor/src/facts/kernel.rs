@@ -1,0 +1,237 @@
+//! The kernel and the CPU: versions, options, modules, what is locked down.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use onehop_os::{HostMem, Reads};
+use onehop_pci::Root;
+
+use super::{number, version};
+
+/// Options of the kernel that matter here.
+const OPTIONS: [&str; 11] = [
+    "CONFIG_PCI_P2PDMA",
+    "CONFIG_VFIO",
+    "CONFIG_VFIO_PCI",
+    "CONFIG_VFIO_CONTAINER",
+    "CONFIG_VFIO_NOIOMMU",
+    "CONFIG_IOMMUFD",
+    "CONFIG_IO_STRICT_DEVMEM",
+    "CONFIG_IO_URING",
+    "CONFIG_DMABUF_MOVE_NOTIFY",
+    "CONFIG_MODULES",
+    "CONFIG_IOMMU_SUPPORT",
+];
+/// Modules that matter here.
+const MODULES: [&str; 12] = [
+    "nvidia",
+    "nouveau",
+    "nvidia_fs",
+    "nvidia_peermem",
+    "gdrdrv",
+    "nvme",
+    "vfio_pci",
+    "vfio_iommu_type1",
+    "iommufd",
+    "udmabuf",
+    "onehop",
+    "vmd",
+];
+/// Words of the command line that matter here, by how they start. Others are nobody's business.
+const WORDS: [&str; 9] =
+    ["iommu", "intel_iommu", "amd_iommu", "pci", "nokaslr", "nvme", "vfio", "hugepage", "default_hugepagesz"];
+const MAX_CONFIG: usize = 1 << 20;
+const MAX_CPUINFO: usize = 1 << 20;
+
+/// The kernel and the CPU.
+#[derive(Clone, Debug, Default)]
+pub struct Kernel {
+    /// Its release, such as `6.8.0-49-generic`.
+    pub release: String,
+    /// Options that matter, by name: `y`, `m` or `n`; none where the kernel does not tell.
+    pub options: Option<BTreeMap<String, String>>,
+    /// Where the options were read.
+    pub options_from: String,
+    /// Modules that matter and are there.
+    pub modules: Vec<&'static str>,
+    /// Words of the command line that matter.
+    pub command_line: Vec<String>,
+    /// The level of lockdown: `none`, `integrity`, `confidentiality`.
+    pub lockdown: Option<String>,
+    /// Units that translate addresses, such as `dmar0`.
+    pub iommu_units: Vec<String>,
+    /// Device files for VFIO: container, iommufd, groups.
+    pub vfio_files: Vec<&'static str>,
+    /// Groups that can be opened below `/dev/vfio`.
+    pub vfio_groups: Vec<String>,
+    /// Whether VFIO may be used without an IOMMU.
+    pub unsafe_no_iommu: bool,
+    /// The sysctl that forbids io_uring: 0, 1, 2.
+    pub io_uring_disabled: Option<u32>,
+    /// What came of making a ring.
+    pub io_uring: Option<Result<(), String>>,
+    /// Whether several paths to a drive are joined (`nvme_core.multipath`).
+    pub multipath: Option<bool>,
+    /// The CPU.
+    pub cpu: Cpu,
+}
+
+/// The CPU.
+#[derive(Clone, Debug, Default)]
+pub struct Cpu {
+    /// `GenuineIntel`, `AuthenticAMD`.
+    pub vendor: String,
+    /// Its family.
+    pub family: u32,
+    /// Its name for people.
+    pub name: String,
+    /// Whether it is one of a virtual machine.
+    pub virtual_machine: bool,
+}
+
+impl Kernel {
+    pub(super) fn read(root: &Root) -> Self {
+        let release = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let (options, options_from) = options(root, &release);
+        let lockdown = root.text("/sys/kernel/security/lockdown").ok();
+        let present = |path: &&'static str| root.exists(path);
+        let groups = root.list("/dev/vfio").unwrap_or_default();
+        Self {
+            options,
+            options_from,
+            release,
+            modules: MODULES.into_iter().filter(|name| root.exists(&format!("/sys/module/{name}"))).collect(),
+            command_line: command_line(root),
+            lockdown: lockdown.and_then(|text| chosen(&text)),
+            iommu_units: root.list("/sys/class/iommu").unwrap_or_default(),
+            vfio_files: ["/dev/vfio/vfio", "/dev/iommu"].into_iter().filter(|path| present(path)).collect(),
+            vfio_groups: groups.into_iter().filter(|name| name.bytes().all(|b| b.is_ascii_digit())).collect(),
+            unsafe_no_iommu: yes(root, "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"),
+            io_uring_disabled: number(root, "/proc/sys/kernel/io_uring_disabled"),
+            io_uring: root.answer("io_uring", try_ring),
+            multipath: root.text("/sys/module/nvme_core/parameters/multipath").ok().map(|word| word == "Y"),
+            cpu: Cpu::read(root),
+        }
+    }
+
+    /// Its version as numbers.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32) {
+        let (major, minor, _) = version(&self.release);
+        (major, minor)
+    }
+
+    /// Whether an option is on, as a module or within; none where the kernel does not tell.
+    #[must_use]
+    pub fn option(&self, name: &str) -> Option<bool> {
+        Some(self.options.as_ref()?.get(name).is_some_and(|value| value != "n"))
+    }
+
+    /// Whether a module is there, loaded or within the kernel.
+    #[must_use]
+    pub fn has(&self, module: &str) -> bool {
+        self.modules.contains(&module)
+    }
+
+    /// Whether the kernel refuses what would let root get round it.
+    #[must_use]
+    pub fn locked(&self) -> bool {
+        self.lockdown.as_deref().is_some_and(|level| level != "none")
+    }
+}
+
+impl Cpu {
+    fn read(root: &Root) -> Self {
+        // All CPUs are alike: the first one's lines tell.
+        let first = |bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            Ok(text.split("\n\n").next().unwrap_or_default().to_owned())
+        };
+        let text = root.digest("/proc/cpuinfo", MAX_CPUINFO, first).unwrap_or_default();
+        let value = |key: &str| {
+            let rows = text.lines().filter_map(|line| line.split_once(':'));
+            rows.map(|(name, value)| (name.trim(), value.trim()))
+                .find(|(name, _)| *name == key)
+                .map(|(_, v)| v)
+        };
+        Self {
+            vendor: value("vendor_id").unwrap_or_default().to_owned(),
+            family: value("cpu family").and_then(|family| family.parse().ok()).unwrap_or(0),
+            name: value("model name").unwrap_or_default().to_owned(),
+            virtual_machine: value("flags")
+                .is_some_and(|all| all.split(' ').any(|flag| flag == "hypervisor")),
+        }
+    }
+}
+
+fn yes(root: &Root, path: &str) -> bool {
+    root.text(path).is_ok_and(|word| word == "Y" || word == "1")
+}
+
+/// The word in brackets: `none [integrity] confidentiality`.
+pub(super) fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+fn command_line(root: &Root) -> Vec<String> {
+    let ours = |word: &&str| {
+        WORDS.iter().any(|front| {
+            word.strip_prefix(front)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['=', '.', '_', 's']))
+        })
+    };
+    let keep = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        Ok(text.split_whitespace().filter(ours).collect::<Vec<_>>().join(" "))
+    };
+    let text = root.digest("/proc/cmdline", 64 << 10, keep).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The options that matter, from where the kernel or the distribution keeps them.
+fn options(root: &Root, release: &str) -> (Option<BTreeMap<String, String>>, String) {
+    let plain = |bytes: &[u8]| Ok(of_interest(&String::from_utf8_lossy(bytes)));
+    let packed = |bytes: &[u8]| {
+        let mut text = Vec::new();
+        let unpacked = flate2::read::GzDecoder::new(bytes).take(MAX_CONFIG as u64).read_to_end(&mut text);
+        unpacked.map(|_| of_interest(&String::from_utf8_lossy(&text))).map_err(|e| e.to_string())
+    };
+    let boot = format!("/boot/config-{release}");
+    let modules = format!("/lib/modules/{release}/config");
+    let found = root
+        .digest("/proc/config.gz", MAX_CONFIG, packed)
+        .map(|text| (text, "/proc/config.gz".to_owned()))
+        .or_else(|_| root.digest(&boot, MAX_CONFIG, plain).map(|text| (text, boot.clone())))
+        .or_else(|_| root.digest(&modules, MAX_CONFIG, plain).map(|text| (text, modules.clone())));
+    let Ok((text, from)) = found else { return (None, String::new()) };
+    let pairs = text.lines().filter_map(|line| line.split_once('='));
+    (Some(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()), from)
+}
+
+fn of_interest(text: &str) -> String {
+    let value = |name: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        format!("{name}={}\n", found.unwrap_or("n"))
+    };
+    OPTIONS.iter().map(|name| value(name)).collect()
+}
+
+/// The smallest ring that onehop would use.
+fn try_ring() -> Result<(), String> {
+    let made = HostMem::anonymous(4096).and_then(|memory| Reads::new(memory, 2));
+    made.map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_picked() {
+        assert_eq!(chosen("none [integrity] confidentiality").as_deref(), Some("integrity"));
+        assert_eq!((chosen(""), chosen("[x")), (None, None));
+        let text = of_interest("# CONFIG_VFIO is not set\nCONFIG_PCI_P2PDMA=y\nCONFIG_VFIO_PCI=m\n");
+        assert!(text.contains("CONFIG_PCI_P2PDMA=y\nCONFIG_VFIO=n\nCONFIG_VFIO_PCI=m\n"), "{text}");
+    }
+}

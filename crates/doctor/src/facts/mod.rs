@@ -1,0 +1,113 @@
+//! What a machine is, read through a [`Root`]: nothing is judged here.
+
+pub mod cuda;
+pub mod cufile;
+pub mod drive;
+pub mod file;
+pub mod gpu;
+pub mod kernel;
+pub mod nic;
+pub mod place;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onehop_pci::{Address, Device, Result, Root, Tree};
+
+use cuda::Cuda;
+use cufile::Cufile;
+use drive::Drive;
+use file::FileFacts;
+use gpu::{Gpu, Nvidia};
+use kernel::Kernel;
+use nic::{Nic, Sdr};
+use place::{Memory, Place};
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Files whose way to a drive is asked for.
+    pub files: Vec<PathBuf>,
+    /// How long CUDA may take to answer; none not to ask it.
+    pub patience: Option<Duration>,
+}
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self { files: Vec::new(), patience: Some(Duration::from_millis(1500)) }
+    }
+}
+
+/// A machine.
+pub struct Facts {
+    /// Its PCI devices.
+    pub tree: Tree,
+    /// Its GPUs that CUDA can drive.
+    pub gpus: Vec<Gpu>,
+    /// Its NVMe drives.
+    pub drives: Vec<Drive>,
+    /// Its RDMA devices.
+    pub nics: Vec<Nic>,
+    /// Its SDR boards.
+    pub sdrs: Vec<Sdr>,
+    /// NVIDIA's kernel driver.
+    pub nvidia: Nvidia,
+    /// What CUDA answered; none where nobody asked.
+    pub cuda: Option<Cuda>,
+    /// The kernel and the CPU.
+    pub kernel: Kernel,
+    /// Container, virtual machine, user.
+    pub place: Place,
+    /// Memory and its limits.
+    pub memory: Memory,
+    /// NVIDIA's library for files.
+    pub cufile: Cufile,
+    /// The files that were asked for.
+    pub files: Vec<FileFacts>,
+}
+
+impl Facts {
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// When the machine has PCI devices and does not let us list them.
+    pub fn gather(root: &Root, wish: &Wish) -> Result<Self> {
+        let tree = Tree::scan(root)?;
+        let nvidia = Nvidia::read(root);
+        // Also where no GPU is seen: a sandbox may hide the bus and show CUDA.
+        let ask = |patience| root.answer("cuda", || cuda::ask(patience));
+        let cuda = wish.patience.and_then(ask);
+        Ok(Self {
+            gpus: Gpu::all(root, &tree, cuda.as_ref()),
+            drives: Drive::all(root, &tree),
+            nics: Nic::all(root, &tree),
+            sdrs: Sdr::all(&tree),
+            kernel: Kernel::read(root),
+            place: Place::read(root),
+            memory: Memory::read(root),
+            cufile: Cufile::read(root),
+            files: wish.files.iter().filter_map(|path| file::ask(root, path)).collect(),
+            tree,
+            nvidia,
+            cuda,
+        })
+    }
+
+    /// The PCI device of a GPU, a drive or a card; none for what the bus does not show.
+    #[must_use]
+    pub fn device(&self, address: Address) -> Option<&Device> {
+        self.tree.get(address)
+    }
+}
+
+/// A number in a small file.
+fn number<T: std::str::FromStr>(root: &Root, path: &str) -> Option<T> {
+    root.text(path).ok()?.parse().ok()
+}
+
+/// The first numbers of a version: `6.8.0-49-generic` is 6, 8, 0.
+#[must_use]
+pub fn version(text: &str) -> (u32, u32, u32) {
+    let mut parts = text.trim().split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}

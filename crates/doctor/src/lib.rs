@@ -1,0 +1,22 @@
+//! Can this machine move bytes from a device straight into GPU memory, and what keeps it from it?
+//!
+//! [`Facts`] are what the machine is, read through a [`onehop_pci::Root`]: the running machine, or one that was recorded.
+//! [`examine`] makes [`Check`]s of them, which are data, and a [`Row`] for each GPU, device, direction and route. What can
+//! be tried is tried; what cannot is `unknown` or `untested`, never a guess.
+#![forbid(unsafe_code)]
+
+mod check;
+mod checks;
+mod diagnosis;
+mod facts;
+mod pair;
+mod routes;
+mod text;
+pub mod topo;
+
+pub use check::{Check, Group, Status};
+pub use diagnosis::{Diagnosis, Only, examine};
+pub use facts::file::recorded as recorded_files;
+pub use facts::{Facts, Wish};
+pub use routes::{Advice, Direction, Row, Verdict};
+pub use text::{Style, render};

@@ -1,0 +1,157 @@
+//! A GPU and another device: the way between them, and what it lets through in which direction.
+
+use onehop_pci::{Address, Device, Path, PathClass};
+
+use crate::facts::Facts;
+use crate::facts::gpu::Gpu;
+
+/// Host bridges of Intel servers that the kernel's P2PDMA trusts: all of one machine with each other.
+const INTEL_TRUSTED: [u16; 6] = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2];
+/// Those that it trusts below one host bridge only.
+const INTEL_SAME_BRIDGE: [u16; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
+const INTEL: u16 = 0x8086;
+/// The first family of AMD's Zen.
+const ZEN: u32 = 0x17;
+
+/// A GPU and another device.
+pub struct Pair<'a> {
+    /// The machine.
+    pub facts: &'a Facts,
+    /// The GPU.
+    pub gpu: &'a Gpu,
+    /// The GPU's device.
+    pub gpu_device: &'a Device,
+    /// The other device.
+    pub device: &'a Device,
+    /// The way from the other device to the GPU.
+    pub path: Option<Path>,
+}
+
+/// How sure it is that packets get through.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Passes {
+    /// Hardware or kernel says that they do.
+    Expected(String),
+    /// It works on some machines like this one.
+    Perhaps(String),
+    /// On machines like this one they were seen to be lost.
+    Doubtful(String),
+}
+
+impl<'a> Pair<'a> {
+    /// A GPU and another device of the same machine.
+    pub fn new(facts: &'a Facts, gpu: &'a Gpu, device: Address) -> Option<Self> {
+        let (gpu_device, device) = (facts.device(gpu.address)?, facts.device(device)?);
+        let path = facts.tree.path(device.address, gpu.address);
+        Some(Self { facts, gpu, gpu_device, device, path })
+    }
+
+    /// The narrowest link on the way, in bytes per second: now, and at best; with the name of its device.
+    pub fn narrowest(&self) -> Option<(f64, f64, Address)> {
+        let path = self.path.as_ref()?;
+        let ends = [self.device.address, self.gpu_device.address];
+        let links = path.up.iter().chain(&path.down).chain(&ends).filter_map(|address| {
+            let link = self.facts.device(*address)?.best_link();
+            Some((link.rate()?, link.max_rate().unwrap_or(0.0), *address))
+        });
+        links.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Ports on the way that send packets up to the root, and those that could not be asked.
+    pub fn redirecting(&self) -> (Vec<Address>, Vec<Address>) {
+        let Some(path) = &self.path else { return Default::default() };
+        let ports = self.facts.tree.access_control(path);
+        let pick = |wanted: fn(&Option<onehop_pci::Acs>) -> bool| {
+            ports.iter().filter(|(_, acs)| wanted(acs)).map(|(port, _)| *port).collect()
+        };
+        (pick(|acs| acs.is_some_and(|acs| acs.redirects())), pick(Option::is_none))
+    }
+
+    /// Whether writes of one of them reach the other: posted packets, the direction that works more often.
+    pub fn writes(&self) -> Passes {
+        self.passes(true)
+    }
+
+    /// Whether reads do.
+    pub fn reads(&self) -> Passes {
+        self.passes(false)
+    }
+
+    fn passes(&self, write: bool) -> Passes {
+        let Some(path) = &self.path else {
+            return Passes::Perhaps("it is not told how the two are joined".into());
+        };
+        if self.facts.kernel.cpu.virtual_machine {
+            let why = "this is a virtual machine: what it shows is not the real way, and its host decides";
+            return Passes::Perhaps(why.into());
+        }
+        if path.class.below_root() {
+            let (redirect, unknown) = self.redirecting();
+            if redirect.is_empty() && unknown.is_empty() {
+                return Passes::Expected("a PCIe switch passes it on, below the root complex".into());
+            }
+            if redirect.is_empty() {
+                return Passes::Perhaps(format!(
+                    "a switch passes it on, unless access control at {} sends it up to the root, which only root may look at",
+                    list(&unknown)
+                ));
+            }
+        }
+        self.root_complex(path, write)
+    }
+
+    /// What the CPU's root complex does with packets from one device to another.
+    fn root_complex(&self, path: &Path, write: bool) -> Passes {
+        let cpu = &self.facts.kernel.cpu;
+        let far = matches!(path.class, PathClass::Node | PathClass::Sys);
+        let amd = cpu.vendor == "AuthenticAMD" && cpu.family >= ZEN;
+        let server = ["EPYC", "Threadripper", "Xeon"].iter().any(|name| cpu.name.contains(name));
+        if (amd && server) || self.trusted_intel(path) {
+            if path.class == PathClass::Sys {
+                return Passes::Perhaps(format!(
+                    "{} forwards it and the kernel trusts it to, but between sockets that is slow and was not seen to work \
+                     everywhere",
+                    cpu.name
+                ));
+            }
+            return Passes::Expected(format!("the kernel's P2PDMA trusts the root complex of {}", cpu.name));
+        }
+        match (amd, far, write) {
+            (true, false, true) => Passes::Perhaps(
+                "AMD desktop root complexes were seen to forward writes between ports; the kernel trusts them".into(),
+            ),
+            (true, false, false) => Passes::Doubtful(
+                "AMD desktop root complexes were seen to drop reads between ports (all ones, and the link lost at worst)".into(),
+            ),
+            (false, false, true) if cpu.vendor == "GenuineIntel" && !server => {
+                Passes::Perhaps("Intel client root complexes were seen to forward writes".into())
+            }
+            (false, false, false) if cpu.vendor == "GenuineIntel" && !server => {
+                Passes::Doubtful("Intel client root complexes were seen to forward writes only".into())
+            }
+            _ => Passes::Perhaps("nothing is known of this root complex".into()),
+        }
+    }
+
+    /// Whether the kernel's list has this machine's host bridge.
+    fn trusted_intel(&self, path: &Path) -> bool {
+        // The kernel looks at the function 00.0 of the host bridge's first bus.
+        let bridge = |device: &Device| {
+            let bus = u8::from_str_radix(device.host.rsplit_once(':')?.1, 16).ok()?;
+            let domain =
+                u32::from_str_radix(device.host.strip_prefix("pci")?.rsplit_once(':')?.0, 16).ok()?;
+            self.facts.device(Address { domain, bus, device: 0, function: 0 })
+        };
+        let known = |list: &[u16], device: &Device| {
+            bridge(device).is_some_and(|root| root.vendor == INTEL && list.contains(&root.device))
+        };
+        let same = !matches!(path.class, PathClass::Node | PathClass::Sys);
+        let both = |list: &[u16]| known(list, self.device) && known(list, self.gpu_device);
+        both(&INTEL_TRUSTED) || (same && both(&INTEL_SAME_BRIDGE))
+    }
+}
+
+/// Addresses in a sentence.
+pub fn list(addresses: &[Address]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

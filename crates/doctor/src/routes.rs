@@ -1,0 +1,253 @@
+//! The table of routes: for each GPU, device and direction, which routes work, which do not and why, and which nobody has
+//! tried; and the one change that would help most.
+
+pub(crate) mod needs;
+
+use serde::Serialize;
+
+use crate::facts::Facts;
+use crate::facts::drive::Drive;
+use crate::facts::gpu::Gpu;
+use crate::pair::Pair;
+use needs::{Need, Needs, State};
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// From the device into GPU memory.
+    ToGpu,
+    /// From GPU memory to the device.
+    FromGpu,
+}
+
+impl Direction {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ToGpu => "to_gpu",
+            Self::FromGpu => "from_gpu",
+        }
+    }
+}
+
+/// Whether a route works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It was tried, and worked.
+    Yes,
+    /// Something that it needs is not there.
+    No,
+    /// Nothing that was seen forbids it, and nobody has tried.
+    Untested,
+}
+
+impl Verdict {
+    /// Its word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+            Self::Untested => "untested",
+        }
+    }
+}
+
+/// A route of a GPU, a device and a direction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The GPU's address.
+    pub gpu: String,
+    /// The device's address.
+    pub device: String,
+    /// What kind of device: `nvme`, `rdma`, `sdr`.
+    pub kind: &'static str,
+    /// Which way the bytes go.
+    pub direction: Direction,
+    /// The route.
+    pub route: &'static str,
+    /// Whether it works.
+    pub verdict: Verdict,
+    /// Why that is said.
+    pub reason: String,
+    /// What would change it, or tell.
+    pub fix: Option<String>,
+    /// How much keeps it from working: what is missing, then what is doubtful.
+    #[serde(skip)]
+    missing: (usize, usize),
+}
+
+/// What to do for a GPU, a device and a direction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// The GPU's address.
+    pub gpu: String,
+    /// The device's address.
+    pub device: String,
+    /// Which way the bytes go.
+    pub direction: Direction,
+    /// The best route that was tried and works.
+    pub now: Option<&'static str>,
+    /// A better one.
+    pub next: Option<&'static str>,
+    /// The one change, or the trial, that is between the two.
+    pub change: Option<String>,
+}
+
+/// Routes of a drive, the best first.
+const NVME: [&str; 8] =
+    ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned", "cpu/cached", "cufile"];
+/// Routes of a card whose memory engine the CPU commands.
+const CARD: [&str; 2] = ["cpu/direct", "cpu/pinned"];
+const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
+
+/// All rows of a machine.
+pub(crate) fn table(facts: &Facts) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for gpu in &facts.gpus {
+        for drive in &facts.drives {
+            let pair = drive.address.and_then(|address| Pair::new(facts, gpu, address));
+            rows.extend(pair.iter().flat_map(|pair| drive_rows(pair, drive)));
+        }
+        for address in facts.nics.iter().filter_map(|nic| nic.address) {
+            rows.extend(Pair::new(facts, gpu, address).iter().flat_map(|pair| card_rows(pair, "rdma")));
+        }
+        for sdr in &facts.sdrs {
+            rows.extend(Pair::new(facts, gpu, sdr.address).iter().flat_map(|pair| card_rows(pair, "sdr")));
+        }
+    }
+    rows
+}
+
+fn drive_rows(pair: &Pair<'_>, drive: &Drive) -> Vec<Row> {
+    let of = |direction| {
+        NVME.map(|route| row(pair, "nvme", direction, route, drive_needs(pair, drive, direction, route)))
+    };
+    BOTH.into_iter().flat_map(of).collect()
+}
+
+fn card_rows(pair: &Pair<'_>, kind: &'static str) -> Vec<Row> {
+    let of = |direction| {
+        CARD.map(|route| row(pair, kind, direction, route, card_needs(pair, kind, direction, route)))
+    };
+    BOTH.into_iter().flat_map(of).collect()
+}
+
+/// What a route asks of the machine. The order is that in which people would mend it.
+fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str) -> Vec<Need> {
+    let needs = Needs { pair, drive: Some(drive) };
+    let mut list = vec![needs.cuda()];
+    if route == "cufile" {
+        list.push(needs.cufile());
+        return list;
+    }
+    if matches!(route, "cpu/pinned" | "cpu/cached") {
+        list.extend([needs.block_device(), needs.copies()]);
+        return list;
+    }
+    list.extend([needs.awake(), needs.not_used(), needs.takeable()]);
+    if route.starts_with("gpu/") {
+        list.push(needs.doorbells());
+    }
+    if route != "gpu/tier1" {
+        list.push(needs.window());
+        // Completions, or data, are written into GPU memory by all but a CPU-driven write.
+        if direction == Direction::ToGpu || matches!(route, "gpu/tier3" | "gpu/posted") {
+            list.push(needs.writes());
+        }
+        // Entries in GPU memory, and data on their way out of it, are read by the drive.
+        if direction == Direction::FromGpu || route == "gpu/tier3" {
+            list.push(needs.reads());
+        }
+    }
+    list
+}
+
+fn card_needs(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Vec<Need> {
+    let needs = Needs { pair, drive: None };
+    let mut list = vec![needs.cuda()];
+    if route == "cpu/pinned" {
+        list.extend([needs.card_driver(kind), needs.copies()]);
+        return list;
+    }
+    list.push(needs.awake());
+    list.push(if kind == "sdr" { needs.sdr_mapping() } else { needs.rdma_mapping() });
+    if kind == "sdr" {
+        list.push(needs.mask());
+    }
+    list.push(if direction == Direction::ToGpu { needs.writes() } else { needs.reads() });
+    list
+}
+
+fn row(
+    pair: &Pair<'_>,
+    kind: &'static str,
+    direction: Direction,
+    route: &'static str,
+    needs: Vec<Need>,
+) -> Row {
+    let count = |state: State| needs.iter().filter(|need| need.state == state).count();
+    let missing = (count(State::Missing), count(State::Doubtful) + count(State::Unknown));
+    let first = |state: State| needs.iter().find(|need| need.state == state);
+    let worst = first(State::Missing).or_else(|| first(State::Doubtful)).or_else(|| first(State::Unknown));
+    let tried = needs.iter().all(|need| matches!(need.state, State::Tried));
+    let (verdict, reason, fix) = match worst {
+        Some(need) if need.state == State::Missing => (Verdict::No, need.reason.clone(), need.fix.clone()),
+        Some(need) => {
+            (Verdict::Untested, need.reason.clone(), need.fix.clone().or_else(|| trial(pair, kind, route)))
+        }
+        None if tried => (Verdict::Yes, said(&needs), None),
+        None => {
+            let reason = "all that can be seen allows it; only bytes that were compared show it";
+            (Verdict::Untested, reason.to_owned(), trial(pair, kind, route))
+        }
+    };
+    let (gpu, device) = (pair.gpu.address.to_string(), pair.device.address.to_string());
+    Row { gpu, device, kind, direction, route, verdict, reason, fix, missing }
+}
+
+fn said(needs: &[Need]) -> String {
+    needs.last().map_or_else(String::new, |need| need.reason.clone())
+}
+
+/// The command that would tell, where this build has one.
+fn trial(pair: &Pair<'_>, kind: &str, route: &str) -> Option<String> {
+    let gpu = pair.gpu.ordinal.map_or_else(|| pair.gpu.address.to_string(), |ordinal| ordinal.to_string());
+    let device = pair.device.address;
+    (kind == "nvme" && !matches!(route, "cpu/cached" | "cufile")).then(|| {
+        format!("Try it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify")
+    })
+}
+
+/// For each GPU, device and direction: the best that works, and the least that would make it better.
+pub(crate) fn advice(rows: &[Row]) -> Vec<Advice> {
+    let key = |row: &Row| (row.gpu.clone(), row.device.clone(), row.direction);
+    rows.chunk_by(|a, b| key(a) == key(b)).map(advise).collect()
+}
+
+fn advise(rows: &[Row]) -> Advice {
+    let best = rows.iter().position(|row| row.verdict == Verdict::Yes);
+    let better = rows[..best.unwrap_or(rows.len())].iter().filter(|row| row.fix.is_some());
+    // Fewest things to mend; of equals the better route.
+    let next = better.min_by_key(|row| row.missing);
+    let first = &rows[0];
+    Advice {
+        gpu: first.gpu.clone(),
+        device: first.device.clone(),
+        direction: first.direction,
+        now: best.map(|at| rows[at].route),
+        next: next.map(|row| row.route),
+        change: next.and_then(|row| row.fix.clone()),
+    }
+}
+
+/// A GPU in a few words.
+pub(crate) fn gpu_title(gpu: &Gpu) -> String {
+    match gpu.ordinal {
+        Some(ordinal) => format!("GPU {ordinal} {} ({})", gpu.name, gpu.address),
+        None => format!("GPU {} ({})", gpu.name, gpu.address),
+    }
+}

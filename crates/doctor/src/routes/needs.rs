@@ -1,0 +1,352 @@
+//! What routes ask of a machine, one need at a time.
+
+use onehop_gpu::cuda::register_gap;
+
+use crate::check::bytes;
+use crate::facts::drive::Drive;
+use crate::facts::place::capability;
+use crate::pair::{Pair, Passes, list};
+
+/// Addresses below this need 32 bits.
+const FOUR_GIB: u64 = 1 << 32;
+const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as \
+                           root: VFIO can map a BAR1 that stays where it is";
+
+/// How a need came out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// It was tried just now, and worked.
+    Tried,
+    /// It is there.
+    Met,
+    /// It cannot be told.
+    Unknown,
+    /// It was seen to fail on machines like this one.
+    Doubtful,
+    /// It is not there.
+    Missing,
+}
+
+/// A need, and how it came out.
+pub(super) struct Need {
+    pub state: State,
+    pub reason: String,
+    pub fix: Option<String>,
+}
+
+impl Need {
+    fn new(state: State, reason: impl Into<String>) -> Self {
+        Self { state, reason: reason.into(), fix: None }
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// The needs of a GPU and a device.
+pub(super) struct Needs<'a> {
+    pub pair: &'a Pair<'a>,
+    pub drive: Option<&'a Drive>,
+}
+
+impl Needs<'_> {
+    /// CUDA drives the GPU.
+    pub(super) fn cuda(&self) -> Need {
+        let facts = self.pair.facts;
+        let opened = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref());
+        match (&facts.cuda, &self.pair.gpu.cuda, opened) {
+            (_, _, Some(Ok(()))) => Need::new(State::Tried, "CUDA opened the GPU"),
+            (_, _, Some(Err(why))) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
+                .fix("See the check gpu.cuda"),
+            (_, Some(_), None) => Need::new(State::Unknown, "CUDA shows the GPU, and it was not opened"),
+            (Some(cuda), None, _) => {
+                let why = cuda.error.clone().unwrap_or_else(|| "it does not show this GPU".into());
+                Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
+                    .fix("See the check gpu.cuda")
+            }
+            (None, None, _) => Need::new(State::Unknown, "nobody asked CUDA"),
+        }
+    }
+
+    /// Bytes go from pinned memory into the GPU's.
+    pub(super) fn copies(&self) -> Need {
+        match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref()) {
+            Some(Ok(())) => Need::new(
+                State::Tried,
+                "2 MiB went from pinned memory into GPU memory and came back the same",
+            ),
+            Some(Err(why)) => Need::new(State::Missing, why.clone()),
+            None => Need::new(State::Unknown, "no copy into GPU memory was tried"),
+        }
+    }
+
+    /// The kernel's own driver serves the drive.
+    pub(super) fn block_device(&self) -> Need {
+        let driver = self.pair.device.driver.as_deref();
+        let works = self.drive.is_some_and(|drive| !drive.namespaces.is_empty());
+        match driver {
+            Some("nvme") if works => Need::new(State::Tried, "the kernel's driver serves the drive"),
+            Some("nvme") => Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive"),
+            Some(other) => Need::new(State::Missing, format!("the drive belongs to the driver {other}"))
+                .fix("Give it back to the kernel: echo nvme > driver_override, then drivers_probe"),
+            None => Need::new(State::Missing, "no driver has the drive")
+                .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
+        }
+    }
+
+    /// cuFile is there, and this build calls it.
+    pub(super) fn cufile(&self) -> Need {
+        Need::new(
+            State::Missing,
+            "this build does not call libcufile; the check cufile.library says whether it is there",
+        )
+    }
+
+    /// The device is in D0.
+    pub(super) fn awake(&self) -> Need {
+        let device = self.pair.device;
+        if !device.is_asleep() {
+            return Need::new(State::Met, "the device is awake");
+        }
+        let state = device.power_state.clone().unwrap_or_else(|| "D3".into());
+        Need::new(State::Missing, format!("the device sleeps ({state}): its registers read as ones"))
+            .fix(format!("echo on > /sys/bus/pci/devices/{}/power/control (root)", device.address))
+    }
+
+    /// Nobody else uses the drive.
+    pub(super) fn not_used(&self) -> Need {
+        let users = self.drive.map(Drive::users).unwrap_or_default();
+        match users.first() {
+            None => Need::new(State::Met, "nothing on the drive is in use"),
+            Some(first) => Need::new(State::Missing, format!("the drive is in use: {first}"))
+                .fix("Use another drive, or free this one first (never the one that the system runs from)"),
+        }
+    }
+
+    /// The drive can be taken from the kernel: by VFIO or by our module.
+    pub(super) fn takeable(&self) -> Need {
+        let (facts, device) = (self.pair.facts, self.pair.device);
+        if facts.kernel.has("onehop") {
+            return Need::new(State::Met, "the kernel module onehop is loaded");
+        }
+        if device.behind_vmd {
+            return Need::new(
+                State::Missing,
+                "the drive is behind Intel VMD, which no other driver gets past",
+            )
+            .fix("Switch VMD (also called RST or RAID mode) off in the firmware's setup");
+        }
+        let Some(group) = facts.tree.group_of(device) else {
+            if facts.kernel.unsafe_no_iommu {
+                return Need::new(State::Met, "VFIO may be used without an IOMMU");
+            }
+            return Need::new(
+                State::Missing,
+                "there is no IOMMU, which VFIO needs, and the kernel module onehop is not loaded",
+            )
+            .fix(IOMMU_ON);
+        };
+        let others: Vec<_> = group
+            .devices
+            .iter()
+            .copied()
+            .filter(|other| {
+                *other != device.address
+                    && facts.device(*other).is_some_and(|other| !other.is_bridge() && !is_vfio(other))
+            })
+            .collect();
+        if !others.is_empty() {
+            return Need::new(
+                State::Missing,
+                format!("its IOMMU group also holds {}, which VFIO would need as well", list(&others)),
+            )
+            .fix("Put the drive into another slot, or load the kernel module onehop");
+        }
+        if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
+            return Need::new(State::Missing, "this kernel has no vfio-pci")
+                .fix("Use a kernel with CONFIG_VFIO_PCI");
+        }
+        if is_vfio(device) && facts.kernel.vfio_groups.contains(&device.iommu_group.unwrap_or(0).to_string())
+        {
+            return Need::new(State::Met, "vfio-pci has the drive");
+        }
+        if !facts.place.root {
+            return Need::new(State::Unknown, "binding the drive to vfio-pci takes root")
+                .fix("Run as root, or let root bind it and give you /dev/vfio/GROUP");
+        }
+        Need::new(State::Met, "VFIO can take the drive")
+    }
+
+    /// The GPU can write the drive's doorbells.
+    pub(super) fn doorbells(&self) -> Need {
+        let (facts, nvidia) = (self.pair.facts, &self.pair.facts.nvidia);
+        if let Some(why) = register_gap(facts.kernel.version(), nvidia.numbers(), nvidia.open) {
+            return Need::new(
+                State::Missing,
+                format!("the GPU cannot be given the drive's registers: {why}"),
+            )
+            .fix("Install NVIDIA's open kernel modules, 570.133.07 or later");
+        }
+        if !facts.place.can(capability::SYS_ADMIN) && !nvidia.has("PeerMappingOverride") {
+            return Need::new(
+                State::Missing,
+                "only administrators may give a GPU another device's registers",
+            )
+            .fix(
+                "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
+            );
+        }
+        match self.pair.writes() {
+            Passes::Expected(why) => Need::new(State::Met, why),
+            Passes::Perhaps(why) => {
+                Need::new(State::Unknown, format!("the GPU's writes to the drive: {why}"))
+            }
+            Passes::Doubtful(why) => {
+                Need::new(State::Doubtful, format!("the GPU's writes to the drive: {why}"))
+            }
+        }
+    }
+
+    /// The drive can be given addresses of GPU memory.
+    pub(super) fn window(&self) -> Need {
+        let (facts, gpu) = (self.pair.facts, self.pair.gpu);
+        let tried = gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
+        if facts.kernel.has("onehop") {
+            return match tried {
+                Some(Ok(())) => Need::new(
+                    State::Met,
+                    "the module onehop can import the GPU's dma-bufs, one of which was made",
+                ),
+                Some(Err(why)) => Need::new(State::Missing, format!("the GPU makes no dma-buf: {why}"))
+                    .fix("Use a GPU and a driver that make dma-bufs, or a static BAR1 through VFIO"),
+                None => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+            };
+        }
+        if gpu.whole() == Some(false) {
+            let size = gpu.window.map_or(0, |bar| bar.size);
+            let reason = format!(
+                "BAR1 shows only {} of GPU memory at once, and a BAR1 that a drive may write must show all of it",
+                bytes(size)
+            );
+            return Need::new(State::Missing, reason)
+                .fix("Switch on Above 4G Decoding and Resizable BAR in the firmware's setup");
+        }
+        if !facts.nvidia.has("RMForceStaticBar1") {
+            return Need::new(
+                State::Missing,
+                "no way to give the drive addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
+                 imports dma-bufs, is not loaded",
+            )
+            .fix(STATIC_BAR1);
+        }
+        if !facts.place.root {
+            return Need::new(State::Unknown, "mapping BAR1 for the drive takes root").fix("Run as root");
+        }
+        if facts.kernel.locked() {
+            return Need::new(State::Missing, "lockdown forbids mapping BARs from user space")
+                .fix("Switch Secure Boot off, or load a signed kernel module onehop");
+        }
+        if facts.kernel.option("CONFIG_IO_STRICT_DEVMEM") == Some(true) {
+            return Need::new(
+                State::Missing,
+                "this kernel (IO_STRICT_DEVMEM) lets nobody map the BAR of a device that has a driver",
+            )
+            .fix("Boot with iomem=relaxed, or load the kernel module onehop");
+        }
+        Need::new(State::Met, "BAR1 is static: VFIO can map it")
+    }
+
+    /// Writes of the device reach GPU memory.
+    pub(super) fn writes(&self) -> Need {
+        self.passes(self.pair.writes(), "writes into GPU memory")
+    }
+
+    /// Reads of the device from GPU memory are answered.
+    pub(super) fn reads(&self) -> Need {
+        self.passes(self.pair.reads(), "reads from GPU memory")
+    }
+
+    fn passes(&self, passes: Passes, what: &str) -> Need {
+        match passes {
+            Passes::Expected(why) => Need::new(State::Met, why),
+            Passes::Perhaps(why) => Need::new(State::Unknown, format!("{what}: {why}")),
+            Passes::Doubtful(why) => Need::new(State::Doubtful, format!("{what}: {why}")),
+        }
+    }
+
+    /// A driver has the card.
+    pub(super) fn card_driver(&self, kind: &str) -> Need {
+        match (&self.pair.device.driver, kind) {
+            (Some(_), "rdma") => Need::new(State::Met, "the card has a verbs device"),
+            (Some(driver), _) => Need::new(State::Met, format!("the driver {driver} has the board")),
+            (None, _) => Need::new(State::Missing, "no driver has the board")
+                .fix("Load its driver (usdr_pcie_uram), or the kernel module onehop"),
+        }
+    }
+
+    /// The card can be given GPU memory: by a dma-buf or by nvidia-peermem.
+    pub(super) fn rdma_mapping(&self) -> Need {
+        let (facts, gpu) = (self.pair.facts, self.pair.gpu);
+        let peermem = facts.nvidia.helpers.contains(&"nvidia_peermem");
+        match gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref()) {
+            Some(Ok(())) if facts.kernel.version() >= (5, 12) => Need::new(
+                State::Met,
+                "a dma-buf of GPU memory was made, which verbs register from kernel 5.12 on",
+            ),
+            _ if peermem => Need::new(State::Met, "nvidia-peermem is loaded"),
+            Some(Err(why)) => Need::new(
+                State::Missing,
+                format!("the GPU makes no dma-buf ({why}), and nvidia-peermem is not loaded"),
+            )
+            .fix("modprobe nvidia-peermem"),
+            Some(Ok(())) => Need::new(State::Missing, "verbs register dma-bufs from kernel 5.12 on only")
+                .fix("modprobe nvidia-peermem"),
+            None => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+        }
+    }
+
+    /// The board can be given GPU memory: by our module.
+    pub(super) fn sdr_mapping(&self) -> Need {
+        let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
+        match (self.pair.facts.kernel.has("onehop"), dma_buf) {
+            (true, Some(Ok(()))) => Need::new(State::Met, "the module onehop imports the GPU's dma-bufs"),
+            (_, Some(Err(why))) => Need::new(State::Missing, format!("the GPU makes no dma-buf: {why}"))
+                .fix("Receive into pinned memory (cpu/pinned): GeForce boards make no dma-bufs"),
+            (true, None) => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+            (false, _) => Need::new(
+                State::Missing,
+                "the kernel module onehop, which gives the board GPU memory, is not loaded",
+            )
+            .fix("Load the kernel module onehop and bind the board to it"),
+        }
+    }
+
+    /// The board's 32-bit addresses reach GPU memory.
+    pub(super) fn mask(&self) -> Need {
+        let pair = self.pair;
+        let Some(bar) = pair.gpu.window.filter(|bar| bar.assigned) else {
+            return Need::new(State::Unknown, "it is not told where BAR1 is");
+        };
+        if bar.last() < FOUR_GIB {
+            return Need::new(State::Met, "BAR1 lies below 4 GiB");
+        }
+        match pair.facts.tree.group_of(pair.device).and_then(onehop_pci::Group::translates) {
+            Some(true) => Need::new(State::Met, "the IOMMU gives the board addresses below 4 GiB"),
+            _ => Need::new(
+                State::Missing,
+                format!("the board has 32 bits of address, and BAR1 lies at {:#x}, with no IOMMU translating between", bar.start),
+            )
+            .fix("Switch the IOMMU on, translating: intel_iommu=on or amd_iommu=on without iommu=pt"),
+        }
+    }
+}
+
+/// What to do where there is no IOMMU.
+pub(crate) const IOMMU_ON: &str = "Switch the IOMMU on: VT-d or AMD-Vi in the firmware's setup, and intel_iommu=on on the kernel's command line \
+                                   (AMD: no amd_iommu=off)";
+
+fn is_vfio(device: &onehop_pci::Device) -> bool {
+    device.driver.as_deref() == Some("vfio-pci")
+}

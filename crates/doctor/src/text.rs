@@ -1,0 +1,191 @@
+//! A diagnosis for people: what was found by group, the routes, and at the end what to do.
+
+use std::fmt::Write;
+
+use crate::check::{Check, Status};
+use crate::diagnosis::Diagnosis;
+use crate::routes::{Advice, Direction, Row, Verdict};
+
+/// How it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// With colours.
+    pub colour: bool,
+    /// Every check with its reason and where it was read.
+    pub all: bool,
+}
+
+/// A diagnosis as text.
+#[must_use]
+pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
+    let mut text = String::new();
+    if let Some(system) = &diagnosis.system {
+        let _ = writeln!(text, "recorded system: {system}");
+    }
+    for group in diagnosis.checks.chunk_by(|a, b| a.group == b.group) {
+        let _ = writeln!(text, "\n{}", style.strong(group[0].group.title()));
+        for check in group {
+            one(&mut text, check, style);
+        }
+    }
+    routes(&mut text, diagnosis, style);
+    fixes(&mut text, diagnosis, style);
+    text.trim_start().to_owned()
+}
+
+fn one(text: &mut String, check: &Check, style: Style) {
+    let name = check.id.split_once('.').map_or(check.id, |(_, name)| name).replace('_', " ");
+    let about = check.about.as_ref().map_or_else(String::new, |about| format!("{about}: "));
+    let _ = writeln!(text, "  {} {name:<16} {about}{}", style.mark(check.status), check.found);
+    if style.all {
+        let _ = writeln!(text, "             why: {}", check.why);
+        for from in &check.evidence {
+            let _ = writeln!(text, "             by: {from}");
+        }
+    }
+}
+
+fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
+    if diagnosis.routes.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{}\n  no GPU and device to go between; the emulated GPU (-g emu) and simulated drives (-d sim:…) \
+                                work on every machine",
+            style.strong("routes")
+        );
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{}   yes: tried · ?: not tried, nothing seen forbids it · no",
+        style.strong("routes")
+    );
+    let same = |a: &Row, b: &Row| (&a.gpu, &a.device) == (&b.gpu, &b.device);
+    for pair in diagnosis.routes.chunk_by(same) {
+        let (gpu, device) = (diagnosis.name(&pair[0].gpu), diagnosis.name(&pair[0].device));
+        let _ = writeln!(text, "  {device}  <->  {gpu}");
+        for direction in [Direction::ToGpu, Direction::FromGpu] {
+            let of: Vec<_> = pair.iter().filter(|row| row.direction == direction).collect();
+            table(text, direction, &of, style);
+        }
+    }
+}
+
+/// The rows of one direction; neighbours with the same reason share a line.
+fn table(text: &mut String, direction: Direction, rows: &[&Row], style: Style) {
+    let arrow = match direction {
+        Direction::ToGpu => "into GPU memory",
+        Direction::FromGpu => "from GPU memory",
+    };
+    let _ = writeln!(text, "    {arrow}");
+    for alike in rows.chunk_by(|a, b| (a.verdict, &a.reason) == (b.verdict, &b.reason)) {
+        let names: Vec<_> = alike.iter().map(|row| row.route).collect();
+        let _ = writeln!(
+            text,
+            "      {} {:<24} {}",
+            style.verdict(alike[0].verdict),
+            short(&names),
+            alike[0].reason
+        );
+    }
+}
+
+/// `gpu/tier3 posted tier2`: routes of one initiator share its name.
+fn short(names: &[&str]) -> String {
+    let mut words = String::new();
+    let mut before = "";
+    for name in names {
+        let (front, back) = name.split_once('/').unwrap_or(("", name));
+        let word = if !front.is_empty() && front == before { back } else { name };
+        let _ = write!(words, "{}{word}", if words.is_empty() { "" } else { " " });
+        before = front;
+    }
+    words
+}
+
+fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
+    let worth = |check: &&Check| matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
+    let mut list: Vec<(Status, Vec<String>, &str)> = Vec::new();
+    for check in diagnosis.checks.iter().filter(worth) {
+        let Some(fix) = &check.fix else { continue };
+        let name = check.about.as_ref().map_or(check.id.to_owned(), |about| format!("{} {about}", check.id));
+        match list.iter_mut().find(|known| known.2 == fix) {
+            Some(known) => known.1.push(name),
+            None => list.push((check.status, vec![name], fix)),
+        }
+    }
+    list.sort_by_key(|(status, ..)| std::cmp::Reverse(*status));
+    if !list.is_empty() {
+        let _ = writeln!(text, "\n{}", style.strong("what would mend it, or tell"));
+    }
+    for (status, names, fix) in list {
+        let more = if names.len() > 2 { format!(" and {} more", names.len() - 2) } else { String::new() };
+        let names = names[..names.len().min(2)].join(", ");
+        let _ = writeln!(text, "  {} {fix}  [{names}{more}]", style.mark(status));
+    }
+    let useful: Vec<_> = diagnosis.advice.iter().filter(|advice| advice.change.is_some()).collect();
+    if !useful.is_empty() {
+        let _ = writeln!(text, "\n{}", style.strong("the one change that would help most"));
+    }
+    for advice in useful {
+        advise(text, diagnosis, advice);
+    }
+}
+
+fn advise(text: &mut String, diagnosis: &Diagnosis, advice: &Advice) {
+    let way = match advice.direction {
+        Direction::ToGpu => format!("{} -> {}", diagnosis.name(&advice.device), diagnosis.name(&advice.gpu)),
+        Direction::FromGpu => {
+            format!("{} -> {}", diagnosis.name(&advice.gpu), diagnosis.name(&advice.device))
+        }
+    };
+    let now = advice.now.map_or("nothing that was tried".to_owned(), |now| format!("{now} works"));
+    let (next, change) = (advice.next.unwrap_or_default(), advice.change.as_deref().unwrap_or_default());
+    let _ = writeln!(text, "  {way}\n    now {now}; towards {next}: {change}");
+}
+
+impl Diagnosis {
+    fn name<'a>(&'a self, address: &'a str) -> &'a str {
+        self.names.iter().find(|(at, _)| at == address).map_or(address, |(_, name)| name)
+    }
+}
+
+impl Style {
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn strong(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn mark(self, status: Status) -> String {
+        let code = match status {
+            Status::Pass => "32",
+            Status::Info => "36",
+            Status::Unknown => "35",
+            Status::Warn => "33",
+            Status::Fail => "31",
+        };
+        self.paint(code, &format!("{:<7}", status.name()))
+    }
+
+    fn verdict(self, verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Yes => self.paint("32", "yes"),
+            Verdict::No => self.paint("31", "no "),
+            Verdict::Untested => self.paint("35", "?  "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short;
+
+    #[test]
+    fn routes_of_one_initiator_share_its_name() {
+        assert_eq!(short(&["gpu/tier3", "gpu/posted", "cpu/direct"]), "gpu/tier3 posted cpu/direct");
+        assert_eq!(short(&["cufile", "cufile"]), "cufile cufile");
+    }
+}
