@@ -37,6 +37,20 @@ pub(crate) enum Command {
     },
     Doctor(commands::doctor::Args),
     Bench(commands::bench::Args),
+    /// Lend the simulated drive to other programs
+    #[command(
+        subcommand_required = true,
+        after_help = "Example:\n  onehop sim serve -d sim:disk.img --socket /tmp/drive.sock"
+    )]
+    Sim {
+        #[command(subcommand)]
+        command: SimCommand,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum SimCommand {
+    Serve(commands::serve::Args),
 }
 
 #[derive(Subcommand)]

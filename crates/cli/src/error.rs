@@ -27,6 +27,9 @@ pub(crate) enum CliError {
     /// A simulated drive could not be made.
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
+    /// A simulated drive could not be served.
+    #[error(transparent)]
+    Serve(#[from] onehop_vfio_user::Error),
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
@@ -57,6 +60,9 @@ pub(crate) enum CliError {
     /// Ctrl-C, or a request to end.
     #[error("stopped before it was done; queues are deleted and the controller is shut down")]
     Interrupted,
+    /// The same, of a server, which has no other end.
+    #[error("stopped; the socket is removed")]
+    ServerStopped,
 }
 
 /// What a failure looks like in JSON.
@@ -112,6 +118,7 @@ impl CliError {
                 | Sim::Contradiction(_),
             )
             | Self::Files(onehop_files::Error::WhichPartition(_))
+            | Self::Serve(onehop_vfio_user::Error::Unfit(_))
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)
@@ -122,7 +129,7 @@ impl CliError {
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }
-            Self::Interrupted => "interrupted",
+            Self::Interrupted | Self::ServerStopped => "interrupted",
             Self::Mismatch(_) => "mismatch",
             _ => "failed",
         }

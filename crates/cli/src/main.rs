@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Args, Command, DriveCommand};
+use args::{Args, Command, DriveCommand, SimCommand};
 use commands::Context;
 use error::{CliError, Result};
 use report::Report;
@@ -50,6 +50,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Write(args) => commands::write::run(args, context),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Bench(args) => commands::bench::run(args, context),
+        Command::Sim { command: SimCommand::Serve(args) } => commands::serve::run(args, context),
         Command::Drive { command } => match command {
             DriveCommand::List(args) => commands::list::run(args),
             DriveCommand::Identify(args) => commands::identify::run(args),

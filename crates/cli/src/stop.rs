@@ -26,8 +26,13 @@ impl StopFlag {
         Ok(flag)
     }
 
+    /// Whether somebody asked for an end.
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
     /// An error once somebody asked for an end.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::SeqCst) { Err(CliError::Interrupted) } else { Ok(()) }
+        if self.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
     }
 }

@@ -77,7 +77,7 @@ impl HostMem {
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
     pub fn of_file(file: &File, bytes: usize) -> Result<Self> {
-        Self::map_file(file, bytes, true)
+        Self::of_file_range(file, 0, bytes, true)
     }
 
     /// A file's first `bytes` bytes, to be read and never written. The last page of a file may be a part of one: what
@@ -86,7 +86,7 @@ impl HostMem {
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
     pub fn of_file_read_only(file: &File, bytes: usize) -> Result<Self> {
-        Self::map_file(file, bytes, false)
+        Self::of_file_range(file, 0, bytes, false)
     }
 
     /// A device's memory: `bytes` bytes from `offset` on of a file that stands for it, such as sysfs `resource0` or a
@@ -105,15 +105,22 @@ impl HostMem {
         Self::whole(base.cast(), bytes, true)
     }
 
-    fn map_file(file: &File, bytes: usize, writable: bool) -> Result<Self> {
+    /// `bytes` bytes of a file from `offset` on, both whole pages; to be read and perhaps written.
+    ///
+    /// Whoever else has the file must not shorten it: touching pages that it no longer has ends the process.
+    ///
+    /// # Errors
+    /// When the file cannot be mapped, or is shorter.
+    pub fn of_file_range(file: &File, offset: u64, bytes: usize, writable: bool) -> Result<Self> {
         let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
         let longest = if writable { have } else { have.next_multiple_of(PAGE as u64) };
-        if longest < bytes as u64 || bytes == 0 || !bytes.is_multiple_of(PAGE) {
-            return Err(Error::OutOfRange { offset: 0, bytes, len: have as usize });
+        let end = offset.checked_add(bytes as u64).filter(|_| offset.is_multiple_of(PAGE as u64));
+        if end.is_none_or(|end| end > longest) || bytes == 0 || !bytes.is_multiple_of(PAGE) {
+            return Err(Error::OutOfRange { offset: offset as usize, bytes, len: have as usize });
         }
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is long enough.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) }
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset) }
             .map_err(|e| Error::system(format!("mmap of {bytes} bytes of the memory file"), e))?;
         Self::whole(base.cast(), bytes, writable)
     }
@@ -407,6 +414,21 @@ mod tests {
         assert!(matches!(mem.word(0), Err(Error::ReadOnly { .. })));
         assert!(mem.slice(0..8).unwrap().fill(0, 4, 1).is_err());
         assert_eq!(mem.to_vec(0, 1).unwrap(), [7]);
+    }
+
+    #[test]
+    fn maps_a_part_of_a_file() {
+        let path = std::env::temp_dir().join(format!("onehop-os-range-{}", std::process::id()));
+        std::fs::write(&path, [[1; PAGE], [2; PAGE], [3; PAGE]].as_flattened()).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let part = HostMem::of_file_range(&file, PAGE as u64, 2 * PAGE, true).unwrap();
+        assert_eq!((part.to_vec(0, 1).unwrap(), part.to_vec(PAGE, 1).unwrap()), (vec![2], vec![3]));
+        for (offset, bytes) in
+            [(2 * PAGE as u64, 2 * PAGE), (1, PAGE), (0, 0), (u64::MAX - 4095, PAGE), (0, 100)]
+        {
+            assert!(HostMem::of_file_range(&file, offset, bytes, true).is_err(), "{offset} {bytes}");
+        }
     }
 
     #[test]

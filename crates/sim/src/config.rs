@@ -242,6 +242,12 @@ impl Config {
         Ok(())
     }
 
+    /// Interrupt vectors: one for each queue pair and one for the admin queues, as far as MSI-X has that many.
+    #[must_use]
+    pub fn vectors(&self) -> u16 {
+        self.queues.saturating_add(1).min(2048)
+    }
+
     /// How long the driver has to wait for RDY at most.
     #[must_use]
     pub fn longest_ready(&self) -> Duration {

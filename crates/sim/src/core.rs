@@ -150,6 +150,11 @@ impl Core {
         *locked(&self.on_interrupt) = Some(call);
     }
 
+    /// Whether the device has left the bus, as far as anybody has seen.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
     /// Wakes the worker, if it sleeps.
     pub(crate) fn wake(&self) {
         if self.sleeping.load(SeqCst) {
@@ -221,7 +226,7 @@ impl SimRegisters {
 impl Registers for SimRegisters {
     fn read32(&self, at: u32) -> u32 {
         let core = &self.0.core;
-        if core.gone.load(Relaxed) || self.is_bad(at) {
+        if core.is_gone() || self.is_bad(at) {
             return GONE32;
         }
         if let Some((mem, offset)) = self.cmb_word(at) {
@@ -235,7 +240,7 @@ impl Registers for SimRegisters {
 
     fn write32(&self, at: u32, value: u32) {
         let core = &self.0.core;
-        if core.gone.load(Relaxed) {
+        if core.is_gone() {
             return;
         }
         if at >= offset::DOORBELLS

@@ -159,6 +159,9 @@ impl Device {
         let rule = match at {
             Unreachable::Unmapped { .. } => Rule::DmaUnmapped,
             Unreachable::PastEnd { .. } => Rule::DmaPastEnd,
+            Unreachable::ReadOnly { .. } => Rule::DmaReadOnly,
+            Unreachable::NotShared { .. } => Rule::DmaNotShared,
+            Unreachable::NoMaster { .. } => Rule::BusMaster,
         };
         self.breach(rule, Some(queue), format!("{what}: {at}"));
     }

@@ -4,7 +4,8 @@
 //! addresses, or unmaps memory that a command still uses, is found out instead of getting away with it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
@@ -28,6 +29,11 @@ impl Segment {
         Self { addr, bytes: mem.len(), mem: Some(mem) }
     }
 
+    /// Something at an address that may be memory of the host's.
+    pub(crate) fn at(addr: u64, bytes: usize, mem: Option<HostMem>) -> Self {
+        Self { addr, bytes, mem }
+    }
+
     /// The memory, where the core reaches it.
     pub(crate) fn host(&self) -> Result<&HostMem> {
         self.mem.as_ref().ok_or(Error::NotReachable)
@@ -47,6 +53,12 @@ pub(crate) enum Unreachable {
     Unmapped { addr: u64, bytes: usize },
     /// The access goes on past the end of what is mapped.
     PastEnd { addr: u64, bytes: usize },
+    /// What is to be written may only be read.
+    ReadOnly { addr: u64, bytes: usize },
+    /// There is something, but not memory that this controller reaches.
+    NotShared { addr: u64, bytes: usize },
+    /// The function is no bus master.
+    NoMaster { addr: u64, bytes: usize },
 }
 
 impl std::fmt::Display for Unreachable {
@@ -58,6 +70,18 @@ impl std::fmt::Display for Unreachable {
             Self::PastEnd { addr, bytes } => {
                 write!(f, "{bytes} bytes at bus {addr:#x} end past their mapping")
             }
+            Self::ReadOnly { addr, bytes } => {
+                write!(f, "{bytes} bytes at bus {addr:#x}, which may only be read")
+            }
+            Self::NotShared { addr, bytes } => {
+                write!(
+                    f,
+                    "{bytes} bytes at bus {addr:#x}, which are no memory that is shared with the controller"
+                )
+            }
+            Self::NoMaster { addr, bytes } => {
+                write!(f, "{bytes} bytes at bus {addr:#x}, while the function is no bus master")
+            }
         }
     }
 }
@@ -67,11 +91,27 @@ pub(crate) struct Space {
     segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
     cmb: RwLock<Option<Arc<Segment>>>,
     next: AtomicU64,
+    /// Whether the function may reach memory: Bus Master Enable of its Command register.
+    master: AtomicBool,
 }
 
 impl Space {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { segments: RwLock::default(), cmb: RwLock::default(), next: AtomicU64::new(FIRST) })
+        Arc::new(Self {
+            segments: RwLock::default(),
+            cmb: RwLock::default(),
+            next: AtomicU64::new(FIRST),
+            master: AtomicBool::new(true),
+        })
+    }
+
+    /// Lets the function reach memory, or no longer.
+    pub(crate) fn set_master(&self, on: bool) {
+        self.master.store(on, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_master(&self) -> bool {
+        self.master.load(Ordering::Relaxed)
     }
 
     /// Makes the controller memory buffer answer at a bus address, or no longer.
@@ -85,7 +125,7 @@ impl Space {
         addr: u64,
         bytes: usize,
     ) -> std::result::Result<(Arc<Segment>, usize), Unreachable> {
-        let segment = self.segment(addr).ok_or(Unreachable::Unmapped { addr, bytes })?;
+        let segment = self.segment(addr).ok_or_else(|| self.missing(addr, bytes))?;
         let offset = segment.offset(addr, bytes).ok_or(Unreachable::PastEnd { addr, bytes })?;
         Ok((segment, offset))
     }
@@ -97,23 +137,77 @@ impl Space {
         {
             return Some(cmb.clone());
         }
+        if !self.is_master() {
+            return None;
+        }
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         let (_, segment) = segments.range(..=addr).next_back()?;
         segment.offset(addr, 1).map(|_| segment.clone())
     }
 
+    /// Why nothing is found at an address.
+    fn missing(&self, addr: u64, bytes: usize) -> Unreachable {
+        if self.is_master() {
+            Unreachable::Unmapped { addr, bytes }
+        } else {
+            Unreachable::NoMaster { addr, bytes }
+        }
+    }
+
+    /// Goes through the mapped stretches of an access in order: the segment, where in it, and which bytes of the access.
+    fn each(
+        &self,
+        addr: u64,
+        bytes: usize,
+        mut work: impl FnMut(&Segment, usize, Range<usize>) -> std::result::Result<(), Unreachable>,
+    ) -> std::result::Result<(), Unreachable> {
+        let mut done = 0;
+        loop {
+            let found = addr.checked_add(done as u64).and_then(|here| Some((here, self.segment(here)?)));
+            let Some((here, segment)) = found else {
+                let past = done > 0 && self.is_master();
+                return Err(if past {
+                    Unreachable::PastEnd { addr, bytes }
+                } else {
+                    self.missing(addr, bytes)
+                });
+            };
+            let at = (here - segment.addr) as usize;
+            let len = (segment.bytes - at).min(bytes - done);
+            work(&segment, at, done..done + len)?;
+            done += len;
+            if done == bytes {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether all of an access leads to memory, and whether that may be written.
+    pub(crate) fn reach(&self, addr: u64, bytes: usize) -> std::result::Result<(), Unreachable> {
+        self.each(addr, bytes, |segment, _, _| match segment.host() {
+            Ok(mem) if mem.is_writable() => Ok(()),
+            Ok(_) => Err(Unreachable::ReadOnly { addr, bytes }),
+            Err(_) => Ok(()),
+        })
+    }
+
     /// Copies from mapped memory, as the controller does.
     pub(crate) fn read(&self, addr: u64, out: &mut [u8]) -> std::result::Result<(), Unreachable> {
-        let (segment, offset) = self.find(addr, out.len())?;
-        let lost = Unreachable::PastEnd { addr, bytes: out.len() };
-        segment.host().and_then(|mem| mem.read(offset, out)).map_err(|_| lost)
+        let lost = Unreachable::NotShared { addr, bytes: out.len() };
+        self.each(addr, out.len(), |segment, at, part| {
+            segment.host().and_then(|mem| mem.read(at, &mut out[part])).map_err(|_| lost)
+        })
     }
 
     /// Copies to mapped memory, as the controller does.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> std::result::Result<(), Unreachable> {
-        let (segment, offset) = self.find(addr, data.len())?;
-        let lost = Unreachable::PastEnd { addr, bytes: data.len() };
-        segment.host().and_then(|mem| mem.write(offset, data)).map_err(|_| lost)
+        let bytes = data.len();
+        self.each(addr, bytes, |segment, at, part| {
+            segment.host().and_then(|mem| mem.write(at, &data[part])).map_err(|error| match error {
+                Error::ReadOnly { .. } => Unreachable::ReadOnly { addr, bytes },
+                _ => Unreachable::NotShared { addr, bytes },
+            })
+        })
     }
 
     /// Takes `bytes` of address space, with an unmapped gap behind it.
@@ -130,7 +224,7 @@ impl Space {
     }
 
     /// Inserts a segment unless it overlaps another.
-    fn insert_free(&self, segment: Segment) -> bool {
+    pub(crate) fn insert_free(&self, segment: Segment) -> bool {
         let bytes = segment.bytes as u64;
         let Some(end) = segment.addr.checked_add(bytes).filter(|_| bytes > 0) else { return false };
         let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +242,7 @@ impl Space {
         cmb.as_ref().is_some_and(|cmb| cmb.offset(addr, 1).is_some())
     }
 
-    fn remove(&self, addrs: &[u64]) {
+    pub(crate) fn remove(&self, addrs: &[u64]) {
         let mut map = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         for addr in addrs {
             map.remove(addr);
@@ -299,6 +393,27 @@ mod tests {
         let _next = mapper.map_at(BusAddr(0x3000), &mem).unwrap();
         space.write(0x1ff0, &[7; 16]).unwrap();
         assert_eq!(mem.to_vec(0xff0, 16).unwrap(), [7; 16]);
+    }
+
+    #[test]
+    fn neighbours_are_one_memory() {
+        let space = Space::new();
+        let mem = HostMem::anonymous(3 * 4096).unwrap();
+        for (i, part) in [0..4096, 4096..8192].into_iter().enumerate() {
+            let part = mem.slice(part).unwrap();
+            assert!(space.insert_free(Segment::at(0x10000 + i as u64 * 4096, 4096, Some(part))));
+        }
+        space.write(0x10ffe, &[1, 2, 3, 4]).unwrap();
+        assert_eq!(mem.to_vec(4094, 4).unwrap(), [1, 2, 3, 4]);
+        let mut back = [0; 8192];
+        space.read(0x10000, &mut back).unwrap();
+        assert_eq!(back[4094..4098], [1, 2, 3, 4]);
+        assert_eq!(space.reach(0x10000, 8192), Ok(()));
+        assert!(matches!(space.reach(0x10000, 8193), Err(Unreachable::PastEnd { .. })));
+        assert!(space.insert_free(Segment::at(0x12000, 4096, None)));
+        assert!(matches!(space.write(0x11fff, &[0; 2]), Err(Unreachable::NotShared { .. })));
+        space.set_master(false);
+        assert!(matches!(space.read(0x10000, &mut [0]), Err(Unreachable::NoMaster { .. })));
     }
 
     #[test]

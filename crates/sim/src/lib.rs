@@ -38,12 +38,13 @@ mod units;
 mod violation;
 mod worker;
 
+pub use admin::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR};
 pub use config::{Config, Media, NullOrder};
 pub use dma::SimMapper;
 pub use engine::{Blocks, IoEngine, NewQueue, Strike};
 pub use error::{Error, Result};
 pub use faults::{Edge, Fault, FaultKind, When};
 pub use null::ceiling as null_ceiling;
-pub use sim::{Sim, open};
+pub use sim::{Reached, Sim, open};
 pub use stats::Stats;
 pub use violation::{Rule, Violation};

@@ -36,7 +36,7 @@ impl Ring {
         let lost = Unreachable::PastEnd { addr: offset as u64, bytes };
         let (base, known) = self.pieces.get_mut(offset / self.piece).ok_or(lost)?;
         let addr = base.wrapping_add((offset % self.piece) as u64);
-        if let Some(segment) = known.upgrade()
+        if let Some(segment) = known.upgrade().filter(|_| space.is_master())
             && let Some(at) = segment.offset(addr, bytes)
         {
             return Ok((segment, at));

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use onehop_os::{FunctionReset, HostMem, Port, Registers};
+use onehop_proto::BusAddr;
 
 use crate::config::{Config, Media};
 use crate::core::{Core, Handle, SimRegisters};
-use crate::dma::SimMapper;
+use crate::dma::{Segment, SimMapper};
 use crate::engine::IoEngine;
 use crate::faults::Fault;
 use crate::media::Namespace;
 use crate::stats::Stats;
-use crate::violation::Violation;
+use crate::violation::{Rule, Violation};
 use crate::{Error, Result};
 
 /// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`Port`]s.
@@ -142,6 +143,41 @@ impl Sim {
         self.core().on_interrupt(Arc::new(call));
     }
 
+    /// Lets the drive reach something of its host's at a bus address, until the result is dropped: memory or, without
+    /// that, what an access fails at. Dropping the result waits for the command that is being executed.
+    ///
+    /// # Errors
+    /// When something is mapped there already.
+    pub fn reach(&self, at: BusAddr, bytes: u64, memory: Option<HostMem>) -> onehop_os::Result<Reached> {
+        let space = &self.core().space;
+        let segment = usize::try_from(bytes).map(|bytes| Segment::at(at.0, bytes, memory));
+        if !segment.is_ok_and(|segment| space.insert_free(segment)) {
+            let why = format!("the {bytes} bytes at {at} are taken, or not an address range");
+            return Err(onehop_os::Error::CannotMap { mapper: self.name.clone(), why });
+        }
+        Ok(Reached { handle: self.handle.clone(), at })
+    }
+
+    /// The function may reach memory, or no longer: Bus Master Enable. It may at first.
+    pub fn set_bus_master(&self, on: bool) {
+        self.core().space.set_master(on);
+    }
+
+    /// Whether it has left the bus.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.core().is_gone()
+    }
+
+    /// Writes down that the registers were accessed in a way that the seam cannot express: not by whole dwords.
+    pub fn note_odd_access(&self, offset: u64, bytes: usize) {
+        self.core().book.note(
+            Rule::RegisterAccess,
+            None,
+            format!("an access of {bytes} bytes to {offset:#x}"),
+        );
+    }
+
     /// The drive has this temperature now, in kelvins.
     pub fn set_temperature(&self, kelvins: u16) {
         self.core().with(|device| device.set_temperature(kelvins));
@@ -214,6 +250,20 @@ fn check(ns: &Namespace, nsid: u32, offset: u64, bytes: u64) -> Result<()> {
         Ok(())
     } else {
         Err(Error::OutOfRange { nsid, offset, bytes, size })
+    }
+}
+
+/// A place on the bus that a drive reaches, until this is dropped.
+pub struct Reached {
+    handle: Arc<Handle>,
+    at: BusAddr,
+}
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        // Commands are executed under the same lock.
+        let core = &self.handle.core;
+        core.with(|_| core.space.remove(&[self.at.0]));
     }
 }
 

@@ -1,7 +1,6 @@
 //! Moving data between the controller and the host: where a command's data pointer leads, and the copies.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use onehop_proto::format::max_transfer_bytes;
 use onehop_proto::prp::{self, WalkError};
@@ -41,11 +40,11 @@ impl ListReader<'_> {
             Some(found) => found,
             None => self.space.find(addr, 8)?,
         };
-        let lost = |_| Unreachable::PastEnd { addr, bytes: 8 };
-        let low = segment.host().and_then(|mem| mem.word(at)).map_err(lost)?.load(Relaxed);
-        let high = segment.host().and_then(|mem| mem.word(at + 4)).map_err(lost)?.load(Relaxed);
+        let lost = |_| Unreachable::NotShared { addr, bytes: 8 };
+        let mut raw = [0; 8];
+        segment.host().and_then(|mem| mem.read(at, &mut raw)).map_err(lost)?;
         self.known = Some(segment);
-        Ok(u64::from(low) | u64::from(high) << 32)
+        Ok(u64::from_le_bytes(raw))
     }
 }
 

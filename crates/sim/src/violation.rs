@@ -113,6 +113,12 @@ rules! {
     DmaUnmapped, "dma-unmapped", "PCIe: a device reaches only memory that is mapped for it";
     /// The controller was made to go on past the end of a mapping.
     DmaPastEnd, "dma-past-end", "PCIe: a device reaches only memory that is mapped for it";
+    /// The controller was made to write where it may only read.
+    DmaReadOnly, "dma-read-only", "PCIe: a device reaches memory as it is mapped for it, to read or to write";
+    /// The controller was made to reach something that is no memory shared with it.
+    DmaNotShared, "dma-not-shared", "vfio-user: memory comes with a file descriptor";
+    /// The controller was made to reach memory while its function was no bus master.
+    BusMaster, "bus-master", "PCI, Command, Bus Master Enable: without it a function issues no requests";
     /// The controller memory buffer was set up or used against its rules.
     Cmb, "cmb", "Base, Controller Memory Buffer";
 }

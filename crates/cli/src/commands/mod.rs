@@ -11,6 +11,7 @@ pub(crate) mod load;
 pub(crate) mod map;
 pub(crate) mod read;
 pub(crate) mod reset;
+pub(crate) mod serve;
 pub(crate) mod smart;
 pub(crate) mod write;
 

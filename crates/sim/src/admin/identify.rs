@@ -12,6 +12,13 @@ use crate::exec::{Failure, Reply};
 use crate::health::ERROR_ENTRIES;
 use crate::transfer::sgl_support;
 
+/// The vendor of the PCI function. No vendor has this number; emulators use it for devices of their own.
+pub const PCI_VENDOR: u16 = 0x1234;
+/// The device, of that vendor. Linux has no quirks for it.
+pub const PCI_DEVICE: u16 = 0x0a0e;
+/// The vendor of the subsystem.
+pub const PCI_SUBSYSTEM_VENDOR: u16 = PCI_VENDOR;
+
 /// The last power state; from 3 on they do no I/O.
 pub(crate) const LAST_POWER_STATE: u8 = 4;
 /// Most power in units of 10 mW, time to enter and to leave in microseconds, no I/O.
@@ -69,8 +76,8 @@ impl Device {
         let nqn = format!("nqn.2024-01.example.onehop:sim:{}", c.serial);
         let total = self.namespaces.iter().map(|ns| u128::from(ns.bytes())).sum();
         build::Controller::new(bytes)
-            .vid(0x1b36)
-            .ssvid(0x1af4)
+            .vid(PCI_VENDOR)
+            .ssvid(PCI_SUBSYSTEM_VENDOR)
             .sn(&c.serial)
             .mn(&c.model)
             .fr(FIRMWARE)

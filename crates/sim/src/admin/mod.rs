@@ -14,6 +14,7 @@ use crate::exec::{Command, Failure, Reply, Task};
 use crate::violation::Rule;
 
 pub(crate) use identify::LAST_POWER_STATE;
+pub use identify::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR};
 
 impl Device {
     /// Executes an admin command; none if it completes later by itself.

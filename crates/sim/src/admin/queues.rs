@@ -9,9 +9,6 @@ use crate::exec::{Command, Failure, Reply, Task};
 use crate::queues::{Cq, Ring, Sq};
 use crate::violation::Rule;
 
-/// Interrupt vectors that there are besides the one of the admin queue.
-const VECTORS: u16 = 2048;
-
 impl Device {
     pub(super) fn create_cq(&mut self, sqe: &Sqe) -> Reply {
         let ask = CreateCq::from(sqe);
@@ -21,7 +18,7 @@ impl Device {
             self.cqs.get(usize::from(ask.qid)).is_some_and(Option::is_some),
         )?;
         self.check_entry_size("IOCQES", self.regs.cc.iocqes(), Cqe::BYTES)?;
-        if ask.interrupt.is_some_and(|vector| vector >= VECTORS) {
+        if ask.interrupt.is_some_and(|vector| vector >= self.config.vectors()) {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr().into());
         }
         self.check_cmb_use(ask.qid, "a completion queue", ask.base.0, Cmbsz::cqs)?;
@@ -137,8 +134,8 @@ impl Device {
     }
 
     fn reach(&self, addr: u64, bytes: usize) -> Result<(), Failure> {
-        let found = self.space.find(addr, bytes);
-        found.map(|_| ()).map_err(|at| self.transfer_failed(0, "a queue's memory", at))
+        let found = self.space.reach(addr, bytes);
+        found.map_err(|at| self.transfer_failed(0, "a queue's memory", at))
     }
 
     pub(super) fn delete_sq(&mut self, sqe: &Sqe) -> Reply {

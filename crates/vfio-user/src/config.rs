@@ -1,0 +1,258 @@
+//! The configuration space of a function: header, power management, MSI-X and PCI Express, with what a host may write.
+
+use crate::model::Identity;
+
+/// Bytes of it: all of a PCI Express function's, the extended part without capabilities.
+pub const BYTES: usize = 4096;
+
+/// The BAR that holds the MSI-X table and, behind it, the pending bits.
+pub(crate) const MSIX_BAR: u8 = 4;
+
+const COMMAND: usize = 0x04;
+const STATUS: usize = 0x06;
+const BARS: usize = 0x10;
+const PM: usize = 0x40;
+const MSIX: usize = 0x50;
+const PCIE: usize = 0x60;
+const PMCSR: usize = PM + 4;
+const MSIX_CONTROL: usize = MSIX + 2;
+const DEVICE_CONTROL: usize = PCIE + 8;
+
+/// Command: memory space, bus master.
+const MEMORY: u16 = 1 << 1;
+const MASTER: u16 = 1 << 2;
+/// Bits of Command that a function without I/O ports keeps: also parity, SERR# and INTx disable.
+const COMMAND_KEPT: u16 = MEMORY | MASTER | 1 << 6 | 1 << 8 | 1 << 10;
+/// Device Control: Initiate Function Level Reset.
+const FLR: u16 = 1 << 15;
+
+/// Bytes of the MSI-X table, in whole pages.
+pub(crate) fn msix_table_bytes(vectors: u16) -> u64 {
+    (u64::from(vectors) * 16).next_multiple_of(4096)
+}
+
+/// Bytes of the MSI-X BAR: a page of pending bits behind the table.
+pub(crate) fn msix_bar_bytes(vectors: u16) -> u64 {
+    (msix_table_bytes(vectors) + 4096).next_power_of_two()
+}
+
+/// The configuration space.
+pub struct ConfigSpace {
+    bytes: Box<[u8; BYTES]>,
+    /// The bits that a host may change.
+    kept: Box<[u8; BYTES]>,
+    identity: Identity,
+}
+
+impl ConfigSpace {
+    /// As after power-on.
+    #[must_use]
+    pub fn new(identity: &Identity) -> Self {
+        let mut space =
+            Self { bytes: Box::new([0; BYTES]), kept: Box::new([0; BYTES]), identity: identity.clone() };
+        space.put_header();
+        space.put_bars();
+        space.put_power_management();
+        space.put_msix();
+        space.put_express();
+        space
+    }
+
+    /// Back to what it was after power-on.
+    pub fn reset(&mut self) {
+        *self = Self::new(&self.identity);
+    }
+
+    fn put16(&mut self, at: usize, value: u16, kept: u16) {
+        self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        self.kept[at..at + 2].copy_from_slice(&kept.to_le_bytes());
+    }
+
+    fn put32(&mut self, at: usize, value: u32, kept: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        self.kept[at..at + 4].copy_from_slice(&kept.to_le_bytes());
+    }
+
+    fn put_header(&mut self) {
+        let id = self.identity.clone();
+        self.put16(0, id.vendor, 0);
+        self.put16(2, id.device, 0);
+        self.put16(COMMAND, 0, COMMAND_KEPT);
+        // There is a list of capabilities.
+        self.put16(STATUS, 1 << 4, 0);
+        self.put32(8, id.class << 8 | u32::from(id.revision), 0);
+        // Cache line size, and interrupt line: no function of its own, hosts note something there.
+        self.kept[0x0c] = 0xff;
+        self.put16(0x2c, id.subsystem_vendor, 0);
+        self.put16(0x2e, id.subsystem, 0);
+        self.bytes[0x34] = PM as u8;
+        self.kept[0x3c] = 0xff;
+    }
+
+    fn put_bars(&mut self) {
+        let mut bars: Vec<_> = self.identity.bars.iter().map(|bar| (bar.index, bar.bytes)).collect();
+        bars.push((MSIX_BAR, msix_bar_bytes(self.identity.vectors)));
+        for (index, bytes) in bars {
+            let (at, kept) = (BARS + usize::from(index) * 4, !(bytes - 1));
+            // 64 bits wide; the lowest bits say so and stay.
+            self.put32(at, 4, kept as u32 & !0xf);
+            self.put32(at + 4, 0, (kept >> 32) as u32);
+        }
+    }
+
+    fn put_power_management(&mut self) {
+        self.put16(PM, 0x01 | (MSIX as u16) << 8, 0);
+        // Version 3, no D1, no D2, no PME; the state survives D3hot (No_Soft_Reset).
+        self.put16(PM + 2, 3, 0);
+        self.put16(PMCSR, 1 << 3, 3);
+    }
+
+    fn put_msix(&mut self) {
+        let vectors = self.identity.vectors;
+        self.put16(MSIX, 0x11 | (PCIE as u16) << 8, 0);
+        self.put16(MSIX_CONTROL, vectors - 1, 0xc000);
+        self.put32(MSIX + 4, MSIX_BAR.into(), 0);
+        self.put32(MSIX + 8, msix_table_bytes(vectors) as u32 | u32::from(MSIX_BAR), 0);
+    }
+
+    fn put_express(&mut self) {
+        // Version 2, an endpoint.
+        self.put16(PCIE, 0x10, 0);
+        self.put16(PCIE + 2, 2, 0);
+        // Payloads of 256 bytes, role-based errors, function level reset.
+        self.put32(PCIE + 4, 1 | 1 << 15 | 1 << 28, 0);
+        // Relaxed ordering, no snoop, reads of 512 bytes.
+        self.put16(DEVICE_CONTROL, 0x2810, 0x7fff);
+        // Four lanes of 16 GT/s, as could be and as are.
+        self.put32(PCIE + 0x0c, 0x44, 0);
+        self.put16(PCIE + 0x10, 0, 0x01c3);
+        self.put16(PCIE + 0x12, 0x44, 0);
+        // Completion timeouts can be disabled; the speeds that there are; the one that is aimed at.
+        self.put32(PCIE + 0x24, 1 << 4, 0);
+        self.put16(PCIE + 0x28, 0, 0x001f);
+        self.put32(PCIE + 0x2c, 0x1e, 0);
+        self.put16(PCIE + 0x30, 4, 0x000f);
+    }
+
+    /// Reads bytes that lie within it.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
+    }
+
+    /// Writes bytes that lie within it; true if a function level reset is asked for.
+    pub fn write(&mut self, offset: usize, data: &[u8]) -> bool {
+        let (state, mut resets) = (self.bytes[PMCSR] & 3, false);
+        for (at, byte) in (offset..).zip(data) {
+            let kept = self.kept[at];
+            self.bytes[at] = self.bytes[at] & !kept | byte & kept;
+            resets |= at == DEVICE_CONTROL + 1 && u16::from(*byte) << 8 & FLR != 0;
+        }
+        // There is no D1 and no D2: the state stays what it was.
+        if matches!(self.bytes[PMCSR] & 3, 1 | 2) {
+            self.bytes[PMCSR] = self.bytes[PMCSR] & !3 | state;
+        }
+        resets
+    }
+
+    fn word(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
+    }
+
+    fn is_awake(&self) -> bool {
+        self.bytes[PMCSR] & 3 == 0
+    }
+
+    /// Whether the BARs answer.
+    #[must_use]
+    pub fn memory_enabled(&self) -> bool {
+        self.word(COMMAND) & MEMORY != 0 && self.is_awake()
+    }
+
+    /// Whether the function may reach memory.
+    #[must_use]
+    pub fn bus_master(&self) -> bool {
+        self.word(COMMAND) & MASTER != 0 && self.is_awake()
+    }
+
+    /// MSI-X Enable and Function Mask.
+    #[must_use]
+    pub fn msix(&self) -> (bool, bool) {
+        let control = self.word(MSIX_CONTROL);
+        (control & 0x8000 != 0, control & 0x4000 != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Bar;
+
+    fn space() -> ConfigSpace {
+        ConfigSpace::new(&Identity {
+            vendor: 0x1234,
+            device: 0x5678,
+            subsystem_vendor: 0x1234,
+            subsystem: 1,
+            class: 0x01_0802,
+            revision: 2,
+            vectors: 65,
+            bars: vec![Bar { index: 0, bytes: 0x4000 }],
+        })
+    }
+
+    fn dword(space: &ConfigSpace, at: usize) -> u32 {
+        let mut raw = [0; 4];
+        space.read(at, &mut raw);
+        u32::from_le_bytes(raw)
+    }
+
+    #[test]
+    fn bars_tell_their_size() {
+        let mut space = space();
+        for (bar, bytes) in [(0, 0x4000u64), (4, 0x2000)] {
+            let at = BARS + bar * 4;
+            space.write(at, &[0xff; 8]);
+            let size = u64::from(dword(&space, at)) | u64::from(dword(&space, at + 4)) << 32;
+            assert_eq!(!(size & !0xf) + 1, bytes, "BAR {bar}");
+            assert_eq!(size & 0xf, 4);
+        }
+        space.write(BARS + 8, &[0xff; 4]);
+        assert_eq!(dword(&space, BARS + 8), 0);
+    }
+
+    #[test]
+    fn capabilities_form_a_list() {
+        let space = space();
+        let (mut at, mut found) = (space.bytes[0x34], Vec::new());
+        while at != 0 {
+            found.push(space.bytes[usize::from(at)]);
+            at = space.bytes[usize::from(at) + 1];
+        }
+        assert_eq!(found, [0x01, 0x11, 0x10]);
+        assert_eq!(space.word(MSIX_CONTROL), 64);
+    }
+
+    #[test]
+    fn only_what_may_change_changes() {
+        let mut space = space();
+        let all: Vec<u8> = (0..BYTES as u32 / 4).flat_map(|_| 0x7fff_fffcu32.to_le_bytes()).collect();
+        space.write(0, &all);
+        assert_eq!(dword(&space, 0), 0x5678_1234);
+        assert_eq!(dword(&space, 0x100), 0);
+        space.reset();
+        assert!(!space.memory_enabled() && !space.bus_master());
+        space.write(COMMAND, &[6, 0]);
+        assert!(space.memory_enabled() && space.bus_master());
+        space.write(PMCSR, &[1]);
+        assert!(space.memory_enabled());
+        space.write(PMCSR, &[3]);
+        assert!(!space.memory_enabled() && !space.bus_master());
+        space.write(PMCSR, &[0]);
+        assert!(space.memory_enabled());
+        assert!(space.write(DEVICE_CONTROL, &0x8000u16.to_le_bytes()));
+        assert_eq!(space.word(DEVICE_CONTROL) & FLR, 0);
+        assert!(!space.write(DEVICE_CONTROL, &[0xff]));
+        space.write(MSIX_CONTROL + 1, &[0xc0]);
+        assert_eq!(space.msix(), (true, true));
+    }
+}

@@ -1,0 +1,67 @@
+//! What ends a server, what ends a session, and what a client's request is refused with.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why nothing can be served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Somebody listens on the socket already.
+    #[error("{0} is in use by another server; choose another path, or stop that one")]
+    InUse(PathBuf),
+    /// Something that is no socket has the path.
+    #[error("{0} exists and is not a socket; choose another path")]
+    NotASocket(PathBuf),
+    /// The socket could not be made or used.
+    #[error("{call} of the socket {path} failed: {source}")]
+    Socket {
+        /// What was tried.
+        call: &'static str,
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The simulated drive is of a kind that cannot be served.
+    #[error("this simulated drive cannot be served: {0}")]
+    Unfit(&'static str),
+}
+
+/// Why a session with a client ended before the client closed it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// The client broke the protocol in a way after which the next message cannot be found.
+    #[error("the client broke the protocol: {0}")]
+    Protocol(String),
+    /// The client stopped in the middle of a message, or does not take its replies.
+    #[error("the client did not {0} within {1} s")]
+    Slow(&'static str, u64),
+    /// The socket failed.
+    #[error("{0} of the client's socket failed: {1}")]
+    Socket(&'static str, Errno),
+}
+
+/// Why one request is refused: the error number of the reply, and the reason for people.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error number that the client is told.
+    pub errno: Errno,
+    /// The reason.
+    pub why: String,
+}
+
+impl Refusal {
+    /// A request that makes no sense.
+    pub(crate) fn invalid(why: impl Into<String>) -> Self {
+        Self { errno: Errno::INVAL, why: why.into() }
+    }
+
+    /// A request that makes sense, but not here.
+    pub(crate) fn unsupported(why: impl Into<String>) -> Self {
+        Self { errno: Errno::OPNOTSUPP, why: why.into() }
+    }
+}

@@ -1,0 +1,64 @@
+//! The seam to a simulated device: what differs from one PCI function to the next.
+
+use std::sync::Arc;
+
+use onehop_os::HostMem;
+
+use crate::irq::Interrupts;
+
+/// A memory BAR of 64 bits, not prefetchable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bar {
+    /// Its number: 0 or 2; 4 holds the MSI-X table.
+    pub index: u8,
+    /// Its size, a power of two from 4096 on.
+    pub bytes: u64,
+}
+
+/// What a function says that it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Vendor.
+    pub vendor: u16,
+    /// Device.
+    pub device: u16,
+    /// Vendor of the subsystem.
+    pub subsystem_vendor: u16,
+    /// Subsystem.
+    pub subsystem: u16,
+    /// Class, subclass and programming interface.
+    pub class: u32,
+    /// Revision.
+    pub revision: u8,
+    /// MSI-X vectors, 1 to 2048.
+    pub vectors: u16,
+    /// Its BARs.
+    pub bars: Vec<Bar>,
+}
+
+/// Memory of the client stays within the device's reach until this is dropped; dropping it waits for accesses that run.
+pub type Reach = Box<dyn Send + Sync>;
+
+/// A simulated device behind a PCI function.
+pub trait Model: Send + Sync {
+    /// What it is; always the same.
+    fn identity(&self) -> Identity;
+    /// Reads within a BAR. Must not wait for a command of the device.
+    fn read(&self, bar: u8, offset: u64, out: &mut [u8]);
+    /// Writes within a BAR. Must not wait for a command of the device.
+    fn write(&self, bar: u8, offset: u64, data: &[u8]);
+    /// Lets the device reach `bytes` of the client's memory at a bus address; without `memory` there is something that
+    /// the client does not share, and the device has to treat an access as one that fails.
+    ///
+    /// # Errors
+    /// Says why this cannot be.
+    fn reach(&self, at: u64, bytes: u64, memory: Option<HostMem>) -> Result<Reach, String>;
+    /// Whether the device may reach memory at all.
+    fn set_bus_master(&self, on: bool);
+    /// A function level reset: as after power-on, but for what survives that.
+    fn reset(&self);
+    /// Where it raises its interrupts from now on.
+    fn connect(&self, interrupts: Arc<Interrupts>);
+    /// Whether it has left the bus: every read gives all ones.
+    fn is_gone(&self) -> bool;
+}

@@ -1,0 +1,175 @@
+//! A session with one client: requests in, replies out.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use crate::dma::Shared;
+use crate::error::{Broken, Refusal};
+use crate::function::{Function, REGIONS};
+use crate::link::{Link, Message};
+use crate::server::Event;
+use crate::version;
+use crate::wire::{Access, DmaMap, IrqData, Request, SetIrqs};
+
+/// Kinds of interrupts: INTx, MSI, MSI-X, errors, requests. Only MSI-X has any.
+const IRQ_KINDS: u32 = 5;
+const IRQ_MSIX: u32 = 2;
+/// Event fds are how interrupts are told; each vector can be masked.
+const IRQ_FLAGS: u32 = 1 | 2;
+/// It can be reset, and it is a PCI device.
+const DEVICE_FLAGS: u32 = 1 | 2;
+/// It can be read and written.
+const REGION_FLAGS: u32 = 1 | 2;
+
+/// What a session has done.
+#[derive(Default)]
+pub(crate) struct Session {
+    shared: Shared,
+    agreed: bool,
+}
+
+/// Serves a client until it closes, breaks the protocol, or `stop` says so.
+pub(crate) fn run(
+    stream: UnixStream,
+    function: &Function,
+    stop: &dyn Fn() -> bool,
+    tell: &dyn Fn(Event),
+) -> Result<(), Broken> {
+    let (link, mut session) = (Link::new(stream, stop), Session::default());
+    let ended = session.serve(&link, function, tell);
+    // Memory goes last: until it is reset, the device may still use it.
+    function.interrupts.disconnect();
+    function.reset();
+    session.shared.clear();
+    ended
+}
+
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+impl Session {
+    fn serve(&mut self, link: &Link<'_>, function: &Function, tell: &dyn Fn(Event)) -> Result<(), Broken> {
+        while let Some(message) = link.receive()? {
+            let Message { header, payload, fds } = message;
+            if !header.is_request() {
+                return Err(Broken::Protocol(format!("a reply to a request {} that nobody made", header.id)));
+            }
+            let answer =
+                Request::decode(header.command, &payload).and_then(|r| self.answer(&r, fds, function));
+            match answer {
+                Ok(payload) if header.wants_reply() => link.send(&header.reply(payload.len()), &payload)?,
+                Ok(_) => {}
+                Err(refusal) => {
+                    if header.wants_reply() {
+                        link.send(&header.refusal(refusal.errno.raw_os_error().unsigned_abs()), &[])?;
+                    }
+                    tell(Event::Refused { command: header.command, refusal });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The payload of the reply.
+    fn answer(
+        &mut self,
+        request: &Request<'_>,
+        fds: Vec<OwnedFd>,
+        function: &Function,
+    ) -> Result<Vec<u8>, Refusal> {
+        if !self.agreed && !matches!(request, Request::Version(..)) {
+            return Err(Refusal::invalid("the first message has to agree on a version"));
+        }
+        match request {
+            Request::Version(..) if self.agreed => Err(Refusal::invalid("a version is agreed on already")),
+            Request::Version(major, minor, data) => {
+                let said = version::agree(*major, *minor, data)?;
+                self.agreed = true;
+                Ok(said)
+            }
+            Request::DmaMap(ask) => self.map(ask, fds, function),
+            Request::DmaUnmap(ask) => {
+                self.shared.remove(ask)?;
+                let flags = if ask.all { 2 } else { 0 };
+                Ok([words([24, flags]), ask.at.to_le_bytes().into(), ask.bytes.to_le_bytes().into()].concat())
+            }
+            Request::DeviceInfo => Ok(words([16, DEVICE_FLAGS, REGIONS, IRQ_KINDS])),
+            Request::RegionInfo(region) => region_info(*region, function),
+            Request::IrqInfo(index) => irq_info(*index, function),
+            Request::SetIrqs(ask) => set_irqs(ask, fds, function).map(|()| Vec::new()),
+            Request::Read(access) => read(access, function),
+            Request::Write(access, data) => {
+                function.write(access, data)?;
+                Ok(echo(access))
+            }
+            Request::Reset => {
+                function.reset();
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn map(&mut self, ask: &DmaMap, fds: Vec<OwnedFd>, function: &Function) -> Result<Vec<u8>, Refusal> {
+        let count = fds.len();
+        let mut fds = fds.into_iter();
+        let (first, None) = (fds.next(), fds.next()) else {
+            return Err(Refusal::invalid(format!("{count} file descriptors for one piece of memory")));
+        };
+        self.shared.add(&*function.model, ask, first)?;
+        Ok(Vec::new())
+    }
+}
+
+fn echo(access: &Access) -> Vec<u8> {
+    [access.offset.to_le_bytes().as_slice(), &words([access.region, access.bytes])].concat()
+}
+
+fn read(access: &Access, function: &Function) -> Result<Vec<u8>, Refusal> {
+    let mut reply = echo(access);
+    let head = reply.len();
+    reply.resize(head + access.bytes as usize, 0);
+    function.read(access, &mut reply[head..])?;
+    Ok(reply)
+}
+
+fn region_info(region: u32, function: &Function) -> Result<Vec<u8>, Refusal> {
+    let bytes = function.region_bytes(region)?;
+    let flags = if bytes == 0 { 0 } else { REGION_FLAGS };
+    // Where a region would lie in one file of all of them; nothing is mapped, so it only has to differ.
+    let offset = u64::from(region) << 40;
+    Ok([words([32, flags, region, 0]), bytes.to_le_bytes().into(), offset.to_le_bytes().into()].concat())
+}
+
+fn irq_info(index: u32, function: &Function) -> Result<Vec<u8>, Refusal> {
+    match index {
+        IRQ_MSIX => Ok(words([16, IRQ_FLAGS, index, function.interrupts.count()])),
+        0..IRQ_KINDS => Ok(words([16, 0, index, 0])),
+        _ => Err(Refusal::invalid(format!("interrupts of kind {index}; there are 0 to {}", IRQ_KINDS - 1))),
+    }
+}
+
+fn set_irqs(ask: &SetIrqs<'_>, fds: Vec<OwnedFd>, function: &Function) -> Result<(), Refusal> {
+    let have = if ask.index == IRQ_MSIX { function.interrupts.count() } else { 0 };
+    if ask.index >= IRQ_KINDS || ask.start.checked_add(ask.count).is_none_or(|end| end > have) {
+        let SetIrqs { index, start, count, .. } = ask;
+        return Err(Refusal::invalid(format!(
+            "{count} interrupts from {start} on, of kind {index} with {have}"
+        )));
+    }
+    let (irqs, count) = (&function.interrupts, ask.count as usize);
+    match ask.data {
+        IrqData::All if count == 0 => irqs.disconnect(),
+        IrqData::All => irqs.act(ask.action, ask.start, std::iter::repeat_n(true, count)),
+        IrqData::Some(which) => irqs.act(ask.action, ask.start, which.iter().map(|byte| *byte != 0)),
+        // Without any, the vectors lose the ones that they had.
+        IrqData::Events if fds.is_empty() => irqs.connect(ask.start, (0..count).map(|_| None).collect())?,
+        IrqData::Events if fds.len() == count => {
+            irqs.connect(ask.start, fds.into_iter().map(Some).collect())?
+        }
+        IrqData::Events => {
+            return Err(Refusal::invalid(format!("{} event fds for {count} vectors", fds.len())));
+        }
+    }
+    Ok(())
+}
