@@ -20,6 +20,7 @@ mod local;
 pub mod manifest;
 pub mod model;
 mod on_drive;
+pub mod outcome;
 pub mod plan;
 mod select;
 mod source;

@@ -1,5 +1,7 @@
 //! Which tensors are wanted, and which part of each: names, types, and the slice of a rank of a tensor-parallel group.
 
+use std::ops::Range;
+
 use wildmatch::WildMatch;
 
 use crate::dtype::Dtype;
@@ -132,9 +134,107 @@ impl Part {
         Ok(Self { shape, offset, row, rows: outer, step: row * ranks })
     }
 
+    /// The least part that holds these indices, a range for each dimension. It is just them where two dimensions are
+    /// cut, and any number before these to a single index; a third dimension that is cut is in the part as a whole, as
+    /// [`Part::shape`] says.
+    ///
+    /// # Errors
+    /// When the ranges are not those of the tensor's dimensions, or cut within a byte or a block of a quantised type.
+    pub fn within(tensor: &TensorInfo, ranges: &[Range<u64>]) -> Result<Self, Error> {
+        let lies_within =
+            |(range, length): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *length;
+        if ranges.len() != tensor.shape.len() || !ranges.iter().zip(&tensor.shape).all(lies_within) {
+            return Err(Error::Indices { tensor: tensor.name.clone(), shape: tensor.shape.clone() });
+        }
+        let length = |range: &Range<u64>| range.end - range.start;
+        if ranges.iter().any(|range| length(range) == 0) {
+            let shape = ranges.iter().map(length).collect();
+            return Ok(Self { shape, offset: tensor.offset, row: 0, rows: 1, step: 0 });
+        }
+        // None of these overflows: no range is longer than its dimension, no dimension is zero, and the tensor has a size.
+        let inner = |dim: usize| tensor.shape.iter().skip(dim + 1).product::<u64>();
+        let last = ranges.len().saturating_sub(1);
+        let outer = ranges.iter().position(|range| length(range) != 1).unwrap_or(last);
+        let is_cut = |dim: &usize| ranges.get(*dim).map(length) != tensor.shape.get(*dim).copied();
+        let cut = (outer + 1..ranges.len()).find(is_cut).unwrap_or(outer);
+        let mut shape = tensor.shape.clone();
+        let mut first = 0;
+        for (dim, (size, range)) in shape.iter_mut().zip(ranges).enumerate().take(cut + 1) {
+            first += range.start * inner(dim);
+            *size = length(range);
+        }
+        let bytes = |elements: u64| {
+            let within = |_| Error::Block { tensor: tensor.name.clone(), dtype: tensor.dtype };
+            tensor.dtype.bytes(elements).map_err(within)
+        };
+        let rows = shape.iter().take(cut).product();
+        let row = bytes(shape.iter().skip(cut).product())?;
+        let step = if rows == 1 { row } else { bytes(inner(cut.saturating_sub(1)))? };
+        Ok(Self { shape, offset: tensor.offset + bytes(first)?, row, rows, step })
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.row * self.rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+
+    /// The elements of a box, each of which is its own number in a tensor of bytes.
+    fn elements(shape: &[u64], ranges: &[Range<u64>]) -> Vec<u64> {
+        let mut all = vec![0];
+        for (dim, range) in ranges.iter().enumerate() {
+            let inner: u64 = shape[dim + 1..].iter().product();
+            all = all.iter().flat_map(|at| range.clone().map(move |i| at + i * inner)).collect();
+        }
+        all
+    }
+
+    #[test]
+    fn a_part_holds_the_indices_and_nothing_else_of_the_first_two_cuts() {
+        let shape = [3, 4, 2, 3];
+        let tensor =
+            |dtype, bytes| TensorInfo { name: "t".into(), dtype, shape: shape.to_vec(), offset: 100, bytes };
+        let (bytes, nibbles) = (tensor(Dtype::U8, 72), tensor(Dtype::F4, 36));
+        let ranges = |dim: usize| (0..=shape[dim]).flat_map(move |a| (a..=shape[dim]).map(move |b| a..b));
+        let mut count = 0;
+        for a in ranges(0) {
+            for (b, c, d) in ranges(1)
+                .flat_map(|b| ranges(2).map(move |c| (b.clone(), c)))
+                .flat_map(|(b, c)| ranges(3).map(move |d| (b.clone(), c.clone(), d)))
+            {
+                let wanted = [a.clone(), b, c, d];
+                let part = Part::within(&bytes, &wanted).unwrap();
+                // Where the part is longer than what was asked for, it has all of the dimension.
+                let held: Vec<_> = (wanted.iter().zip(part.shape.iter().zip(&shape)))
+                    .map(|(w, (has, all))| if *has == w.end - w.start { w.clone() } else { 0..*all })
+                    .collect();
+                let rows = (0..part.rows).flat_map(|i| {
+                    let first = part.offset - 100 + i * part.step;
+                    first..first + part.row
+                });
+                assert_eq!(rows.collect::<Vec<_>>(), elements(&shape, &held), "{wanted:?}");
+                let cuts = wanted.iter().zip(&shape).skip_while(|(w, _)| w.end - w.start == 1);
+                if cuts.skip(1).filter(|(w, all)| w.end - w.start != **all).count() < 2 {
+                    assert_eq!(held, wanted);
+                }
+                if let Ok(half) = Part::within(&nibbles, &wanted) {
+                    assert_eq!((half.row * 2, half.rows, &half.shape), (part.row, part.rows, &part.shape));
+                }
+                count += 1;
+            }
+        }
+        assert_eq!(count, 10 * 15 * 6 * 10);
+        for bad in [vec![0..3], vec![0..3, 0..5, 0..2, 0..3], vec![2..1, 0..4, 0..2, 0..3]] {
+            assert!(matches!(Part::within(&bytes, &bad), Err(Error::Indices { .. })), "{bad:?}");
+        }
+        assert!(matches!(Part::within(&nibbles, &[0..3, 0..4, 0..2, 1..2]), Err(Error::Block { .. })));
+        let scalar = TensorInfo { shape: vec![], bytes: 1, ..bytes };
+        assert_eq!(Part::within(&scalar, &[]).unwrap(), Part::whole(&scalar));
     }
 }

@@ -84,6 +84,7 @@ functions! {
     context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
     peer_can = "cuDeviceCanAccessPeer" since "4.0" (can: *mut c_int, device: c_int, peer: c_int);
     peer_enable = "cuCtxEnablePeerAccess" since "4.0" (peer: sys::CUcontext, flags: c_uint);
+    context_wait = "cuCtxSynchronize" since "2.0" ();
     memory_info = "cuMemGetInfo_v2" since "3.2" (free: *mut usize, total: *mut usize);
     alloc = "cuMemAlloc_v2" since "3.2" (at: *mut DevicePtr, bytes: usize);
     free = "cuMemFree_v2" since "3.2" (at: DevicePtr);

@@ -251,6 +251,10 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: Origin) {
         // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
         Origin::Opened => unsafe { driver.ipc_close(at) },
         Origin::Mapped { handle } => {
+            // Whoever used the memory last may have left work behind that is under way. cuMemFree waits for that, cuMemUnmap
+            // does not. Work that failed will not touch the memory any more.
+            // SAFETY: the context is current; the call takes nothing else.
+            let _ = unsafe { driver.context_wait() };
             // SAFETY: the range is mapped, and nobody holds a region of it any more.
             unsafe { driver.unmap(at, bytes) }?;
             // SAFETY: the range was reserved with this length, and nothing is mapped there any more.

@@ -78,6 +78,22 @@ pub enum Error {
         /// Its type.
         dtype: Dtype,
     },
+    /// Indices that a tensor does not have.
+    #[error("the tensor {tensor:?} has the dimensions {shape:?}, which do not hold all of these indices")]
+    Indices {
+        /// Which tensor.
+        tensor: String,
+        /// Its dimensions.
+        shape: Vec<u64>,
+    },
+    /// Indices within a byte or a block of a quantised type.
+    #[error("the tensor {tensor:?} would be cut within a block of {dtype}")]
+    Block {
+        /// Which tensor.
+        tensor: String,
+        /// Its type.
+        dtype: Dtype,
+    },
     /// More than any GPU or address has.
     #[error("the tensors take more than 2^62 bytes")]
     TooLarge,

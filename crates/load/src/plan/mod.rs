@@ -25,8 +25,8 @@ pub use chunks::{Chunk, Chunks, Copy, Read};
 pub use error::Error;
 
 use crate::dtype::Dtype;
-use crate::model::Model;
-use crate::select::Selection;
+use crate::model::{Model, Tensor};
+use crate::select::{Part, Selection};
 
 /// How a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -217,19 +217,31 @@ pub struct Fit {
     pub missing_bytes: u64,
 }
 
+fn planned(model: &Model) -> Vec<PlannedFile> {
+    model.files.iter().map(|f| PlannedFile { name: f.name().into(), bytes: f.bytes() }).collect()
+}
+
 impl Plan {
     /// The plan for what is selected of a model.
     ///
     /// # Errors
     /// When the options contradict each other, or a tensor cannot be cut as asked.
     pub fn new(model: &Model, selection: &Selection, options: Options) -> Result<Self, Error> {
-        let files = model.files.iter().map(|f| PlannedFile { name: f.name().into(), bytes: f.bytes() });
         let mut wants = Vec::new();
         for tensor in model.tensors.iter().filter(|t| selection.wants(&t.info)) {
             let part = selection.part(&tensor.info)?;
             wants.push(layout::Want { file: tensor.file, tensor: &tensor.info, part });
         }
-        layout::plan(files.collect(), wants, options)
+        layout::plan(planned(model), wants, options)
+    }
+
+    /// The plan for a part of one tensor.
+    ///
+    /// # Errors
+    /// When the options contradict each other.
+    pub fn of_part(model: &Model, tensor: &Tensor, part: Part, options: Options) -> Result<Self, Error> {
+        let want = layout::Want { file: tensor.file, tensor: &tensor.info, part };
+        layout::plan(planned(model), vec![want], options)
     }
 
     /// What the arena's address must be a multiple of.

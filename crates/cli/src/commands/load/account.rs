@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use onehop_load::engine::Account;
+use onehop_load::outcome::Outcome;
 use onehop_load::{Model, Plan};
 use serde::Serialize;
 use serde_json::json;
@@ -11,18 +12,7 @@ use super::{Held, Share, crc32c};
 use crate::error::{CliError, Result};
 use crate::gpus::Chosen;
 use crate::report::{Report, Text};
-use crate::route::WhyNot;
 use crate::units;
-
-/// The slowest thing on the way.
-#[derive(Serialize)]
-struct Limit {
-    what: &'static str,
-    /// 10^9 bytes in a second, where it is known.
-    gbps: Option<f64>,
-    /// How much of it was reached.
-    reached: Option<f64>,
-}
 
 /// How a load went.
 #[derive(Serialize)]
@@ -30,16 +20,11 @@ pub(super) struct Document {
     files: usize,
     format: &'static str,
     tensors: usize,
-    bytes: u64,
-    read_bytes: u64,
-    gpu_bytes: u64,
-    seconds: f64,
-    gbps: f64,
+    #[serde(flatten)]
+    outcome: Outcome,
     /// From the command's start, GPU start-up included.
     pub(super) total_seconds: f64,
     pub(super) gpu_start_seconds: f64,
-    route: &'static str,
-    route_why: String,
     initiator: &'static str,
     simulated: Vec<&'static str>,
     placement: serde_json::Value,
@@ -48,8 +33,6 @@ pub(super) struct Document {
     /// What each GPU holds.
     gpus: Vec<OnGpu>,
     ways: Account,
-    limit: Limit,
-    why_not_better: Vec<WhyNot>,
     /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
     crc32c: Option<String>,
     pub(super) verified: Option<bool>,
@@ -112,31 +95,14 @@ pub(super) fn document(
     took: Duration,
     rate: Option<f64>,
 ) -> Document {
-    let plans = || held.iter().map(|held| &held.share.plan);
-    let bytes: u64 = plans().map(|plan| plan.tensor_bytes).sum();
-    let seconds = took.as_secs_f64();
-    let gbps = bytes as f64 / 1e9 / seconds.max(1e-9);
-    let cached = account.cached_bytes >= account.direct_bytes;
-    let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
-        (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
-        (true, 0, None) => ("cpu/cached", "the page cache had the bytes".into()),
-        (true, ..) => ("cpu/cached", "the page cache had most of the bytes; the others came past it".into()),
-        (false, ..) => ("cpu/pinned", "the disk had the bytes: read past the page cache".into()),
-    };
-    let limit_gbps = if cached { rate.map(|rate| rate / 1e9) } else { None };
+    let plans: Vec<_> = held.iter().map(|held| &held.share.plan).collect();
     Document {
         files: model.files.len(),
         format: model.format,
-        tensors: plans().next().map_or(0, |plan| plan.tensors.len()),
-        bytes,
-        read_bytes: account.cached_bytes + account.direct_bytes,
-        gpu_bytes: plans().map(|plan| plan.gpu_bytes).sum(),
-        seconds,
-        gbps,
+        tensors: plans.first().map_or(0, |plan| plan.tensors.len()),
+        outcome: Outcome::new(&plans, account, took, rate),
         total_seconds: 0.0,
         gpu_start_seconds: 0.0,
-        route,
-        route_why,
         initiator: "cpu",
         simulated: simulated(held.iter().map(|held| &held.share)),
         placement: json!({ "sq": "kernel", "cq": "kernel", "data": "host" }),
@@ -144,17 +110,6 @@ pub(super) fn document(
         gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
         gpus: OnGpu::list(held),
         ways: account.clone(),
-        limit: Limit {
-            what: if cached { "the copy engine" } else { "the disk" },
-            gbps: limit_gbps,
-            reached: limit_gbps.map(|limit| gbps / limit),
-        },
-        why_not_better: vec![WhyNot {
-            route: "cpu/direct".into(),
-            reason: "the files are on a file system that Linux has mounted, so its driver has the drive"
-                .into(),
-            fix: "Give the drive to onehop, and name the file by -d DRIVE --path".into(),
-        }],
         crc32c: crc32c(held).map(|crc| format!("{crc:08x}")),
         verified: None,
         verified_by: None,
@@ -239,12 +194,13 @@ fn fits(share: &Share) -> String {
 
 /// The account in words.
 pub(super) fn tell(d: &Document) -> Text {
+    let went = &d.outcome;
     let mut text = Text::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}", parts[0], parts[1], d.format));
     text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
     OnGpu::rows(&d.gpus, &mut text);
-    text.row("route", format!("{}: {}", d.route, d.route_why));
+    text.row("route", format!("{}: {}", went.route, went.route_why));
     let ways = &d.ways;
     text.row(
         "",
@@ -256,7 +212,7 @@ pub(super) fn tell(d: &Document) -> Text {
             units::bytes(ways.ring_bytes),
         ),
     );
-    for no in &d.why_not_better {
+    for no in &went.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
     }
     let simulated = if d.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" };
@@ -264,23 +220,23 @@ pub(super) fn tell(d: &Document) -> Text {
         "moved",
         format!(
             "{} in {}: {:.2} GB/s{simulated}",
-            units::bytes(d.bytes),
-            units::time(Duration::from_secs_f64(d.seconds)),
-            d.gbps,
+            units::bytes(went.bytes),
+            units::time(Duration::from_secs_f64(went.seconds)),
+            went.gbps,
         ),
     );
     text.row(
         "limit",
-        match (d.limit.gbps, d.limit.reached) {
+        match (went.limit.gbps, went.limit.reached) {
             (Some(gbps), Some(reached)) => {
-                format!("{}: {gbps:.1} GB/s, of which {:.0} % were reached", d.limit.what, reached * 100.0)
+                format!("{}: {gbps:.1} GB/s, of which {:.0} % were reached", went.limit.what, reached * 100.0)
             }
-            _ => format!("{} (not measured)", d.limit.what),
+            _ => format!("{} (not measured)", went.limit.what),
         },
     );
     text.row(
         "memory",
-        format!("{} of GPU memory for {} of tensors", units::bytes(d.gpu_bytes), units::bytes(d.bytes)),
+        format!("{} of GPU memory for {} of tensors", units::bytes(went.gpu_bytes), units::bytes(went.bytes)),
     );
     if let Some(crc) = &d.crc32c {
         text.row("crc32c", format!("{crc} of the tensors as they lie in GPU memory"));

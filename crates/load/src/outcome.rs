@@ -1,0 +1,93 @@
+//! How a load went, as it is told: the route and why, what the limit was, and what keeps the bytes from a straighter way.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::engine::Account;
+use crate::plan::Plan;
+
+/// How a load of files of this machine went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Bytes of tensors.
+    pub bytes: u64,
+    /// Bytes that were read for them.
+    pub read_bytes: u64,
+    /// Bytes of GPU memory that they take.
+    pub gpu_bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes of tensors, in 10^9 a second.
+    pub gbps: f64,
+    /// The way that most of them went.
+    pub route: &'static str,
+    /// Why that one.
+    pub route_why: String,
+    /// The slowest thing on the way.
+    pub limit: Limit,
+    /// The better routes, and why they could not be had.
+    pub why_not_better: Vec<WhyNot>,
+}
+
+/// The slowest thing on the way.
+#[derive(Clone, Debug, Serialize)]
+pub struct Limit {
+    /// What it is.
+    pub what: &'static str,
+    /// 10^9 bytes in a second, where it is known.
+    pub gbps: Option<f64>,
+    /// How much of it was reached.
+    pub reached: Option<f64>,
+}
+
+/// A route that could not be had.
+#[derive(Clone, Debug, Serialize)]
+pub struct WhyNot {
+    /// Its name.
+    pub route: &'static str,
+    /// What is in the way.
+    pub reason: &'static str,
+    /// What would change that.
+    pub fix: &'static str,
+}
+
+impl Outcome {
+    /// Of a load that took so long, with a plan for each GPU. `copy_rate` is what the copy engine does by itself, if it was
+    /// measured.
+    #[must_use]
+    pub fn new(plans: &[&Plan], account: &Account, took: Duration, copy_rate: Option<f64>) -> Self {
+        let bytes: u64 = plans.iter().map(|plan| plan.tensor_bytes).sum();
+        let seconds = took.as_secs_f64();
+        let gbps = bytes as f64 / 1e9 / seconds.max(1e-9);
+        let cached = account.cached_bytes >= account.direct_bytes;
+        let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
+            (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
+            (true, 0, None) => ("cpu/cached", "the page cache had the bytes".into()),
+            (true, ..) => {
+                ("cpu/cached", "the page cache had most of the bytes; the others came past it".into())
+            }
+            (false, ..) => ("cpu/pinned", "the disk had the bytes: read past the page cache".into()),
+        };
+        let limit_gbps = copy_rate.filter(|_| cached).map(|rate| rate / 1e9);
+        Self {
+            bytes,
+            read_bytes: account.cached_bytes + account.direct_bytes,
+            gpu_bytes: plans.iter().map(|plan| plan.gpu_bytes).sum(),
+            seconds,
+            gbps,
+            route,
+            route_why,
+            limit: Limit {
+                what: if cached { "the copy engine" } else { "the disk" },
+                gbps: limit_gbps,
+                reached: limit_gbps.map(|limit| gbps / limit),
+            },
+            why_not_better: vec![WhyNot {
+                route: "cpu/direct",
+                reason: "the files are on a file system that Linux has mounted, so its driver has the drive",
+                fix: "Give the drive to onehop, and name the file by -d DRIVE --path",
+            }],
+        }
+    }
+}
