@@ -1,5 +1,6 @@
 //! Looking at what arrived: the bytes in GPU memory against the files once more, and their check sums.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,6 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use onehop_gpu::Region;
 
 use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+use crate::model::Model;
 use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 
@@ -107,6 +110,22 @@ pub fn check_sums(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)
 pub fn combined(plan: &Plan, sums: &[u32]) -> u32 {
     let each = plan.tensors.iter().zip(sums);
     each.fold(0, |all, (tensor, sum)| crc32c::crc32c_combine(all, *sum, tensor.bytes as usize))
+}
+
+/// Holds the CRC32C of each tensor in GPU memory against a manifest, which knows whole tensors only.
+///
+/// # Errors
+/// When one differs, or the manifest does not know it.
+pub fn against(
+    manifest: &Manifest,
+    model: &Model,
+    plan: &Plan,
+    sums: &[u32],
+) -> Result<(), crate::manifest::Error> {
+    let infos: HashMap<&str, _> = model.tensors.iter().map(|t| (t.info.name.as_str(), &t.info)).collect();
+    let whole = plan.tensors.iter().zip(sums).filter(|(placed, _)| placed.whole);
+    let mut known = whole.filter_map(|(placed, sum)| Some((infos.get(placed.name.as_str())?, sum)));
+    known.try_for_each(|(info, sum)| manifest.check(info, *sum))
 }
 
 /// Does something for each number below `count`, on several threads.

@@ -161,6 +161,16 @@ fn fitting(bytes: u64, threads: usize) -> usize {
     share.clamp(LEAST_SLOT, SLOT)
 }
 
+/// Ends a load from another thread.
+pub struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Has the load end as soon as what is under way allows. Whoever waits for it is told that it was given up.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+}
+
 /// A load under way. Dropping it ends it; of several that share a ring, the last one does.
 pub struct RingEngine {
     arena: Region,
@@ -230,6 +240,12 @@ impl RingEngine {
             Self { arena, crew, arrived, account, ring }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
+    }
+
+    /// What ends it from another thread.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.crew.shared.clone())
     }
 
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.

@@ -48,6 +48,10 @@ impl Shared {
         self.cached.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -138,7 +142,7 @@ impl Crew {
         let (shared, first) = (self.shared.clone(), arrived.first().cloned());
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(error) = work(&shared) {
-                shared.stop.store(true, Ordering::Release);
+                shared.stop();
                 let _ = first.map(|first| first.send(Err(error)));
             }
         });
@@ -151,7 +155,7 @@ impl Drop for Crew {
     /// Waits for the threads for a while: one that the disk or the GPU never answers is left alone with the memory that
     /// it holds.
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.shared.stop();
         let start = Instant::now();
         for thread in self.threads.drain(..) {
             while !thread.is_finished() && start.elapsed() < END {

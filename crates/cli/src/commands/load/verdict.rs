@@ -53,12 +53,9 @@ pub(super) fn compare(model: &Model, held: &[Held], context: &Context) -> Result
 /// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
 pub(super) fn against(manifest: &Manifest, model: &Model, held: &[Held]) -> Result<()> {
     for Held { share, sums, .. } in held {
-        for (placed, sum) in share.plan.tensors.iter().zip(sums.iter().flatten()) {
-            let tensor = model.tensors.iter().find(|t| t.info.name == placed.name);
-            if let Some(tensor) = tensor.filter(|_| placed.whole) {
-                manifest.check(&tensor.info, *sum).map_err(|why| CliError::Mismatch(why.to_string()))?;
-            }
-        }
+        let sums = sums.as_deref().unwrap_or_default();
+        let wrong = check::against(manifest, model, &share.plan, sums);
+        wrong.map_err(|why| CliError::Mismatch(why.to_string()))?;
     }
     Ok(())
 }
