@@ -1,0 +1,130 @@
+"""From onehop.Tensor to the tensors of others, without copies.
+
+DLPack has a code for nearly every type of model files, but not every library knows every code. Where one does not, it is
+given integers of the same width, and sees them as the type that they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from ._native import Tensor
+from .errors import RequestError
+
+#: The integers that stand in for a type.
+_CARRIERS: Dict[str, str] = {
+    "BOOL": "U8",
+    "BF16": "I16",
+    "U16": "I16",
+    "U32": "I32",
+    "U64": "I64",
+    "F8_E4M3": "U8",
+    "F8_E4M3FNUZ": "U8",
+    "F8_E5M2": "U8",
+    "F8_E5M2FNUZ": "U8",
+    "F8_E8M0": "U8",
+}
+
+#: What torch calls the types that it is given as integers.
+_TORCH: Dict[str, str] = {
+    "BOOL": "bool",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+
+#: What ml_dtypes calls the types that NumPy does not have.
+_ML_DTYPES: Dict[str, str] = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+def _seen_as(tensor: Tensor, library: Any, types: Dict[str, str], what: str) -> Tuple[Tensor, Any]:
+    """The tensor for a library, and the type that it has to be seen as there."""
+    if tensor.dtype not in types:
+        return tensor, None
+    dtype = getattr(library, types[tensor.dtype], None)
+    if dtype is None:
+        raise RequestError(
+            f"{what} has no {types[tensor.dtype]}, which the tensor {tensor.name!r} is of; load it with framework=None"
+        )
+    carrier = _CARRIERS.get(tensor.dtype)
+    return (tensor if carrier is None else tensor.carried_as(carrier)), dtype
+
+
+def to_torch(tensor: Tensor) -> Any:
+    """As a torch.Tensor. What torch has no type for (F6, the types of GGML) are bytes: uint8."""
+    import torch
+
+    given, dtype = _seen_as(tensor, torch, _TORCH, "this torch")
+    taken = torch.from_dlpack(given)
+    if not given.is_contiguous:
+        # As safetensors does it; the copy also lets go of what was read between the elements.
+        taken = taken.contiguous()
+    return taken if dtype is None else taken.view(dtype)
+
+
+def to_numpy(tensor: Tensor) -> Any:
+    """As a numpy.ndarray. The types of ml_dtypes are of that package, what it does not have either are bytes: uint8."""
+    import numpy
+
+    if tensor.device != "cpu":
+        raise RequestError(f"NumPy does not reach {tensor.device}: load to the CPU's memory, device='cpu'")
+    given, dtype = tensor, None
+    if tensor.dtype in _ML_DTYPES:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise RequestError(
+                f"NumPy has no type for the {tensor.dtype} of the tensor {tensor.name!r}: pip install ml_dtypes"
+            ) from None
+        given, dtype = _seen_as(tensor, ml_dtypes, _ML_DTYPES, "this ml_dtypes")
+    elif tensor.dtype == "BOOL":
+        given, dtype = tensor.carried_as("U8"), numpy.bool_
+    taken = numpy.from_dlpack(given)
+    return taken if dtype is None else taken.view(dtype)
+
+
+def to_cupy(tensor: Tensor) -> Any:
+    """As a cupy.ndarray. Types that CuPy does not have are refused by it."""
+    import cupy
+
+    return cupy.from_dlpack(tensor)
+
+
+def to_jax(tensor: Tensor) -> Any:
+    """As a jax.Array."""
+    import jax
+
+    return jax.dlpack.from_dlpack(tensor)
+
+
+_BY_NAME: Dict[str, Callable[[Tensor], Any]] = {
+    "pt": to_torch,
+    "torch": to_torch,
+    "np": to_numpy,
+    "numpy": to_numpy,
+    "cupy": to_cupy,
+    "jax": to_jax,
+    "flax": to_jax,
+}
+
+
+def converter(framework: Optional[str]) -> Callable[[Tensor], Any]:
+    """What makes tensors of a framework."""
+    if framework is None:
+        return lambda tensor: tensor
+    if framework not in _BY_NAME:
+        raise RequestError(f"{framework!r} is no framework that onehop knows: {', '.join(_BY_NAME)}, or None")
+    return _BY_NAME[framework]

@@ -1,0 +1,60 @@
+"""What can go wrong. Every exception of onehop is an OnehopError, and what a caller of Python would expect beside it."""
+
+
+class OnehopError(Exception):
+    """Whatever onehop cannot do."""
+
+
+class FileError(OnehopError, OSError):
+    """A file cannot be opened or read, or is none."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A file is not there."""
+
+
+class ForbiddenFileError(FileError, PermissionError):
+    """A file may not be read."""
+
+
+class ChangedFileError(OnehopError):
+    """A file was changed, cut or replaced while it was loaded: what was loaded of it is not to be trusted."""
+
+
+class FormatError(OnehopError, ValueError):
+    """A header, an index or a manifest is refused, or files do not fit together."""
+
+
+class RequestError(OnehopError, ValueError):
+    """What was asked for makes no sense."""
+
+
+class UnknownTensorError(OnehopError, KeyError):
+    """The model has no tensor of this name."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class RouteError(OnehopError):
+    """The route that was asked for cannot be had; there is no other that is taken instead."""
+
+
+class VerificationError(OnehopError):
+    """Bytes in GPU memory are not those of the files, or of the manifest."""
+
+
+class StalledError(OnehopError, TimeoutError):
+    """Neither the disk nor the GPU answered."""
+
+
+class CancelledError(OnehopError):
+    """The load was ended before it was done."""
+
+
+class DeviceError(OnehopError, RuntimeError):
+    """There is no such device, or it failed."""
+
+
+class OutOfGpuMemoryError(DeviceError, MemoryError):
+    """The tensors do not fit into the memory that is free."""

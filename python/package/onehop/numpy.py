@@ -1,0 +1,21 @@
+"""load_file as safetensors.numpy has it: `from onehop.numpy import load_file`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict
+
+from . import Paths
+from . import load_file as _load_file
+from .torch import check_backend as _check_backend
+
+if TYPE_CHECKING:
+    import numpy
+
+
+def load_file(filename: Paths, *, backend: str = "mmap", **options: Any) -> Dict[str, "numpy.ndarray[Any, Any]"]:
+    """The tensors of a file, as safetensors.numpy.load_file gives them, and those of BF16 and F8 with ml_dtypes.
+
+    backend is how safetensors reads, and changes nothing here. Takes the options of onehop.load beside.
+    """
+    _check_backend(backend)
+    return _load_file(filename, "cpu", framework="numpy", **options)

@@ -1,0 +1,38 @@
+"""load_file as safetensors.torch has it: `from onehop.torch import load_file`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict
+
+from . import Device, Paths
+from . import load_file as _load_file
+from .errors import RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_file(
+    filename: Paths, device: Device = "cpu", *, backend: str = "mmap", **options: Any
+) -> Dict[str, "torch.Tensor"]:
+    """The tensors of a file, as safetensors.torch.load_file gives them.
+
+    backend is how safetensors reads, and changes nothing here. Takes the options of onehop.load beside.
+    """
+    check_backend(backend)
+    return _load_file(filename, _resolved(device), framework="torch", **options)
+
+
+def _resolved(device: Device) -> Device:
+    """`cuda` without a number is the device that torch works on."""
+    import torch
+
+    if isinstance(device, (str, torch.device)) and str(device) == "cuda":
+        return torch.cuda.current_device()
+    return device
+
+
+def check_backend(backend: str) -> None:
+    """Refuses what safetensors would."""
+    if backend not in ("mmap", "pread"):
+        raise RequestError(f"{backend!r} is no backend of safetensors: mmap and pread are")

@@ -1,0 +1,66 @@
+//! From what people write for a device to a GPU.
+
+use std::sync::Arc;
+
+use onehop_gpu::cuda::Cuda;
+use onehop_gpu::{Emulated, Gpu};
+
+use crate::dlpack;
+use crate::error::{Error, Result};
+
+/// What was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Wish {
+    /// GPU 0 where CUDA works, else the CPU's memory.
+    Any,
+    /// The CPU's memory: the emulated GPU's.
+    Cpu,
+    /// A CUDA ordinal, or a PCI address.
+    Cuda(String),
+}
+
+impl Wish {
+    pub(crate) fn parse(text: Option<&str>) -> Result<Self> {
+        let Some(text) = text else { return Ok(Self::Any) };
+        let is_ordinal = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        match text {
+            "cpu" | "emu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda("0".into())),
+            _ if is_ordinal(text) || text.contains('.') => Ok(Self::Cuda(text.into())),
+            _ => match text.strip_prefix("cuda:") {
+                Some(ordinal) if is_ordinal(ordinal) => Ok(Self::Cuda(ordinal.into())),
+                _ => Err(Error::Asked(format!(
+                    "'{}' is no device: it is cuda:0 or 0, a PCI address, or cpu",
+                    text.escape_debug()
+                ))),
+            },
+        }
+    }
+
+    /// Opens it. CUDA takes a fifth of a second to start, unless somebody in this process has started it.
+    pub(crate) fn open(&self) -> Result<Device> {
+        match self {
+            Self::Any => cuda("0", "the first that CUDA shows")
+                .or_else(|error| Ok(cpu(format!("no GPU, the memory of the CPU: {error}")))),
+            Self::Cpu => Ok(cpu("the memory of the CPU, as asked for".into())),
+            Self::Cuda(name) => Ok(cuda(name, "as asked for")?),
+        }
+    }
+}
+
+/// A GPU that is open: for CUDA its primary context, the one that torch, CuPy and JAX work in too.
+pub(crate) struct Device {
+    pub gpu: Arc<dyn Gpu>,
+    pub why: String,
+    pub dlpack: dlpack::Device,
+}
+
+fn cuda(name: &str, why: &str) -> onehop_gpu::Result<Device> {
+    let gpu = Cuda::load()?.open(name)?;
+    let ordinal = gpu.device().ordinal as i32;
+    Ok(Device { gpu: Arc::new(gpu), why: why.into(), dlpack: dlpack::Device::cuda(ordinal) })
+}
+
+fn cpu(why: String) -> Device {
+    Device { gpu: Arc::new(Emulated::new()), why, dlpack: dlpack::Device::CPU }
+}

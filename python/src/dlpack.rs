@@ -1,0 +1,214 @@
+//! Tensors for other libraries, without a copy: DLPack capsules, the old ones and those with a version.
+//!
+//! A capsule holds a managed tensor: what the memory is, and a function that whoever took it calls when it is no longer
+//! used, on any thread, with the GIL or without. Ours drops a [`Region`], and with it the arena if it was the last.
+#![allow(unsafe_code, reason = "DLPack is a C ABI")]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+use onehop_gpu::Region;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+/// The version of what is described here.
+pub(crate) const VERSION: (u32, u32) = (1, 1);
+
+/// The producer made a copy for this consumer alone.
+const IS_COPIED: u64 = 1 << 1;
+
+/// What kind of memory, and which of its kind: DLDevice.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Device {
+    pub kind: i32,
+    pub id: i32,
+}
+
+impl Device {
+    pub(crate) const CPU: Self = Self { kind: 1, id: 0 };
+
+    pub(crate) const fn cuda(ordinal: i32) -> Self {
+        Self { kind: 2, id: ordinal }
+    }
+}
+
+/// DLDataType.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DataType {
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+}
+
+/// DLTensor.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: Device,
+    dims: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+// SAFETY: a type and no call. Consumers call it once, with the pointer that they were given.
+type Deleter<M> = unsafe extern "C" fn(*mut M);
+
+/// DLManagedTensor.
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<Deleter<Self>>,
+}
+
+/// DLManagedTensorVersioned.
+#[repr(C)]
+struct Versioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: Option<Deleter<Self>>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// What a capsule is made of.
+pub(crate) struct Export {
+    /// Kept until the consumer is done.
+    pub memory: Region,
+    /// Where the first element is: an address of the device.
+    pub data: u64,
+    pub device: Device,
+    pub dtype: DataType,
+    pub shape: Vec<i64>,
+    /// From element to element in each dimension, in elements.
+    pub strides: Vec<i64>,
+    pub copied: bool,
+}
+
+/// A managed tensor and what it points to. It is what consumers have a pointer to, so it comes first.
+#[repr(C)]
+struct Held<M> {
+    managed: M,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    _memory: Region,
+}
+
+trait Layout: Sized {
+    /// What the capsule is called until somebody has taken the tensor out of it.
+    const NAME: &CStr;
+    fn new(tensor: DlTensor, flags: u64, minor: u32) -> Self;
+    fn tensor(&mut self) -> &mut DlTensor;
+    fn deleter(&self) -> Option<Deleter<Self>>;
+}
+
+impl Layout for Managed {
+    const NAME: &CStr = c"dltensor";
+
+    fn new(tensor: DlTensor, _flags: u64, _minor: u32) -> Self {
+        Self { tensor, context: std::ptr::null_mut(), deleter: Some(delete::<Self>) }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.tensor
+    }
+
+    fn deleter(&self) -> Option<Deleter<Self>> {
+        self.deleter
+    }
+}
+
+impl Layout for Versioned {
+    const NAME: &CStr = c"dltensor_versioned";
+
+    fn new(tensor: DlTensor, flags: u64, minor: u32) -> Self {
+        let version = [VERSION.0, minor];
+        Self { version, context: std::ptr::null_mut(), deleter: Some(delete::<Self>), flags, tensor }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.tensor
+    }
+
+    fn deleter(&self) -> Option<Deleter<Self>> {
+        self.deleter
+    }
+}
+
+/// A capsule for a consumer that knows this version of DLPack, or only the time before there were any.
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    export: Export,
+    version: Option<(u32, u32)>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    match version {
+        Some((major, minor)) if major >= VERSION.0 => {
+            let minor = if major > VERSION.0 { VERSION.1 } else { minor.min(VERSION.1) };
+            wrap::<Versioned>(py, export, minor)
+        }
+        _ => wrap::<Managed>(py, export, 0),
+    }
+}
+
+fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound<'_, PyCapsule>> {
+    let Export { memory, data, device, dtype, shape, strides, copied } = export;
+    let tensor = DlTensor {
+        data: data as *mut c_void,
+        device,
+        dims: shape.len() as i32,
+        dtype,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    let managed = M::new(tensor, if copied { IS_COPIED } else { 0 }, minor);
+    let held = Box::into_raw(Box::new(Held { managed, shape, strides, _memory: memory }));
+    // SAFETY: the box is this function's alone until the capsule has it.
+    let tensor = unsafe { (*held).managed.tensor() };
+    // SAFETY: as above; the vectors are not touched any more, so that their elements stay where they are.
+    (tensor.shape, tensor.strides) = unsafe { ((*held).shape.as_mut_ptr(), (*held).strides.as_mut_ptr()) };
+    // SAFETY: a box is never null.
+    let pointer = unsafe { NonNull::new_unchecked(held.cast::<c_void>()) };
+    // SAFETY: the pointer is valid until the deleter was called, which the destructor does if no consumer has taken it.
+    let capsule =
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(destroy::<M>)) };
+    if capsule.is_err() {
+        // SAFETY: there is no capsule, so nobody else has the pointer.
+        unsafe { delete::<M>(held.cast()) };
+    }
+    capsule
+}
+
+/// Called by consumers, once.
+///
+/// # Safety
+/// `managed` came out of [`wrap`], and is not used any more.
+// SAFETY: a Deleter, which only wrap gives away.
+unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
+    // SAFETY: the managed tensor is the first field of the Held that wrap has boxed.
+    drop(unsafe { Box::from_raw(managed.cast::<Held<M>>()) });
+}
+
+/// Called by Python when the capsule goes. Whoever takes the tensor out of it gives it another name.
+///
+/// # Safety
+/// `capsule` is one of [`wrap`]'s, and this thread has the GIL.
+// SAFETY: a destructor, which only wrap gives away.
+unsafe extern "C" fn destroy<M: Layout>(capsule: *mut ffi::PyObject) {
+    // SAFETY: the capsule lives for as long as its destructor runs.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: it has this name, so it still owns the managed tensor.
+    let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) }.cast::<M>();
+    // SAFETY: as above.
+    if let Some(deleter) = unsafe { (*managed).deleter() } {
+        // SAFETY: nobody has taken it, so this is the one call.
+        unsafe { deleter(managed) };
+    }
+}

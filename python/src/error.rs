@@ -1,0 +1,129 @@
+//! Errors, and the Python exceptions that they become: those of `onehop/errors.py`.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use onehop_load::Error as Load;
+
+/// The result of this module's calls.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Asked(String),
+    /// No such tensor.
+    #[error("the model has no tensor {0:?}")]
+    NoTensor(String),
+    /// A route that no file can take.
+    #[error("the route {route} cannot be had: {why}")]
+    Route { route: String, why: &'static str },
+    /// Not enough memory.
+    #[error(
+        "the tensors need {needed} bytes of GPU memory, and {free} are free: {missing} are missing. Load a part of them \
+         (names, dtypes, rank), or end what else uses the GPU"
+    )]
+    Fit { needed: u64, free: u64, missing: u64 },
+    /// Memory and file are not the same.
+    #[error("GPU memory and file differ from byte {at} of the arena on, in {tensor}")]
+    Differs { at: u64, tensor: String },
+    /// Model files, plans, and their way to the GPU.
+    #[error(transparent)]
+    Load(#[from] Load),
+    /// The GPU.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// The thread that loads did not say how it ended.
+    #[error("the thread that loads ended early; this is a defect of onehop")]
+    Lost,
+    /// The system gave no thread.
+    #[error("this machine gave no thread to load with: {0}")]
+    Thread(std::io::Error),
+}
+
+/// The exception's class, and the error of the system and the file behind it if there are such.
+struct Kind<'a> {
+    class: &'static str,
+    system: Option<(&'a std::io::Error, &'a str)>,
+}
+
+impl Kind<'_> {
+    const fn of(class: &'static str) -> Self {
+        Self { class, system: None }
+    }
+}
+
+impl Error {
+    fn kind(&self) -> Kind<'_> {
+        match self {
+            Self::Asked(_) => Kind::of("RequestError"),
+            Self::NoTensor(_) => Kind::of("UnknownTensorError"),
+            Self::Route { .. } => Kind::of("RouteError"),
+            Self::Fit { .. } => Kind::of("OutOfGpuMemoryError"),
+            Self::Differs { .. } => Kind::of("VerificationError"),
+            Self::Load(error) => load_kind(error),
+            Self::Gpu(_) => Kind::of("DeviceError"),
+            Self::Lost | Self::Thread(_) => Kind::of("OnehopError"),
+        }
+    }
+}
+
+fn load_kind(error: &Load) -> Kind<'_> {
+    use onehop_load::formats::index;
+    use onehop_load::{manifest, model};
+    match error {
+        Load::Open { file, source } => {
+            let class = match source.kind() {
+                std::io::ErrorKind::NotFound => "MissingFileError",
+                std::io::ErrorKind::PermissionDenied => "ForbiddenFileError",
+                _ => "FileError",
+            };
+            Kind { class, system: Some((source, file)) }
+        }
+        Load::Read { file, source, .. } => Kind { class: "FileError", system: Some((source, file)) },
+        Load::Index { why: index::Error::MissingShard { why, .. }, .. }
+        | Load::Model(model::Error::MissingPart { why, .. }) => load_kind(why),
+        Load::Loop { .. } | Load::Odd { .. } => Kind::of("FileError"),
+        Load::Ended { .. } | Load::Changed { .. } => Kind::of("ChangedFileError"),
+        Load::Manifest { why: manifest::Error::Differs { .. } | manifest::Error::Other { .. }, .. } => {
+            Kind::of("VerificationError")
+        }
+        Load::Crowded { .. }
+        | Load::TooLong { .. }
+        | Load::Safetensors { .. }
+        | Load::Gguf { .. }
+        | Load::Index { .. }
+        | Load::Manifest { .. }
+        | Load::Model(_) => Kind::of("FormatError"),
+        Load::Plan(_) => Kind::of("RequestError"),
+        Load::NoFile { .. } | Load::NotDirect { .. } => Kind::of("RouteError"),
+        Load::Gpu(_) => Kind::of("DeviceError"),
+        Load::Stalled { .. } => Kind::of("StalledError"),
+        Load::GivenUp => Kind::of("CancelledError"),
+        _ => Kind::of("OnehopError"),
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        Python::attach(|py| raise(py, &error.kind(), text).unwrap_or_else(|other| other))
+    }
+}
+
+fn raise(py: Python<'_>, kind: &Kind<'_>, text: String) -> PyResult<PyErr> {
+    let class = py.import("onehop.errors")?.getattr(kind.class)?;
+    let class = class.cast::<PyType>().map_err(|_| PyRuntimeError::new_err(text.clone()))?.clone();
+    // Those of the system have their number and their file as attributes, as users of OSError expect.
+    let number = kind.system.and_then(|(error, file)| Some((error.raw_os_error()?, file.to_owned())));
+    Ok(match number {
+        Some((number, file)) => {
+            let text: String = py.import("os")?.call_method1("strerror", (number,))?.extract()?;
+            PyErr::from_type(class, (number, text, file))
+        }
+        None => PyErr::from_type(class, text),
+    })
+}

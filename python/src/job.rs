@@ -1,0 +1,361 @@
+//! `onehop._native.Job`: a load under way. A thread of its own does it, so that Python goes on, and Ctrl-C is answered at
+//! once, whatever the disk or the GPU do.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::Region;
+use onehop_load::engine::{self, Prepared, RingEngine, Stopper};
+use onehop_load::model::Tensor as Entry;
+use onehop_load::plan::{Options, Placed};
+use onehop_load::stream::Stream;
+use onehop_load::{LocalFile, Manifest, Model, Part, Plan, Selection, TensorInfo, check};
+use pyo3::prelude::*;
+
+use crate::device::{Device, Wish};
+use crate::dlpack;
+use crate::dtype::{carried, data_type};
+use crate::error::{Error, Result};
+use crate::model::Dim;
+use crate::outcome::{Outcome, Start};
+use crate::tensor::{Tensor, packed_strides};
+
+/// How long Python is not asked whether somebody pressed Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
+const END: Duration = Duration::from_secs(1);
+
+/// What every tensor's address is a multiple of, if it has as many bytes: XLA and others want it of scalars too.
+const ALIGN: u64 = 64;
+
+/// What is to be loaded, and how.
+pub(crate) struct Request {
+    pub model: Arc<Model>,
+    pub device: Wish,
+    pub wanted: Wanted,
+    pub options: engine::Options,
+    pub verify: bool,
+    pub manifest: Option<PathBuf>,
+    pub measure_limit: bool,
+}
+
+/// What of the model.
+pub(crate) enum Wanted {
+    Selection(Selection),
+    /// A part of one tensor, and how it is looked at.
+    Part {
+        tensor: Entry,
+        part: Part,
+        view: View,
+    },
+}
+
+/// The elements of a part that are given away.
+pub(crate) struct View {
+    pub dims: Vec<Dim>,
+}
+
+enum Event {
+    Tensor(Box<Tensor>),
+    Done(Result<Box<Outcome>>),
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// Ends the engine, once there is one.
+    stopper: Mutex<Option<Stopper>>,
+    bytes: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Shared {
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(stopper) = &*self.stopper.lock().unwrap_or_else(PoisonError::into_inner) {
+            stopper.stop();
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// A load under way. Dropping it ends it.
+#[pyclass(frozen, module = "onehop")]
+pub(crate) struct Job {
+    events: Mutex<Receiver<Event>>,
+    shared: Arc<Shared>,
+    /// Whether there is nothing more to come: it was said how the load ended.
+    over: AtomicBool,
+    outcome: Mutex<Option<Outcome>>,
+}
+
+impl Job {
+    pub(crate) fn start(request: Request) -> Result<Self> {
+        let (sender, events) = channel();
+        let shared = Arc::<Shared>::default();
+        let work = Work { request, shared: shared.clone(), sender, start: Instant::now() };
+        let thread = std::thread::Builder::new().name("onehop load".into());
+        thread.spawn(move || work.run()).map_err(Error::Thread)?;
+        Ok(Self {
+            events: Mutex::new(events),
+            shared,
+            over: AtomicBool::new(false),
+            outcome: Mutex::default(),
+        })
+    }
+
+    fn receive(&self, limit: Duration) -> std::result::Result<Event, RecvTimeoutError> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(limit)
+    }
+
+    fn wait(&self, py: Python<'_>) -> PyResult<Event> {
+        loop {
+            py.check_signals().inspect_err(|_| self.cancel(py))?;
+            if self.shared.is_stopped() {
+                return Err(Error::from(onehop_load::Error::GivenUp).into());
+            }
+            match py.detach(|| self.receive(LOOK)) {
+                Ok(event) => return Ok(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Lost.into()),
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Job {
+    /// The next tensor whose bytes are all there; None when there are no more.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+        if self.over.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        match self.wait(py)? {
+            Event::Tensor(tensor) => Ok(Some(*tensor)),
+            Event::Done(outcome) => {
+                self.over.store(true, Ordering::Release);
+                *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(*outcome?);
+                Ok(None)
+            }
+        }
+    }
+
+    /// How the load went, once it is over.
+    #[getter]
+    fn outcome(&self) -> Option<Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Bytes of tensors that have arrived so far, and all that are to come.
+    #[getter]
+    fn progress(&self) -> (u64, u64) {
+        (self.shared.bytes.load(Ordering::Acquire), self.shared.total.load(Ordering::Acquire))
+    }
+
+    /// Has the load end as soon as what is under way allows, and waits a second for that. What the disk or the GPU never
+    /// answer goes on alone.
+    fn cancel(&self, py: Python<'_>) {
+        if self.over.load(Ordering::Acquire) {
+            return;
+        }
+        self.shared.stop();
+        py.detach(|| {
+            let start = Instant::now();
+            while start.elapsed() < END && !matches!(self.receive(LOOK), Err(RecvTimeoutError::Disconnected))
+            {
+            }
+        });
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// What the thread does.
+struct Work {
+    request: Request,
+    shared: Arc<Shared>,
+    sender: Sender<Event>,
+    start: Instant,
+}
+
+impl Work {
+    fn run(self) {
+        let outcome = self.load().map(Box::new);
+        // Whoever waited may have gone.
+        let _ = self.sender.send(Event::Done(outcome));
+    }
+
+    fn go_on(&self) -> bool {
+        !self.shared.is_stopped()
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.go_on() { Ok(()) } else { Err(onehop_load::Error::GivenUp.into()) }
+    }
+
+    fn load(&self) -> Result<Outcome> {
+        let Request { model, device, options, .. } = &self.request;
+        let (plan, prepared, device, gpu_start) = std::thread::scope(|scope| {
+            // CUDA takes a while to start: everything that needs no GPU is done meanwhile.
+            let gpu = scope.spawn(|| (device.open(), self.start.elapsed()));
+            let plan = self.plan()?;
+            let prepared = Prepared::new(&plan, &model.files, options)?;
+            let (device, took) = gpu.join().map_err(|_| Error::Lost)?;
+            Ok::<_, Error>((plan, prepared, device?, took))
+        })?;
+        fits(&plan, &device)?;
+        let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
+        let manifest = manifest.transpose()?;
+        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
+        let begin = Instant::now();
+        let engine = RingEngine::start(&*device.gpu, &plan, prepared)?;
+        *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine.stopper());
+        // Whoever cancelled before there was a stopper has left word.
+        self.check()?;
+        let stream = self.arrive(Stream::new(plan, engine), &device)?;
+        let took = begin.elapsed();
+        model.still_same()?;
+        let account = stream.engine().account();
+        let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
+        let (plan, arena) = stream.finish()?;
+        let verified_by = self.verify(&plan, &arena, manifest.as_ref())?;
+        let start = Start { begun: self.start, gpu: gpu_start };
+        let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
+        Ok(Outcome::new(model, &device, account, went, &start, verified_by))
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let options = Options { small: ALIGN, ..Options::ring() };
+        let model = &self.request.model;
+        let plan = match &self.request.wanted {
+            Wanted::Selection(selection) => Plan::new(model, selection, options),
+            Wanted::Part { tensor, part, .. } => Plan::of_part(model, tensor, part.clone(), options),
+        };
+        Ok(plan.map_err(onehop_load::Error::from)?)
+    }
+
+    /// Hands tensors out as they arrive.
+    fn arrive(&self, mut stream: Stream<RingEngine>, device: &Device) -> Result<Stream<RingEngine>> {
+        while let Some(lent) = stream.next()? {
+            let tensor = match &self.request.wanted {
+                Wanted::Selection(_) => whole(lent.tensor, lent.arena, device.dlpack)?,
+                Wanted::Part { tensor, part, view } => {
+                    view.tensor(&tensor.info, part, lent.arena, lent.tensor.at, device.dlpack)?
+                }
+            };
+            self.shared.bytes.store(stream.bytes(), Ordering::Release);
+            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+        }
+        Ok(stream)
+    }
+
+    fn verify(
+        &self,
+        plan: &Plan,
+        arena: &Region,
+        manifest: Option<&Manifest>,
+    ) -> Result<Option<&'static str>> {
+        let (model, go_on) = (&self.request.model, || self.go_on());
+        let mut by = None;
+        if self.request.verify {
+            if let Some(differs) = check::compare(plan, &model.files, arena, &go_on)? {
+                return Err(Error::Differs { at: differs.at, tensor: differs.tensor });
+            }
+            by = Some("every byte compared with the files, read once more");
+        }
+        if let (Some(manifest), Some(path)) = (manifest, &self.request.manifest) {
+            let sums = check::check_sums(plan, arena, &go_on)?;
+            let file = path.display().to_string();
+            let wrong = check::against(manifest, model, plan, &sums);
+            wrong.map_err(|why| onehop_load::Error::Manifest { file, why })?;
+            by = by.or(Some("the manifest's check sums, of the tensors as they lie in GPU memory"));
+        }
+        Ok(by)
+    }
+}
+
+fn fits(plan: &Plan, device: &Device) -> Result<()> {
+    let fit = device.gpu.free_memory()?.map(|free| plan.fit(free));
+    match fit.filter(|fit| !fit.fits) {
+        Some(fit) => Err(Error::Fit {
+            needed: fit.peak_gpu_bytes,
+            free: fit.free_gpu_bytes,
+            missing: fit.missing_bytes,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Bytes of the arena.
+fn memory(arena: &Region, at: u64, bytes: u64) -> Result<Region> {
+    Ok(arena.slice(at as usize..(at + bytes) as usize)?)
+}
+
+fn whole(placed: &Placed, arena: &Region, device: dlpack::Device) -> Result<Tensor> {
+    let Placed { name, dtype, shape, at, bytes, .. } = placed;
+    let info =
+        TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };
+    let given: Vec<i64> = carried(&info).shape.iter().map(|n| *n as i64).collect();
+    Ok(Tensor {
+        strides: packed_strides(&given),
+        shape: given,
+        carrier: data_type(*dtype),
+        memory: memory(arena, *at, *bytes)?,
+        name: info.name,
+        dtype: *dtype,
+        logical: info.shape,
+        device,
+    })
+}
+
+impl View {
+    /// The tensor of these elements, of a part that lies at `at`.
+    fn tensor(
+        &self,
+        info: &TensorInfo,
+        part: &Part,
+        arena: &Region,
+        at: u64,
+        device: dlpack::Device,
+    ) -> Result<Tensor> {
+        let carrier = data_type(info.dtype);
+        let held: Vec<i64> = part.shape.iter().map(|n| *n as i64).collect();
+        let (mut shape, mut strides, mut first, mut last) = (Vec::new(), Vec::new(), 0, 0);
+        for ((dim, held), stride) in self.dims.iter().zip(&part.shape).zip(packed_strides(&held)) {
+            let stride = stride as u64;
+            // A dimension that the part has more of than was asked for, it has all of.
+            let start = if *held == dim.end() - dim.first { 0 } else { dim.first };
+            first += start * stride;
+            last += (start + dim.count.saturating_sub(1) * dim.step) * stride;
+            if !dim.single {
+                shape.push(dim.count as i64);
+                strides.push((stride * dim.step) as i64);
+            }
+        }
+        let is_whole = shape.iter().map(|n| *n as u64).eq(carried(info).shape);
+        let width = u64::from(carrier.bits / 8);
+        let elements = if self.dims.iter().any(|dim| dim.count == 0) { 0 } else { last + 1 - first };
+        let first = if elements == 0 { 0 } else { first };
+        Ok(Tensor {
+            name: info.name.clone(),
+            dtype: info.dtype,
+            carrier,
+            logical: if is_whole { info.shape.clone() } else { shape.iter().map(|n| *n as u64).collect() },
+            memory: memory(arena, at + first * width, elements * width)?,
+            shape,
+            strides,
+            device,
+        })
+    }
+}

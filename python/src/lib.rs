@@ -1,0 +1,25 @@
+//! The native half of the Python package `onehop`. What users call is in `onehop/__init__.py`; here are model files
+//! that are open ([`model`]), a load under way ([`job`]), what it hands out ([`tensor`]) and tells ([`outcome`]).
+
+mod device;
+mod dlpack;
+mod dtype;
+mod error;
+mod job;
+mod model;
+mod outcome;
+mod tensor;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::job::Job;
+    #[pymodule_export]
+    use super::model::Model;
+    #[pymodule_export]
+    use super::outcome::{Limit, Outcome, WhyNot};
+    #[pymodule_export]
+    use super::tensor::Tensor;
+}

@@ -1,0 +1,260 @@
+//! `onehop._native.Model`: model files, open, and what can be loaded of them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use onehop_load::formats::{Metadata, gguf};
+use onehop_load::model::Tensor;
+use onehop_load::{Dtype, Local, Part, Selection, engine};
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyEllipsis, PyList, PySlice, PyTuple};
+
+use crate::device::Wish;
+use crate::dtype::carried;
+use crate::error::{Error, Result};
+use crate::job::{Job, Request, View, Wanted};
+
+/// Model files, open.
+#[pyclass(frozen, module = "onehop")]
+pub(crate) struct Model {
+    inner: Arc<onehop_load::Model>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Model {
+    fn tensor(&self, name: &str) -> Result<&Tensor> {
+        let found = self.by_name.get(name).and_then(|i| self.inner.tensors.get(*i));
+        found.ok_or_else(|| Error::NoTensor(name.into()))
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Opens files, directories and indexes, which together are one model.
+    #[new]
+    fn open(py: Python<'_>, paths: Vec<PathBuf>) -> Result<Self> {
+        let inner = py.detach(|| onehop_load::Model::open(&Local, &paths))?;
+        let by_name = inner.tensors.iter().enumerate().map(|(i, t)| (t.info.name.clone(), i)).collect();
+        Ok(Self { inner: Arc::new(inner), by_name })
+    }
+
+    /// safetensors, or gguf.
+    #[getter]
+    fn format(&self) -> &'static str {
+        self.inner.format
+    }
+
+    /// The names of all tensors, file by file and in the order of their bytes.
+    fn names(&self) -> Vec<&str> {
+        self.inner.tensors.iter().map(|t| t.info.name.as_str()).collect()
+    }
+
+    /// The type and the dimensions of a tensor, as it is given away.
+    fn info(&self, name: &str) -> Result<(&'static str, Vec<u64>)> {
+        let tensor = &self.tensor(name)?.info;
+        Ok((tensor.dtype.name(), carried(tensor).shape))
+    }
+
+    /// What the files say of themselves; where two give the same name another value, the first.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for metadata in &self.inner.metadata {
+            match metadata {
+                Metadata::Safetensors(texts) => {
+                    texts.iter().try_for_each(|(key, text)| add(&all, key, text))?;
+                }
+                Metadata::Gguf(values) => {
+                    for (key, value) in values {
+                        add(&all, key, python(py, value)?)?;
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Starts to load what is selected.
+    #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, route, threads, verify, manifest, measure_limit))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn load(
+        &self,
+        device: Option<&str>,
+        only: Vec<String>,
+        without: Vec<String>,
+        dtypes: Vec<String>,
+        rank: Option<(u64, u64)>,
+        cuts: Vec<(String, usize)>,
+        route: &str,
+        threads: Option<usize>,
+        verify: bool,
+        manifest: Option<PathBuf>,
+        measure_limit: bool,
+    ) -> Result<Job> {
+        let mut selection = Selection::default();
+        for pattern in &only {
+            selection = selection.only(pattern);
+        }
+        for pattern in &without {
+            selection = selection.except(pattern);
+        }
+        for name in &dtypes {
+            let dtype: std::result::Result<Dtype, _> = name.to_uppercase().parse();
+            selection = selection.dtype(dtype.map_err(|e| Error::Asked(e.to_string()))?);
+        }
+        for (pattern, dim) in &cuts {
+            selection = selection.cut(pattern, *dim);
+        }
+        if let Some((rank, ranks)) = rank {
+            selection = selection.rank(rank, ranks).map_err(onehop_load::Error::from)?;
+        }
+        Job::start(Request {
+            model: self.inner.clone(),
+            device: Wish::parse(device)?,
+            wanted: Wanted::Selection(selection),
+            options: engine::Options { route: parse_route(route)?, threads, slot: None },
+            verify,
+            manifest,
+            measure_limit,
+        })
+    }
+
+    /// Starts to load the elements of a tensor that a NumPy index of integers and slices names.
+    #[pyo3(signature = (name, index, *, device))]
+    fn load_part(&self, name: &str, index: &Bound<'_, PyAny>, device: Option<&str>) -> PyResult<Job> {
+        let tensor = self.tensor(name)?;
+        let info = carried(&tensor.info);
+        let view = view(index, &info.shape)?;
+        let ranges: Vec<_> = view.dims.iter().map(|dim| dim.first..dim.end()).collect();
+        let part = Part::within(&info, &ranges).map_err(|e| Error::from(onehop_load::Error::from(e)))?;
+        let tensor = Tensor { info: tensor.info.clone(), file: tensor.file };
+        Ok(Job::start(Request {
+            model: self.inner.clone(),
+            device: Wish::parse(device)?,
+            wanted: Wanted::Part { tensor, part, view },
+            options: engine::Options::default(),
+            verify: false,
+            manifest: None,
+            measure_limit: false,
+        })?)
+    }
+}
+
+fn add<'py>(all: &Bound<'py, PyDict>, key: &str, value: impl IntoPyObject<'py>) -> PyResult<()> {
+    if all.contains(key)? { Ok(()) } else { all.set_item(key, value) }
+}
+
+/// A value as Python has it: a number, a truth value, a text, or lists of these.
+fn python<'py>(py: Python<'py>, value: &gguf::Value) -> PyResult<Bound<'py, PyAny>> {
+    macro_rules! one {
+        ($($kind:ident)*) => {
+            match value {
+                $(gguf::Value::$kind(one) => one.into_bound_py_any(py),)*
+                gguf::Value::Array(many) => list(py, many),
+            }
+        };
+    }
+    one!(U8 I8 U16 I16 U32 I32 F32 Bool Text U64 I64 F64)
+}
+
+fn list<'py>(py: Python<'py>, values: &gguf::Array) -> PyResult<Bound<'py, PyAny>> {
+    macro_rules! many {
+        ($($kind:ident)*) => {
+            match values {
+                // Bytes too: a list of numbers, like all others.
+                $(gguf::Array::$kind(many) => Ok(PyList::new(py, many.iter().copied())?.into_any()),)*
+                gguf::Array::Text(texts) => texts.into_bound_py_any(py),
+                gguf::Array::Array(arrays) => {
+                    let arrays = arrays.iter().map(|array| list(py, array)).collect::<PyResult<Vec<_>>>()?;
+                    arrays.into_bound_py_any(py)
+                }
+            }
+        };
+    }
+    many!(U8 I8 U16 I16 U32 I32 F32 Bool U64 I64 F64)
+}
+
+fn parse_route(text: &str) -> Result<engine::Route> {
+    let why = match text {
+        "auto" => return Ok(engine::Route::Auto),
+        "cpu/cached" => return Ok(engine::Route::Cached),
+        "cpu/pinned" => return Ok(engine::Route::Pinned),
+        "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => {
+            "files of a mounted file system are the kernel's to read; it needs a drive that onehop drives itself"
+        }
+        "cufile" => "this build does not call libcufile",
+        _ => {
+            return Err(Error::Asked(format!(
+                "'{}' is no route: auto, cpu/cached and cpu/pinned are",
+                text.escape_debug()
+            )));
+        }
+    };
+    Err(Error::Route { route: text.into(), why })
+}
+
+/// Elements of one dimension.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dim {
+    pub first: u64,
+    pub step: u64,
+    pub count: u64,
+    /// Whether it is gone from the result: an integer was given.
+    pub single: bool,
+}
+
+impl Dim {
+    /// The end of the stretch that it is in.
+    pub(crate) fn end(&self) -> u64 {
+        if self.count == 0 { self.first } else { self.first + (self.count - 1) * self.step + 1 }
+    }
+}
+
+/// The dimensions that an index leaves, as NumPy reads it.
+fn view(index: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<View> {
+    let items: Vec<_> = match index.cast::<PyTuple>() {
+        Ok(items) => items.iter().collect(),
+        Err(_) => vec![index.clone()],
+    };
+    let is_rest = |item: &Bound<'_, PyAny>| item.is_instance_of::<PyEllipsis>();
+    let rest = items.iter().position(is_rest);
+    let given = items.len() - usize::from(rest.is_some());
+    if given > shape.len() {
+        let text = format!("{given} indices for {} dimensions", shape.len());
+        return Err(PyIndexError::new_err(text));
+    }
+    let mut dims = Vec::with_capacity(shape.len());
+    for (i, item) in items.iter().enumerate() {
+        if Some(i) == rest {
+            let all = shape.iter().skip(dims.len()).take(shape.len() - given);
+            dims.extend(all.map(|size| Dim { first: 0, step: 1, count: *size, single: false }));
+        } else if let Some(size) = shape.get(dims.len()) {
+            dims.push(dim(item, *size)?);
+        }
+    }
+    let all = shape.iter().skip(dims.len());
+    dims.extend(all.map(|size| Dim { first: 0, step: 1, count: *size, single: false }));
+    Ok(View { dims })
+}
+
+fn dim(item: &Bound<'_, PyAny>, size: u64) -> PyResult<Dim> {
+    if let Ok(slice) = item.cast::<PySlice>() {
+        let indices = slice.indices(size.try_into().unwrap_or(isize::MAX))?;
+        if indices.step < 1 {
+            return Err(Error::Asked("slices go forward: their step is 1 or more".into()).into());
+        }
+        let (first, step) = (indices.start as u64, indices.step as u64);
+        return Ok(Dim { first, step, count: indices.slicelength as u64, single: false });
+    }
+    let number: Option<i64> = if item.is_instance_of::<PyBool>() { None } else { item.extract().ok() };
+    let Some(number) = number else {
+        return Err(PyTypeError::new_err("an index is made of integers, slices and ..."));
+    };
+    let first = if number < 0 { size.checked_sub(number.unsigned_abs()) } else { Some(number as u64) };
+    match first.filter(|first| *first < size) {
+        Some(first) => Ok(Dim { first, step: 1, count: 1, single: true }),
+        None => Err(PyIndexError::new_err(format!("index {number} of a dimension of {size}"))),
+    }
+}

@@ -1,0 +1,233 @@
+//! `onehop.Tensor`: memory with a type and a shape, for other libraries to take over.
+
+use onehop_gpu::{Emulated, Gpu, Place, Region};
+use onehop_load::Dtype;
+use onehop_os::DmaMemory;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyTuple};
+
+use crate::dlpack::{self, DataType, Export};
+use crate::dtype::{data_type, is_packed};
+use crate::error::{Error, Result};
+
+/// Bytes that are copied at a time.
+const PIECE: usize = 4 << 20;
+
+/// A tensor in the memory of a GPU, or of the CPU. The memory stays as long as this, or anything made of it, does.
+#[pyclass(frozen, module = "onehop")]
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    pub name: String,
+    pub dtype: Dtype,
+    /// How its memory is given away: that of `dtype`, or another of the same width.
+    pub carrier: DataType,
+    pub shape: Vec<i64>,
+    /// In elements.
+    pub strides: Vec<i64>,
+    /// Its dimensions in elements; of a part of a packed tensor those of its bytes.
+    pub logical: Vec<u64>,
+    /// From its first byte to its last.
+    pub memory: Region,
+    pub device: dlpack::Device,
+}
+
+/// The strides of a tensor whose elements lie one behind the other.
+pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim].max(1);
+    }
+    strides
+}
+
+impl Tensor {
+    fn width(&self) -> usize {
+        usize::from(self.carrier.bits / 8)
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().map(|n| *n as usize).product()
+    }
+
+    /// Where the first byte is, as the device's users address it.
+    fn address(&self) -> u64 {
+        self.memory.host().map_or(self.memory.addr().0, |host| host.host_ptr() as u64)
+    }
+
+    /// A copy in the CPU's memory, with the same strides.
+    fn on_cpu(&self) -> onehop_gpu::Result<Region> {
+        let copy = Emulated::new().alloc(Place::Vram, self.memory.len().max(1))?;
+        let mut piece = vec![0; PIECE.min(self.memory.len())];
+        for at in (0..self.memory.len()).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(self.memory.len() - at)];
+            self.memory.read(at, piece)?;
+            copy.write(at, piece)?;
+        }
+        Ok(copy)
+    }
+
+    fn bytes(&self) -> onehop_gpu::Result<Vec<u8>> {
+        let mut all = vec![0; self.memory.len()];
+        self.memory.read(0, &mut all)?;
+        if self.is_contiguous() {
+            return Ok(all);
+        }
+        let mut places = vec![0];
+        for (size, stride) in self.shape.iter().zip(&self.strides) {
+            places = places.iter().flat_map(|at| (0..*size).map(move |i| at + i * stride)).collect();
+        }
+        let width = self.width();
+        let element = |at: i64| all.get(at as usize * width..(at as usize + 1) * width).unwrap_or_default();
+        Ok(places.into_iter().flat_map(element).copied().collect())
+    }
+
+    fn export(&self, copied: Option<Region>) -> Export {
+        let (device, data) = match &copied {
+            Some(copy) => (dlpack::Device::CPU, copy.host().map_or(0, |host| host.host_ptr() as u64)),
+            None => (self.device, self.address()),
+        };
+        Export {
+            device,
+            data,
+            copied: copied.is_some(),
+            memory: copied.unwrap_or_else(|| self.memory.clone()),
+            dtype: self.carrier,
+            shape: self.shape.clone(),
+            strides: self.strides.clone(),
+        }
+    }
+
+    /// What the consumer says of its stream. All bytes are there before a tensor is handed out: the load has waited for
+    /// the copies, so that no stream has to wait for anything.
+    fn check_stream(&self, stream: Option<i64>) -> PyResult<()> {
+        match stream {
+            None | Some(-1) => Ok(()),
+            Some(1..) if self.device != dlpack::Device::CPU => Ok(()),
+            Some(0) if self.device != dlpack::Device::CPU => Err(PyValueError::new_err(
+                "stream 0 could be either of CUDA's two default streams: 1 is the legacy one, 2 that of the thread",
+            )),
+            Some(stream) => Err(PyValueError::new_err(format!("{} has no stream {stream}", self.device()))),
+        }
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    /// Its name in the model.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its elements, as model files write it: F32, BF16, F8_E4M3, Q4_K.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// Its dimensions, slowest first; of packed types those of their bytes.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// Its dimensions in elements, packed or not; of a part of a packed tensor those of its bytes.
+    #[getter]
+    fn logical_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.logical)
+    }
+
+    /// From element to element in each dimension, in elements.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.strides)
+    }
+
+    /// How many bytes its elements have.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.elements() * self.width()
+    }
+
+    /// Where it is: cuda:0, or cpu.
+    #[getter]
+    fn device(&self) -> String {
+        if self.device == dlpack::Device::CPU { "cpu".into() } else { format!("cuda:{}", self.device.id) }
+    }
+
+    /// Whether its elements share bytes, so that it is given away as bytes.
+    #[getter]
+    fn is_packed(&self) -> bool {
+        is_packed(self.dtype)
+    }
+
+    /// Whether its elements lie one behind the other.
+    #[getter]
+    fn is_contiguous(&self) -> bool {
+        let packed = packed_strides(&self.shape);
+        let same = |(dim, size): (usize, &i64)| *size == 1 || self.strides[dim] == packed[dim];
+        self.elements() == 0 || self.shape.iter().enumerate().all(same)
+    }
+
+    /// The same memory, given away as elements of another type of the same width: for libraries that do not know this one.
+    #[pyo3(signature = (dtype, /))]
+    fn carried_as(&self, dtype: &str) -> Result<Self> {
+        let other: Dtype =
+            dtype.parse().map_err(|e: onehop_load::UnknownDtype| Error::Asked(e.to_string()))?;
+        let carrier = data_type(other);
+        if is_packed(other) || carrier.bits != self.carrier.bits {
+            return Err(Error::Asked(format!(
+                "{other} is not as wide as {}, which {:?} is given away as",
+                self.dtype, self.name
+            )));
+        }
+        Ok(Self { carrier, ..self.clone() })
+    }
+
+    /// A copy of its bytes, in the order of its elements.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| self.bytes()).map_err(Error::from)?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// A DLPack capsule of its memory. Where dl_device asks for the CPU's memory, or copy for a copy there, it is copied.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        self.check_stream(stream)?;
+        let here = (self.device.kind, self.device.id);
+        let cpu = (dlpack::Device::CPU.kind, dlpack::Device::CPU.id);
+        let wanted = dl_device.unwrap_or(here);
+        let copied = match (wanted == here, copy) {
+            (true, None | Some(false)) => None,
+            (false, Some(false)) => {
+                return Err(PyBufferError::new_err("another device takes a copy, and none is allowed"));
+            }
+            _ if wanted == cpu => Some(py.detach(|| self.on_cpu()).map_err(Error::from)?),
+            _ => {
+                return Err(PyBufferError::new_err(format!(
+                    "onehop copies from {} to the CPU's memory only: take the tensor as it is, and copy that",
+                    self.device()
+                )));
+            }
+        };
+        dlpack::capsule(py, self.export(copied), max_version)
+    }
+
+    /// DLPack's numbers of its device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device.kind, self.device.id)
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { name, dtype, shape, .. } = self;
+        format!("<onehop.Tensor {name:?} {dtype} {shape:?} on {}>", self.device())
+    }
+}

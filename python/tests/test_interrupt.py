@@ -1,0 +1,82 @@
+"""A load leaves Python to others, and ends when it is told to."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import onehop
+import pytest
+
+SIZE = 2 << 30
+
+
+@pytest.fixture
+def long_load(tmp_path):
+    """A file that takes a while, and no room on the disk: most of it is a hole."""
+    text = b'{"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (SIZE, SIZE)
+    path = tmp_path / "long"
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.truncate(8 + len(text) + SIZE)
+    return path
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_signal_ends_it(long_load):
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        start = time.monotonic()
+        with pytest.raises(Stop):
+            onehop.load(long_load, "cpu", threads=1)
+        # A second is promised; a machine that is busy with other things is given more.
+        assert time.monotonic() - start < 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_ctrl_c_is_a_keyboard_interrupt(long_load):
+    program = f"""
+import onehop
+print("begun", flush=True)
+try:
+    onehop.load({str(long_load)!r}, "cpu", threads=1)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "begun\n"
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[0] == "interrupted\n" and child.returncode == 0
+
+
+def test_other_threads_go_on(long_load):
+    over, turns = threading.Event(), []
+
+    def count():
+        while not over.is_set():
+            turns.append(time.monotonic())
+            time.sleep(0.001)
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        arriving = onehop.stream(long_load, "cpu", threads=1)
+        start = time.monotonic()
+        threading.Timer(0.5, arriving.close).start()
+        with pytest.raises(onehop.errors.CancelledError):
+            list(arriving)
+        assert sum(start <= turn <= start + 0.5 for turn in turns) > 5
+    finally:
+        over.set()
+        other.join()
