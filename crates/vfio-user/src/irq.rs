@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::error::Refusal;
 use crate::wire::IrqAction;
@@ -49,6 +49,18 @@ impl State {
     }
 }
 
+/// Takes an event fd; a pipe or a socket could end or stop this process when it is written to.
+fn check_event(event: &OwnedFd) -> Result<(), Refusal> {
+    let refused = |e| Refusal::invalid(format!("an interrupt's event fd cannot be used: {e}"));
+    // Event fds have no file type, as other anonymous files that refuse to be written.
+    if FileType::from_raw_mode(fstat(event).map_err(refused)?.st_mode) != FileType::Unknown {
+        return Err(Refusal::invalid("an interrupt came with something that is no event fd"));
+    }
+    // A device must not hang because its client does not read.
+    let flags = fcntl_getfl(event).map_err(refused)?;
+    fcntl_setfl(event, flags | OFlags::NONBLOCK).map_err(refused)
+}
+
 /// The vectors of a function.
 pub struct Interrupts(Mutex<State>);
 
@@ -84,11 +96,7 @@ impl Interrupts {
 
     /// Gives vectors their event fds, or takes them away.
     pub(crate) fn connect(&self, start: u32, events: Vec<Option<OwnedFd>>) -> Result<(), Refusal> {
-        for event in events.iter().flatten() {
-            // A device must not hang because its client does not read.
-            let flags = fcntl_getfl(event).and_then(|flags| fcntl_setfl(event, flags | OFlags::NONBLOCK));
-            flags.map_err(|e| Refusal::invalid(format!("an interrupt's event fd cannot be used: {e}")))?;
-        }
+        events.iter().flatten().try_for_each(check_event)?;
         let mut state = self.state();
         for (vector, event) in state.vectors.iter_mut().skip(start as usize).zip(events) {
             vector.event = event;

@@ -23,6 +23,6 @@ pub use config::ConfigSpace;
 pub use error::{Error, Refusal, Result};
 pub use function::Function;
 pub use irq::Interrupts;
-pub use model::{Bar, Identity, Model};
+pub use model::{Bar, Identity, Model, Reach};
 pub use nvme::Nvme;
-pub use server::{Event, Server};
+pub use server::{Event, Server, serve};

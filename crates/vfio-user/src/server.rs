@@ -45,6 +45,16 @@ impl fmt::Display for Event {
     }
 }
 
+/// Serves one client on a connection until it closes or `stop` says so; why it ended, where the client did not just close.
+pub fn serve(
+    stream: UnixStream,
+    function: &Function,
+    stop: &dyn Fn() -> bool,
+    tell: &dyn Fn(Event),
+) -> Option<String> {
+    session::run(stream, function, stop, tell).err().map(|broken| broken.to_string())
+}
+
 /// A socket, removed on drop.
 pub struct Server {
     listener: UnixListener,
@@ -83,8 +93,7 @@ impl Server {
     pub fn run(&self, function: &Function, stop: &dyn Fn() -> bool, tell: &dyn Fn(Event)) -> Result<()> {
         while let Some(stream) = self.accept(stop)? {
             tell(Event::Connected);
-            let ended = session::run(stream, function, stop, tell);
-            tell(Event::Closed(ended.err().map(|broken| broken.to_string())));
+            tell(Event::Closed(serve(stream, function, stop, tell)));
         }
         Ok(())
     }

@@ -9,5 +9,6 @@ mod maps;
 mod owned;
 mod refusals;
 mod run;
+mod serve;
 mod signals;
 mod transfers;

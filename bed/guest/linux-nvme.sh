@@ -1,0 +1,40 @@
+# What the jobs share that have Linux's own NVMe driver on simulated drives, which bed/vfio-user serves: PLAIN (512-byte
+# blocks), BIG (4096), BAD (blocks that cannot be read), LOST (a command that never completes), GONE (leaves the bus under
+# load), PULL (is removed under load and found again). The first job that comes here loads the driver.
+
+# The controller, and the namespace's block device, of the drive with a serial number.
+controller() {
+    local at
+    for at in /sys/class/nvme/nvme[0-9]*; do
+        [ "$(tr -d ' ' <"$at/serial" 2>/dev/null)" != "$1" ] || echo "${at##*/}"
+    done
+}
+block() { echo "/dev/$(controller "$1")n1"; }
+is_up() { [ -b "$(block "$1")" ] && [ "$(cat "/sys/class/nvme/$(controller "$1")/state")" = live ]; }
+is_away() { [ -z "$(controller "$1")" ]; }
+function_of() { basename "$(readlink -f "/sys/class/nvme/$1/device")"; }
+said() { dmesg | grep -q "$1"; }
+
+# fio SERIAL NAME OPTION...: direct I/O in four threads, 64 commands deep each.
+load_fio() {
+    local serial=$1
+    shift
+    fio --filename="$(block "$serial")" --direct=1 --ioengine=libaio --iodepth=64 --numjobs=4 --thread --group_reporting \
+        --minimal "$@" 2>/dev/null
+}
+# Writes 8 MiB in each thread at random, in all sizes from a block to 64 KiB, and reads it back.
+verified() {
+    load_fio "$1" --name=verify --rw=randwrite --bsrange="$2-64k" --size=8m --offset_increment=8m --verify=crc32c \
+        --verify_fatal=1
+}
+
+PATH=/sbin:/bin
+mkdir -p /dev/shm /mnt
+ln -sf /proc/mounts /etc/mtab
+# Short time-outs, so that the driver's way out of a lost command is seen.
+[ -e /sys/module/nvme ] || grep '^nvme ' /modules/order | while read -r _ file; do
+    case $file in
+    nvme-core.ko) insmod "/modules/$file" io_timeout=4 admin_timeout=8 ;;
+    *) insmod "/modules/$file" ;;
+    esac
+done

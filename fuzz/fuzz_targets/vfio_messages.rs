@@ -1,0 +1,25 @@
+//! The messages of a vfio-user client, byte by byte: what is taken for a request says of itself what its bytes say.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use onehop_vfio_user::wire::{HEADER, Header, MAX_DATA, MAX_MESSAGE, Request, command};
+
+fuzz_target!(|data: &[u8]| {
+    let Some((raw, payload)) = data.split_first_chunk::<HEADER>() else { return };
+    let header = Header::decode(raw);
+    assert_eq!(&header.encode(), raw);
+    if let Ok(payload) = header.payload() {
+        assert!(payload + HEADER <= MAX_MESSAGE);
+    }
+    // Most numbers are no command.
+    for number in [header.command, header.command % 16] {
+        let Ok(request) = Request::decode(number, payload) else { continue };
+        match request {
+            Request::DmaMap(ask) => assert!(ask.bytes > 0 && ask.at.checked_add(ask.bytes - 1).is_some()),
+            Request::Read(access) => assert!((1..=MAX_DATA).contains(&(access.bytes as usize))),
+            Request::Write(access, data) => assert_eq!(access.bytes as usize, data.len()),
+            Request::Reset => assert_eq!(number, command::RESET),
+            _ => {}
+        }
+    }
+});
