@@ -24,6 +24,11 @@ const fn admin_masks(opcode: u8) -> Option<Masks> {
     })
 }
 
+/// Whether there is such an admin command.
+pub(crate) const fn is_admin(opcode: u8) -> bool {
+    admin_masks(opcode).is_some()
+}
+
 impl Device {
     /// Refuses what no command may have: unknown opcodes, fused operations, reserved bits, PSDT 11b.
     pub(crate) fn check_fields(&mut self, sqid: u16, sqe: &Sqe) -> Result<(), Failure> {

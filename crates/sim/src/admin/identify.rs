@@ -95,7 +95,7 @@ impl Device {
             .acl_z(c.acl)
             .aerl_z(c.aerl)
             .frmw(3)
-            .lpa(4)
+            .lpa(1 << 1 | 1 << 2)
             .elpe_z(ERROR_ENTRIES as u8 - 1)
             .npss_z(LAST_POWER_STATE)
             .apsta(1)

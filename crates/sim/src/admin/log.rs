@@ -1,19 +1,24 @@
 //! Get Log Page.
 
-use onehop_proto::admin::{ALL_NAMESPACES, GetLogPage};
+use onehop_controller::fields;
+use onehop_proto::admin::{ALL_NAMESPACES, GetLogPage, opcode};
 use onehop_proto::log::{LogSupport, SUPPORTED_BYTES, build, id};
-use onehop_proto::{Sqe, Status};
+use onehop_proto::{Sqe, Status, nvm};
 
 use crate::aer::Event;
 use crate::device::Device;
 use crate::exec::Reply;
+use crate::reserved;
 
 /// Firmware revision, in slot 1 and in Identify.
 pub(super) const FIRMWARE: &str = "SIM 0.1";
+/// Bytes of the log of commands and their effects.
+const EFFECTS_BYTES: usize = 4096;
 /// A page is never longer, whatever the host asks for.
 const LONGEST: u64 = 1 << 20;
 
-const SUPPORTED: &[u8] = &[id::SUPPORTED, id::ERROR, id::HEALTH, id::FIRMWARE, id::CHANGED_NAMESPACES];
+const SUPPORTED: &[u8] =
+    &[id::SUPPORTED, id::ERROR, id::HEALTH, id::FIRMWARE, id::CHANGED_NAMESPACES, id::EFFECTS];
 
 impl Device {
     pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> Reply {
@@ -58,8 +63,30 @@ impl Device {
                 build::put_changed(&mut page, self.changed.iter().copied());
                 page.to_vec()
             }
+            id::EFFECTS => self.command_effects(),
             _ => return None,
         })
+    }
+
+    /// Which commands there are, and which of them change blocks: a dword for each opcode, admin commands first.
+    fn command_effects(&self) -> Vec<u8> {
+        const SUPPORTED: u32 = 1;
+        const CHANGES_BLOCKS: u32 = 2;
+        let admin = |op: u8| match op {
+            opcode::DOORBELL_BUFFER => u32::from(self.config.dbbuf),
+            _ => u32::from(reserved::is_admin(op)),
+        };
+        let io = |op: u8| match op {
+            nvm::opcode::WRITE
+            | nvm::opcode::WRITE_UNCORRECTABLE
+            | nvm::opcode::WRITE_ZEROES
+            | nvm::opcode::DATASET_MANAGEMENT => SUPPORTED | CHANGES_BLOCKS,
+            _ => u32::from(fields::masks(op).is_some()),
+        };
+        let mut page: Vec<u8> =
+            (0..=255).map(admin).chain((0..=255).map(io)).flat_map(u32::to_le_bytes).collect();
+        page.resize(EFFECTS_BYTES, 0);
+        page
     }
 
     /// The drive has this temperature now.

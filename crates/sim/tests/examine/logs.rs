@@ -1,6 +1,6 @@
 //! Get Log Page.
 
-use onehop_proto::admin::get_log_page;
+use onehop_proto::admin::{self, get_log_page};
 use onehop_proto::log::{self, id};
 use onehop_proto::{Status, nvm};
 
@@ -81,4 +81,15 @@ fn supported_pages_are_listed_from_version_two_on() {
     let bytes = bytes.first_chunk().unwrap();
     assert!(log::log_support(bytes, id::HEALTH).supported());
     assert!(!log::log_support(bytes, id::ANA).supported());
+}
+
+#[test]
+fn effects_name_the_commands_that_there_are() {
+    let mut host = Host::enabled("mem:1M?workers=0");
+    let page = page(&mut host, id::EFFECTS, 4096);
+    let of = |is_io: usize, opcode: u8| page[is_io * 1024 + usize::from(opcode) * 4];
+    assert_eq!((of(0, admin::opcode::IDENTIFY), of(0, admin::opcode::FORMAT), of(0, 0x7f)), (1, 0, 0));
+    assert_eq!((of(1, nvm::opcode::READ), of(1, nvm::opcode::WRITE), of(1, 0x7f)), (1, 3, 0));
+    assert_eq!(of(0, admin::opcode::DOORBELL_BUFFER), 0);
+    host.clean();
 }
