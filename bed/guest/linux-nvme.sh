@@ -22,9 +22,9 @@ load_fio() {
     fio --filename="$(block "$serial")" --direct=1 --ioengine=libaio --iodepth=64 --numjobs=4 --thread --group_reporting \
         --minimal "$@" 2>/dev/null
 }
-# Writes 8 MiB in each thread at random, in all sizes from a block to 64 KiB, and reads it back.
+# Writes 4 MiB in each thread at random, in all sizes from a block to 64 KiB, and reads it back.
 verified() {
-    load_fio "$1" --name=verify --rw=randwrite --bsrange="$2-64k" --size=8m --offset_increment=8m --verify=crc32c \
+    load_fio "$1" --name=verify --rw=randwrite --bsrange="$2-64k" --size=4m --offset_increment=4m --verify=crc32c \
         --verify_fatal=1
 }
 
