@@ -1,0 +1,156 @@
+//! Sessions of a client that sends anything, from seeds: sound messages and unsound ones, memory that comes and goes under
+//! a controller that uses it. The server follows each to its end, and serves the next. (`fuzz/` looks for more.)
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod client;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use client::{memfd, send};
+use onehop_sim::Sim;
+use onehop_vfio_user::wire::{Header, command};
+use onehop_vfio_user::{Function, Nvme, serve};
+use rustix::event::{EventfdFlags, eventfd};
+
+const SESSIONS: u64 = 300;
+const MEMORY: u64 = 1 << 20;
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Mostly small, at times anything.
+    fn number(&mut self) -> u64 {
+        match self.below(8) {
+            0 => self.next(),
+            1 => u64::MAX - self.below(0x2000),
+            2 => self.below(1 << 32),
+            _ => self.below(0x4000),
+        }
+    }
+
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        (0..self.below(most)).map(|_| self.next() as u8).collect()
+    }
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn access(region: u64, offset: u64, count: u64, data: &[u8]) -> Vec<u8> {
+    [words(&[offset, region & 0xffff_ffff | count << 32]).as_slice(), data].concat()
+}
+
+/// The next message: its command, flags, payload, and how many file descriptors come along.
+fn message(rng: &mut Rng) -> (u16, u32, Vec<u8>, usize) {
+    let page = |rng: &mut Rng| if rng.below(8) == 0 { rng.number() } else { rng.below(300) << 12 };
+    match rng.below(10) {
+        0 => (rng.below(20) as u16, rng.next() as u32 & 0x30, rng.bytes(80), rng.below(4) as usize),
+        1 | 2 => {
+            let flags = rng.below(5) << 32;
+            (
+                command::DMA_MAP,
+                0,
+                words(&[32 | flags, page(rng), page(rng), page(rng)]),
+                rng.below(3) as usize,
+            )
+        }
+        3 => (command::DMA_UNMAP, 0, words(&[24 | rng.below(4) << 32, page(rng), page(rng)]), 0),
+        4 => {
+            let (start, count) = (rng.below(6), rng.below(6));
+            let payload = words(&[20 | rng.below(64) << 32, 2 | start << 32, count]);
+            (command::SET_IRQS, 0, payload[..20].to_vec(), rng.below(6) as usize)
+        }
+        5 => (command::REGION_READ, 0, access(rng.below(10), rng.number(), rng.below(5000), &[]), 0),
+        6 => {
+            let data = rng.bytes(70);
+            let write = access(rng.below(10), rng.number(), data.len() as u64, &data);
+            (command::REGION_WRITE, rng.below(2) as u32 * 16, write, 0)
+        }
+        7 => {
+            let at = 0x1000 + rng.below(12) * 4;
+            (command::REGION_WRITE, 16, access(0, at, 4, &(rng.below(80) as u32).to_le_bytes()), 0)
+        }
+        8 => {
+            let data = (rng.next() as u32).to_le_bytes();
+            (command::REGION_WRITE, 0, access(7, rng.below(64) * 4, 4, &data), 0)
+        }
+        _ => (command::RESET, 0, Vec::new(), 0),
+    }
+}
+
+/// Memory space, bus mastering, admin queues of 64 entries, and a doorbell for some of what lies in there.
+fn bring_up(stream: &UnixStream, tail: u32) {
+    let steps = [
+        (7, 4, 6),
+        (0, 0x14, 0),
+        (0, 0x24, 0x003f_003f),
+        (0, 0x28, 0),
+        (0, 0x2c, 0),
+        (0, 0x30, 0x2000),
+        (0, 0x34, 0),
+        (0, 0x14, 0x46_0001),
+        (0, 0x1000, tail),
+    ];
+    for (region, at, value) in steps {
+        put(stream, command::REGION_WRITE, 0, &access(region, at, 4, &u32::to_le_bytes(value)), &[]);
+    }
+}
+
+fn put(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+    let header = Header { flags, ..Header::request(1, command, payload.len()) };
+    send(stream, &[header.encode().as_slice(), payload].concat(), fds);
+}
+
+fn session(seed: u64, function: &Function, event: &OwnedFd) {
+    let (mine, yours) = UnixStream::pair().unwrap();
+    let mut reader = mine.try_clone().unwrap();
+    let memory = memfd(MEMORY);
+    std::thread::scope(|scope| {
+        scope.spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+        scope.spawn(move || {
+            let mut rng = Rng(seed);
+            // What a controller finds there: entries that are commands of a kind, and lists.
+            let noise: Vec<u8> =
+                (0..MEMORY / 8).flat_map(|_| (rng.next() & 0xff_000f_f00f).to_le_bytes()).collect();
+            rustix::io::pwrite(&memory, &noise, 0).unwrap();
+            put(&mine, command::VERSION, 0, &[0, 0, 1, 0], &[]);
+            put(&mine, command::DMA_MAP, 0, &words(&[32 | 3 << 32, 0, 0, MEMORY]), &[memory.as_fd()]);
+            for _ in 0..rng.below(100) {
+                if rng.below(8) == 0 {
+                    bring_up(&mine, 1 + rng.below(63) as u32);
+                }
+                let (command, flags, payload, count) = message(&mut rng);
+                let fd = if command == command::SET_IRQS { event.as_fd() } else { memory.as_fd() };
+                put(&mine, command, flags, &payload, &vec![fd; count]);
+            }
+            mine.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        // All of these can be followed to the end of the stream.
+        assert_eq!(serve(yours, function, &|| false, &|_| {}), None, "seed {seed}");
+    });
+}
+
+#[test]
+fn any_session_comes_to_its_end() {
+    let sim: Sim = onehop_sim::open("mem:1M?queues=4&cmb=64K").unwrap();
+    let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap()));
+    let event = eventfd(0, EventfdFlags::empty()).unwrap();
+    for seed in 0..SESSIONS {
+        session(seed, &function, &event);
+    }
+    // It got as far as executing commands.
+    assert!(sim.stats().admin_commands() > 100, "{:?}", sim.stats());
+}
