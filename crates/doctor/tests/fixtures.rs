@@ -1,0 +1,228 @@
+//! Composed machines and what has to be said of them.
+#![allow(clippy::unwrap_used)]
+
+mod machines;
+
+use std::fs;
+use std::path::PathBuf;
+
+use machines::ALL;
+use onehop_doctor::{Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render};
+use onehop_pci::{Record, Root};
+
+/// Where the files are that people can look at with `onehop doctor --from`.
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+fn facts(root: &Root) -> Facts {
+    Facts::gather(root, &Wish { files: recorded_files(root), ..Wish::default() }).unwrap()
+}
+
+fn judge(record: Record) -> Diagnosis {
+    let root = Root::recorded(record);
+    examine(&facts(&root), &Only::default(), root.about())
+}
+
+fn machine(name: &str) -> Diagnosis {
+    judge(ALL.iter().find(|(known, _)| *known == name).unwrap().1().0)
+}
+
+impl Told for Diagnosis {
+    fn status(&self, id: &str) -> Status {
+        let found = self.checks.iter().filter(|check| check.id == id).map(|check| check.status).max();
+        found.unwrap_or_else(|| panic!("no check {id} among {:?}", self.checks.iter().map(|c| c.id).collect::<Vec<_>>()))
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.checks.iter().any(|check| check.id == id)
+    }
+
+    fn route(&self, device: &str, direction: Direction, route: &str) -> (Verdict, String, String) {
+        let same = |row: &&onehop_doctor::Row| row.device == device && row.direction == direction && row.route == route;
+        let row = self.routes.iter().find(same).unwrap_or_else(|| panic!("no row {device} {route}"));
+        (row.verdict, row.reason.clone(), row.fix.clone().unwrap_or_default())
+    }
+
+    fn change(&self, device: &str, direction: Direction) -> (Option<&str>, Option<&str>, &str) {
+        let same = |advice: &&onehop_doctor::Advice| advice.device == device && advice.direction == direction;
+        let advice = self.advice.iter().find(same).unwrap();
+        (advice.now, advice.next, advice.change.as_deref().unwrap_or_default())
+    }
+}
+
+trait Told {
+    fn status(&self, id: &str) -> Status;
+    fn has(&self, id: &str) -> bool;
+    fn route(&self, device: &str, direction: Direction, route: &str) -> (Verdict, String, String);
+    fn change(&self, device: &str, direction: Direction) -> (Option<&str>, Option<&str>, &str);
+}
+
+use Direction::{FromGpu, ToGpu};
+use Verdict::{No, Untested, Yes};
+
+#[test]
+fn the_files_are_what_is_composed() {
+    let write = std::env::var_os("ONEHOP_WRITE_FIXTURES").is_some();
+    for (name, compose) in ALL {
+        let (path, bytes) = (folder().join(format!("{name}.json")), compose().0.to_bytes());
+        if write {
+            fs::create_dir_all(folder()).unwrap();
+            fs::write(&path, &bytes).unwrap();
+        }
+        let text = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; ONEHOP_WRITE_FIXTURES=1 writes it", path.display()));
+        assert!(text == bytes, "{name}.json is not what is composed; ONEHOP_WRITE_FIXTURES=1 writes it anew");
+        let record = Record::parse(&text).unwrap();
+        assert!(record.composed && record.about.starts_with("composed: "), "{name}");
+    }
+    assert_eq!(fs::read_dir(folder()).unwrap().count(), ALL.len());
+}
+
+#[test]
+fn every_check_says_what_to_do() {
+    for (name, compose) in ALL {
+        let diagnosis = judge(compose().0);
+        for check in &diagnosis.checks {
+            let bad = matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
+            assert!(!bad || check.fix.is_some(), "{name}: {} has no fix: {}", check.id, check.found);
+            assert!(!check.found.is_empty() && !check.why.is_empty(), "{name}: {}", check.id);
+        }
+        for row in &diagnosis.routes {
+            assert!(!row.reason.is_empty(), "{name}: {} {}", row.device, row.route);
+            assert_eq!(row.verdict == Yes && row.fix.is_some(), false, "{name}");
+        }
+        for all in [false, true] {
+            let text = render(&diagnosis, Style { colour: false, all });
+            assert!(text.starts_with("recorded system: composed: ") && !text.contains('\x1b'), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_b550_machine_as_found() {
+    let found = machine("b550-rtx3090-before");
+    let drive = "0000:0b:00.0";
+    for id in ["gpu.driver", "gpu.register_bar", "gpu.bar1", "gpu.dma_buf", "iommu.mode", "memory.lock"] {
+        assert_eq!(found.status(id), Status::Warn, "{id}");
+    }
+    assert_eq!(found.status("gpu.link"), Status::Info, "an idle GPU's slow link is no fault");
+    assert_eq!((found.status("drive.link"), found.status("drive.limits")), (Status::Pass, Status::Unknown));
+    assert!(!found.has("gpu.rebar"), "without root the capability is not shown");
+    assert_eq!(found.route(drive, ToGpu, "cpu/pinned").0, Yes);
+    let (verdict, reason, fix) = found.route(drive, ToGpu, "gpu/tier1");
+    assert!(verdict == No && reason.contains("no IOMMU") && fix.contains("intel_iommu=on"), "{reason} {fix}");
+    assert_eq!(found.change(drive, ToGpu).0, Some("cpu/pinned"));
+}
+
+#[test]
+fn the_b550_machine_afterwards() {
+    let found = machine("b550-rtx3090-after");
+    let drive = "0000:0b:00.0";
+    assert_eq!((found.status("gpu.driver"), found.status("gpu.register_bar")), (Status::Pass, Status::Pass));
+    assert_eq!((found.status("gpu.bar1"), found.status("gpu.rebar")), (Status::Pass, Status::Pass));
+    assert_eq!((found.status("path.p2p_write"), found.status("path.p2p_read")), (Status::Unknown, Status::Warn));
+    let (verdict, reason, fix) = found.route(drive, ToGpu, "gpu/tier1");
+    assert!(verdict == Untested && reason.contains("forward writes") && fix.contains("--route gpu/tier1"), "{reason} {fix}");
+    let (verdict, _, fix) = found.route(drive, ToGpu, "gpu/tier2");
+    assert!(verdict == No && fix.contains("RMForceStaticBar1"), "{fix}");
+    let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/pinned");
+    assert!(verdict == No && reason.contains("vfio-pci"), "{reason}");
+    assert_eq!(found.change(drive, ToGpu).1, Some("gpu/tier1"));
+}
+
+#[test]
+fn an_h100_behind_a_switch() {
+    let found = machine("h100-switch-acs-on");
+    let (drive, card) = ("0000:19:00.0", "0000:1a:00.0");
+    assert_eq!((found.status("path.class"), found.status("path.acs")), (Status::Pass, Status::Warn));
+    assert_eq!((found.status("gpu.dma_buf"), found.status("iommu.lazy")), (Status::Pass, Status::Info));
+    assert_eq!((found.status("nic.present"), found.status("nic.distance")), (Status::Pass, Status::Pass));
+    assert_eq!(found.route(card, ToGpu, "cpu/direct").0, Untested);
+    let (verdict, reason, fix) = found.route(drive, ToGpu, "cpu/direct");
+    assert!(verdict == No && reason.contains("BAR1 is not static") && fix.contains("RMForceStaticBar1"), "{reason}");
+    let found = machine("h100-switch-acs-off-module");
+    assert_eq!((found.status("path.acs"), found.status("path.p2p_read")), (Status::Pass, Status::Pass));
+    for route in ["gpu/tier3", "gpu/posted", "cpu/direct"] {
+        let (verdict, reason, fix) = found.route(drive, FromGpu, route);
+        assert!(verdict == Untested && reason.starts_with("all that can be seen"), "{route}: {reason}");
+        assert!(fix.contains(&format!("--route {route} --verify")), "{fix}");
+    }
+    assert_eq!(found.change(drive, ToGpu).1, Some("gpu/tier3"));
+    let found = machine("h100-switch-not-root");
+    assert_eq!((found.status("path.acs"), found.status("drive.limits")), (Status::Unknown, Status::Unknown));
+    assert!(found.route(drive, ToGpu, "gpu/tier1").2.contains("root"));
+}
+
+#[test]
+fn a_laptop_asleep() {
+    let found = machine("laptop-vmd-gpu-asleep");
+    assert_eq!((found.status("gpu.cuda"), found.status("gpu.link")), (Status::Fail, Status::Info));
+    assert_eq!((found.status("drive.vmd"), found.status("drive.use")), (Status::Warn, Status::Info));
+    assert_eq!(found.status("gpu.register_bar"), Status::Warn, "565 under 6.11 has no follow_pfn");
+    assert!(found.has("gpu.others"));
+    assert!(found.routes.iter().all(|row| row.verdict == No));
+}
+
+#[test]
+fn an_am5_desktop() {
+    let (mounted, free) = ("0000:02:00.0", "0000:03:00.0");
+    let off = machine("am5-rtx5090-rebar-off");
+    assert_eq!((off.status("gpu.bar1"), off.status("gpu.rebar")), (Status::Warn, Status::Warn));
+    assert!(off.route(free, ToGpu, "cpu/direct").2.contains("Resizable BAR"));
+    let on = machine("am5-rtx5090-rebar-on");
+    assert_eq!((on.status("gpu.bar1"), on.status("gpu.static_bar1")), (Status::Pass, Status::Pass));
+    let (verdict, reason, _) = on.route(mounted, ToGpu, "cpu/direct");
+    assert!(verdict == No && reason.contains("mounted on /"), "{reason}");
+    assert_eq!(on.route(mounted, ToGpu, "cpu/cached").0, Yes);
+    for route in ["gpu/posted", "gpu/tier2", "cpu/direct"] {
+        assert_eq!(on.route(free, ToGpu, route).0, Untested, "{route}");
+    }
+    let (verdict, reason, _) = on.route(free, ToGpu, "gpu/tier3");
+    assert!(verdict == Untested && reason.contains("drop reads"), "{reason}");
+    assert_eq!(on.change(free, ToGpu).0, Some("cpu/pinned"));
+    let bad = machine("am5-rtx5090-static-bar1-misplaced");
+    assert_eq!(bad.status("gpu.static_bar1"), Status::Warn);
+}
+
+#[test]
+fn an_sdr_host() {
+    let board = "0000:02:00.0";
+    let identity = machine("sdr-rtx4090-gen2x2-iommu-pt");
+    assert_eq!((identity.status("sdr.mask"), identity.status("sdr.link")), (Status::Fail, Status::Info));
+    let on = machine("sdr-rtx4090-gen2x2-iommu-on");
+    assert_eq!(on.status("sdr.mask"), Status::Pass);
+    let (verdict, reason, _) = on.route(board, ToGpu, "cpu/direct");
+    assert!(verdict == No && reason.contains("dma-buf"), "a GeForce board makes none: {reason}");
+    assert_eq!(on.route(board, ToGpu, "cpu/pinned").0, Untested);
+}
+
+#[test]
+fn other_places() {
+    let vm = machine("vm-a100-passthrough");
+    assert_eq!((vm.status("place.vm"), vm.status("path.p2p_write")), (Status::Info, Status::Unknown));
+    assert_eq!(vm.route("0000:00:06.0", ToGpu, "cpu/pinned").0, Yes);
+    let inside = machine("container-h100");
+    assert_eq!((inside.status("place.container"), inside.status("kernel.io_uring")), (Status::Warn, Status::Warn));
+    assert_eq!((inside.status("kernel.p2pdma"), inside.status("file.chain")), (Status::Unknown, Status::Warn));
+    assert_eq!((inside.status("place.user"), inside.status("file.direct_io")), (Status::Warn, Status::Pass));
+    let bare = machine("server-no-gpu");
+    assert_eq!((bare.status("gpu.present"), bare.routes.len()), (Status::Info, 0));
+    assert!(!bare.has("gpu.cuda") && render(&bare, Style { colour: false, all: false }).contains("-g emu"));
+    let far = machine("epyc-two-sockets");
+    assert_eq!((far.status("path.class"), far.status("gpu.static_bar1")), (Status::Warn, Status::Pass));
+    assert!(far.route("0000:81:00.0", ToGpu, "cpu/direct").1.contains("between sockets"));
+    let locked = machine("xeon-lockdown-proprietary");
+    assert_eq!((locked.status("kernel.lockdown"), locked.status("gpu.register_bar")), (Status::Warn, Status::Warn));
+    assert!(locked.route("0000:19:00.0", ToGpu, "cpu/direct").1.contains("lockdown"));
+    let old = machine("old-driver-new-kernel");
+    assert_eq!(old.status("gpu.register_bar"), Status::Warn);
+    assert!(old.route("0000:19:00.0", ToGpu, "gpu/tier1").1.contains("570.133.07"));
+}
+
+#[test]
+fn one_gpu_and_one_device_can_be_asked_for() {
+    let root = Root::recorded(ALL[3].1().0);
+    let only = Only { gpu: None, device: Some("0000:03:00.0".parse().unwrap()) };
+    let found = examine(&facts(&root), &only, None);
+    assert!(!found.routes.is_empty() && found.routes.iter().all(|row| row.device == "0000:03:00.0"));
+}
