@@ -36,6 +36,7 @@ pub(crate) enum Command {
         command: DriveCommand,
     },
     Doctor(commands::doctor::Args),
+    Topo(commands::topo::Args),
     Bench(commands::bench::Args),
     /// Lend the simulated drive to other programs
     #[command(

@@ -190,7 +190,7 @@ fn row(
     needs: Vec<Need>,
 ) -> Row {
     let count = |state: State| needs.iter().filter(|need| need.state == state).count();
-    let missing = (count(State::Missing), count(State::Doubtful) + count(State::Unknown));
+    let missing = (count(State::Missing), count(State::Doubtful));
     let first = |state: State| needs.iter().find(|need| need.state == state);
     let worst = first(State::Missing).or_else(|| first(State::Doubtful)).or_else(|| first(State::Unknown));
     let tried = needs.iter().all(|need| matches!(need.state, State::Tried));

@@ -143,13 +143,19 @@ impl Usage {
         }))
     }
 
+    /// Who uses it, in words; none where nobody does.
+    #[must_use]
+    pub fn users(&self) -> Option<String> {
+        let users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
+        self.in_use.then(|| users.join("; "))
+    }
+
     /// Why it must not be taken from the kernel; none where nobody uses it.
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {
-        let users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
-        (self.in_use).then(|| Error::Refused {
+        self.users().map(|why| Error::Refused {
             what: format!("taking {} from the kernel", self.address),
-            why: users.join("; "),
+            why,
             fix: "Unmount it, or stop what uses it; a drive that a system runs from cannot be used".into(),
         })
     }
@@ -183,7 +189,7 @@ fn namespace(root: &Root, name: String, used: &Mounts) -> BlockDevice {
         device.mounted.extend(used.of(&own, &number));
         device.held_by.extend(root.list(&format!("{folder}/holders")).unwrap_or_default());
         device.swap |= used.swaps.contains(&format!("/dev/{own}"));
-        if root.is_here() && is_claimed(&own) {
+        if root.answer(&format!("claimed:{own}"), || is_claimed(&own)).unwrap_or(false) {
             device.claimed.get_or_insert(own);
         }
     }

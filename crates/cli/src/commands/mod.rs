@@ -13,6 +13,7 @@ pub(crate) mod read;
 pub(crate) mod reset;
 pub(crate) mod serve;
 pub(crate) mod smart;
+pub(crate) mod topo;
 pub(crate) mod write;
 
 use crate::stop::StopFlag;

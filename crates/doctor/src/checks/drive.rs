@@ -41,14 +41,14 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 
 fn users(drive: &Drive) -> Check {
     let why = "direct routes take the drive away from the kernel, so nothing on it may be in use";
-    let users = drive.users();
-    if users.is_empty() {
-        return check("drive.use", Status::Pass, "nothing on it is in use", why)
-            .by("/proc/self/mountinfo, /proc/swaps, holders");
+    let by = "/proc/self/mountinfo, /proc/swaps, holders, an exclusive open";
+    match &drive.users {
+        None => check("drive.use", Status::Pass, "nothing on it is in use", why).by(by),
+        Some(Ok(users)) => check("drive.use", Status::Info, users.clone(), why)
+            .fix("Use another drive for direct routes; cpu/pinned and cpu/cached leave this one as it is")
+            .by(by),
+        Some(Err(error)) => check("drive.use", Status::Unknown, error.clone(), why).fix("Mount /proc"),
     }
-    check("drive.use", Status::Info, users.join("; "), why)
-        .fix("Use another drive for direct routes; cpu/pinned and cpu/cached leave this one as it is")
-        .by("/proc/self/mountinfo, /proc/swaps, holders")
 }
 
 fn driver(device: &Device) -> Check {

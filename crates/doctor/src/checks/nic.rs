@@ -69,12 +69,14 @@ fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
     ];
     let link = device.best_link();
     if let (Some(now), Some(rate_now)) = (link.now(), link.rate()) {
-        // Two channels of 12 or 16 bits each way: four bytes a sample.
-        let samples = rate_now * 0.8 / 4.0 / 1e6;
+        let samples = rate_now / 4.0 / 1e6;
         checks.push(check(
             "sdr.link",
             Status::Info,
-            format!("{now}: {}, some {samples:.0} million samples of 4 bytes a second", rate(rate_now)),
+            format!(
+                "{now}: {}, less than {samples:.0} million samples of 4 bytes (ci16) a second",
+                rate(rate_now)
+            ),
             "samples that the link does not carry are lost",
         ));
     }

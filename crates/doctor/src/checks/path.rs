@@ -8,11 +8,8 @@ use crate::facts::Facts;
 use crate::pair::{Pair, Passes, list};
 
 pub(super) fn checks(facts: &Facts, only: &Only) -> Vec<Check> {
-    let drives = facts.drives.iter().filter_map(|drive| drive.address);
-    let cards = facts.nics.iter().filter_map(|nic| nic.address);
-    let boards = facts.sdrs.iter().map(|sdr| sdr.address);
     let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
-    let devices: Vec<_> = drives.chain(cards).chain(boards).filter(|at| wanted(only.device, *at)).collect();
+    let devices: Vec<_> = facts.peers().into_iter().filter(|at| wanted(only.device, *at)).collect();
     let gpus = facts.gpus.iter().filter(|gpu| wanted(only.gpu, gpu.address));
     let pairs = gpus.flat_map(|gpu| devices.iter().filter_map(move |device| Pair::new(facts, gpu, *device)));
     pairs.flat_map(|pair| one(&pair)).collect()

@@ -93,6 +93,14 @@ impl Facts {
         })
     }
 
+    /// The devices that bytes come from: drives, cards and boards of the bus.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Address> {
+        let drives = self.drives.iter().filter_map(|drive| drive.address);
+        let cards = self.nics.iter().filter_map(|nic| nic.address);
+        drives.chain(cards).chain(self.sdrs.iter().map(|sdr| sdr.address)).collect()
+    }
+
     /// The PCI device of a GPU, a drive or a card; none for what the bus does not show.
     #[must_use]
     pub fn device(&self, address: Address) -> Option<&Device> {

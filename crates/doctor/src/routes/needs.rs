@@ -117,11 +117,14 @@ impl Needs<'_> {
 
     /// Nobody else uses the drive.
     pub(super) fn not_used(&self) -> Need {
-        let users = self.drive.map(Drive::users).unwrap_or_default();
-        match users.first() {
+        match self.drive.and_then(|drive| drive.users.as_ref()) {
             None => Need::new(State::Met, "nothing on the drive is in use"),
-            Some(first) => Need::new(State::Missing, format!("the drive is in use: {first}"))
+            Some(Ok(users)) => Need::new(State::Missing, format!("the drive is in use: {users}"))
                 .fix("Use another drive, or free this one first (never the one that the system runs from)"),
+            Some(Err(why)) => {
+                Need::new(State::Missing, format!("it cannot be told who uses the drive: {why}"))
+                    .fix("Mount /proc: without its list of mounts no drive is taken")
+            }
         }
     }
 

@@ -1,6 +1,93 @@
-//! The PCIe tree as a picture.
+//! The PCIe tree as a picture, and the way of a byte between two devices: for a terminal, and as SVG in a page.
 
+mod explain;
+mod html;
+mod svg;
+mod text;
+
+use onehop_pci::{Address, Bar, BarKind, Device, Tree};
+
+use crate::check::bytes;
 use crate::facts::Facts;
+
+pub use explain::{Explanation, explain, explain_text};
+pub use html::page;
+pub use svg::picture;
+pub use text::tree;
+
+/// One line of the picture.
+struct Line<'a> {
+    /// How deep it lies below its host bridge.
+    depth: usize,
+    device: &'a Device,
+    /// Whether more devices follow at its own depth, and at each one above.
+    more: Vec<bool>,
+}
+
+/// The devices below a host bridge, in the order of a tree. Functions that only fill the page are left out unless `all`.
+fn lines<'a>(tree: &'a Tree, host: &'a str, all: bool) -> Vec<Line<'a>> {
+    let mut lines = Vec::new();
+    below(tree, host, None, &mut Vec::new(), all, &mut lines);
+    lines
+}
+
+fn below<'a>(
+    tree: &'a Tree,
+    host: &'a str,
+    bridge: Option<Address>,
+    more: &mut Vec<bool>,
+    all: bool,
+    lines: &mut Vec<Line<'a>>,
+) {
+    let devices: Vec<_> = tree.children(host, bridge).filter(|device| all || matters(tree, device)).collect();
+    for (at, device) in devices.iter().enumerate() {
+        more.push(at + 1 < devices.len());
+        lines.push(Line { depth: more.len() - 1, device, more: more.clone() });
+        below(tree, host, Some(device.address), more, all, lines);
+        more.pop();
+    }
+}
+
+/// What bytes come from, go to or pass; a bridge with nothing such below it does not.
+fn matters(tree: &Tree, device: &Device) -> bool {
+    let itself = matches!(device.class.base(), 0x01 | 0x02 | 0x03 | 0x0d | 0x11 | 0x12);
+    let behind = tree.devices.values().any(|other| {
+        other.parents.contains(&device.address)
+            && matches!(other.class.base(), 0x01 | 0x02 | 0x03 | 0x0d | 0x11 | 0x12)
+    });
+    itself || behind
+}
+
+/// The BARs that are worth a word: memory.
+fn bars(device: &Device) -> Vec<&Bar> {
+    device.bars.iter().filter(|bar| bar.kind == BarKind::Memory).collect()
+}
+
+fn bar_words(bar: &Bar) -> String {
+    let kind = if bar.prefetchable { " prefetchable" } else { "" };
+    format!("BAR{} {} at {bar}{kind}", bar.index, bytes(bar.size))
+}
+
+/// Link, group, node, driver: what stands beside a device's name.
+fn remarks(tree: &Tree, device: &Device) -> Vec<String> {
+    let mut words = Vec::new();
+    let link = device.best_link();
+    if let Some(now) = link.now() {
+        let best =
+            link.best().filter(|best| *best != now).map_or_else(String::new, |best| format!(" of {best}"));
+        words.push(format!("{now}{best}"));
+    }
+    if let Some(number) = device.iommu_group {
+        let kind = tree.groups.get(&number).and_then(|group| group.kind.clone());
+        words.push(format!("group {number}{}", kind.map_or_else(String::new, |kind| format!(" {kind}"))));
+    }
+    words.extend(device.numa_node.map(|node| format!("node {node}")));
+    words.extend(device.driver.clone());
+    let acs = device.config.as_ref().and_then(|config| config.acs).filter(|acs| acs.redirects());
+    words.extend(acs.map(|_| "ACS redirects".to_owned()));
+    words.extend(device.is_asleep().then(|| "asleep".to_owned()));
+    words
+}
 
 /// Names for addresses.
 pub(crate) fn names(facts: &Facts) -> Vec<(String, String)> {
@@ -13,4 +100,11 @@ pub(crate) fn names(facts: &Facts) -> Vec<(String, String)> {
         facts.nics.iter().filter_map(|nic| Some((nic.address?, format!("{} ({})", nic.name, nic.address?))));
     let sdrs = facts.sdrs.iter().map(|sdr| (sdr.address, format!("uSDR ({})", sdr.address)));
     gpus.chain(drives).chain(nics).chain(sdrs).map(|(address, name)| (address.to_string(), name)).collect()
+}
+
+/// What people call a device, without its address.
+fn short_name(facts: &Facts, device: &Device) -> String {
+    let address = device.address.to_string();
+    let known = names(facts).into_iter().find(|(at, _)| *at == address);
+    known.map_or_else(|| device.title(), |(_, name)| name.replace(&format!(" ({address})"), ""))
 }

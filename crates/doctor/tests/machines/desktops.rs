@@ -40,17 +40,28 @@ fn sn530(root: bool) -> Function {
 }
 
 pub fn b550_before() -> Machine {
-    let mut machine = b550("Ryzen 7 5800X, B550, RTX 3090, WD SN530; as found: proprietary driver, small BAR1, a user", false, 256 * MIB);
+    let mut machine = b550(
+        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; as found: proprietary driver, small BAR1, a user",
+        false,
+        256 * MIB,
+    );
     machine.add(&sn530(false).driver("nvme"));
     nvme(&mut machine, DRIVE, 0, "WDC WDS100T2B0C", None);
-    machine.answer("identify:nvme0", serde_json::json!({ "Err": "opening /dev/nvme0 failed: Permission denied (os error 13)" }));
+    machine.answer(
+        "identify:nvme0",
+        serde_json::json!({ "Err": "opening /dev/nvme0 failed: Permission denied (os error 13)" }),
+    );
     nvidia(&mut machine, "590.48.01", false, "");
     cuda(&mut machine, 13010, &[cuda_gpu(GPU, "NVIDIA GeForce RTX 3090", 24, refused())]);
     machine
 }
 
 pub fn b550_after() -> Machine {
-    let mut machine = b550("the same after: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root", true, 32 * GIB);
+    let mut machine = b550(
+        "the same after: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root",
+        true,
+        32 * GIB,
+    );
     machine.add(&sn530(true).driver("vfio-pci").with("power/control", "on\n"));
     machine.file("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");
     machine.there("/sys/module/vfio_pci").there("/dev/vfio/vfio").there("/dev/vfio/noiommu-0");
@@ -62,9 +73,21 @@ pub fn b550_after() -> Machine {
 fn am5(about: &str, start: u64, window: u64, registry: &str) -> Machine {
     let mut machine = base(about, AM5, "6.8.0-49-generic", true);
     machine
-        .add(&Function::port("0000:00:01.1", (0x1022, 0x14db), ROOT_PORT).lanes((5, 16), (5, 16)).group(3, "DMA-FQ"))
-        .add(&Function::port("0000:00:02.1", (0x1022, 0x14db), ROOT_PORT).lanes((5, 4), (5, 4)).group(4, "DMA-FQ"))
-        .add(&Function::port("0000:00:02.2", (0x1022, 0x14db), ROOT_PORT).lanes((4, 4), (5, 4)).group(5, "DMA-FQ"))
+        .add(
+            &Function::port("0000:00:01.1", (0x1022, 0x14db), ROOT_PORT)
+                .lanes((5, 16), (5, 16))
+                .group(3, "DMA-FQ"),
+        )
+        .add(
+            &Function::port("0000:00:02.1", (0x1022, 0x14db), ROOT_PORT)
+                .lanes((5, 4), (5, 4))
+                .group(4, "DMA-FQ"),
+        )
+        .add(
+            &Function::port("0000:00:02.2", (0x1022, 0x14db), ROOT_PORT)
+                .lanes((4, 4), (5, 4))
+                .group(5, "DMA-FQ"),
+        )
         .add(
             &Function::new("0000:01:00.0", (0x10de, 0x2b85), 0x030000)
                 .under(&["0000:00:01.1"])
@@ -112,13 +135,29 @@ pub fn am5_rebar_on() -> Machine {
 }
 
 pub fn am5_misplaced() -> Machine {
-    am5("the same, but the firmware put BAR1 4 MiB beyond a 512 MiB boundary", 0xf8_0040_0000, 32 * GIB, STATIC)
+    am5(
+        "the same, but the firmware put BAR1 4 MiB beyond a 512 MiB boundary",
+        0xf8_0040_0000,
+        32 * GIB,
+        STATIC,
+    )
 }
 
 pub fn laptop() -> Machine {
-    let mut machine = base("laptop: Core i7-13700H, RTX 4060 asleep, drive behind Intel VMD holds the system", CORE, "6.11.0-9-generic", false);
+    let mut machine = base(
+        "laptop: Core i7-13700H, RTX 4060 asleep, drive behind Intel VMD holds the system",
+        CORE,
+        "6.11.0-9-generic",
+        false,
+    );
     machine
-        .add(&Function::new("0000:00:02.0", (0x8086, 0xa7a0), 0x030000).bar(2, 0x40_0000_0000, 256 * MIB, PREF64).driver("i915").group(0, "DMA-FQ").unprivileged())
+        .add(
+            &Function::new("0000:00:02.0", (0x8086, 0xa7a0), 0x030000)
+                .bar(2, 0x40_0000_0000, 256 * MIB, PREF64)
+                .driver("i915")
+                .group(0, "DMA-FQ")
+                .unprivileged(),
+        )
         .add(&Function::port("0000:00:01.0", (0x8086, 0xa70d), ROOT_PORT).group(1, "DMA-FQ").unprivileged())
         .add(
             &Function::new("0000:01:00.0", (0x10de, 0x28e0), 0x030000)
@@ -129,7 +168,12 @@ pub fn laptop() -> Machine {
                 .driver("nvidia")
                 .asleep(),
         )
-        .add(&Function::new("0000:00:0e.0", (0x8086, 0xa77f), 0x010400).driver("vmd").group(2, "DMA-FQ").unprivileged())
+        .add(
+            &Function::new("0000:00:0e.0", (0x8086, 0xa77f), 0x010400)
+                .driver("vmd")
+                .group(2, "DMA-FQ")
+                .unprivileged(),
+        )
         .add(
             &Function::new("10000:e1:00.0", (0x1c5c, 0x1959), 0x010802)
                 .under(&["0000:00:0e.0", "pci10000:e0", "10000:e0:06.0"])
@@ -141,15 +185,25 @@ pub fn laptop() -> Machine {
     machine.there("/sys/module/vmd").there("/sys/class/iommu/dmar0");
     nvme(&mut machine, "10000:e1:00.0", 0, "SKHynix_HFS001TEJ9X115N", Some("/"));
     nvidia(&mut machine, "565.57.01", true, "");
-    machine.answer("cuda", serde_json::json!({ "error": "it did not answer within 1500 ms", "version": 0, "gpus": [] }));
+    machine.answer(
+        "cuda",
+        serde_json::json!({ "error": "it did not answer within 1500 ms", "version": 0, "gpus": [] }),
+    );
     machine
 }
 
 fn sdr(about: &str, kind: &str) -> Machine {
-    let mut machine = base(about, ("AuthenticAMD", 25, "AMD Ryzen 9 7900X 12-Core Processor"), "6.8.0-49-generic", true);
+    let mut machine =
+        base(about, ("AuthenticAMD", 25, "AMD Ryzen 9 7900X 12-Core Processor"), "6.8.0-49-generic", true);
     machine
-        .add(&Function::port("0000:00:01.1", (0x1022, 0x14db), ROOT_PORT).lanes((4, 16), (5, 16)).group(1, kind))
-        .add(&Function::port("0000:00:02.1", (0x1022, 0x14db), ROOT_PORT).lanes((2, 2), (4, 4)).group(2, kind))
+        .add(
+            &Function::port("0000:00:01.1", (0x1022, 0x14db), ROOT_PORT)
+                .lanes((4, 16), (5, 16))
+                .group(1, kind),
+        )
+        .add(
+            &Function::port("0000:00:02.1", (0x1022, 0x14db), ROOT_PORT).lanes((2, 2), (4, 4)).group(2, kind),
+        )
         .add(
             &Function::new("0000:01:00.0", (0x10de, 0x2684), 0x030000)
                 .under(&["0000:00:01.1"])
@@ -177,7 +231,10 @@ fn sdr(about: &str, kind: &str) -> Machine {
 }
 
 pub fn sdr_identity() -> Machine {
-    let mut machine = sdr("RTX 4090, uSDR in a Gen2 x2 slot, our module; the IOMMU does not translate (iommu=pt)", "identity");
+    let mut machine = sdr(
+        "RTX 4090, uSDR in a Gen2 x2 slot, our module; the IOMMU does not translate (iommu=pt)",
+        "identity",
+    );
     machine.file("/proc/cmdline", "iommu=pt\n");
     machine
 }

@@ -49,12 +49,20 @@ pub fn base(about: &str, cpu: (&str, u32, &str), kernel: &str, root: bool) -> Ma
     machine.file("/proc/sys/kernel/osrelease", &format!("{kernel}\n"));
     let (uid, caps) = if root { (0, ROOT_CAPS) } else { (1000, "0000000000000000") };
     machine.file("/proc/self/status", &format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t{caps}\n"));
-    machine.file("/proc/self/limits", "Max locked memory         8388608              8388608              bytes     \n");
+    machine.file(
+        "/proc/self/limits",
+        "Max locked memory         8388608              8388608              bytes     \n",
+    );
     machine.file("/proc/sys/kernel/io_uring_disabled", "0\n");
     machine.file("/proc/sys/vm/max_map_count", "65530\n");
     machine.file("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
     machine.there("/run/udev/data");
-    options(&mut machine, kernel, &["PCI_P2PDMA", "VFIO", "VFIO_PCI", "VFIO_CONTAINER", "IO_URING", "MODULES"]);
+    machine.file("/proc/self/mountinfo", "1 0 0:30 / /proc rw - proc proc rw\n");
+    options(
+        &mut machine,
+        kernel,
+        &["PCI_P2PDMA", "VFIO", "VFIO_PCI", "VFIO_CONTAINER", "IO_URING", "MODULES"],
+    );
     machine.answer("io_uring", json!({ "Ok": null }));
     machine
 }
@@ -111,6 +119,7 @@ pub fn nvme(machine: &mut Machine, address: &str, number: u32, model: &str, moun
     machine.file(&format!("{block}/queue/logical_block_size"), "512\n");
     machine.file(&format!("{block}/queue/max_hw_sectors_kb"), "512\n");
     if let Some(place) = mounted {
+        machine.file(&format!("{block}/nvme{number}n1p1/partition"), "1\n");
         machine.file(&format!("{block}/nvme{number}n1p1/dev"), &format!("259:{}\n", 2 * number + 1));
         let row = format!("30 1 259:{} / {place} rw - ext4 /dev/nvme{number}n1p1 rw\n", 2 * number + 1);
         machine.file("/proc/self/mountinfo", &row);

@@ -7,7 +7,8 @@ use super::{GIB, MIB, base, cuda, cuda_gpu, identity, nvidia, nvme, servers, wor
 
 pub fn vm() -> Machine {
     let cpu = ("AuthenticAMD", 25, "AMD EPYC 7763 64-Core Processor");
-    let mut machine = base("a virtual machine with an A100 and a drive passed through", cpu, "6.8.0-1018-kvm", true);
+    let mut machine =
+        base("a virtual machine with an A100 and a drive passed through", cpu, "6.8.0-1018-kvm", true);
     machine.file(
         "/proc/cpuinfo",
         "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel name\t: AMD EPYC 7763 64-Core Processor\nflags\t\t: fpu hypervisor\n",
@@ -21,7 +22,11 @@ pub fn vm() -> Machine {
                 .bar(1, 0x20_0000_0000, 128 * GIB, PREF64)
                 .driver("nvidia"),
         )
-        .add(&Function::new("0000:00:06.0", (0x144d, 0xa824), 0x010802).bar(0, 0xfd00_0000, 32 << 10, MEM64).driver("nvme"));
+        .add(
+            &Function::new("0000:00:06.0", (0x144d, 0xa824), 0x010802)
+                .bar(0, 0xfd00_0000, 32 << 10, MEM64)
+                .driver("nvme"),
+        );
     nvme(&mut machine, "0000:00:06.0", 0, "SAMSUNG MZWLJ3T8HBLS-00007", None);
     identity(&mut machine, 0, 9);
     nvidia(&mut machine, "570.172.08", true, "");
@@ -30,13 +35,21 @@ pub fn vm() -> Machine {
 }
 
 pub fn container() -> Machine {
-    let mut machine = servers::h100("a container on such a server: no capabilities, no udev, /sys read-only", false, ACS_ON);
+    let mut machine = servers::h100(
+        "a container on such a server: no capabilities, no udev, /sys read-only",
+        false,
+        ACS_ON,
+    );
     machine.there("/.dockerenv");
     machine.0.files.remove("/run/udev/data");
     let none = machine.0.files.keys().filter(|path| path.starts_with("/boot/")).cloned().collect::<Vec<_>>();
     none.iter().for_each(|path| drop(machine.0.files.remove(path)));
-    machine.file("/proc/self/mountinfo", "40 39 0:30 / / rw - overlay overlay rw\n41 40 0:31 / /sys ro,nosuid - sysfs sysfs ro\n");
-    machine.answer("io_uring", json!({ "Err": "io_uring_setup failed: Operation not permitted (os error 1)" }));
+    machine.file(
+        "/proc/self/mountinfo",
+        "40 39 0:30 / / rw - overlay overlay rw\n41 40 0:31 / /sys ro,nosuid - sysfs sysfs ro\n",
+    );
+    machine
+        .answer("io_uring", json!({ "Err": "io_uring_setup failed: Operation not permitted (os error 1)" }));
     machine.file("/proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n");
     machine.answer(
         "file:/models/a.safetensors",
@@ -60,12 +73,19 @@ pub fn no_gpu() -> Machine {
         nvme(&mut machine, address, number, "SAMSUNG MZWLJ3T8HBLS-00007", None);
     }
     machine.there("/sys/class/iommu/ivhd0");
-    machine.answer("cuda", json!({ "error": "CUDA cannot be used: libcuda.so.1 was not found", "version": 0, "gpus": [] }));
+    machine.answer(
+        "cuda",
+        json!({ "error": "CUDA cannot be used: libcuda.so.1 was not found", "version": 0, "gpus": [] }),
+    );
     machine
 }
 
 pub fn old_driver() -> Machine {
-    let mut machine = servers::h100("the server with an open driver of before 570.133.07 under a kernel from 6.12 on", true, 0);
+    let mut machine = servers::h100(
+        "the server with an open driver of before 570.133.07 under a kernel from 6.12 on",
+        true,
+        0,
+    );
     machine.file("/proc/sys/kernel/osrelease", "6.14.0-15-generic\n");
     nvidia(&mut machine, "565.57.01", true, "");
     machine

@@ -20,7 +20,9 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
         let function = function.host("pci0000:15").node(0);
         machine.add(&if root { function } else { function.unprivileged() });
     };
-    let port = |address, kind| Function::port(address, (0x1000, 0xc030), kind).lanes((5, 16), (5, 16)).group(40, "DMA-FQ");
+    let port = |address, kind| {
+        Function::port(address, (0x1000, 0xc030), kind).lanes((5, 16), (5, 16)).group(40, "DMA-FQ")
+    };
     add(&mut machine, Function::new("0000:15:00.0", (0x8086, 0x09a2), 0x088000));
     add(&mut machine, Function::port(ROOT, (0x8086, 0x352a), ROOT_PORT).acs(ACS_ON).lanes((5, 16), (5, 16)));
     add(&mut machine, port(UP, UPSTREAM).under(&[ROOT]));
@@ -69,13 +71,15 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
 }
 
 pub fn h100_acs_on() -> Machine {
-    let mut machine = h100("Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch with ACS on; root", true, ACS_ON);
+    let mut machine =
+        h100("Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch with ACS on; root", true, ACS_ON);
     identity(&mut machine, 0, 6);
     machine
 }
 
 pub fn h100_module() -> Machine {
-    let mut machine = h100("the same with ACS off in the switch, and the kernel module onehop loaded", true, 0);
+    let mut machine =
+        h100("the same with ACS off in the switch, and the kernel module onehop loaded", true, 0);
     identity(&mut machine, 0, 6);
     machine.there("/sys/module/onehop").there("/sys/module/nvidia_peermem");
     machine
@@ -83,12 +87,16 @@ pub fn h100_module() -> Machine {
 
 pub fn h100_user() -> Machine {
     let mut machine = h100("the same as a user, to whom access control is not shown", false, ACS_ON);
-    machine.answer("identify:nvme0", json!({ "Err": "opening /dev/nvme0 failed: Permission denied (os error 13)" }));
+    machine.answer(
+        "identify:nvme0",
+        json!({ "Err": "opening /dev/nvme0 failed: Permission denied (os error 13)" }),
+    );
     machine
 }
 
 pub fn two_sockets() -> Machine {
-    let mut machine = base("two EPYC 9654: the GPU at one, the drive at the other", EPYC, "6.1.0-28-amd64", true);
+    let mut machine =
+        base("two EPYC 9654: the GPU at one, the drive at the other", EPYC, "6.1.0-28-amd64", true);
     machine
         .add(&Function::port("0000:00:01.1", (0x1022, 0x14ab), ROOT_PORT).node(0).group(1, "DMA"))
         .add(
@@ -101,7 +109,12 @@ pub fn two_sockets() -> Machine {
                 .group(2, "DMA")
                 .driver("nvidia"),
         )
-        .add(&Function::port("0000:80:01.1", (0x1022, 0x14ab), ROOT_PORT).host("pci0000:80").node(1).group(3, "DMA"))
+        .add(
+            &Function::port("0000:80:01.1", (0x1022, 0x14ab), ROOT_PORT)
+                .host("pci0000:80")
+                .node(1)
+                .group(3, "DMA"),
+        )
         .add(
             &Function::new("0000:81:00.0", (0x144d, 0xa824), 0x010802)
                 .host("pci0000:80")
@@ -129,7 +142,8 @@ pub fn lockdown() -> Machine {
     machine.file("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n");
     machine.file("/proc/sys/kernel/osrelease", "6.12.9-200.fc41.x86_64\n");
     nvidia(&mut machine, "575.57.08", false, "RMForceStaticBar1=1");
-    let refused = json!({ "Err": "cuMemGetHandleForAddressRange failed with CUDA_ERROR_NOT_SUPPORTED (801)" });
+    let refused =
+        json!({ "Err": "cuMemGetHandleForAddressRange failed with CUDA_ERROR_NOT_SUPPORTED (801)" });
     cuda(&mut machine, 12090, &[cuda_gpu(GPU, "NVIDIA H100 80GB HBM3", 80, refused)]);
     machine
 }

@@ -1,0 +1,153 @@
+//! One page that holds all: the tree, and the two ways of a byte. It loads nothing.
+
+use std::fmt::Write;
+
+use super::explain::Explanation;
+use super::svg::{STYLE, escape, picture};
+use crate::facts::Facts;
+
+/// A page with the tree and, for each pair, its two ways.
+#[must_use]
+pub fn page(facts: &Facts, all: bool, system: Option<&str>, ways: &[Explanation]) -> String {
+    let mut body = String::new();
+    let cpu = if facts.kernel.cpu.name.is_empty() { "this machine" } else { &facts.kernel.cpu.name };
+    let _ = writeln!(body, "<h1>{}</h1>", escape(cpu));
+    if let Some(system) = system {
+        let _ = writeln!(body, "<p class=\"lead\">Recorded system: {}</p>", escape(system));
+    }
+    let _ = writeln!(body, "<h2>PCIe tree</h2>\n<div class=\"wide\">{}</div>", picture(facts, all));
+    for way in ways {
+        let _ = writeln!(body, "{}", section(way));
+    }
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+         content=\"width=device-width,initial-scale=1\">\n<title>PCIe tree: {}</title>\n<style>{PAGE}</style>\n</head>\n<body>\n\
+         {body}<footer>Made by onehop topo. Addresses are those of the bus.</footer>\n</body>\n</html>\n",
+        escape(cpu)
+    )
+}
+
+fn section(way: &Explanation) -> String {
+    let limit = way
+        .limit
+        .as_ref()
+        .map_or_else(String::new, |limit| format!("<li>No faster than {}.</li>", escape(limit)));
+    format!(
+        "<h2>{} into {}</h2>\n<div class=\"ways\"><figure><figcaption>Traditionally: two copies</figcaption>{}</figure>\n\
+         <figure><figcaption>Directly: one hop</figcaption>{}</figure></div>\n<ul><li>Does it get through? {}</li>{limit}<li>\
+         BAR0 holds registers and doorbells only: no payload passes through it.</li><li>The end is told by a completion in a \
+         queue, which CPU or GPU polls; nobody interrupts the GPU.</li></ul>",
+        escape(&format!("{} ({})", way.device, way.device_address)),
+        escape(&format!("{} ({})", way.gpu, way.gpu_address)),
+        two_copies(way),
+        one_hop(way),
+        escape(&way.passes)
+    )
+}
+
+/// Letters that fit into a box.
+const FITS: usize = 47;
+
+fn two_copies(way: &Explanation) -> String {
+    let mut body = String::new();
+    boxed(&mut body, "drive", 0, &way.device, &[]);
+    arrow(&mut body, "copy", 60, &["1. its DMA engine writes to host memory"]);
+    boxed(
+        &mut body,
+        "memory",
+        130,
+        "host memory",
+        &["the CPU copies once more", "if the page cache holds the file"],
+    );
+    arrow(&mut body, "copy", 206, &["2. the GPU's copy engine reads it,", "over the bus again"]);
+    boxed(&mut body, "gpu", 276, "GPU memory", &[]);
+    drawing(&body)
+}
+
+fn one_hop(way: &Explanation) -> String {
+    let mut body = String::new();
+    boxed(&mut body, "drive", 0, &way.device, &[&format!("BAR0 {}", way.registers_words())]);
+    let middle = way.middle();
+    let words = wrap(&format!("its DMA engine writes to {}; through {middle}", way.address_words));
+    arrow(&mut body, "hop", 60, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    let window = format!("BAR1 {}", way.window_words());
+    boxed(&mut body, "gpu", 244, &way.gpu, &[&window, "a window on GPU memory: no second copy"]);
+    drawing(&body)
+}
+
+fn drawing(body: &str) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 336\" role=\"img\"><style>{STYLE}</style>{body}</svg>"
+    )
+}
+
+fn boxed(body: &mut String, class: &str, y: usize, title: &str, notes: &[&str]) {
+    let high = 32 + notes.len() * 17;
+    let _ = write!(
+        body,
+        "<rect class=\"{class}\" x=\"2\" y=\"{}\" width=\"376\" height=\"{high}\" rx=\"6\"/>",
+        y + 2
+    );
+    let _ = write!(body, "<text class=\"head\" x=\"14\" y=\"{}\">{}</text>", y + 22, escape(&cut(title)));
+    for (at, note) in notes.iter().enumerate() {
+        let _ = write!(
+            body,
+            "<text class=\"note\" x=\"14\" y=\"{}\">{}</text>",
+            y + 40 + at * 17,
+            escape(&cut(note))
+        );
+    }
+}
+
+fn arrow(body: &mut String, class: &str, y: usize, words: &[&str]) {
+    let long = (words.len() * 16 + 24).max(62);
+    let end = y + long;
+    let _ = write!(body, "<path class=\"{class}\" d=\"M22 {y}V{}\"/>", end - 8);
+    let _ = write!(
+        body,
+        "<path class=\"{}\" d=\"M15 {}h14l-7 9z\"/>",
+        if class == "hop" { "tip" } else { "copytip" },
+        end - 9
+    );
+    for (at, row) in words.iter().enumerate() {
+        let _ = write!(body, "<text x=\"40\" y=\"{}\">{}</text>", y + 20 + at * 16, escape(row));
+    }
+}
+
+fn cut(text: &str) -> String {
+    if text.chars().count() <= FITS {
+        return text.to_owned();
+    }
+    text.chars().take(FITS - 1).chain(['…']).collect()
+}
+
+/// Rows beside an arrow, ten at most.
+fn wrap(text: &str) -> Vec<String> {
+    const WIDE: usize = 44;
+    let mut rows: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match rows.last_mut().filter(|row| row.chars().count() + 1 + word.chars().count() <= WIDE) {
+            Some(row) => {
+                row.push(' ');
+                row.push_str(word);
+            }
+            None => rows.push(word.to_owned()),
+        }
+    }
+    if rows.len() > 10 {
+        rows.truncate(9);
+        rows.push("…".into());
+    }
+    rows
+}
+
+const PAGE: &str = "
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:1180px;margin:0 auto;padding:1rem}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin:1.6rem 0 .6rem}
+.lead{opacity:.8}.wide{overflow-x:auto;border:1px solid #9aa8b566;border-radius:8px;padding:.4rem}
+.wide svg{display:block}.ways{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1rem}
+figure{margin:0;border:1px solid #9aa8b566;border-radius:8px;padding:.7rem}figcaption{font-weight:600;margin-bottom:.5rem}
+figure svg{width:100%;height:auto;display:block}footer{margin-top:2rem;opacity:.7;font-size:.85rem}
+@media print{.wide{overflow:visible}.wide svg{max-width:100%;height:auto}}
+";

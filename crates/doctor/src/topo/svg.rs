@@ -1,0 +1,118 @@
+//! The tree as SVG: boxes below host bridges, one line each, with a rail for every bridge.
+
+use std::fmt::Write;
+
+use onehop_pci::Device;
+
+use super::{bar_words, bars, lines, remarks, short_name};
+use crate::facts::Facts;
+
+const STEP: usize = 22;
+const ROW: usize = 17;
+const PAD: usize = 8;
+/// Width of a letter of the font that is asked for, about.
+const LETTER: f64 = 7.3;
+
+/// The tree as an SVG document; it takes its colours from the page, or brings its own.
+#[must_use]
+pub fn picture(facts: &Facts, all: bool) -> String {
+    let mut body = String::new();
+    let (mut y, mut widest) = (PAD, 0.0_f64);
+    for host in facts.tree.hosts() {
+        let found = lines(&facts.tree, host, all);
+        if found.is_empty() {
+            continue;
+        }
+        let title = if host.is_empty() { "no way to the root is told" } else { host };
+        let _ = writeln!(body, "<text class=\"host\" x=\"{PAD}\" y=\"{}\">{}</text>", y + 13, escape(title));
+        y += ROW + PAD;
+        let mut rails: Vec<usize> = Vec::new();
+        for line in found {
+            let x = PAD + STEP * (line.depth + 1);
+            let rows = rows(facts, line.device);
+            let high = rows.len() * ROW + PAD;
+            rails.truncate(line.depth);
+            // From the middle of what it hangs from down to this box.
+            let from = rails.last().copied().unwrap_or(y - PAD);
+            let (rail, middle) = (x - STEP / 2, y + high / 2);
+            let _ = writeln!(body, "<path class=\"rail\" d=\"M{rail} {from}V{middle}H{x}\"/>");
+            let letters = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
+            let wide = letters as f64 * LETTER + 2.0 * PAD as f64;
+            let kind = kind(line.device);
+            let _ = writeln!(
+                body,
+                "<rect class=\"{kind}\" x=\"{x}\" y=\"{y}\" width=\"{wide:.0}\" height=\"{high}\" rx=\"5\"/>"
+            );
+            for (at, row) in rows.iter().enumerate() {
+                let class = if at == 0 { "name" } else { "note" };
+                let (x, y) = (x + PAD, y + PAD / 2 + at * ROW + 13);
+                let _ = writeln!(body, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{}</text>", escape(row));
+            }
+            widest = widest.max(x as f64 + wide);
+            rails.push(y + high);
+            y += high + PAD;
+        }
+        y += PAD;
+    }
+    let wide = widest + PAD as f64;
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide:.0} {y}\" width=\"{wide:.0}\" height=\"{y}\" role=\"img\" \
+         aria-label=\"PCIe tree\">\n<style>{STYLE}</style>\n{body}</svg>\n"
+    )
+}
+
+/// The rows in a device's box.
+fn rows(facts: &Facts, device: &Device) -> Vec<String> {
+    let mut rows = vec![format!("{}  {}", device.address, short_name(facts, device))];
+    let words = remarks(&facts.tree, device);
+    if !words.is_empty() {
+        rows.push(words.join(" · "));
+    }
+    rows.extend(bars(device).into_iter().map(bar_words));
+    rows
+}
+
+fn kind(device: &Device) -> &'static str {
+    match device.class.base() {
+        0x03 | 0x12 => "gpu",
+        0x01 => "drive",
+        0x02 | 0x0d => "card",
+        _ => "bridge",
+    }
+}
+
+/// Text in SVG and HTML: what devices and files are called comes from strangers.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            letter if letter.is_control() => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+/// Colours that hold on light and dark ground.
+pub(super) const STYLE: &str = "
+svg{--ink:#1d2733;--dim:#5b6b7b;--line:#9aa8b5;--ground:#fff;--gpu:#e3f4df;--drive:#e2edfb;--card:#fbeedb;--bridge:#f1f3f5;--warm:#c2410c;\
+font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:12px}
+@media(prefers-color-scheme:dark){svg{--ink:#e8edf2;--dim:#a3b1bf;--line:#5d6b78;--ground:#14191f;--gpu:#1f3a22;--drive:#1b2f4a;--card:#44331a;--bridge:#232a31;--warm:#fb923c}}
+@media print{svg{--ink:#000;--dim:#333;--ground:#fff;--gpu:#e3f4df;--drive:#e2edfb;--card:#fbeedb;--bridge:#f1f3f5}}
+text{fill:var(--ink)}.note{fill:var(--dim)}.host,.name,.head{font-weight:600}
+rect{stroke:var(--line)}.gpu{fill:var(--gpu)}.drive{fill:var(--drive)}.card{fill:var(--card)}.bridge,.memory{fill:var(--bridge)}
+.rail{fill:none;stroke:var(--line);stroke-width:1.5}.hop{fill:none;stroke:var(--warm);stroke-width:2.5}.tip{fill:var(--warm)}
+.copy{fill:none;stroke:var(--dim);stroke-width:2.5}.copytip{fill:var(--dim)}
+";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_of_strangers_stay_text() {
+        assert_eq!(super::escape("<a&\"b\x1b>"), "&lt;a&amp;&quot;b\u{fffd}&gt;");
+    }
+}

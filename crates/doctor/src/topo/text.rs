@@ -1,0 +1,48 @@
+//! The tree for a terminal.
+
+use std::fmt::Write;
+
+use super::{Line, bar_words, bars, lines, remarks, short_name};
+use crate::facts::Facts;
+
+/// The tree as text. With `all` also what no byte of ours passes.
+#[must_use]
+pub fn tree(facts: &Facts, all: bool) -> String {
+    let mut text = String::new();
+    let cpu = &facts.kernel.cpu.name;
+    let _ = writeln!(text, "{}", if cpu.is_empty() { "CPU" } else { cpu });
+    if facts.tree.devices.is_empty() {
+        text.push_str("this system shows no PCI device\n");
+    }
+    let mut hidden = facts.tree.devices.len();
+    for host in facts.tree.hosts() {
+        let found = lines(&facts.tree, host, all);
+        hidden -= found.len();
+        if found.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "└─ {}", if host.is_empty() { "no way to the root is told" } else { host });
+        for line in &found {
+            one(&mut text, facts, line);
+        }
+    }
+    if hidden > 0 {
+        let _ = writeln!(text, "{hidden} other functions are not shown; --all shows them");
+    }
+    text
+}
+
+fn one(text: &mut String, facts: &Facts, line: &Line<'_>) {
+    let device = line.device;
+    let (last, before) = line.more.split_last().unwrap_or((&false, &[]));
+    let stem: String = before.iter().map(|more| if *more { "│  " } else { "   " }).collect();
+    let branch = if *last { "├─ " } else { "└─ " };
+    let words = remarks(&facts.tree, device).join(", ");
+    let _ = writeln!(text, "   {stem}{branch}{} {}  {words}", device.address, short_name(facts, device));
+    let follows = facts.tree.children(&device.host, Some(device.address)).next().is_some();
+    let down = if follows { "│  " } else { "   " };
+    let side = if *last { "│  " } else { "   " };
+    for bar in bars(device) {
+        let _ = writeln!(text, "   {stem}{side}{down}   {}", bar_words(bar));
+    }
+}

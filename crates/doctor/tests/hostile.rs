@@ -1,0 +1,162 @@
+//! Systems that lie, break off, run in circles: nothing panics, and what is odd is said.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../pci/tests/common/compose.rs"]
+mod compose;
+
+use compose::{DOWNSTREAM, Function, MEM64, Machine, PREF64};
+use onehop_doctor::{Diagnosis, Facts, Only, Status, Style, Wish, examine, recorded_files, render, topo};
+use onehop_pci::{Content, Record, Root};
+use proptest::prelude::*;
+use serde_json::json;
+
+/// Everything that can be asked of a system.
+fn all(record: Record) -> Diagnosis {
+    let root = Root::recorded(record);
+    let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+    let diagnosis = examine(&facts, &Only::default(), root.about());
+    let _ = render(&diagnosis, Style { colour: true, all: true });
+    let mut ways = Vec::new();
+    for gpu in &facts.gpus {
+        ways.extend(
+            facts.peers().into_iter().filter_map(|device| topo::explain(&facts, gpu.address, device)),
+        );
+    }
+    ways.iter().for_each(|way| drop(topo::explain_text(way)));
+    let (tree, page) = (topo::tree(&facts, true), topo::page(&facts, true, root.about(), &ways));
+    assert!(tree.len() < 1 << 20 && page.contains("</html>") && !page.contains("<script"));
+    diagnosis
+}
+
+/// A GPU and a drive below a port.
+fn small() -> Machine {
+    let mut machine = Machine::new("small");
+    machine
+        .add(&Function::port("0000:00:01.0", (1, 1), DOWNSTREAM).group(1, "DMA"))
+        .add(
+            &Function::new("0000:01:00.0", (0x10de, 0x2330), 0x030200)
+                .under(&["0000:00:01.0"])
+                .bar(1, 1 << 40, 1 << 37, PREF64)
+                .resizable(1, 37, 26, 37)
+                .lanes((5, 16), (5, 16))
+                .group(2, "DMA"),
+        )
+        .add(
+            &Function::new("0000:02:00.0", (0x144d, 2), 0x010802)
+                .under(&["0000:00:01.0"])
+                .bar(0, 1 << 30, 16384, MEM64)
+                .lanes((4, 4), (4, 4))
+                .group(3, "DMA")
+                .driver("nvme"),
+        );
+    machine.file("/proc/self/mountinfo", "\n");
+    machine
+}
+
+#[test]
+fn nothing_at_all() {
+    let diagnosis = all(Record::new());
+    assert!(diagnosis.routes.is_empty() && diagnosis.checks.iter().all(|check| check.status != Status::Fail));
+}
+
+#[test]
+fn files_that_say_nonsense() {
+    let noise = [
+        "",
+        "\n",
+        "0",
+        "-1",
+        "99999999999999999999999",
+        "0x",
+        "[",
+        "a b c\0",
+        "\u{1f600}",
+        "<script>alert(1)</script>",
+    ];
+    let clean = small().0;
+    for path in clean.files.keys() {
+        for text in noise {
+            let mut record = clean.clone();
+            record.files.insert(path.clone(), Content::Text(text.into()));
+            all(record);
+        }
+        let mut record = clean.clone();
+        record.files.insert(path.clone(), Content::Denied { denied: true });
+        all(record);
+        let mut record = clean.clone();
+        record.files.remove(path);
+        all(record);
+    }
+}
+
+#[test]
+fn links_that_run_in_circles() {
+    let clean = small().0;
+    for path in clean.links.keys() {
+        for target in [
+            "",
+            "/",
+            "..",
+            path,
+            "../../../devices/pci0000:00/0000:01:00.0/0000:01:00.0",
+            "pci:/0000:02:00.0",
+        ] {
+            let mut record = clean.clone();
+            record.links.insert(path.clone(), target.into());
+            all(record);
+        }
+    }
+    // Each is said to be below the other.
+    let mut machine = Machine::new("circle");
+    machine.add(&Function::port("0000:00:01.0", (1, 1), DOWNSTREAM).under(&["0000:00:02.0"]));
+    machine.add(&Function::port("0000:00:02.0", (1, 1), DOWNSTREAM).under(&["0000:00:01.0"]));
+    all(machine.0);
+}
+
+#[test]
+fn a_drive_that_is_gone_is_garbage_and_said_so() {
+    let mut machine = small();
+    machine
+        .0
+        .files
+        .insert("/sys/bus/pci/devices/0000:02:00.0/config".into(), Content::from_bytes(&[0xff; 4096]));
+    let diagnosis = all(machine.0);
+    let odd = diagnosis.checks.iter().find(|check| check.id == "pci.garbage").unwrap();
+    assert!(odd.status == Status::Warn && odd.found.contains("0000:02:00.0"), "{}", odd.found);
+}
+
+#[test]
+fn answers_that_are_none() {
+    for answer in [json!(null), json!(7), json!({}), json!({"gpus": [{}]}), json!([1, 2])] {
+        let mut machine = small();
+        for question in ["cuda", "io_uring", "identify:nvme0", "file:/x", "claimed:nvme0n1"] {
+            machine.answer(question, answer.clone());
+        }
+        all(machine.0);
+    }
+}
+
+#[test]
+fn without_a_list_of_mounts_no_drive_counts_as_free() {
+    let mut machine = small();
+    machine.0.files.remove("/proc/self/mountinfo");
+    let diagnosis = all(machine.0);
+    let used = diagnosis.checks.iter().find(|check| check.id == "drive.use").unwrap();
+    assert_eq!(used.status, Status::Unknown);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_config_space(gpu in proptest::collection::vec(any::<u8>(), 0..4096), port in proptest::collection::vec(any::<u8>(), 0..4096)) {
+        let mut machine = small();
+        for (address, mut bytes) in [("0000:01:00.0", gpu), ("0000:00:01.0", port)] {
+            if let Some(status) = bytes.get_mut(6) {
+                *status |= 0x10;
+            }
+            let path = format!("/sys/bus/pci/devices/{address}/config");
+            machine.0.files.insert(path, Content::from_bytes(&bytes));
+        }
+        all(machine.0);
+    }
+}
