@@ -196,13 +196,15 @@ fn row(
     let tried = needs.iter().all(|need| matches!(need.state, State::Tried));
     let (verdict, reason, fix) = match worst {
         Some(need) if need.state == State::Missing => (Verdict::No, need.reason.clone(), need.fix.clone()),
-        Some(need) => {
-            (Verdict::Untested, need.reason.clone(), need.fix.clone().or_else(|| trial(pair, kind, route)))
-        }
+        Some(need) => (
+            Verdict::Untested,
+            need.reason.clone(),
+            need.fix.clone().or_else(|| trial(pair, kind, direction, route)),
+        ),
         None if tried => (Verdict::Yes, said(&needs), None),
         None => {
             let reason = "all that can be seen allows it; only bytes that were compared show it";
-            (Verdict::Untested, reason.to_owned(), trial(pair, kind, route))
+            (Verdict::Untested, reason.to_owned(), trial(pair, kind, direction, route))
         }
     };
     let (gpu, device) = (pair.gpu.address.to_string(), pair.device.address.to_string());
@@ -214,11 +216,22 @@ fn said(needs: &[Need]) -> String {
 }
 
 /// The command that would tell, where this build has one.
-fn trial(pair: &Pair<'_>, kind: &str, route: &str) -> Option<String> {
+fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
+    if kind != "nvme" || matches!(route, "cpu/cached" | "cufile") {
+        return None;
+    }
     let gpu = pair.gpu.ordinal.map_or_else(|| pair.gpu.address.to_string(), |ordinal| ordinal.to_string());
-    let device = pair.device.address;
-    (kind == "nvme" && !matches!(route, "cpu/cached" | "cufile")).then(|| {
-        format!("Try it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify")
+    let via = if pair.facts.tree.group_of(pair.device).is_none() { "?via=pagemap" } else { "" };
+    let device = format!("'{}{via}'", pair.device.address);
+    Some(match (route, direction) {
+        ("cpu/pinned", _) => format!("Try it: onehop read FILE -g {gpu} --route {route} --verify"),
+        (_, Direction::ToGpu) => {
+            format!("Try it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify")
+        }
+        (_, Direction::FromGpu) => format!(
+            "Try it where nothing is lost by it: onehop write -d {device} --lba N --in FILE --serial S --yes -g {gpu} \
+             --route {route}, then read it back"
+        ),
     })
 }
 

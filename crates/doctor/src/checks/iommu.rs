@@ -52,11 +52,12 @@ fn lazy(facts: &Facts) -> Option<Check> {
             group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
         })
         .collect();
-    (!lazy.is_empty()).then(|| {
+    // VFIO brings a domain of its own; the module has to do with the one that is there.
+    (!lazy.is_empty() && facts.kernel.has("onehop")).then(|| {
         let why = "with lazy flushes a device was seen to write into memory after it had been unmapped";
         let found = format!("translations of {} are flushed late (DMA-FQ)", list(&lazy));
-        Check::new("iommu.lazy", Group::Iommu, Status::Info, found, why)
-            .fix("Before the kernel module onehop is bound, with no driver: echo DMA > /sys/kernel/iommu_groups/N/type (VFIO sets its own)")
+        Check::new("iommu.lazy", Group::Iommu, Status::Warn, found, why)
+            .fix("While no driver has it: echo DMA > /sys/kernel/iommu_groups/N/type (root)")
             .by("/sys/kernel/iommu_groups/*/type")
     })
 }
@@ -79,7 +80,7 @@ fn shared(facts: &Facts) -> Vec<Check> {
             check(Status::Pass, format!("alone in group {number}"))
         } else {
             check(Status::Warn, format!("group {number} also holds {}", list(&others)))
-                .fix("Use a slot at the CPU, or load the kernel module onehop, which needs no group of its own when root uses it")
+                .fix("Give those to vfio-pci too, or use a slot at the CPU, where bridges keep devices apart")
         })
     };
     facts.drives.iter().filter_map(|drive| one(drive.address?)).collect()

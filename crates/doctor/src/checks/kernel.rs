@@ -95,7 +95,7 @@ fn strict(facts: &Facts) -> Option<Check> {
         let relaxed = facts.kernel.command_line.iter().any(|word| word == "iomem=relaxed");
         let status = if relaxed { Status::Info } else { Status::Warn };
         check("kernel.strict_devmem", status, "CONFIG_IO_STRICT_DEVMEM is on", why)
-            .fix_if(!relaxed, "Boot with iomem=relaxed, or use the kernel module onehop")
+            .fix_if(!relaxed, "Boot with iomem=relaxed")
     })
 }
 

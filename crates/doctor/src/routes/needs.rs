@@ -1,6 +1,7 @@
 //! What routes ask of a machine, one need at a time.
 
 use onehop_gpu::cuda::register_gap;
+use onehop_pci::Device;
 
 use crate::check::bytes;
 use crate::facts::drive::Drive;
@@ -142,12 +143,15 @@ impl Needs<'_> {
             .fix("Switch VMD (also called RST or RAID mode) off in the firmware's setup");
         }
         let Some(group) = facts.tree.group_of(device) else {
-            if facts.kernel.unsafe_no_iommu {
-                return Need::new(State::Met, "VFIO may be used without an IOMMU");
+            if facts.place.root {
+                return Need::new(
+                    State::Met,
+                    "without an IOMMU root may drive it by physical addresses, as a last resort",
+                );
             }
             return Need::new(
                 State::Missing,
-                "there is no IOMMU, which VFIO needs, and the kernel module onehop is not loaded",
+                "there is no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
             )
             .fix(IOMMU_ON);
         };
@@ -155,17 +159,14 @@ impl Needs<'_> {
             .devices
             .iter()
             .copied()
-            .filter(|other| {
-                *other != device.address
-                    && facts.device(*other).is_some_and(|other| !other.is_bridge() && !is_vfio(other))
-            })
+            .filter(|other| *other != device.address && facts.device(*other).is_some_and(is_driven))
             .collect();
         if !others.is_empty() {
             return Need::new(
                 State::Missing,
                 format!("its IOMMU group also holds {}, which VFIO would need as well", list(&others)),
             )
-            .fix("Put the drive into another slot, or load the kernel module onehop");
+            .fix("Give those to vfio-pci too, or put the drive into a slot of its own");
         }
         if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
             return Need::new(State::Missing, "this kernel has no vfio-pci")
@@ -249,14 +250,14 @@ impl Needs<'_> {
         }
         if facts.kernel.locked() {
             return Need::new(State::Missing, "lockdown forbids mapping BARs from user space")
-                .fix("Switch Secure Boot off, or load a signed kernel module onehop");
+                .fix("Switch Secure Boot off");
         }
         if facts.kernel.option("CONFIG_IO_STRICT_DEVMEM") == Some(true) {
             return Need::new(
                 State::Missing,
                 "this kernel (IO_STRICT_DEVMEM) lets nobody map the BAR of a device that has a driver",
             )
-            .fix("Boot with iomem=relaxed, or load the kernel module onehop");
+            .fix("Boot with iomem=relaxed");
         }
         Need::new(State::Met, "BAR1 is static: VFIO can map it")
     }
@@ -284,8 +285,9 @@ impl Needs<'_> {
         match (&self.pair.device.driver, kind) {
             (Some(_), "rdma") => Need::new(State::Met, "the card has a verbs device"),
             (Some(driver), _) => Need::new(State::Met, format!("the driver {driver} has the board")),
-            (None, _) => Need::new(State::Missing, "no driver has the board")
-                .fix("Load its driver (usdr_pcie_uram), or the kernel module onehop"),
+            (None, _) => {
+                Need::new(State::Missing, "no driver has the board").fix("Load its driver (usdr_pcie_uram)")
+            }
         }
     }
 
@@ -322,7 +324,7 @@ impl Needs<'_> {
                 State::Missing,
                 "the kernel module onehop, which gives the board GPU memory, is not loaded",
             )
-            .fix("Load the kernel module onehop and bind the board to it"),
+            .fix("Receive into pinned memory (cpu/pinned)"),
         }
     }
 
@@ -350,6 +352,11 @@ impl Needs<'_> {
 pub(crate) const IOMMU_ON: &str = "Switch the IOMMU on: VT-d or AMD-Vi in the firmware's setup, and intel_iommu=on on the kernel's command line \
                                    (AMD: no amd_iommu=off)";
 
-fn is_vfio(device: &onehop_pci::Device) -> bool {
+fn is_vfio(device: &Device) -> bool {
     device.driver.as_deref() == Some("vfio-pci")
+}
+
+/// Whether a driver has it that VFIO does not tolerate in a group.
+fn is_driven(device: &Device) -> bool {
+    device.driver.as_deref().is_some_and(|driver| !["vfio-pci", "pcieport", "pci-stub"].contains(&driver))
 }
