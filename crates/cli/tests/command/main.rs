@@ -9,6 +9,7 @@ mod maps;
 mod owned;
 mod refusals;
 mod run;
+mod see;
 mod serve;
 mod signals;
 mod transfers;
