@@ -58,7 +58,7 @@ fn the_tree_is_drawn() {
     let text = stdout(&output);
     assert_eq!(code(&output), 0);
     for words in
-        ["└─ 0000:17:01.0", "BAR2 128 GiB at 0x220000000000–", "Gen5 x16", "one hop", "group 42 DMA-FQ"]
+        ["├─ 0000:17:01.0", "BAR2 128 GiB at 0x220000000000–", "Gen5 x16", "one hop", "group 42 DMA-FQ"]
     {
         assert!(text.contains(words), "{words}: {text}");
     }

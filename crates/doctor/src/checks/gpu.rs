@@ -20,17 +20,17 @@ pub(super) fn driver(facts: &Facts) -> Vec<Check> {
 fn present(facts: &Facts) -> Check {
     let why = "bytes can only go to a GPU that is there";
     if facts.gpus.is_empty() {
-        let shown = facts.cuda.as_ref().filter(|cuda| !cuda.gpus.is_empty());
-        if let Some(cuda) = shown {
-            let found = format!("CUDA shows {}, and the PCI bus does not", cuda.gpus[0].name);
-            return Check::new("gpu.present", Group::Gpu, Status::Warn, found, why)
-                .fix("Mount /sys of the host into the container or sandbox, so that the way to the GPU can be seen");
-        }
         return Check::new("gpu.present", Group::Gpu, Status::Info, "no NVIDIA GPU", why)
             .fix("Everything runs with the emulated GPU (-g emu), and says so; onehop demo shows it")
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
     let names: Vec<_> = facts.gpus.iter().map(crate::routes::gpu_title).collect();
+    let hidden = facts.gpus.iter().any(|gpu| facts.device(gpu.address).is_none());
+    if hidden {
+        let found = format!("{}; CUDA shows it, and the PCI bus does not", names.join(", "));
+        return Check::new("gpu.present", Group::Gpu, Status::Warn, found, why)
+            .fix("Run where /sys shows the PCI bus: a sandbox or container hides the way to the GPU");
+    }
     Check::new("gpu.present", Group::Gpu, Status::Pass, names.join(", "), why)
 }
 

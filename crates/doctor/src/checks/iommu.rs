@@ -24,6 +24,10 @@ fn mode(facts: &Facts) -> Check {
         let words = &facts.kernel.command_line;
         if words.is_empty() { check } else { check.by(format!("command line: {}", words.join(" "))) }
     };
+    if facts.tree.devices.is_empty() {
+        return check(Status::Unknown, "no PCI device is shown".into())
+            .fix("Run where /sys shows the PCI bus");
+    }
     if groups.is_empty() {
         let found = if facts.kernel.iommu_units.is_empty() {
             "no IOMMU"

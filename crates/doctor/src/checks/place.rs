@@ -22,6 +22,10 @@ fn user(facts: &Facts) -> Check {
     .filter(|(bit, _)| !place.can(*bit))
     .map(|(_, name)| name)
     .collect();
+    if !place.known {
+        let check = Check::new("place.user", Group::Place, Status::Unknown, "not told", why);
+        return check.fix("Mount /proc, or look on the machine itself");
+    }
     let check = match (place.root, missing.is_empty()) {
         (true, true) => {
             Check::new("place.user", Group::Place, Status::Pass, "root, with all that it takes", why)
@@ -46,6 +50,10 @@ fn machine(facts: &Facts) -> Check {
         return Check::new("place.vm", Group::Place, Status::Info, format!("a virtual machine{what}"), why)
             .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
             .by("/proc/cpuinfo: hypervisor");
+    }
+    if facts.kernel.cpu.vendor.is_empty() {
+        let check = Check::new("place.vm", Group::Place, Status::Unknown, "the CPU does not tell", why);
+        return check.fix("systemd-detect-virt tells more");
     }
     let found = product.unwrap_or_else(|| "no virtual machine".into());
     Check::new("place.vm", Group::Place, Status::Pass, found, why).by("/proc/cpuinfo")

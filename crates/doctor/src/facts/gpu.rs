@@ -83,11 +83,25 @@ pub struct Gpu {
 
 impl Gpu {
     pub(super) fn all(root: &Root, tree: &Tree, cuda: Option<&Cuda>) -> Vec<Self> {
-        tree.devices
-            .values()
-            .filter(|device| is_nvidia(device))
-            .map(|device| Self::one(root, device, cuda))
-            .collect()
+        let on_bus = tree.devices.values().filter(|device| is_nvidia(device));
+        let mut gpus: Vec<_> = on_bus.map(|device| Self::one(root, device, cuda)).collect();
+        // A sandbox may hide the bus and give CUDA all the same.
+        let shown = cuda.into_iter().flat_map(|cuda| cuda.gpus.iter().enumerate());
+        let hidden: Vec<_> = shown.filter_map(|(ordinal, gpu)| Self::by_cuda_alone(ordinal, gpu)).collect();
+        gpus.extend(hidden.into_iter().filter(|gpu| tree.get(gpu.address).is_none()));
+        gpus
+    }
+
+    fn by_cuda_alone(ordinal: usize, gpu: &CudaGpu) -> Option<Self> {
+        Some(Self {
+            address: gpu.pci.parse().ok()?,
+            name: gpu.name.clone(),
+            ordinal: Some(ordinal),
+            cuda: Some(gpu.clone()),
+            window: None,
+            resizable: None,
+            screen: false,
+        })
     }
 
     fn one(root: &Root, device: &Device, cuda: Option<&Cuda>) -> Self {

@@ -16,6 +16,8 @@ pub struct Place {
     pub capabilities: u64,
     /// Whether this is root.
     pub root: bool,
+    /// Whether user and capabilities were told.
+    pub known: bool,
     /// Whether udev's data can be read, which cuFile wants.
     pub udev: bool,
     /// Whether sysfs is mounted read-only.
@@ -47,6 +49,7 @@ impl Place {
             product: (!product.is_empty()).then_some(product),
             capabilities,
             root: uid == Some(0),
+            known: uid.is_some(),
             udev: root.exists("/run/udev/data"),
             sysfs_read_only: mounts.lines().any(|line| {
                 let words: Vec<_> = line.split(' ').collect();

@@ -49,68 +49,66 @@ fn section(way: &Explanation) -> String {
 const FITS: usize = 47;
 
 fn two_copies(way: &Explanation) -> String {
-    let mut body = String::new();
-    boxed(&mut body, "drive", 0, &way.device, &[]);
-    arrow(&mut body, "copy", 60, &["1. its DMA engine writes to host memory"]);
-    boxed(
-        &mut body,
-        "memory",
-        130,
-        "host memory",
-        &["the CPU copies once more", "if the page cache holds the file"],
-    );
-    arrow(&mut body, "copy", 206, &["2. the GPU's copy engine reads it,", "over the bus again"]);
-    boxed(&mut body, "gpu", 276, "GPU memory", &[]);
-    drawing(&body)
+    let mut drawing = Drawing::default();
+    drawing.place("drive", &way.device, &[]);
+    drawing.arrow("copy", &["1. its DMA engine writes to host memory"]);
+    drawing.place("memory", "host memory", &["the CPU copies once more", "if the page cache holds the file"]);
+    drawing.arrow("copy", &["2. the GPU's copy engine reads it,", "over the bus again"]);
+    drawing.place("gpu", "GPU memory", &[]);
+    drawing.end()
 }
 
 fn one_hop(way: &Explanation) -> String {
-    let mut body = String::new();
-    boxed(&mut body, "drive", 0, &way.device, &[&format!("BAR0 {}", way.registers_words())]);
-    let middle = way.middle();
-    let words = wrap(&format!("its DMA engine writes to {}; through {middle}", way.address_words));
-    arrow(&mut body, "hop", 60, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut drawing = Drawing::default();
+    drawing.place("drive", &way.device, &[&format!("BAR0 {}", way.registers_words())]);
+    let words = wrap(&format!("its DMA engine writes to {}; through {}", way.address_words, way.middle()));
+    drawing.arrow("hop", &words.iter().map(String::as_str).collect::<Vec<_>>());
     let window = format!("BAR1 {}", way.window_words());
-    boxed(&mut body, "gpu", 244, &way.gpu, &[&window, "a window on GPU memory: no second copy"]);
-    drawing(&body)
+    drawing.place("gpu", &way.gpu, &[&window, "a window on GPU memory: no second copy"]);
+    drawing.end()
 }
 
-fn drawing(body: &str) -> String {
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 336\" role=\"img\"><style>{STYLE}</style>{body}</svg>"
-    )
+/// Boxes and arrows, from the top down.
+#[derive(Default)]
+struct Drawing {
+    body: String,
+    y: usize,
 }
 
-fn boxed(body: &mut String, class: &str, y: usize, title: &str, notes: &[&str]) {
-    let high = 32 + notes.len() * 17;
-    let _ = write!(
-        body,
-        "<rect class=\"{class}\" x=\"2\" y=\"{}\" width=\"376\" height=\"{high}\" rx=\"6\"/>",
-        y + 2
-    );
-    let _ = write!(body, "<text class=\"head\" x=\"14\" y=\"{}\">{}</text>", y + 22, escape(&cut(title)));
-    for (at, note) in notes.iter().enumerate() {
+impl Drawing {
+    fn place(&mut self, class: &str, title: &str, notes: &[&str]) {
+        let (y, high) = (self.y + 2, 32 + notes.len() * 17);
+        let body = &mut self.body;
         let _ = write!(
             body,
-            "<text class=\"note\" x=\"14\" y=\"{}\">{}</text>",
-            y + 40 + at * 17,
-            escape(&cut(note))
+            "<rect class=\"{class}\" x=\"2\" y=\"{y}\" width=\"376\" height=\"{high}\" rx=\"6\"/>"
         );
+        let _ = write!(body, "<text class=\"head\" x=\"14\" y=\"{}\">{}</text>", y + 20, escape(&cut(title)));
+        for (at, note) in notes.iter().enumerate() {
+            let y = y + 38 + at * 17;
+            let _ = write!(body, "<text class=\"note\" x=\"14\" y=\"{y}\">{}</text>", escape(&cut(note)));
+        }
+        self.y = y + high + 2;
     }
-}
 
-fn arrow(body: &mut String, class: &str, y: usize, words: &[&str]) {
-    let long = (words.len() * 16 + 24).max(62);
-    let end = y + long;
-    let _ = write!(body, "<path class=\"{class}\" d=\"M22 {y}V{}\"/>", end - 8);
-    let _ = write!(
-        body,
-        "<path class=\"{}\" d=\"M15 {}h14l-7 9z\"/>",
-        if class == "hop" { "tip" } else { "copytip" },
-        end - 9
-    );
-    for (at, row) in words.iter().enumerate() {
-        let _ = write!(body, "<text x=\"40\" y=\"{}\">{}</text>", y + 20 + at * 16, escape(row));
+    fn arrow(&mut self, class: &str, words: &[&str]) {
+        let (y, end) = (self.y + 4, self.y + words.len() * 16 + 34);
+        let tip = if class == "hop" { "tip" } else { "copytip" };
+        let _ = write!(self.body, "<path class=\"{class}\" d=\"M22 {y}V{}\"/>", end - 8);
+        let _ = write!(self.body, "<path class=\"{tip}\" d=\"M15 {}h14l-7 9z\"/>", end - 9);
+        for (at, row) in words.iter().enumerate() {
+            let y = y + 20 + at * 16;
+            let _ = write!(self.body, "<text x=\"40\" y=\"{y}\">{}</text>", escape(row));
+        }
+        self.y = end + 2;
+    }
+
+    fn end(self) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 380 {}\" role=\"img\"><style>{STYLE}</style>{}</svg>",
+            self.y + 2,
+            self.body
+        )
     }
 }
 

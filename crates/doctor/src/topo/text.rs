@@ -21,13 +21,13 @@ pub fn tree(facts: &Facts, all: bool) -> String {
         if found.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "└─ {}", if host.is_empty() { "no way to the root is told" } else { host });
+        let _ = writeln!(text, "{}", if host.is_empty() { "no way to the root is told" } else { host });
         for line in &found {
             one(&mut text, facts, line);
         }
     }
     if hidden > 0 {
-        let _ = writeln!(text, "{hidden} other functions are not shown; --all shows them");
+        let _ = writeln!(text, "not shown, as no bytes of ours pass them: {hidden}; --all shows them");
     }
     text
 }
@@ -37,12 +37,15 @@ fn one(text: &mut String, facts: &Facts, line: &Line<'_>) {
     let (last, before) = line.more.split_last().unwrap_or((&false, &[]));
     let stem: String = before.iter().map(|more| if *more { "│  " } else { "   " }).collect();
     let branch = if *last { "├─ " } else { "└─ " };
-    let words = remarks(&facts.tree, device).join(", ");
-    let _ = writeln!(text, "   {stem}{branch}{} {}  {words}", device.address, short_name(facts, device));
+    let mut words = remarks(&facts.tree, device).join(", ");
+    if !words.is_empty() {
+        words.insert_str(0, "  ");
+    }
+    let _ = writeln!(text, "{stem}{branch}{} {}{words}", device.address, short_name(facts, device));
     let follows = facts.tree.children(&device.host, Some(device.address)).next().is_some();
     let down = if follows { "│  " } else { "   " };
     let side = if *last { "│  " } else { "   " };
     for bar in bars(device) {
-        let _ = writeln!(text, "   {stem}{side}{down}   {}", bar_words(bar));
+        let _ = writeln!(text, "{stem}{side}{down}   {}", bar_words(bar));
     }
 }
