@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     };
     let diagnosis = examine(&facts, &only, root.about());
     if let Some(folder) = &args.record {
-        write(&root, folder)?;
+        write(&root, &facts, folder)?;
     }
     let mut text = Text::default();
     let style = Style { colour: std::io::stdout().is_terminal(), all: args.all };
@@ -102,8 +102,11 @@ pub(crate) fn device(facts: &Facts, name: &str) -> Result<Address> {
     })
 }
 
-fn write(root: &Root, folder: &Path) -> Result<()> {
-    let Some(record) = root.record() else { return Ok(()) };
+fn write(root: &Root, facts: &Facts, folder: &Path) -> Result<()> {
+    let Some(mut record) = root.record() else { return Ok(()) };
+    let kernel = &facts.kernel;
+    let by = env!("CARGO_PKG_VERSION");
+    record.about = format!("{}, kernel {}, recorded by onehop {by}", kernel.cpu.name, kernel.release);
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let path = folder.join("system.json");
     std::fs::write(&path, record.to_bytes()).map_err(|e| CliError::file("writing", &path, e))

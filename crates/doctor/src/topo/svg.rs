@@ -26,12 +26,13 @@ pub fn picture(facts: &Facts, all: bool) -> String {
         let title = if host.is_empty() { "no way to the root is told" } else { host };
         let _ = writeln!(body, "<text class=\"host\" x=\"{PAD}\" y=\"{}\">{}</text>", y + 13, escape(title));
         y += ROW + PAD;
-        let mut rails: Vec<usize> = Vec::new();
+        // The lower edge of the host, and of each box above the one that is drawn.
+        let mut rails = vec![y - PAD];
         for line in found {
             let x = PAD + STEP * (line.depth + 1);
             let rows = rows(facts, line.device);
             let high = rows.len() * ROW + PAD;
-            rails.truncate(line.depth);
+            rails.truncate(line.depth + 1);
             // From the middle of what it hangs from down to this box.
             let from = rails.last().copied().unwrap_or(y - PAD);
             let (rail, middle) = (x - STEP / 2, y + high / 2);

@@ -58,7 +58,7 @@ pub fn b550_before() -> Machine {
 
 pub fn b550_after() -> Machine {
     let mut machine = b550(
-        "the same after: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root",
+        "Ryzen 7 5800X, B550, RTX 3090, WD SN530; afterwards: open driver with PeerMappingOverride, ReBAR on, drive on vfio-pci without IOMMU, root",
         true,
         32 * GIB,
     );
@@ -131,12 +131,17 @@ pub fn am5_rebar_off() -> Machine {
 }
 
 pub fn am5_rebar_on() -> Machine {
-    am5("the same with Resizable BAR on, and a static BAR1 asked for", 0xf8_0000_0000, 32 * GIB, STATIC)
+    am5(
+        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; Resizable BAR on, and a static BAR1 asked for",
+        0xf8_0000_0000,
+        32 * GIB,
+        STATIC,
+    )
 }
 
 pub fn am5_misplaced() -> Machine {
     am5(
-        "the same, but the firmware put BAR1 4 MiB beyond a 512 MiB boundary",
+        "Ryzen 9 7950X, AM5 board, RTX 5090, two drives; static BAR1, which the firmware put 4 MiB beyond a 512 MiB boundary",
         0xf8_0040_0000,
         32 * GIB,
         STATIC,
@@ -240,5 +245,5 @@ pub fn sdr_identity() -> Machine {
 }
 
 pub fn sdr_translating() -> Machine {
-    sdr("the same with the IOMMU translating", "DMA")
+    sdr("RTX 4090, uSDR in a Gen2 x2 slot, our module; the IOMMU translates", "DMA")
 }

@@ -36,7 +36,7 @@ pub fn vm() -> Machine {
 
 pub fn container() -> Machine {
     let mut machine = servers::h100(
-        "a container on such a server: no capabilities, no udev, /sys read-only",
+        "a container on a server with an H100 behind a switch: no capabilities, no udev, /sys read-only",
         false,
         ACS_ON,
     );
@@ -82,7 +82,7 @@ pub fn no_gpu() -> Machine {
 
 pub fn old_driver() -> Machine {
     let mut machine = servers::h100(
-        "the server with an open driver of before 570.133.07 under a kernel from 6.12 on",
+        "a server with an H100 behind a switch, an open driver of before 570.133.07 under a kernel from 6.12 on",
         true,
         0,
     );

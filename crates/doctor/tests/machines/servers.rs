@@ -78,15 +78,22 @@ pub fn h100_acs_on() -> Machine {
 }
 
 pub fn h100_module() -> Machine {
-    let mut machine =
-        h100("the same with ACS off in the switch, and the kernel module onehop loaded", true, 0);
+    let mut machine = h100(
+        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch with ACS off, the kernel module onehop loaded; root",
+        true,
+        0,
+    );
     identity(&mut machine, 0, 6);
     machine.there("/sys/module/onehop").there("/sys/module/nvidia_peermem");
     machine
 }
 
 pub fn h100_user() -> Machine {
-    let mut machine = h100("the same as a user, to whom access control is not shown", false, ACS_ON);
+    let mut machine = h100(
+        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; a user, to whom access control is not shown",
+        false,
+        ACS_ON,
+    );
     machine.answer(
         "identify:nvme0",
         json!({ "Err": "opening /dev/nvme0 failed: Permission denied (os error 13)" }),
