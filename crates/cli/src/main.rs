@@ -11,6 +11,7 @@ mod model;
 mod progress;
 mod report;
 mod route;
+mod sources;
 mod stop;
 mod sysfs;
 mod transfer;

@@ -62,7 +62,8 @@ pub enum Route {
 pub struct Options {
     /// How bytes may go.
     pub route: Route,
-    /// Threads that read; without it as many as there are processors, and sixteen at most.
+    /// Threads that read; without it as many as there are processors, and sixteen at most. From servers: connections,
+    /// sixteen without it.
     pub threads: Option<usize>,
     /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
     pub slot: Option<usize>,
@@ -75,6 +76,10 @@ pub struct Account {
     pub cached_bytes: u64,
     /// Bytes that came past it, from the disk.
     pub direct_bytes: u64,
+    /// Bytes that came from servers.
+    pub remote_bytes: u64,
+    /// How often servers had to be asked again.
+    pub retries: u64,
     /// Threads that read.
     pub threads: usize,
     /// Bytes of the ring.
@@ -108,7 +113,10 @@ impl Prepared {
     /// # Errors
     /// As for [`Prepared::new`].
     pub fn for_all(plans: &[&Plan], files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
-        let threads = options.threads.unwrap_or(processors().min(MOST_THREADS)).clamp(1, 256);
+        // Whoever waits for a server needs no processor meanwhile.
+        let remote = files.iter().any(|file| file.fetch().is_some());
+        let most = if remote { MOST_THREADS } else { processors().min(MOST_THREADS) };
+        let threads = options.threads.unwrap_or(most).clamp(1, 256);
         let bytes = plans.iter().map(|plan| plan.read_bytes).sum();
         let slot = options.slot.unwrap_or_else(|| fitting(bytes, threads));
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
@@ -254,6 +262,8 @@ impl RingEngine {
         Account {
             cached_bytes: self.crew.shared.cached_bytes.load(Ordering::Acquire),
             direct_bytes: self.crew.shared.direct_bytes.load(Ordering::Acquire),
+            remote_bytes: self.crew.shared.remote_bytes.load(Ordering::Acquire),
+            retries: self.crew.shared.retries.load(Ordering::Acquire),
             ..self.account.clone()
         }
     }

@@ -144,6 +144,34 @@ pub enum Error {
         /// Which.
         file: String,
     },
+    /// An address leads nowhere.
+    #[error("{file}: {why}")]
+    Address {
+        /// Which.
+        file: String,
+        /// Why not.
+        why: String,
+    },
+    /// A server does not give what it was asked for.
+    #[error("{file}: the server did not give it, in {tries} tries: {source}")]
+    Server {
+        /// Which.
+        file: String,
+        /// How often it was asked.
+        tries: u32,
+        /// What went wrong the last time.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// What a server has is not what it had.
+    #[error("{file} changed on its server while it was loaded: it was {was}, and is {now}")]
+    ChangedOnServer {
+        /// Which.
+        file: String,
+        /// What it was known by.
+        was: String,
+        /// What it is now.
+        now: String,
+    },
     /// Nobody knows where on a drive it is.
     #[error("{file} is not on a drive that onehop drives, which this route reads")]
     NoPlaces {
@@ -191,6 +219,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it is that there is nothing of this name.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+
     pub(crate) fn too_long(file: &str, bytes: u64, most: u64) -> Self {
         Self::TooLong { file: file.into(), bytes, most }
     }

@@ -22,6 +22,8 @@ pub mod model;
 mod on_drive;
 pub mod outcome;
 pub mod plan;
+#[cfg(feature = "remote")]
+pub mod remote;
 mod select;
 mod source;
 pub mod stream;
@@ -37,4 +39,4 @@ pub use model::Model;
 pub use on_drive::{OnMaps, OnVolume};
 pub use plan::Plan;
 pub use select::{Part, Selection};
-pub use source::{Kind, Source, Store};
+pub use source::{Fetch, Kind, Source, Store};

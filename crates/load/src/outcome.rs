@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::engine::Account;
 use crate::plan::Plan;
 
-/// How a load of files of this machine went.
+/// How a load through the ring went.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Bytes of tensors.
@@ -61,7 +61,9 @@ impl Outcome {
         let seconds = took.as_secs_f64();
         let gbps = bytes as f64 / 1e9 / seconds.max(1e-9);
         let cached = account.cached_bytes >= account.direct_bytes;
+        let remote = account.remote_bytes > account.cached_bytes + account.direct_bytes;
         let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
+            _ if remote => ("cpu/remote", "a server had the bytes: read by ranges into pinned memory".into()),
             (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
             (true, 0, None) => ("cpu/cached", "the page cache had the bytes".into()),
             (true, ..) => {
@@ -69,25 +71,37 @@ impl Outcome {
             }
             (false, ..) => ("cpu/pinned", "the disk had the bytes: read past the page cache".into()),
         };
-        let limit_gbps = copy_rate.filter(|_| cached).map(|rate| rate / 1e9);
+        let limit_gbps = copy_rate.filter(|_| cached && !remote).map(|rate| rate / 1e9);
         Self {
             bytes,
-            read_bytes: account.cached_bytes + account.direct_bytes,
+            read_bytes: account.cached_bytes + account.direct_bytes + account.remote_bytes,
             gpu_bytes: plans.iter().map(|plan| plan.gpu_bytes).sum(),
             seconds,
             gbps,
             route,
             route_why,
             limit: Limit {
-                what: if cached { "the copy engine" } else { "the disk" },
+                what: match (remote, cached) {
+                    (true, _) => "the server, or the network",
+                    (false, true) => "the copy engine",
+                    (false, false) => "the disk",
+                },
                 gbps: limit_gbps,
                 reached: limit_gbps.map(|limit| gbps / limit),
             },
-            why_not_better: vec![WhyNot {
-                route: "cpu/direct",
-                reason: "the files are on a file system that Linux has mounted, so its driver has the drive",
-                fix: "Give the drive to onehop, and name the file by -d DRIVE --path",
-            }],
+            why_not_better: vec![why_not_direct(remote)],
         }
     }
+}
+
+fn why_not_direct(remote: bool) -> WhyNot {
+    let (reason, fix) = if remote {
+        ("the files are on a server", "Copy them to a drive of this machine, and give it to onehop")
+    } else {
+        (
+            "the files are on a file system that Linux has mounted, so its driver has the drive",
+            "Give the drive to onehop, and name the file by -d DRIVE --path",
+        )
+    };
+    WhyNot { route: "cpu/direct", reason, fix }
 }

@@ -1,6 +1,7 @@
 //! Where the bytes of a model come from: the seam behind which local files, drives and servers stand.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use onehop_files::Extent;
 
@@ -32,6 +33,11 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// What reads it from the server that has it, for routes that fill their own memory.
+    fn fetch(&self) -> Option<Arc<dyn Fetch>> {
+        None
+    }
+
     /// What a later look is compared with, where the source can tell.
     fn identity(&self) -> Option<Identity> {
         None
@@ -44,6 +50,22 @@ pub trait Source: Send + Sync {
     fn still_same(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// A file on a server.
+pub trait Fetch: Send + Sync {
+    /// Reads `bytes` bytes from `offset` on, and gives them to `take` as they come, with their place among these bytes. Tells
+    /// how often something had to be tried again. `go_on` is asked now and then.
+    ///
+    /// # Errors
+    /// When they cannot be had in time, or are not the file's any more.
+    fn fetch(
+        &self,
+        offset: u64,
+        bytes: u64,
+        go_on: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<u64>;
 }
 
 /// What a path leads to.

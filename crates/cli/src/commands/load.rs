@@ -31,7 +31,8 @@ pub(crate) use local::{Part, read};
                         *.index.json, or all of its *.safetensors, or its GGUF file."
 )]
 pub(crate) struct Args {
-    /// Files, indexes (*.index.json) or directories; together they are one model
+    /// Files, indexes (*.index.json) or directories; together they are one model. Where the build has it (--features
+    /// remote), also http(s):// and s3:// addresses
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE

@@ -165,6 +165,9 @@ fn what_cannot_be_loaded_says_why() {
     refuse(&["load", text(&file), "--route", "gpu/tier3"], 3, "drive");
     refuse(&["load", text(&file), "--rank", "4/4"], 2, "rank");
     refuse(&["load", text(&file), "--dtype", "F99"], 2, "F99");
+    if !cfg!(feature = "remote") {
+        refuse(&["load", "https://example.org/m.safetensors", "-g", "emu"], 3, "--features remote");
+    }
     std::fs::write(&file, b"not a model").unwrap();
     refuse(&["load", text(&file), "-g", "emu"], 1, "safetensors");
 }

@@ -8,21 +8,27 @@ use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, open_direct
 use super::Route;
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
-use crate::source::Source;
+use crate::source::{Fetch, Source};
 
-/// The way of a chunk.
+/// The way of a chunk: by the threads, out of the page cache or from a server; or past the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
     Cached,
     Direct,
 }
 
-/// A file of the plan, open in both ways if it can be.
+/// A file of the plan, open in every way that it can be.
 pub(super) struct Opened {
     pub(super) name: String,
     pub(super) bytes: u64,
-    pub(super) file: Arc<File>,
+    pub(super) origin: Origin,
     pub(super) direct: Option<Arc<File>>,
+}
+
+/// Where threads read it.
+pub(super) enum Origin {
+    Local(Arc<File>),
+    Server(Arc<dyn Fetch>),
 }
 
 pub(super) struct Choice {
@@ -36,6 +42,11 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
     let mut why_cached = None;
     let mut sources = Vec::with_capacity(files.len());
     for source in files {
+        if let Some(server) = source.fetch().filter(|_| route == Route::Auto) {
+            let (name, bytes) = (source.name().into(), source.bytes());
+            sources.push(Opened { name, bytes, origin: Origin::Server(server), direct: None });
+            continue;
+        }
         let file = source.local().ok_or_else(|| Error::NoFile { file: source.name().into() })?;
         let file =
             file.file().try_clone().map_err(|e| Error::Open { file: source.name().into(), source: e })?;
@@ -55,13 +66,15 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
         sources.push(Opened {
             name: source.name().into(),
             bytes: source.bytes(),
-            file: Arc::new(file),
+            origin: Origin::Local(Arc::new(file)),
             direct,
         });
     }
     let way = |chunk: &Chunk| match sources.get(chunk.file) {
         Some(Opened { direct: Some(_), .. }) if route == Route::Pinned => Way::Direct,
-        Some(Opened { direct: Some(_), file, .. }) if !mostly_cached(file, chunk) => Way::Direct,
+        Some(Opened { direct: Some(_), origin: Origin::Local(file), .. }) if !mostly_cached(file, chunk) => {
+            Way::Direct
+        }
         _ => Way::Cached,
     };
     let chunks = plan.chunks(slot)?.map(|chunk| (way(&chunk), chunk)).collect();

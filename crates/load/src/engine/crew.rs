@@ -32,15 +32,25 @@ pub(super) struct Shared {
     stop: AtomicBool,
     pub(super) cached_bytes: AtomicU64,
     pub(super) direct_bytes: AtomicU64,
+    pub(super) remote_bytes: AtomicU64,
+    pub(super) retries: AtomicU64,
 }
 
 impl Shared {
     pub(super) fn new(sources: Vec<Opened>, cached: VecDeque<Job>) -> Self {
-        let (cached_bytes, direct_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { sources, cached: Mutex::new(cached), stop: AtomicBool::new(false), cached_bytes, direct_bytes }
+        let zero = || AtomicU64::new(0);
+        Self {
+            sources,
+            cached: Mutex::new(cached),
+            stop: AtomicBool::new(false),
+            cached_bytes: zero(),
+            direct_bytes: zero(),
+            remote_bytes: zero(),
+            retries: zero(),
+        }
     }
 
-    /// The next chunk that the page cache has; none when the load is over or given up.
+    /// The next chunk for a thread; none when the load is over or given up.
     pub(super) fn next(&self) -> Option<Job> {
         if self.is_stopped() {
             return None;

@@ -114,7 +114,7 @@ pub(super) fn document(
         verified: None,
         verified_by: None,
         commands: 0,
-        retries: 0,
+        retries: account.retries,
         errors: 0,
     }
 }
@@ -205,9 +205,10 @@ pub(super) fn tell(d: &Document) -> Text {
     text.row(
         "",
         format!(
-            "{} out of the page cache, {} past it, by {} through {} of pinned memory",
+            "{} out of the page cache, {} past it, {} from servers, by {} through {} of pinned memory",
             units::bytes(ways.cached_bytes),
             units::bytes(ways.direct_bytes),
+            units::bytes(ways.remote_bytes),
             units::count(ways.threads as u64, "thread"),
             units::bytes(ways.ring_bytes),
         ),

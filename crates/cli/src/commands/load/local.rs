@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_load::engine::{Account, Options, Prepared, RingEngine};
 use onehop_load::stream::Stream;
-use onehop_load::{Dtype, Local, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
+use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 
 use super::account::{Document, document, show_plan, tell};
 use super::verdict::{self, Verdict};
@@ -15,6 +15,7 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::progress::Bar;
 use crate::report::Report;
+use crate::sources;
 use crate::transfer;
 
 /// Runs it.
@@ -29,7 +30,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
     // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
     let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
-    let model = Model::open(&Local, &args.files)?;
+    let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
     let plans =
         (0..count).map(|i| ring_plan(&model, &selection(args, i, count)?)).collect::<Result<Vec<_>>>()?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
@@ -38,7 +39,9 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
     let Some(prepared) = prepared else {
-        return show_plan(&model, &shares, "cpu/cached or cpu/pinned, by what the page cache has");
+        let remote = model.files.iter().any(|file| file.fetch().is_some());
+        let local = "cpu/cached or cpu/pinned, by what the page cache has";
+        return show_plan(&model, &shares, if remote { "cpu/remote" } else { local });
     };
     must_fit(&shares)?;
     let sums = context.json || args.verify || manifest.is_some();

@@ -1,0 +1,72 @@
+//! Where files come from that people name: this machine, or a server.
+
+use std::path::{Path, PathBuf};
+
+use onehop_load::{Local, Store};
+
+use crate::error::Result;
+
+/// What reads the files that are named so.
+pub(crate) fn store(paths: &[PathBuf]) -> Result<Box<dyn Store>> {
+    match paths.iter().find(|path| is_address(path)) {
+        None => Ok(Box::new(Local)),
+        Some(first) => anywhere(first),
+    }
+}
+
+/// Whether it is an address and no path.
+fn is_address(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.contains("://"))
+}
+
+#[cfg(not(feature = "remote"))]
+fn anywhere(first: &Path) -> Result<Box<dyn Store>> {
+    Err(crate::error::CliError::not_possible(
+        format!("loading {}", first.display()),
+        "this build reads nothing from servers",
+        "Build it with --features remote",
+    ))
+}
+
+#[cfg(feature = "remote")]
+fn anywhere(_: &Path) -> Result<Box<dyn Store>> {
+    use onehop_load::remote::{Config, Remote};
+
+    let s3 = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str().filter(|name| name.starts_with("AWS_"))?.to_ascii_lowercase();
+        Some((name, value.to_str()?.to_owned()))
+    });
+    let remote = Remote::new(Config { s3: s3.collect(), ..Config::default() })?;
+    Ok(Box::new(both::Anywhere(remote)))
+}
+
+#[cfg(feature = "remote")]
+mod both {
+    use std::path::Path;
+
+    use onehop_load::remote::Remote;
+    use onehop_load::{Kind, Local, Result, Source, Store};
+
+    /// This machine, and servers for whatever is an address.
+    pub(super) struct Anywhere(pub(super) Remote);
+
+    impl Anywhere {
+        fn of(&self, path: &Path) -> &dyn Store {
+            if super::is_address(path) { &self.0 } else { &Local }
+        }
+    }
+
+    impl Store for Anywhere {
+        fn kind(&self, path: &Path) -> Result<Kind> {
+            self.of(path).kind(path)
+        }
+
+        fn names(&self, path: &Path) -> Result<Vec<String>> {
+            self.of(path).names(path)
+        }
+
+        fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+            self.of(path).open(path)
+        }
+    }
+}

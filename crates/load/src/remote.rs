@@ -1,0 +1,195 @@
+//! Models on servers: `http(s)://` and `s3://`, by ranged reads that know the object again.
+//!
+//! An object is looked at when it is opened; every read asks for it with the tag that it had then, and compares what comes
+//! back. Reads go on where a connection was cut, so many times and no more.
+
+mod file;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::http::HttpBuilder;
+use object_store::path::Path as Location;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use tokio::runtime::Runtime;
+use url::Url;
+
+use crate::error::{Error, Result};
+use crate::source::{Kind, Source, Store};
+use file::{Failure, RemoteFile};
+
+/// Most objects below a prefix that are looked at.
+const MAX_NAMES: usize = 1 << 20;
+
+/// How servers are spoken to.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Settings of S3, by the names that AWS's environment variables have, in small letters: `aws_region`, `aws_endpoint`,
+    /// `aws_access_key_id`, `aws_skip_signature` …
+    pub s3: Vec<(String, String)>,
+    /// How long a server may take to be reached.
+    pub connect: Duration,
+    /// How long no byte may come.
+    pub idle: Duration,
+    /// How often a read is tried again.
+    pub retries: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let (connect, idle) = (Duration::from_secs(10), Duration::from_secs(30));
+        Self { s3: Vec::new(), connect, idle, retries: 5 }
+    }
+}
+
+/// Servers.
+pub struct Remote {
+    runtime: Arc<Runtime>,
+    config: Config,
+    /// One for each server or bucket, because it keeps connections.
+    stores: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+}
+
+/// An address, taken apart.
+struct Address {
+    store: Arc<dyn ObjectStore>,
+    location: Location,
+    /// Whether the server tells what is below a prefix.
+    lists: bool,
+}
+
+impl Remote {
+    /// Starts the threads that serve connections.
+    ///
+    /// # Errors
+    /// When the system gives none.
+    pub fn new(config: Config) -> Result<Self> {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("connections").build();
+        let runtime = Arc::new(runtime.map_err(Error::Thread)?);
+        Ok(Self { runtime, config, stores: Mutex::default() })
+    }
+
+    fn address(&self, path: &Path) -> Result<Address> {
+        let name = path.display().to_string();
+        let bad = |why: String| Error::Address { file: name.clone(), why };
+        let url = Url::parse(&name).map_err(|e| bad(e.to_string()))?;
+        let location = Location::from_url_path(url.path()).map_err(|e| bad(e.to_string()))?;
+        let (key, lists) = match url.scheme() {
+            "http" | "https" => {
+                let mut base = url.clone();
+                base.set_path("/");
+                (base.to_string(), false)
+            }
+            "s3" => (format!("s3://{}", url.host_str().unwrap_or_default()), true),
+            other => return Err(bad(format!("{other}:// is not read; http, https and s3 are"))),
+        };
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = match stores.get(&key) {
+            Some(store) => store.clone(),
+            None => {
+                let store = self.store(&url, &key).map_err(|e| bad(e.to_string()))?;
+                stores.insert(key, store.clone());
+                store
+            }
+        };
+        Ok(Address { store, location, lists })
+    }
+
+    fn store(&self, url: &Url, key: &str) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let config = &self.config;
+        // What comes late is ours to judge: a large range may take as long as it takes.
+        let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(config.connect);
+        let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        if url.scheme() != "s3" {
+            let client = client.with_allow_http(url.scheme() == "http");
+            let http = HttpBuilder::new().with_url(key).with_client_options(client).with_retry(once);
+            return Ok(Arc::new(http.build()?));
+        }
+        let mut s3 = AmazonS3Builder::new()
+            .with_client_options(client)
+            .with_bucket_name(url.host_str().unwrap_or_default())
+            .with_retry(once);
+        for (name, value) in &config.s3 {
+            // As AWS's own tools do, names that mean nothing here are passed over.
+            if let Ok(name) = name.parse() {
+                s3 = s3.with_config(name, value);
+            }
+        }
+        Ok(Arc::new(s3.build()?))
+    }
+
+    fn file(&self, path: &Path, address: &Address) -> Result<RemoteFile> {
+        let (runtime, store) = (self.runtime.clone(), address.store.clone());
+        let name = path.display().to_string();
+        RemoteFile::open(name, runtime, store, address.location.clone(), self.config.clone())
+    }
+
+    /// Gives every object below a prefix to `each`, until that does not want more.
+    fn walk(&self, path: &Path, address: &Address, mut each: impl FnMut(&Location) -> bool) -> Result<()> {
+        let prefix = Some(&address.location).filter(|location| !location.as_ref().is_empty());
+        let file = path.display().to_string();
+        let mut objects = address.store.list(prefix);
+        for _ in 0..MAX_NAMES {
+            let next = async { tokio::time::timeout(self.config.idle, objects.next()).await };
+            let next = self.runtime.block_on(next).map_err(|_| Failure::late(self.config.idle));
+            let Some(object) = next.map_err(|why| why.error(&file, 1))? else { return Ok(()) };
+            let object = object.map_err(|why| Failure::from(why).error(&file, 1))?;
+            if !each(&object.location) {
+                return Ok(());
+            }
+        }
+        Err(Error::Crowded { directory: file, most: MAX_NAMES })
+    }
+
+    fn is_prefix(&self, path: &Path, address: &Address) -> Result<bool> {
+        let mut found = false;
+        self.walk(path, address, |_| {
+            found = true;
+            false
+        })?;
+        Ok(found)
+    }
+}
+
+impl Store for Remote {
+    fn kind(&self, path: &Path) -> Result<Kind> {
+        let address = self.address(path)?;
+        if address.location.as_ref().is_empty() {
+            if address.lists && self.is_prefix(path, &address)? {
+                return Ok(Kind::Directory);
+            }
+            let why = "it names a server, and no file on it".into();
+            return Err(Error::Address { file: path.display().to_string(), why });
+        }
+        match self.file(path, &address) {
+            Ok(_) => Ok(Kind::File),
+            Err(error) if address.lists && error.is_not_found() && self.is_prefix(path, &address)? => {
+                Ok(Kind::Directory)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn names(&self, path: &Path) -> Result<Vec<String>> {
+        let address = self.address(path)?;
+        let mut names = Vec::new();
+        self.walk(path, &address, |location| {
+            let mut parts = location.prefix_match(&address.location).into_iter().flatten();
+            if let (Some(name), None) = (parts.next(), parts.next()) {
+                names.push(name.as_ref().to_owned());
+            }
+            true
+        })?;
+        Ok(names)
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+        let address = self.address(path)?;
+        Ok(Box::new(self.file(path, &address)?))
+    }
+}

@@ -1,0 +1,257 @@
+//! An object on a server, as a file that can be read anywhere.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use object_store::path::Path as Location;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use tokio::runtime::Runtime;
+
+use super::Config;
+use crate::error::{Error, Result};
+use crate::source::{Fetch, Source};
+
+/// How often a wait looks whether the load was given up.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the first retry waits; each further one twice as long as the one before, up to a limit.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// Why a read ended.
+pub(super) enum Failure {
+    /// Another try may do better.
+    Again(Box<dyn std::error::Error + Send + Sync>),
+    /// None will.
+    Final(object_store::Error),
+    /// It is an error of ours.
+    Ours(Error),
+}
+
+impl Failure {
+    pub(super) fn late(waited: Duration) -> Self {
+        Self::Again(format!("no byte came for {waited:?}").into())
+    }
+
+    pub(super) fn error(self, file: &str, tries: u32) -> Error {
+        let file = file.to_owned();
+        match self {
+            Self::Again(source) => Error::Server { file, tries, source },
+            Self::Final(source @ object_store::Error::NotFound { .. }) => {
+                let source = std::io::Error::new(std::io::ErrorKind::NotFound, source);
+                Error::Open { file, source }
+            }
+            Self::Final(source) => Error::Server { file, tries, source: Box::new(source) },
+            Self::Ours(error) => error,
+        }
+    }
+}
+
+impl From<object_store::Error> for Failure {
+    fn from(error: object_store::Error) -> Self {
+        match error {
+            object_store::Error::Generic { .. } => Self::Again(Box::new(error)),
+            other => Self::Final(other),
+        }
+    }
+}
+
+/// What an object is known by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Looks {
+    bytes: u64,
+    tag: Option<String>,
+    modified: i64,
+    version: Option<String>,
+}
+
+impl Looks {
+    fn of(meta: &ObjectMeta) -> Self {
+        let modified = meta.last_modified.timestamp_millis();
+        Self { bytes: meta.size, tag: meta.e_tag.clone(), modified, version: meta.version.clone() }
+    }
+
+    /// The tag to ask with. A weak one is compared only: `If-Match` never holds for it.
+    fn strong_tag(&self) -> Option<String> {
+        self.tag.clone().filter(|tag| !tag.starts_with("W/"))
+    }
+}
+
+struct Inner {
+    name: String,
+    runtime: Arc<Runtime>,
+    store: Arc<dyn ObjectStore>,
+    location: Location,
+    config: Config,
+    looks: Looks,
+}
+
+/// An object on a server.
+pub(super) struct RemoteFile(Arc<Inner>);
+
+impl RemoteFile {
+    pub(super) fn open(
+        name: String,
+        runtime: Arc<Runtime>,
+        store: Arc<dyn ObjectStore>,
+        location: Location,
+        config: Config,
+    ) -> Result<Self> {
+        let looks = Looks { bytes: 0, tag: None, modified: 0, version: None };
+        let inner = Inner { name, runtime, store, location, config, looks };
+        let looks = inner.look()?;
+        Ok(Self(Arc::new(Inner { looks, ..inner })))
+    }
+}
+
+impl Inner {
+    /// What it is now.
+    fn look(&self) -> Result<Looks> {
+        let mut looks = None;
+        self.insist(&|| true, async || {
+            let meta = self.in_time(self.store.head(&self.location), &|| true).await??;
+            looks = Some(Looks::of(&meta));
+            Ok(())
+        })?;
+        looks.ok_or(Error::Incomplete)
+    }
+
+    /// Tries until it works, or may not be tried again; tells how often it was.
+    fn insist(
+        &self,
+        go_on: &dyn Fn() -> bool,
+        mut work: impl AsyncFnMut() -> Result<(), Failure>,
+    ) -> Result<u64> {
+        let (mut tries, mut pause) = (0, FIRST_PAUSE);
+        self.runtime.block_on(async {
+            loop {
+                tries += 1;
+                match work().await {
+                    Ok(()) => return Ok(u64::from(tries - 1)),
+                    Err(Failure::Again(_)) if tries <= self.config.retries => {}
+                    Err(failure) => return Err(failure.error(&self.name, tries)),
+                }
+                let begun = Instant::now();
+                while begun.elapsed() < pause {
+                    if !go_on() {
+                        return Err(Error::GivenUp);
+                    }
+                    tokio::time::sleep(LOOK.min(pause)).await;
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        })
+    }
+
+    /// Waits for what a server does, as long as that may take.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = T>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<T, Failure> {
+        let (mut work, begun) = (pin!(work), Instant::now());
+        loop {
+            if !go_on() {
+                return Err(Failure::Ours(Error::GivenUp));
+            }
+            if let Ok(done) = tokio::time::timeout(LOOK, &mut work).await {
+                return Ok(done);
+            }
+            if begun.elapsed() >= self.config.idle {
+                return Err(Failure::late(self.config.idle));
+            }
+        }
+    }
+
+    fn changed(&self, now: impl std::fmt::Debug) -> Failure {
+        let (was, now) = (format!("{:?}", self.looks), format!("{now:?}"));
+        Failure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
+    }
+
+    /// One request, for what is still missing.
+    async fn request(
+        &self,
+        (offset, bytes): (u64, u64),
+        done: &mut u64,
+        go_on: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<(), Failure> {
+        let range = GetRange::Bounded(offset + *done..offset + bytes);
+        let options = GetOptions {
+            range: Some(range),
+            if_match: self.looks.strong_tag(),
+            version: self.looks.version.clone(),
+            ..GetOptions::default()
+        };
+        let got = match self.in_time(self.store.get_opts(&self.location, options), go_on).await? {
+            Err(object_store::Error::Precondition { .. }) => {
+                return Err(self.changed("another object: the server says that its tag is no longer this"));
+            }
+            other => other?,
+        };
+        let now = Looks::of(&got.meta);
+        if now != self.looks {
+            return Err(self.changed(now));
+        }
+        let mut body = got.into_stream();
+        while *done < bytes {
+            let Some(part) = self.in_time(body.next(), go_on).await? else {
+                return Err(Failure::Again("the answer ended early".into()));
+            };
+            let part = part?;
+            // A server that sends more than it was asked for gets no further than that.
+            let part = &part[..part.len().min((bytes - *done) as usize)];
+            take(*done, part).map_err(Failure::Ours)?;
+            *done += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Fetch for Inner {
+    fn fetch(
+        &self,
+        offset: u64,
+        bytes: u64,
+        go_on: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<u64> {
+        let length = self.looks.bytes;
+        if offset.checked_add(bytes).is_none_or(|end| end > length) {
+            return Err(Error::Ended { file: self.name.clone(), offset, bytes, length });
+        }
+        let mut done = 0;
+        self.insist(go_on, async || self.request((offset, bytes), &mut done, go_on, take).await)
+    }
+}
+
+impl Source for RemoteFile {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.looks.bytes
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let bytes = buffer.len() as u64;
+        let mut take = |at: u64, part: &[u8]| {
+            buffer[at as usize..][..part.len()].copy_from_slice(part);
+            Ok(())
+        };
+        self.0.fetch(offset, bytes, &|| true, &mut take).map(|_| ())
+    }
+
+    fn fetch(&self) -> Option<Arc<dyn Fetch>> {
+        Some(self.0.clone())
+    }
+
+    /// Looks at the object once more.
+    fn still_same(&self) -> Result<()> {
+        let now = self.0.look()?;
+        if now == self.0.looks { Ok(()) } else { Err(self.0.changed(now).error(&self.0.name, 1)) }
+    }
+}
