@@ -68,14 +68,29 @@ within() {
 # Runs our tests; a program that ends badly is a failure, whatever it printed before.
 ours() {
     load nvme vfio_iommu_type1 vfio-pci
-    within 5 test -b /dev/nvme0n1
+    within 5 drives_it "$NVME"
     onehop-bed "$@"
     local status=$?
     [ $status = 0 ] || fail "onehop-bed $* ended with status $status"
 }
 
+# The block device of a drive.
+nvme_of() {
+    local name
+    for name in "/sys/bus/pci/devices/$1/nvme/"nvme*/nvme*n1; do
+        name=${name##*/}
+        # With multipath it is listed as nvme0c0n1.
+        echo "/dev/$(echo "$name" | sed 's/c[0-9]*n/n/')"
+    done
+}
+
+# The kernel's driver has the drive.
+drives_it() {
+    [ "$(driver "$1")" = nvme ] && [ -b "$(nvme_of "$1")" ]
+}
+
 # The device is driven by the kernel, which can read it.
 kernel_has() {
-    check "the kernel's driver has $1" test "$(driver "$1")" = nvme
-    check "and reads it" within 5 dd if=/dev/nvme0n1 of=/dev/null bs=4096 count=4
+    check "the kernel's driver has $1" within 5 drives_it "$1"
+    check "and reads it" dd if="$(nvme_of "$1")" of=/dev/null bs=4096 count=4
 }

@@ -62,4 +62,9 @@ pub(crate) enum DriveCommand {
     Errors(commands::errors::Args),
     DumpBar0(commands::bar0::Args),
     Reset(commands::reset::Args),
+    Bind(commands::bind::BindArgs),
+    Unbind(commands::bind::UnbindArgs),
+    Recover(commands::recover::Args),
+    #[command(name = "check-p2p")]
+    CheckP2p(commands::check_p2p::Args),
 }

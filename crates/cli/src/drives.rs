@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use onehop_drive::{Drive, Options};
 use onehop_os::Port;
+use onehop_pci::{DriveName, Root, Via};
 use onehop_sim::Media;
 
 use crate::error::{CliError, Result};
@@ -15,7 +16,7 @@ const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qte
 /// Which drive.
 #[derive(clap::Args)]
 pub(crate) struct DriveArg {
-    /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
+    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     pub drive: String,
 }
@@ -40,12 +41,8 @@ pub(crate) fn find(spec: &str) -> Result<Found> {
     if let Some(rest) = spec.strip_prefix("qtest:") {
         return Ok(Found { port: onehop_qtest::open(rest)?, image: None });
     }
-    if units::is_pci_address(spec) {
-        return Err(CliError::not_possible(
-            format!("driving the PCI device {spec}"),
-            "this build has no driver for real PCI devices yet; it comes with the pci room",
-            "Use a simulated drive (-d sim:mem:64M) or QEMU's (-d qtest:SOCKET,MEMORY-FILE, see bed/qtest.sh)",
-        ));
+    if is_real(spec) {
+        return Ok(Found { port: real(spec)?, image: None });
     }
     Err(CliError::Usage(format!("'{}' is no drive: {WANTED}", spec.escape_debug())))
 }
@@ -53,4 +50,46 @@ pub(crate) fn find(spec: &str) -> Result<Found> {
 /// Finds a controller and brings it up, for reading only.
 pub(crate) fn open(spec: &str) -> Result<Drive> {
     Ok(Drive::open(find(spec)?.port, Options::default())?)
+}
+
+/// Whether a description names a PCI device.
+fn is_real(spec: &str) -> bool {
+    units::is_pci_address(spec.split('?').next().unwrap_or(spec))
+}
+
+/// The PCI device that a description names, which is to be one.
+pub(crate) fn address(spec: &str) -> Result<DriveName> {
+    if is_real(spec) {
+        return Ok(spec.parse()?);
+    }
+    let what =
+        "is no PCI address such as 0000:0b:00.0; only real drives have a kernel driver to be taken from";
+    Err(CliError::Usage(format!("'{}' {what}", spec.escape_debug())))
+}
+
+/// Takes a real drive from the kernel.
+fn real(spec: &str) -> Result<Port> {
+    let name = address(spec)?;
+    let root = Root::here();
+    present(&root, &name)?;
+    if name.via == Some(Via::PageMap) {
+        eprintln!(
+            "onehop: {}: driven by physical addresses, without an IOMMU: nothing but our own care keeps it from writing \
+             into any memory of this machine",
+            name.address
+        );
+    }
+    Ok(onehop_pci::open(&root, name)?)
+}
+
+/// An error where there is no such device.
+pub(crate) fn present(root: &Root, name: &DriveName) -> Result<()> {
+    if root.exists(&format!("/sys/bus/pci/devices/{}", name.address)) {
+        return Ok(());
+    }
+    Err(CliError::not_possible(
+        format!("using {}", name.address),
+        "this machine has no PCI device of this address",
+        "`onehop drive list` shows its drives; one that has left the bus may come back by `onehop drive recover`",
+    ))
 }

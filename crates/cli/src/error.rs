@@ -33,6 +33,9 @@ pub(crate) enum CliError {
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
+    /// A PCI device could not be had, or what the system tells of it makes no sense.
+    #[error(transparent)]
+    Pci(#[from] onehop_pci::Error),
     /// GPU memory could not be had or reached.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
@@ -119,6 +122,7 @@ impl CliError {
             )
             | Self::Files(onehop_files::Error::WhichPartition(_))
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
+            | Self::Pci(onehop_pci::Error::Garbage { .. })
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)
@@ -126,6 +130,7 @@ impl CliError {
             | Self::Load(onehop_load::Error::OnDrive {
                 why: onehop_files::Error::WithinBlock { .. }, ..
             })
+            | Self::Pci(onehop_pci::Error::Refused { .. })
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }
@@ -138,7 +143,10 @@ impl CliError {
     /// The same for a machine.
     pub(crate) fn document(&self) -> ErrorDoc {
         let (reason, fix, tried) = match self {
-            Self::NotPossible { reason, fix, .. } => (Some(reason.clone()), Some(fix.clone()), Vec::new()),
+            Self::NotPossible { reason, fix, .. }
+            | Self::Pci(onehop_pci::Error::Refused { why: reason, fix, .. }) => {
+                (Some(reason.clone()), Some(fix.clone()), Vec::new())
+            }
             Self::NoRoute(tried) => (None, None, tried.clone()),
             _ => (None, None, Vec::new()),
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Error, Gpu};
+use onehop_pci::Root;
 
 use crate::error::{CliError, Result};
 use crate::units;
@@ -12,7 +13,8 @@ use crate::units;
 /// Which GPU.
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
-    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0 where CUDA works, else emu].
+    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one; emu:0000:00:02.0 is an emulated one
+    /// whose memory is the largest BAR of that device [default: 0 where CUDA works, else emu].
     /// `onehop load` takes several: 0,1
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
@@ -69,6 +71,7 @@ pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
             |gpu| cuda(gpu, "the first that CUDA shows"),
         )),
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
+        Some(name) if name.strip_prefix("emu:").is_some_and(units::is_pci_address) => emulated_on(&name[4..]),
         Some(name) if is_number(name) || units::is_pci_address(name) => match open(name) {
             Ok(gpu) => Ok(cuda(gpu, "as asked for")),
             Err(error) => Err(refused(name, &error)),
@@ -114,6 +117,20 @@ fn cuda(gpu: onehop_gpu::cuda::CudaGpu, why: &str) -> Chosen {
 
 fn emulated(why: String) -> Chosen {
     Chosen { gpu: Arc::new(Emulated::new()), why }
+}
+
+/// An emulated GPU whose memory is a device's, which a drive has to reach over the bus as it has to reach a real GPU's.
+fn emulated_on(device: &str) -> Result<Chosen> {
+    let memory = onehop_pci::bar_memory(&Root::here(), device.parse()?, None).map_err(|error| {
+        let fix =
+            "Name a device with a BAR of memory, or use the emulated GPU with this machine's memory: -g emu";
+        CliError::not_possible(format!("using memory of {device}"), error.to_string(), fix)
+    })?;
+    let why = format!(
+        "the emulated GPU (CPU threads) with {} of {device} as its memory",
+        units::bytes(memory.len() as u64)
+    );
+    Ok(Chosen { gpu: Arc::new(Emulated::with_vram(memory)), why })
 }
 
 fn is_number(text: &str) -> bool {

@@ -7,13 +7,13 @@ mod drives;
 mod error;
 mod fat;
 mod gpus;
+mod memory;
 mod model;
 mod progress;
 mod report;
 mod route;
 mod sources;
 mod stop;
-mod sysfs;
 mod transfer;
 mod units;
 mod volume;
@@ -60,6 +60,10 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
             DriveCommand::Errors(args) => commands::errors::run(args),
             DriveCommand::DumpBar0(args) => commands::bar0::run(args),
             DriveCommand::Reset(args) => commands::reset::run(args),
+            DriveCommand::Bind(args) => commands::bind::bind(args),
+            DriveCommand::Unbind(args) => commands::bind::unbind(args),
+            DriveCommand::Recover(args) => commands::recover::run(args),
+            DriveCommand::CheckP2p(args) => commands::check_p2p::run(args, context),
         },
     }
 }

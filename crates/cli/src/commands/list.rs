@@ -1,11 +1,11 @@
 //! `onehop drive list`: the NVMe controllers of this machine, and who uses them.
 
+use onehop_pci::{BlockDevice, Root, Usage};
 use serde_json::json;
 
 use crate::drives;
 use crate::error::Result;
 use crate::report::{Report, Text};
-use crate::sysfs::{self, BlockDevice, Controller, Roots};
 use crate::units;
 
 /// List this machine's NVMe drives, and whether they are in use; changes nothing
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
-    let found = sysfs::controllers(&Roots::here());
+    let found = Usage::all(&Root::here())?;
     let mut text = Text::default();
     for controller in &found {
         describe(controller, &mut text);
@@ -47,9 +47,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Report::new(json!({ "drives": found, "given": given }), text)
 }
 
-fn describe(controller: &Controller, text: &mut Text) {
+fn describe(controller: &Usage, text: &mut Text) {
     let driver = controller.driver.as_deref().map_or("no driver".into(), |name| format!("driver {name}"));
-    let Controller { address, vendor, device, .. } = controller;
+    let Usage { address, vendor, device, .. } = controller;
     let model = controller.model.as_deref().unwrap_or("unknown model");
     let serial = controller.serial.as_deref().unwrap_or("unknown");
     let in_use = if controller.in_use { "in use" } else { "not in use" };
@@ -69,6 +69,9 @@ fn users(ns: &BlockDevice) -> String {
     }
     if ns.swap {
         words.push_str(", used for swap");
+    }
+    if let Some(claimed) = ns.claimed.as_ref().filter(|_| words.is_empty()) {
+        words.push_str(&format!(", {claimed} is mounted elsewhere, held or opened exclusively"));
     }
     words
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod bar0;
 pub(crate) mod bench;
+pub(crate) mod bind;
+pub(crate) mod check_p2p;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod errors;
@@ -10,6 +12,7 @@ pub(crate) mod list;
 pub(crate) mod load;
 pub(crate) mod map;
 pub(crate) mod read;
+pub(crate) mod recover;
 pub(crate) mod reset;
 pub(crate) mod serve;
 pub(crate) mod smart;

@@ -17,7 +17,7 @@ use crate::stop::StopFlag;
 use crate::transfer::chunk::Chunks;
 use crate::transfer::copy::copy_piece;
 use crate::transfer::{RouteArgs, Tally};
-use crate::{sysfs, units};
+use crate::{memory, units};
 
 /// Host memory through which `cpu/pinned` goes.
 const STAGING: usize = 4 << 20;
@@ -225,17 +225,15 @@ impl Engine {
     }
 }
 
-/// An emulated GPU's memory is this machine's: more than there is would take the machine down.
+/// An emulated GPU's memory may be this machine's: more than there is would take the machine down.
 fn fits(gpu: &dyn Gpu, bytes: u64) -> Result<usize> {
     let refuse = |why: String| {
         let what = format!("holding {} in the memory of GPU {}", units::bytes(bytes), gpu.name());
         CliError::not_possible(what, why, "Move fewer blocks at a time")
     };
-    let available = if gpu.simulated() { sysfs::memory_available() } else { None };
+    let available = if gpu.own_memory() { gpu.free_memory()? } else { memory::available() };
     match available {
-        Some(have) if bytes > have => {
-            Err(refuse(format!("this machine has {} left for it", units::bytes(have))))
-        }
+        Some(have) if bytes > have => Err(refuse(format!("there is {} left for it", units::bytes(have)))),
         _ => usize::try_from(bytes).map_err(|_| refuse("that is more than this machine addresses".into())),
     }
 }

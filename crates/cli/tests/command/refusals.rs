@@ -82,13 +82,20 @@ fn what_this_build_does_not_have() {
         assert!(!document["error"]["reason"].as_str().unwrap().is_empty());
         assert!(!document["error"]["fix"].as_str().unwrap().is_empty());
     };
-    none(&["-d", "0000:0b:00.0"], "pci room");
-    none(&["-d", "0b:00.0"], "pci room");
+    none(&["-d", "ffff:17:1f.7"], "no PCI device of this address");
+    none(&["-d", "ffff:17:1f.7?via=pagemap"], "no PCI device of this address");
     none(&["-d", "sim:mem:1M", "-g", "99"], "using GPU 99");
     none(&["-d", "sim:mem:1M", "-g", "ffff:17:1f.7"], "-g emu");
     none(&["-d", "sim:mem:1M", "--route", "cufile"], "libcufile");
     none(&["-d", "sim:mem:1M", "--route", "cpu/cached"], "page cache");
-    refuse(&["drive", "reset", "-d", "0000:0b:00.0"], 3, "pci room");
+    none(&["-d", "sim:mem:1M", "-g", "emu:ffff:17:1f.7"], "-g emu");
+    for command in ["bind", "unbind", "reset", "check-p2p"] {
+        refuse(&["drive", command, "-d", "ffff:17:1f.7"], 3, "no PCI device of this address");
+    }
+    for command in ["bind", "unbind", "recover"] {
+        refuse(&["drive", command, "-d", "sim:mem:1M"], 2, "only real drives");
+    }
+    refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio or pagemap");
 }
 
 #[test]

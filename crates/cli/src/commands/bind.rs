@@ -1,0 +1,60 @@
+//! `onehop drive bind` and `unbind`: gives a drive to another kernel driver, to stay.
+
+use onehop_pci::{Root, Usage};
+use serde_json::json;
+
+use crate::drives::{self, DriveArg};
+use crate::error::Result;
+use crate::report::{Report, Text};
+
+/// Give a drive to vfio-pci to stay, so that programs may drive it without being root
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  onehop drive bind -d 0000:0b:00.0\n\nThe other commands take a drive from its driver by \
+                  themselves and give it back at their end; this is for users who may not do that. Afterwards root gives \
+                  them the group's file: chown USER /dev/vfio/N"
+)]
+pub(crate) struct BindArgs {
+    #[command(flatten)]
+    drive: DriveArg,
+    /// The kernel driver that gets it
+    #[arg(long, value_name = "NAME", default_value = "vfio-pci")]
+    driver: String,
+}
+
+/// Give a drive back to the kernel's own driver
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  onehop drive unbind -d 0000:0b:00.0")]
+pub(crate) struct UnbindArgs {
+    #[command(flatten)]
+    drive: DriveArg,
+}
+
+/// Runs `bind`.
+pub(crate) fn bind(args: &BindArgs) -> Result<Report> {
+    change(&args.drive.drive, Some(&args.driver))
+}
+
+/// Runs `unbind`.
+pub(crate) fn unbind(args: &UnbindArgs) -> Result<Report> {
+    change(&args.drive.drive, None)
+}
+
+fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
+    let (root, name) = (Root::here(), drives::address(drive)?);
+    drives::present(&root, &name)?;
+    let before = Usage::of(&root, name.address)?;
+    let now = onehop_pci::bind(&root, name.address, driver)?;
+    let group = root.link_name(&format!("/sys/bus/pci/devices/{}/iommu_group", name.address));
+    let mut text = Text::default();
+    text.row("drive", name.address);
+    text.row("before", before.driver.as_deref().unwrap_or("no driver"));
+    text.row("now", now.as_deref().unwrap_or("no driver: none that is loaded wants it"));
+    if let (Some(group), Some("vfio-pci")) = (&group, now.as_deref()) {
+        text.row("file", format!("/dev/vfio/{group}: whoever may open it may drive it"));
+    }
+    Report::new(
+        json!({ "drive": name.address, "before": before.driver, "driver": now, "iommu_group": group }),
+        text,
+    )
+}

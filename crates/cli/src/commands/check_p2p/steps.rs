@@ -1,0 +1,274 @@
+//! The steps, each a transfer or what comes before one, each with its own bound of time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Namespace, Op, Options, Placement};
+use onehop_gpu::{Gpu, Place};
+use onehop_os::Port;
+use onehop_proto::regs::{Cap, Version, offset};
+use serde::{Serialize, Serializer};
+
+use crate::error::{CliError, Result};
+use crate::stop::StopFlag;
+
+/// What is in memory before a read: whatever the drive holds, one of two fills is another.
+const BEFORE: [u8; 2] = [0xa5, 0x5a];
+
+/// How a step came out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    Yes,
+    No,
+    Untested,
+}
+
+impl State {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+            Self::Untested => "untested",
+        }
+    }
+}
+
+/// A step, and how it came out.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub id: &'static str,
+    pub what: &'static str,
+    #[serde(rename = "verdict")]
+    pub state: State,
+    /// Why not; empty where it works.
+    pub why: String,
+    #[serde(rename = "seconds", serialize_with = "seconds")]
+    pub took: Duration,
+    /// It was reported as done, and other bytes were there than on the drive.
+    pub wrong_bytes: bool,
+}
+
+fn seconds<S: Serializer>(took: &Duration, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_f64(took.as_secs_f64())
+}
+
+/// A kind of step: its name, what it shows, and what does it.
+type Step = (&'static str, &'static str, fn(&mut Bench) -> Result<()>);
+
+/// In this order: what a step needs was shown by those before it.
+const STEPS: [Step; 11] = [
+    ("registers", "the CPU reads the drive's registers (BAR0)", Bench::registers),
+    ("bring-up", "the drive comes up and says who it is", Bench::bring_up),
+    ("host-read", "the drive writes a block into host memory", Bench::host_read),
+    ("doorbell-map", "the GPU gets an address for the drive's doorbells", Bench::doorbells),
+    ("gpu-rings", "the GPU rings a doorbell, and the drive carries its command out", Bench::gpu_rings),
+    ("vram-write", "the drive writes a block into GPU memory", Bench::vram_write),
+    ("vram-read", "the drive reads GPU memory (it compares a block with it)", Bench::vram_read),
+    ("data-vram", "the GPU commands, and the data go into its memory", Bench::data_in_vram),
+    ("cq-vram", "the completion queue in GPU memory", Bench::cq_in_vram),
+    ("sq-vram", "the submission queue in GPU memory", Bench::sq_in_vram),
+    ("sq-cmb", "the submission queue in the drive's own memory", Bench::sq_in_cmb),
+];
+
+/// Without these there is nothing to be tried.
+const NEEDED: [&str; 3] = ["registers", "bring-up", "host-read"];
+
+/// The step that failed of those that everything needs.
+pub(crate) fn first_needed(rows: &[Row]) -> Option<String> {
+    let row = rows.iter().find(|row| row.state == State::No && NEEDED.contains(&row.id))?;
+    Some(format!("{}: {}", row.what, row.why))
+}
+
+/// A drive, a GPU, and what they are tried with.
+pub(crate) struct Bench {
+    port: Port,
+    gpu: Arc<dyn Gpu>,
+    nsid: u32,
+    lba: u64,
+    patience: Duration,
+    drive: Option<(Drive, Namespace)>,
+    /// The block as the CPU read it into host memory.
+    block: Vec<u8>,
+}
+
+impl Bench {
+    pub(crate) fn new(port: Port, gpu: Arc<dyn Gpu>, nsid: u32, lba: u64, patience: Duration) -> Self {
+        Self { port, gpu, nsid, lba, patience, drive: None, block: Vec::new() }
+    }
+
+    /// Tries every step that the ones before it allow.
+    pub(crate) fn run(&mut self, stop: &StopFlag) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        let mut gone: Option<&'static str> = None;
+        for (id, what, step) in STEPS {
+            stop.check()?;
+            if let Some(before) = gone {
+                let why = format!("not tried, as '{before}' failed");
+                rows.push(Row {
+                    id,
+                    what,
+                    state: State::Untested,
+                    why,
+                    took: Duration::ZERO,
+                    wrong_bytes: false,
+                });
+                continue;
+            }
+            let begun = Instant::now();
+            let tried = step(self);
+            let took = begun.elapsed();
+            let row = |state, why, wrong_bytes| Row { id, what, state, why, took, wrong_bytes };
+            rows.push(match &tried {
+                Ok(()) => row(State::Yes, String::new(), false),
+                // The arguments were wrong; no machine could do it.
+                Err(CliError::Drive(Error::Range { .. } | Error::NoNamespace { .. })) => {
+                    return tried.map(|()| rows);
+                }
+                Err(error) => row(State::No, error.to_string(), matches!(error, CliError::Mismatch(_))),
+            });
+            let ends_it = NEEDED.contains(&id);
+            let dead = matches!(&tried, Err(CliError::Drive(Error::Gone { .. } | Error::Dead { .. })));
+            if (ends_it && tried.is_err()) || dead {
+                gone = Some(id);
+            }
+        }
+        Ok(rows)
+    }
+
+    fn registers(&mut self) -> Result<()> {
+        let regs = &self.port.regs;
+        let (cap, version) = (Cap(regs.read64(offset::CAP)), Version(regs.read32(offset::VS)));
+        if cap.gone() || version.0 == u32::MAX {
+            return Err(Error::Gone { drive: self.port.name.clone(), register: "CAP" }.into());
+        }
+        Ok(())
+    }
+
+    fn bring_up(&mut self) -> Result<()> {
+        let (patience, retries) = (self.patience, 0);
+        let options =
+            Options { queues: 2, timeout: patience, admin_timeout: patience, retries, ..Options::default() };
+        let drive = Drive::open(self.port.clone(), options)?;
+        let ns = drive.namespace(self.nsid)?.clone();
+        self.drive = Some((drive, ns));
+        Ok(())
+    }
+
+    fn up(&self) -> Result<&(Drive, Namespace)> {
+        self.drive.as_ref().ok_or_else(|| CliError::Failed("the drive was not brought up".into()))
+    }
+
+    fn block_bytes(&self) -> Result<usize> {
+        Ok(self.up()?.1.format.transfer_bytes(1).unwrap_or(512) as usize)
+    }
+
+    /// Reads the block with both fills; what comes must be the same, or it never came.
+    fn host_read(&mut self) -> Result<()> {
+        let bytes = self.block_bytes()?;
+        let (drive, ns) = self.up()?;
+        let (queue, buffer) = (drive.queue()?, drive.buffer(bytes)?);
+        let mut seen = Vec::new();
+        for fill in BEFORE {
+            buffer.host()?.fill(0, bytes, fill)?;
+            queue.read(ns, self.lba, 1, &buffer, 0)?;
+            seen.push(buffer.host()?.to_vec(0, bytes)?);
+        }
+        let block = seen.swap_remove(0);
+        compare(&block, &seen[0])?;
+        self.block = block;
+        Ok(())
+    }
+
+    fn doorbells(&mut self) -> Result<()> {
+        let _doorbells = self.gpu.map_registers(self.port.regs.clone())?;
+        Ok(())
+    }
+
+    fn gpu_rings(&mut self) -> Result<()> {
+        self.by_gpu(Placement::TIER1)
+    }
+
+    fn data_in_vram(&mut self) -> Result<()> {
+        self.by_gpu(Placement::TIER2)
+    }
+
+    fn cq_in_vram(&mut self) -> Result<()> {
+        self.by_gpu(Placement::POSTED)
+    }
+
+    fn sq_in_vram(&mut self) -> Result<()> {
+        self.by_gpu(Placement::TIER3)
+    }
+
+    fn sq_in_cmb(&mut self) -> Result<()> {
+        self.by_gpu(Placement::POSTED_CMB)
+    }
+
+    /// One read, commanded by the GPU.
+    fn by_gpu(&self, placement: Placement) -> Result<()> {
+        let (drive, ns) = self.up()?;
+        self.gpu.load_kernels()?;
+        let (stall, limit) = (self.patience, self.patience * 2);
+        let setup = GpuSetup { queues: 1, depth: 4, stall, limit, ..GpuSetup::new(placement) };
+        let queues = drive.gpu_queues(self.gpu.clone(), setup)?;
+        let (region, buffer) = drive.gpu_buffer(&*self.gpu, placement.data, self.block.len())?;
+        let job = GpuJob { lba: self.lba, blocks: 1, offset: 0 };
+        for fill in BEFORE {
+            region.write(0, &vec![fill; self.block.len()])?;
+            queues.read(ns, &[job], &buffer)?;
+            let mut got = vec![0; self.block.len()];
+            region.read(0, &mut got)?;
+            compare(&self.block, &got)?;
+        }
+        Ok(())
+    }
+
+    fn vram_write(&mut self) -> Result<()> {
+        let (drive, ns) = self.up()?;
+        let queue = drive.queue()?;
+        let (region, buffer) = drive.gpu_buffer(&*self.gpu, Place::Vram, self.block.len())?;
+        for fill in BEFORE {
+            region.write(0, &vec![fill; self.block.len()])?;
+            queue.read(ns, self.lba, 1, &buffer, 0)?;
+            let mut got = vec![0; self.block.len()];
+            region.read(0, &mut got)?;
+            compare(&self.block, &got)?;
+        }
+        Ok(())
+    }
+
+    /// By the command Compare, which changes nothing: it has to find the block equal, and one with another bit not.
+    fn vram_read(&mut self) -> Result<()> {
+        let (drive, ns) = self.up()?;
+        if !drive.identity().controller().oncs().compare() || ns.format.has_separate_metadata() {
+            let why = "the drive has no command Compare for this namespace; 'sq-vram' tells the same";
+            return Err(Error::Unsupported { drive: drive.name().to_owned(), why: why.into() }.into());
+        }
+        let queue = drive.queue()?;
+        let (region, buffer) = drive.gpu_buffer(&*self.gpu, Place::Vram, self.block.len())?;
+        region.write(0, &self.block)?;
+        queue.run(ns, &Io::new(Op::Compare, self.lba, 1, &buffer, 0))?;
+        region.write(0, &[self.block[0] ^ 1])?;
+        match queue.run(ns, &Io::new(Op::Compare, self.lba, 1, &buffer, 0)) {
+            Err(Error::Command { status, .. }) if status.code() == COMPARE_FAILURE => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => Err(CliError::Mismatch(
+                "the drive found other bytes equal to its own: it does not read them".into(),
+            )),
+        }
+    }
+}
+
+/// Status of a Compare whose bytes differ.
+const COMPARE_FAILURE: u16 = 0x285;
+
+fn compare(want: &[u8], got: &[u8]) -> Result<()> {
+    match want.iter().zip(got).position(|(a, b)| a != b) {
+        None if want.len() == got.len() => Ok(()),
+        at => Err(CliError::Mismatch(format!(
+            "it was reported as done, but from byte {} on other bytes are there than on the drive",
+            at.unwrap_or(0)
+        ))),
+    }
+}

@@ -1,0 +1,42 @@
+//! `onehop drive recover`: brings a drive back that reads as all ones.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::drives::{self, DriveArg};
+use crate::error::Result;
+use crate::report::{Report, Text};
+use crate::units;
+use onehop_pci::Root;
+
+/// Take a drive off the bus and have the kernel look for it again, for one that reads as all ones
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  onehop drive recover -d 0000:0b:00.0\n\nA drive that does not come back needs its power \
+                  taken away: switch the machine off and on again."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    drive: DriveArg,
+    /// How long to wait for it
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "10s")]
+    timeout: Duration,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let (root, name) = (Root::here(), drives::address(&args.drive.drive)?);
+    let was_present = onehop_pci::is_present(&root, name.address);
+    let begun = Instant::now();
+    onehop_pci::rescan(&root, name.address, args.timeout)?;
+    let took = begun.elapsed();
+    let mut text = Text::default();
+    text.row("drive", name.address);
+    text.row("before", if was_present { "it answered on the bus" } else { "it did not answer" });
+    text.row("now", format!("it answers, {} after it was taken off the bus", units::time(took)));
+    Report::new(
+        json!({ "drive": name.address, "was_present": was_present, "seconds": took.as_secs_f64() }),
+        text,
+    )
+}

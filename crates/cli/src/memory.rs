@@ -1,0 +1,10 @@
+//! How much memory this machine has left.
+
+use std::fs;
+
+/// Bytes of memory that this machine could give away; unknown where it does not say.
+pub(crate) fn available() -> Option<u64> {
+    let all = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
