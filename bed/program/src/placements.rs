@@ -12,7 +12,8 @@ use crate::report::{Failed, check, ensure, expect, noise, offset_in};
 const BYTES: usize = 384 << 10;
 /// Most bytes of a command.
 const COMMAND: u64 = 64 << 10;
-/// Where the GPU's own memory ends and that of the last test begins.
+/// What the GPU gets of the VRAM for its own, and the last test as much. Both lie at the VRAM's end, which may be beyond
+/// what 32 bits reach.
 const SHARE: usize = 24 << 20;
 
 /// What all tests need.
@@ -31,7 +32,7 @@ pub(crate) fn run(drive: &str, vram: &str) -> Result<(), Failed> {
     let vram = crate::vram(vram)?;
     let port = crate::port(drive)?;
     placements(port.clone(), &vram, drive)?;
-    let (whole, rest) = (vram.clone(), vram.slice(SHARE..2 * SHARE)?);
+    let (whole, rest) = (vram.clone(), vram.slice(vram.len() - SHARE..vram.len())?);
     let inside = Port { mapper: Arc::new(Inside::new(port.mapper.clone(), rest)), ..port };
     check(&format!("all of the driver's memory in VRAM, PRP lists and admin queues too, {drive}"), || {
         everything_inside(inside, &whole)
@@ -46,7 +47,8 @@ fn options() -> Options {
 fn placements(port: Port, vram: &HostMem, name: &str) -> Result<(), Failed> {
     let drive = Drive::open(port, options())?;
     let ns = drive.namespace(1)?.clone();
-    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::with_vram(vram.slice(0..SHARE)?));
+    let own = vram.slice(vram.len() - 2 * SHARE..vram.len() - SHARE)?;
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::with_vram(own));
     let mut test = Test { drive, ns, gpu, vram: vram.clone(), kept: Vec::new(), lba: 2048 };
     let (owner, shared) = (GpuMode::Owner, GpuMode::Shared { threads: 32 });
     for (what, placement, mode) in [

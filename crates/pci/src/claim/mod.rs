@@ -6,6 +6,8 @@
 #[allow(unsafe_code, reason = "a process is forked")]
 mod guard;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::Write;

@@ -1,0 +1,231 @@
+//! Taking and giving back, on a folder that a thread plays the kernel for.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const DEVICE: &str = "0000:0b:00.0";
+/// A busy machine takes its time.
+const SOON: Duration = Duration::from_secs(30);
+/// Where the child of a test finds its machine.
+const FOLDER: &str = "ONEHOP_TEST_CLAIM_FOLDER";
+
+/// A machine in a folder, whose kernel binds and unbinds.
+struct Fake {
+    folder: PathBuf,
+    over: Arc<AtomicBool>,
+    kernel: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Fake {
+    fn new(name: &str, drivers: &[&str]) -> Self {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-claim-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let put = |file: &str, bytes: &[u8]| {
+            let at = folder.join(file);
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            fs::write(at, bytes).unwrap();
+        };
+        let device = format!("sys/bus/pci/devices/{DEVICE}");
+        let mut config = [0; 64];
+        config[..6].copy_from_slice(&[0x4d, 0x14, 0x0a, 0xa8, 0x06, 0x04]);
+        put(&format!("{device}/config"), &config);
+        for (file, text) in [
+            ("class", "0x010802\n"),
+            ("driver_override", "(null)\n"),
+            ("power/control", "auto\n"),
+            ("enable", "0\n"),
+            ("reset", ""),
+        ] {
+            put(&format!("{device}/{file}"), text.as_bytes());
+        }
+        put("sys/bus/pci/drivers_probe", b"");
+        put("proc/self/mountinfo", b"");
+        for driver in drivers {
+            put(&format!("sys/bus/pci/drivers/{driver}/bind"), b"");
+            put(&format!("sys/bus/pci/drivers/{driver}/unbind"), b"");
+        }
+        symlink("../../drivers/nvme", folder.join(&device).join("driver")).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (at, stop) = (folder.clone(), over.clone());
+        let kernel = std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                turn(&at);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { folder, over, kernel: Some(kernel) }
+    }
+
+    fn root(&self) -> Root {
+        Root::below(&self.folder)
+    }
+
+    fn text(&self, file: &str) -> String {
+        let at = self.folder.join(format!("sys/bus/pci/devices/{DEVICE}/{file}"));
+        // A shorter text that is written over a longer one leaves the end of that.
+        fs::read_to_string(at).unwrap().lines().next().unwrap_or_default().to_owned()
+    }
+
+    fn driver(&self) -> Option<String> {
+        self.root().link_name(&format!("/sys/bus/pci/devices/{DEVICE}/driver"))
+    }
+
+    fn wait_for(&self, driver: &str) {
+        let begun = Instant::now();
+        while self.driver().as_deref() != Some(driver) {
+            assert!(begun.elapsed() < SOON, "it is with {:?}, not {driver}", self.driver());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ = self.kernel.take().unwrap().join();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Does what was written into the files of drivers, and empties them.
+fn turn(folder: &Path) {
+    let bus = folder.join("sys/bus/pci");
+    let link = bus.join(format!("devices/{DEVICE}/driver"));
+    let asked = |file: PathBuf| {
+        fs::read_to_string(&file).is_ok_and(|text| !text.is_empty() && fs::write(file, "").is_ok())
+    };
+    let drivers: Vec<_> =
+        fs::read_dir(bus.join("drivers")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for driver in &drivers {
+        if asked(driver.join("unbind")) {
+            let _ = fs::remove_file(&link);
+        }
+    }
+    let over = fs::read_to_string(bus.join(format!("devices/{DEVICE}/driver_override"))).unwrap();
+    let probed = asked(bus.join("drivers_probe"));
+    for driver in &drivers {
+        let name = driver.file_name().unwrap().to_str().unwrap();
+        if asked(driver.join("bind")) || (probed && over.starts_with(name)) {
+            let _ = symlink(format!("../../drivers/{name}"), &link);
+        }
+    }
+}
+
+fn take(root: &Root) -> Result<Claim> {
+    Claim::take(root, DEVICE.parse().unwrap(), Owner::Vfio, &[])
+}
+
+#[test]
+fn taken_and_given_back() {
+    let machine = Fake::new("back", &["nvme", "vfio-pci"]);
+    let claim = take(&machine.root()).unwrap();
+    assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+    assert_eq!(machine.text("driver_override"), "vfio-pci");
+    // Written over "auto".
+    assert_eq!(machine.text("power/control"), "onto");
+    claim.give_back().unwrap();
+    machine.wait_for("nvme");
+    assert_eq!(
+        (machine.text("driver_override").as_str(), machine.text("power/control").as_str()),
+        ("", "auto")
+    );
+}
+
+#[test]
+fn a_driver_that_does_not_come_is_an_error_and_all_is_as_before() {
+    let machine = Fake::new("absent", &["nvme", "other"]);
+    let error = take(&machine.root()).err().unwrap().to_string();
+    assert!(error.contains("no driver took it"), "{error}");
+    machine.wait_for("nvme");
+    assert_eq!(machine.text("power/control"), "auto");
+}
+
+#[test]
+fn a_drive_in_use_is_left_as_it_is() {
+    let machine = Fake::new("used", &["nvme", "vfio-pci"]);
+    let (sys, device) = (machine.folder.join("sys"), format!("sys/bus/pci/devices/{DEVICE}"));
+    fs::create_dir_all(machine.folder.join(device).join("nvme/nvme0/nvme0n1")).unwrap();
+    fs::create_dir_all(sys.join("class/block/nvme0n1")).unwrap();
+    fs::write(sys.join("class/block/nvme0n1/dev"), "259:0\n").unwrap();
+    let mounts = machine.folder.join("proc/self/mountinfo");
+    fs::write(mounts, "1 0 259:0 / /data rw - ext4 /dev/nvme0n1 rw\n").unwrap();
+    let (root, address) = (machine.root(), DEVICE.parse().unwrap());
+    for refused in [
+        take(&root).err().unwrap(),
+        bind(&root, address, Some("vfio-pci")).unwrap_err(),
+        rescan(&root, address, SOON).unwrap_err(),
+    ] {
+        assert!(refused.to_string().contains("mounted on /data"), "{refused}");
+    }
+    assert_eq!(machine.driver().as_deref(), Some("nvme"));
+    assert_eq!(machine.text("driver_override"), "(null)");
+}
+
+#[test]
+fn two_do_not_take_the_same() {
+    let machine = Fake::new("two", &["nvme", "vfio-pci"]);
+    let first = take(&machine.root()).unwrap();
+    let error = take(&machine.root()).err().unwrap().to_string();
+    assert!(error.contains("another program of onehop has it"), "{error}");
+    drop(first);
+    machine.wait_for("nvme");
+    take(&machine.root()).unwrap();
+}
+
+#[test]
+fn a_device_without_power_is_told() {
+    let machine = Fake::new("gone", &["nvme"]);
+    let config = machine.folder.join(format!("sys/bus/pci/devices/{DEVICE}/config"));
+    fs::write(config, [0xff; 64]).unwrap();
+    let error = take(&machine.root()).err().unwrap().to_string();
+    assert!(error.contains("all ones") && error.contains("drive recover"), "{error}");
+}
+
+#[test]
+fn binding_to_stay() {
+    let machine = Fake::new("stay", &["nvme", "vfio-pci"]);
+    let (root, address) = (machine.root(), DEVICE.parse().unwrap());
+    assert_eq!(bind(&root, address, Some("vfio-pci")).unwrap().as_deref(), Some("vfio-pci"));
+    // What was there before is there again after others have used it.
+    take(&root).unwrap().give_back().unwrap();
+    assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+}
+
+/// The program that the next test kills; by itself it does nothing.
+#[test]
+fn a_program_that_holds_a_device() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let _claim = take(&Root::below(folder)).unwrap();
+    println!("taken");
+    std::thread::sleep(SOON);
+}
+
+#[test]
+fn given_back_when_the_program_is_killed() {
+    let machine = Fake::new("killed", &["nvme", "vfio-pci"]);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["claim::tests::a_program_that_holds_a_device", "--exact", "--nocapture"])
+        .env(FOLDER, &machine.folder)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    machine.wait_for("vfio-pci");
+    // It may be killed at any moment from when it changed anything on.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    machine.wait_for("nvme");
+    let begun = Instant::now();
+    while machine.text("power/control") != "auto" {
+        assert!(begun.elapsed() < SOON, "{}", machine.text("power/control"));
+    }
+    let mut said = String::new();
+    child.stdout.unwrap().read_to_string(&mut said).unwrap();
+}
