@@ -60,7 +60,7 @@ fn is_real(spec: &str) -> bool {
 /// The PCI device that a description names, which is to be one.
 pub(crate) fn address(spec: &str) -> Result<DriveName> {
     if is_real(spec) {
-        return Ok(spec.parse()?);
+        return spec.parse().map_err(|error: onehop_pci::Error| CliError::Usage(error.to_string()));
     }
     let what =
         "is no PCI address such as 0000:0b:00.0; only real drives have a kernel driver to be taken from";

@@ -33,9 +33,6 @@ pub(crate) enum CliError {
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
-    /// A PCI device could not be had, or what the system tells of it makes no sense.
-    #[error(transparent)]
-    Pci(#[from] onehop_pci::Error),
     /// GPU memory could not be had or reached.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
@@ -48,7 +45,7 @@ pub(crate) enum CliError {
     /// A file system on a drive is refused, or does not hold what was asked for.
     #[error(transparent)]
     Files(#[from] onehop_files::Error),
-    /// A system's files, or a record of them, cannot be read.
+    /// A system's files, or a record of them, cannot be read, or a device of it cannot be had.
     #[error(transparent)]
     System(#[from] onehop_pci::Error),
     /// A file could not be used.
@@ -122,7 +119,6 @@ impl CliError {
             )
             | Self::Files(onehop_files::Error::WhichPartition(_))
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
-            | Self::Pci(onehop_pci::Error::Garbage { .. })
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)
@@ -130,7 +126,7 @@ impl CliError {
             | Self::Load(onehop_load::Error::OnDrive {
                 why: onehop_files::Error::WithinBlock { .. }, ..
             })
-            | Self::Pci(onehop_pci::Error::Refused { .. })
+            | Self::System(onehop_pci::Error::Refused { .. })
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }
@@ -144,7 +140,7 @@ impl CliError {
     pub(crate) fn document(&self) -> ErrorDoc {
         let (reason, fix, tried) = match self {
             Self::NotPossible { reason, fix, .. }
-            | Self::Pci(onehop_pci::Error::Refused { why: reason, fix, .. }) => {
+            | Self::System(onehop_pci::Error::Refused { why: reason, fix, .. }) => {
                 (Some(reason.clone()), Some(fix.clone()), Vec::new())
             }
             Self::NoRoute(tried) => (None, None, tried.clone()),

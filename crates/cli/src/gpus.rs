@@ -86,7 +86,8 @@ fn refused(name: &str, error: &Error) -> CliError {
 
 fn unknown(name: &str) -> CliError {
     CliError::Usage(format!(
-        "'{}' is no GPU: it is emu, a CUDA ordinal such as 0, or a PCI address",
+        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), a CUDA ordinal such as 0, or a PCI \
+         address",
         name.escape_debug()
     ))
 }
