@@ -130,7 +130,7 @@ pub fn bar_memory(root: &Root, address: Address, bar: Option<u8>) -> Result<Host
     let (bar, bytes) = found.ok_or_else(|| Error::Refused {
         what: format!("mapping memory of {address}"),
         why: "it has no such BAR, or the system gave it no address".into(),
-        fix: "`onehop topo` shows its BARs".into(),
+        fix: "`lspci -v` shows its BARs".into(),
     })?;
     // A device without a driver decodes nothing until it is told to.
     let enable = sysfs.folder.join("enable");
