@@ -100,3 +100,35 @@ fn bench_queue_measures_and_names_its_limit() {
     // No machine has so many GPUs; one without CUDA has none.
     refuse(&["bench", "queue", "--side", "gpu", "-g", "999"], 3, "GPU 999");
 }
+
+/// The steps and routes of a check, by name.
+fn verdicts(check: &serde_json::Value, list: &str, name: &str) -> Vec<(String, String)> {
+    let word = |row: &serde_json::Value, field: &str| row[field].as_str().unwrap().to_owned();
+    check[list].as_array().unwrap().iter().map(|row| (word(row, name), word(row, "verdict"))).collect()
+}
+
+#[test]
+fn check_p2p_shows_what_works() {
+    let check = succeed(&["drive", "check-p2p", "-d", "sim:mem:8M?cmb=1M", "-g", "emu"]);
+    let steps = verdicts(&check, "steps", "id");
+    assert_eq!(steps.len(), 11);
+    assert!(steps.iter().all(|(_, verdict)| verdict == "yes"), "{steps:?}");
+    assert_eq!(check["simulated"], serde_json::json!(["drive", "gpu"]));
+    // Without a memory buffer there is no queue in it, and every route all the same.
+    let check = succeed(&["drive", "check-p2p", "-d", "sim:mem:8M", "-g", "emu", "--lba", "7"]);
+    assert!(verdicts(&check, "steps", "id").contains(&("sq-cmb".into(), "no".into())));
+    assert!(verdicts(&check, "routes", "route").contains(&("gpu/tier3".into(), "yes".into())));
+}
+
+#[test]
+fn check_p2p_ends_when_nothing_answers() {
+    let spec = "sim:mem:8M?fault=lost@op=read";
+    let out = onehop(&["drive", "check-p2p", "-d", spec, "-g", "emu", "--timeout", "100ms", "--json"]);
+    assert_eq!(code(&out), 1);
+    let check: serde_json::Value = serde_json::from_str(&stdout(&out)).unwrap();
+    let steps = verdicts(&check, "steps", "id");
+    assert_eq!(steps[2], ("host-read".into(), "no".into()));
+    assert!(steps[3..].iter().all(|(_, verdict)| verdict == "untested"), "{steps:?}");
+    assert_eq!(check["error"]["exit_code"], 1);
+    refuse(&["drive", "check-p2p", "-d", "sim:mem:8M", "-g", "emu", "--lba", "999999999"], 2, "namespace 1");
+}
