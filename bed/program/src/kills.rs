@@ -53,10 +53,14 @@ pub(crate) fn run(drive: &str, vram: &str, count: &str, serial: &str) -> Result<
                 }
                 std::thread::sleep(Duration::from_micros(rng.below(if at_work { 60_000 } else { 400_000 })));
                 victim.kill()?;
-                back_with_the_kernel(at, serial).map_err(told)?;
-                for (what, mem) in [("VRAM", &memory), ("shared memory", &shared)] {
-                    quiet(mem, what).map_err(told)?;
+                let both = [("VRAM", &memory), ("shared memory", &shared)];
+                // By VFIO the kernel has stopped the drive when a killed process has gone; otherwise the guardian does it.
+                if name.ends_with("pagemap") {
+                    stopped(at)?;
                 }
+                both.iter().try_for_each(|(what, mem)| quiet(mem, what)).map_err(told)?;
+                back_with_the_kernel(at, serial).map_err(told)?;
+                both.iter().try_for_each(|(what, mem)| quiet(mem, what)).map_err(told)?;
             }
             ensure(working > 0, || "no victim ever worked".into())
         },
@@ -83,6 +87,21 @@ impl Victim {
         self.0.kill()?;
         self.0.wait()?;
         Ok(())
+    }
+}
+
+/// The drive has lost its bus mastering, or already is the kernel's again.
+fn stopped(address: &str) -> Result<(), Failed> {
+    let (root, folder) = (Root::here(), format!("/sys/bus/pci/devices/{address}"));
+    let begun = Instant::now();
+    loop {
+        let config = root.bytes(&format!("{folder}/config"), 6)?;
+        let is_master = config.get(4).is_none_or(|command| command & 4 != 0);
+        let driver = root.link_name(&format!("{folder}/driver"));
+        if !is_master || driver.as_deref() == Some("nvme") {
+            return Ok(());
+        }
+        ensure(begun.elapsed() < BACK_WITHIN, || format!("{address} still masters the bus"))?;
     }
 }
 
