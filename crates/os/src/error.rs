@@ -54,6 +54,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The number that the system gave, where it was the system that refused.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::System { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn system(call: impl Into<String>, errno: impl Into<std::io::Error>) -> Self {
         Self::System { call: call.into(), source: errno.into(), hint: "" }
     }

@@ -105,6 +105,26 @@ impl HostMem {
         Self::whole(base.cast(), bytes, true)
     }
 
+    /// All of a file in memory (`/dev/shm`, a memfd), whose length need not be whole pages.
+    ///
+    /// # Errors
+    /// When it cannot be mapped, or is empty.
+    pub fn of_shared(file: &File) -> Result<Self> {
+        let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
+        let len = usize::try_from(have).unwrap_or(usize::MAX);
+        let whole = round_up(len)?;
+        if len == 0 {
+            return Err(Error::OutOfRange { offset: 0, bytes: 1, len: 0 });
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing. Its last page may be a part of one.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(std::ptr::null_mut(), whole, access, MapFlags::SHARED, file, 0)
+        }
+        .map_err(|e| Error::system(format!("mmap of {len} bytes of shared memory"), e))?;
+        Ok(Self { len, ..Self::whole(base.cast(), whole, true)? })
+    }
+
     /// `bytes` bytes of a file from `offset` on, both whole pages; to be read and perhaps written.
     ///
     /// Whoever else has the file must not shorten it: touching pages that it no longer has ends the process.
@@ -342,7 +362,7 @@ impl HostMem {
         unsafe { AtomicU8::from_ptr(self.host_ptr().add(offset)) }
     }
 
-    fn qword(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn qword(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: the callers have checked the range and aligned the offset; the mapping outlives &self.
         unsafe { AtomicU64::from_ptr(self.host_ptr().add(offset).cast()) }
     }

@@ -40,6 +40,60 @@ impl HostMem {
     }
 }
 
+impl HostMem {
+    /// Reads what is in the page cache and nothing else: how many bytes there were, fewer than asked for where the rest is
+    /// not there or the file ends; none where the first byte is not there, or the file system cannot tell.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory, it cannot be written, or the file cannot be read.
+    #[inline]
+    pub fn read_cached(&self, offset: usize, bytes: usize, file: &File, at: u64) -> Result<Option<usize>> {
+        self.check_writable_range(offset, bytes)?;
+        let vector = libc::iovec { iov_base: self.host_ptr().wrapping_add(offset).cast(), iov_len: bytes };
+        // SAFETY: as in `read_file`; the vector lives across the call.
+        let read =
+            unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, at as i64, libc::RWF_NOWAIT) };
+        if read >= 0 {
+            return Ok(Some(read as usize));
+        }
+        let error = std::io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::EINTR) => Ok(None),
+            _ => Err(Error::system("preadv2", error)),
+        }
+    }
+
+    /// Writes bytes of this memory to a file at `at`; gives how many were written before the disk was full.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory, or the file cannot be written.
+    pub fn write_file(&self, offset: usize, bytes: usize, file: &File, at: u64) -> Result<usize> {
+        let whole = self.slice(offset..offset.saturating_add(bytes))?;
+        let mut done = 0;
+        while done < bytes {
+            let from = whole.host_ptr().wrapping_add(done);
+            let count = (bytes - done).min(MOST);
+            // SAFETY: the range lies within the mapping, which outlives &self; the kernel reads it as a device does.
+            let written =
+                unsafe { libc::pwrite(file.as_raw_fd(), from.cast(), count, (at + done as u64) as i64) };
+            match written {
+                0 => break,
+                written if written > 0 => done += written as usize,
+                _ => {
+                    let error = std::io::Error::last_os_error();
+                    match error.kind() {
+                        std::io::ErrorKind::Interrupted => {}
+                        // What could be written is told, as pwrite does.
+                        _ if done > 0 => break,
+                        _ => return Err(Error::system("pwrite", error)),
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
 /// How a file can be read past the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectRules {

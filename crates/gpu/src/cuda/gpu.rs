@@ -128,6 +128,18 @@ impl CudaGpu {
         region.slice(0..bytes.max(1).next_multiple_of(4096))
     }
 
+    /// Memory of this GPU that somebody else in this process has allocated (PyTorch, `cudaMalloc`): `bytes` from `at` on.
+    ///
+    /// # Errors
+    /// When there is no allocation, or the range does not lie within it.
+    ///
+    /// # Safety
+    /// The memory is not freed as long as the result or a clone of it is used.
+    pub unsafe fn lend(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
+        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, at.0, bytes)?;
+        Ok(Region::on_device(at, bytes, Arc::new(memory)))
+    }
+
     /// The GPU's memory: bytes that are free, and all.
     ///
     /// # Errors
@@ -180,6 +192,15 @@ impl CudaGpu {
     /// When the GPU has failed.
     pub fn ticket_is_current(&self, ticket: &Ticket, region: &Region) -> Result<bool> {
         ipc::is_current(&self.0.context, ticket, region)
+    }
+
+    /// Waits for everything that was begun on the GPU by this process: what it wrote is in its memory then.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn wait_for_all(&self) -> Result<()> {
+        // SAFETY: the call takes nothing, and acts on the context that is current in it.
+        self.0.context.call("waiting for the GPU", |driver| unsafe { driver.context_wait() })
     }
 
     /// Does what the host must do before bytes that another device wrote into the GPU's memory are used: see

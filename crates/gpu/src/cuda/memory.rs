@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use onehop_os::{DmaBuf, Marks};
 
-use super::capabilities::Capabilities;
+use super::capabilities::{Capabilities, allocation};
 use super::context::{Context, Stream};
 use super::dmabuf;
 use super::driver::{DevicePtr, Driver, Failure};
@@ -39,6 +39,8 @@ enum Origin {
     },
     /// An IPC handle of another process was opened.
     Opened,
+    /// Somebody else in this process has allocated it, and frees it.
+    Lent,
 }
 
 /// One allocation.
@@ -123,6 +125,21 @@ impl DeviceMemory {
             driver.import_handle(&mut handle, number, POSIX_FD)
         })?;
         Self::map_handle(context, stream, handle, bytes, 0)
+    }
+
+    /// Memory that somebody else in this process has allocated: `bytes` from `at` on, in one allocation.
+    pub(super) fn lent(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        at: DevicePtr,
+        bytes: usize,
+    ) -> Result<Self> {
+        let (base, whole) = allocation(context, at)?;
+        let offset = at.saturating_sub(base) as usize;
+        if bytes == 0 || offset > whole || bytes > whole - offset {
+            return Err(onehop_os::Error::OutOfRange { offset, bytes, len: whole }.into());
+        }
+        Ok(Self { context: context.clone(), stream: stream.clone(), at, bytes, origin: Origin::Lent })
     }
 
     /// Memory that another process exported as an IPC handle, from the allocation's start on.
@@ -250,6 +267,7 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: Origin) {
         Origin::Plain => unsafe { driver.free(at) },
         // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
         Origin::Opened => unsafe { driver.ipc_close(at) },
+        Origin::Lent => Ok(()),
         Origin::Mapped { handle } => {
             // Whoever used the memory last may have left work behind that is under way. cuMemFree waits for that, cuMemUnmap
             // does not. Work that failed will not touch the memory any more.

@@ -1,0 +1,157 @@
+//! Memory of files that a stranger may cut short.
+//!
+//! Whoever touches a page of a mapping behind the end of its file gets SIGBUS, and a process that maps files of others
+//! would end when one of them is truncated. Under a [`Guard`] the rest of the mapping is replaced with zeroed memory
+//! instead, and whoever maps it can ask whether that has happened.
+
+use std::ffi::c_void;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::{Error, HostMem, Result};
+
+/// Mappings that can be guarded at once.
+const MOST: usize = 8192;
+const PAGE: usize = 4096;
+
+/// A guarded range. No range starts at 0 or 1: those mean free, and about to be used.
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    lost: AtomicBool,
+}
+
+// A handler of signals has nobody to ask but statics.
+static SLOTS: [Slot; MOST] =
+    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
+        MOST];
+/// Slots behind this one have never been used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps a mapping guarded until it is dropped.
+pub struct Guard {
+    slot: usize,
+    /// The range must not be given to anybody else while it is in the table.
+    _mem: HostMem,
+}
+
+impl Guard {
+    /// Guards the pages of some memory from now on.
+    ///
+    /// # Errors
+    /// When as many are guarded as can be, or the system takes no handler for SIGBUS.
+    pub fn new(mem: &HostMem) -> Result<Self> {
+        install()?;
+        let start = mem.host_ptr() as usize / PAGE * PAGE;
+        let end = (mem.host_ptr() as usize + mem.len()).next_multiple_of(PAGE);
+        let free =
+            |slot: &Slot| slot.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let slot = SLOTS.iter().position(free).ok_or_else(|| {
+            let why = format!("{MOST} mappings are guarded already");
+            Error::system("guarding shared memory", std::io::Error::other(why))
+        })?;
+        USED.fetch_max(slot + 1, Ordering::AcqRel);
+        SLOTS[slot].lost.store(false, Ordering::Relaxed);
+        SLOTS[slot].end.store(end, Ordering::Relaxed);
+        SLOTS[slot].start.store(start, Ordering::Release);
+        Ok(Self { slot, _mem: mem.clone() })
+    }
+
+    /// Whether a part of the memory is gone: what is read there are zeroes, and nobody sees what is written.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        SLOTS[self.slot].lost.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        SLOTS[self.slot].end.store(0, Ordering::Relaxed);
+        SLOTS[self.slot].start.store(0, Ordering::Release);
+    }
+}
+
+/// What was to be done on SIGBUS before, for all that is not ours.
+static mut BEFORE: std::mem::MaybeUninit<libc::sigaction> = std::mem::MaybeUninit::uninit();
+
+fn install() -> Result<()> {
+    static ONCE: Once = Once::new();
+    static FAILED: AtomicBool = AtomicBool::new(false);
+    ONCE.call_once(|| {
+        // SAFETY: all zeroes is a sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written here alone, once,
+        // before the handler can run.
+        let done = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_bus_error as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            libc::sigaction(libc::SIGBUS, &raw const action, (&raw mut BEFORE).cast())
+        };
+        FAILED.store(done != 0, Ordering::Release);
+    });
+    if FAILED.load(Ordering::Acquire) {
+        return Err(Error::system("sigaction for SIGBUS", std::io::Error::other("refused")));
+    }
+    Ok(())
+}
+
+/// Runs wherever the fault happened: it may use atomics and system calls, and nothing else.
+extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let _ = context;
+    // SAFETY: the kernel gives a siginfo with every SIGBUS; an address is in it whatever its cause.
+    let at = unsafe { (*info).si_addr() } as usize;
+    let used = USED.load(Ordering::Acquire).min(MOST);
+    for slot in &SLOTS[..used] {
+        let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Relaxed));
+        if start > 1 && start <= at && at < end {
+            let from = at / PAGE * PAGE;
+            // SAFETY: the pages from here to the end belong to a mapping that its guard keeps; memory without a file takes
+            // their place, which is what every reader of memory that others write has to expect.
+            let done = unsafe {
+                libc::mmap(
+                    from as *mut c_void,
+                    end - from,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    -1,
+                    0,
+                )
+            };
+            if done != libc::MAP_FAILED {
+                slot.lost.store(true, Ordering::Release);
+                return;
+            }
+        }
+    }
+    // SAFETY: `BEFORE` was written when this handler was installed. The instruction runs again and meets what would have
+    // met it without us.
+    unsafe { libc::sigaction(signal, (&raw const BEFORE).cast(), std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_cut_off_reads_as_zeroes() {
+        let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len(5 * 4096).unwrap();
+        let mem = HostMem::of_file(&file, 5 * 4096).unwrap();
+        let guard = Guard::new(&mem).unwrap();
+        mem.fill(0, 5 * 4096, 7).unwrap();
+        assert!(!guard.is_lost());
+        file.set_len(2 * 4096).unwrap();
+        assert_eq!(mem.to_vec(2 * 4096 - 1, 2).unwrap(), [7, 0]);
+        assert!(guard.is_lost());
+        mem.write(4 * 4096, &[1, 2]).unwrap();
+        assert_eq!(mem.to_vec(4 * 4096, 2).unwrap(), [1, 2]);
+        // What the kernel does to such memory is an error and no signal.
+        file.set_len(0).unwrap();
+        drop(guard);
+        let zero = File::open("/dev/zero").unwrap();
+        assert!(mem.read_file(0, 4096, &zero, 0).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! What only ioctls of a 3FS mount tell and do, and where memory is put.
+
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
+
+use crate::{Error, HostMem, Result};
+
+/// What [`magic`] gives for a file of 3FS.
+pub const MAGIC: u32 = 0x8f3f_5fff;
+/// Bytes of a name in a link's argument, the zero behind it included.
+pub const NAME_BYTES: usize = 256;
+/// Holes that one call makes at most.
+pub const MOST_HOLES: usize = 1000;
+
+const GET_MAGIC: Opcode = opcode::read::<u32>(b'h', 2);
+const HARDLINK: Opcode = opcode::write::<Hardlink>(b'h', 12);
+const PUNCH_HOLES: Opcode = opcode::write::<Holes>(b'h', 13);
+
+#[repr(C)]
+struct Hardlink {
+    folder: u64,
+    name: [u8; NAME_BYTES],
+}
+
+#[repr(C)]
+struct Holes {
+    count: i32,
+    flags: usize,
+    starts: [usize; MOST_HOLES],
+    ends: [usize; MOST_HOLES],
+}
+
+/// The number by which a file system says that it is 3FS, or speaks as if it were.
+///
+/// # Errors
+/// When it does not say.
+pub fn magic(file: impl AsFd) -> Result<u32> {
+    // SAFETY: this ioctl writes a 32-bit number and nothing else.
+    unsafe { ioctl(file, Getter::<GET_MAGIC, u32>::new()) }
+        .map_err(|e| Error::system("asking for the magic number", e))
+}
+
+/// Links the file once more, in the folder of that inode number.
+///
+/// # Errors
+/// When the file system refuses, or the name is too long.
+pub fn hardlink(file: impl AsFd, folder: u64, name: &[u8]) -> Result<()> {
+    let mut request = Hardlink { folder, name: [0; NAME_BYTES] };
+    if name.len() >= NAME_BYTES {
+        return Err(Error::system("linking a file", rustix::io::Errno::NAMETOOLONG));
+    }
+    request.name[..name.len()].copy_from_slice(name);
+    // SAFETY: this ioctl reads the structure and keeps nothing.
+    unsafe { ioctl(file, Setter::<HARDLINK, Hardlink>::new(request)) }
+        .map_err(|e| Error::system("linking a file", e))
+}
+
+/// Takes ranges out of a file, each from a start to an end, so that they read as zeroes.
+///
+/// # Errors
+/// When the file system refuses, or there are too many.
+pub fn punch_holes(file: impl AsFd, ranges: &[(usize, usize)], flags: usize) -> Result<()> {
+    if ranges.len() > MOST_HOLES {
+        return Err(Error::system("punching holes", rustix::io::Errno::INVAL));
+    }
+    let mut request =
+        Box::new(Holes { count: ranges.len() as i32, flags, starts: [0; MOST_HOLES], ends: [0; MOST_HOLES] });
+    for (place, (start, end)) in ranges.iter().enumerate() {
+        (request.starts[place], request.ends[place]) = (*start, *end);
+    }
+    // SAFETY: this ioctl reads the structure and keeps nothing.
+    unsafe { ioctl(file, Setter::<PUNCH_HOLES, Holes>::new(*request)) }
+        .map_err(|e| Error::system("punching holes", e))
+}
+
+impl HostMem {
+    /// Asks for the pages of memory that is not used yet to be those of a NUMA node. What cannot be had there comes from
+    /// elsewhere; kernels without NUMA take no notice.
+    pub fn prefer_node(&self, node: u32) {
+        const PREFERRED: i32 = 1;
+        let mask = 1_u64.checked_shl(node).unwrap_or(0);
+        // SAFETY: the range is that of a mapping that self keeps; where its pages lie changes nothing for who uses them.
+        unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.host_ptr(),
+                self.len(),
+                PREFERRED,
+                &raw const mask,
+                64_u64,
+                0_u32,
+            )
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_calls_have_the_numbers_of_3fs() {
+        assert_eq!([GET_MAGIC, HARDLINK, PUNCH_HOLES], [0x8004_6802, 0x4108_680c, 0x7e90_680d]);
+    }
+
+    #[test]
+    fn other_file_systems_have_no_number() {
+        assert!(magic(std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+//! Semaphores of glibc in memory that processes share.
+//!
+//! A named semaphore is nothing else: a file in `/dev/shm` that holds one. glibc's own calls end the process when its memory
+//! holds what they would not have written, and whoever shares the memory can write it; so the counting and waiting is done
+//! here, on the words that glibc has used on 64-bit machines since 2.21: the count, and how many wait.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use crate::{Error, HostMem, Result};
+
+/// One who waits, in the word of which the count is the lower half.
+const WAITER: u64 = 1 << 32;
+
+const _: () = assert!(size_of::<libc::sem_t>() == 32 && cfg!(target_endian = "little"));
+
+/// A semaphore in shared memory. Clones are the same one.
+#[derive(Clone)]
+pub struct Semaphore {
+    mem: HostMem,
+    offset: usize,
+}
+
+impl Semaphore {
+    /// Bytes of one.
+    pub const BYTES: usize = size_of::<libc::sem_t>();
+
+    /// The one that lies at an offset in memory, which somebody has initialised or [`Self::initialise`] will.
+    ///
+    /// # Errors
+    /// When it does not lie within the memory, which has to be writable, or is not aligned.
+    pub fn at(mem: &HostMem, offset: usize) -> Result<Self> {
+        mem.check_writable_range(offset, Self::BYTES)?;
+        if !(mem.host_ptr() as usize + offset).is_multiple_of(8) {
+            return Err(Error::OutOfRange { offset, bytes: Self::BYTES, len: mem.len() });
+        }
+        Ok(Self { mem: mem.clone(), offset })
+    }
+
+    /// Makes it one that counts from zero.
+    ///
+    /// # Errors
+    /// When the system has none that are shared.
+    pub fn initialise(&self) -> Result<()> {
+        let at = self.mem.host_ptr().wrapping_add(self.offset);
+        // SAFETY: the memory was checked in `at`, and stays mapped as long as self lives.
+        match unsafe { libc::sem_init(at.cast(), 1, 0) } {
+            0 => Ok(()),
+            _ => Err(Error::system("sem_init", std::io::Error::last_os_error())),
+        }
+    }
+
+    /// Counts up, and wakes one who waits. A counter at its end stays there: whoever waits has enough to do.
+    pub fn post(&self) {
+        let word = self.mem.qword(self.offset);
+        let up = |seen: u64| (seen as u32 != i32::MAX as u32).then(|| seen.wrapping_add(1));
+        let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up) else { return };
+        if before >= WAITER
+            && let Ok(count) = self.mem.word(self.offset)
+        {
+            // Memory that is gone has nobody waiting at it.
+            let _ = futex::wake(count, futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Counts down if that is possible at once.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        let down = |seen: u64| (seen as u32 != 0).then(|| seen - 1);
+        self.mem.qword(self.offset).fetch_update(Ordering::Acquire, Ordering::Relaxed, down).is_ok()
+    }
+
+    /// Waits until it can count down, for so long at most; whether it did.
+    #[must_use]
+    pub fn wait(&self, limit: Duration) -> bool {
+        if self.take() {
+            return true;
+        }
+        let start = Instant::now();
+        let word = self.mem.qword(self.offset);
+        word.fetch_add(WAITER, Ordering::AcqRel);
+        let taken = loop {
+            if self.take() {
+                break true;
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                break false;
+            }
+            let (Ok(time), Ok(count)) = (futex::Timespec::try_from(left), self.mem.word(self.offset)) else {
+                break false;
+            };
+            match futex::wait(count, futex::Flags::empty(), 0, Some(&time)) {
+                Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                // The time is up, or the memory is gone.
+                Err(_) => break self.take(),
+            }
+        };
+        word.fetch_sub(WAITER, Ordering::AcqRel);
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn glibc_and_this_understand_each_other() {
+        let mem = HostMem::anonymous(4096).unwrap();
+        let sem = Semaphore::at(&mem, 0).unwrap();
+        sem.initialise().unwrap();
+        let theirs = mem.host_ptr() as usize;
+        let waiter = std::thread::spawn({
+            let mem = mem.clone();
+            move || {
+                let _mem = mem;
+                // SAFETY: the semaphore was initialised, and the memory is held.
+                unsafe { libc::sem_wait(theirs as *mut libc::sem_t) }
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        sem.post();
+        assert_eq!(waiter.join().unwrap(), 0);
+        let waiter = std::thread::spawn({
+            let sem = sem.clone();
+            move || sem.wait(Duration::from_secs(60))
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::sem_post(theirs as *mut libc::sem_t) }, 0);
+        assert!(waiter.join().unwrap());
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::sem_trywait(theirs as *mut libc::sem_t) }, -1);
+    }
+
+    #[test]
+    fn it_counts_and_its_waits_end() {
+        let mem = HostMem::anonymous(4096).unwrap();
+        let sem = Semaphore::at(&mem, 64).unwrap();
+        sem.initialise().unwrap();
+        assert!(!sem.take() && !sem.wait(Duration::from_millis(2)));
+        sem.post();
+        sem.clone().post();
+        assert!(sem.take() && sem.wait(Duration::from_secs(60)) && !sem.take());
+        let waiter = std::thread::spawn({
+            let sem = sem.clone();
+            move || sem.wait(Duration::from_secs(60))
+        });
+        sem.post();
+        assert!(waiter.join().unwrap());
+        assert!(Semaphore::at(&mem, 4096 - 16).is_err() && Semaphore::at(&mem, 3).is_err());
+        // Whatever is in the memory, every call ends, and so does the process in its own time.
+        for byte in [0xff, 0x80, 0x7f] {
+            mem.fill(64, 32, byte).unwrap();
+            sem.post();
+            let _ = sem.take();
+            let _ = sem.wait(Duration::from_millis(1));
+        }
+    }
+}

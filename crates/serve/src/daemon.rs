@@ -1,0 +1,357 @@
+//! The daemon: begins, runs by itself, and leaves nothing behind when it ends.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use onehop_usrbio::gpu::{Device, Gpus, Mode};
+use onehop_usrbio::mount::FS_TYPE;
+use onehop_usrbio::{Id, SHM};
+use rustix::fs::{CWD, FlockOperation, OFlags, flock, openat};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::json;
+
+use crate::error::{Error, Result};
+use crate::fs::Mounted;
+use crate::io::gpu::Engine;
+use crate::io::pool::{Pool, Zeroes};
+use crate::lock;
+use crate::opens::Opens;
+use crate::stats::Stats;
+use crate::table::{Buffer, SWEEP, Table, What};
+use crate::workers::Workers;
+
+/// Threads that answer the kernel.
+const FUSE_THREADS: usize = 4;
+
+/// How a mount is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The folder that is served.
+    pub root: PathBuf,
+    /// Processors to count on.
+    pub threads: usize,
+}
+
+impl Options {
+    /// A folder, served at a mount point.
+    #[must_use]
+    pub fn new(mount_point: &Path, root: &Path) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { mount_point: mount_point.to_owned(), root: root.to_owned(), threads }
+    }
+}
+
+/// What all parts of a daemon have in common.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub table: Table,
+    pub opens: Opens,
+    pub workers: Workers,
+    pub pool: Pool,
+    pub stats: Stats,
+    pub gpus: Gpus,
+    pub socket: PathBuf,
+    pub zeroes: Zeroes,
+    engines: Mutex<HashMap<[u8; 16], Arc<Engine>>>,
+    notifier: OnceLock<Notifier>,
+    over: AtomicBool,
+}
+
+impl Shared {
+    pub fn new(options: Options) -> Result<Arc<Self>> {
+        let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
+        Ok(Arc::new(Self {
+            options,
+            table: Table::default(),
+            opens: Opens::default(),
+            workers: Workers::default(),
+            pool: Pool::default(),
+            stats: Stats::default(),
+            gpus: Gpus::new(Mode::Cuda),
+            socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
+            zeroes,
+            engines: Mutex::default(),
+            notifier: OnceLock::new(),
+            over: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// The lanes of a GPU, which are made when it is first used.
+    pub fn engine(&self, device: Arc<Device>) -> Result<Arc<Engine>> {
+        let mut engines = lock(&self.engines);
+        if let Some(engine) = engines.get(&device.uuid()) {
+            return Ok(engine.clone());
+        }
+        let uuid = device.uuid();
+        let engine = Arc::new(Engine::new(device, self.options.threads)?);
+        engines.insert(uuid, engine.clone());
+        Ok(engine)
+    }
+
+    /// Something is no longer in the table.
+    pub fn removed(&self, buffer: &Buffer) {
+        match &buffer.what {
+            What::Host(_) => {}
+            What::Ring(ring) => self.workers.remove(ring),
+            What::Gpu(gpu) => gpu.engine.let_go(),
+        }
+    }
+
+    /// A ring has written a file: the kernel forgets what it knew of it.
+    pub fn written(&self, inode: u64, at: u64, count: i64) {
+        if let (Some(notifier), 1..) = (self.notifier.get(), count) {
+            // It may know nothing of it.
+            let _ = notifier.inval_inode(INodeNo(inode), at as i64, count);
+        }
+    }
+
+    /// The account of everything, as JSON.
+    pub fn report(&self) -> Vec<u8> {
+        let (programs, buffers, rings) = self.table.counts();
+        let mut document = self.stats.document();
+        document["programs"] = json!(programs);
+        document["buffers"] = json!(buffers);
+        document["rings"] = json!(rings);
+        document["open_files"] = json!(self.opens.count());
+        let gpus = lock(&self.engines);
+        document["gpus"] = gpus.values().map(|engine| json!(engine.device.gpu().name())).collect();
+        format!("{document:#}\n").into_bytes()
+    }
+
+    fn sweep(&self) {
+        while !self.is_over() {
+            for gone in self.table.sweep() {
+                self.removed(&gone);
+                forget_memory(&gone);
+            }
+            std::thread::sleep(SWEEP);
+        }
+    }
+
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.workers.end();
+        self.pool.end();
+        for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
+            engine.end();
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
+fn forget_memory(gone: &Buffer) {
+    let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
+    let made_by_us = matches!(gone.what, What::Host(_)) && gone.target.file_name().is_some_and(ours);
+    if made_by_us && rustix::fs::lstat(&gone.target).is_ok_and(|stat| stat.st_uid == gone.owner.uid) {
+        let _ = std::fs::remove_file(&gone.target);
+    }
+}
+
+/// A mount that is served. Dropping it unmounts.
+pub struct Daemon {
+    shared: Arc<Shared>,
+    session: Option<BackgroundSession>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Daemon {
+    /// Mounts, and serves from now on.
+    ///
+    /// # Errors
+    /// When a folder is none, or the system has no FUSE for us.
+    pub fn start(options: Options) -> Result<Self> {
+        raise_limits();
+        let root = folder(&options.root)?;
+        unmount_stale(&options.mount_point);
+        folder(&options.mount_point)?;
+        check_apart(&options)?;
+        remove_leftovers();
+        let shared = Shared::new(options)?;
+        let mut this = Self { shared: shared.clone(), session: None, threads: Vec::new() };
+        let socket = crate::socket::open(&shared.socket)?;
+        this.spawn("usrbio accepts", move |shared| crate::socket::serve(shared, &socket))?;
+        this.spawn("usrbio sweeps", |shared| shared.sweep())?;
+        let session = mount(&shared, root)?;
+        let _ = shared.notifier.set(session.notifier());
+        this.session = Some(session);
+        Ok(this)
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<()> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        self.threads.push(thread.map_err(Error::Thread)?);
+        Ok(())
+    }
+
+    /// Whether somebody else has unmounted it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.session.as_ref().is_none_or(|session| session.guard.is_finished())
+    }
+
+    /// What is in `3fs-virt/onehop/stats`.
+    #[must_use]
+    pub fn report(&self) -> String {
+        String::from_utf8_lossy(&self.shared.report()).into_owned()
+    }
+
+    /// Unmounts and ends: programs find the mount gone, and their waits at their own time.
+    ///
+    /// # Errors
+    /// When the system does not unmount.
+    pub fn end(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let Some(session) = self.session.take() else {
+            self.shared.end();
+            return Ok(());
+        };
+        let path = self.shared.options.mount_point.clone();
+        // While somebody has files of it open the kernel would refuse; so it goes from the tree now, and altogether with
+        // the last of them.
+        let detached = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
+        self.shared.end();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let ended = match detached {
+            // Files that are still open get errors once the session is gone.
+            Ok(()) => drop_session(session),
+            Err(_) => session.umount_and_join(),
+        };
+        ended.map_err(|source| Error::Mount { path, source, hint: "" })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Who wants to know calls `end`.
+        let _ = self.finish();
+    }
+}
+
+/// The mount is gone from the tree; the session's own thread ends with the last file, or with the process.
+fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
+    let start = std::time::Instant::now();
+    while !session.guard.is_finished() && start.elapsed() < std::time::Duration::from_millis(500) {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    if session.guard.is_finished() { session.join() } else { Ok(()) }
+}
+
+fn mount(shared: &Arc<Shared>, root: OwnedFd) -> Result<BackgroundSession> {
+    let path = &shared.options.mount_point;
+    let failed = |source: std::io::Error| Error::Mount { path: path.clone(), hint: hint(&source), source };
+    let mounted = Mounted::new(shared.clone(), root).map_err(|e| failed(e.into()))?;
+    let mut config = Config::default();
+    config.n_threads = Some(FUSE_THREADS);
+    let session = if rustix::process::geteuid().is_root() {
+        config.acl = SessionACL::All;
+        mount_as_root(path).and_then(|fuse| Session::from_fd(mounted, fuse, SessionACL::All, config))
+    } else {
+        // fusermount3 does it for others, who let nobody else in.
+        config.mount_options = vec![
+            MountOption::FSName("onehop".into()),
+            MountOption::Subtype("hf3fs".into()),
+            MountOption::DefaultPermissions,
+        ];
+        Session::new(mounted, path, &config)
+    };
+    session.and_then(Session::spawn).map_err(failed)
+}
+
+/// Under the type of 3FS, by which programs know its mounts.
+fn mount_as_root(path: &Path) -> std::io::Result<OwnedFd> {
+    let fuse = openat(CWD, "/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
+    let number = fuse.as_raw_fd();
+    let options = format!("fd={number},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other");
+    let options = std::ffi::CString::new(options)?;
+    let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("onehop", path, FS_TYPE, flags, options.as_c_str())?;
+    Ok(fuse)
+}
+
+fn hint(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(code) if code == Errno::NOENT.raw_os_error() || code == Errno::NODEV.raw_os_error() => {
+            "; there is no /dev/fuse: load the kernel module fuse, or give the container the device"
+        }
+        Some(code) if code == Errno::PERM.raw_os_error() || code == Errno::ACCESS.raw_os_error() => {
+            "; mounting takes root, or the program fusermount3 (Debian: fuse3)"
+        }
+        _ => "",
+    }
+}
+
+/// Every file that the kernel knows takes a descriptor.
+fn raise_limits() {
+    let now = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
+}
+
+fn folder(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, rustix::fs::Mode::empty()).map_err(|e| {
+        let why = match e {
+            Errno::NOENT => "there is no such folder".into(),
+            Errno::NOTDIR => "it is no folder".into(),
+            other => std::io::Error::from(other).to_string(),
+        };
+        Error::Folder { path: path.to_owned(), why }
+    })
+}
+
+/// Semaphores and sockets of daemons that were killed: nobody holds their lock any more.
+fn remove_leftovers() {
+    let Ok(entries) = std::fs::read_dir(SHM) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("sem.onehop-submit-ios.") {
+            let free = |file: &std::fs::File| flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            if std::fs::File::open(entry.path()).is_ok_and(|file| free(&file)) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        } else if name.starts_with("onehop-")
+            && name.ends_with(".sock")
+            && !crate::socket::is_served(&entry.path())
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// What a daemon that was killed has left: a mount that answers nothing.
+fn unmount_stale(path: &Path) {
+    if matches!(rustix::fs::stat(path), Err(Errno::NOTCONN)) {
+        // Where this is not ours to do, opening the folder says what is wrong.
+        let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// A mount within what it shows, or over it, would ask itself for its files.
+fn check_apart(options: &Options) -> Result<()> {
+    let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
+    let (point, root) = (real(&options.mount_point)?, real(&options.root)?);
+    if root.starts_with(&point) {
+        let why = format!("the folder that it would show, {}, lies within it", root.display());
+        return Err(Error::Folder { path: point, why });
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! The ioctls by which 3FS programs ask a mount what it is, and for what POSIX has no call.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use fuser::{FileHandle, INodeNo};
+use onehop_os::hf3fs::{MAGIC, MOST_HOLES, NAME_BYTES};
+use rustix::fs::{Access, FallocateFlags};
+use rustix::io::Errno;
+
+use super::Mounted;
+use crate::table::Owner;
+
+const GET_MOUNT_NAME: u32 = 0x8020_6800;
+const GET_MAGIC: u32 = 0x8004_6802;
+const FSYNC: u32 = 0x8004_680b;
+const HARDLINK: u32 = 0x4108_680c;
+const PUNCH_HOLES: u32 = 0x7e90_680d;
+
+const NAME: &[u8] = b"onehop";
+
+pub(super) fn run(
+    mounted: &Mounted,
+    owner: Owner,
+    inode: INodeNo,
+    handle: FileHandle,
+    command: u32,
+    data: &[u8],
+) -> Result<Vec<u8>, Errno> {
+    match command {
+        GET_MAGIC => Ok(MAGIC.to_le_bytes().to_vec()),
+        GET_MOUNT_NAME => {
+            let mut name = vec![0; 32];
+            name[..NAME.len()].copy_from_slice(NAME);
+            Ok(name)
+        }
+        FSYNC => {
+            let open = mounted.opened(handle)?;
+            open.local().file().sync_all().map_err(|error| super::io(&error))?;
+            Ok(vec![0; 4])
+        }
+        HARDLINK => hardlink(mounted, owner, inode, data),
+        PUNCH_HOLES => punch_holes(mounted, handle, data),
+        _ => Err(Errno::NOTTY),
+    }
+}
+
+fn number(data: &[u8], at: usize) -> Result<u64, Errno> {
+    let bytes = data.get(at..at + 8).ok_or(Errno::INVAL)?;
+    Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
+}
+
+/// The folder comes as a number, past the kernel's own checks: whether its user may write there is looked at here.
+fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
+    let folder = INodeNo(number(data, 0)?);
+    let name = data.get(8..8 + NAME_BYTES).ok_or(Errno::INVAL)?;
+    let end = name.iter().position(|byte| *byte == 0).ok_or(Errno::INVAL)?;
+    let name = OsStr::from_bytes(&name[..end]);
+    if end == 0 || name.as_bytes().contains(&b'/') {
+        return Err(Errno::INVAL);
+    }
+    let attr = mounted.real(folder)?.attr()?;
+    let wanted = (Access::WRITE_OK | Access::EXEC_OK).bits() as u16;
+    let shift = if attr.uid == owner.uid {
+        6
+    } else if attr.gid == owner.gid {
+        3
+    } else {
+        0
+    };
+    let file = mounted.real(inode)?.attr()?;
+    if owner.uid != 0 && (attr.perm >> shift & wanted != wanted || file.uid != owner.uid) {
+        return Err(Errno::ACCESS);
+    }
+    let made = mounted.link_again(inode, folder, name)?;
+    // The kernel has not asked for it, and will not say that it forgets it.
+    mounted.nodes.forget(made.ino, 1);
+    Ok(Vec::new())
+}
+
+fn punch_holes(mounted: &Mounted, handle: FileHandle, data: &[u8]) -> Result<Vec<u8>, Errno> {
+    let open = mounted.opened(handle)?;
+    let count = number(data, 0)? as u32 as usize;
+    if count > MOST_HOLES {
+        return Err(Errno::INVAL);
+    }
+    for place in 0..count {
+        let (start, end) = (number(data, 16 + 8 * place)?, number(data, 16 + 8 * (MOST_HOLES + place))?);
+        let length = end.checked_sub(start).filter(|length| *length > 0).ok_or(Errno::INVAL)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(open.local().file(), flags, start, length)?;
+    }
+    Ok(Vec::new())
+}

@@ -1,0 +1,477 @@
+//! What the kernel asks by FUSE.
+
+mod ioctl;
+mod nodes;
+mod ops;
+mod virt;
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    Request, TimeOrNow, WriteFlags,
+};
+use rustix::fs::{AtFlags, FallocateFlags};
+use rustix::io::Errno;
+
+use crate::daemon::Shared;
+use crate::lock;
+use crate::table::Owner;
+use nodes::{Nodes, VIRTUAL};
+
+/// How long the kernel may believe what it was told of a file. What rings write it is told at once.
+const BELIEVE: Duration = Duration::from_secs(1);
+const NEVER: Duration = Duration::ZERO;
+
+/// An open folder: its names when it was opened.
+struct Folder {
+    names: Vec<(u64, FileType, OsString)>,
+    /// Who opened the folder of links.
+    watcher: Option<u32>,
+}
+
+/// The mounted file system.
+pub(crate) struct Mounted {
+    shared: Arc<Shared>,
+    nodes: Nodes,
+    folders: Mutex<HashMap<u64, Arc<Folder>>>,
+    /// What a program reads of the statistics is of the moment when it opened them.
+    reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
+    next: AtomicU64,
+}
+
+impl Mounted {
+    pub fn new(shared: Arc<Shared>, root: OwnedFd) -> Result<Self, Errno> {
+        Ok(Self {
+            shared,
+            nodes: Nodes::new(root)?,
+            folders: Mutex::default(),
+            reports: Mutex::default(),
+            next: AtomicU64::new(1),
+        })
+    }
+
+    fn handle(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+fn errno(error: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(error.raw_os_error())
+}
+
+fn io(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn is_virtual(inode: INodeNo) -> bool {
+    inode.0 >= VIRTUAL
+}
+
+fn owner(request: &Request) -> Owner {
+    Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
+}
+
+/// FUSE tells the thread that asks; what ends as one is its process.
+fn process_of(thread: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
+}
+
+/// Answers with an entry, or with why there is none.
+fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
+    match found {
+        Ok(attr) => {
+            let time = if is_virtual(attr.ino) { NEVER } else { BELIEVE };
+            reply.entry(&time, &attr, Generation(0));
+        }
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+fn empty(reply: ReplyEmpty, done: Result<(), Errno>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+impl Filesystem for Mounted {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Those that a kernel does not have are no loss.
+        for wish in [
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_HAS_IOCTL_DIR,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_MAX_PAGES,
+        ] {
+            let _ = config.add_capabilities(wish);
+        }
+        // A mebibyte each: every thread has room for the longest.
+        let _ = config.set_max_write(1 << 20);
+        let _ = config.set_max_readahead(1 << 20);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if is_virtual(parent) {
+            return entry(reply, virt::lookup(&self.shared, parent.0, name));
+        }
+        if parent.0 == nodes::ROOT
+            && let Some(attr) = virt::top(name)
+        {
+            return entry(reply, Ok(attr));
+        }
+        entry(reply, self.nodes.get(parent).and_then(|parent| self.nodes.lookup(&parent, name)));
+    }
+
+    fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
+        self.nodes.forget(inode, times);
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        let found = if is_virtual(inode) {
+            virt::attr(&self.shared, inode.0)
+        } else {
+            self.nodes.get(inode).and_then(|node| node.attr())
+        };
+        match found {
+            Ok(attr) => reply.attr(if is_virtual(inode) { &NEVER } else { &BELIEVE }, &attr),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let change = ops::Change { mode, uid, gid, size, atime, mtime };
+        match self.change(inode, handle, &change) {
+            Ok(attr) => reply.attr(&BELIEVE, &attr),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
+        use std::os::unix::ffi::OsStrExt;
+        if is_virtual(inode) {
+            return match virt::readlink(&self.shared, inode.0, request.uid()) {
+                Ok(target) => reply.data(target.as_os_str().as_bytes()),
+                Err(error) => reply.error(errno(error)),
+            };
+        }
+        let target =
+            self.nodes.get(inode).and_then(|node| rustix::fs::readlinkat(&node.path, "", Vec::new()));
+        match target {
+            Ok(target) => reply.data(target.as_bytes()),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        entry(reply, self.make_node(owner(request), parent, name, mode, rdev));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        entry(reply, self.make_folder(owner(request), parent, name, mode));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let done = if parent.0 == virt::IOVS {
+            virt::unlink(&self.shared, name, request.uid())
+        } else {
+            self.real(parent).and_then(|node| rustix::fs::unlinkat(&node.path, name, AtFlags::empty()))
+        };
+        empty(reply, done);
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let done = self.real(parent);
+        empty(reply, done.and_then(|node| rustix::fs::unlinkat(&node.path, name, AtFlags::REMOVEDIR)));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        if parent.0 == virt::IOVS {
+            return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
+        }
+        entry(reply, self.make_link(owner(request), parent, name, target));
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let flags = rustix::fs::RenameFlags::from_bits_truncate(flags.bits());
+        let done = self.real(parent).and_then(|from| {
+            let to = self.real(new_parent)?;
+            rustix::fs::renameat_with(&from.path, name, &to.path, new_name, flags)
+        });
+        empty(reply, done);
+    }
+
+    fn link(&self, _request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.link_again(inode, parent, name));
+    }
+
+    fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if inode.0 == virt::STATS {
+            let handle = self.handle();
+            lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
+            return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
+        }
+        match self.open_file(request.uid(), inode, flags) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        match self.make_file(owner(request), parent, name, mode, OpenFlags(flags)) {
+            Ok((attr, handle)) => {
+                reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        if inode.0 == virt::STATS {
+            let report = lock(&self.reports).get(&handle.0).cloned().unwrap_or_default();
+            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(report.len());
+            let to = from.saturating_add(size as usize).min(report.len());
+            return reply.data(&report[from..to]);
+        }
+        match self.read_file(handle, offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        use std::os::unix::fs::FileExt;
+        let written = self
+            .opened(handle)
+            .and_then(|open| open.local().file().write_at(data, offset).map_err(|error| io(&error)));
+        match written {
+            Ok(count) => reply.written(count as u32),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        // What was written is the kernel's by now; it has nothing to wait for.
+        reply.ok();
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _lock: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        if inode.0 == virt::STATS {
+            lock(&self.reports).remove(&handle.0);
+        } else {
+            self.shared.opens.close(handle.0);
+        }
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let done = self.opened(handle).and_then(|open| {
+            let file = open.local().file();
+            let done = if data_only { file.sync_data() } else { file.sync_all() };
+            done.map_err(|error| io(&error))
+        });
+        empty(reply, done);
+    }
+
+    fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let watcher = (inode.0 == virt::IOVS).then(|| process_of(request.pid()));
+        match self.list(inode) {
+            Ok(names) => {
+                if let Some(pid) = watcher {
+                    self.shared.table.folder_opened(pid);
+                }
+                let handle = self.handle();
+                lock(&self.folders).insert(handle, Arc::new(Folder { names, watcher }));
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn readdir(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let Some(folder) = lock(&self.folders).get(&handle.0).cloned() else {
+            return reply.error(fuser::Errno::EBADF);
+        };
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (place, (inode, kind, name)) in folder.names.iter().enumerate().skip(from) {
+            if reply.add(INodeNo(*inode), place as u64 + 1, *kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        let folder = lock(&self.folders).remove(&handle.0);
+        if let Some(pid) = folder.and_then(|folder| folder.watcher) {
+            self.shared.table.folder_closed(pid);
+        }
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, inode: INodeNo, _: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+        let done = self.real(inode).and_then(|node| {
+            let folder: File = node.open(rustix::fs::OFlags::DIRECTORY)?;
+            folder.sync_all().map_err(|error| io(&error))
+        });
+        empty(reply, done);
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        match rustix::fs::fstatvfs(&self.nodes.root().path) {
+            Ok(fs) => reply.statfs(
+                fs.f_blocks,
+                fs.f_bfree,
+                fs.f_bavail,
+                fs.f_files,
+                fs.f_ffree,
+                fs.f_bsize as u32,
+                fs.f_namemax as u32,
+                fs.f_frsize as u32,
+            ),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        _flags: IoctlFlags,
+        command: u32,
+        data: &[u8],
+        _out: u32,
+        reply: ReplyIoctl,
+    ) {
+        match ioctl::run(self, owner(request), inode, handle, command, data) {
+            Ok(answer) => reply.ioctl(0, &answer),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let flags = FallocateFlags::from_bits_retain(mode as u32);
+        let done = self.opened(handle);
+        empty(reply, done.and_then(|open| rustix::fs::fallocate(open.local().file(), flags, offset, length)));
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.seek(handle, offset, whence) {
+            Ok(at) => reply.offset(at),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+}

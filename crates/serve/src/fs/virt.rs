@@ -1,0 +1,170 @@
+//! `3fs-virt`: the folder that is nobody's, in which programs make their links and find the daemon's.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fuser::{FileAttr, FileType};
+use onehop_usrbio::ring::Server;
+use onehop_usrbio::{Name, Priority};
+use rustix::io::Errno;
+
+use super::nodes::{VIRTUAL, made_up};
+use crate::daemon::Shared;
+use crate::table::{Buffer, Owner, What, map_shared};
+use crate::workers::Ring;
+
+const TOP: u64 = VIRTUAL + 1;
+pub(super) const IOVS: u64 = VIRTUAL + 2;
+const OURS: u64 = VIRTUAL + 3;
+pub(super) const STATS: u64 = VIRTUAL + 4;
+const SOCKET: u64 = VIRTUAL + 5;
+const SEMAPHORES: u64 = VIRTUAL + 8;
+const BUFFERS: u64 = VIRTUAL + (1 << 32);
+
+fn folder(inode: u64, perm: u16) -> FileAttr {
+    made_up(inode, FileType::Directory, perm, (0, 0), 0)
+}
+
+fn link(inode: u64, owner: (u32, u32), target: usize) -> FileAttr {
+    made_up(inode, FileType::Symlink, 0o777, owner, target as u64)
+}
+
+fn buffer_attr(buffer: &Buffer) -> FileAttr {
+    let owner = (buffer.owner.uid, buffer.owner.gid);
+    let attr = link(BUFFERS + buffer.inode, owner, buffer.target.as_os_str().len());
+    FileAttr { atime: buffer.made, mtime: buffer.made, ctime: buffer.made, ..attr }
+}
+
+fn fixed(inode: u64) -> Option<FileAttr> {
+    match inode {
+        TOP | OURS => Some(folder(inode, 0o755)),
+        // Everybody makes links in there, and takes away their own.
+        IOVS => Some(folder(inode, 0o1777)),
+        STATS => Some(made_up(inode, FileType::RegularFile, 0o444, (0, 0), 0)),
+        SOCKET => Some(link(inode, (0, 0), 64)),
+        _ if (SEMAPHORES..SEMAPHORES + 3).contains(&inode) => Some(link(inode, (0, 0), 64)),
+        _ => None,
+    }
+}
+
+/// The folder itself, in the mount's top folder.
+pub(super) fn top(name: &OsStr) -> Option<FileAttr> {
+    (name == "3fs-virt").then(|| folder(TOP, 0o755))
+}
+
+pub(super) fn attr(shared: &Shared, inode: u64) -> Result<FileAttr, Errno> {
+    if let Some(attr) = fixed(inode) {
+        return Ok(attr);
+    }
+    let buffer = inode.checked_sub(BUFFERS).and_then(|serial| shared.table.inode(serial));
+    buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
+}
+
+pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
+    let name = name.to_str().ok_or(Errno::NOENT)?;
+    let known = match (parent, name) {
+        (TOP, "iovs") => Some(IOVS),
+        (TOP, "onehop") => Some(OURS),
+        (OURS, "stats") => Some(STATS),
+        (OURS, "socket") => Some(SOCKET),
+        (IOVS, _) => {
+            let place = Priority::ALL.iter().position(|priority| priority.link() == name);
+            place.map(|place| SEMAPHORES + place as u64)
+        }
+        _ => None,
+    };
+    if let Some(attr) = known.and_then(fixed) {
+        return Ok(attr);
+    }
+    let buffer = if parent == IOVS { shared.table.link(name) } else { None };
+    buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
+}
+
+/// Names in one of the folders.
+pub(super) fn list(shared: &Shared, inode: u64) -> Result<Vec<(u64, FileType, String)>, Errno> {
+    let entry = |inode, kind, name: &str| (inode, kind, name.to_owned());
+    let mut names = match inode {
+        TOP => vec![entry(IOVS, FileType::Directory, "iovs"), entry(OURS, FileType::Directory, "onehop")],
+        OURS => {
+            vec![entry(STATS, FileType::RegularFile, "stats"), entry(SOCKET, FileType::Symlink, "socket")]
+        }
+        IOVS => (SEMAPHORES..)
+            .zip(Priority::ALL)
+            .map(|(inode, priority)| entry(inode, FileType::Symlink, priority.link()))
+            .collect(),
+        _ => return Err(Errno::NOTDIR),
+    };
+    if inode == IOVS {
+        let all = shared.table.all();
+        names.extend(all.iter().map(|b| entry(BUFFERS + b.inode, FileType::Symlink, &b.link)));
+    }
+    names.push(entry(inode, FileType::Directory, "."));
+    names.push(entry(inode, FileType::Directory, ".."));
+    Ok(names)
+}
+
+/// Where a link leads, for this user: each has semaphores of their own.
+pub(super) fn readlink(shared: &Arc<Shared>, inode: u64, uid: u32) -> Result<PathBuf, Errno> {
+    if inode == SOCKET {
+        return Ok(shared.socket.clone());
+    }
+    let place = inode.checked_sub(SEMAPHORES).and_then(|n| Priority::ALL.get(usize::try_from(n).ok()?));
+    if let Some(priority) = place {
+        let group = shared.workers.group(shared, uid, *priority);
+        return group.map(|group| group.path.clone()).map_err(|e| Errno::from_raw_os_error(e.errno()));
+    }
+    let buffer = inode.checked_sub(BUFFERS).and_then(|serial| shared.table.inode(serial));
+    buffer.map(|buffer| buffer.target.clone()).ok_or(Errno::INVAL)
+}
+
+/// A program tells of memory.
+pub(super) fn symlink(
+    shared: &Arc<Shared>,
+    name: &OsStr,
+    target: &Path,
+    owner: Owner,
+) -> Result<FileAttr, Errno> {
+    let text = name.to_str().ok_or(Errno::INVAL)?;
+    let name = Name::parse(text).map_err(|_| Errno::INVAL)?;
+    if name.gpu.is_some() {
+        // A pointer or a CUDA handle in a link's text says too little: GPU memory comes over the socket.
+        return Err(Errno::OPNOTSUPP);
+    }
+    if shared.table.get(name.id).is_some() {
+        return Err(Errno::EXIST);
+    }
+    let mem = map_shared(target, owner.uid)?;
+    if name.block > mem.len() as u64 {
+        return Err(Errno::INVAL);
+    }
+    let buffer = match name.ring {
+        None => shared.table.add(name, text, target, owner, What::Host(mem))?,
+        Some(ring) => {
+            if ring.depth > onehop_usrbio::ring::entries(mem.len()) {
+                return Err(Errno::INVAL);
+            }
+            let server = Server::new(mem, ring).map_err(|e| Errno::from_raw_os_error(e.errno()))?;
+            let ring = Arc::new(Ring::new(server, owner, name.id));
+            let buffer = shared.table.add(name, text, target, owner, What::Ring(ring.clone()))?;
+            shared.workers.add(shared, &ring).map_err(|e| {
+                shared.table.remove(name.id);
+                Errno::from_raw_os_error(e.errno())
+            })?;
+            buffer
+        }
+    };
+    Ok(buffer_attr(&buffer))
+}
+
+/// A program takes memory back.
+pub(super) fn unlink(shared: &Shared, name: &OsStr, uid: u32) -> Result<(), Errno> {
+    let buffer = name.to_str().and_then(|name| shared.table.link(name)).ok_or(Errno::NOENT)?;
+    if buffer.owner.uid != uid && uid != 0 {
+        return Err(Errno::ACCESS);
+    }
+    if let Some(gone) = shared.table.remove(buffer.name.id) {
+        shared.removed(&gone);
+    }
+    Ok(())
+}

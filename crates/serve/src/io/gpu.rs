@@ -1,0 +1,225 @@
+//! Transfers between files and GPU memory: through a ring of pinned host memory, filled while the copy engine empties it.
+//!
+//! Each lane is a thread with two slots and a stream of copies for each buffer it had to do with lately. What is not in the page
+//! cache is read past it, as a whole number of pages into a slot.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use onehop_gpu::{Copier, Mark, Place, Region, Rows};
+use onehop_os::{DmaMemory, HostMem};
+use onehop_usrbio::Id;
+use onehop_usrbio::gpu::Device;
+
+use super::failure;
+use super::job::{PIECE, Piece};
+use super::queue::{Next, Queue};
+use crate::error::Result;
+use crate::lock;
+use crate::table::{Buffer, What};
+
+const PAGE: u64 = 4096;
+/// A piece, and the pages at both of its ends that come along when the page cache is passed by.
+const SLOT: usize = PIECE as usize + 2 * PAGE as usize;
+const SLOTS: usize = 2;
+/// Buffers of which a lane keeps the stream of copies.
+const MOST_COPIERS: usize = 8;
+/// Lanes of a GPU at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
+const MOST_LANES: usize = 16;
+/// Below this, reading past the page cache costs more than it saves.
+const LEAST_PAST: u64 = 64 << 10;
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Which way bytes went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Cached,
+    Pinned,
+    Written,
+}
+
+/// The lanes of a GPU.
+pub(crate) struct Engine {
+    pub device: Arc<Device>,
+    queue: Arc<Queue<Piece>>,
+    lanes: AtomicUsize,
+    most: usize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// With one lane, so that a GPU which will not have any memory of ours is noticed now.
+    pub fn new(device: Arc<Device>, threads: usize) -> Result<Self> {
+        let this = Self {
+            device,
+            queue: Arc::default(),
+            lanes: AtomicUsize::new(0),
+            most: threads.clamp(1, MOST_LANES),
+            threads: Mutex::default(),
+        };
+        this.start()?;
+        Ok(this)
+    }
+
+    fn start(&self) -> Result<()> {
+        let ring = HostMem::touched(SLOT * SLOTS)?;
+        let ring = self.device.gpu().adopt(Place::PinnedHost, ring)?;
+        let mut lane =
+            Lane { device: self.device.clone(), ring, copiers: Vec::new(), turn: 0, pending: None };
+        let queue = self.queue.clone();
+        let thread = std::thread::Builder::new().name("usrbio GPU".into()).spawn(move || lane.run(&queue));
+        lock(&self.threads).push(thread.map_err(crate::Error::Thread)?);
+        self.lanes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    pub fn add(&self, uid: u32, pieces: impl IntoIterator<Item = Piece>) {
+        if self.queue.add(uid, pieces) && self.lanes.load(Ordering::Acquire) < self.most {
+            // There is one lane at least; without more it takes longer.
+            let _ = self.start();
+        }
+    }
+
+    /// Has lanes let go of buffers that are gone.
+    pub fn let_go(&self) {
+        self.queue.wake();
+    }
+
+    /// Does what is there, and ends.
+    pub fn end(&self) {
+        self.queue.end();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Lane {
+    device: Arc<Device>,
+    ring: Region,
+    copiers: Vec<Copies>,
+    turn: usize,
+    /// The copy that is under way while the next slot is filled.
+    pending: Option<Pending>,
+}
+
+struct Copies {
+    buffer: Arc<Buffer>,
+    copier: Box<dyn Copier>,
+}
+
+struct Pending {
+    piece: Piece,
+    result: i64,
+    buffer: Id,
+    mark: Mark,
+}
+
+impl Lane {
+    fn run(&mut self, queue: &Queue<Piece>) {
+        loop {
+            self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some());
+            // With a copy under way nothing is waited for: it ends, and somebody wants to know.
+            let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
+            match queue.next(limit) {
+                Next::Work(piece) => self.piece(piece),
+                Next::Nothing => self.settle(),
+                Next::Over => return self.settle(),
+            }
+        }
+    }
+
+    fn piece(&mut self, piece: Piece) {
+        if !piece.job.reads() {
+            let result = self.write(&piece).unwrap_or_else(|error| failure(&error));
+            return piece.end(result);
+        }
+        let slot = self.turn * SLOT;
+        self.turn = (self.turn + 1) % SLOTS;
+        let begun = self.fill(&piece, slot).and_then(|(from, count)| {
+            let mark = if count == 0 { None } else { Some(self.copy(&piece, from, count)?) };
+            Ok((count as i64, mark))
+        });
+        // The other slot's copy went on meanwhile.
+        self.settle();
+        match begun {
+            Ok((count, None)) => piece.end(count),
+            Ok((result, Some(mark))) => {
+                let buffer = piece.job.buffer.name.id;
+                self.pending = Some(Pending { piece, result, buffer, mark });
+            }
+            Err(error) => piece.end(failure(&error)),
+        }
+    }
+
+    /// Reads a piece into a slot; gives where in the ring its first byte is, and how many there are.
+    fn fill(&self, piece: &Piece, slot: usize) -> std::io::Result<(usize, usize)> {
+        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
+        let (source, at, len) = (piece.job.open.source(), piece.at(), piece.len);
+        let simulated = self.device.gpu().simulated();
+        if len >= LEAST_PAST && source.is_cold(at, len) {
+            let first = at / PAGE * PAGE;
+            let whole = (at + len).next_multiple_of(PAGE) - first;
+            if let Some(count) = source.read_past(ring, slot, whole as usize, first)? {
+                let skip = (at - first) as usize;
+                let count = count.saturating_sub(skip).min(len as usize);
+                piece.job.count(Way::Pinned, simulated, count as u64);
+                return Ok((slot + skip, count));
+            }
+        }
+        let count = source.read(ring, slot, len as usize, at)?;
+        piece.job.count(Way::Cached, simulated, count as u64);
+        Ok((slot, count))
+    }
+
+    fn copy(&mut self, piece: &Piece, from: usize, count: usize) -> std::io::Result<Mark> {
+        let copier = self.copier(&piece.job.buffer).map_err(std::io::Error::other)?;
+        let rows = Rows { from, to: piece.offset(), row: count, rows: 1, step: count };
+        copier.copy(&rows).and_then(|()| copier.mark()).map_err(std::io::Error::other)
+    }
+
+    fn copier(&mut self, buffer: &Arc<Buffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
+        let place = self.copiers.iter().position(|one| Arc::ptr_eq(&one.buffer, buffer));
+        if let Some(place) = place {
+            // The one that was used last stands last.
+            let one = self.copiers.remove(place);
+            self.copiers.push(one);
+        } else {
+            let What::Gpu(gpu) = &buffer.what else { return Err(onehop_os::Error::NotReachable.into()) };
+            let copier = self.device.gpu().copier(&self.ring, &gpu.region)?;
+            if self.copiers.len() >= MOST_COPIERS {
+                self.settle();
+                self.copiers.remove(0);
+            }
+            self.copiers.push(Copies { buffer: buffer.clone(), copier });
+        }
+        let last = self.copiers.last_mut();
+        Ok(&mut last.ok_or(onehop_os::Error::NotReachable)?.copier)
+    }
+
+    /// Waits for the copy that is under way, and tells.
+    fn settle(&mut self) {
+        let Some(Pending { piece, result, buffer, mark }) = self.pending.take() else { return };
+        let copies = self.copiers.iter_mut().find(|one| one.buffer.name.id == buffer);
+        let ended = copies.map_or(Ok(()), |copies| copies.copier.wait(mark));
+        piece.end(ended.map_or_else(|error| failure(&std::io::Error::other(error)), |()| result));
+    }
+
+    /// Out of GPU memory into a slot, and from there into the file.
+    fn write(&mut self, piece: &Piece) -> std::io::Result<i64> {
+        self.settle();
+        let What::Gpu(gpu) = &piece.job.buffer.what else {
+            return Err(std::io::Error::other("no GPU memory"));
+        };
+        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
+        let mut bytes = vec![0; piece.len as usize];
+        gpu.region.read(piece.offset(), &mut bytes).map_err(std::io::Error::other)?;
+        ring.write(0, &bytes).map_err(std::io::Error::other)?;
+        let count = piece.job.open.source().write(ring, 0, bytes.len(), piece.at())?;
+        piece.job.count(Way::Written, self.device.gpu().simulated(), count as u64);
+        Ok(count as i64)
+    }
+}

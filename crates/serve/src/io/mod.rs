@@ -1,0 +1,136 @@
+//! What a ring asks for, checked, and done: at once where nothing has to be waited for, by other threads where it has.
+
+pub(crate) mod gpu;
+mod job;
+pub(crate) mod pool;
+pub(crate) mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use onehop_usrbio::flag::FORBID_READ_HOLES;
+use onehop_usrbio::ring::{Entry, Request};
+use rustix::io::Errno;
+
+use crate::daemon::Shared;
+use crate::lock;
+use crate::opens::{NotOpen, Open};
+use crate::table::{Buffer, What};
+use crate::workers::Ring;
+pub(crate) use job::Job;
+
+/// What is read at once, by the thread that looks after rings: more would keep it from the others.
+const MOST_AT_ONCE: u64 = 128 << 10;
+
+/// What a ring used last, which is mostly what it uses next.
+#[derive(Default)]
+pub(crate) struct Cache {
+    buffer: Option<Arc<Buffer>>,
+    open: Option<Arc<Open>>,
+}
+
+/// How a beginning ended.
+pub(crate) enum Outcome {
+    /// It is over: bytes, or an error number with a minus sign.
+    Over(i64),
+    /// Somebody else tells the ring.
+    UnderWay,
+}
+
+fn refused(errno: Errno) -> i64 {
+    -i64::from(errno.raw_os_error())
+}
+
+/// The number for the ring of what went wrong with a file or memory.
+pub(crate) fn failure(error: &std::io::Error) -> i64 {
+    -i64::from(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
+}
+
+/// Begins what an entry asks for.
+pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> Outcome {
+    let checked = entry.request.ok_or(Errno::INVAL).and_then(|request| {
+        let (buffer, open) = check(shared, ring, &request)?;
+        Ok((request, buffer, open))
+    });
+    match checked {
+        Err(errno) => {
+            shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+            Outcome::Over(refused(errno))
+        }
+        Ok((request, buffer, open)) => start(shared, ring, entry, &request, buffer, open),
+    }
+}
+
+/// The buffer and the file of a request, if the ring may use them so.
+fn check(shared: &Shared, ring: &Ring, request: &Request) -> Result<(Arc<Buffer>, Arc<Open>), Errno> {
+    let mut cache = lock(&ring.cache);
+    let known = cache.buffer.take().filter(|b| b.name.id == request.buffer && !b.is_gone());
+    let buffer = known.or_else(|| shared.table.get(request.buffer)).ok_or(Errno::NOENT)?;
+    check_range(&buffer, ring, request)?;
+    let reads = ring.server.name().read;
+    let known = cache.open.take().filter(|open| open.inode == request.inode && !open.is_closed());
+    let open = match known {
+        Some(open) => open,
+        None => shared.opens.find(request.inode, ring.owner.uid, reads).map_err(|why| match why {
+            NotOpen::Closed => Errno::BADF,
+            NotOpen::Access => Errno::ACCESS,
+        })?,
+    };
+    cache.buffer = Some(buffer.clone());
+    cache.open = Some(open.clone());
+    Ok((buffer, open))
+}
+
+fn check_range(buffer: &Buffer, ring: &Ring, request: &Request) -> Result<(), Errno> {
+    if buffer.owner.uid != ring.owner.uid && ring.owner.uid != 0 {
+        return Err(Errno::ACCESS);
+    }
+    let last = request.offset.checked_add(request.len.wrapping_sub(1)).ok_or(Errno::INVAL)?;
+    if request.len == 0 || last >= buffer.len() {
+        return Err(Errno::INVAL);
+    }
+    let block = buffer.name.block;
+    if block > 0 && request.offset / block != last / block {
+        return Err(Errno::INVAL);
+    }
+    let end = request.at.checked_add(request.len).ok_or(Errno::INVAL)?;
+    i64::try_from(end).map_err(|_| Errno::FBIG)?;
+    Ok(())
+}
+
+fn start(
+    shared: &Arc<Shared>,
+    ring: &Arc<Ring>,
+    entry: &Entry,
+    request: &Request,
+    buffer: Arc<Buffer>,
+    open: Arc<Open>,
+) -> Outcome {
+    let reads = ring.server.name().read;
+    if reads && ring.server.name().flags & FORBID_READ_HOLES != 0 {
+        match open.source().has_hole(request.at, request.len) {
+            Ok(false) => {}
+            Ok(true) => return Outcome::Over(refused(Errno::NODATA)),
+            Err(error) => return Outcome::Over(failure(&error)),
+        }
+    }
+    if let (true, What::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
+        match open.source().read_now(mem, request.offset as usize, request.len as usize, request.at) {
+            Ok(Some(count)) if count as u64 == request.len => {
+                shared.stats.host_now.count(request.len);
+                return Outcome::Over(count as i64);
+            }
+            // A part of it, or nothing: somebody who may wait finds out whether that is the file's end.
+            Ok(_) => {}
+            Err(error) => {
+                shared.stats.failed.fetch_add(1, Ordering::Relaxed);
+                return Outcome::Over(failure(&error));
+            }
+        }
+    }
+    let job = Job::new(shared, ring, entry, request, buffer, open);
+    Job::begin(&Arc::new(job));
+    Outcome::UnderWay
+}

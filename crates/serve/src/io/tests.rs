@@ -1,0 +1,184 @@
+//! What rings may ask for and what they may not, without a mount.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_os::HostMem;
+use onehop_usrbio::gpu::{Gpus, Memory, Mode};
+use onehop_usrbio::ring::{Client, Completion, Request, Server, bytes};
+use onehop_usrbio::{Id, Name, Priority, RingName};
+use proptest::prelude::*;
+use rustix::io::Errno;
+
+use super::{Outcome, begin};
+use crate::daemon::{Options, Shared};
+use crate::table::{GpuMemory, Owner, What};
+use crate::workers::Ring;
+
+const SIZE: usize = 65_536;
+const FILE: u64 = 50_000;
+const INODE: u64 = 77;
+
+struct Rig {
+    shared: Arc<Shared>,
+    host: Id,
+    gpu: Id,
+    mem: HostMem,
+    /// In which a program that is its owner looks at the GPU's bytes.
+    _gpus: Gpus,
+    own: Memory,
+}
+
+fn owner(uid: u32) -> Owner {
+    Owner { uid, gid: uid, pid: std::process::id() }
+}
+
+impl Rig {
+    fn new() -> Self {
+        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let path =
+            std::env::temp_dir().join(format!("onehop-io-{}-{}", std::process::id(), Id::random().unwrap()));
+        std::fs::write(&path, vec![5; FILE as usize]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        shared.opens.add(INODE, 1000, (true, true), file);
+        let mem = HostMem::anonymous(SIZE).unwrap();
+        let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
+        let name = Name::buffer(host, 4096);
+        shared
+            .table
+            .add(name, &name.to_string(), Path::new("/"), owner(1000), What::Host(mem.clone()))
+            .unwrap();
+        // On a machine with a GPU, a person may have the same tests run on it.
+        let real = std::env::var_os("ONEHOP_TEST_CUDA").is_some();
+        let gpus = Gpus::new(if real { Mode::Cuda } else { Mode::Emulated });
+        let own = Memory::create(&gpus.open(0).unwrap(), SIZE).unwrap();
+        let offer = own.offer().unwrap();
+        let (device, region) = shared.gpus.accept(&offer).unwrap();
+        let memory =
+            GpuMemory { region, engine: shared.engine(device).unwrap(), device: 0, secret: [0; 16], offer };
+        let name = Name { gpu: Some(0), ..Name::buffer(gpu, 0) };
+        shared
+            .table
+            .add(name, &name.to_string(), Path::new("/"), owner(1000), What::Gpu(Box::new(memory)))
+            .unwrap();
+        Self { shared, host, gpu, mem, _gpus: gpus, own }
+    }
+
+    /// Carries one request out for a user; what came of it.
+    fn one(&self, uid: u32, read: bool, request: &Request) -> i64 {
+        let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+        let len = bytes(4).unwrap();
+        let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
+        let server = Server::new(mem.clone(), name).unwrap();
+        let ring = Arc::new(Ring::new(server, owner(uid), Id([1; 16])));
+        let client = Client::new(mem).unwrap();
+        client.prepare(request).unwrap();
+        let mut entries = Vec::new();
+        assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
+        match begin(&self.shared, &ring, &entries[0]) {
+            Outcome::Over(result) => result,
+            Outcome::UnderWay => {
+                let mut done: Vec<Completion> = Vec::new();
+                let start = Instant::now();
+                while client.take(&mut done, 1).unwrap() == 0 {
+                    assert!(start.elapsed() < Duration::from_secs(60));
+                    client.wait(Duration::from_millis(1));
+                }
+                done[0].result
+            }
+        }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.shared.end();
+    }
+}
+
+fn request(buffer: Id, offset: u64, at: u64, len: u64) -> Request {
+    Request { buffer, offset, inode: INODE, at, len, userdata: 0 }
+}
+
+fn refused(errno: Errno) -> i64 {
+    -i64::from(errno.raw_os_error())
+}
+
+#[test]
+fn users_reach_what_is_theirs() {
+    let rig = Rig::new();
+    for buffer in [rig.host, rig.gpu] {
+        let good = request(buffer, 0, 0, 4096);
+        assert_eq!(rig.one(1000, true, &good), 4096);
+        assert_eq!(rig.one(1001, true, &good), refused(Errno::ACCESS));
+        assert_eq!(rig.one(0, true, &good), 4096);
+        assert_eq!(rig.one(1000, false, &Request { at: FILE, len: 10, ..good }), 10);
+        assert_eq!(rig.one(1000, true, &Request { inode: 1, ..good }), refused(Errno::BADF));
+        assert_eq!(rig.one(1000, true, &Request { buffer: Id([9; 16]), ..good }), refused(Errno::NOENT));
+    }
+    // A block ends after 4096 bytes.
+    assert_eq!(rig.one(1000, true, &request(rig.host, 1, 0, 4096)), refused(Errno::INVAL));
+    assert_eq!(rig.one(1000, true, &request(rig.host, 4096, 0, 4096)), 4096);
+    // Forgotten buffers are nobody's.
+    rig.shared.table.remove(rig.host);
+    assert_eq!(rig.one(1000, true, &request(rig.host, 0, 0, 1)), refused(Errno::NOENT));
+}
+
+#[test]
+fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
+    let rig = Rig::new();
+    rig.own.region().fill(0, SIZE, 9).unwrap();
+    assert_eq!(rig.one(1000, true, &request(rig.gpu, 100, FILE - 50, 200)), 50);
+    let mut seen = vec![0; 400];
+    rig.own.region().read(0, &mut seen).unwrap();
+    let wanted = |i| match i {
+        100..150 => 5,
+        150..300 => 0,
+        _ => 9,
+    };
+    assert!(seen.iter().enumerate().all(|(i, byte)| *byte == wanted(i)));
+}
+
+fn edge() -> impl Strategy<Value = u64> {
+    let near = |n: u64| n.saturating_sub(3)..n.saturating_add(3);
+    prop_oneof![
+        near(0),
+        near(4096),
+        near(FILE),
+        near(SIZE as u64),
+        near(i64::MAX as u64),
+        near(u64::MAX),
+        0..SIZE as u64
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn no_request_reaches_beyond_its_buffer(
+        requests in proptest::collection::vec((edge(), edge(), edge(), any::<bool>()), 20),
+    ) {
+        let rig = Rig::new();
+        for (offset, at, len, gpu) in requests {
+            let wish = request(if gpu { rig.gpu } else { rig.host }, offset, at, len);
+            rig.mem.fill(0, SIZE, 9).unwrap();
+            rig.own.region().fill(0, SIZE, 9).unwrap();
+            let result = rig.one(1000, true, &wish);
+            let mut seen = vec![0; SIZE];
+            if gpu { rig.own.region().read(0, &mut seen).unwrap() } else { rig.mem.read(0, &mut seen).unwrap() }
+            let fits = len > 0 && offset.checked_add(len).is_some_and(|end| end <= SIZE as u64);
+            let right = FILE.saturating_sub(at).min(len) as i64;
+            let range = if result >= 0 { offset as usize..(offset + len) as usize } else { 0..0 };
+            prop_assert!(result < 0 || fits && result == right, "{wish:?} {result}");
+            for (i, byte) in seen.iter().enumerate() {
+                let read = (offset as usize).saturating_add(result.max(0) as usize);
+                let wanted = if !range.contains(&i) { 9 } else if i < read { 5 } else { 0 };
+                prop_assert_eq!(*byte, wanted, "{:?} byte {}", wish, i);
+            }
+        }
+    }
+}

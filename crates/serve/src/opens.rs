@@ -1,0 +1,120 @@
+//! Files that programs have open through the mount. A ring may use a file only as somebody of its user has it open.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use crate::source::{Local, Source};
+use crate::{read, write};
+
+/// An open file.
+pub(crate) struct Open {
+    pub inode: u64,
+    uid: u32,
+    readable: bool,
+    writable: bool,
+    file: Local,
+    closed: AtomicBool,
+}
+
+impl Open {
+    pub fn local(&self) -> &Local {
+        &self.file
+    }
+
+    pub fn source(&self) -> &dyn Source {
+        &self.file
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn allows(&self, uid: u32, reads: bool) -> bool {
+        (self.uid == uid || uid == 0) && if reads { self.readable } else { self.writable }
+    }
+}
+
+/// Why a ring may not use a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotOpen {
+    /// Nobody of its user has it open.
+    Closed,
+    /// They have, for the other direction.
+    Access,
+}
+
+/// All open files.
+#[derive(Default)]
+pub(crate) struct Opens {
+    by_handle: RwLock<HashMap<u64, Arc<Open>>>,
+    by_inode: RwLock<HashMap<u64, Vec<Arc<Open>>>>,
+    next: AtomicU64,
+}
+
+impl Opens {
+    /// Adds one; gives its handle.
+    pub fn add(&self, inode: u64, uid: u32, (readable, writable): (bool, bool), file: std::fs::File) -> u64 {
+        let open =
+            Open { inode, uid, readable, writable, file: Local::new(file), closed: AtomicBool::new(false) };
+        let (open, handle) = (Arc::new(open), self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        write(&self.by_handle).insert(handle, open.clone());
+        write(&self.by_inode).entry(inode).or_default().push(open);
+        handle
+    }
+
+    pub fn get(&self, handle: u64) -> Option<Arc<Open>> {
+        read(&self.by_handle).get(&handle).cloned()
+    }
+
+    pub fn close(&self, handle: u64) {
+        let Some(gone) = write(&self.by_handle).remove(&handle) else { return };
+        gone.closed.store(true, Ordering::Release);
+        let mut all = write(&self.by_inode);
+        if let Some(list) = all.get_mut(&gone.inode) {
+            list.retain(|open| !Arc::ptr_eq(open, &gone));
+            if list.is_empty() {
+                all.remove(&gone.inode);
+            }
+        }
+    }
+
+    /// The one that a ring of this user may read or write.
+    pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
+        let all = read(&self.by_inode);
+        let list = all.get(&inode).ok_or(NotOpen::Closed)?;
+        if let Some(open) = list.iter().find(|open| open.allows(uid, reads)) {
+            return Ok(open.clone());
+        }
+        let known = list.iter().any(|open| open.allows(uid, !reads));
+        Err(if known { NotOpen::Access } else { NotOpen::Closed })
+    }
+
+    pub fn count(&self) -> usize {
+        read(&self.by_handle).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_use_what_their_user_has_open_and_nothing_else() {
+        let opens = Opens::default();
+        let null = || std::fs::File::open("/dev/null").unwrap();
+        let reader = opens.add(7, 1000, (true, false), null());
+        assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());
+        assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
+        assert_eq!(opens.find(7, 1001, true).err(), Some(NotOpen::Closed));
+        assert_eq!(opens.find(8, 1000, true).err(), Some(NotOpen::Closed));
+        let both = opens.add(7, 1000, (true, true), null());
+        let held = opens.find(7, 1000, false).unwrap();
+        opens.close(both);
+        assert!(held.is_closed());
+        assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
+        opens.close(reader);
+        opens.close(reader);
+        assert_eq!((opens.count(), opens.find(7, 1000, true).err()), (0, Some(NotOpen::Closed)));
+    }
+}

@@ -1,0 +1,231 @@
+//! Buffers and rings that programs told of: whose they are, and when their program is gone.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, SystemTime};
+
+use onehop_gpu::Region;
+use onehop_os::HostMem;
+use onehop_usrbio::gpu::Offer;
+use onehop_usrbio::{Id, Name, SHM};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::io::gpu::Engine;
+use crate::workers::Ring;
+use crate::{lock, read, write};
+
+/// Links of one user, and of all: a mapping each, and the system has some 65 thousand for a process.
+const MOST_OF_A_USER: usize = 8192;
+const MOST: usize = 32_768;
+
+/// Who told of something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+}
+
+/// GPU memory of a program.
+pub(crate) struct GpuMemory {
+    pub region: Region,
+    pub engine: Arc<Engine>,
+    pub device: u32,
+    pub secret: [u8; 16],
+    /// For who imports it.
+    pub offer: Offer,
+}
+
+/// What is behind a link.
+pub(crate) enum What {
+    Host(HostMem),
+    Gpu(Box<GpuMemory>),
+    Ring(Arc<Ring>),
+}
+
+/// A link of a program.
+pub(crate) struct Buffer {
+    pub name: Name,
+    /// The name as its program wrote it.
+    pub link: String,
+    pub target: PathBuf,
+    pub owner: Owner,
+    pub inode: u64,
+    pub made: SystemTime,
+    pub what: What,
+    gone: AtomicBool,
+}
+
+impl Buffer {
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Its memory's length.
+    pub fn len(&self) -> u64 {
+        match &self.what {
+            What::Host(mem) => mem.len() as u64,
+            What::Gpu(gpu) => gpu.region.len() as u64,
+            What::Ring(_) => 0,
+        }
+    }
+}
+
+/// A program, as far as it matters when it is gone.
+#[derive(Default)]
+struct Process {
+    /// Tells that it has ended; none where the system does not show it to us.
+    alive: Option<OwnedFd>,
+    /// How often it, or a child that inherited it, has the folder of links open.
+    folders: u32,
+}
+
+/// All links.
+#[derive(Default)]
+pub(crate) struct Table {
+    by_id: RwLock<HashMap<Id, Arc<Buffer>>>,
+    processes: Mutex<HashMap<u32, Process>>,
+    next: AtomicU64,
+}
+
+impl Table {
+    /// Takes something up.
+    pub fn add(
+        &self,
+        name: Name,
+        link: &str,
+        target: &Path,
+        owner: Owner,
+        what: What,
+    ) -> Result<Arc<Buffer>, Errno> {
+        self.watch(owner.pid);
+        let buffer = Arc::new(Buffer {
+            name,
+            link: link.to_owned(),
+            target: target.to_owned(),
+            owner,
+            inode: self.next.fetch_add(1, Ordering::Relaxed),
+            made: SystemTime::now(),
+            what,
+            gone: AtomicBool::new(false),
+        });
+        let mut all = write(&self.by_id);
+        if all.contains_key(&name.id) {
+            return Err(Errno::EXIST);
+        }
+        let of_user = || all.values().filter(|other| other.owner.uid == owner.uid).count();
+        if all.len() >= MOST || all.len() >= MOST_OF_A_USER && of_user() >= MOST_OF_A_USER {
+            return Err(Errno::MFILE);
+        }
+        all.insert(name.id, buffer.clone());
+        Ok(buffer)
+    }
+
+    pub fn get(&self, id: Id) -> Option<Arc<Buffer>> {
+        read(&self.by_id).get(&id).cloned()
+    }
+
+    /// The one of a link.
+    pub fn link(&self, link: &str) -> Option<Arc<Buffer>> {
+        let name = Name::parse(link).ok()?;
+        self.get(name.id).filter(|buffer| buffer.link == link)
+    }
+
+    /// The one of an inode number.
+    pub fn inode(&self, inode: u64) -> Option<Arc<Buffer>> {
+        read(&self.by_id).values().find(|buffer| buffer.inode == inode).cloned()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Buffer>> {
+        read(&self.by_id).values().cloned().collect()
+    }
+
+    /// Forgets one; what is under way with it ends all the same.
+    pub fn remove(&self, id: Id) -> Option<Arc<Buffer>> {
+        let gone = write(&self.by_id).remove(&id)?;
+        gone.gone.store(true, Ordering::Release);
+        Some(gone)
+    }
+
+    fn watch(&self, pid: u32) {
+        let mut all = lock(&self.processes);
+        let process = all.entry(pid).or_default();
+        if process.alive.is_none() {
+            let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            process.alive = known.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        }
+    }
+
+    /// A program opened the folder of links.
+    pub fn folder_opened(&self, pid: u32) {
+        self.watch(pid);
+        lock(&self.processes).entry(pid).or_default().folders += 1;
+    }
+
+    /// The last descriptor of that was closed.
+    pub fn folder_closed(&self, pid: u32) {
+        if let Some(process) = lock(&self.processes).get_mut(&pid) {
+            process.folders = process.folders.saturating_sub(1);
+        }
+    }
+
+    /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
+    pub fn sweep(&self) -> Vec<Arc<Buffer>> {
+        let mut ended = Vec::new();
+        lock(&self.processes).retain(|pid, process| {
+            let over = process.folders == 0 && process.alive.as_ref().is_none_or(has_ended);
+            if over {
+                ended.push(*pid);
+            }
+            !over
+        });
+        if ended.is_empty() {
+            return Vec::new();
+        }
+        let theirs: Vec<Id> = read(&self.by_id)
+            .values()
+            .filter(|buffer| ended.contains(&buffer.owner.pid))
+            .map(|buffer| buffer.name.id)
+            .collect();
+        theirs.into_iter().filter_map(|id| self.remove(id)).collect()
+    }
+
+    /// Programs, buffers and rings.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let all = read(&self.by_id);
+        let rings = all.values().filter(|buffer| matches!(buffer.what, What::Ring(_))).count();
+        (lock(&self.processes).len(), all.len() - rings, rings)
+    }
+}
+
+fn has_ended(alive: &OwnedFd) -> bool {
+    let mut fds = [rustix::event::PollFd::new(alive, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
+}
+
+/// How often it is looked who has ended.
+pub(crate) const SWEEP: Duration = Duration::from_millis(100);
+
+/// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs.
+pub(crate) fn map_shared(target: &Path, uid: u32) -> Result<HostMem, Errno> {
+    if target.parent() != Some(Path::new(SHM)) {
+        return Err(Errno::INVAL);
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(openat(CWD, target, flags, Mode::empty())?);
+    let stat = rustix::fs::fstat(&file)?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return Err(Errno::INVAL);
+    }
+    if stat.st_uid != uid && uid != 0 {
+        return Err(Errno::ACCESS);
+    }
+    HostMem::of_shared(&file).map_err(|_| Errno::INVAL)
+}

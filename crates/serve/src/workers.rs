@@ -1,0 +1,240 @@
+//! Threads that wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting.
+//!
+//! Each user has semaphores of their own, one for each priority, made when they are first asked for: whoever spoils one spoils
+//! their own. A semaphore has a thread or two; rings cost none.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::{OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_os::{Guard, HostMem, Semaphore};
+use onehop_usrbio::ring::{Done, Entry, Server};
+use onehop_usrbio::{Id, Priority, SHM};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::daemon::Shared;
+use crate::error::{Error, Result};
+use crate::io::{self, Cache, Outcome};
+use crate::table::Owner;
+use crate::{lock, read, write};
+
+/// Entries that are taken of a ring before the next ring is looked at; those that wait longer get less.
+const fn turn(priority: Priority) -> usize {
+    match priority {
+        Priority::High => 128,
+        Priority::Normal => 64,
+        Priority::Low => 16,
+    }
+}
+
+/// How long a thread looks for more before it sleeps: to be woken costs more than most reads take.
+const SPIN: Duration = Duration::from_micros(20);
+/// How long it sleeps at most: rings are looked at now and then though nobody says so.
+const SLEEP: Duration = Duration::from_millis(100);
+/// Users that can have semaphores.
+const MOST_GROUPS: usize = 256;
+
+/// A ring that is served.
+pub(crate) struct Ring {
+    pub server: Server,
+    pub owner: Owner,
+    pub id: Id,
+    pub cache: Mutex<Cache>,
+    told: AtomicBool,
+}
+
+impl Ring {
+    pub fn new(server: Server, owner: Owner, id: Id) -> Self {
+        Self { server, owner, id, cache: Mutex::default(), told: AtomicBool::new(false) }
+    }
+}
+
+/// Rings of one user and one priority, and their semaphore.
+pub(crate) struct Group {
+    semaphore: Semaphore,
+    guard: Guard,
+    pub path: PathBuf,
+    /// Its lock tells a later daemon that this one still runs.
+    _file: File,
+    priority: Priority,
+    rings: RwLock<Vec<Arc<Ring>>>,
+    stop: AtomicBool,
+}
+
+impl Group {
+    fn new(uid: u32, priority: Priority) -> Result<Self> {
+        let path = Path::new(SHM).join(format!("sem.onehop-submit-ios.{}", Id::random()?));
+        let failed = |call| {
+            let path = path.clone();
+            move |e: std::io::Error| Error::file(call, &path, e)
+        };
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(failed("create"))?;
+        let made = file.set_len(Semaphore::BYTES as u64).map_err(failed("ftruncate")).and_then(|()| {
+            let mem = HostMem::of_shared(&file)?;
+            let semaphore = Semaphore::at(&mem, 0)?;
+            semaphore.initialise()?;
+            let guard = Guard::new(&mem)?;
+            if uid != rustix::process::geteuid().as_raw() {
+                fchown(&file, Some(uid), None).map_err(failed("chown"))?;
+            }
+            flock(&file, FlockOperation::NonBlockingLockExclusive)
+                .map_err(|e| Error::file("flock", &path, e))?;
+            Ok((semaphore, guard))
+        });
+        let (semaphore, guard) = made.inspect_err(|_: &Error| {
+            let _ = std::fs::remove_file(&path);
+        })?;
+        let (rings, stop) = (RwLock::default(), AtomicBool::new(false));
+        Ok(Self { semaphore, guard, path, _file: file, priority, rings, stop })
+    }
+
+    fn end(&self) {
+        self.stop.store(true, Ordering::Release);
+        for _ in 0..8 {
+            self.semaphore.post();
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// All groups, and their threads.
+#[derive(Default)]
+pub(crate) struct Workers {
+    groups: Mutex<HashMap<(u32, Priority), Arc<Group>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Workers {
+    /// The group of a user and a priority.
+    pub fn group(&self, shared: &Arc<Shared>, uid: u32, priority: Priority) -> Result<Arc<Group>> {
+        let mut groups = lock(&self.groups);
+        if let Some(group) = groups.get(&(uid, priority)).filter(|group| !group.guard.is_lost()) {
+            return Ok(group.clone());
+        }
+        if groups.len() >= MOST_GROUPS {
+            return Err(Error::file(
+                "semaphores of",
+                Path::new("yet another user"),
+                rustix::io::Errno::USERS,
+            ));
+        }
+        let group = Arc::new(Group::new(uid, priority)?);
+        // A user who destroyed the one before starts anew with this.
+        if let Some(before) = groups.insert((uid, priority), group.clone()) {
+            before.end();
+            *write(&group.rings) = read(&before.rings).clone();
+        }
+        let count = (shared.options.threads / 2).clamp(1, 4);
+        for _ in 0..count {
+            let (shared, group) = (Arc::downgrade(shared), group.clone());
+            let thread = std::thread::Builder::new().name("usrbio rings".into()).spawn(move || {
+                if let Some(shared) = shared.upgrade() {
+                    work(&shared, &group);
+                }
+            });
+            lock(&self.threads).push(thread.map_err(Error::Thread)?);
+        }
+        Ok(group)
+    }
+
+    pub fn add(&self, shared: &Arc<Shared>, ring: &Arc<Ring>) -> Result<()> {
+        let group = self.group(shared, ring.owner.uid, ring.server.name().priority)?;
+        write(&group.rings).push(ring.clone());
+        Ok(())
+    }
+
+    pub fn remove(&self, ring: &Ring) {
+        let group = lock(&self.groups).get(&(ring.owner.uid, ring.server.name().priority)).cloned();
+        if let Some(group) = group {
+            write(&group.rings).retain(|other| other.id != ring.id);
+        }
+    }
+
+    /// Has all threads end, and waits for them.
+    pub fn end(&self) {
+        lock(&self.groups).values().for_each(|group| group.end());
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+        lock(&self.groups).clear();
+    }
+}
+
+fn work(shared: &Arc<Shared>, group: &Group) {
+    let mut entries = Vec::new();
+    let mut done = Vec::new();
+    let mut sleep = SLEEP;
+    while !group.stop.load(Ordering::Acquire) {
+        if !spin(group) {
+            let _ = group.semaphore.wait(sleep);
+        }
+        // What was posted meanwhile is served by this look.
+        while group.semaphore.take() {}
+        sleep = look(shared, group, &mut entries, &mut done);
+    }
+}
+
+fn spin(group: &Group) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < SPIN {
+        if group.semaphore.take() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    false
+}
+
+/// Takes all there is; gives how long nothing needs to be looked at.
+fn look(shared: &Arc<Shared>, group: &Group, entries: &mut Vec<Entry>, done: &mut Vec<Done>) -> Duration {
+    let mut more = true;
+    let mut sleep = SLEEP;
+    while more {
+        more = false;
+        let rings = read(&group.rings).clone();
+        for ring in &rings {
+            let now = Instant::now();
+            let taken = ring.server.take(now, turn(group.priority), entries);
+            if taken.count > 0 {
+                serve(shared, ring, entries, done);
+            } else if ring.server.is_broken() && !ring.told.swap(true, Ordering::AcqRel) {
+                shared.stats.broken_rings.fetch_add(1, Ordering::Relaxed);
+            }
+            more |= taken.more;
+            if let Some(due) = taken.due {
+                sleep = sleep.min(due.saturating_duration_since(now));
+            }
+        }
+    }
+    sleep
+}
+
+/// Completions that are told at once: the program works on them meanwhile.
+const TOLD: usize = 16;
+
+fn serve(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: &mut Vec<Entry>, done: &mut Vec<Done>) {
+    for entry in entries.drain(..) {
+        match io::begin(shared, ring, &entry) {
+            Outcome::Over(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
+            Outcome::UnderWay => {}
+        }
+        if done.len() >= TOLD {
+            ring.server.complete(done);
+            done.clear();
+        }
+    }
+    ring.server.complete(done);
+    done.clear();
+}

@@ -1,0 +1,237 @@
+//! Buffers and rings in host memory, as a program makes them.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use onehop_os::{HostMem, Semaphore};
+
+use crate::mount::{self, Mount};
+use crate::ring::{Client, Completion, Request, bytes};
+use crate::{Error, Id, Name, Result, RingName, SHM};
+
+/// A file in shared memory, unlinked when it is told so or its maker goes.
+struct Shm {
+    path: PathBuf,
+    mem: HostMem,
+}
+
+impl Shm {
+    /// New memory, all of it there: a full `/dev/shm` is an error here and no signal later.
+    fn create(len: usize, node: Option<u32>) -> Result<Self> {
+        Self::make(len, node).map_err(|why| Error::NoShared { len, why: Box::new(why) })
+    }
+
+    fn make(len: usize, node: Option<u32>) -> Result<Self> {
+        let path = Path::new(SHM).join(format!("hf3fs-iov-{}", Id::random()?));
+        let file = File::options().read(true).write(true).create_new(true).mode(0o666).open(&path);
+        let file = file.map_err(|e| Error::file("create", &path, e))?;
+        let made = file.set_len(len as u64).map_err(|e| Error::file("ftruncate", &path, e)).and_then(|()| {
+            let mem = HostMem::of_shared(&file)?;
+            if let Some(node) = node {
+                mem.prefer_node(node);
+            }
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
+                .map_err(|e| Error::file("fallocate", &path, e))?;
+            Ok(mem)
+        });
+        let mem = made.inspect_err(|_| {
+            let _ = std::fs::remove_file(&path);
+        })?;
+        Ok(Self { path, mem })
+    }
+
+    fn unlink(&self) {
+        // Somebody may have done it already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A buffer that the daemon knows.
+pub struct Buffer {
+    mount: Arc<Mount>,
+    name: Name,
+    shm: Shm,
+    /// Whether this side made it, and takes it away.
+    own: bool,
+}
+
+impl Buffer {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When there is no memory, or the daemon refuses it.
+    pub fn create(mount: &Arc<Mount>, len: usize, block: u64, node: Option<u32>) -> Result<Self> {
+        if len == 0 || block > len as u64 {
+            return Err(Error::Argument(format!("a buffer of {len} bytes in blocks of {block}")));
+        }
+        let name = Name::buffer(Id::random()?, block);
+        let shm = Shm::create(len, node)?;
+        mount.publish(&name, &shm.path).inspect_err(|_| shm.unlink())?;
+        Ok(Self { mount: mount.clone(), name, shm, own: true })
+    }
+
+    /// One that another program made.
+    ///
+    /// # Errors
+    /// When there is none, it is shorter, or may not be written.
+    pub fn open(mount: &Arc<Mount>, id: Id, len: usize, block: u64) -> Result<Self> {
+        let name = Name::buffer(id, block);
+        let path = mount.target(&name.to_string())?;
+        let mem = mount::map(&path)?;
+        if len > mem.len() || len == 0 {
+            return Err(Error::Argument(format!("the buffer has {} bytes, not {len}", mem.len())));
+        }
+        Ok(Self { mount: mount.clone(), name, shm: Shm { path, mem: mem.slice(0..len)? }, own: false })
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> Id {
+        self.name.id
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory(&self) -> &HostMem {
+        &self.shm.mem
+    }
+
+    /// Takes its name in `/dev/shm` away; whoever has it keeps it.
+    pub fn unlink(&self) {
+        self.shm.unlink();
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.own {
+            // A daemon that is gone has forgotten it.
+            let _ = self.mount.withdraw(&self.name);
+            self.shm.unlink();
+        }
+    }
+}
+
+/// A ring that the daemon knows.
+pub struct Ring {
+    mount: Arc<Mount>,
+    name: Name,
+    mem: HostMem,
+    client: Client,
+    submissions: Semaphore,
+}
+
+impl Ring {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When there is no memory, or the daemon refuses it.
+    pub fn create(mount: &Arc<Mount>, entries: i32, ring: RingName, node: Option<u32>) -> Result<Self> {
+        let len = bytes(entries).ok_or_else(|| Error::Argument(format!("a ring of {entries} entries")))?;
+        if ring.depth > entries {
+            let depth = ring.depth;
+            return Err(Error::Argument(format!("a ring of {entries} entries never has {depth}")));
+        }
+        let name = Name { ring: Some(ring), ..Name::buffer(Id::random()?, 0) };
+        let submissions = mount.submissions(ring.priority)?;
+        let shm = Shm::create(len, node)?;
+        let published = mount.publish(&name, &shm.path);
+        // The daemon has it mapped by now, or never will.
+        shm.unlink();
+        published?;
+        let made = Client::new(shm.mem.clone());
+        let client = made.inspect_err(|_| {
+            let _ = mount.withdraw(&name);
+        })?;
+        Ok(Self { mount: mount.clone(), name, mem: shm.mem, client, submissions })
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> Id {
+        self.name.id
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory(&self) -> &HostMem {
+        &self.mem
+    }
+
+    /// Its entries.
+    #[must_use]
+    pub fn entries(&self) -> i32 {
+        self.client.entries()
+    }
+
+    /// Puts a request in: see [`Client::prepare`].
+    ///
+    /// # Errors
+    /// When the ring is full.
+    pub fn prepare(&self, request: &Request) -> Result<i32> {
+        self.client.prepare(request)
+    }
+
+    /// Tells the daemon that there is something to take.
+    pub fn submit(&self) {
+        self.submissions.post();
+    }
+
+    /// Waits for `least` completions and takes `most` at most, until a moment. Fewer than `least` come when that is over.
+    ///
+    /// # Errors
+    /// When what is in the ring contradicts itself.
+    pub fn wait(
+        &self,
+        out: &mut Vec<Completion>,
+        (least, most): (usize, usize),
+        until: Option<SystemTime>,
+        nap: Duration,
+    ) -> Result<usize> {
+        let mut count = 0;
+        let mut spun = None;
+        loop {
+            let taken = self.client.take(out, most - count)?;
+            count += taken;
+            if taken > 0 {
+                // There is room again for what waits for it.
+                self.submit();
+                spun = None;
+                if count < most {
+                    continue;
+                }
+            }
+            if count >= least.min(most) {
+                return Ok(count);
+            }
+            let left = match until {
+                None => nap,
+                // The clock of the day, as the original's: a moment that is over is no time at all.
+                Some(until) => match until.duration_since(SystemTime::now()) {
+                    Ok(left) if !left.is_zero() => left.min(nap),
+                    _ => return Ok(count),
+                },
+            };
+            // To be woken costs more than most reads take.
+            let since = *spun.get_or_insert_with(Instant::now);
+            if since.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.client.wait(left);
+        }
+    }
+}
+
+/// How long a program looks before it sleeps.
+const SPIN: Duration = Duration::from_micros(10);
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // A daemon that is gone has forgotten it.
+        let _ = self.mount.withdraw(&self.name);
+    }
+}

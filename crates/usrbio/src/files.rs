@@ -1,0 +1,89 @@
+//! Files of a mount, as a program registers them for its rings.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use onehop_os::hf3fs::{MAGIC, magic};
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, statx};
+use rustix::io::Errno;
+
+/// A file that was registered. It stays open until it is given up.
+pub struct Registered {
+    copy: OwnedFd,
+    inode: u64,
+    access: OFlags,
+}
+
+impl Registered {
+    /// Its inode number.
+    #[must_use]
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether it may be read (or written).
+    #[must_use]
+    pub fn allows(&self, read: bool) -> bool {
+        let mode = self.access & OFlags::RWMODE;
+        mode == OFlags::RDWR || mode == if read { OFlags::RDONLY } else { OFlags::WRONLY }
+    }
+}
+
+/// Whether a file is one of 3FS, or of a mount that speaks as if it were.
+#[must_use]
+pub fn is_3fs(file: impl AsFd) -> bool {
+    magic(file).is_ok_and(|number| number == MAGIC)
+}
+
+/// The registered files of a process, by the number of their descriptors: that of the program and that of our copy.
+#[derive(Default)]
+pub struct Files(RwLock<HashMap<RawFd, Arc<Registered>>>);
+
+impl Files {
+    /// Registers one; gives the number of the copy.
+    ///
+    /// # Errors
+    /// `EBADF` where it is no file of 3FS, `EINVAL` where its number is registered already, and what the system says.
+    pub fn register(&self, number: RawFd, file: BorrowedFd<'_>) -> Result<RawFd, Errno> {
+        use std::os::fd::AsRawFd;
+        if !is_3fs(file) {
+            return Err(Errno::BADF);
+        }
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if all.contains_key(&number) {
+            return Err(Errno::INVAL);
+        }
+        let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+        let copy = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
+        let copied = copy.as_raw_fd();
+        if all.contains_key(&copied) {
+            return Err(Errno::INVAL);
+        }
+        let access = fcntl_getfl(file)?;
+        let registered = Arc::new(Registered { copy, inode: stat.stx_ino, access });
+        all.insert(number, registered.clone());
+        all.insert(copied, registered);
+        Ok(copied)
+    }
+
+    /// The one of a number.
+    #[must_use]
+    pub fn get(&self, number: RawFd) -> Option<Arc<Registered>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// Gives one up, by either number.
+    pub fn give_up(&self, number: RawFd) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gone) = all.remove(&number) {
+            all.retain(|_, other| !Arc::ptr_eq(other, &gone));
+        }
+    }
+}
+
+impl AsFd for Registered {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.copy.as_fd()
+    }
+}

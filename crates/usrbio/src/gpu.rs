@@ -1,0 +1,447 @@
+//! GPU memory of a program, as it is made or taken over, named for other processes, and opened by them.
+//!
+//! NVIDIA's memory is named by a [`Ticket`], which holds the place within the allocation, and where there is one by the file
+//! descriptor of the allocation; a dma-buf goes along for devices that read and write it themselves. The emulated GPU's memory
+//! is a memfd in the same role.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use onehop_gpu::cuda::{Consumer, Cuda, CudaGpu, DeviceKind, Need, Span, Ticket};
+use onehop_gpu::{Emulated, Gpu, Place, Region};
+use onehop_os::{DmaBuf, HostMem};
+use onehop_proto::GpuAddr;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use crate::{Error, Result};
+
+/// What the emulated GPU is known by.
+const EMULATED: [u8; 16] = *b"onehop emulated.";
+const PAGE: usize = 4096;
+/// Without these a memfd could be cut short under those who have mapped it.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// Which GPUs a program has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Those that CUDA shows.
+    #[default]
+    Cuda,
+    /// The emulated one alone, as number 0.
+    Emulated,
+    /// None.
+    Off,
+}
+
+/// The GPUs of a process, opened when they are first used.
+pub struct Gpus {
+    mode: Mode,
+    cuda: OnceLock<std::result::Result<Cuda, String>>,
+    open: Mutex<HashMap<u32, Arc<Device>>>,
+    emulated: OnceLock<Arc<Device>>,
+}
+
+impl Gpus {
+    /// Looks for nothing yet.
+    #[must_use]
+    pub fn new(mode: Mode) -> Self {
+        Self { mode, cuda: OnceLock::new(), open: Mutex::default(), emulated: OnceLock::new() }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        match self.mode {
+            Mode::Off => 0,
+            Mode::Emulated => 1,
+            Mode::Cuda => self.cuda().and_then(|cuda| Ok(cuda.devices()?.len() as u32)).unwrap_or(0),
+        }
+    }
+
+    fn cuda(&self) -> Result<&Cuda> {
+        let loaded = self.cuda.get_or_init(|| Cuda::load().map_err(|e| e.to_string()));
+        loaded.as_ref().map_err(|why| onehop_gpu::Error::NoCuda { why: why.clone() }.into())
+    }
+
+    fn emulated(&self) -> Arc<Device> {
+        self.emulated.get_or_init(|| Arc::new(Device::Emulated(EmulatedGpu::default()))).clone()
+    }
+
+    /// The one of a number.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn open(&self, device: i32) -> Result<Arc<Device>> {
+        let none = |why: &str| Error::NoDevice { device, why: why.into() };
+        let number = u32::try_from(device).map_err(|_| none("numbers begin with 0"))?;
+        match self.mode {
+            Mode::Off => Err(none("HF3FS_GDR_ENABLED switches GPU buffers off")),
+            Mode::Emulated if number == 0 => Ok(self.emulated()),
+            Mode::Emulated => Err(none("there is one emulated GPU, number 0")),
+            Mode::Cuda => self.open_cuda(number),
+        }
+    }
+
+    fn open_cuda(&self, number: u32) -> Result<Arc<Device>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = open.get(&number) {
+            return Ok(device.clone());
+        }
+        let gpu = self.cuda()?.open(&number.to_string())?;
+        let device = Arc::new(Device::Cuda(gpu));
+        open.insert(number, device.clone());
+        Ok(device)
+    }
+
+    /// Opens memory that another process offers.
+    ///
+    /// # Errors
+    /// When it is on no GPU of this process, or is not what the offer says.
+    pub fn accept(&self, offer: &Offer) -> Result<(Arc<Device>, Region)> {
+        if offer.ticket.gpu == EMULATED {
+            let device = self.emulated();
+            let region = match &*device {
+                Device::Emulated(gpu) => gpu.accept(offer)?,
+                Device::Cuda(_) => return Err(Error::Broken("the emulated GPU is none".into())),
+            };
+            return Ok((device, region));
+        }
+        let devices = self.cuda()?.devices()?;
+        let known = devices.iter().find(|device| device.uuid == offer.ticket.gpu);
+        let number = known.map(|device| device.ordinal).ok_or_else(|| Error::NoDevice {
+            device: -1,
+            why: "the memory is on a GPU that this process does not see (CUDA_VISIBLE_DEVICES)".into(),
+        })?;
+        let device = self.open_cuda(number)?;
+        let region = match &*device {
+            Device::Cuda(gpu) => gpu.import_ipc(&offer.ticket, offer.fd.as_ref())?,
+            Device::Emulated(_) => return Err(Error::Broken("a GPU of CUDA is emulated".into())),
+        };
+        Ok((device, region))
+    }
+}
+
+/// A GPU.
+pub enum Device {
+    /// NVIDIA's.
+    Cuda(CudaGpu),
+    /// Made of CPU threads.
+    Emulated(EmulatedGpu),
+}
+
+impl Device {
+    /// What can be done with any GPU.
+    #[must_use]
+    pub fn gpu(&self) -> &dyn Gpu {
+        match self {
+            Self::Cuda(gpu) => gpu,
+            Self::Emulated(gpu) => &gpu.gpu,
+        }
+    }
+
+    /// What tells it from others.
+    #[must_use]
+    pub fn uuid(&self) -> [u8; 16] {
+        match self {
+            Self::Cuda(gpu) => gpu.device().uuid,
+            Self::Emulated(_) => EMULATED,
+        }
+    }
+}
+
+/// Memory named for another process.
+#[derive(Debug)]
+pub struct Offer {
+    /// Its name.
+    pub ticket: Ticket,
+    /// What goes with the name.
+    pub fd: Option<OwnedFd>,
+    /// The same memory for devices, where the GPU's driver gives that.
+    pub dma_buf: Option<DmaBuf>,
+}
+
+/// GPU memory of this process.
+pub struct Memory {
+    device: Arc<Device>,
+    region: Region,
+    ticket: Ticket,
+    fd: Option<OwnedFd>,
+    /// Whether it was made here, and goes with this.
+    own: bool,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Device::Emulated(gpu), true) = (&*self.device, self.own) {
+            gpu.free(self.region.addr());
+        }
+    }
+}
+
+impl Memory {
+    /// New memory, zeroed.
+    ///
+    /// # Errors
+    /// When the GPU has none left, or it cannot be shared.
+    pub fn create(device: &Arc<Device>, bytes: usize) -> Result<Self> {
+        let region = match &**device {
+            Device::Emulated(gpu) => gpu.alloc(bytes)?,
+            Device::Cuda(gpu) => {
+                let kind = if gpu.capabilities().vmm { DeviceKind::Exportable } else { DeviceKind::Plain };
+                gpu.alloc_device(kind, bytes)?.slice(0..bytes)?
+            }
+        };
+        let mut this = Self::of(device, region)?;
+        this.own = true;
+        Ok(this)
+    }
+
+    /// Memory of the GPU that somebody else made: see [`CudaGpu::lend`].
+    ///
+    /// # Errors
+    /// When it cannot be shared.
+    pub fn of(device: &Arc<Device>, region: Region) -> Result<Self> {
+        let (ticket, fd) = match &**device {
+            Device::Emulated(gpu) => gpu.name(&region)?,
+            Device::Cuda(gpu) => {
+                let exported = gpu.export_ipc(&region)?;
+                (exported.ticket, exported.fd)
+            }
+        };
+        Ok(Self { device: device.clone(), region, ticket, fd, own: false })
+    }
+
+    /// Memory of another process, as it was offered and [`Gpus::accept`] opened it.
+    #[must_use]
+    pub fn lent(device: &Arc<Device>, region: Region, offer: Offer) -> Self {
+        Self { device: device.clone(), region, ticket: offer.ticket, fd: offer.fd, own: false }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Whether the allocation is still the one that it was: an address may be freed and given to another.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn is_current(&self) -> Result<bool> {
+        match &*self.device {
+            Device::Emulated(gpu) => Ok(gpu.is_current(&self.ticket, &self.region)),
+            // The driver knows no allocation at an address that was freed.
+            Device::Cuda(gpu) => Ok(gpu.ticket_is_current(&self.ticket, &self.region).unwrap_or(false)),
+        }
+    }
+
+    /// Makes what kernels of this process wrote ready to be read by others; or what others wrote, by its kernels.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn sync(&self, written_by_us: bool) -> Result<()> {
+        let Device::Cuda(gpu) = &*self.device else { return Ok(()) };
+        if written_by_us {
+            return Ok(gpu.wait_for_all()?);
+        }
+        match gpu.capabilities().visibility.needed(Consumer::RunningKernel) {
+            Need::Nothing | Need::AcquireOrFence => Ok(()),
+            need => Ok(gpu.flush_remote_writes(need)?),
+        }
+    }
+
+    /// Names it for another process.
+    ///
+    /// # Errors
+    /// When the process has too many files open.
+    pub fn offer(&self) -> Result<Offer> {
+        let fd = self.fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let fd = fd.map_err(|e| Error::file("dup", "GPU memory", e))?;
+        let dma_buf = match &*self.device {
+            Device::Cuda(gpu) => gpu.export_dma_buf(&self.region, Span::Pages, false).ok().map(Into::into),
+            Device::Emulated(_) => None,
+        };
+        Ok(Offer { ticket: self.ticket, fd, dma_buf })
+    }
+}
+
+/// The emulated GPU, with memory that other processes can open.
+#[derive(Default)]
+pub struct EmulatedGpu {
+    gpu: Emulated,
+    made: Mutex<Vec<Made>>,
+    next: AtomicU64,
+}
+
+/// An allocation.
+struct Made {
+    start: GpuAddr,
+    region: Region,
+    file: File,
+    number: u64,
+}
+
+impl Made {
+    fn offset(&self, at: GpuAddr, bytes: usize) -> Option<usize> {
+        let offset = at.0.checked_sub(self.start.0)? as usize;
+        (offset <= self.region.len() && bytes <= self.region.len() - offset).then_some(offset)
+    }
+}
+
+impl EmulatedGpu {
+    /// New memory, zeroed.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn alloc(&self, bytes: usize) -> Result<Region> {
+        let file = |e: rustix::io::Errno| Error::file("memfd_create", "emulated GPU memory", e);
+        let fd = rustix::fs::memfd_create(
+            "onehop emulated GPU memory",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        );
+        let fd = fd.map_err(file)?;
+        let whole =
+            bytes.max(1).checked_next_multiple_of(PAGE).ok_or(Error::Argument("too much memory".into()))?;
+        rustix::fs::ftruncate(&fd, whole as u64).map_err(file)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(file)?;
+        let file = File::from(fd);
+        let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let made = Made { start: region.addr(), region: region.clone(), file, number };
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).push(made);
+        Ok(region.slice(0..bytes)?)
+    }
+
+    /// Frees memory by its first address, as a program does that has nothing but addresses; whether there was any.
+    pub fn free(&self, at: GpuAddr) -> bool {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = made.len();
+        made.retain(|one| one.start != at);
+        before != made.len()
+    }
+
+    /// Memory that was made here, by an address in it.
+    ///
+    /// # Errors
+    /// When it lies in no allocation.
+    pub fn at(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = made.iter().find_map(|one| Some((one, one.offset(at, bytes)?)));
+        let (one, offset) = found.ok_or_else(|| {
+            Error::Argument(format!("the emulated GPU has no {bytes} bytes at {at:?} in one allocation"))
+        })?;
+        Ok(one.region.slice(offset..offset + bytes)?)
+    }
+
+    fn name(&self, region: &Region) -> Result<(Ticket, Option<OwnedFd>)> {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = made.iter().find_map(|one| Some((one, one.offset(region.addr(), region.len())?)));
+        let (one, offset) = found.ok_or_else(|| Error::Argument("this memory was not made here".into()))?;
+        let file = one.file.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?;
+        let ticket = Ticket {
+            by_fd: true,
+            gpu: EMULATED,
+            allocation: one.region.len() as u64,
+            offset: offset as u64,
+            bytes: region.len() as u64,
+            buffer: one.number,
+            handle: [0; 64],
+        };
+        Ok((ticket, Some(file.into())))
+    }
+
+    fn is_current(&self, ticket: &Ticket, region: &Region) -> bool {
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.iter()
+            .any(|one| one.number == ticket.buffer && one.offset(region.addr(), region.len()).is_some())
+    }
+
+    /// Opens memory that another process made.
+    fn accept(&self, offer: &Offer) -> Result<Region> {
+        let foreign = |why: &str| Error::Gpu(onehop_gpu::Error::Foreign { why: why.into() });
+        let fd = offer.fd.as_ref().ok_or_else(|| foreign("its file descriptor is missing"))?;
+        let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+        if !seals.contains(SEALS) {
+            return Err(foreign("it can be cut short by whoever made it: it is no sealed memfd"));
+        }
+        let ticket = &offer.ticket;
+        let fits =
+            |n: u64| usize::try_from(n).map_err(|_| foreign("it is longer than this machine addresses"));
+        let (whole, offset, bytes) = (fits(ticket.allocation)?, fits(ticket.offset)?, fits(ticket.bytes)?);
+        let file = File::from(fd.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?);
+        if file.metadata().is_ok_and(|data| data.len() != ticket.allocation) {
+            return Err(foreign("it has another length than its name says"));
+        }
+        let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
+        Ok(region.slice(offset..offset + bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_goes_to_another_process_with_its_place() {
+        let (ours, theirs) = (Gpus::new(Mode::Emulated), Gpus::new(Mode::Off));
+        assert_eq!((ours.count(), theirs.count()), (1, 0));
+        assert!(ours.open(1).is_err() && ours.open(-1).is_err() && theirs.open(0).is_err());
+        let device = ours.open(0).unwrap();
+        let memory = Memory::create(&device, 10_000).unwrap();
+        assert_eq!(memory.region().len(), 10_000);
+        let Device::Emulated(gpu) = &*device else { panic!("not emulated") };
+        let part = gpu.at(memory.region().addr().plus(5000), 1000).unwrap();
+        let inner = Memory::of(&device, part).unwrap();
+        let (_, region) = theirs.accept(&inner.offer().unwrap()).unwrap();
+        region.write(1, b"there").unwrap();
+        let mut seen = [0; 5];
+        memory.region().read(5001, &mut seen).unwrap();
+        assert_eq!(&seen, b"there");
+        assert!(gpu.at(memory.region().addr().plus(5000), 10_000).is_err());
+    }
+
+    #[test]
+    fn freed_memory_is_not_taken_for_what_comes_after_it() {
+        let gpus = Gpus::new(Mode::Emulated);
+        let device = gpus.open(0).unwrap();
+        let Device::Emulated(gpu) = &*device else { panic!("not emulated") };
+        let region = gpu.alloc(4096).unwrap();
+        let at = region.addr();
+        let memory = Memory::of(&device, region).unwrap();
+        assert!(memory.is_current().unwrap());
+        assert!(gpu.free(at) && !gpu.free(at));
+        assert!(!memory.is_current().unwrap());
+        assert!(gpu.at(at, 1).is_err());
+    }
+
+    #[test]
+    fn offers_that_lie_are_refused() {
+        let gpus = Gpus::new(Mode::Emulated);
+        let memory = Memory::create(&gpus.open(0).unwrap(), 8192).unwrap();
+        let offer = |change: fn(&mut Offer)| {
+            let mut offer = memory.offer().unwrap();
+            change(&mut offer);
+            gpus.accept(&offer)
+        };
+        assert!(offer(|_| ()).is_ok());
+        assert!(offer(|o| o.fd = None).is_err());
+        assert!(offer(|o| o.ticket.allocation = 4096).is_err());
+        assert!(offer(|o| o.ticket.allocation = 1 << 60).is_err());
+        assert!(offer(|o| o.ticket.gpu[0] = 0).is_err());
+        // One that its maker could cut short.
+        let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        let mut other = memory.offer().unwrap();
+        other.fd = Some(unsealed);
+        assert!(gpus.accept(&other).is_err());
+    }
+}

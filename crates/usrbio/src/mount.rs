@@ -1,0 +1,207 @@
+//! A mount, as a program sees it: where it is, and the links in its `3fs-virt/iovs`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use onehop_os::{HostMem, Semaphore};
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::io::Errno;
+
+use crate::{Error, IOVS, Name, OURS, Priority, Result, SHM};
+
+/// The type of a mount's file system, as the kernel names it.
+pub const FS_TYPE: &str = "fuse.hf3fs";
+
+/// The mount point that a path lies under, of those that `mounts` (`/proc/self/mountinfo`) tells; with `any_type`, of any
+/// file system that has a folder `3fs-virt`.
+///
+/// # Errors
+/// When the path leads nowhere.
+pub fn find(path: &Path, mounts: &str, any_type: bool) -> Result<Option<PathBuf>> {
+    let path = path.canonicalize().map_err(|e| Error::file("realpath of", path, e))?;
+    let points = mounts.lines().filter_map(|line| point(line, any_type));
+    Ok(points.filter(|point| path.starts_with(point)).max_by_key(|point| point.components().count()))
+}
+
+/// The mount point in a line, where it is one of ours.
+fn point(line: &str, any_type: bool) -> Option<PathBuf> {
+    let (before, after) = line.split_once(" - ")?;
+    let place = unescape(before.split(' ').nth(4)?);
+    if !any_type && after.split(' ').next()? != FS_TYPE {
+        return None;
+    }
+    if place.file_name().is_some_and(|name| name == "3fs-virt") {
+        return place.parent().map(Path::to_owned);
+    }
+    place.join("3fs-virt").exists().then_some(place)
+}
+
+/// The kernel writes blanks and the like as a backslash and three octal digits.
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let (bytes, mut out, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.filter(|_| bytes[at] == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(out).into()
+}
+
+/// A mount that a program uses. As long as it lives the daemon sees that its program does: it holds the folder of links open.
+pub struct Mount {
+    path: PathBuf,
+    folder: Mutex<OwnedFd>,
+}
+
+impl Mount {
+    /// The one at a mount point.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), folder: Mutex::new(folder(path)?) })
+    }
+
+    /// Its mount point.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does something in the folder of links; once more in a new one where the daemon behind the old is gone.
+    fn within<R>(&self, f: impl Fn(&OwnedFd) -> rustix::io::Result<R>) -> Result<rustix::io::Result<R>> {
+        let mut open = self.folder.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = f(&open);
+        if !matches!(done, Err(Errno::NOTCONN | Errno::STALE | Errno::CONNABORTED | Errno::IO)) {
+            return Ok(done);
+        }
+        *open = folder(&self.path)?;
+        Ok(f(&open))
+    }
+
+    /// Tells the daemon of shared memory.
+    ///
+    /// # Errors
+    /// When the daemon refuses it.
+    pub fn publish(&self, name: &Name, target: &Path) -> Result<()> {
+        let link = name.to_string();
+        self.within(|folder| symlinkat(target, folder, &link))?
+            .map_err(|e| Error::file("symlink", self.path.join(IOVS).join(&link), e))
+    }
+
+    /// Has the daemon forget it.
+    ///
+    /// # Errors
+    /// When it knows none of that name.
+    pub fn withdraw(&self, name: &Name) -> Result<()> {
+        let link = name.to_string();
+        self.within(|folder| unlinkat(folder, &link, rustix::fs::AtFlags::empty()))?
+            .map_err(|e| Error::file("unlink", self.path.join(IOVS).join(&link), e))
+    }
+
+    /// What a link leads to.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn target(&self, name: &str) -> Result<PathBuf> {
+        self.within(|folder| readlinkat(folder, name, Vec::new()))?
+            .map(|target| path_of(target.into_bytes()))
+            .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
+    }
+
+    /// The semaphore by which submissions of a priority are told.
+    ///
+    /// # Errors
+    /// When the daemon has none, or leads elsewhere than to shared memory.
+    pub fn submissions(&self, priority: Priority) -> Result<Semaphore> {
+        let target = self.target(priority.link())?;
+        let mem = map(&target)?;
+        Ok(Semaphore::at(&mem, 0)?)
+    }
+
+    /// Where our daemon listens for GPU memory; none where the mount is another's.
+    #[must_use]
+    pub fn socket(&self) -> Option<PathBuf> {
+        let link = self.path.join(OURS).join("socket");
+        readlinkat(CWD, &link, Vec::new()).ok().map(|target| path_of(target.into_bytes()))
+    }
+}
+
+fn path_of(bytes: Vec<u8>) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+fn folder(path: &Path) -> Result<OwnedFd> {
+    let folder = path.join(IOVS);
+    openat(CWD, &folder, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())
+        .map_err(|e| Error::file("open", &folder, e))
+}
+
+/// Maps a file of shared memory that a link led to.
+pub(crate) fn map(path: &Path) -> Result<HostMem> {
+    if path.parent() != Some(Path::new(SHM)) {
+        return Err(Error::Argument(format!("{} is not in {SHM}", path.display())));
+    }
+    let file = open(path)?;
+    Ok(HostMem::of_shared(&file)?)
+}
+
+/// Opens a file of shared memory: never a link, nor anything that is no file.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = openat(CWD, path, flags, Mode::empty()).map_err(|e| Error::file("open", path, e))?;
+    let file = File::from(file);
+    if !file.metadata().is_ok_and(|data| data.is_file()) {
+        let odd = io::Error::from(io::ErrorKind::InvalidInput);
+        return Err(Error::file("open", path, odd));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_mount_of_the_type_is_found() {
+        let top = std::env::temp_dir().join(format!("onehop mount {}", std::process::id()));
+        let inner = top.join("inner");
+        std::fs::create_dir_all(inner.join("3fs-virt/iovs")).unwrap();
+        std::fs::create_dir_all(top.join("3fs-virt")).unwrap();
+        let escaped = |path: &Path| path.display().to_string().replace(' ', "\\040");
+        let line = |path: &Path, kind: &str| {
+            format!("36 35 98:0 / {} rw,noatime shared:1 - {kind} src rw\n", escaped(path))
+        };
+        let mounts = line(&top, FS_TYPE) + &line(&inner, "ext4") + "nonsense\n";
+        let file = inner.join("f");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(find(&file, &mounts, false).unwrap(), Some(top.clone()));
+        assert_eq!(find(&file, &mounts, true).unwrap(), Some(inner.clone()));
+        assert_eq!(find(Path::new("/dev/null"), &mounts, true).unwrap(), None);
+        assert!(find(&top.join("nowhere"), &mounts, true).is_err());
+        // The folder alone may be what is mounted.
+        let alone = line(&inner.join("3fs-virt"), FS_TYPE);
+        assert_eq!(find(&file, &alone, false).unwrap(), Some(inner));
+        std::fs::remove_dir_all(&top).unwrap();
+    }
+
+    #[test]
+    fn only_plain_files_of_shared_memory_are_mapped() {
+        for path in ["/etc/passwd", "/dev/null", "/dev/shm/../../etc/passwd", "/dev/shm/", "/dev/shm"] {
+            assert!(map(Path::new(path)).is_err(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The ring in which a program asks for reads or writes, and is told how they ended.
+//!
+//! ```text
+//! 0   i32 submitted   the program's: where the next submission goes
+//! 4   i32 taken       the daemon's: up to where it has taken them
+//! 8   i32 completed   the daemon's: where the next completion goes
+//! 12  i32 seen        the program's: up to where it has taken those
+//! 16  requests        56 bytes for each slot: what is to be done
+//!     completions     24 bytes for each slot
+//!     submissions     16 bytes for each slot: the number of a request
+//!     semaphore       32 bytes: counts up with completions
+//! ```
+//! A ring of so many entries has one slot more, as a full one could not be told from an empty one. [`Client`] is the program's
+//! side; [`Server`] is the daemon's, which believes nothing that is in there.
+
+mod client;
+mod server;
+
+pub use client::{Client, Completion};
+pub use server::{Done, Entry, Server, Taken};
+
+use std::sync::atomic::Ordering;
+
+use onehop_os::{HostMem, Semaphore};
+
+use crate::{Error, Id, Result};
+
+const MARKS: usize = 16;
+const REQUEST: usize = 56;
+const COMPLETION: usize = 24;
+const SUBMISSION: usize = 16;
+const SLOT: usize = REQUEST + COMPLETION + SUBMISSION;
+/// Behind everything; nobody uses it.
+const SPARE: usize = 4096;
+const FIXED: usize = MARKS + Semaphore::BYTES + SPARE;
+/// Most slots: what is beyond would not be counted by 32 bits in all places.
+const MOST: usize = 1 << 24;
+
+const SUBMITTED: usize = 0;
+const TAKEN: usize = 4;
+const COMPLETED: usize = 8;
+const SEEN: usize = 12;
+
+/// Bytes of a ring of so many entries; none for a number that no ring has.
+#[must_use]
+pub fn bytes(entries: i32) -> Option<usize> {
+    let slots = usize::try_from(entries).ok()?.checked_add(1)?;
+    (slots > 1 && slots <= MOST).then(|| FIXED + SLOT * slots)
+}
+
+/// Entries of a ring of so many bytes; 0 where there is no room for any.
+#[must_use]
+pub fn entries(bytes: usize) -> i32 {
+    let slots = bytes.saturating_sub(FIXED) / SLOT;
+    i32::try_from(slots.saturating_sub(1)).unwrap_or(i32::MAX)
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// The buffer.
+    pub buffer: Id,
+    /// Where in it.
+    pub offset: u64,
+    /// The file, by its inode number.
+    pub inode: u64,
+    /// Where in that.
+    pub at: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// The program's own.
+    pub userdata: u64,
+}
+
+impl Request {
+    fn to_bytes(self) -> [u8; REQUEST] {
+        let mut out = [0; REQUEST];
+        out[..16].copy_from_slice(&self.buffer.0);
+        let words = [self.offset, self.inode, self.at, self.len, self.userdata];
+        for (to, word) in out[16..].chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    fn from_bytes(bytes: &[u8; REQUEST]) -> Self {
+        let mut id = [0; 16];
+        id.copy_from_slice(&bytes[..16]);
+        let [offset, inode, at, len, userdata] = std::array::from_fn(|i| word(&bytes[16 + 8 * i..]));
+        Self { buffer: Id(id), offset, inode, at, len, userdata }
+    }
+}
+
+/// The eight bytes that a slice begins with.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(word)
+}
+
+/// The memory of a ring, and where everything lies in it.
+struct Memory {
+    mem: HostMem,
+    slots: u32,
+    done: Semaphore,
+}
+
+impl Memory {
+    fn new(mem: HostMem) -> Result<Self> {
+        let slots = (mem.len().saturating_sub(FIXED) / SLOT).min(MOST);
+        if slots < 2 {
+            return Err(Error::Argument(format!("{} bytes are no ring of one entry", mem.len())));
+        }
+        let done = Semaphore::at(&mem, MARKS + SLOT * slots)?;
+        Ok(Self { mem, slots: slots as u32, done })
+    }
+
+    fn request(&self, slot: u32) -> usize {
+        MARKS + REQUEST * slot as usize
+    }
+
+    fn completion(&self, slot: u32) -> usize {
+        MARKS + REQUEST * self.slots as usize + COMPLETION * slot as usize
+    }
+
+    fn submission(&self, slot: u32) -> usize {
+        MARKS + (REQUEST + COMPLETION) * self.slots as usize + SUBMISSION * slot as usize
+    }
+
+    /// A mark; an error if it is behind the last slot, as no honest one is.
+    fn mark(&self, which: usize) -> Result<u32> {
+        let mark = self.mem.word(which)?.load(Ordering::SeqCst);
+        if mark < self.slots {
+            return Ok(mark);
+        }
+        Err(Error::Broken(format!("a mark of a ring of {} slots says {mark}", self.slots)))
+    }
+
+    fn set_mark(&self, which: usize, slot: u32) -> Result<()> {
+        self.mem.word(which)?.store(slot, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// From one slot on to another.
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        (to + self.slots - from) % self.slots
+    }
+
+    fn after(&self, slot: u32, count: u32) -> u32 {
+        (slot + count) % self.slots
+    }
+}
+
+#[cfg(test)]
+mod tests;

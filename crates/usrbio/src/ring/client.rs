@@ -1,0 +1,102 @@
+//! The program's side of a ring.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use onehop_os::HostMem;
+
+use super::{COMPLETED, Memory, Request, SEEN, SUBMITTED, TAKEN, word};
+use crate::{Error, Result};
+
+/// How something ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The slot that [`Client::prepare`] gave.
+    pub index: i32,
+    /// Bytes, or an error number with a minus sign.
+    pub result: i64,
+    /// What the request had.
+    pub userdata: u64,
+}
+
+/// The program's side. Requests are put in by one thread at a time; others wait meanwhile.
+pub struct Client {
+    ring: Memory,
+    /// Slots of requests that nobody uses, and the next submission.
+    free: Mutex<Vec<u32>>,
+    seeing: Mutex<()>,
+}
+
+impl Client {
+    /// In memory that a daemon was told of.
+    ///
+    /// # Errors
+    /// When it is too small.
+    pub fn new(mem: HostMem) -> Result<Self> {
+        let ring = Memory::new(mem)?;
+        let free = (0..ring.slots - 1).rev().collect();
+        Ok(Self { ring, free: Mutex::new(free), seeing: Mutex::default() })
+    }
+
+    /// Puts a request in; gives its slot. The daemon does not look before its semaphore was posted.
+    ///
+    /// # Errors
+    /// When the ring is full.
+    pub fn prepare(&self, request: &Request) -> Result<i32> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = self.ring.mark(SUBMITTED)?;
+        let after = self.ring.after(next, 1);
+        if after == self.ring.mark(TAKEN)? {
+            return Err(Error::Full);
+        }
+        let slot = free.pop().ok_or(Error::Full)?;
+        self.ring.mem.write(self.ring.request(slot), &request.to_bytes())?;
+        let mut submission = [0; 16];
+        submission[..4].copy_from_slice(&slot.to_le_bytes());
+        submission[8..].copy_from_slice(&request.userdata.to_le_bytes());
+        self.ring.mem.write(self.ring.submission(next), &submission)?;
+        self.ring.set_mark(SUBMITTED, after)?;
+        Ok(slot as i32)
+    }
+
+    /// Takes completions, as many as there are and `out` has room for; gives how many.
+    ///
+    /// # Errors
+    /// When what is in the ring contradicts itself.
+    pub fn take(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize> {
+        let _one = self.seeing.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.ring.mark(SEEN)?;
+        let count = self.ring.distance(seen, self.ring.mark(COMPLETED)?).min(most.min(1 << 24) as u32);
+        if count == 0 {
+            return Ok(0);
+        }
+        for place in 0..count {
+            let mut bytes = [0; 24];
+            self.ring.mem.read(self.ring.completion(self.ring.after(seen, place)), &mut bytes)?;
+            let first = word(&bytes) as u32;
+            let (result, userdata) = (word(&bytes[8..]) as i64, word(&bytes[16..]));
+            out.push(Completion { index: first as i32, result, userdata });
+        }
+        self.ring.set_mark(SEEN, self.ring.after(seen, count))?;
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        for done in &out[out.len() - count as usize..] {
+            // A daemon that makes numbers up gives nobody a slot twice.
+            let known = u32::try_from(done.index).ok().filter(|slot| *slot < self.ring.slots - 1);
+            if free.len() < self.ring.slots as usize - 1 {
+                free.extend(known);
+            }
+        }
+        Ok(count as usize)
+    }
+
+    /// Waits until the daemon says that something has ended, for so long at most.
+    pub fn wait(&self, limit: Duration) {
+        let _ = self.ring.done.wait(limit);
+    }
+
+    /// Entries of it.
+    #[must_use]
+    pub fn entries(&self) -> i32 {
+        self.ring.slots as i32 - 1
+    }
+}

@@ -1,0 +1,180 @@
+//! The daemon's side of a ring. The memory is its program's, which may write anything at any time: what is taken is copied
+//! once and the copy is looked at, the daemon's own marks are kept outside, and a mark that cannot be is the ring's end.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use onehop_os::{Guard, HostMem};
+
+use super::{COMPLETED, COMPLETION, Memory, REQUEST, Request, SEEN, SUBMISSION, SUBMITTED, TAKEN, word};
+use crate::{Result, RingName};
+
+/// Something that was submitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The number that the program gave, to be given back.
+    pub index: i32,
+    /// The same.
+    pub userdata: u64,
+    /// What is to be done; none where the number is that of no request.
+    pub request: Option<Request>,
+}
+
+/// How an entry ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// The entry's.
+    pub index: i32,
+    /// The entry's.
+    pub userdata: u64,
+    /// Bytes, or an error number with a minus sign.
+    pub result: i64,
+}
+
+/// What [`Server::take`] found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Taken {
+    /// How many entries it gave.
+    pub count: usize,
+    /// Whether there is more to be taken at once.
+    pub more: bool,
+    /// When to look again though nobody says so: entries wait for others to come.
+    pub due: Option<Instant>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The next submission that has not been taken.
+    taken: u32,
+    /// Where the next completion goes.
+    completed: u32,
+    /// Entries that were taken and have not ended.
+    under_way: u32,
+    /// Since when fewer than a batch have been waiting.
+    waiting: Option<Instant>,
+}
+
+/// The daemon's side.
+pub struct Server {
+    ring: Memory,
+    guard: Guard,
+    name: RingName,
+    state: Mutex<State>,
+    broken: AtomicBool,
+}
+
+impl Server {
+    /// In memory that a program told of: makes its semaphore ready.
+    ///
+    /// # Errors
+    /// When it is too small, or cannot be watched.
+    pub fn new(mem: HostMem, name: RingName) -> Result<Self> {
+        let guard = Guard::new(&mem)?;
+        let ring = Memory::new(mem)?;
+        ring.done.initialise()?;
+        Ok(Self { ring, guard, name, state: Mutex::default(), broken: AtomicBool::new(false) })
+    }
+
+    /// What its name says.
+    #[must_use]
+    pub fn name(&self) -> &RingName {
+        &self.name
+    }
+
+    /// Whether nothing more is taken from it: its marks were impossible, or its memory is gone.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire) || self.guard.is_lost()
+    }
+
+    /// Takes what its depth allows, `most` entries at most.
+    pub fn take(&self, now: Instant, most: usize, out: &mut Vec<Entry>) -> Taken {
+        if self.is_broken() {
+            return Taken::default();
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.take_some(&mut state, now, most, out).unwrap_or_else(|_| {
+            self.broken.store(true, Ordering::Release);
+            Taken::default()
+        })
+    }
+
+    fn take_some(&self, state: &mut State, now: Instant, most: usize, out: &mut Vec<Entry>) -> Result<Taken> {
+        let ring = &self.ring;
+        let there = ring.distance(state.taken, ring.mark(SUBMITTED)?);
+        if there == 0 {
+            state.waiting = None;
+            return Ok(Taken::default());
+        }
+        let unseen = ring.distance(ring.mark(SEEN)?, state.completed);
+        // As many as there is room for their ends.
+        let room = (ring.slots - 1).saturating_sub(state.under_way).saturating_sub(unseen);
+        let batch = self.name.depth.unsigned_abs();
+        let count = match self.name.depth {
+            0 => there.min(room),
+            1.. if batch > there.min(room) => return Ok(Taken::default()),
+            1.. => there.min(room) / batch * batch,
+            ..0 if there < batch && !self.name.timeout.is_zero() => {
+                let since = *state.waiting.get_or_insert(now);
+                let due = since.checked_add(self.name.timeout);
+                if due.is_some_and(|due| now < due) {
+                    return Ok(Taken { due, ..Taken::default() });
+                }
+                there.min(room)
+            }
+            ..0 => there.min(room),
+        };
+        state.waiting = None;
+        // A batch is not cut by `most`, so that one larger than that is taken all the same.
+        let most = u32::try_from(most).unwrap_or(u32::MAX).max(batch).max(1);
+        let taken = if self.name.depth > 0 { count.min(most / batch * batch) } else { count.min(most) };
+        for place in 0..taken {
+            out.push(self.entry(ring.after(state.taken, place))?);
+        }
+        state.taken = ring.after(state.taken, taken);
+        state.under_way += taken;
+        ring.set_mark(TAKEN, state.taken)?;
+        Ok(Taken { count: taken as usize, more: taken > 0 && taken < there, due: None })
+    }
+
+    fn entry(&self, place: u32) -> Result<Entry> {
+        let mut submission = [0; SUBMISSION];
+        self.ring.mem.read(self.ring.submission(place), &mut submission)?;
+        let (index, userdata) = (word(&submission) as i32, word(&submission[8..]));
+        let slot = u32::try_from(index).ok().filter(|slot| *slot < self.ring.slots);
+        let request = slot.map(|slot| {
+            let mut bytes = [0; REQUEST];
+            self.ring.mem.read(self.ring.request(slot), &mut bytes)?;
+            Ok::<_, crate::Error>(Request::from_bytes(&bytes))
+        });
+        Ok(Entry { index, userdata, request: request.transpose()? })
+    }
+
+    /// Tells the program that entries have ended: each once, of those that [`Self::take`] gave.
+    pub fn complete(&self, done: &[Done]) {
+        if done.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.tell(&mut state, done).is_err() {
+            self.broken.store(true, Ordering::Release);
+        }
+        drop(state);
+        self.ring.done.post();
+    }
+
+    fn tell(&self, state: &mut State, done: &[Done]) -> Result<()> {
+        state.under_way = state.under_way.saturating_sub(done.len() as u32);
+        for done in done {
+            let mut bytes = [0; COMPLETION];
+            bytes[..4].copy_from_slice(&done.index.to_le_bytes());
+            bytes[8..16].copy_from_slice(&done.result.to_le_bytes());
+            bytes[16..].copy_from_slice(&done.userdata.to_le_bytes());
+            // There was room when it was taken; a program that says otherwise by now overwrites what it has not seen.
+            self.ring.mem.write(self.ring.completion(state.completed), &bytes)?;
+            state.completed = self.ring.after(state.completed, 1);
+        }
+        self.ring.set_mark(COMPLETED, state.completed)
+    }
+}
