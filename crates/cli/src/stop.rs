@@ -10,15 +10,19 @@ const STOPPED: i32 = 130;
 
 /// Whether somebody asked for an end. Clones are the same flag.
 #[derive(Clone, Default)]
-pub(crate) struct StopFlag(Arc<AtomicBool>);
+pub(crate) struct StopFlag {
+    asked: Arc<AtomicBool>,
+    /// Whether a second request is none: the end is on its way, and must not be cut off.
+    orderly: Arc<AtomicBool>,
+}
 
 impl StopFlag {
     /// One that SIGINT, SIGTERM and SIGHUP set.
     pub(crate) fn install() -> Result<Self> {
         let flag = Self::default();
-        let seen = flag.0.clone();
+        let seen = flag.clone();
         ctrlc::set_handler(move || {
-            if seen.swap(true, Ordering::SeqCst) {
+            if seen.asked.swap(true, Ordering::SeqCst) && !seen.orderly.load(Ordering::SeqCst) {
                 std::process::exit(STOPPED);
             }
         })
@@ -28,7 +32,13 @@ impl StopFlag {
 
     /// Whether somebody asked for an end.
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// From now on only an orderly end: for what would stay behind otherwise, and takes no time to end. `timeout` and shells
+    /// signal a process and its group, which is twice.
+    pub(crate) fn end_in_order(&self) {
+        self.orderly.store(true, Ordering::SeqCst);
     }
 
     /// An error once somebody asked for an end.

@@ -11,6 +11,7 @@ pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod load;
 pub(crate) mod map;
+pub(crate) mod mount;
 pub(crate) mod read;
 pub(crate) mod recover;
 pub(crate) mod reset;

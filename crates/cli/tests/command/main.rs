@@ -6,6 +6,7 @@ mod demo;
 mod drive;
 mod load;
 mod maps;
+mod mount;
 mod owned;
 mod refusals;
 mod run;

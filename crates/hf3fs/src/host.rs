@@ -1,0 +1,273 @@
+//! Buffers in host memory, files, and where a mount is.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+
+use onehop_os::hf3fs::{MOST_HOLES, hardlink, punch_holes};
+use onehop_usrbio::buffer::Buffer;
+use onehop_usrbio::files::is_3fs;
+use onehop_usrbio::{Error, Id, Result, mount};
+use rustix::fs::{CWD, Mode, OFlags, fcntl_getfl, openat};
+use rustix::io::Errno;
+
+use crate::arguments::{id, mount_point, path, place, wrong};
+use crate::handle::{self, Described, Handle};
+use crate::state::{self, FILES, Level, guard, tell, variable};
+use crate::types::Iov;
+
+/// A descriptor of the caller's, if it is one that is open.
+fn borrow<'a>(fd: c_int) -> std::result::Result<BorrowedFd<'a>, Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: it is used within the call; whether it is open is asked first.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    fcntl_getfl(borrowed)?;
+    Ok(borrowed)
+}
+
+/// Whether a file is one of 3FS.
+// SAFETY: the name is 3FS's, and this library stands in for its; as all below.
+#[unsafe(no_mangle)]
+pub extern "C" fn hf3fs_is_hf3fs(fd: c_int) -> bool {
+    borrow(fd).is_ok_and(is_3fs)
+}
+
+/// Finds the mount point above a path.
+///
+/// # Safety
+/// `path` is a string, and `out` has room for `size` bytes.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_extract_mount_point(
+    out: *mut c_char,
+    size: c_int,
+    from: *const c_char,
+) -> c_int {
+    let found = guard("hf3fs_extract_mount_point", || {
+        // SAFETY: the caller's promise.
+        let path = unsafe { path(from) }?;
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")
+            .map_err(|e| Error::file("read", "/proc/self/mountinfo", e))?;
+        let any_type = variable("HF3FS_USRBIO_DONT_CHECKFS_FOR_MP").as_deref() == Some("yes");
+        let Some(point) = mount::find(path, &mounts, any_type)? else { return Ok(-1) };
+        let bytes = point.as_os_str().as_bytes();
+        let with_zero = bytes.len() + 1;
+        if !out.is_null() && usize::try_from(size).is_ok_and(|size| with_zero <= size) {
+            // SAFETY: the caller's promise; the name and the zero fit.
+            unsafe {
+                out.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                out.add(bytes.len()).write(0);
+            }
+        }
+        c_int::try_from(with_zero).map_err(|_| wrong("the mount point is too long"))
+    });
+    found.max(-1)
+}
+
+/// Makes a buffer.
+///
+/// # Safety
+/// `iov` is null or a place for a buffer, the mount point a string.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iovcreate(
+    iov: *mut Iov,
+    mount_at: *const c_char,
+    size: usize,
+    block_size: usize,
+    numa: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    guard("hf3fs_iovcreate", || unsafe { create(iov, mount_at, size, block_size, numa) })
+}
+
+/// See [`hf3fs_iovcreate`].
+///
+/// # Errors
+/// When there is no memory, or the daemon refuses it.
+///
+/// # Safety
+/// The same.
+pub unsafe fn create(
+    iov: *mut Iov,
+    mount_at: *const c_char,
+    size: usize,
+    block_size: usize,
+    numa: c_int,
+) -> Result<c_int> {
+    let iov = place(iov)?;
+    // SAFETY: the caller's promise.
+    let (point, copy) = unsafe { mount_point(mount_at) }?;
+    let mount = state::mount(point)?;
+    let buffer = Buffer::create(&mount, size, block_size as u64, u32::try_from(numa).ok())?;
+    let described = Described { base: buffer.memory().host_ptr(), id: buffer.id(), size, block_size, numa };
+    // SAFETY: as above.
+    unsafe { handle::fill(iov, Some(Handle::Host(buffer)), &copy, &described) };
+    Ok(0)
+}
+
+/// Opens a buffer that another program made.
+///
+/// # Safety
+/// As for [`hf3fs_iovcreate`]; the id has sixteen bytes.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iovopen(
+    iov: *mut Iov,
+    id_bytes: *const u8,
+    mount_at: *const c_char,
+    size: usize,
+    block_size: usize,
+    numa: c_int,
+) -> c_int {
+    guard("hf3fs_iovopen", || {
+        let iov = place(iov)?;
+        // SAFETY: the caller's promise.
+        let ((point, copy), id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
+        let mount = state::mount(point)?;
+        let buffer = Buffer::open(&mount, id, size, block_size as u64)?;
+        let described = Described { base: buffer.memory().host_ptr(), id, size, block_size, numa };
+        // SAFETY: as above.
+        unsafe { handle::fill(iov, Some(Handle::Host(buffer)), &copy, &described) };
+        Ok(0)
+    })
+}
+
+/// Takes a buffer's name away.
+///
+/// # Safety
+/// `iov` is null, or was filled in by these functions and not destroyed; as for all that follow.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iovunlink(iov: *mut Iov) {
+    guard("hf3fs_iovunlink", || {
+        // SAFETY: the caller's promise.
+        match unsafe { handle::of(iov) } {
+            Some(Handle::Host(buffer)) => buffer.unlink(),
+            Some(Handle::Gpu(gpu)) => gpu.mount.withdraw(&gpu.name)?,
+            None => {}
+        }
+        Ok(0)
+    });
+}
+
+/// Gives a buffer back.
+///
+/// # Safety
+/// As for [`hf3fs_iovunlink`]; nobody uses it any more.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iovdestroy(iov: *mut Iov) {
+    guard("hf3fs_iovdestroy", || {
+        // SAFETY: the caller's promise.
+        match unsafe { handle::take(iov) } {
+            Some(handle) => drop(handle),
+            None => {
+                tell(Level::Error, "hf3fs_iovdestroy: a buffer that was wrapped is its maker's to destroy")
+            }
+        }
+        Ok(0)
+    });
+}
+
+/// Fills in the structure for memory that the daemon was told of otherwise.
+///
+/// # Safety
+/// As for [`hf3fs_iovopen`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iovwrap(
+    iov: *mut Iov,
+    base: *mut c_void,
+    id_bytes: *const u8,
+    mount_at: *const c_char,
+    size: usize,
+    block_size: usize,
+    numa: c_int,
+) -> c_int {
+    guard("hf3fs_iovwrap", || {
+        let iov = place(iov)?;
+        // SAFETY: the caller's promise.
+        let ((_, copy), id): (_, Id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
+        let described = Described { base: base.cast(), id, size, block_size, numa };
+        // SAFETY: as above.
+        unsafe { handle::fill(iov, None, &copy, &described) };
+        Ok(0)
+    })
+}
+
+/// Registers an open file. Here an error is above zero.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub extern "C" fn hf3fs_reg_fd(fd: c_int, flags: u64) -> c_int {
+    let _ = flags;
+    match borrow(fd).and_then(|file| FILES.register(fd, file)) {
+        Ok(copy) => -copy,
+        Err(errno) => errno.raw_os_error(),
+    }
+}
+
+/// Gives a registered file up.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub extern "C" fn hf3fs_dereg_fd(fd: c_int) {
+    // Either number does; the copy's is the one with a minus sign.
+    FILES.give_up(fd.checked_abs().unwrap_or(0));
+}
+
+/// Links a file once more. Here an error is above zero.
+///
+/// # Safety
+/// Both are strings.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_hardlink(target: *const c_char, link_name: *const c_char) -> c_int {
+    -guard("hf3fs_hardlink", || {
+        // SAFETY: the caller's promise.
+        let (target, link) = unsafe { (path(target)?, path(link_name)?) };
+        let file = openat(CWD, target, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|e| Error::file("open", target, e))?;
+        let name = link.file_name().ok_or_else(|| wrong("the link has no name"))?;
+        let parent = link.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(std::path::Path::new("."));
+        let folder = rustix::fs::stat(parent).map_err(|e| Error::file("stat", parent, e))?;
+        hardlink(&file, folder.st_ino, name.as_bytes()).map_err(|e| by_errno("link", link, &e))?;
+        Ok(0)
+    })
+}
+
+/// Takes ranges out of a file. Here an error is above zero.
+///
+/// # Safety
+/// Both arrays have `count` numbers.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_punchhole(
+    fd: c_int,
+    count: c_int,
+    starts: *const usize,
+    ends: *const usize,
+    flags: usize,
+) -> c_int {
+    -guard("hf3fs_punchhole", || {
+        let name = std::path::Path::new("a file");
+        let file = borrow(fd).map_err(|e| Error::file("punch holes in", name, e))?;
+        let count = usize::try_from(count).ok().filter(|count| *count <= MOST_HOLES);
+        let count = count.ok_or_else(|| wrong(format!("there can be {MOST_HOLES} holes at once")))?;
+        if count > 0 && (starts.is_null() || ends.is_null()) {
+            return Err(wrong("an array is a null pointer"));
+        }
+        // SAFETY: the caller's promise.
+        let ranges: Vec<_> = (0..count).map(|i| unsafe { (*starts.add(i), *ends.add(i)) }).collect();
+        punch_holes(file, &ranges, flags).map_err(|e| by_errno("punch holes in", name, &e))?;
+        Ok(0)
+    })
+}
+
+/// An error of a file system by its number.
+fn by_errno(call: &'static str, path: &std::path::Path, error: &onehop_os::Error) -> Error {
+    let number = error.errno().unwrap_or(libc::EIO);
+    Error::file(call, path, std::io::Error::from_raw_os_error(number))
+}

@@ -1,0 +1,319 @@
+//! Rings.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use onehop_usrbio::buffer::Ring;
+use onehop_usrbio::ring::{Request, entries};
+use onehop_usrbio::{Error, Id, Priority, Result, RingName};
+
+use crate::arguments::{mount_point, place, wrong};
+use crate::handle::{Described, fill, gpu_of};
+use crate::state::{self, FILES, guard, variable};
+use crate::types::{Cqe, Ior, Iov};
+
+/// Bytes of a ring, whatever the number of entries.
+// SAFETY: the name is 3FS's, and this library stands in for its; as all below.
+#[unsafe(no_mangle)]
+pub extern "C" fn hf3fs_ior_size(count: c_int) -> usize {
+    usize::try_from(4144 + 96 * (i64::from(count) + 1)).unwrap_or(0)
+}
+
+/// What the four calls differ in.
+struct Wish {
+    entries: c_int,
+    read: bool,
+    depth: c_int,
+    priority: c_int,
+    timeout: c_int,
+    numa: c_int,
+    flags: u64,
+}
+
+/// # Safety
+/// `ior` is null or a place for a ring, the mount point a string.
+unsafe fn create(ior: *mut Ior, mount_at: *const c_char, wish: &Wish) -> c_int {
+    guard("hf3fs_iorcreate", || {
+        let ior = place(ior)?;
+        // SAFETY: the caller's promise.
+        let (point, copy) = unsafe { mount_point(mount_at) }?;
+        let timeout = u64::try_from(wish.timeout).map_err(|_| wrong("a time below zero"))?;
+        if wish.depth == c_int::MIN {
+            return Err(wrong("no ring is so deep"));
+        }
+        let name = RingName {
+            read: wish.read,
+            depth: wish.depth,
+            priority: Priority::from_number(wish.priority),
+            timeout: Duration::from_millis(timeout),
+            flags: wish.flags,
+        };
+        let mount = state::mount(point)?;
+        let ring = Ring::create(&mount, wish.entries, name, u32::try_from(wish.numa).ok())?;
+        let described = Described {
+            base: ring.memory().host_ptr(),
+            id: ring.id(),
+            size: ring.memory().len(),
+            block_size: 0,
+            numa: wish.numa,
+        };
+        // SAFETY: as above; each field is written, and none is read before.
+        unsafe {
+            fill(&raw mut (*ior).iov, None, &copy, &described);
+            (&raw mut (*ior).handle).write(Box::into_raw(Box::new(ring)).cast());
+            (&raw mut (*ior).mount_point).write(copy);
+            (&raw mut (*ior).for_read).write(wish.read);
+            (&raw mut (*ior).io_depth).write(wish.depth);
+            (&raw mut (*ior).priority).write(wish.priority);
+            (&raw mut (*ior).timeout).write(wish.timeout);
+            (&raw mut (*ior).flags).write(wish.flags);
+        }
+        Ok(0)
+    })
+}
+
+/// Makes a ring.
+///
+/// # Safety
+/// `ior` is null or a place for a ring, the mount point a string; as for the three that follow.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iorcreate(
+    ior: *mut Ior,
+    mount_at: *const c_char,
+    entries: c_int,
+    read: bool,
+    depth: c_int,
+    numa: c_int,
+) -> c_int {
+    let wish = Wish { entries, read, depth, priority: 0, timeout: 0, numa, flags: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { create(ior, mount_at, &wish) }
+}
+
+/// With a priority.
+///
+/// # Safety
+/// As for [`hf3fs_iorcreate`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iorcreate2(
+    ior: *mut Ior,
+    mount_at: *const c_char,
+    entries: c_int,
+    read: bool,
+    depth: c_int,
+    priority: c_int,
+    numa: c_int,
+) -> c_int {
+    let wish = Wish { entries, read, depth, priority, timeout: 0, numa, flags: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { create(ior, mount_at, &wish) }
+}
+
+/// With a time too.
+///
+/// # Safety
+/// As for [`hf3fs_iorcreate`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iorcreate3(
+    ior: *mut Ior,
+    mount_at: *const c_char,
+    entries: c_int,
+    read: bool,
+    depth: c_int,
+    priority: c_int,
+    timeout: c_int,
+    numa: c_int,
+) -> c_int {
+    let wish = Wish { entries, read, depth, priority, timeout, numa, flags: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { create(ior, mount_at, &wish) }
+}
+
+/// With a time and flags, and no priority.
+///
+/// # Safety
+/// As for [`hf3fs_iorcreate`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iorcreate4(
+    ior: *mut Ior,
+    mount_at: *const c_char,
+    entries: c_int,
+    read: bool,
+    depth: c_int,
+    timeout: c_int,
+    numa: c_int,
+    flags: u64,
+) -> c_int {
+    let wish = Wish { entries, read, depth, priority: 0, timeout, numa, flags };
+    // SAFETY: the caller's promise.
+    unsafe { create(ior, mount_at, &wish) }
+}
+
+/// What is behind a ring.
+///
+/// # Safety
+/// Null, or filled in by these functions and not destroyed.
+unsafe fn ring_of<'a>(ior: *const Ior) -> Result<(&'a Ior, &'a Ring)> {
+    // SAFETY: the caller's promise.
+    let ior = unsafe { ior.as_ref() }.ok_or_else(|| wrong("a ring is a null pointer"))?;
+    // SAFETY: handles are made by `create` alone.
+    let ring = unsafe { ior.handle.cast::<Ring>().as_ref() };
+    Ok((ior, ring.ok_or_else(|| wrong("a ring was destroyed, or never made"))?))
+}
+
+/// Gives a ring back.
+///
+/// # Safety
+/// `ior` is null, or was filled in by these functions and not destroyed; nobody uses it any more.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_iordestroy(ior: *mut Ior) {
+    guard("hf3fs_iordestroy", || {
+        // SAFETY: the caller's promise.
+        let Some(ior) = (unsafe { ior.as_mut() }) else { return Ok(0) };
+        let handle = std::mem::replace(&mut ior.handle, std::ptr::null_mut()).cast::<Ring>();
+        if !handle.is_null() {
+            // SAFETY: handles are made by `create` alone, and this one was taken out just now.
+            drop(unsafe { Box::from_raw(handle) });
+        }
+        Ok(0)
+    });
+}
+
+/// Entries of a ring.
+///
+/// # Safety
+/// `ior` is null, or was filled in by these functions.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_io_entries(ior: *const Ior) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { ior.as_ref() }.map_or(-libc::EINVAL, |ior| entries(ior.iov.size))
+}
+
+/// Puts a request into a ring.
+///
+/// # Safety
+/// Ring and buffer are null, or were filled in by these functions and not destroyed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_prep_io(
+    ior: *const Ior,
+    iov: *const Iov,
+    read: bool,
+    at: *mut c_void,
+    fd: c_int,
+    offset: usize,
+    len: u64,
+    userdata: *const c_void,
+) -> c_int {
+    guard("hf3fs_prep_io", || {
+        // SAFETY: the caller's promise.
+        let ((ior, ring), iov_ref) = unsafe { (ring_of(ior)?, iov.as_ref()) };
+        let buffer = iov_ref.ok_or_else(|| wrong("a buffer is a null pointer"))?;
+        if read != ior.for_read {
+            return Err(wrong("a ring reads or writes, and this is the other"));
+        }
+        let request = Request {
+            buffer: Id(buffer.id),
+            offset: place_in(buffer, at, len)?,
+            inode: file_of(fd, read)?,
+            at: offset as u64,
+            len,
+            userdata: userdata as u64,
+        };
+        // SAFETY: as above.
+        if let Some(gpu) = unsafe { gpu_of(iov) }.filter(|gpu| gpu.wrapped)
+            && !gpu.memory.is_current()?
+        {
+            return Err(Error::Stale);
+        }
+        ring.prepare(&request)
+    })
+}
+
+/// Where in a buffer a pointer points, with so many bytes behind it.
+fn place_in(buffer: &Iov, at: *const c_void, len: u64) -> Result<u64> {
+    if buffer.base.is_null() || at.is_null() || len == 0 {
+        return Err(wrong("there is nothing to be transferred, or nowhere"));
+    }
+    let offset = (at as u64).checked_sub(buffer.base as u64);
+    let fits = |offset: &u64| *offset <= buffer.size as u64 && len <= buffer.size as u64 - offset;
+    offset.filter(fits).ok_or_else(|| wrong(format!("{len} bytes at {at:p} do not lie within the buffer")))
+}
+
+/// The inode number of a registered file that may be read, or written.
+fn file_of(fd: c_int, read: bool) -> Result<u64> {
+    let number = fd.checked_abs().ok_or_else(|| wrong("that is no descriptor"))?;
+    let refused = |errno| Error::file("use", format!("file descriptor {fd}"), errno);
+    let file = FILES.get(number).ok_or_else(|| refused(rustix::io::Errno::BADF))?;
+    if !file.allows(read) {
+        return Err(refused(rustix::io::Errno::ACCESS));
+    }
+    Ok(file.inode())
+}
+
+/// Tells the daemon that there are requests.
+///
+/// # Safety
+/// `ior` is null, or was filled in by these functions and not destroyed.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_submit_ios(ior: *const Ior) -> c_int {
+    guard("hf3fs_submit_ios", || {
+        // SAFETY: the caller's promise.
+        unsafe { ring_of(ior) }?.1.submit();
+        Ok(0)
+    })
+}
+
+/// Waits for completions.
+///
+/// # Safety
+/// `ior` as for [`hf3fs_submit_ios`]; `cqes` has room for `most`; the time is null or one.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hf3fs_wait_for_ios(
+    ior: *const Ior,
+    cqes: *mut Cqe,
+    most: c_int,
+    least: c_int,
+    until: *const libc::timespec,
+) -> c_int {
+    guard("hf3fs_wait_for_ios", || {
+        // SAFETY: the caller's promise.
+        let ((_, ring), until) = unsafe { (ring_of(ior)?, until.as_ref()) };
+        let cqes = place(cqes)?;
+        let most = usize::try_from(most).ok().filter(|most| *most > 0);
+        let most = most.ok_or_else(|| wrong("there is no room for a completion"))?;
+        let least = usize::try_from(least).unwrap_or(0);
+        let mut out = Vec::with_capacity(most.min(ring.entries() as usize));
+        ring.wait(&mut out, (least, most), until.map(moment), nap())?;
+        for (place, done) in out.iter().enumerate() {
+            // SAFETY: as above; there are `most` completions at most. What is reserved is left as it was.
+            unsafe {
+                let cqe = cqes.add(place);
+                (&raw mut (*cqe).index).write(done.index);
+                (&raw mut (*cqe).result).write(done.result);
+                (&raw mut (*cqe).userdata).write(done.userdata as *const c_void);
+            }
+        }
+        Ok(out.len() as c_int)
+    })
+}
+
+fn moment(time: &libc::timespec) -> SystemTime {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999);
+    UNIX_EPOCH.checked_add(Duration::new(seconds, nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+/// How long a program sleeps before it looks again though nobody woke it.
+fn nap() -> Duration {
+    let given = variable("HF3FS_USRBIO_WAIT_JITTER_MS").and_then(|text| text.trim().parse::<u64>().ok());
+    Duration::from_millis(given.filter(|millis| *millis > 0).unwrap_or(1))
+}

@@ -1,0 +1,162 @@
+//! A mount in a folder of its own, and programs in C and Python that use it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_serve::{Daemon, Options};
+use serde_json::Value;
+
+/// How long a program may take: these machines have much else to do.
+pub const LONG: Duration = Duration::from_secs(120);
+
+/// A mount. It goes with the value.
+pub struct Bed {
+    pub dir: PathBuf,
+    pub daemon: Option<Daemon>,
+}
+
+pub fn skipped(why: &str) {
+    // Not eprintln: a test that passes would not show it.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
+impl Bed {
+    /// A folder with a file, and nothing mounted.
+    pub fn folder() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("onehop-3fs-{}-{number}", std::process::id()));
+        for name in ["root/folder", "mnt"] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        let bytes: Vec<u8> = (0..6_000_011_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
+        std::fs::write(dir.join("root/file.bin"), bytes).unwrap();
+        Self { dir: dir.canonicalize().unwrap(), daemon: None }
+    }
+
+    /// A mount; none, and a line that says so, where there can be none.
+    pub fn start() -> Option<Self> {
+        let mut this = Self::folder();
+        if std::fs::metadata("/dev/fuse").is_err() {
+            skipped("there is no /dev/fuse");
+            return None;
+        }
+        match Daemon::start(Options::new(&this.mount(), &this.dir.join("root"))) {
+            Ok(daemon) => this.daemon = Some(daemon),
+            Err(error @ onehop_serve::Error::Mount { .. }) => {
+                skipped(&error.to_string());
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        Some(this)
+    }
+
+    pub fn mount(&self) -> PathBuf {
+        self.dir.join("mnt")
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.mount().join("file.bin")
+    }
+
+    pub fn report(&self) -> Value {
+        serde_json::from_str(&self.daemon.as_ref().unwrap().report()).unwrap()
+    }
+
+    /// Waits until the daemon's report says this; fails when it does not in time.
+    pub fn until(&self, what: &str, said: impl Fn(&Value) -> bool) {
+        let start = Instant::now();
+        while !said(&self.report()) {
+            assert!(start.elapsed() < LONG, "{what}: {:#}", self.report());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            daemon.end().unwrap();
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Where the library of this build lies: beside the tests.
+pub fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    assert!(
+        tests.join("libhf3fs_api_shared.so").is_file(),
+        "no libhf3fs_api_shared.so in {}",
+        tests.display()
+    );
+    tests
+}
+
+pub fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Compiles a program; none, and a line that says so, where there is no compiler.
+pub fn compile(source: &str) -> Option<PathBuf> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if Command::new("cc").arg("--version").output().is_err() {
+        skipped("cc is not installed");
+        return None;
+    }
+    let (library, source) = (library(), top().join(source));
+    let stem = source.file_stem().unwrap().to_string_lossy().into_owned();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let program = library.join(format!("3fs-{stem}-{}-{number}", std::process::id()));
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(top().join("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .arg("-L")
+        .arg(&library)
+        .args(["-lhf3fs_api_shared", "-ldl"])
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+/// A command with an emulated GPU.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("HF3FS_GDR_ENABLED", "emulated")
+        .env("HF3FS_LIB_DIR", library())
+        .env_remove("HF3FS_GDR_FALLBACK");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a program; it has to end in time, and well.
+pub fn run(mut command: Command) -> String {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let output = wait(child);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// Waits for a program, and kills one that takes too long.
+pub fn wait(mut child: Child) -> Output {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > LONG {
+            child.kill().unwrap();
+            panic!("a program did not end: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait_with_output().unwrap()
+}

@@ -1,0 +1,190 @@
+//! A program that does what no honest one does, beside one that is honest: the daemon lives, and the other's data is right.
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use onehop_usrbio::buffer::{Buffer, Ring};
+use onehop_usrbio::mount::Mount;
+use onehop_usrbio::ring::Request;
+use onehop_usrbio::{Id, Priority, RingName};
+
+use crate::bed::{Bed, command, compile, wait};
+
+/// Numbers that look random, the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 16
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.roll() as usize % from.len()]
+    }
+}
+
+fn name(dice: &mut Dice) -> RingName {
+    RingName {
+        read: dice.pick(&[true, false]),
+        depth: dice.pick(&[0, 1, 3, -3]),
+        priority: dice.pick(&Priority::ALL),
+        timeout: Duration::from_millis(dice.pick(&[0, 1, 50])),
+        flags: dice.pick(&[0, 2, u64::MAX]),
+    }
+}
+
+/// Requests whose every field is at an edge.
+fn request(dice: &mut Dice, buffer: Id, inode: u64) -> Request {
+    let edges = [0, 1, 4095, 4096, 65_535, 65_536, u64::MAX, u64::MAX / 2, i64::MAX as u64, 1 << 40];
+    Request {
+        buffer: if dice.roll().is_multiple_of(4) { Id([dice.roll() as u8; 16]) } else { buffer },
+        inode: if dice.roll().is_multiple_of(4) { dice.pick(&edges) } else { inode },
+        offset: dice.pick(&edges),
+        at: dice.pick(&edges),
+        len: dice.pick(&edges),
+        userdata: dice.roll(),
+    }
+}
+
+fn scribble(ring: &Ring, dice: &mut Dice) {
+    let mem = ring.memory();
+    for _ in 0..dice.roll() % 64 {
+        let place = dice.roll() as usize % (mem.len() / 4) * 4;
+        // The marks more often than anything else.
+        let place = if dice.roll().is_multiple_of(3) { place % 16 } else { place };
+        let value = dice.pick(&[0, 1, 5, 16, 17, u32::MAX, 0x8000_0000, dice.0 as u32]);
+        mem.word(place).unwrap().store(value, Ordering::SeqCst);
+    }
+}
+
+fn odd_links(mount: &Path, dice: &mut Dice) {
+    let id = Id::random().unwrap();
+    let targets = [
+        "/etc/passwd",
+        "/dev/shm",
+        "/dev/shm/nothing",
+        "/dev/null",
+        "",
+        "relative",
+        "/dev/shm/../../etc/passwd",
+    ];
+    let names = [
+        format!("{id}.r0.t0"),
+        format!("{id}"),
+        format!("{id}.gdr.d0"),
+        format!("{id}.b99999999999"),
+        "x".into(),
+        format!("{id}.r2147483647.t99999999999999999999"),
+    ];
+    let (name, target) = (&names[dice.roll() as usize % names.len()], dice.pick(&targets));
+    assert!(symlink(target, mount.join("3fs-virt/iovs").join(name)).is_err(), "{name} -> {target}");
+}
+
+fn odd_talk(socket: &Path, dice: &mut Dice) {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket as open};
+    let connection = open(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    connect(&connection, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    let mut bytes = vec![dice.roll() as u8; dice.pick(&[0, 1, 255, 256, 257, 4096])];
+    if bytes.len() == 256 {
+        bytes[..8].copy_from_slice(b"onehopU1");
+        bytes[8..12].copy_from_slice(&dice.pick(&[1_u32, 2, 3, 4, 101]).to_le_bytes());
+        bytes[12..16].copy_from_slice(&dice.pick(&[0_u32, 1, 2, 3]).to_le_bytes());
+    }
+    let _ = send(&connection, &bytes, rustix::net::SendFlags::NOSIGNAL);
+}
+
+/// One life of a hostile program. Whatever it does may fail.
+fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) {
+    let Ok(buffer) = Buffer::create(mount, 65_536, dice.pick(&[0, 4096]), None) else { return };
+    let Ok(ring) = Ring::create(mount, 16, name(dice), None) else { return };
+    for _ in 0..20 {
+        while ring.prepare(&request(dice, buffer.id(), inode)).is_ok() {}
+        ring.submit();
+        if dice.roll().is_multiple_of(2) {
+            scribble(&ring, dice);
+            ring.submit();
+        }
+        let _ = ring.wait(
+            &mut Vec::new(),
+            (1, 100),
+            Some(std::time::SystemTime::now()),
+            Duration::from_millis(1),
+        );
+    }
+    odd_links(mount.path(), dice);
+    odd_talk(&mount.socket().unwrap(), dice);
+    if dice.roll().is_multiple_of(2) {
+        // Cuts the files behind its own mappings short. It does not look into them again; the daemon may.
+        for entry in std::fs::read_dir("/proc/self/map_files").into_iter().flatten().flatten() {
+            let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+            let ours = target.to_string_lossy().contains("/dev/shm/hf3fs-iov-");
+            if ours && let Ok(file) = std::fs::File::options().write(true).open(entry.path()) {
+                let _ = file.set_len(0);
+            }
+        }
+        ring.submit();
+        std::thread::sleep(Duration::from_millis(2));
+        // Its own destructors touch no memory of it.
+    }
+}
+
+/// Run by [`a_hostile_program_hurts_itself`] in a process of its own; nothing otherwise.
+#[test]
+fn hostile_program() {
+    let Ok(mount) = std::env::var("ONEHOP_TEST_HOSTILE") else { return };
+    let file =
+        std::fs::File::options().read(true).write(true).open(Path::new(&mount).join("folder/own")).unwrap();
+    let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+    let mount = Arc::new(Mount::open(Path::new(&mount)).unwrap());
+    let mut dice = Dice(std::process::id().into());
+    let start = Instant::now();
+    let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
+    while start.elapsed() < Duration::from_secs(seconds.unwrap_or(3)) {
+        misbehave(&mount, inode, &mut dice);
+    }
+    std::io::stdout().flush().unwrap();
+    // As a program that was killed.
+    std::process::abort();
+}
+
+#[test]
+fn a_hostile_program_hurts_itself() {
+    let Some(bed) = Bed::start() else { return };
+    let Some(fio) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
+    std::fs::write(bed.dir.join("root/folder/own"), vec![1; 100_000]).unwrap();
+    let hostile: Vec<_> = (0..2)
+        .map(|_| {
+            let mut program = command(&std::env::current_exe().unwrap());
+            program.args(["--exact", "hostile::hostile_program", "--nocapture"]);
+            program.env("ONEHOP_TEST_HOSTILE", bed.mount());
+            program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for _ in 0..3 {
+        let mut honest = command(&fio);
+        honest.arg(bed.mount()).arg(bed.file()).arg("200").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = wait(honest.spawn().unwrap());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for child in hostile {
+        let output = wait(child);
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "{said}");
+    }
+    let report = bed.report();
+    assert!(
+        report["refused"].as_u64().unwrap() > 0 && report["broken_rings"].as_u64().unwrap() > 0,
+        "{report:#}"
+    );
+    bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
+    // What is no business of theirs is as it was.
+    let bytes = std::fs::read(bed.dir.join("root/file.bin")).unwrap();
+    assert!(bytes.iter().enumerate().all(|(i, b)| *b == ((i as u32).wrapping_mul(0x9e37_79b9) >> 13) as u8));
+}

@@ -1,0 +1,66 @@
+/*
+ * How fast a file of a 3FS mount comes into GPU memory, with several large reads at once:
+ * gpu_rate MOUNT FILE BYTES GPU [ROUNDS]
+ */
+#include <time.h>
+
+#include "compare.h"
+
+enum { READ = 64 << 20, AT_ONCE = 8 };
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+int main(int argc, char **argv)
+{
+    struct hf3fs_iov iov;
+    struct hf3fs_ior ior;
+    if (argc < 5) {
+        fprintf(stderr, "gpu_rate MOUNT FILE BYTES GPU [ROUNDS]\n");
+        return 2;
+    }
+    size_t size = strtoull(argv[3], NULL, 10);
+    int fd = open(argv[2], O_RDONLY), rounds = argc > 5 ? atoi(argv[5]) : 3;
+    if (hf3fs_iovcreate_gpu(&iov, argv[1], size, 0, atoi(argv[4])) != 0 ||
+        hf3fs_iorcreate(&ior, argv[1], AT_ONCE, true, 0, -1) != 0 || fd < 0 || hf3fs_reg_fd(fd, 0) > 0) {
+        fprintf(stderr, "no buffer, no ring or no file\n");
+        return 1;
+    }
+    for (int round = 0; round < rounds; round++) {
+        double start = now();
+        size_t next = 0, done = 0;
+        int under_way = 0;
+        while (done < size) {
+            while (under_way < AT_ONCE && next < size) {
+                size_t len = size - next < READ ? size - next : READ;
+                if (hf3fs_prep_io(&ior, &iov, true, iov.base + next, fd, next, len, NULL) < 0)
+                    return 1;
+                next += len;
+                under_way++;
+            }
+            hf3fs_submit_ios(&ior);
+            struct hf3fs_cqe cqes[AT_ONCE];
+            int ended = hf3fs_wait_for_ios(&ior, cqes, AT_ONCE, 1, NULL);
+            for (int i = 0; i < ended; i++) {
+                if (cqes[i].result <= 0) {
+                    fprintf(stderr, "a read gave %lld\n", (long long)cqes[i].result);
+                    return 1;
+                }
+                done += (size_t)cqes[i].result;
+            }
+            under_way -= ended;
+        }
+        double took = now() - start;
+        printf("round %d: %zu bytes in %.4f s, %.2f GB/s\n", round, size, took, (double)size / took / 1e9);
+    }
+    int same = compare(&iov, 0, argv[2], 0, size);
+    printf("%s\n", same == 0 ? "all of them right" : "WRONG BYTES");
+    hf3fs_dereg_fd(fd);
+    hf3fs_iordestroy(&ior);
+    hf3fs_iovdestroy_gpu(&iov);
+    return same == 0 ? 0 : 1;
+}
