@@ -18,6 +18,7 @@
 //! ```
 
 mod capabilities;
+mod code;
 mod context;
 mod copier;
 mod dmabuf;
@@ -34,8 +35,9 @@ mod resident;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};
+pub use code::{Code, Rig, Started};
 pub use dmabuf::{GpuDmaBuf, Span};
-pub use gpu::{Code, CudaGpu, Rig, Started};
+pub use gpu::CudaGpu;
 pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_os::HostMem;
 
+use super::code::Started;
 use super::driver::Driver;
-use super::gpu::Started;
 use crate::Resident;
 
 /// Gives something back; what is left of it is dropped when no lock is held, because its owner's code may run then.
