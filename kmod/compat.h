@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Where kernels from 6.1 on differ. HAVE_* come from Kbuild, which asks the headers: distributions port back. */
+#ifndef OH_COMPAT_H
+#define OH_COMPAT_H
+
+#include <linux/eventfd.h>
+#include <linux/iommu.h>
+#include <linux/mm.h>
+#include <linux/pci.h>
+#include <linux/version.h>
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 13, 0)
+#define OH_IMPORT_DMA_BUF	MODULE_IMPORT_NS("DMA_BUF")
+#else
+#define OH_IMPORT_DMA_BUF	MODULE_IMPORT_NS(DMA_BUF)
+#endif
+
+#ifdef HAVE_INVALIDATE_MAPPINGS
+#define oh_invalidate_op	invalidate_mappings
+#else
+#define oh_invalidate_op	move_notify
+#endif
+
+static inline void oh_vm_flags_set(struct vm_area_struct *vma, unsigned long flags)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_set(vma, flags);
+#else
+	vma->vm_flags |= flags;
+#endif
+}
+
+static inline void oh_eventfd_signal(struct eventfd_ctx *ctx)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
+	eventfd_signal(ctx);
+#else
+	eventfd_signal(ctx, 1);
+#endif
+}
+
+/* Can the device raise no other interrupts than its own? */
+static inline bool oh_isolated_msi(struct device *dev, struct iommu_group *group)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	return iommu_group_has_isolated_msi(group);
+#else
+	return device_iommu_capable(dev, IOMMU_CAP_INTR_REMAP);
+#endif
+}
+
+/* Is the address a copy's (swiotlb), or the device not coherent? */
+static inline bool oh_bounced(struct pci_dev *pdev, bool translated, dma_addr_t addr)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 10, 0)
+	/* There dma_need_sync() is true for whatever is behind an IOMMU; it bounces for untrusted devices only. */
+	if (translated)
+		return pdev->untrusted;
+#endif
+	return dma_need_sync(&pdev->dev, addr);
+}
+
+#endif
