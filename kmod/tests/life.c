@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: GPL-2.0
+/* How sessions end, and who may have one: whatever happens, no DMA reaches memory that was given back. */
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "test.h"
+#include "vramexp.h"
+
+#define READS	60
+#define USER	1000
+
+static void wait_for(pid_t pid, int *status)
+{
+	if (waitpid(pid, status, 0) != pid)
+		die("waitpid");
+}
+
+static int reap_all(void)
+{
+	int done = 0;
+
+	while (reap(&io, 0.02) >= 0)
+		done++;
+	return done;
+}
+
+/* inflight user|udmabuf close|kill: reads are under way when the session ends (the drive is a slow one). */
+void case_inflight(char **arg)
+{
+	bool user = !strcmp(arg[0], "user"), killed = !strcmp(arg[1], "kill");
+	int fd = -1, changed = 0, i, *done = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	u8 *view;
+	double begun;
+	pid_t pid;
+
+	if (user)
+		view = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	else
+		fd = udmabuf(MIB, &view);
+	/* The memory stays with this process, and the session is another's. */
+	pid = fork();
+	if (!pid) {
+		struct map m;
+
+		nvme_open();
+		if (user ? map_user(&m, view, MIB) : map_dmabuf(&m, fd, 0))
+			die("cannot map");
+		start_reads(&m, 0, READS);
+		*done = 1 + reap_all();
+		while (killed)
+			pause();
+		_exit(0);
+	}
+	while (killed && !*(volatile int *)done && waitpid(pid, NULL, WNOHANG) != pid)
+		usleep(1000);
+	begun = now();
+	if (killed)
+		kill(pid, SIGKILL);
+	wait_for(pid, NULL);
+	note("%d of %d reads were done; the end took %.0f ms", *done - 1, READS, (now() - begun) * 1e3);
+	check(*done && *done - 1 < READS, "reads were under way");
+	memset(view, 0x5a, READS * PAGE);
+	usleep(1500000);
+	for (i = 0; i < READS; i++)
+		changed += view[i * PAGE] != 0x5a;
+	check(!changed, "nothing was written after the end (%d pages)", changed);
+	check(!(config16(nvme_bdf, 4) & 4), "bus mastering is off");
+	nvme_open();
+	check(true, "the next session works");
+}
+
+/* Has DMA been stopped for this reason, does poll() tell, and does the drive really do nothing? */
+static void check_stopped(u32 reason, const char *what)
+{
+	struct pollfd p = { .fd = oh, .events = POLLPRI };
+	struct oh_info info = oh_get_info();
+
+	check(info.stopped & reason && !(info.flags & OH_INFO_DMA_ON), "%s stops DMA", what);
+	check(poll(&p, 1, 0) == 1 && p.revents & POLLPRI, "poll() tells of it");
+	check(!(config16(nvme_bdf, 4) & 4), "bus mastering is off");
+	/* What had been done before may still be told. */
+	reap_all();
+	patience = 0.3;
+	memset(host + 8 * PAGE, 0, PAGE);
+	check(transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) == -1 && !has_pattern(host + 8 * PAGE, 16, 8),
+	      "a command after that does nothing");
+	patience = 5;
+	check(oh_start(0) == -EBUSY, "no start without a reset");
+	check(!oh_reset() && !oh_start(0) && !nvme_up() && !transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) &&
+	      has_pattern(host + 8 * PAGE, 16, 8), "after a reset everything works again");
+	check(poll(&p, 1, 0) == 0, "and poll() is quiet");
+}
+
+/* revoke HOW [inflight]: the exporter takes the buffer back. HOW: exporter, pinned, vfio-close, vfio-reset, vfio-memory */
+void case_revoke(char **arg)
+{
+	bool vfio = !strncmp(arg[0], "vfio", 4), again;
+	struct map m, second;
+	u64 len = 0;
+	u8 *view;
+	int fd, r = 0;
+
+	nvme_open();
+	if (vfio) {
+		vfio_open(vram_bdf);
+		view = vfio_bar2(&len);
+		fd = vfio_export(0, 4 * MIB);
+	} else {
+		view = vramexp_open();
+		fd = vramexp_export(strcmp(arg[0], "pinned") ? 0 : VRAMEXP_PINS);
+	}
+	check(fd >= 0 && !map_dmabuf(&m, fd, 0), "the buffer can be mapped");
+	check(!transfer(&io, false, 24, 8, bus(&m, 0), 0) && has_pattern(view, 24, 8), "the drive reads into it");
+	if (arg[1]) {
+		start_reads(&m, MIB, READS);
+		r = reap_all();
+		check(r < READS, "reads are under way (%d done)", r);
+		r = 0;
+	}
+	if (!vfio)
+		r = call(vramexp, VRAMEXP_REVOKE, NULL);
+	else if (!strcmp(arg[0], "vfio-reset"))
+		r = vfio_reset();
+	else if (!strcmp(arg[0], "vfio-memory"))
+		vfio_memory(false);
+	else
+		vfio_close(view, len);
+	again = strcmp(arg[0], "vfio-close");
+	check(!r, "it is taken back");
+	check_stopped(OH_STOPPED_REVOKED, "a revocation");
+	/* Without a pin an old kernel keeps the exporter's table until the end of the attachment. */
+	if (!strcmp(arg[0], "pinned"))
+		check(ioctl(vramexp, VRAMEXP_HELD) == 0, "nothing of it is held");
+	if (!strcmp(arg[0], "vfio-memory"))
+		vfio_memory(true);
+	r = map_dmabuf(&second, fd, 0);
+	if (again)
+		check(!r && !transfer(&io, false, 32, 8, bus(&second, 0), 0) && has_pattern(view, 32, 8),
+		      "the buffer can be mapped again");
+	else
+		check(r == -ENODEV, "the buffer of a device that is gone cannot be mapped again (%d)", r);
+	check(!unmap(&m), "the dead mapping can be given back");
+	if (!vfio)
+		check(!unmap(&second) && ioctl(vramexp, VRAMEXP_HELD) == 0, "and then the exporter has everything back");
+}
+
+/* unbind: the driver is taken away while the session is open. */
+void case_unbind(char **arg)
+{
+	struct pollfd p = { .fd = -1, .events = POLLIN };
+	struct oh_info info;
+	struct map m;
+	int status;
+	pid_t pid;
+
+	nvme_open();
+	p.fd = oh;
+	if (map_user(&m, memory(MIB), MIB))
+		die("cannot map");
+	start_reads(&m, 0, READS);
+	write_file("/sys/bus/pci/drivers/onehop/unbind", nvme_bdf);
+	check(call(oh, OH_INFO, &info) == -ENODEV && call(oh, OH_RESET, NULL) == -ENODEV && unmap(&m) == -ENODEV &&
+	      map_user(&m, host, PAGE) == -ENODEV, "all calls fail after it");
+	check(poll(&p, 1, 0) == 1 && p.revents & POLLHUP, "poll() tells of it");
+	check(!(config16(nvme_bdf, 4) & 4), "bus mastering is off");
+	pid = fork();
+	if (!pid) {
+		(void)*(volatile u32 *)bar0;
+		_exit(0);
+	}
+	wait_for(pid, &status);
+	check(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS, "a touch of the BAR is SIGBUS");
+	write_file("/sys/bus/pci/drivers_probe", nvme_bdf);
+	close(oh);
+	nvme_open();
+	check(true, "after binding again everything works");
+}
+
+/* foreign-reset: root resets the function by sysfs. */
+void case_foreign_reset(char **arg)
+{
+	char path[96];
+
+	nvme_open();
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/reset", nvme_bdf);
+	write_file(path, "1");
+	check_stopped(OH_STOPPED_RESET, "somebody else's reset");
+}
+
+/* suspend: all devices sleep and wake, by the kernel's own test of it. */
+void case_suspend(char **arg)
+{
+	nvme_open();
+	write_file("/sys/module/suspend/parameters/pm_test_delay", "0");
+	write_file("/sys/power/pm_test", "devices");
+	write_file("/sys/power/state", "freeze");
+	check_stopped(OH_STOPPED_SUSPEND, "sleep");
+}
+
+/* aer: PCIe reports a fatal error at the port above the device. */
+void case_aer(char **arg)
+{
+	struct { u8 bus, dev, fn; u32 uncorrected, corrected, header[4], domain; } a = { .uncorrected = 1 << 4 };
+	unsigned int domain, bus, dev, fn;
+	int fd = open("/dev/aer_inject", O_WRONLY);
+	struct pollfd p = { .events = POLLPRI };
+
+	if (fd < 0 || sscanf(arg[0], "%x:%x:%x.%x", &domain, &bus, &dev, &fn) != 4)
+		die("no aer_inject");
+	nvme_open();
+	p.fd = oh;
+	a.bus = bus;
+	a.dev = dev;
+	a.fn = fn;
+	a.domain = domain;
+	if (write(fd, &a, sizeof(a)) != sizeof(a))
+		die("aer_inject");
+	check(poll(&p, 1, 5000) == 1, "the error is told");
+	usleep(1500000);
+	check_stopped(OH_STOPPED_ERROR, "a fatal error");
+}
+
+/* peer-gone: the device whose BAR is mapped is removed. */
+void case_peer_gone(char **arg)
+{
+	char path[96];
+	struct map m;
+
+	nvme_open();
+	check(!map_peer(&m, vram_bdf, 2, 0, MIB), "the BAR can be mapped");
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/remove", vram_bdf);
+	write_file(path, "1");
+	check_stopped(OH_STOPPED_PEER, "the removal");
+	check(!unmap(&m), "the dead mapping can be given back");
+	check(map_peer(&m, vram_bdf, 2, 0, MIB) == -ENODEV, "and no new one made");
+	write_file("/sys/bus/pci/rescan", "1");
+	check(!map_peer(&m, vram_bdf, 2, 0, MIB), "until the device is back");
+}
+
+static void become_user(void)
+{
+	struct rlimit limit = { 8 * MIB, 8 * MIB };
+	char path[64];
+
+	snprintf(path, sizeof(path), "/dev/onehop-%s", nvme_bdf);
+	if (chmod(path, 0666) || setrlimit(RLIMIT_MEMLOCK, &limit) || setgid(USER) || setuid(USER))
+		die("cannot become a user");
+}
+
+/* refused WHAT...: something is missing, so only root gets in. */
+void case_refused(char **arg)
+{
+	char path[96], want[64] = "", text[64] = "";
+	int fd;
+
+	for (; *arg; arg++)
+		snprintf(want + strlen(want), sizeof(want) - strlen(want), "%s%s", *arg, arg[1] ? " " : "\n");
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/onehop_missing", nvme_bdf);
+	fd = open(path, O_RDONLY);
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+		die("cannot read %s", path);
+	check(!strcmp(text, want), "sysfs names what is missing: %.*s", (int)strcspn(text, "\n"), text);
+	fd = oh_try_open(nvme_bdf);
+	check(fd >= 0, "root gets in");
+	close(fd);
+	become_user();
+	check(oh_try_open(nvme_bdf) == -EPERM, "a user does not");
+}
+
+/* unprivileged: nothing is missing, so a user gets in, and no further than memory of its own. */
+void case_unprivileged(char **arg)
+{
+	struct map m, n;
+	u8 *at = mmap(NULL, 16 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *view;
+	bool dmabufs = !access("/dev/udmabuf", R_OK);
+	int fd = dmabufs ? udmabuf(4 * MIB, &view) : -1;
+
+	become_user();
+	nvme_open();
+	check(!oh_get_info().missing, "a user gets in");
+	check(map_user(&m, at, 16 * MIB) == -ENOMEM, "RLIMIT_MEMLOCK holds");
+	check(!map_user(&m, at, 4 * MIB) && map_user(&n, at + 4 * MIB, 4 * MIB) == -ENOMEM, "for all mappings together");
+	if (dmabufs)
+		check(map_dmabuf(&n, fd, 0) == -ENOMEM && !unmap(&m) && !map_dmabuf(&n, fd, 0) && !unmap(&n),
+		      "and for dma-bufs");
+	else
+		check(!unmap(&m), "what was mapped can be given back");
+	check(map_peer(&n, vram_bdf, 2, 0, PAGE) == -EPERM, "no other device's BAR");
+	check(!map_user(&m, at, 4 * MIB), "what was given back counts no more");
+	try_buffer("a user's memory", &m, at);
+}
+
+/*
+ * faults: what the IOMMU keeps from the drive. A mapping for reading is not written, one that was given back is not
+ * reached; the drive's model may report success all the same.
+ */
+void case_faults(char **arg)
+{
+	struct map m, gone;
+	u8 *at = memory(2 * MIB);
+
+	nvme_open();
+	memset(at, 0x5a, 2 * MIB);
+	if (map_do(&m, OH_MAP_USER, (struct oh_map){ .offset = (u64)(uintptr_t)at, .len = MIB, .flags = OH_MAP_READ }) ||
+	    map_user(&gone, at + MIB, MIB))
+		die("cannot map");
+	pattern(at, 1000, 8);
+	check(!transfer(&io, true, 1000, 8, bus(&m, 0), 0), "memory mapped for reading is read");
+	memset(at, 0x5a, PAGE);
+	transfer(&io, false, 16, 8, bus(&m, 0), 0);
+	check(at[0] == 0x5a && !memcmp(at, at + 1, PAGE - 1), "and not written");
+	check(!transfer(&io, false, 16, 8, bus(&gone, 0), 0) && has_pattern(at + MIB, 16, 8), "a mapping is written");
+	memset(at + MIB, 0x5a, PAGE);
+	check(!unmap(&gone), "it is given back");
+	transfer(&io, false, 16, 8, bus(&gone, 0), 0);
+	check(!memcmp(at + MIB, at + MIB + 1, PAGE - 1) && at[MIB] == 0x5a, "and not written any more");
+}
