@@ -233,24 +233,27 @@ void case_fuzz(char **arg)
 	check(true, "the drive works after it");
 }
 
-static bool fail_nth(int n)
+static int nth_file = -1;
+
+/* The nth allocation of this thread from now on fails; 0: none. */
+static void fail_nth(int n)
 {
 	char text[16];
-	int fd = open("/proc/thread-self/fail-nth", O_RDWR), left;
 
-	if (fd < 0)
-		die("this kernel injects no failures");
 	snprintf(text, sizeof(text), "%d", n);
-	if (n >= 0 && write(fd, text, strlen(text)) < 0)
+	if (pwrite(nth_file, text, strlen(text), 0) < 0)
+		die("this kernel injects no failures");
+}
+
+/* Has it failed? */
+static bool has_failed(void)
+{
+	char text[16] = "";
+
+	if (pread(nth_file, text, sizeof(text) - 1, 0) < 0)
 		die("fail-nth");
-	memset(text, 0, sizeof(text));
-	if (pread(fd, text, sizeof(text) - 1, 0) < 0)
-		die("fail-nth");
-	left = atoi(text);
-	if (left && n < 0 && write(fd, "0", 1) < 0)
-		die("fail-nth");
-	close(fd);
-	return left == 0;
+	fail_nth(0);
+	return atoi(text) == 0;
 }
 
 /* One call with its nth allocation failing, for every n that there is; what is left is what was there before. */
@@ -267,7 +270,7 @@ static void fail_each(const char *name, unsigned long cmd, const void *request, 
 		memcpy(&a, request, size);
 		fail_nth(n);
 		r = call(oh, cmd, &a);
-		hit = fail_nth(-1);
+		hit = has_failed();
 		refused += r < 0;
 		gone = (struct oh_unmap){ .id = a.map.id };
 		if (!r && cmd != OH_IRQS && call(oh, OH_UNMAP, &gone))
@@ -288,6 +291,7 @@ void case_fail(char **arg)
 	unsigned int domain, bus, slot, function;
 
 	surroundings();
+	nth_file = open("/proc/thread-self/fail-nth", O_RDWR);
 	map.offset = known[0];
 	map.len = MIB;
 	fail_each("user memory", OH_MAP_USER, &map, sizeof(map));
