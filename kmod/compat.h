@@ -49,15 +49,4 @@ static inline bool oh_isolated_msi(struct device *dev, struct iommu_group *group
 #endif
 }
 
-/* Is the address a copy's (swiotlb), or the device not coherent? */
-static inline bool oh_bounced(struct pci_dev *pdev, bool translated, dma_addr_t addr)
-{
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 10, 0)
-	/* There dma_need_sync() is true for whatever is behind an IOMMU; it bounces for untrusted devices only. */
-	if (translated)
-		return pdev->untrusted;
-#endif
-	return dma_need_sync(&pdev->dev, addr);
-}
-
 #endif

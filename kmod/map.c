@@ -2,10 +2,10 @@
 /* What all mappings share: ids, what they count against RLIMIT_MEMLOCK, and the list of runs, which is checked here. */
 #include <linux/capability.h>
 #include <linux/cred.h>
+#include <linux/dma-map-ops.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
 #include <linux/slab.h>
-#include "compat.h"
 #include "oh.h"
 
 #define OH_MAX_MAPPINGS	65536
@@ -147,6 +147,19 @@ int oh_runs_alloc(struct oh_runs *runs, u32 room)
 	return runs->seg ? 0 : -ENOMEM;
 }
 
+/*
+ * Would the kernel have to copy, or to flush caches, between the device and the memory? Behind an IOMMU dma_need_sync() says
+ * yes as soon as any driver was bounced; but there only untrusted devices (Thunderbolt) are.
+ */
+static bool oh_bounced(struct oh_dev *d, dma_addr_t addr)
+{
+	struct device *dev = &d->pdev->dev;
+
+	if (oh_translated(d))
+		return d->pdev->untrusted || !dev_is_dma_coherent(dev);
+	return dma_need_sync(dev, addr);
+}
+
 /* Adds a run, joined to the one before where it continues it. */
 int oh_runs_add(struct oh_dev *d, struct oh_runs *runs, struct oh_map *a, u64 addr, u64 len)
 {
@@ -154,7 +167,7 @@ int oh_runs_add(struct oh_dev *d, struct oh_runs *runs, struct oh_map *a, u64 ad
 
 	if (addr + len - 1 < addr || addr + len - 1 > dma_get_mask(&d->pdev->dev))
 		return oh_fail(a, -ERANGE, OH_WHY_MASK, addr, runs->bytes, len);
-	if (oh_bounced(d->pdev, oh_translated(d), addr))
+	if (oh_bounced(d, addr))
 		return oh_fail(a, -EIO, OH_WHY_BOUNCE, addr, runs->bytes, len);
 	if (last && last->addr + last->len == addr) {
 		last->len += len;
