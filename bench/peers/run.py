@@ -48,10 +48,13 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--loads", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=LOADERS, choices=LOADERS)
+    parser.add_argument("--states", nargs="*", default=["tmpfs", "cached", "cold"])
+    parser.add_argument("--rounds", type=int, default=1, help="of all loaders in all states; a disk's speed changes by the minute")
     parser.add_argument("--timeout", type=int, default=90, help="seconds of one process")
     args = parser.parse_args()
     states = [("tmpfs", args.tmpfs)] if args.tmpfs else []
     states += [("cached", args.disk), ("cold", args.disk)] if args.disk else []
+    states = [state for state in states if state[0] in args.states] * args.rounds
     results = {"machine": {"kernel": platform.release(), "processors": len(os.sched_getaffinity(0))}, "states": []}
     for state, model in states:
         wanted = args.out + ".expected"
