@@ -62,7 +62,12 @@ impl Gpus {
     }
 
     fn cuda(&self) -> Result<&Cuda> {
-        let loaded = self.cuda.get_or_init(|| Cuda::load().map_err(|e| e.to_string()));
+        let loaded = self.cuda.get_or_init(|| {
+            Cuda::load().map_err(|error| match error {
+                onehop_gpu::Error::NoCuda { why } => why,
+                other => other.to_string(),
+            })
+        });
         loaded.as_ref().map_err(|why| onehop_gpu::Error::NoCuda { why: why.clone() }.into())
     }
 
