@@ -25,6 +25,8 @@ pub(crate) enum Error {
     Drive(#[from] onehop_drive::Error),
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
+    #[error(transparent)]
+    Sdr(#[from] onehop_sdr::Error),
     #[error("onehop panicked: {0}; this is a defect of onehop")]
     Panicked(String),
 }
@@ -34,9 +36,11 @@ impl Error {
     fn code(&self) -> c_int {
         match self {
             Self::Null(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
-            Self::NotPossible(_) | Self::Drive(onehop_drive::Error::Placement { .. }) => 2,
-            Self::Sim(_) | Self::Qtest(_) | Self::Drive(_) => 3,
-            Self::Gpu(_) => 4,
+            Self::NotPossible(_)
+            | Self::Drive(onehop_drive::Error::Placement { .. })
+            | Self::Sdr(onehop_sdr::Error::NoRoute(_) | onehop_sdr::Error::Ring { .. }) => 2,
+            Self::Gpu(_) | Self::Sdr(onehop_sdr::Error::Gpu(_)) => 4,
+            Self::Sim(_) | Self::Qtest(_) | Self::Drive(_) | Self::Sdr(_) => 3,
             Self::Panicked(_) => 5,
         }
     }

@@ -1,4 +1,4 @@
-//! libonehop.so: what `include/onehop/onehop.h` declares. A drive is opened, a GPU, a queue with data memory is lent to
+//! libonehop.so: what `include/onehop/onehop.h` and `sdr.h` declare. A drive is opened, a GPU, a queue with data memory is lent to
 //! kernels; each is an opaque pointer. Nothing here does more than pass on what Rust programs have in `onehop_drive`.
 //!
 //! The one thing that is global is what C programs expect to be: the words of the calling thread's last error.
@@ -6,6 +6,7 @@
 mod error;
 mod handles;
 mod lend;
+mod sdr;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

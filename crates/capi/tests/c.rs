@@ -59,6 +59,14 @@ fn every_function_in_c() {
 }
 
 #[test]
+fn samples_in_c() {
+    let source = top().join("crates/capi/tests/programs/sdr.c");
+    let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };
+    let (content, said) = run(&program, &[]);
+    assert!(content && said == "all of it\n", "{said}");
+}
+
+#[test]
 fn the_example_in_cpp_without_a_gpu() {
     let source = top().join("examples/cuda/pointer_chase.cpp");
     let Some(program) = compile("c++", &["-std=c++17", "-pedantic"], &source) else { return };
@@ -90,14 +98,16 @@ fn declared(header: &str) -> BTreeSet<String> {
 
 #[test]
 fn headers_and_libraries_have_the_same_functions() {
-    let source = std::fs::read_to_string(top().join("crates/capi/src/lib.rs")).unwrap();
-    let exported: BTreeSet<String> = source
-        .lines()
-        .filter_map(|line| line.split_once("extern \"C\" fn "))
-        .map(|(_, rest)| rest.split('(').next().unwrap().to_owned())
-        .collect();
-    assert!(exported.len() > 15);
-    assert_eq!(declared("onehop.h"), exported);
+    for (file, header, least) in [("lib.rs", "onehop.h", 16), ("sdr.rs", "sdr.h", 10)] {
+        let source = std::fs::read_to_string(top().join("crates/capi/src").join(file)).unwrap();
+        let exported: BTreeSet<String> = source
+            .lines()
+            .filter_map(|line| line.split_once("extern \"C\" fn "))
+            .map(|(_, rest)| rest.split('(').next().unwrap().to_owned())
+            .collect();
+        assert!(exported.len() >= least, "{exported:?}");
+        assert_eq!(declared(header), exported);
+    }
 
     let functions: BTreeSet<String> = onehop_device::LIBRARY_PTX
         .lines()

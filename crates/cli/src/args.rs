@@ -48,6 +48,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: SimCommand,
     },
+    /// Receive samples of an SDR board into GPU memory, and send them
+    #[command(subcommand_required = true, after_help = "Example:\n  onehop sdr rx --seconds 1 -g emu")]
+    Sdr {
+        #[command(subcommand)]
+        command: commands::sdr::SdrCommand,
+    },
 }
 
 #[derive(Subcommand)]

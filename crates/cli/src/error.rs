@@ -39,6 +39,9 @@ pub(crate) enum CliError {
     /// Host memory could not be had or reached.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
+    /// An SDR board could not be driven.
+    #[error(transparent)]
+    Sdr(#[from] onehop_sdr::Error),
     /// A model's files are refused, or cannot be loaded as asked.
     #[error(transparent)]
     Load(#[from] onehop_load::Error),
@@ -58,7 +61,7 @@ pub(crate) enum CliError {
     #[error("{0}")]
     Failed(String),
     /// Ctrl-C, or a request to end.
-    #[error("stopped before it was done; queues are deleted and the controller is shut down")]
+    #[error("stopped before it was done; the device is at rest, and what was made on it is gone")]
     Interrupted,
     /// The same, of a server, which has no other end.
     #[error("stopped; the socket is removed")]
@@ -127,6 +130,7 @@ impl CliError {
                 why: onehop_files::Error::WithinBlock { .. }, ..
             })
             | Self::System(onehop_pci::Error::Refused { .. })
+            | Self::Sdr(onehop_sdr::Error::NoRoute(_) | onehop_sdr::Error::NotPossible { .. })
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }

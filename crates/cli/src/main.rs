@@ -54,6 +54,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Mount(args) => commands::mount::run(args, context),
         Command::Bench(args) => commands::bench::run(args, context),
         Command::Sim { command: SimCommand::Serve(args) } => commands::serve::run(args, context),
+        Command::Sdr { command } => commands::sdr::run(command, context),
         Command::Drive { command } => match command {
             DriveCommand::List(args) => commands::list::run(args),
             DriveCommand::Identify(args) => commands::identify::run(args),

@@ -48,6 +48,10 @@ pub const LIBRARY_PTX: &str = include_str!("../ptx/library.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
 
+/// The PTX of the kernels that work on samples, of `samples.rs`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const SAMPLES_PTX: &str = include_str!("../ptx/samples.ptx");
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     #[test]
@@ -71,6 +75,10 @@ mod tests {
             assert!(lines.any(|line| line.ends_with(&function)), "{name}");
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
+        for (name, bytes) in [("convert", 48), ("spectrum", 40), ("check", 32)] {
+            let parameter = std::format!(".param .align 8 .b8 onehop_samples_{name}_param_0[{bytes}]");
+            assert!(super::SAMPLES_PTX.contains(&parameter), "{parameter}");
+        }
     }
 
     extern crate std;

@@ -13,12 +13,14 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{self, Memory, Shared};
 
+use crate::blocks::InTurn;
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
 use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
     Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result, Rings, Running,
+    SampleKernels,
 };
 
 /// Lanes of an emulated warp.
@@ -150,6 +152,10 @@ impl Gpu for Emulated {
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
         let host = from.host().cloned().ok_or(onehop_os::Error::NotReachable)?;
         Ok(Box::new(AtOnce::new(host, to.clone())))
+    }
+
+    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
+        Ok(Box::new(InTurn(self.space.clone())))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
@@ -353,7 +359,7 @@ impl Running for Threads {
     }
 }
 
-fn catch<R>(f: impl FnOnce() -> R) -> Result<R> {
+pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R> {
     // A fault unwinds from inside the kernel; what it leaves behind is memory that the caller gives up.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(error)
 }

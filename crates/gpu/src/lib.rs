@@ -6,6 +6,7 @@
 //! program asks for it; where there is none everything else works all the same.
 #![deny(unsafe_code)]
 
+mod blocks;
 mod copier;
 #[allow(unsafe_code, reason = "the CUDA driver is a C library")]
 pub mod cuda;
@@ -15,12 +16,14 @@ mod meeting;
 mod region;
 mod relay;
 mod resident;
+mod samples;
 mod space;
 
 pub use copier::{Copier, Mark, Rows};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
 pub use region::{Place, Region};
+pub use samples::{SampleJob, SampleKernels};
 pub use space::View as EmulatedThread;
 
 use std::sync::Arc;
@@ -163,6 +166,14 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the first is not memory that the CPU reaches, or the GPU has nothing to copy with.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
+    /// Loads the kernels that work on samples.
+    ///
+    /// # Errors
+    /// When there are none for it, or they cannot be loaded.
+    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
+        let why = format!("{} has no kernels for them", self.name());
+        Err(Error::NotSupported { what: "working on samples".into(), why })
+    }
     /// Gives the GPU an address for a controller's BAR0; gone when the result is dropped.
     ///
     /// # Errors

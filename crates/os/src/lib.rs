@@ -26,5 +26,7 @@ pub use guard::Guard;
 pub use heap::Heap;
 pub use mem::HostMem;
 pub use reads::{Finished, Reads};
-pub use seam::{DmaBuf, DmaMemory, FunctionReset, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run};
+pub use seam::{
+    DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run,
+};
 pub use sem::Semaphore;

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use onehop_proto::{BusAddr, GpuAddr};
 
@@ -228,6 +229,12 @@ pub trait FunctionReset: Send + Sync {
     /// # Errors
     /// When it could not be done.
     fn function_reset(&self) -> Result<()>;
+}
+
+/// A device's interrupt, for whoever waits for it.
+pub trait Interrupt: Send + Sync {
+    /// Waits until it is raised, at most so long; whether it was, now or since the last wait.
+    fn wait(&self, limit: Duration) -> bool;
 }
 
 /// A controller, as the place where it was found hands it over.

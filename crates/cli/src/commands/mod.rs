@@ -15,6 +15,7 @@ pub(crate) mod mount;
 pub(crate) mod read;
 pub(crate) mod recover;
 pub(crate) mod reset;
+pub(crate) mod sdr;
 pub(crate) mod serve;
 pub(crate) mod smart;
 pub(crate) mod topo;

@@ -10,6 +10,7 @@ mod mount;
 mod owned;
 mod refusals;
 mod run;
+mod sdr;
 mod see;
 mod serve;
 mod signals;

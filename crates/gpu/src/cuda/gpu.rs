@@ -18,10 +18,13 @@ use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
 use super::memory::{DeviceKind, DeviceMemory};
 use super::resident::Staying;
+use super::samples::CudaSamples;
 use super::{Device, registers};
 use crate::copier::AtOnce;
 use crate::relay::Activity;
-use crate::{Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running};
+use crate::{
+    Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running, SampleKernels,
+};
 
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
@@ -345,6 +348,10 @@ impl Gpu for CudaGpu {
 
     fn free_memory(&self) -> Result<Option<u64>> {
         Ok(Some(self.memory_info()?.0))
+    }
+
+    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
+        Ok(Box::new(CudaSamples::load(&self.0.context)?))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

@@ -32,6 +32,7 @@ mod memory;
 mod module;
 mod registers;
 mod resident;
+mod samples;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};

@@ -1,0 +1,216 @@
+//! What kind of board it is, and in what kind of machine it sits.
+
+use crate::{Error, Result, Signal};
+
+/// How memory gets its bus addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Iommu {
+    /// An IOMMU that translates: everything is one run below 4 GiB.
+    Translated,
+    /// None: memory of a GPU lies where its BAR does, memory that the mapper did not allocate is scattered.
+    Off,
+}
+
+/// What becomes of accesses to a GPU's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum P2p {
+    /// They arrive.
+    Works,
+    /// Writes arrive, reads do not: as with root ports that forward only posted writes.
+    WritesOnly,
+    /// Nothing arrives, and nobody says so.
+    Dropped,
+    /// The mapping is refused.
+    Refused,
+}
+
+/// A board, and its machine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// PCI vendor.
+    pub vendor: u16,
+    /// PCI device.
+    pub device: u16,
+    /// Samples a second.
+    pub rate: f64,
+    /// What it receives.
+    pub signal: Signal,
+    /// Whether its clock waits for software instead of losing samples: no board does, a measurement of the way does.
+    pub patient: bool,
+    /// Most bytes of a receive buffer.
+    pub max_bytes: u32,
+    /// Address bits that its DMA engines drive.
+    pub mask_bits: u8,
+    /// Whether events tell the sample clock.
+    pub tells_time: bool,
+    /// How memory gets its bus addresses.
+    pub iommu: Iommu,
+    /// Where a GPU's memory lies on the bus without an IOMMU.
+    pub bar: u64,
+    /// What becomes of accesses to a GPU's memory.
+    pub p2p: P2p,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            vendor: 0x10ee,
+            device: 0x7045,
+            rate: 10e6,
+            signal: Signal::default(),
+            patient: false,
+            max_bytes: 1 << 20,
+            mask_bits: 32,
+            tells_time: true,
+            iommu: Iommu::Translated,
+            bar: 0x60_0000_0000,
+            p2p: P2p::Works,
+        }
+    }
+}
+
+const OPTIONS: &str = "rate, signal, freq, level, dc, patient, id, max, mask, time, iommu, bar, p2p";
+
+impl Config {
+    /// From what stands behind `sim:`: a name, which is `usdr`, and options behind a `?`, parted by `&`.
+    ///
+    /// # Errors
+    /// Which option is wrong, and what it takes.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        if !matches!(name, "usdr" | "") {
+            return Err(bad("board", name, "usdr, with options behind '?'"));
+        }
+        let mut config = Self::default();
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            config.set(name, value)?;
+        }
+        Ok(config)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        match name {
+            "rate" => {
+                self.rate =
+                    number(value, 1e3, 4e9).ok_or_else(|| bad("rate", value, "samples a second: 1k to 4G"))?
+            }
+            "signal" => {
+                self.signal.kind = Signal::kind(value).ok_or_else(|| bad("signal", value, Signal::KINDS))?;
+            }
+            "freq" => {
+                self.signal.freq = number(value, -0.5, 0.5)
+                    .ok_or_else(|| bad("freq", value, "a part of the rate: -0.5 to 0.5"))?;
+            }
+            "level" => {
+                self.signal.level =
+                    number(value, -120.0, 0.0).ok_or_else(|| bad("level", value, "dBFS: -120 to 0"))?;
+            }
+            "dc" => {
+                self.signal.dc = number(value, -1.0, 1.0)
+                    .ok_or_else(|| bad("dc", value, "a part of full scale: -1 to 1"))?;
+            }
+            "patient" => self.patient = flag("patient", value)?,
+            "time" => self.tells_time = flag("time", value)?,
+            "id" => {
+                (self.vendor, self.device) =
+                    ids(value).ok_or_else(|| bad("id", value, "vendor:device in hex"))?
+            }
+            "max" => {
+                let bytes = number(value, 4096.0, 1048576.0).filter(|bytes| bytes % 4096.0 == 0.0);
+                self.max_bytes =
+                    bytes.ok_or_else(|| bad("max", value, "pages of 4096 bytes, up to 1048576"))? as u32;
+            }
+            "mask" => {
+                let bits = value.parse().ok().filter(|bits| (24..=64).contains(bits));
+                self.mask_bits = bits.ok_or_else(|| bad("mask", value, "address bits: 24 to 64"))?;
+            }
+            "iommu" => {
+                self.iommu = match value {
+                    "translated" | "on" => Iommu::Translated,
+                    "off" => Iommu::Off,
+                    _ => return Err(bad("iommu", value, "translated or off")),
+                };
+            }
+            "bar" => {
+                self.bar = match value {
+                    "low" => 0xd000_0000,
+                    "high" => 0x60_0000_0000,
+                    _ => return Err(bad("bar", value, "low (below 4 GiB) or high")),
+                };
+            }
+            "p2p" => {
+                self.p2p = match value {
+                    "works" => P2p::Works,
+                    "writes" => P2p::WritesOnly,
+                    "dropped" => P2p::Dropped,
+                    "refused" => P2p::Refused,
+                    _ => return Err(bad("p2p", value, "works, writes, dropped or refused")),
+                };
+            }
+            _ => return Err(Error::UnknownOption { name: name.escape_debug().to_string(), have: OPTIONS }),
+        }
+        Ok(())
+    }
+}
+
+fn bad(name: &'static str, value: &str, takes: &'static str) -> Error {
+    Error::BadValue { name, value: value.escape_debug().to_string(), takes }
+}
+
+fn flag(name: &'static str, value: &str) -> Result<bool> {
+    match value {
+        "1" | "" => Ok(true),
+        "0" => Ok(false),
+        _ => Err(bad(name, value, "0 or 1")),
+    }
+}
+
+/// A number with k, M or G behind it, within bounds.
+fn number(text: &str, least: f64, most: f64) -> Option<f64> {
+    let (digits, unit) = match text.as_bytes().last()? {
+        b'k' => (&text[..text.len() - 1], 1e3),
+        b'M' => (&text[..text.len() - 1], 1e6),
+        b'G' => (&text[..text.len() - 1], 1e9),
+        _ => (text, 1.0),
+    };
+    digits.parse::<f64>().ok().map(|n| n * unit).filter(|n| (least..=most).contains(n))
+}
+
+fn ids(text: &str) -> Option<(u16, u16)> {
+    let (vendor, device) = text.split_once(':')?;
+    Some((u16::from_str_radix(vendor, 16).ok()?, u16::from_str_radix(device, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read() {
+        let config =
+            Config::parse("usdr?rate=2.5M&signal=chirp&level=-6&p2p=writes&iommu=off&bar=low&id=10ee:7031")
+                .unwrap();
+        assert_eq!((config.rate, config.signal.level, config.bar), (2.5e6, -6.0, 0xd000_0000));
+        assert_eq!((config.p2p, config.iommu, config.device), (P2p::WritesOnly, Iommu::Off, 0x7031));
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        for (text, word) in [
+            ("radio", "usdr"),
+            ("usdr?rate=0", "samples"),
+            ("usdr?rate=nan", "samples"),
+            ("usdr?rate=é", "samples"),
+            ("usdr?freq=1", "part of the rate"),
+            ("usdr?max=5000", "pages"),
+            ("usdr?mask=12", "24 to 64"),
+            ("usdr?colour=red", "p2p"),
+            ("usdr?id=xyz", "hex"),
+        ] {
+            let error = Config::parse(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The thread that moves samples: blocks into receive buffers when they are due, transmit buffers out.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use onehop_radio::event::{self, RxReport};
+use onehop_radio::{BUFFERS, Format};
+
+use crate::board::Inner;
+use crate::registers::{Setup, State};
+use crate::signal::Generator;
+use crate::space::Missed;
+use crate::transmit::Buffer;
+use crate::violation::Rule;
+
+/// How long nothing is looked at when nothing is due: whoever changes a register wakes the thread.
+const IDLE: Duration = Duration::from_millis(100);
+
+impl Missed {
+    pub(crate) fn rule(self) -> Rule {
+        match self {
+            Self::Unmapped => Rule::Unmapped,
+            Self::NoMaster => Rule::BusMaster,
+        }
+    }
+}
+
+/// What there is to do.
+enum Work {
+    /// Fill a buffer with a block.
+    Fill(Block),
+    /// Play a buffer.
+    Play(Buffer),
+    /// Nothing for so long.
+    Wait(Duration),
+    End,
+}
+
+/// A block to be filled.
+struct Block {
+    setup: Setup,
+    buffer: usize,
+    first: u64,
+    epoch: u64,
+    /// What was transmitted, where that is received.
+    looped: Option<Vec<u8>>,
+}
+
+/// Generators that were used, and room for a block.
+#[derive(Default)]
+struct Tools {
+    generators: Vec<(Format, Generator)>,
+    room: Vec<u8>,
+}
+
+pub(crate) fn run(inner: &Inner) {
+    let mut tools = Tools::default();
+    let mut state = inner.state();
+    loop {
+        match next(&mut state) {
+            Work::End => return,
+            Work::Wait(time) => {
+                let waited = inner.wake.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
+                state = waited.0;
+                continue;
+            }
+            Work::Fill(block) => {
+                drop(state);
+                fill(inner, &block, &mut tools);
+                state = inner.state();
+                filled(&mut state, &block);
+            }
+            Work::Play(buffer) => {
+                drop(state);
+                let data = fetch(inner, &buffer);
+                state = inner.state();
+                state.tx.busy = false;
+                if state.tx.running {
+                    state.played(&buffer, &data);
+                }
+            }
+        }
+        if std::mem::take(&mut state.raised) {
+            drop(state);
+            inner.interrupt();
+            state = inner.state();
+        }
+    }
+}
+
+fn next(state: &mut State) -> Work {
+    if state.ended {
+        return Work::End;
+    }
+    if state.tx.running
+        && let Some(buffer) = state.tx.queue.pop_front()
+    {
+        state.tx.busy = true;
+        return Work::Play(buffer);
+    }
+    let Some(setup) = state.rx.setup else { return Work::Wait(IDLE) };
+    if state.loopback {
+        return next_looped(state, setup);
+    }
+    loop {
+        let samples = u64::from(setup.shape.samples());
+        let now = Instant::now();
+        let origin = *state.rx.origin.get_or_insert(now);
+        let due = origin + state.block_time(samples);
+        if now < due {
+            return Work::Wait(due - now);
+        }
+        let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
+        if full && state.config.patient {
+            // The clock stands still until software has given a buffer back.
+            state.rx.origin = Some(now.checked_sub(state.block_time(samples)).unwrap_or(now));
+            return Work::Wait(IDLE);
+        }
+        state.stats.most_behind = state.stats.most_behind.max(now - due);
+        // A clock that waits does not catch up either.
+        state.rx.origin = Some(if state.config.patient { now } else { due });
+        if full {
+            state.rx.blocks += 1;
+            state.stats.sent_blocks += 1;
+            state.stats.lost_blocks += 1;
+            state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
+            continue;
+        }
+        return fill_next(state, setup, None);
+    }
+}
+
+/// What was transmitted is received as soon as it makes a block.
+fn next_looped(state: &mut State, setup: Setup) -> Work {
+    let bytes = setup.shape.bytes() as usize;
+    let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
+    if full || state.looped.len() < bytes {
+        return Work::Wait(IDLE);
+    }
+    let block = state.looped.drain(..bytes).collect();
+    fill_next(state, setup, Some(block))
+}
+
+fn fill_next(state: &mut State, setup: Setup, looped: Option<Vec<u8>>) -> Work {
+    let first = state.rx.blocks * u64::from(setup.shape.samples());
+    let buffer = (state.rx.filled % u64::from(BUFFERS)) as usize;
+    state.rx.busy = true;
+    Work::Fill(Block { setup, buffer, first, epoch: state.rx.epoch, looped })
+}
+
+/// Writes a block into its buffer, burst by burst.
+fn fill(inner: &Inner, block: &Block, tools: &mut Tools) {
+    let shape = block.setup.shape;
+    tools.room.resize(shape.bytes() as usize, 0);
+    match &block.looped {
+        Some(data) => tools.room.copy_from_slice(data),
+        None => tools.generate(&inner.config.signal, shape.format, block.first),
+    }
+    let base = u64::from(block.setup.addresses[block.buffer]);
+    let last = base + u64::from(shape.bytes()) - 1;
+    if inner.config.mask_bits < 32 && last >> inner.config.mask_bits != 0 {
+        inner.book.note(Rule::Mask, format!("buffer {} ends at bus {last:#x}", block.buffer));
+        return;
+    }
+    for (at, burst) in
+        (base..).step_by(shape.burst_bytes() as usize).zip(tools.room.chunks(shape.burst_bytes() as usize))
+    {
+        if let Err(missed) = inner.space.write(at, burst) {
+            let what = format!("buffer {}, {} bytes at bus {at:#x}", block.buffer, burst.len());
+            inner.book.note(missed.rule(), what);
+            return;
+        }
+    }
+}
+
+impl Tools {
+    fn generate(&mut self, signal: &crate::Signal, format: Format, first: u64) {
+        if !self.generators.iter().any(|(known, _)| *known == format) {
+            self.generators.push((format, Generator::new(signal, format)));
+        }
+        if let Some((_, generator)) = self.generators.iter().find(|(known, _)| *known == format) {
+            generator.fill(first, &mut self.room);
+        }
+    }
+}
+
+/// A block lies in its buffer: tells it, unless the receiver was stopped meanwhile.
+fn filled(state: &mut State, block: &Block) {
+    state.rx.busy = false;
+    if state.rx.epoch != block.epoch {
+        return;
+    }
+    state.rx.blocks += 1;
+    state.rx.filled += 1;
+    state.stats.sent_blocks += 1;
+    let report = RxReport {
+        lost: std::mem::take(&mut state.rx.lost_since),
+        bursts: RxReport::whole(block.setup.shape.bursts),
+        time: if state.config.tells_time { block.first as u32 } else { 0 },
+    };
+    state.tell(event::RX, report.data());
+}
+
+/// Reads a transmit buffer.
+fn fetch(inner: &Inner, buffer: &Buffer) -> Vec<u8> {
+    let mut data = vec![0; buffer.bytes as usize];
+    if let Err(missed) = inner.space.read(u64::from(buffer.addr), &mut data) {
+        inner.book.note(missed.rule(), format!("{} bytes to transmit at bus {:#x}", data.len(), buffer.addr));
+    }
+    data
+}

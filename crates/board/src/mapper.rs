@@ -1,0 +1,110 @@
+//! Bus addresses for the board, as the machine that it sits in would give them.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
+use onehop_proto::BusAddr;
+
+use crate::config::{Config, Iommu, P2p};
+use crate::space::Space;
+
+/// Where addresses begin that an IOMMU gives, and those of memory that a driver allocates.
+const FIRST: u64 = 0x1000_0000;
+/// Where scattered memory lies without an IOMMU; every other page.
+const SCATTERED: u64 = 0x8000_0000;
+const PAGE: usize = 4096;
+
+/// Gives the bus addresses of memory as the simulated board sees it.
+pub struct BoardMapper {
+    space: Arc<Space>,
+    iommu: Iommu,
+    p2p: P2p,
+    bar: u64,
+    next: AtomicU64,
+    next_scattered: AtomicU64,
+    next_peer: AtomicU64,
+    /// Memory that [`Mapper::alloc`] gave: contiguous, as a driver's coherent memory is.
+    own: Arc<Mutex<HashSet<usize>>>,
+}
+
+impl BoardMapper {
+    pub(crate) fn new(space: Arc<Space>, config: &Config) -> Self {
+        Self {
+            space,
+            iommu: config.iommu,
+            p2p: config.p2p,
+            bar: config.bar,
+            next: AtomicU64::new(FIRST),
+            next_scattered: AtomicU64::new(SCATTERED),
+            next_peer: AtomicU64::new(0),
+            own: Arc::default(),
+        }
+    }
+
+    /// How many pieces are mapped now.
+    #[must_use]
+    pub fn mappings(&self) -> usize {
+        self.space.count()
+    }
+
+    fn refuse(&self, why: &str) -> Error {
+        Error::CannotMap { mapper: self.name().into(), why: why.into() }
+    }
+
+    /// The pieces of memory, each with its address.
+    fn place(&self, mem: &HostMem, peer: bool) -> Result<Vec<(u64, HostMem)>> {
+        let bytes = (mem.len() as u64).next_multiple_of(PAGE as u64);
+        let take = |from: &AtomicU64| from.fetch_add(bytes + PAGE as u64, Ordering::Relaxed);
+        let own =
+            || self.own.lock().unwrap_or_else(PoisonError::into_inner).contains(&(mem.host_ptr() as usize));
+        if self.iommu == Iommu::Translated || !peer && own() {
+            return Ok(vec![(take(&self.next), mem.clone())]);
+        }
+        if peer {
+            return Ok(vec![(self.bar + take(&self.next_peer), mem.clone())]);
+        }
+        let start = self.next_scattered.fetch_add(bytes * 2, Ordering::Relaxed);
+        let piece = |at: usize| {
+            let end = mem.len().min(at + PAGE);
+            Ok((start + 2 * at as u64, mem.slice(at..end)?))
+        };
+        (0..mem.len()).step_by(PAGE).map(piece).collect()
+    }
+}
+
+impl Mapper for BoardMapper {
+    fn name(&self) -> &str {
+        match self.iommu {
+            Iommu::Translated => "the simulated board's IOMMU",
+            Iommu::Off => "the simulated board's bus",
+        }
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<HostMem> {
+        let mem = HostMem::anonymous(bytes)?;
+        let (own, at) = (self.own.clone(), mem.host_ptr() as usize);
+        own.lock().unwrap_or_else(PoisonError::into_inner).insert(at);
+        Ok(mem.on_last_drop(move || {
+            own.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        }))
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped> {
+        let peer = memory.gpu_addr().is_some();
+        if peer && self.p2p == P2p::Refused {
+            return Err(self.refuse(
+                "the GPU's driver refused the attachment: no peer-to-peer between these two devices",
+            ));
+        }
+        let mem = memory.host().ok_or_else(|| {
+            self.refuse("the simulated board writes by the CPU, which does not reach this GPU's memory")
+        })?;
+        let pieces = self.place(mem, peer)?;
+        let runs = pieces.iter().map(|(at, mem)| Run { addr: BusAddr(*at), len: mem.len() as u64 }).collect();
+        let reached =
+            self.space.add(pieces, peer).ok_or_else(|| self.refuse("its bus addresses are used up"))?;
+        Ok(Mapped::new(runs, Box::new(reached)))
+    }
+}

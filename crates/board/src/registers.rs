@@ -1,0 +1,306 @@
+//! The board's state as registers show and change it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_radio::event::{self, Entry};
+use onehop_radio::{BUFFERS, Format, Limits, Shape, regs};
+
+use crate::space::Space;
+use crate::transmit::Tx;
+use crate::violation::{Book, Rule};
+use crate::{Config, Stats};
+
+/// How the receiver fills blocks, as it was set when it started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Setup {
+    pub shape: Shape,
+    pub addresses: [u32; BUFFERS as usize],
+}
+
+/// The receiver.
+#[derive(Default)]
+pub(crate) struct Rx {
+    /// DMA was started, the front end was, and software is ready: samples flow once all three are.
+    pub dma: bool,
+    pub front: bool,
+    pub ready: bool,
+    pub samples_z: u32,
+    pub format: u32,
+    pub setup: Option<Setup>,
+    /// Counts starts and stops, so that a block that is being filled knows that it is no longer wanted.
+    pub epoch: u64,
+    /// A block is being filled.
+    pub busy: bool,
+    pub filled: u64,
+    pub confirmed: u64,
+    /// Blocks since the start, lost ones too.
+    pub blocks: u64,
+    pub lost_since: u32,
+    pub origin: Option<Instant>,
+}
+
+/// Everything behind the lock.
+pub(crate) struct State {
+    pub config: Arc<Config>,
+    pub space: Arc<Space>,
+    pub book: Arc<Book>,
+    pub stats: Stats,
+    index: u32,
+    indexed: Vec<u32>,
+    page: Option<u64>,
+    routed: u32,
+    written: u64,
+    acked: u64,
+    pub loopback: bool,
+    /// What was transmitted and not received yet.
+    pub looped: VecDeque<u8>,
+    pub rx: Rx,
+    pub tx: Tx,
+    /// An interrupt is due once the lock is released.
+    pub raised: bool,
+    pub ended: bool,
+}
+
+impl State {
+    pub(crate) fn new(config: Arc<Config>, space: Arc<Space>, book: Arc<Book>) -> Self {
+        Self {
+            config,
+            space,
+            book,
+            stats: Stats::default(),
+            index: 0,
+            indexed: vec![0; regs::VIRTUAL_COUNT as usize],
+            page: None,
+            routed: 0,
+            written: 0,
+            acked: 0,
+            loopback: false,
+            looped: VecDeque::new(),
+            rx: Rx::default(),
+            tx: Tx::default(),
+            raised: false,
+            ended: false,
+        }
+    }
+
+    /// As after power-on. What was counted stays.
+    pub(crate) fn reset(&mut self) {
+        let epoch = self.rx.epoch + 1;
+        let (stats, busy) = (self.stats, (self.rx.busy, self.tx.busy));
+        *self = Self::new(self.config.clone(), self.space.clone(), self.book.clone());
+        (self.rx.epoch, self.stats, self.rx.busy, self.tx.busy) = (epoch, stats, busy.0, busy.1);
+    }
+
+    fn breach(&self, rule: Rule, detail: impl Into<String>) {
+        self.book.note(rule, detail);
+    }
+
+    /// A register of the indexed space.
+    pub(crate) fn indexed(&self, register: u32) -> u32 {
+        self.indexed.get((register - regs::VIRTUAL) as usize).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn read(&self, register: u32) -> u32 {
+        match register {
+            regs::RX_LOST => self.rx.lost_since,
+            regs::RX_STATUS => self.rx_status(),
+            regs::INDEX_DATA => self.indexed.get(self.index as usize).copied().unwrap_or(u32::MAX),
+            regs::TX_STATUS => self.tx.status(),
+            regs::TX_LATE => self.tx.late << 16,
+            _ => 0,
+        }
+    }
+
+    fn rx_status(&self) -> u32 {
+        let active = if self.rx.setup.is_some() || self.rx.busy { regs::RxStatus::ACTIVE } else { 0 };
+        (self.rx.confirmed & 0x3f) as u32 | ((self.rx.filled & 0x3f) as u32) << 8 | active
+    }
+
+    pub(crate) fn write(&mut self, register: u32, value: u32) {
+        match register {
+            regs::RX_CONFIRM => self.confirm(),
+            regs::RX_CONTROL => self.rx_control(value),
+            regs::INDEX if value >= regs::VIRTUAL_COUNT => {
+                self.breach(Rule::Index, format!("register {value:#x} of the indexed space"));
+            }
+            regs::INDEX => self.index = value,
+            regs::INDEX_DATA => self.write_indexed(value),
+            regs::NOTIFY_PAGE => {
+                self.page = (value & !0xfff != 0).then_some(u64::from(value & !0xfff));
+                (self.written, self.acked) = (0, 0);
+            }
+            regs::NOTIFY_ACK => self.ack(value & 0x3ff),
+            regs::TX_ENTRY => self.tx.entry = value,
+            regs::TX_TIME => self.post(value),
+            regs::TX_CONTROL => self.tx.control(value),
+            regs::ROUTE if value & 1 << 16 != 0 => self.routed |= 1 << (value & 0x1f),
+            regs::ROUTE => self.routed &= !(1 << (value & 0x1f)),
+            regs::LOOPBACK => {
+                self.loopback = value & 1 != 0;
+                self.looped.clear();
+            }
+            _ => {}
+        }
+    }
+
+    fn write_indexed(&mut self, value: u32) {
+        let register = regs::VIRTUAL + self.index;
+        if register == regs::RX_BASE + regs::FRONT {
+            return self.front(value);
+        }
+        let of_rx = register - regs::RX_BASE;
+        let shapes = of_rx < 32 || matches!(of_rx, regs::BURST_WORDS_Z | regs::BURSTS_Z | regs::RX_LIMIT_Z);
+        if self.rx.setup.is_some() && shapes {
+            self.breach(Rule::Running, format!("register {register:#x} written while samples flow"));
+        }
+        let addresses = [regs::RX_BASE, regs::TX_BASE];
+        let is_address = addresses.iter().any(|base| (*base..*base + BUFFERS).contains(&register));
+        if is_address && !value.is_multiple_of(4096) {
+            self.breach(Rule::Alignment, format!("buffer register {register:#x} = {value:#x}"));
+        }
+        self.indexed[self.index as usize] = value;
+    }
+
+    fn front(&mut self, value: u32) {
+        match regs::front::parts(value) {
+            (regs::front::SAMPLES_Z, samples_z) => self.rx.samples_z = samples_z,
+            (regs::front::FORMAT, format) => self.rx.format = format,
+            (regs::front::ORDER, order) if order & 0xff == regs::front::START => {
+                self.rx.front = true;
+                self.start_if_ready();
+            }
+            (regs::front::ORDER, _) => {
+                self.rx.front = false;
+                self.stop();
+            }
+            _ => self.breach(Rule::Shape, format!("front end command {value:#x}")),
+        }
+    }
+
+    fn rx_control(&mut self, value: u32) {
+        if value & regs::RX_READY != 0 {
+            self.rx.ready = true;
+            return self.start_if_ready();
+        }
+        if value & regs::RX_TIMER_RESET != 0 {
+            (self.rx.filled, self.rx.confirmed, self.rx.blocks, self.rx.lost_since) = (0, 0, 0, 0);
+        }
+        self.rx.dma = value & regs::RX_START != 0;
+        if self.rx.dma {
+            self.start_if_ready();
+        } else {
+            self.rx.ready = false;
+            self.stop();
+        }
+    }
+
+    fn stop(&mut self) {
+        if self.rx.setup.take().is_some() {
+            self.rx.epoch += 1;
+        }
+    }
+
+    fn start_if_ready(&mut self) {
+        if !(self.rx.dma && self.rx.front && self.rx.ready) || self.rx.setup.is_some() {
+            return;
+        }
+        if self.page.is_none() || self.routed & 1 << event::RX == 0 {
+            return self.breach(Rule::Events, "samples are started without a page for their events");
+        }
+        match self.setup() {
+            Ok(setup) => {
+                self.rx.setup = Some(setup);
+                self.rx.epoch += 1;
+                self.rx.origin = Some(Instant::now());
+                // The clock of samples goes on; only a reset sets it back.
+                self.stats.starts += 1;
+            }
+            Err((rule, why)) => self.breach(rule, why),
+        }
+    }
+
+    /// What all the settings add up to.
+    fn setup(&self) -> Result<Setup, (Rule, String)> {
+        let (width, channels, words) = regs::front::format_parts(self.rx.format);
+        let wrong = |why: String| (Rule::Shape, why);
+        let format =
+            Format::of_width(width).ok_or_else(|| wrong(format!("samples of width code {width}")))?;
+        if channels != regs::front::ONE_CHANNEL {
+            return Err(wrong(format!("channel code {channels}; this board has one channel")));
+        }
+        let of_rx = |register: u32| self.indexed(regs::RX_BASE + register);
+        let bursts = of_rx(regs::BURSTS_Z).saturating_add(1);
+        let shape = Shape { format, burst_samples: self.rx.samples_z.saturating_add(1), bursts };
+        let limits = Limits { max_bytes: self.config.max_bytes, ..Limits::USDR_RX };
+        if shape.burst_samples > limits.max_burst_samples || bursts > limits.max_bursts {
+            return Err(wrong(format!("{bursts} bursts of {} samples", shape.burst_samples)));
+        }
+        shape.check(&limits).map_err(|broken| wrong(broken.to_string()))?;
+        let said = [words, of_rx(regs::BURST_WORDS_Z).saturating_add(1)].map(|words| words.saturating_mul(8));
+        if said != [shape.burst_bytes(); 2] {
+            return Err(wrong(format!(
+                "bursts of {said:?} bytes, whose samples have {}",
+                shape.burst_bytes()
+            )));
+        }
+        let limit = of_rx(regs::RX_LIMIT_Z);
+        if limit == 0 || shape.bytes() > limit.saturating_add(1) {
+            return Err((
+                Rule::Limit,
+                format!("blocks of {} bytes in buffers of {limit} + 1", shape.bytes()),
+            ));
+        }
+        let mut addresses = [0; BUFFERS as usize];
+        for (buffer, addr) in (0..).zip(&mut addresses) {
+            *addr = of_rx(regs::ADDRESSES + buffer);
+        }
+        Ok(Setup { shape, addresses })
+    }
+
+    fn confirm(&mut self) {
+        if self.rx.confirmed >= self.rx.filled {
+            return self
+                .breach(Rule::Confirm, format!("buffer {} was given back unfilled", self.rx.confirmed));
+        }
+        self.rx.confirmed += 1;
+    }
+
+    fn ack(&mut self, pointer: u32) {
+        if self.written == 0 {
+            return;
+        }
+        let ahead = (u64::from(pointer >> 1) + 513 - (self.acked % 512)) % 512;
+        if ahead > self.written - self.acked {
+            return self
+                .breach(Rule::Ack, format!("pointer {pointer:#x} with {} events written", self.written));
+        }
+        self.acked += ahead;
+    }
+
+    /// Tells an event, if it is routed.
+    pub(crate) fn tell(&mut self, what: u32, data: [u32; 3]) {
+        let Some(page) = self.page.filter(|_| self.routed & 1 << what != 0) else { return };
+        if self.written - self.acked >= u64::from(event::ENTRIES) {
+            return self.breach(Rule::EventOverrun, format!("{} events, {} read", self.written, self.acked));
+        }
+        let Entry(words) = Entry::new((self.written % 512) as u32, what, data);
+        let at = page + self.written % u64::from(event::ENTRIES) * event::ENTRY_BYTES as u64;
+        let mut bytes = [0; 12];
+        for (part, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&words[1..]) {
+            *part = word.to_le_bytes();
+        }
+        let wrote = self.space.write(at + 4, &bytes).and_then(|()| self.space.write_word(at, words[0]));
+        if let Err(missed) = wrote {
+            self.breach(missed.rule(), format!("an event at bus {at:#x}"));
+        }
+        self.written += 1;
+        self.raised = true;
+    }
+
+    /// How long a block lasts.
+    pub(crate) fn block_time(&self, samples: u64) -> Duration {
+        Duration::from_secs_f64(samples as f64 / self.config.rate)
+    }
+}

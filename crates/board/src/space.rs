@@ -1,0 +1,176 @@
+//! What the board reaches over the bus.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use onehop_os::HostMem;
+
+use crate::config::P2p;
+
+/// A stretch of bus addresses.
+#[derive(Clone)]
+struct Piece {
+    mem: HostMem,
+    /// Whether it is a GPU's memory, for which the machine may have rules of its own.
+    peer: bool,
+}
+
+/// Why an access went nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Missed {
+    /// Nothing is mapped there, or not so far.
+    Unmapped,
+    /// The function is no bus master.
+    NoMaster,
+}
+
+/// The bus as the board sees it.
+pub(crate) struct Space {
+    pieces: RwLock<BTreeMap<u64, Piece>>,
+    master: AtomicBool,
+    p2p: P2p,
+}
+
+/// Memory within the board's reach. Dropping it waits for accesses that run.
+pub struct Reached {
+    space: Arc<Space>,
+    at: Vec<u64>,
+}
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        let mut pieces = self.space.pieces.write().unwrap_or_else(PoisonError::into_inner);
+        for at in &self.at {
+            pieces.remove(at);
+        }
+    }
+}
+
+impl Space {
+    pub(crate) fn new(p2p: P2p) -> Arc<Self> {
+        Arc::new(Self { pieces: RwLock::default(), master: AtomicBool::new(true), p2p })
+    }
+
+    pub(crate) fn set_master(&self, on: bool) {
+        // Behind the lock: an access that runs is over before this returns.
+        let _pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
+        self.master.store(on, Ordering::SeqCst);
+    }
+
+    /// Lets the board reach pieces of memory at these addresses; none if one of them is taken.
+    pub(crate) fn add(self: &Arc<Self>, new: Vec<(u64, HostMem)>, peer: bool) -> Option<Reached> {
+        let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
+        for (at, mem) in &new {
+            let end = at.checked_add(mem.len() as u64)?;
+            let before = pieces.range(..end).next_back();
+            if mem.is_empty() || before.is_some_and(|(start, piece)| start + piece.mem.len() as u64 > *at) {
+                return None;
+            }
+        }
+        let at = new.iter().map(|(at, _)| *at).collect();
+        pieces.extend(new.into_iter().map(|(at, mem)| (at, Piece { mem, peer })));
+        Some(Reached { space: self.clone(), at })
+    }
+
+    /// Pieces that are mapped.
+    pub(crate) fn count(&self) -> usize {
+        self.pieces.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Goes through the pieces of an access in order.
+    fn each(
+        &self,
+        at: u64,
+        bytes: usize,
+        mut work: impl FnMut(&Piece, usize, usize, usize),
+    ) -> Result<(), Missed> {
+        let pieces = self.pieces.read().unwrap_or_else(PoisonError::into_inner);
+        if !self.master.load(Ordering::SeqCst) {
+            return Err(Missed::NoMaster);
+        }
+        let mut done = 0;
+        while done < bytes {
+            let here = at.checked_add(done as u64).ok_or(Missed::Unmapped)?;
+            let (start, piece) = pieces.range(..=here).next_back().ok_or(Missed::Unmapped)?;
+            let offset = (here - start) as usize;
+            let count = piece.mem.len().saturating_sub(offset).min(bytes - done);
+            if count == 0 {
+                return Err(Missed::Unmapped);
+            }
+            work(piece, offset, done, count);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Writes, as posted writes: what the machine drops is not noticed.
+    pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<(), Missed> {
+        self.each(at, data.len(), |piece, offset, done, count| {
+            if !(piece.peer && self.p2p == P2p::Dropped) {
+                // The range was checked; memory that is mapped read-only swallows writes, as a bus does.
+                let _ = piece.mem.write(offset, &data[done..done + count]);
+            }
+        })
+    }
+
+    /// Writes a word so that whoever reads it sees all that was written before.
+    pub(crate) fn write_word(&self, at: u64, value: u32) -> Result<(), Missed> {
+        self.each(at, 4, |piece, offset, _, count| {
+            if let (4, Ok(word)) = (count, piece.mem.word(offset)) {
+                word.store(value, Ordering::Release);
+            }
+        })
+    }
+
+    /// Reads; what the machine drops reads as ones.
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Missed> {
+        self.each(at, out.len(), |piece, offset, done, count| {
+            let part = &mut out[done..done + count];
+            if piece.peer && matches!(self.p2p, P2p::Dropped | P2p::WritesOnly)
+                || piece.mem.read(offset, part).is_err()
+            {
+                part.fill(0xff);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reaches_what_is_mapped_and_nothing_else() {
+        let space = Space::new(P2p::Works);
+        let mem = HostMem::anonymous(8192).unwrap();
+        let parts = vec![(0x1000, mem.slice(0..4096).unwrap()), (0x2000, mem.slice(4096..8192).unwrap())];
+        let reached = space.add(parts, false).unwrap();
+        assert!(space.add(vec![(0x1800, mem.clone())], false).is_none());
+        space.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
+        assert_eq!(mem.to_vec(4094, 4).unwrap(), [1, 2, 3, 4]);
+        assert_eq!(space.write(0x2ffe, &[0; 4]), Err(Missed::Unmapped));
+        assert_eq!(space.write(u64::MAX, &[0; 4]), Err(Missed::Unmapped));
+        space.set_master(false);
+        assert_eq!(space.read(0x1000, &mut [0]), Err(Missed::NoMaster));
+        space.set_master(true);
+        drop(reached);
+        assert_eq!(space.read(0x1000, &mut [0]), Err(Missed::Unmapped));
+        assert_eq!(space.count(), 0);
+    }
+
+    #[test]
+    fn what_the_machine_drops_is_not_noticed() {
+        let mem = HostMem::anonymous(4096).unwrap();
+        for (p2p, written, read) in [(P2p::Works, 7, 7), (P2p::WritesOnly, 7, 0xff), (P2p::Dropped, 0, 0xff)]
+        {
+            mem.fill(0, 4096, 0).unwrap();
+            let space = Space::new(p2p);
+            let _reached = space.add(vec![(0x1000, mem.clone())], true).unwrap();
+            space.write(0x1000, &[7]).unwrap();
+            let mut back = [0];
+            space.read(0x1000, &mut back).unwrap();
+            assert_eq!((mem.to_vec(0, 1).unwrap()[0], back[0]), (written, read), "{p2p:?}");
+        }
+    }
+}

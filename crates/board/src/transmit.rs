@@ -1,0 +1,91 @@
+//! The transmitter's half of the board.
+
+use std::collections::VecDeque;
+
+use onehop_radio::{BUFFERS, Limits, event, regs};
+
+use crate::registers::State;
+use crate::violation::Rule;
+
+/// What is kept of what was transmitted.
+const KEPT: usize = 1 << 20;
+
+/// A buffer that was handed over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Buffer {
+    pub addr: u32,
+    pub bytes: u32,
+    pub time: Option<u64>,
+}
+
+/// The transmitter.
+#[derive(Default)]
+pub(crate) struct Tx {
+    pub entry: u32,
+    pub running: bool,
+    pub queue: VecDeque<Buffer>,
+    pub busy: bool,
+    pub posted: u64,
+    pub played: u64,
+    pub late: u32,
+    /// Samples that have been played.
+    pub clock: u64,
+    /// The end of what was transmitted.
+    pub sent: VecDeque<u8>,
+}
+
+impl Tx {
+    pub(crate) fn status(&self) -> u32 {
+        ((self.posted & 0x3f) as u32) << 8
+            | ((self.played & 0x3f) as u32) << 16
+            | u32::from(self.running) << 7
+    }
+
+    pub(crate) fn control(&mut self, value: u32) {
+        if value & regs::TX_RESET != 0 {
+            let (busy, sent) = (self.busy, std::mem::take(&mut self.sent));
+            *self = Self { busy, sent, ..Self::default() };
+        }
+        self.running = value & 3 == regs::TX_RUN;
+        if !self.running {
+            self.queue.clear();
+        }
+    }
+}
+
+impl State {
+    /// Takes a buffer that software hands over.
+    pub(crate) fn post(&mut self, time: u32) {
+        let (samples, time) = regs::tx_parts(self.tx.entry, time);
+        let breach = |why: String| self.book.note(Rule::Transmit, why);
+        if self.tx.posted - self.tx.played >= u64::from(BUFFERS) {
+            return breach(format!("buffer {} while all {BUFFERS} wait", self.tx.posted));
+        }
+        let bytes = samples * 4;
+        let limit = self.indexed(regs::TX_BASE + regs::TX_LIMIT_Z);
+        if limit == 0 || bytes > limit.saturating_add(1).min(Limits::USDR_TX.max_bytes) {
+            return breach(format!("{bytes} bytes in buffers of {limit} + 1"));
+        }
+        let buffer = (self.tx.posted % u64::from(BUFFERS)) as u32;
+        let addr = self.indexed(regs::TX_BASE + regs::ADDRESSES + buffer);
+        self.tx.posted += 1;
+        self.tx.queue.push_back(Buffer { addr, bytes, time });
+    }
+
+    /// What was in a buffer has been played.
+    pub(crate) fn played(&mut self, buffer: &Buffer, data: &[u8]) {
+        self.tx.late += u32::from(buffer.time.is_some_and(|time| time < self.tx.clock));
+        let samples = u64::from(buffer.bytes / 4);
+        self.tx.clock += samples;
+        self.tx.played += 1;
+        self.stats.transmitted_samples += samples;
+        self.tx.sent.extend(data);
+        let over = self.tx.sent.len().saturating_sub(KEPT);
+        self.tx.sent.drain(..over);
+        if self.loopback {
+            self.looped.extend(data);
+        }
+        let data = [self.tx.status(), self.tx.late << 16, self.tx.clock as u32];
+        self.tell(event::TX, data);
+    }
+}

@@ -1,0 +1,250 @@
+//! The board under a driver that does as little as one can: it fills, counts, loses and stops as the real one would, and
+//! writes down what the real one could not do.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_board::{Board, Config, Rule};
+use onehop_os::{HostMem, Interrupt, Mapped, Port};
+use onehop_radio::event::{self, Entry, RxReport};
+use onehop_radio::{BUFFERS, Format, Limits, Ring, Shape, regs};
+
+struct Host {
+    board: Board,
+    port: Port,
+    interrupt: Arc<dyn Interrupt>,
+    page: HostMem,
+    ring: HostMem,
+    shape: Shape,
+    read: u32,
+    mapped: Vec<Mapped>,
+}
+
+impl Host {
+    fn new(options: &str, format: Format, bytes: u32) -> Self {
+        let board = Board::new(Config::parse(options).unwrap()).unwrap();
+        let (port, interrupt) = (board.port(), board.interrupt());
+        let shape = Shape::of_bytes(format, &board.limits(), bytes).unwrap();
+        let page = port.mapper.alloc(4096).unwrap();
+        page.fill(0, 4096, 0xff).unwrap();
+        let ring = port.mapper.alloc(shape.ring_bytes() as usize).unwrap();
+        let mapped = vec![port.mapper.map(&page).unwrap(), port.mapper.map(&ring).unwrap()];
+        let host = Self { board, port, interrupt, page, ring, shape, read: 0, mapped };
+        let runs: Vec<_> = host.mapped[1].runs().iter().map(|run| (run.addr.0, run.len)).collect();
+        host.set_up(&runs);
+        host
+    }
+
+    fn write(&self, register: u32, value: u32) {
+        if register >= regs::VIRTUAL {
+            self.write(regs::INDEX, register - regs::VIRTUAL);
+            return self.write(regs::INDEX_DATA, value);
+        }
+        self.port.regs.write32(register * 4, value.swap_bytes());
+    }
+
+    fn read(&self, register: u32) -> u32 {
+        self.port.regs.read32(register * 4).swap_bytes()
+    }
+
+    fn set_up(&self, runs: &[(u64, u64)]) {
+        self.write(regs::NOTIFY_PAGE, self.mapped[0].contiguous().unwrap().0 as u32);
+        self.write(regs::ROUTE, regs::route(event::RX, 0));
+        let Ring(addresses) = Ring::plan(&self.shape, &Limits::USDR_RX, runs.iter().copied()).unwrap();
+        for (buffer, addr) in (0..).zip(addresses) {
+            self.write(regs::RX_BASE + buffer, addr);
+        }
+        let Shape { format, burst_samples, bursts } = self.shape;
+        let words = self.shape.burst_bytes() / 8;
+        self.write(regs::RX_BASE + regs::BURST_WORDS_Z, words - 1);
+        self.write(regs::RX_BASE + regs::BURSTS_Z, bursts - 1);
+        self.write(regs::RX_BASE + regs::RX_LIMIT_Z, self.shape.bytes() - 1);
+        use regs::front::{FORMAT, SAMPLES_Z, command};
+        self.front(command(SAMPLES_Z, burst_samples - 1));
+        self.front(command(FORMAT, regs::front::format(format.width(), words, 2)));
+    }
+
+    fn front(&self, command: u32) {
+        self.write(regs::RX_BASE + regs::FRONT, command);
+    }
+
+    fn start(&self) {
+        self.write(regs::RX_CONTROL, regs::RX_TIMER_RESET);
+        self.write(regs::RX_CONTROL, regs::RX_START);
+        self.front(regs::front::command(regs::front::ORDER, regs::front::START));
+        self.write(regs::RX_CONTROL, regs::RX_READY);
+    }
+
+    fn stop(&self) {
+        self.write(regs::RX_CONTROL, 0);
+        let until = Instant::now() + Duration::from_secs(20);
+        while regs::RxStatus(self.read(regs::RX_STATUS)).active() {
+            assert!(Instant::now() < until, "the board does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The next event that is there.
+    fn event(&mut self) -> Option<RxReport> {
+        let at = (self.read % event::ENTRIES) as usize * 16;
+        let mut words = [0; 4];
+        words[0] = self.page.word(at).unwrap().load(std::sync::atomic::Ordering::Acquire);
+        if !Entry(words).is(self.read % 512) {
+            return None;
+        }
+        for (i, word) in words.iter_mut().enumerate().skip(1) {
+            *word = self.page.word(at + i * 4).unwrap().load(std::sync::atomic::Ordering::Relaxed);
+        }
+        self.read += 1;
+        if self.read.is_multiple_of(event::ACK_EVERY) {
+            self.write(regs::NOTIFY_ACK, regs::ack(0, self.read));
+        }
+        Some(RxReport::from_data(Entry(words).data()))
+    }
+
+    fn next(&mut self) -> RxReport {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(report) = self.event() {
+                return report;
+            }
+            assert!(Instant::now() < until, "no event: {:?}", self.board.violations());
+            self.interrupt.wait(Duration::from_millis(50));
+        }
+    }
+
+    /// The bits of a sample of a buffer.
+    fn bits(&self, buffer: u64, sample: u32) -> u32 {
+        let at = buffer * self.shape.stride() + u64::from(sample * self.shape.format.bytes());
+        let bytes = self.ring.to_vec(at as usize, self.shape.format.bytes() as usize).unwrap();
+        bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        self.board.violations().iter().map(|violation| violation.rule).collect()
+    }
+}
+
+#[test]
+fn every_sample_is_sent_once_or_counted_as_lost() {
+    for format in Format::ALL {
+        let mut host = Host::new("usdr?signal=counter&rate=20M", format, 8192);
+        let samples = u64::from(host.shape.samples());
+        host.start();
+        let (mut delivered, mut lost) = (0u64, 0u64);
+        for block in 0..300u64 {
+            if block % 100 == 99 {
+                // Longer than the ring: blocks are lost meanwhile.
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let report = host.next();
+            lost += u64::from(report.lost);
+            assert_eq!(report.bursts, RxReport::whole(host.shape.bursts));
+            let first = (delivered + lost) * samples;
+            assert_eq!(report.time, first as u32);
+            for sample in [0, 1, host.shape.samples() - 1] {
+                let expected = (first as u32 + sample) & format.mask();
+                assert_eq!(host.bits(block % u64::from(BUFFERS), sample), expected, "block {block}");
+            }
+            delivered += 1;
+            host.write(regs::RX_CONFIRM, 0);
+        }
+        host.stop();
+        while let Some(report) = host.event() {
+            lost += u64::from(report.lost);
+            delivered += 1;
+        }
+        lost += u64::from(host.read(regs::RX_LOST));
+        let stats = host.board.stats();
+        assert!(stats.lost_blocks > 0, "nothing was lost");
+        assert_eq!((stats.sent_blocks, stats.lost_blocks), (delivered + lost, lost));
+        assert_eq!(host.rules(), []);
+    }
+}
+
+#[test]
+fn nothing_is_written_after_a_stop() {
+    let mut host = Host::new("usdr?signal=noise&rate=50M", Format::Ci16, 65536);
+    for _ in 0..50 {
+        host.start();
+        host.next();
+        host.stop();
+        host.ring.fill(0, host.ring.len(), 0xa5).unwrap();
+        while host.event().is_some() {}
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(host.ring.to_vec(0, host.ring.len()).unwrap().iter().all(|byte| *byte == 0xa5));
+    }
+    assert_eq!(host.rules(), []);
+}
+
+#[test]
+fn what_the_board_cannot_do_is_written_down_and_not_done() {
+    let host = Host::new("usdr?rate=1M", Format::Ci16, 8192);
+    host.port.regs.read32(4096);
+    host.port.regs.write32(2, 0);
+    host.write(regs::INDEX, regs::VIRTUAL_COUNT);
+    host.write(regs::RX_CONFIRM, 0);
+    host.write(regs::RX_BASE + 3, 0x1010);
+    assert_eq!(host.rules(), [Rule::Access, Rule::Access, Rule::Index, Rule::Confirm, Rule::Alignment]);
+
+    let host = Host::new("usdr", Format::Ci16, 8192);
+    host.write(regs::RX_BASE + regs::BURST_WORDS_Z, 7);
+    host.start();
+    host.write(regs::RX_BASE + regs::RX_LIMIT_Z, 99);
+    host.write(regs::RX_BASE + regs::BURST_WORDS_Z, host.shape.burst_bytes() / 8 - 1);
+    host.start();
+    host.write(regs::RX_BASE + regs::RX_LIMIT_Z, u32::MAX);
+    host.write(regs::NOTIFY_PAGE, 0);
+    host.start();
+    let rules = host.rules();
+    for rule in [Rule::Shape, Rule::Limit, Rule::Events] {
+        assert!(rules.contains(&rule), "{rule:?} is not in {rules:?}");
+    }
+    assert_eq!(host.board.stats().starts, 0);
+}
+
+#[test]
+fn dma_reaches_what_is_mapped_and_nothing_else() {
+    for (options, rule) in [
+        ("usdr?rate=10M", Rule::Unmapped),
+        ("usdr?rate=10M", Rule::BusMaster),
+        ("usdr?rate=10M&mask=24", Rule::Mask),
+    ] {
+        let host = Host::new(options, Format::Ci16, 8192);
+        // Addresses at which there is nothing, set by a driver that believes in 32 bits.
+        host.set_up(&[(0x4000_0000, host.shape.ring_bytes())]);
+        host.board.set_bus_master(rule != Rule::BusMaster);
+        host.start();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !host.rules().contains(&rule) {
+            assert!(Instant::now() < until, "{rule:?}: {:?}", host.rules());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        host.stop();
+    }
+}
+
+#[test]
+fn unread_events_are_not_overwritten() {
+    let mut host = Host::new("usdr?rate=100M", Format::Ci16, 4096);
+    host.start();
+    // Buffers are given back and events are not acknowledged.
+    for _ in 0..256 {
+        let until = Instant::now() + Duration::from_secs(20);
+        while (host.read(regs::RX_STATUS) & 0x3f) == (host.read(regs::RX_STATUS) >> 8 & 0x3f) {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+        host.write(regs::RX_CONFIRM, 0);
+    }
+    let until = Instant::now() + Duration::from_secs(20);
+    while !host.rules().contains(&Rule::EventOverrun) {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    host.stop();
+    assert_eq!((0..256).filter(|_| host.event().is_some()).count(), 256);
+    assert!(host.event().is_none());
+}

@@ -1,0 +1,73 @@
+/* Every function of sdr.h in C99, on the simulated board and the emulated GPU. */
+#include <onehop/sdr.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define IS(what) do { if (!(what)) { \
+    fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, onehop_last_error()); exit(1); } } while (0)
+#define FAILS(call, code, words) IS((call) == (code) && strstr(onehop_last_error(), words))
+
+#define SAMPLES 2048
+#define BLOCKS 200
+
+int main(void)
+{
+    onehop_gpu *gpu;
+    onehop_sdr *sdr = NULL;
+    size_t handle, count, i, overflows = 0;
+    const void *at;
+    void *addr;
+    int flags, got, block;
+    long long time, expected = 0;
+    static uint32_t samples[SAMPLES];
+
+    IS(onehop_gpu_open("emu", &gpu) == 0);
+    FAILS(onehop_sdr_open("0000:0b:00.0", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_NOT_POSSIBLE, "sim:usdr");
+    FAILS(onehop_sdr_open("sim:usdr?rate=x", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "samples a second");
+    FAILS(onehop_sdr_open("sim:usdr", gpu, "cf32", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "formats");
+    FAILS(onehop_sdr_open("sim:usdr", NULL, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "`gpu`");
+    IS(sdr == NULL);
+    IS(onehop_sdr_open("sim:usdr?signal=counter&rate=10M", gpu, "ci16", SAMPLES * 4, &sdr) == 0);
+    IS(strcmp(onehop_sdr_route(sdr), "cpu/direct") == 0);
+    count = onehop_sdr_num_direct_access_buffers(sdr);
+    IS(count == 32);
+    for (i = 0; i < count; i++)
+        IS(onehop_sdr_direct_access_buffer_addrs(sdr, i, &addr) == 0 && addr != NULL);
+    FAILS(onehop_sdr_direct_access_buffer_addrs(sdr, count, &addr), ONEHOP_ERROR_ARGUMENT, "no buffer 32");
+
+    IS(onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 0) == ONEHOP_SDR_TIMEOUT);
+    IS(onehop_sdr_activate(sdr) == 0);
+    for (block = 0; block < BLOCKS; ) {
+        got = onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 10000000);
+        if (got == ONEHOP_SDR_OVERFLOW) {
+            IS(flags == ONEHOP_SDR_END_ABRUPT);
+            overflows++;
+            expected = -1;
+            continue;
+        }
+        IS(got == SAMPLES && flags == ONEHOP_SDR_HAS_TIME);
+        IS(onehop_sdr_direct_access_buffer_addrs(sdr, handle, &addr) == 0 && addr == at);
+        IS(onehop_sdr_copy_out(sdr, handle, 0, samples, sizeof samples) == 0);
+        /* Ten million samples a second: a hundred nanoseconds each. */
+        IS(time / 100 == samples[0] && (expected < 0 || expected == samples[0]));
+        for (i = 0; i < SAMPLES; i++)
+            IS(samples[i] == samples[0] + i);
+        expected = (long long)samples[0] + SAMPLES;
+        FAILS(onehop_sdr_release_read_buffer(sdr, handle + 1), ONEHOP_ERROR_ARGUMENT, "not the oldest");
+        IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
+        block++;
+    }
+    FAILS(onehop_sdr_copy_out(sdr, 0, 1, samples, sizeof samples), ONEHOP_ERROR_ARGUMENT, "not within");
+    FAILS(onehop_sdr_release_read_buffer(sdr, 0), ONEHOP_ERROR_ARGUMENT, "not the oldest");
+    IS(onehop_sdr_acquire_read_buffer(sdr, NULL, &at, &flags, &time, 0) == ONEHOP_SDR_STREAM_ERROR);
+    IS(onehop_sdr_deactivate(sdr) == 0);
+    onehop_sdr_close(sdr);
+    onehop_sdr_close(NULL);
+    IS(*onehop_sdr_route(NULL) == 0 && onehop_sdr_num_direct_access_buffers(NULL) == 0);
+    onehop_gpu_close(gpu);
+    (void)overflows;
+    puts("all of it");
+    return 0;
+}

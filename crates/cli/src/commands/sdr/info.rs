@@ -1,0 +1,73 @@
+//! `onehop sdr info`: what a board can do, and what its ring would look like.
+
+use onehop_radio::BUFFERS;
+use serde_json::json;
+
+use super::Packing;
+use super::board::{self, BoardArg};
+use crate::error::Result;
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Show what a board can do
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  onehop sdr info --device sim:usdr")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    board: BoardArg,
+    #[command(flatten)]
+    packing: Packing,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args) -> Result<Report> {
+    let opened = board::open(&args.board)?;
+    let (card, config) = (opened.session.card(), opened.board.config());
+    let (rx, tx) = (card.profile.rx, card.profile.tx);
+    let shape = args.packing.shape(&rx)?;
+    let rate = config.rate;
+    let mut text = Text::default();
+    let model = if card.simulated { ", a model of a board" } else { "" };
+    text.row("board", format!("{}: {:04x}:{:04x}{model}", card.name, config.vendor, config.device));
+    text.row(
+        "dma",
+        format!("{BUFFERS} buffers for each stream, {} address bits, no scatter-gather", rx.mask_bits),
+    );
+    text.row(
+        "rx",
+        format!(
+            "buffers of at most {} in at most {} bursts",
+            units::bytes(rx.max_bytes.into()),
+            rx.max_bursts
+        ),
+    );
+    text.row("tx", format!("buffers of at most {}", units::bytes(tx.max_bytes.into())));
+    text.row("rate", format!("{:.3} million samples a second", rate / 1e6));
+    text.row(
+        "ring",
+        format!(
+            "{} of {} in {} bursts, {} in all; one is full every {}",
+            shape.format,
+            units::bytes(shape.bytes().into()),
+            shape.bursts,
+            units::bytes(shape.ring_bytes()),
+            units::time(std::time::Duration::from_secs_f64(f64::from(shape.samples()) / rate)),
+        ),
+    );
+    let document = json!({
+        "device": card.name,
+        "simulated": if card.simulated { vec!["board"] } else { vec![] },
+        "vendor": config.vendor,
+        "device_id": config.device,
+        "rate": rate,
+        "buffers": BUFFERS,
+        "mask_bits": rx.mask_bits,
+        "rx": { "max_bytes": rx.max_bytes, "max_bursts": rx.max_bursts, "max_burst_samples": rx.max_burst_samples },
+        "tx": { "max_bytes": tx.max_bytes },
+        "ring": {
+            "format": shape.format.name(), "bytes": shape.bytes(), "samples": shape.samples(), "bursts": shape.bursts,
+            "ring_bytes": shape.ring_bytes(),
+        },
+    });
+    Report::new(document, text)
+}

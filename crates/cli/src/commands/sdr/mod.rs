@@ -1,0 +1,93 @@
+//! `onehop sdr`: samples of a board into GPU memory, and out of it.
+
+pub(crate) mod info;
+pub(crate) mod rx;
+pub(crate) mod selftest;
+pub(crate) mod tx;
+
+mod board;
+mod load;
+mod picture;
+mod recording;
+mod view;
+
+use clap::Subcommand;
+use onehop_radio::{Format, Limits, Shape};
+use onehop_sdr::Route;
+
+use super::Context;
+use crate::error::{CliError, Result};
+use crate::report::Report;
+use crate::route::WhyNot;
+use crate::units;
+
+#[derive(Subcommand)]
+pub(crate) enum SdrCommand {
+    Info(info::Args),
+    Rx(rx::Args),
+    Tx(tx::Args),
+    Selftest(selftest::Args),
+}
+
+/// Runs one of them.
+pub(crate) fn run(command: &SdrCommand, context: &Context) -> Result<Report> {
+    match command {
+        SdrCommand::Info(args) => info::run(args),
+        SdrCommand::Rx(args) => rx::run(args, context),
+        SdrCommand::Tx(args) => tx::run(args, context),
+        SdrCommand::Selftest(args) => selftest::run(args),
+    }
+}
+
+/// How samples are packed.
+#[derive(Clone, clap::Args)]
+struct Packing {
+    /// How samples come over the wire
+    #[arg(long, value_name = "FORMAT", default_value = "ci16", value_parser = format)]
+    format: Format,
+    /// Bytes of a buffer, of which there are 32 [default: as many as the board can fill]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    buffer: Option<u64>,
+}
+
+impl Packing {
+    fn shape(&self, limits: &Limits) -> Result<Shape> {
+        let Some(bytes) = self.buffer else {
+            let largest = Shape::largest(self.format, limits);
+            return Ok(Shape::of_bytes(self.format, limits, limits.max_bytes).unwrap_or(largest));
+        };
+        let wrong = |why: String| CliError::Usage(format!("--buffer {bytes}: {why}"));
+        if bytes > u64::from(limits.max_bytes) {
+            return Err(wrong(format!("the board's buffers hold at most {} bytes", limits.max_bytes)));
+        }
+        Shape::of_bytes(self.format, limits, bytes as u32).map_err(|broken| wrong(broken.to_string()))
+    }
+}
+
+fn format(text: &str) -> std::result::Result<Format, String> {
+    let found = Format::ALL.into_iter().find(|format| format.name() == text);
+    found.ok_or_else(|| "formats are ci16 and ci12".into())
+}
+
+/// The value of `--route`: none is the best that works.
+fn route(text: &str) -> std::result::Result<Option<Route>, String> {
+    if text == "auto" {
+        return Ok(None);
+    }
+    let found = Route::BEST_FIRST.into_iter().find(|route| route.name() == text);
+    found.map(Some).ok_or_else(|| "routes of samples are auto, cpu/direct and cpu/pinned".into())
+}
+
+fn why_not(list: &[onehop_sdr::WhyNot]) -> Vec<WhyNot> {
+    let one = |no: &onehop_sdr::WhyNot| WhyNot {
+        route: no.route.name().into(),
+        reason: no.reason.clone(),
+        fix: no.fix.clone(),
+    };
+    list.iter().map(one).collect()
+}
+
+fn check_seconds(text: &str) -> std::result::Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "seconds from 0.01 to 86400 are wanted".into())
+}

@@ -1,0 +1,101 @@
+//! Samples in files as SigMF has them: `NAME.sigmf-data`, and `NAME.sigmf-meta` that says what they are.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::error::{CliError, Result};
+
+/// A recording under way.
+pub(super) struct Recording {
+    data: BufWriter<File>,
+    data_path: PathBuf,
+    meta_path: PathBuf,
+    datatype: &'static str,
+    rate: f64,
+    hardware: String,
+    samples: u64,
+    /// Where samples follow each other without a gap: in the file, and by the board's clock.
+    captures: Vec<(u64, u64)>,
+}
+
+impl Recording {
+    /// Begins one; what has these names is overwritten.
+    pub(super) fn create(base: &Path, datatype: &'static str, rate: f64, hardware: &str) -> Result<Self> {
+        let with = |end: &str| {
+            let mut name = base.as_os_str().to_owned();
+            name.push(end);
+            PathBuf::from(name)
+        };
+        let (data_path, meta_path) = (with(".sigmf-data"), with(".sigmf-meta"));
+        let file = File::create(&data_path).map_err(|e| CliError::file("creating", &data_path, e))?;
+        let data = BufWriter::with_capacity(1 << 20, file);
+        let captures = Vec::new();
+        let hardware = hardware.to_owned();
+        Ok(Self { data, data_path, meta_path, datatype, rate, hardware, samples: 0, captures })
+    }
+
+    /// Adds samples, of which the first has this number by the board's clock.
+    pub(super) fn add(&mut self, first: u64, samples: u64, bytes: &[u8]) -> Result<()> {
+        let follows = self.captures.last().is_some_and(|(at, number)| number + (self.samples - at) == first);
+        if !follows {
+            self.captures.push((self.samples, first));
+        }
+        self.data.write_all(bytes).map_err(|e| CliError::file("writing", &self.data_path, e))?;
+        self.samples += samples;
+        Ok(())
+    }
+
+    /// Writes what is left, and what the samples are. Gives the two paths.
+    pub(super) fn finish(mut self) -> Result<[PathBuf; 2]> {
+        self.data.flush().map_err(|e| CliError::file("writing", &self.data_path, e))?;
+        let text = format!("{:#}\n", self.meta());
+        std::fs::write(&self.meta_path, text).map_err(|e| CliError::file("writing", &self.meta_path, e))?;
+        Ok([self.data_path, self.meta_path])
+    }
+
+    fn meta(&self) -> Value {
+        let capture =
+            |(at, number): &(u64, u64)| json!({ "core:sample_start": at, "core:global_index": number });
+        json!({
+            "global": {
+                "core:datatype": self.datatype,
+                "core:sample_rate": self.rate,
+                "core:version": "1.0.0",
+                "core:hw": self.hardware,
+                "core:recorder": concat!("onehop ", env!("CARGO_PKG_VERSION")),
+                "core:num_channels": 1,
+            },
+            "captures": self.captures.iter().map(capture).collect::<Vec<_>>(),
+            "annotations": [],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_begin_a_new_capture() {
+        let base = std::env::temp_dir().join(format!("onehop-sigmf-{}", std::process::id()));
+        let mut recording = Recording::create(&base, "ci16_le", 1e6, "x").unwrap();
+        for first in [0, 2, 10, 12] {
+            recording.add(first, 2, &[0; 8]).unwrap();
+        }
+        let [data, meta] = recording.finish().unwrap();
+        assert_eq!(std::fs::metadata(&data).unwrap().len(), 32);
+        let document: Value = serde_json::from_slice(&std::fs::read(&meta).unwrap()).unwrap();
+        let starts = json!([
+            { "core:sample_start": 0, "core:global_index": 0 },
+            { "core:sample_start": 4, "core:global_index": 10 }
+        ]);
+        assert_eq!(document["captures"], starts);
+        assert_eq!(document["global"]["core:datatype"], "ci16_le");
+        for path in [data, meta] {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! `onehop sdr rx`: samples from a board into GPU memory, looked at by the GPU.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use onehop_radio::{Format, Shape};
+use onehop_sdr::{Counts, Processor, Receiver, Route, RxOptions, Settings, Sight};
+use serde_json::{Value, json};
+
+use super::board::{self, BoardArg, Opened};
+use super::load::CpuTime;
+use super::recording::Recording;
+use super::{Packing, check_seconds, picture, route, view, why_not};
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, Chosen, GpuArg};
+use crate::report::{Report, Text};
+use crate::units;
+
+/// How often what the GPU has seen is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Receive samples into GPU memory, and show what they are
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  onehop sdr rx --device 'sim:usdr?signal=chirp' --seconds 2 -g emu --png spectrum.png\n  \
+                  onehop sdr rx --device 'sim:usdr?signal=counter&rate=250M' --seconds 60 --json"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    board: BoardArg,
+    #[command(flatten)]
+    packing: Packing,
+    #[command(flatten)]
+    gpu: GpuArg,
+    /// The way that samples go: auto, cpu/direct or cpu/pinned
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
+    route: std::option::Option<Route>,
+    /// How long
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = check_seconds)]
+    seconds: f64,
+    /// What samples are multiplied with when they are converted
+    #[arg(long, value_name = "FACTOR", default_value = "1")]
+    gain: f32,
+    /// Leave the direct current in
+    #[arg(long)]
+    keep_dc: bool,
+    /// Bins of the spectrum: a power of two from 64 to 4096
+    #[arg(long, value_name = "BINS", default_value = "2048", value_parser = bins)]
+    bins: u32,
+    /// Write the spectrum as a picture
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+    /// Write the samples back out of GPU memory, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as cf32
+    #[arg(long, value_name = "NAME")]
+    out: Option<PathBuf>,
+}
+
+fn bins(text: &str) -> std::result::Result<u32, String> {
+    let bins = text.parse().ok().filter(|bins: &u32| bins.is_power_of_two() && (64..=4096).contains(bins));
+    bins.ok_or_else(|| "a power of two from 64 to 4096 is wanted".into())
+}
+
+/// What came of it.
+struct Taken {
+    sight: Sight,
+    counts: Counts,
+    crc: Option<u32>,
+    /// Samples that were checked, and those of them that were wrong.
+    checked: Option<(u64, u64)>,
+    first_wrong: Option<(u32, u32)>,
+    /// How long samples flowed, and how long it took until the last one had been looked at.
+    took: Duration,
+    whole: Duration,
+    cpu: CpuTime,
+    gpu_time: Duration,
+    stopped: bool,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    if !args.gain.is_finite() || args.gain == 0.0 {
+        return Err(CliError::Usage("--gain is a number, and not zero".into()));
+    }
+    let opened = board::open(&args.board)?;
+    let gpu = gpus::choose(&args.gpu)?;
+    let shape = args.packing.shape(&opened.session.card().profile.rx)?;
+    let counter = opened.board.config().signal.is_counter();
+    let patience = opened.patience(shape.samples());
+    let options = RxOptions { shape, only: args.route, self_test: Some(patience) };
+    let mut receiver = Receiver::open(&opened.session, &gpu.gpu, &options)?;
+    let settings = Settings { gain: args.gain, remove_dc: !args.keep_dc, log: args.bins.ilog2(), counter };
+    let processor = Processor::new(&gpu.gpu, shape, settings)?;
+    let before = opened.board.stats();
+    let taken = take(args, context, &opened, &mut receiver, processor)?;
+    let after = opened.board.stats();
+    if let Some(path) = &args.png {
+        picture::write(path, &taken.sight.spectrum)?;
+    }
+    let samples = u64::from(shape.samples());
+    let sent = (after.sent_blocks - before.sent_blocks) * samples;
+    let account = Account { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
+    let report = Report::new(account.document(args), account.text(args))?;
+    Ok(report.failed(account.failure()))
+}
+
+fn take(
+    args: &Args,
+    context: &Context,
+    opened: &Opened,
+    receiver: &mut Receiver,
+    mut processor: Processor,
+) -> Result<Taken> {
+    let Some(shape) = receiver.shape() else {
+        return Err(CliError::Failed("the board has lost its ring".into()));
+    };
+    let (rate, patience) = (opened.board.config().rate, opened.patience(shape.samples()));
+    let datatype = if shape.format == Format::Ci16 { "ci16_le" } else { "cf32_le" };
+    let create = |path: &PathBuf| Recording::create(path, datatype, rate, &opened.session.card().name);
+    let mut recording = args.out.as_ref().map(create).transpose()?;
+    let mut bytes = vec![0; recording.as_ref().map_or(0, |_| shape.samples() as usize * 8)];
+    let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Sight::default(), (0, 0), None);
+    let mut screen = Screen::new(context.json);
+    receiver.start()?;
+    let (begun, cpu) = (Instant::now(), CpuTime::now());
+    let (mut looked, mut flowing) = (begun, true);
+    let mut took = Duration::ZERO;
+    loop {
+        let over = begun.elapsed().as_secs_f64() >= args.seconds || context.stop.check().is_err();
+        if over && flowing {
+            receiver.stop()?;
+            (flowing, took) = (false, begun.elapsed());
+        }
+        let Some(block) = receiver.acquire(patience)? else {
+            if flowing {
+                return Err(CliError::Failed(format!(
+                    "the board sent nothing for {}",
+                    units::time(patience)
+                )));
+            }
+            break;
+        };
+        processor.process(block.memory(), block.first)?;
+        if let Some(recording) = &mut recording {
+            let raw = &mut bytes[..shape.bytes() as usize];
+            block.memory().read(0, raw)?;
+            crc = crc32c::crc32c_append(crc, raw);
+            let wide = shape.format == Format::Ci12;
+            if wide {
+                processor.converted().read(0, &mut bytes)?;
+            }
+            let part = if wide { &bytes[..] } else { &bytes[..shape.bytes() as usize] };
+            recording.add(block.first, shape.samples().into(), part)?;
+        }
+        drop(block);
+        if looked.elapsed() >= LOOK || !flowing {
+            looked = Instant::now();
+            see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
+            screen.show(&sight, &receiver.counts(), begun.elapsed(), shape);
+        }
+    }
+    see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
+    if let Some(recording) = recording.take() {
+        recording.finish()?;
+    }
+    Ok(Taken {
+        counts: receiver.counts(),
+        crc: args.out.as_ref().map(|_| crc),
+        checked: sight.wrong.map(|_| checked),
+        first_wrong,
+        took,
+        whole: begun.elapsed(),
+        cpu: CpuTime::now().since(cpu),
+        gpu_time: processor.gpu_time(),
+        stopped: context.stop.check().is_err(),
+        sight,
+    })
+}
+
+/// Takes what has been seen, if it is anything.
+fn see(
+    processor: &mut Processor,
+    sight: &mut Sight,
+    checked: &mut (u64, u64),
+    first_wrong: &mut Option<(u32, u32)>,
+) -> Result<()> {
+    let new = processor.take()?;
+    if new.samples > 0 {
+        checked.0 += new.samples;
+        checked.1 += new.wrong.unwrap_or(0);
+        *first_wrong = first_wrong.or(new.first_wrong);
+        *sight = new;
+    }
+    Ok(())
+}
+
+/// A line that is written again and again, where people watch.
+struct Screen(bool);
+
+impl Screen {
+    fn new(json: bool) -> Self {
+        Self(!json && std::io::stderr().is_terminal())
+    }
+
+    fn show(&mut self, sight: &Sight, counts: &Counts, time: Duration, shape: Shape) {
+        if self.0 {
+            let rate = counts.delivered as f64 * f64::from(shape.format.bytes())
+                / 1e9
+                / time.as_secs_f64().max(1e-9);
+            let words = format!("{rate:.2} GB/s, {} lost, {:.1} dBFS", counts.lost, sight.level);
+            let _ = write!(std::io::stderr(), "\r{} {words:<40}", view::line(&sight.spectrum));
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if self.0 {
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+}
+
+/// Everything that there is to tell.
+struct Account<'a> {
+    opened: &'a Opened,
+    gpu: &'a Chosen,
+    receiver: &'a Receiver,
+    shape: Shape,
+    taken: &'a Taken,
+    sent: u64,
+}
+
+impl Account<'_> {
+    fn bytes(&self) -> u64 {
+        self.taken.counts.delivered * u64::from(self.shape.format.bytes())
+    }
+
+    fn gbps(&self) -> f64 {
+        self.bytes() as f64 / 1e9 / self.seconds()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.taken.took.as_secs_f64().max(1e-9)
+    }
+
+    /// A part of all the time that it took.
+    fn share(&self, time: Duration) -> f64 {
+        time.as_secs_f64() / self.taken.whole.as_secs_f64().max(1e-9)
+    }
+
+    fn simulated(&self) -> Vec<&'static str> {
+        let parts = [(self.opened.session.card().simulated, "board"), (self.gpu.gpu.simulated(), "gpu")];
+        parts.into_iter().filter(|(is, _)| *is).map(|(_, name)| name).collect()
+    }
+
+    /// Where the strongest bin lies, and its level.
+    fn strongest(&self) -> (f64, f64) {
+        let spectrum = &self.taken.sight.spectrum;
+        let top = spectrum.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
+        let rate = self.opened.board.config().rate;
+        ((top.0 as f64 / spectrum.len().max(1) as f64 - 0.5) * rate, top.1)
+    }
+
+    fn verified(&self) -> Option<bool> {
+        self.taken.checked.map(|(_, wrong)| wrong == 0)
+    }
+
+    fn adds_up(&self) -> bool {
+        self.taken.counts.delivered + self.taken.counts.lost == self.sent
+    }
+
+    fn failure(&self) -> Option<CliError> {
+        if let (Some((checked, wrong @ 1..)), Some((expected, found))) =
+            (self.taken.checked, self.taken.first_wrong)
+        {
+            return Some(CliError::Mismatch(format!(
+                "{wrong} of {checked} samples in GPU memory are not those that were sent, first {found:#x} instead of \
+                 {expected:#x}"
+            )));
+        }
+        if !self.adds_up() {
+            let Counts { delivered, lost, .. } = self.taken.counts;
+            return Some(CliError::Failed(format!(
+                "{} were sent, {delivered} delivered and {lost} reported lost",
+                self.sent
+            )));
+        }
+        if self.opened.board.violation_count() > 0 {
+            let first = self.opened.board.violations().into_iter().next();
+            let words = first.map(|violation| format!("{}: {}", violation.rule.name(), violation.detail));
+            return Some(CliError::Failed(format!(
+                "the driver broke a rule of the board: {}",
+                words.unwrap_or_default()
+            )));
+        }
+        self.taken.stopped.then_some(CliError::Interrupted)
+    }
+
+    fn document(&self, args: &Args) -> Value {
+        let Taken { sight, counts, crc, took, cpu, gpu_time, .. } = self.taken;
+        let share = |time: &Duration| self.share(*time);
+        let stats = self.opened.board.stats();
+        let (strongest, level) = self.strongest();
+        let direct = self.receiver.route() == Route::Direct;
+        json!({
+            "device": self.opened.session.card().name,
+            "bytes": self.bytes(),
+            "seconds": took.as_secs_f64(),
+            "gbps": self.gbps(),
+            "route": self.receiver.route().name(),
+            "initiator": "cpu",
+            "simulated": self.simulated(),
+            "placement": { "sq": null, "cq": "host", "data": if direct { "vram" } else { "host" } },
+            "gpu": self.gpu.gpu.name(),
+            "why_not_better": why_not(self.receiver.why_not_better()),
+            "crc32c": crc.map(|crc| format!("{crc:08x}")),
+            "verified": self.verified(),
+            "commands": counts.blocks,
+            "retries": 0,
+            "errors": counts.clock_errors,
+            "format": self.shape.format.name(),
+            "block_bytes": self.shape.bytes(),
+            "samples": counts.delivered,
+            "lost_samples": counts.lost,
+            "gaps": counts.gaps,
+            "sent_samples": self.sent,
+            "samples_per_second": counts.delivered as f64 / self.seconds(),
+            "level_dbfs": sight.level,
+            "peak_dbfs": sight.peak,
+            "dc": sight.dc,
+            "strongest": { "hz": strongest, "dbfs": level },
+            "spectrum_dbfs": sight.spectrum,
+            "cpu_load": share(&cpu.ours),
+            "board_cpu_load": share(&cpu.board),
+            "gpu_load": share(gpu_time),
+            "board_behind_seconds": stats.most_behind.as_secs_f64(),
+            "out": args.out.as_ref().map(|path| path.display().to_string()),
+            "png": args.png.as_ref().map(|path| path.display().to_string()),
+        })
+    }
+
+    fn text(&self, args: &Args) -> Text {
+        let Taken { sight, counts, cpu, gpu_time, .. } = self.taken;
+        let card = self.opened.session.card();
+        let mut text = Text::default();
+        text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
+        text.row("gpu", format!("{}: {}", self.gpu.gpu.name(), self.gpu.why));
+        text.row(
+            "route",
+            match self.receiver.route() {
+                Route::Direct => "cpu/direct: the board wrote the ring in GPU memory",
+                Route::Pinned => {
+                    "cpu/pinned: the board wrote a ring in host memory, and blocks were copied from there"
+                }
+            },
+        );
+        for no in self.receiver.why_not_better() {
+            text.row("", format!("not {}: {}. {}", no.route.name(), no.reason, no.fix));
+        }
+        text.row(
+            "received",
+            format!(
+                "{} samples ({}) in {:.2} s: {:.3} million a second, {:.3} GB/s{}",
+                counts.delivered,
+                self.shape.format,
+                self.seconds(),
+                counts.delivered as f64 / self.seconds() / 1e6,
+                self.gbps(),
+                if self.simulated().is_empty() { "" } else { " (simulated: says nothing about hardware)" },
+            ),
+        );
+        let sum = if self.adds_up() { "which is what was sent" } else { "WHICH IS NOT WHAT WAS SENT" };
+        text.row(
+            "lost",
+            format!("{} samples in {} gaps; with those received {sum}", counts.lost, counts.gaps),
+        );
+        text.row(
+            "level",
+            format!(
+                "{:.1} dBFS, peak {:.1} dBFS, dc {:+.4} {:+.4}",
+                sight.level, sight.peak, sight.dc[0], sight.dc[1]
+            ),
+        );
+        let (hz, level) = self.strongest();
+        text.row("strongest", format!("{:+.6} MHz at {level:.1} dBFS", hz / 1e6));
+        let share = |time: &Duration| self.share(*time) * 100.0;
+        text.row(
+            "load",
+            format!(
+                "CPU {:.0} %, the simulated board's thread {:.0} %, GPU {:.1} %",
+                share(&cpu.ours),
+                share(&cpu.board),
+                share(gpu_time)
+            ),
+        );
+        text.row(
+            "verified",
+            match self.taken.checked {
+                Some((checked, 0)) => {
+                    format!("yes: the GPU found each of {checked} samples to be the one that its number says")
+                }
+                Some((_, wrong)) => format!("NO: {wrong} samples are not those that were sent"),
+                None => "this signal cannot tell (signal=counter can)".into(),
+            },
+        );
+        for path in args.out.iter().chain(&args.png) {
+            text.row("written", path.display());
+        }
+        for line in view::chart(&sight.spectrum, self.opened.board.config().rate) {
+            text.line(line);
+        }
+        text
+    }
+}

@@ -1,0 +1,123 @@
+//! `onehop sdr tx`: samples from a file by way of GPU memory to a board.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::board::{self, BoardArg};
+use super::{route, why_not};
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, GpuArg};
+use crate::report::{Report, Text};
+use crate::units;
+use onehop_sdr::{Route, Transmitter, TxOptions};
+
+/// Send samples from GPU memory to a board
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  onehop sdr tx --in recording.sigmf-data -g emu")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    board: BoardArg,
+    #[command(flatten)]
+    gpu: GpuArg,
+    /// Samples of 16 bits, I first, little-endian: ci16, the data of a SigMF recording
+    #[arg(long = "in", value_name = "FILE")]
+    input: PathBuf,
+    /// Bytes of a buffer
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = units::parse_size)]
+    buffer: u64,
+    /// The way that samples go: auto, cpu/direct or cpu/pinned
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
+    route: std::option::Option<Route>,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let mut file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;
+    let opened = board::open(&args.board)?;
+    let gpu = gpus::choose(&args.gpu)?;
+    let card = opened.session.card();
+    let bytes = u32::try_from(args.buffer).unwrap_or(u32::MAX);
+    let patience = opened.patience(card.profile.tx.max_bytes);
+    let options = TxOptions { bytes, only: args.route, self_test: patience };
+    let mut transmitter = Transmitter::open(&opened.session, &gpu.gpu, &options)?;
+    let mut chunk = vec![0; transmitter.bytes() as usize];
+    let (begun, mut sent, mut crc) = (Instant::now(), 0u64, 0);
+    loop {
+        context.stop.check()?;
+        let count = fill(&mut file, &mut chunk).map_err(|e| CliError::file("reading", &args.input, e))?;
+        let whole = count / 4 * 4;
+        if count != whole {
+            return Err(CliError::Usage(format!("{} ends within a sample", args.input.display())));
+        }
+        if whole == 0 {
+            break;
+        }
+        let block = transmitter.acquire(patience)?.ok_or_else(silent)?;
+        block.memory().write(0, &chunk[..whole])?;
+        block.submit((whole / 4) as u32, None)?;
+        crc = crc32c::crc32c_append(crc, &chunk[..whole]);
+        sent += whole as u64;
+    }
+    if !transmitter.drain(patience)? {
+        return Err(silent());
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let place = if transmitter.route() == Route::Direct { "vram" } else { "host" };
+    let mut text = Text::default();
+    text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
+    text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
+    text.row("route", format!("{}: the board reads {place} memory", transmitter.route().name()));
+    for no in transmitter.why_not_better() {
+        text.row("", format!("not {}: {}. {}", no.route.name(), no.reason, no.fix));
+    }
+    let rate = sent as f64 / 4e6 / seconds.max(1e-9);
+    text.row("sent", format!("{sent} bytes in {seconds:.2} s: {rate:.2} million samples a second"));
+    text.row("late", transmitter.late());
+    let simulated: Vec<_> = [(card.simulated, "board"), (gpu.gpu.simulated(), "gpu")]
+        .into_iter()
+        .filter(|(is, _)| *is)
+        .map(|(_, n)| n)
+        .collect();
+    let document = json!({
+        "device": card.name,
+        "bytes": sent,
+        "seconds": seconds,
+        "gbps": sent as f64 / 1e9 / seconds.max(1e-9),
+        "route": transmitter.route().name(),
+        "initiator": "cpu",
+        "simulated": simulated,
+        "placement": { "sq": null, "cq": "host", "data": place },
+        "gpu": gpu.gpu.name(),
+        "why_not_better": why_not(transmitter.why_not_better()),
+        "crc32c": format!("{crc:08x}"),
+        "verified": null,
+        "commands": transmitter.posted(),
+        "retries": 0,
+        "errors": 0,
+        "late": transmitter.late(),
+    });
+    Report::new(document, text)
+}
+
+fn silent() -> CliError {
+    CliError::Failed("the board does not take samples: it has told nothing for a long time".into())
+}
+
+/// Reads as much as there is.
+fn fill(file: &mut File, chunk: &mut [u8]) -> std::io::Result<usize> {
+    let mut done = 0;
+    while done < chunk.len() {
+        match file.read(&mut chunk[done..]) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,143 @@
+//! Kernels that work on samples: what is checked before one is started, so that it reaches nothing but its own memory.
+
+use std::time::Duration;
+
+use onehop_radio::Format;
+use onehop_radio::kernel::{self, BLOCKS, Check, Checked, Convert, Spectrum, Totals};
+
+use crate::{Error, Region, Result};
+
+/// What a kernel is to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Convert(Convert),
+    Spectrum(Spectrum),
+    Check(Check),
+}
+
+/// A kernel with the memory that it works on.
+#[derive(Clone, Debug)]
+pub struct SampleJob {
+    pub(crate) work: Work,
+    pub(crate) blocks: u32,
+    /// Kept until it has ended.
+    _memory: Vec<Region>,
+}
+
+/// Runs them.
+pub trait SampleKernels: Send {
+    /// Runs jobs one after the other, and waits for the last one's end. How long the GPU took by its own clock.
+    ///
+    /// # Errors
+    /// When they cannot be started, or fail.
+    fn run(&mut self, jobs: &[SampleJob]) -> Result<Duration>;
+}
+
+/// Checks that a region holds so many bytes on a multiple of 16.
+fn holds(what: &str, region: &Region, bytes: u64) -> Result<()> {
+    if (region.len() as u64) < bytes || !region.addr().0.is_multiple_of(16) {
+        let at = region.addr();
+        let why = format!("{what} needs {bytes} bytes on a multiple of 16, and has {} at {at}", region.len());
+        return Err(Error::Launch(why));
+    }
+    Ok(())
+}
+
+fn fours(samples: u32) -> Result<()> {
+    if samples == 0 || !samples.is_multiple_of(4) {
+        return Err(Error::Launch(format!("{samples} samples are no multiple of 4")));
+    }
+    Ok(())
+}
+
+impl SampleJob {
+    /// Bytes of the rows of totals of [`Self::convert`].
+    pub const TOTALS_BYTES: usize = (Totals::BYTES * BLOCKS as u64) as usize;
+    /// Bytes of the rows of [`Self::check`].
+    pub const CHECKED_BYTES: usize = (Checked::BYTES * BLOCKS as u64) as usize;
+
+    /// Samples to pairs of `f32`, less their direct current, times a gain; adds to the totals' rows.
+    ///
+    /// # Errors
+    /// When a region is too short.
+    pub fn convert(
+        (from, format): (&Region, Format),
+        to: &Region,
+        totals: &Region,
+        samples: u32,
+        gain: f32,
+        dc: [f32; 2],
+    ) -> Result<Self> {
+        fours(samples)?;
+        holds("the samples", from, u64::from(samples) * u64::from(format.bytes()))?;
+        holds("what they become", to, u64::from(samples) * 8)?;
+        holds("the totals", totals, Self::TOTALS_BYTES as u64)?;
+        let work = Work::Convert(Convert {
+            from: from.addr().0,
+            to: to.addr().0,
+            totals: totals.addr().0,
+            samples,
+            width: format.width(),
+            gain,
+            dc_i: dc[0],
+            dc_q: dc[1],
+            pad: 0,
+        });
+        Ok(Self { work, blocks: BLOCKS, _memory: vec![from.clone(), to.clone(), totals.clone()] })
+    }
+
+    /// Adds the power spectra of frames of `1 << log` pairs of `f32` to the rows of `power`.
+    ///
+    /// # Errors
+    /// When a region is too short, or the frames are.
+    pub fn spectrum(
+        from: &Region,
+        window: &Region,
+        twiddles: &Region,
+        power: &Region,
+        frames: u32,
+        log: u32,
+    ) -> Result<Self> {
+        if !(Spectrum::MIN_LOG..=Spectrum::MAX_LOG).contains(&log) || frames == 0 {
+            return Err(Error::Launch(format!(
+                "{frames} frames of 2^{log} samples; 2^6 to 2^12 are possible"
+            )));
+        }
+        let bins = 1u64 << log;
+        holds("the frames", from, bins * 8 * u64::from(frames))?;
+        holds("the window", window, bins * 4)?;
+        holds("the twiddles", twiddles, bins * 4)?;
+        holds("the power", power, bins * 4 * u64::from(BLOCKS))?;
+        let [from_at, window_at, twiddles_at, power_at] = [from, window, twiddles, power].map(|r| r.addr().0);
+        let work = Work::Spectrum(Spectrum {
+            from: from_at,
+            window: window_at,
+            twiddles: twiddles_at,
+            power: power_at,
+            frames,
+            log,
+        });
+        Ok(Self { work, blocks: BLOCKS, _memory: [from, window, twiddles, power].map(Region::clone).into() })
+    }
+
+    /// Whether samples are those of a counter from `first` on; adds to the rows.
+    ///
+    /// # Errors
+    /// When a region is too short.
+    pub fn check((from, format): (&Region, Format), rows: &Region, samples: u32, first: u32) -> Result<Self> {
+        fours(samples)?;
+        holds("the samples", from, u64::from(samples) * u64::from(format.bytes()))?;
+        holds("the rows", rows, Self::CHECKED_BYTES as u64)?;
+        let (from_at, rows_at, width) = (from.addr().0, rows.addr().0, format.width());
+        let work = Work::Check(Check { from: from_at, rows: rows_at, samples, width, first, pad: 0 });
+        Ok(Self { work, blocks: BLOCKS, _memory: vec![from.clone(), rows.clone()] })
+    }
+
+    /// Words of local memory of a block.
+    pub(crate) fn local_words(&self) -> u32 {
+        match self.work {
+            Work::Spectrum(job) => Spectrum::local_words(job.log),
+            Work::Convert(_) | Work::Check(_) => kernel::LOCAL_WORDS,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The memory of a ring: allocated, mapped for the board, and checked against its rules.
+
+use std::sync::Arc;
+
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_os::{HostMem, Mapped};
+use onehop_radio::{BUFFERS, Limits, Ring, Shape, regs};
+
+use crate::{Card, Result, Route};
+
+/// A ring of buffers. What keeps it within the board's reach goes before the memory does.
+pub(crate) struct RingMemory {
+    _mapped: Mapped,
+    pub region: Region,
+    pub ring: Ring,
+    pub shape: Shape,
+}
+
+impl RingMemory {
+    /// Memory for a route.
+    pub(crate) fn new(
+        card: &Card,
+        gpu: &Arc<dyn Gpu>,
+        shape: Shape,
+        limits: &Limits,
+        route: Route,
+    ) -> Result<Self> {
+        shape.check(limits)?;
+        let bytes = shape.ring_bytes() as usize;
+        let (region, mapped) = match route {
+            Route::Direct => {
+                let region = gpu.arena(bytes)?;
+                let mapped = card.mapper.map(&region)?;
+                (region, mapped)
+            }
+            Route::Pinned => {
+                let memory: HostMem = card.mapper.alloc(bytes)?;
+                let mapped = card.mapper.map(&memory)?;
+                (gpu.adopt(Place::PinnedHost, memory)?, mapped)
+            }
+        };
+        let runs = mapped.runs().iter().map(|run| (run.addr.0, run.len));
+        let ring = Ring::plan(&shape, limits, runs)?;
+        Ok(Self { _mapped: mapped, region, ring, shape })
+    }
+
+    /// Tells the board the addresses.
+    pub(crate) fn program(&self, card: &Card, base: u32) {
+        for (register, addr) in (base + regs::ADDRESSES..).zip(self.ring.0) {
+            card.write(register, addr);
+        }
+    }
+
+    /// Where a block lies in the region.
+    pub(crate) fn range(&self, buffer: u32) -> std::ops::Range<usize> {
+        let start = (u64::from(buffer % BUFFERS) * self.shape.stride()) as usize;
+        start..start + self.shape.bytes() as usize
+    }
+
+    /// The memory of a block.
+    pub(crate) fn block(&self, buffer: u32) -> Result<Region> {
+        Ok(self.region.slice(self.range(buffer))?)
+    }
+}

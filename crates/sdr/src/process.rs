@@ -1,0 +1,266 @@
+//! The GPU's part: samples to pairs of `f32` with gain and without the direct current, their level, and power spectra.
+
+use std::f64::consts::TAU;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_gpu::{Gpu, Place, Region, SampleJob, SampleKernels};
+use onehop_radio::Shape;
+use onehop_radio::kernel::{BLOCKS, Checked, Spectrum, Totals};
+
+use crate::{Error, Result};
+
+/// What is done to samples.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Settings {
+    /// What samples are multiplied with, full scale being 1.
+    pub gain: f32,
+    /// Whether the direct current is taken away, as the samples before showed it.
+    pub remove_dc: bool,
+    /// The logarithm of the bins of a spectrum: 6 to 12.
+    pub log: u32,
+    /// Whether the samples are those of a counter, which is checked.
+    pub counter: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { gain: 1.0, remove_dc: true, log: 11, counter: false }
+    }
+}
+
+/// What was seen of samples since the last look.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Sight {
+    /// How many samples.
+    pub samples: u64,
+    /// Their power in dB of full scale; that of a complex tone as large as can be is 0.
+    pub level: f64,
+    /// The largest I or Q in dB of full scale.
+    pub peak: f64,
+    /// Their direct current, as a part of full scale.
+    pub dc: [f64; 2],
+    /// The power in each bin in dB of full scale, the lowest frequency first.
+    pub spectrum: Vec<f64>,
+    /// Samples that a counter would not have sent; none where it was not asked for.
+    pub wrong: Option<u64>,
+    /// What was expected and found first, where some were wrong.
+    pub first_wrong: Option<(u32, u32)>,
+}
+
+/// Works on blocks of one shape.
+pub struct Processor {
+    kernels: Box<dyn SampleKernels>,
+    shape: Shape,
+    settings: Settings,
+    converted: Region,
+    totals: Region,
+    checked: Region,
+    window: Region,
+    twiddles: Region,
+    power: Region,
+    /// What a full-scale tone adds to its bin in each frame.
+    unit: f64,
+    dc: [f32; 2],
+    samples: u64,
+    frames: u64,
+    blocks: u64,
+    gpu_time: Duration,
+}
+
+impl Processor {
+    /// Prepares memory and kernels.
+    ///
+    /// # Errors
+    /// When the GPU has none, or blocks are too short for a spectrum.
+    pub fn new(gpu: &Arc<dyn Gpu>, shape: Shape, settings: Settings) -> Result<Self> {
+        let longest = shape.samples().checked_ilog2().unwrap_or(0);
+        let log = settings.log.min(longest);
+        if !(Spectrum::MIN_LOG..=Spectrum::MAX_LOG).contains(&log) {
+            let why =
+                format!("2^{log} bins of blocks of {} samples; 2^6 to 2^12 are possible", shape.samples());
+            return Err(Error::NotPossible { what: "a spectrum", why });
+        }
+        let bins = 1usize << log;
+        let vram = |bytes| gpu.alloc(Place::Vram, bytes);
+        let (window, unit) = window(bins);
+        let this = Self {
+            kernels: gpu.sample_kernels()?,
+            shape,
+            settings: Settings { log, ..settings },
+            converted: vram(shape.samples() as usize * 8)?,
+            totals: vram(SampleJob::TOTALS_BYTES)?,
+            checked: vram(SampleJob::CHECKED_BYTES)?,
+            window: vram(bins * 4)?,
+            twiddles: vram(bins * 4)?,
+            power: vram(bins * 4 * BLOCKS as usize)?,
+            unit,
+            dc: [0.0; 2],
+            samples: 0,
+            frames: 0,
+            blocks: 0,
+            gpu_time: Duration::ZERO,
+        };
+        this.window.write(0, &bytes(window))?;
+        this.twiddles.write(0, &bytes(twiddles(bins)))?;
+        Ok(this)
+    }
+
+    /// Has the GPU work on a block, whose first sample has this number, and waits for it.
+    ///
+    /// # Errors
+    /// When the block has another shape, or the GPU fails.
+    pub fn process(&mut self, memory: &Region, first: u64) -> Result<()> {
+        let (samples, format) = (self.shape.samples(), self.shape.format);
+        let frames = samples >> self.settings.log;
+        let dc = if self.settings.remove_dc { self.dc } else { [0.0; 2] };
+        let mut jobs = Vec::with_capacity(3);
+        let from = (memory, format);
+        jobs.push(SampleJob::convert(from, &self.converted, &self.totals, samples, self.settings.gain, dc)?);
+        jobs.push(SampleJob::spectrum(
+            &self.converted,
+            &self.window,
+            &self.twiddles,
+            &self.power,
+            frames,
+            self.settings.log,
+        )?);
+        if self.settings.counter {
+            jobs.push(SampleJob::check(from, &self.checked, samples, first as u32)?);
+        }
+        self.gpu_time += self.kernels.run(&jobs)?;
+        self.samples += u64::from(samples);
+        self.frames += u64::from(frames);
+        self.blocks += 1;
+        if self.blocks == 1 {
+            // There is nothing to take away before the first block has shown it.
+            self.learn_dc(&self.totals()?);
+        }
+        Ok(())
+    }
+
+    /// What the last block was converted to: pairs of `f32`, in GPU memory.
+    #[must_use]
+    pub fn converted(&self) -> &Region {
+        &self.converted
+    }
+
+    /// How long the GPU has worked, by its own clock.
+    #[must_use]
+    pub fn gpu_time(&self) -> Duration {
+        self.gpu_time
+    }
+
+    /// The bins of a spectrum.
+    #[must_use]
+    pub fn bins(&self) -> usize {
+        1 << self.settings.log
+    }
+
+    /// What has been seen since the last call of this.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn take(&mut self) -> Result<Sight> {
+        let totals = self.totals()?;
+        let count = self.samples.max(1) as f64;
+        let mean = totals.power as f64 / count / FULL / FULL;
+        let dc = [totals.i, totals.q].map(|sum| sum as f64 / count / FULL);
+        let wrong = self.wrong()?;
+        let sight = Sight {
+            samples: self.samples,
+            level: decibels(mean),
+            peak: 2.0 * decibels(f64::from(totals.peak) / FULL),
+            dc,
+            spectrum: self.spectrum()?,
+            wrong: wrong.as_ref().map(|wrong| wrong.count),
+            first_wrong: wrong.and_then(|wrong| wrong.first),
+        };
+        self.learn_dc(&totals);
+        for rows in [&self.totals, &self.power, &self.checked] {
+            rows.fill(0, rows.len(), 0)?;
+        }
+        (self.samples, self.frames) = (0, 0);
+        Ok(sight)
+    }
+
+    fn learn_dc(&mut self, totals: &Totals) {
+        let count = self.samples.max(1) as f64;
+        self.dc = [totals.i, totals.q].map(|sum| (sum as f64 / count / FULL) as f32);
+    }
+
+    fn totals(&self) -> Result<Totals> {
+        let rows = words(&self.totals)?;
+        Ok(rows
+            .as_chunks()
+            .0
+            .iter()
+            .map(|row| Totals::from_words(*row))
+            .fold(Totals::default(), Totals::plus))
+    }
+
+    fn wrong(&self) -> Result<Option<Wrong>> {
+        if !self.settings.counter {
+            return Ok(None);
+        }
+        let rows: Vec<_> =
+            words(&self.checked)?.as_chunks().0.iter().map(|row| Checked::from_words(*row)).collect();
+        let count = rows.iter().map(|row| u64::from(row.wrong)).sum();
+        let first = rows.iter().find(|row| row.wrong > 0).map(|row| (row.expected, row.found));
+        Ok(Some(Wrong { count, first }))
+    }
+
+    fn spectrum(&self) -> Result<Vec<f64>> {
+        let bins = self.bins();
+        let mut sums = vec![0.0; bins];
+        for row in words(&self.power)?.chunks_exact(bins) {
+            for (sum, word) in sums.iter_mut().zip(row) {
+                *sum += f64::from(f32::from_bits(*word));
+            }
+        }
+        let gain = f64::from(self.settings.gain).powi(2);
+        let scale = 1.0 / (self.unit * gain * self.frames.max(1) as f64);
+        // Bin 0 is the middle: what lies above half the rate is a negative frequency.
+        let order = (bins / 2..bins).chain(0..bins / 2);
+        Ok(order.map(|bin| decibels(sums[bin] * scale)).collect())
+    }
+}
+
+/// Samples that a counter would not have sent; of the first, what was expected and what was found.
+struct Wrong {
+    count: u64,
+    first: Option<(u32, u32)>,
+}
+
+/// A sample as large as can be.
+const FULL: f64 = 32768.0;
+
+/// A tenth of what nothing at all is given as.
+const FLOOR: f64 = 1e-20;
+
+fn decibels(power: f64) -> f64 {
+    10.0 * power.max(FLOOR).log10()
+}
+
+/// Hann's window, and what a tone as large as can be adds to its bin.
+fn window(bins: usize) -> (Vec<f32>, f64) {
+    let weight = |n: usize| 0.5 - 0.5 * (TAU * n as f64 / bins as f64).cos();
+    let sum: f64 = (0..bins).map(weight).sum();
+    ((0..bins).map(|n| weight(n) as f32).collect(), sum * sum)
+}
+
+/// `exp(-2πi k/n)` for the first half.
+fn twiddles(bins: usize) -> Vec<f32> {
+    let turn = |k: usize| TAU * k as f64 / bins as f64;
+    (0..bins / 2).flat_map(|k| [turn(k).cos() as f32, -turn(k).sin() as f32]).collect()
+}
+
+fn bytes(values: Vec<f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
+}
+
+fn words(region: &Region) -> Result<Vec<u32>> {
+    let mut bytes = vec![0; region.len() / 4 * 4];
+    region.read(0, &mut bytes)?;
+    Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+}

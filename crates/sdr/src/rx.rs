@@ -1,0 +1,461 @@
+//! Receiving.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use onehop_gpu::{Gpu, Region};
+use onehop_os::{Deadline, DmaMemory, Marks};
+use onehop_radio::event::RxReport;
+use onehop_radio::{BUFFERS, Shape, regs};
+
+use crate::memory::RingMemory;
+use crate::session::{Claim, Session, stop_rx};
+use crate::staging::Staging;
+use crate::{Card, Error, Result, Route, WhyNot};
+
+/// How to receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RxOptions {
+    /// How samples are packed into blocks.
+    pub shape: Shape,
+    /// This route and no other.
+    pub only: Option<Route>,
+    /// How long each of the 32 blocks of the data self-test may take to come; without it there is no such test, and
+    /// nothing shows that the machine forwards what the board writes.
+    pub self_test: Option<Duration>,
+}
+
+impl RxOptions {
+    /// Any route, with the self-test.
+    #[must_use]
+    pub fn new(shape: Shape) -> Self {
+        Self { shape, only: None, self_test: Some(Duration::from_secs(2)) }
+    }
+}
+
+/// What has been received since the start, in samples where nothing else is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Blocks that were lent out.
+    pub blocks: u64,
+    /// Samples in them.
+    pub delivered: u64,
+    /// Samples that the board reported as lost.
+    pub lost: u64,
+    /// How often something was lost.
+    pub gaps: u64,
+    /// Blocks whose time by the board is not the one that counting gives.
+    pub clock_errors: u64,
+}
+
+/// A block that has come.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    first: u64,
+    lost: u64,
+    missing: u64,
+    clock_error: bool,
+}
+
+/// Receives. Dropping it stops the board before its memory is given back.
+pub struct Receiver {
+    staging: Option<Staging<Arrival>>,
+    memory: Option<RingMemory>,
+    route: Route,
+    why_not_better: Vec<WhyNot>,
+    counts: Counts,
+    running: bool,
+    /// Blocks that were lent out beyond a borrow, the oldest first, and whether each has been dropped since.
+    held: VecDeque<bool>,
+    /// The next buffer that the board fills, and the number of its first sample.
+    next: u32,
+    position: u64,
+    claim: Claim,
+}
+
+/// A block of samples in GPU memory, for as long as this lives.
+pub struct Block<'a> {
+    receiver: &'a mut Receiver,
+    memory: Region,
+    /// The number of its first sample since the start; those that were lost count.
+    pub first: u64,
+    /// Samples that were lost just before it.
+    pub lost: u64,
+    /// Samples of it that were lost within: they hold what was there before.
+    pub missing: u64,
+    /// Which of [`Receiver::buffers`] it lies in.
+    pub handle: u32,
+    /// Whether [`Receiver::release`] gives it back, and not the end of this.
+    held: bool,
+}
+
+/// A block that was taken out of the reach of lifetimes: [`Receiver::release`] gives it back.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Where its samples lie, until it is given back.
+    pub memory: Region,
+    /// The number of its first sample since the start.
+    pub first: u64,
+    /// Samples that were lost just before it.
+    pub lost: u64,
+    /// Which of [`Receiver::buffers`] it lies in.
+    pub handle: u32,
+}
+
+impl Block<'_> {
+    /// Keeps it while others are acquired, for interfaces that know no lifetimes. Held blocks are given back in the order in
+    /// which they came, by [`Receiver::release`]; a start or stop of the receiver forgets them.
+    #[must_use]
+    pub fn hold(mut self) -> Held {
+        self.held = true;
+        let Self { first, lost, handle, .. } = self;
+        Held { memory: self.memory.clone(), first, lost, handle }
+    }
+
+    /// Where its samples lie: as the board sent them, in GPU memory.
+    #[must_use]
+    pub fn memory(&self) -> &Region {
+        &self.memory
+    }
+
+    /// How samples are packed.
+    #[must_use]
+    pub fn shape(&self) -> Option<Shape> {
+        self.receiver.shape()
+    }
+}
+
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        let receiver = &mut self.receiver;
+        match (self.held, receiver.held.is_empty()) {
+            (true, _) => receiver.held.push_back(false),
+            // Buffers go back in order: this one with those that are held before it.
+            (false, false) => receiver.held.push_back(true),
+            (false, true) => receiver.give_back(),
+        }
+    }
+}
+
+impl Receiver {
+    /// Prepares to receive by the best route that can be had, or by the one that was asked for.
+    ///
+    /// # Errors
+    /// When none can be had, with what was wrong with each.
+    pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &RxOptions) -> Result<Self> {
+        let mut why_not_better = Vec::new();
+        for route in
+            Route::BEST_FIRST.into_iter().filter(|route| options.only.is_none_or(|only| only == *route))
+        {
+            match Self::by_route(session, gpu, options, route) {
+                Ok(mut receiver) => {
+                    receiver.why_not_better = why_not_better;
+                    return Ok(receiver);
+                }
+                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
+                    return Err(error);
+                }
+                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
+            }
+        }
+        Err(Error::NoRoute(why_not_better))
+    }
+
+    fn by_route(
+        session: &Arc<Session>,
+        gpu: &Arc<dyn Gpu>,
+        options: &RxOptions,
+        route: Route,
+    ) -> Result<Self> {
+        let claim = session.claim(true)?;
+        let limits = session.card().profile.rx;
+        let memory = RingMemory::new(session.card(), gpu, options.shape, &limits, route)?;
+        let mut receiver = Self {
+            staging: None,
+            memory: Some(memory),
+            route,
+            why_not_better: Vec::new(),
+            counts: Counts::default(),
+            running: false,
+            held: VecDeque::new(),
+            next: 0,
+            position: 0,
+            claim,
+        };
+        if let Some(limit) = options.self_test {
+            receiver.prove(limit)?;
+        }
+        if route == Route::Pinned {
+            receiver.staging = Some(Staging::new(gpu, receiver.ring()?)?);
+        }
+        Ok(receiver)
+    }
+
+    fn card(&self) -> &Card {
+        self.session().card()
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.claim.session()
+    }
+
+    fn ring(&self) -> Result<&RingMemory> {
+        self.memory.as_ref().ok_or_else(|| Error::Gone { board: self.card().name.clone() })
+    }
+
+    /// Which way samples go.
+    #[must_use]
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Why no better way could be had.
+    #[must_use]
+    pub fn why_not_better(&self) -> &[WhyNot] {
+        &self.why_not_better
+    }
+
+    /// How samples are packed; none once the board did not stop.
+    #[must_use]
+    pub fn shape(&self) -> Option<Shape> {
+        self.memory.as_ref().map(|memory| memory.shape)
+    }
+
+    /// The addresses of the buffers on the bus.
+    #[must_use]
+    pub fn addresses(&self) -> [u32; BUFFERS as usize] {
+        self.memory.as_ref().map_or([0; BUFFERS as usize], |memory| memory.ring.0)
+    }
+
+    /// The GPU memory that blocks are lent out of: the ring, or the slots to which blocks are copied.
+    ///
+    /// # Errors
+    /// When the board kept its ring because it did not stop.
+    pub fn buffers(&self) -> Result<Vec<Region>> {
+        match &self.staging {
+            Some(staging) => staging.slots(),
+            None => (0..BUFFERS).map(|buffer| self.ring()?.block(buffer)).collect(),
+        }
+    }
+
+    /// Gives the oldest block back that was held; whether there was one.
+    pub fn release(&mut self) -> bool {
+        if self.held.pop_front().is_none() {
+            return false;
+        }
+        self.give_back();
+        while self.held.front() == Some(&true) {
+            self.held.pop_front();
+            self.give_back();
+        }
+        true
+    }
+
+    fn give_back(&mut self) {
+        match &mut self.staging {
+            Some(staging) => staging.release(),
+            None => self.card().write(regs::RX_CONFIRM, 0),
+        }
+    }
+
+    /// What has been received since the start.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Lets samples flow, from sample 0 on.
+    ///
+    /// # Errors
+    /// When the board is gone or does not stop what it did before.
+    pub fn start(&mut self) -> Result<()> {
+        self.halt()?;
+        if let Some(staging) = &mut self.staging {
+            staging.clear()?;
+        }
+        self.session().forget_filled()?;
+        (self.counts, self.next, self.position) = (Counts::default(), 0, 0);
+        self.held.clear();
+        let (card, memory) = (self.card(), self.ring()?);
+        let Shape { format, burst_samples, bursts } = memory.shape;
+        let words = memory.shape.burst_bytes() / 8;
+        card.write(regs::RX_BASE + regs::FRONT_RESET, 1);
+        card.write(regs::RX_BASE + regs::FRONT_RESET, 0);
+        card.write(regs::RX_CONTROL, regs::RX_TIMER_RESET);
+        memory.program(card, regs::RX_BASE);
+        card.write(regs::RX_BASE + regs::BURST_WORDS_Z, words - 1);
+        card.write(regs::RX_BASE + regs::BURSTS_Z, bursts - 1);
+        card.write(regs::RX_BASE + regs::LONG_EVENTS, 1);
+        card.write(regs::RX_BASE + regs::RX_LIMIT_Z, memory.shape.bytes() - 1);
+        card.front(regs::front::ORDER, regs::front::RESET_ALL);
+        card.front(regs::front::SAMPLES_Z, burst_samples - 1);
+        card.front(regs::front::ORDER, regs::front::IDLE);
+        let fifo = card.profile.rx.fifo_bytes / memory.shape.burst_bytes();
+        card.front(regs::front::FORMAT, regs::front::format(format.width(), words, fifo));
+        card.write(regs::RX_CONTROL, regs::RX_START);
+        card.front(regs::front::ORDER, regs::front::START);
+        card.write(regs::RX_CONTROL, regs::RX_READY);
+        self.running = true;
+        Ok(())
+    }
+
+    /// Ends the flow. Blocks that have come before can still be acquired.
+    ///
+    /// # Errors
+    /// When the board is gone or does not stop; it keeps its memory then.
+    pub fn stop(&mut self) -> Result<()> {
+        if !self.running {
+            return Ok(());
+        }
+        self.halt()?;
+        if self.card().profile.tells_tail {
+            let blocks = u64::from(self.card().read(regs::RX_LOST) & RxReport::MOST_LOST);
+            self.counts.lost += blocks * u64::from(self.ring()?.shape.samples());
+            self.counts.gaps += u64::from(blocks > 0);
+        }
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        self.running = false;
+        let stopped = stop_rx(self.card());
+        if let Err(error) = stopped {
+            // The board may still write there: nobody else is given this memory.
+            std::mem::forget(self.memory.take());
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The next block, if it comes in time; after a stop, if one is left.
+    ///
+    /// # Errors
+    /// When the board is gone or tells what cannot be, or the GPU fails.
+    pub fn acquire(&mut self, limit: Duration) -> Result<Option<Block<'_>>> {
+        let deadline = Deadline::after(if self.running { limit } else { Duration::ZERO });
+        let found = match self.route {
+            Route::Direct => self.arrival(deadline)?,
+            Route::Pinned => self.copied(deadline)?,
+        };
+        let Some((handle, memory, arrival)) = found else { return Ok(None) };
+        let Arrival { first, lost, missing, clock_error } = arrival;
+        self.counts.blocks += 1;
+        self.counts.delivered += u64::from(self.ring()?.shape.samples()) - missing;
+        self.counts.lost += lost + missing;
+        self.counts.gaps += u64::from(lost + missing > 0);
+        self.counts.clock_errors += u64::from(clock_error);
+        Ok(Some(Block { receiver: self, memory, first, lost, missing, handle, held: false }))
+    }
+
+    /// The next block that has come, in the ring.
+    fn arrival(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
+        let Some(report) = self.session().filled(deadline)? else { return Ok(None) };
+        let memory = self.ring()?;
+        let (block, shape) = (memory.block(self.next)?, memory.shape);
+        let samples = u64::from(shape.samples());
+        let lost = u64::from(report.lost) * samples;
+        let first = self.position + lost;
+        let there = (report.bursts & RxReport::whole(shape.bursts)).count_ones();
+        let missing = u64::from(shape.bursts - there) * u64::from(shape.burst_samples);
+        let clock_error = self.card().profile.tells_time && report.time != first as u32;
+        let handle = self.next;
+        self.next = (self.next + 1) % BUFFERS;
+        self.position = first + samples;
+        Ok(Some((handle, block, Arrival { first, lost, missing, clock_error })))
+    }
+
+    /// The next block that has come and was copied.
+    fn copied(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
+        loop {
+            let has_room = self.staging.as_ref().is_some_and(Staging::has_room);
+            let is_idle = self.staging.as_ref().is_none_or(Staging::is_empty);
+            // What has come is sent on at once; only who has nothing else to wait for waits for more.
+            let patience = if is_idle { deadline } else { Deadline::after(Duration::ZERO) };
+            let came = if has_room { self.arrival(patience)? } else { None };
+            let from = match &came {
+                Some((buffer, ..)) => self.ring()?.range(*buffer).start,
+                None => 0,
+            };
+            let Some(staging) = &mut self.staging else { return Ok(None) };
+            let begun = came.is_some();
+            if let Some((.., arrival)) = came {
+                staging.begin(from, arrival)?;
+            }
+            if !begun {
+                staging.wait_oldest()?;
+            }
+            let (ended, found) = (staging.ended()?, if begun { None } else { staging.take()? });
+            for _ in 0..ended {
+                self.card().write(regs::RX_CONFIRM, 0);
+            }
+            if found.is_some() || !begun {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Shows that what the board sends arrives: words in every part of every buffer have to be overwritten. That
+    /// everything was set up without an error shows nothing.
+    fn prove(&mut self, limit: Duration) -> Result<()> {
+        let memory = self.ring()?;
+        let bytes = u64::from(memory.shape.bytes());
+        let step = bytes.min(512);
+        let marks = Marks { first: 0, step, count: bytes / step, word: random_word() };
+        for buffer in 0..BUFFERS {
+            memory.block(buffer)?.mark(&marks)?;
+        }
+        self.start()?;
+        let proved = self.watch(&marks, limit);
+        self.stop()?;
+        self.session().forget_filled()?;
+        proved
+    }
+
+    fn watch(&mut self, marks: &Marks, limit: Duration) -> Result<()> {
+        for buffer in 0..BUFFERS {
+            let Some((_, block, _)) = self.arrival(Deadline::after(limit))? else {
+                return Err(Error::Lost {
+                    what: format!("the board filled {buffer} of {BUFFERS} buffers, and none within {limit:?} after that"),
+                    fix: "See what it is clocked with, and whether its interrupts and events arrive (onehop sdr selftest)"
+                        .into(),
+                });
+            };
+            let left = block.marks_left(marks)?;
+            self.card().write(regs::RX_CONFIRM, 0);
+            if left > 0 {
+                return Err(Error::Lost {
+                    what: format!(
+                        "the board says that buffer {buffer} is filled, and {left} of {} parts of it were not written: the \
+                         machine drops what the board writes there",
+                        marks.count
+                    ),
+                    fix: "Put board and GPU behind one root complex or switch that forwards peer-to-peer writes, or use \
+                          cpu/pinned"
+                        .into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        // A board that does not stop keeps its memory: `halt` sees to that.
+        if self.memory.is_some() && self.halt().is_ok() {
+            self.card().write(regs::RX_BASE + regs::RX_LIMIT_Z, 0);
+            for buffer in 0..BUFFERS {
+                self.card().write(regs::RX_BASE + regs::ADDRESSES + buffer, 0);
+            }
+        }
+    }
+}
+
+/// A word that no board sends by chance.
+fn random_word() -> u64 {
+    let now =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+    let mixed = now.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1
+}

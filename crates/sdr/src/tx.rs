@@ -1,0 +1,261 @@
+//! Transmitting. The board reads the buffers, and far fewer machines forward a device's reads of GPU memory than its
+//! writes: that it works is shown by what comes back through the board's loopback, or GPU memory is not used.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_gpu::{Gpu, Region};
+use onehop_os::Deadline;
+use onehop_radio::{BUFFERS, Format, Shape, regs};
+
+use crate::memory::RingMemory;
+use crate::rx::{Receiver, RxOptions};
+use crate::session::{Claim, Session, stop_tx};
+use crate::{Card, Error, Result, Route, WhyNot};
+
+/// How to transmit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TxOptions {
+    /// Bytes of a buffer, of samples of 16 bits.
+    pub bytes: u32,
+    /// This route and no other.
+    pub only: Option<Route>,
+    /// How long the self-test may take.
+    pub self_test: Duration,
+}
+
+/// Transmits. Dropping it stops the board before its memory is given back.
+pub struct Transmitter {
+    memory: Option<RingMemory>,
+    route: Route,
+    why_not_better: Vec<WhyNot>,
+    posted: u64,
+    claim: Claim,
+}
+
+/// A free buffer that a GPU kernel may fill; handed over by [`TxBlock::submit`].
+pub struct TxBlock<'a> {
+    transmitter: &'a mut Transmitter,
+    memory: Region,
+}
+
+impl TxBlock<'_> {
+    /// The buffer.
+    #[must_use]
+    pub fn memory(&self) -> &Region {
+        &self.memory
+    }
+
+    /// Hands over its first `samples` samples, to be played at a time of the sample clock or at once. Whoever filled it is
+    /// done: a kernel has ended.
+    ///
+    /// # Errors
+    /// When it does not hold so many.
+    pub fn submit(self, samples: u32, time: Option<u64>) -> Result<()> {
+        let most = (self.memory.len() / 4) as u32;
+        if samples == 0 || samples > most {
+            let why = format!("a buffer holds 1 to {most} samples");
+            return Err(Error::NotPossible { what: "transmitting a block", why });
+        }
+        let card = self.transmitter.card();
+        let [entry, low] = regs::tx_entry(samples, time);
+        card.write(regs::TX_ENTRY, entry);
+        card.write(regs::TX_TIME, low);
+        self.transmitter.posted += 1;
+        Ok(())
+    }
+}
+
+impl Transmitter {
+    /// Prepares to transmit by the best route that can be had, or by the one that was asked for.
+    ///
+    /// # Errors
+    /// When none can be had, with what was wrong with each.
+    pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &TxOptions) -> Result<Self> {
+        let mut why_not_better = Vec::new();
+        for route in
+            Route::BEST_FIRST.into_iter().filter(|route| options.only.is_none_or(|only| only == *route))
+        {
+            match Self::by_route(session, gpu, options, route) {
+                Ok(mut transmitter) => {
+                    transmitter.why_not_better = why_not_better;
+                    return Ok(transmitter);
+                }
+                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
+                    return Err(error);
+                }
+                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
+            }
+        }
+        Err(Error::NoRoute(why_not_better))
+    }
+
+    fn by_route(
+        session: &Arc<Session>,
+        gpu: &Arc<dyn Gpu>,
+        options: &TxOptions,
+        route: Route,
+    ) -> Result<Self> {
+        let claim = session.claim(false)?;
+        let limits = session.card().profile.tx;
+        let shape = Shape::of_bytes(Format::Ci16, &limits, options.bytes)?;
+        let memory = RingMemory::new(session.card(), gpu, shape, &limits, route)?;
+        let mut transmitter =
+            Self { memory: Some(memory), route, why_not_better: Vec::new(), posted: 0, claim };
+        if route == Route::Direct {
+            transmitter.prove(gpu, options.self_test)?;
+        }
+        transmitter.start()?;
+        Ok(transmitter)
+    }
+
+    fn card(&self) -> &Card {
+        self.claim.session().card()
+    }
+
+    fn ring(&self) -> Result<&RingMemory> {
+        self.memory.as_ref().ok_or_else(|| Error::Gone { board: self.card().name.clone() })
+    }
+
+    /// Which way samples go: the board reads GPU memory, or the GPU writes host memory and the board reads that.
+    #[must_use]
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Why no better way could be had.
+    #[must_use]
+    pub fn why_not_better(&self) -> &[WhyNot] {
+        &self.why_not_better
+    }
+
+    /// Bytes of a buffer.
+    #[must_use]
+    pub fn bytes(&self) -> u32 {
+        self.memory.as_ref().map_or(0, |memory| memory.shape.bytes())
+    }
+
+    /// Buffers that have been handed over.
+    #[must_use]
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Buffers that came too late for their time.
+    #[must_use]
+    pub fn late(&self) -> u32 {
+        self.card().read(regs::TX_LATE) >> 16
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.halt()?;
+        self.claim.session().forget_played()?;
+        self.posted = 0;
+        let (card, memory) = (self.card(), self.ring()?);
+        memory.program(card, regs::TX_BASE);
+        card.write(regs::TX_BASE + regs::TX_LIMIT_Z, memory.shape.bytes() - 1);
+        card.write(regs::TX_CONTROL, regs::TX_RESET);
+        card.write(regs::TX_CONTROL, regs::TX_RUN);
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<()> {
+        if let Err(error) = stop_tx(self.card()) {
+            // The board may still read there: nobody else is given this memory.
+            std::mem::forget(self.memory.take());
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The next free buffer, if one becomes free in time.
+    ///
+    /// # Errors
+    /// When the board is gone or tells what cannot be.
+    pub fn acquire(&mut self, limit: Duration) -> Result<Option<TxBlock<'_>>> {
+        let least = (self.posted + 1).saturating_sub(u64::from(BUFFERS));
+        if self.played(least, limit)?.is_none() {
+            return Ok(None);
+        }
+        let memory = self.ring()?.block((self.posted % u64::from(BUFFERS)) as u32)?;
+        Ok(Some(TxBlock { transmitter: self, memory }))
+    }
+
+    fn played(&self, least: u64, limit: Duration) -> Result<Option<u64>> {
+        let played = self.claim.session().played(least, Deadline::after(limit))?;
+        if played.is_some_and(|played| played > self.posted) {
+            let what = "more buffers were played than handed over".to_owned();
+            return Err(Error::Confused { board: self.card().name.clone(), what });
+        }
+        Ok(played)
+    }
+
+    /// Whether all buffers that were handed over have been played in time.
+    ///
+    /// # Errors
+    /// As for [`Self::acquire`].
+    pub fn drain(&self, limit: Duration) -> Result<bool> {
+        Ok(self.played(self.posted, limit)?.is_some())
+    }
+
+    /// Shows that what lies in GPU memory is what the board reads there.
+    fn prove(&mut self, gpu: &Arc<dyn Gpu>, limit: Duration) -> Result<()> {
+        if !self.card().profile.loopback {
+            return Err(Error::Lost {
+                what: "this board has no loopback by which its reads of GPU memory could be shown to work"
+                    .into(),
+                fix: "Use cpu/pinned: the GPU writes host memory, and the board reads that".into(),
+            });
+        }
+        let session = self.claim.session().clone();
+        let limits = session.card().profile.rx;
+        let shape = Shape::of_bytes(Format::Ci16, &limits, self.bytes())?;
+        let options = RxOptions { shape, only: Some(Route::Pinned), self_test: None };
+        let mut receiver = Receiver::open(&session, gpu, &options)?;
+        self.start()?;
+        session.card().write(regs::LOOPBACK, 1);
+        let proved = self.echo(&mut receiver, shape, limit);
+        session.card().write(regs::LOOPBACK, 0);
+        receiver.stop()?;
+        self.halt()?;
+        proved
+    }
+
+    fn echo(&mut self, receiver: &mut Receiver, shape: Shape, limit: Duration) -> Result<()> {
+        receiver.start()?;
+        for round in 0..BUFFERS {
+            let pattern: Vec<u8> = (0..shape.samples())
+                .flat_map(|n| (n.wrapping_add(round << 20)).wrapping_mul(0x9e37_79b9).to_le_bytes())
+                .collect();
+            let block = self.acquire(limit)?.ok_or_else(|| unread(round))?;
+            block.memory().write(0, &pattern)?;
+            block.submit(shape.samples(), None)?;
+            let back = receiver.acquire(limit)?.ok_or_else(|| unread(round))?;
+            let mut got = vec![0; pattern.len()];
+            back.memory().read(0, &mut got)?;
+            if got != pattern {
+                let wrong = got.iter().zip(&pattern).filter(|(a, b)| a != b).count();
+                return Err(Error::Lost {
+                    what: format!("the board read {wrong} of {} bytes of buffer {round} wrongly", pattern.len()),
+                    fix: "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unread(round: u32) -> Error {
+    Error::Lost {
+        what: format!("what was transmitted from buffer {round} did not come back"),
+        fix: "Use cpu/pinned: the GPU writes host memory, and the board reads that".into(),
+    }
+}
+
+impl Drop for Transmitter {
+    fn drop(&mut self) {
+        if self.memory.is_some() && self.halt().is_ok() {
+            self.card().write(regs::TX_BASE + regs::TX_LIMIT_Z, 0);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A simulated board and a GPU: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that name.
+
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_board::{Board, Config};
+use onehop_gpu::cuda::Cuda;
+use onehop_gpu::{Emulated, Gpu};
+use onehop_radio::{Format, Shape};
+use onehop_sdr::{Card, Profile, Receiver, RxOptions, Session};
+
+/// How long something may take that takes no time: these machines are busy.
+pub const LONG: Duration = Duration::from_secs(20);
+
+pub struct Bench {
+    pub session: Arc<Session>,
+    pub gpu: Arc<dyn Gpu>,
+    pub board: Board,
+}
+
+pub fn gpu() -> Arc<dyn Gpu> {
+    match std::env::var("ONEHOP_TEST_GPU") {
+        Ok(name) => Arc::new(Cuda::load().unwrap().open(&name).unwrap()),
+        Err(_) => Arc::new(Emulated::new()),
+    }
+}
+
+pub fn bench(options: &str) -> Bench {
+    let board = Board::new(Config::parse(options).unwrap()).unwrap();
+    let card = Card::new(&board.port(), board.interrupt(), profile(&board));
+    Bench { session: Session::open(card).unwrap(), gpu: gpu(), board }
+}
+
+pub fn profile(board: &Board) -> Profile {
+    Profile { rx: board.limits(), tells_time: board.config().tells_time, ..Profile::SIMULATED }
+}
+
+impl Bench {
+    pub fn shape(&self, format: Format, bytes: u32) -> Shape {
+        Shape::of_bytes(format, &self.board.limits(), bytes).unwrap()
+    }
+
+    pub fn receiver(&self, options: &RxOptions) -> onehop_sdr::Result<Receiver> {
+        Receiver::open(&self.session, &self.gpu, options)
+    }
+
+    /// Nothing was done that a real board could not follow.
+    pub fn is_clean(&self) {
+        assert_eq!(self.board.violations(), []);
+    }
+}

@@ -1,0 +1,227 @@
+//! Streams from and to the simulated board: every sample is delivered once or reported as lost, by every route, and each
+//! machine that cannot do it says so.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{LONG, bench};
+use onehop_board::{Board, Config};
+use onehop_radio::Format;
+use onehop_sdr::{Card, Error, Profile, Route, RxOptions, Session, Transmitter, TxOptions, self_test};
+
+/// The bits of a sample of a block.
+fn bits(bytes: &[u8], format: Format, sample: u32) -> u32 {
+    let at = (sample * format.bytes()) as usize;
+    bytes[at..at + format.bytes() as usize].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
+}
+
+#[test]
+fn every_sample_is_delivered_once_or_reported_as_lost() {
+    for (route, format) in
+        [(Route::Direct, Format::Ci16), (Route::Pinned, Format::Ci16), (Route::Pinned, Format::Ci12)]
+    {
+        let bench = bench("usdr?signal=counter&rate=20M");
+        let shape = bench.shape(format, 8192);
+        if route == Route::Direct && !bench.gpu.simulated() {
+            continue;
+        }
+        let mut receiver = bench.receiver(&RxOptions { only: Some(route), ..RxOptions::new(shape) }).unwrap();
+        assert_eq!((receiver.route(), receiver.why_not_better()), (route, &[][..]));
+        let before = bench.board.stats();
+        receiver.start().unwrap();
+        let mut next = 0;
+        for turn in 0..200 {
+            if turn % 80 == 79 {
+                // Longer than the ring and what is on its way: blocks are lost meanwhile.
+                std::thread::sleep(Duration::from_millis(60));
+            }
+            let block = receiver.acquire(LONG).unwrap().unwrap();
+            assert_eq!(block.first, next + block.lost);
+            let mut bytes = vec![0; shape.bytes() as usize];
+            block.memory().read(0, &mut bytes).unwrap();
+            for sample in 0..shape.samples() {
+                assert_eq!(
+                    bits(&bytes, format, sample),
+                    (block.first as u32).wrapping_add(sample) & format.mask()
+                );
+            }
+            next = block.first + u64::from(shape.samples());
+        }
+        receiver.stop().unwrap();
+        while receiver.acquire(LONG).unwrap().is_some() {}
+        let (counts, after) = (receiver.counts(), bench.board.stats());
+        let samples = u64::from(shape.samples());
+        assert!(counts.lost > 0 && counts.gaps > 0, "nothing was lost");
+        assert_eq!(counts.delivered + counts.lost, (after.sent_blocks - before.sent_blocks) * samples);
+        assert_eq!(counts.lost, (after.lost_blocks - before.lost_blocks) * samples);
+        assert_eq!(counts.clock_errors, 0);
+        drop(receiver);
+        bench.is_clean();
+    }
+}
+
+#[test]
+fn starts_and_stops_leave_nothing_behind() {
+    let bench = bench("usdr?rate=50M&signal=noise");
+    let shape = bench.shape(Format::Ci16, 16 << 10);
+    let mapped = bench.board.mapper().mappings();
+    let mut receiver = bench.receiver(&RxOptions { self_test: None, ..RxOptions::new(shape) }).unwrap();
+    for _ in 0..1000 {
+        receiver.start().unwrap();
+        receiver.acquire(LONG).unwrap().unwrap();
+    }
+    drop(receiver);
+    assert_eq!(bench.board.mapper().mappings(), mapped);
+    assert!(bench.board.stats().starts >= 1000);
+    bench.is_clean();
+}
+
+#[test]
+fn a_receiver_dropped_while_samples_flow_gives_its_memory_back_afterwards() {
+    let bench = bench("usdr?rate=100M");
+    let shape = bench.shape(Format::Ci16, 16 << 10);
+    for _ in 0..100 {
+        let mut receiver = bench.receiver(&RxOptions { self_test: None, ..RxOptions::new(shape) }).unwrap();
+        assert!(matches!(bench.receiver(&RxOptions::new(shape)), Err(Error::Busy { .. })));
+        receiver.start().unwrap();
+        receiver.acquire(LONG).unwrap().unwrap();
+    }
+    assert_eq!(bench.board.mapper().mappings(), 1);
+    // The board would have written down what it wrote into memory that was gone.
+    bench.is_clean();
+}
+
+#[test]
+fn blocks_may_be_held_and_go_back_in_order() {
+    for route in [Route::Direct, Route::Pinned] {
+        let bench = bench("usdr?rate=20M&signal=counter");
+        if route == Route::Direct && !bench.gpu.simulated() {
+            continue;
+        }
+        let shape = bench.shape(Format::Ci16, 8192);
+        let options = RxOptions { only: Some(route), self_test: None, ..RxOptions::new(shape) };
+        let mut receiver = bench.receiver(&options).unwrap();
+        let buffers = receiver.buffers().unwrap();
+        receiver.start().unwrap();
+        for _ in 0..40 {
+            let mut held = Vec::new();
+            for turn in 0..4 {
+                let block = receiver.acquire(LONG).unwrap().unwrap();
+                assert_eq!(block.memory().addr(), buffers[block.handle as usize].addr());
+                // Dropped between held ones: it goes back with them.
+                if turn != 2 {
+                    held.push(block.hold());
+                }
+            }
+            for block in held {
+                let mut bytes = [0; 4];
+                block.memory.read(0, &mut bytes).unwrap();
+                assert_eq!(u32::from_le_bytes(bytes), block.first as u32);
+                assert!(receiver.release());
+            }
+            assert!(!receiver.release());
+        }
+        drop(receiver);
+        bench.is_clean();
+    }
+}
+
+#[test]
+fn what_keeps_samples_from_gpu_memory_is_named() {
+    let cases = [
+        ("usdr?rate=20M&iommu=off", "mask", "IOMMU"),
+        ("usdr?rate=20M&p2p=refused", "refused", "cpu/pinned"),
+        ("usdr?rate=20M&p2p=dropped", "drops what the board writes", "cpu/pinned"),
+    ];
+    for (options, reason, fix) in cases {
+        let bench = bench(options);
+        let shape = bench.shape(Format::Ci16, 16 << 10);
+        let mut receiver = bench.receiver(&RxOptions::new(shape)).unwrap();
+        assert_eq!(receiver.route(), Route::Pinned);
+        let [no] = receiver.why_not_better() else { panic!("{:?}", receiver.why_not_better()) };
+        assert_eq!(no.route, Route::Direct);
+        if bench.gpu.simulated() {
+            assert!(no.reason.contains(reason) && no.fix.contains(fix), "{options}: {no:?}");
+        }
+        receiver.start().unwrap();
+        assert!(receiver.acquire(LONG).unwrap().is_some());
+        drop(receiver);
+        let only = RxOptions { only: Some(Route::Direct), ..RxOptions::new(shape) };
+        assert!(matches!(bench.receiver(&only), Err(Error::NoRoute(_))));
+        bench.is_clean();
+    }
+    // BAR1 below 4 GiB needs no IOMMU.
+    let bench = bench("usdr?rate=20M&iommu=off&bar=low");
+    let receiver = bench.receiver(&RxOptions::new(bench.shape(Format::Ci16, 16 << 10))).unwrap();
+    assert_eq!(receiver.route() == Route::Direct, bench.gpu.simulated());
+}
+
+#[test]
+fn transmitted_samples_are_those_that_were_submitted() {
+    for (options, route) in [("usdr?rate=50M", Route::Direct), ("usdr?rate=50M&p2p=writes", Route::Pinned)] {
+        let bench = bench(options);
+        let tx = TxOptions { bytes: 16 << 10, only: None, self_test: LONG };
+        let mut transmitter = Transmitter::open(&bench.session, &bench.gpu, &tx).unwrap();
+        let route = if bench.gpu.simulated() { route } else { Route::Pinned };
+        assert_eq!(transmitter.route(), route, "{:?}", transmitter.why_not_better());
+        let samples = transmitter.bytes() / 4;
+        for round in 0..50u32 {
+            let block = transmitter.acquire(LONG).unwrap().unwrap();
+            let data: Vec<u8> = (0..samples).flat_map(|n| (round * samples + n).to_le_bytes()).collect();
+            block.memory().write(0, &data).unwrap();
+            block.submit(samples, None).unwrap();
+        }
+        assert!(transmitter.drain(LONG).unwrap());
+        let sent = bench.board.transmitted();
+        let expected: Vec<u8> = (0..50 * samples).flat_map(u32::to_le_bytes).collect();
+        assert!(sent.ends_with(&expected[expected.len() - sent.len().min(expected.len())..]));
+        let block = transmitter.acquire(LONG).unwrap().unwrap();
+        assert!(matches!(block.submit(samples + 1, None), Err(Error::NotPossible { .. })));
+        drop(transmitter);
+        bench.is_clean();
+    }
+}
+
+#[test]
+fn the_self_test_tells_a_good_machine_from_a_bad_one() {
+    for (options, failing) in [
+        ("usdr?rate=20M&signal=counter", &[][..]),
+        ("usdr?rate=20M&p2p=dropped", &["rx to GPU memory", "tx from GPU memory"]),
+        ("usdr?rate=20M&p2p=writes", &["tx from GPU memory"]),
+    ] {
+        let bench = bench(options);
+        if !bench.gpu.simulated() {
+            return;
+        }
+        let shape = bench.shape(Format::Ci16, 8192);
+        let steps = self_test(&bench.session, &bench.gpu, shape, options.contains("counter"), LONG);
+        let bad: Vec<_> =
+            steps.iter().filter(|step| step.passed != Some(true)).map(|step| step.name).collect();
+        assert_eq!(bad, failing, "{steps:#?}");
+        assert!(steps.iter().all(|step| step.passed != Some(false) || !step.fix.is_empty()));
+        bench.is_clean();
+    }
+}
+
+#[test]
+fn a_board_that_is_silent_is_named_and_not_waited_for() {
+    let bench = bench("usdr?rate=1k");
+    let shape = bench.shape(Format::Ci16, 1 << 20);
+    let options = RxOptions { self_test: Some(Duration::from_millis(50)), ..RxOptions::new(shape) };
+    let Err(Error::NoRoute(list)) = bench.receiver(&options) else {
+        panic!("it cannot have filled a buffer")
+    };
+    assert!(list.iter().all(|no| no.reason.contains("filled 0 of 32") || !bench.gpu.simulated()), "{list:?}");
+}
+
+#[test]
+fn a_board_that_left_the_bus_is_named() {
+    let board = Board::new(Config::default()).unwrap();
+    let (port, interrupt) = (board.port(), board.interrupt());
+    drop(board);
+    let card = Card::new(&port, interrupt, Profile::SIMULATED);
+    assert!(matches!(Session::open(card).map(|_| ()), Err(Error::Gone { .. })));
+}

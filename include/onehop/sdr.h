@@ -1,0 +1,72 @@
+/*
+ * Samples of an SDR board in GPU memory, for programs in C and C++: the calls of SoapySDR's direct buffers, with addresses of
+ * the GPU. Link with libonehop.so. onehop.h says how errors are told; acquire answers as SoapySDR does.
+ *
+ * One thread at a time acquires and releases; any other may ask the rest.
+ */
+#ifndef ONEHOP_SDR_H
+#define ONEHOP_SDR_H
+
+#include "onehop.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A receiver that is open. */
+typedef struct onehop_sdr onehop_sdr;
+
+/* What onehop_sdr_acquire_read_buffer answers; the numbers are SoapySDR's. */
+enum onehop_sdr_answer {
+    /* No block in time, or all are lent. */
+    ONEHOP_SDR_TIMEOUT = -1,
+    /* The board or the GPU failed: onehop_last_error() says how. */
+    ONEHOP_SDR_STREAM_ERROR = -2,
+    /* Samples were lost before the block that the next call gives; its time tells how many. */
+    ONEHOP_SDR_OVERFLOW = -4
+};
+
+/* Its flags; the bits are SoapySDR's. */
+enum onehop_sdr_flag {
+    /* The time is set. */
+    ONEHOP_SDR_HAS_TIME = 4,
+    /* The samples before do not lead up to those that follow. */
+    ONEHOP_SDR_END_ABRUPT = 8
+};
+
+/*
+ * Opens a receiver, by the best way that samples can go; a self-test with data shows that they arrive.
+ * device: sim:usdr with options, as on the command line. format: "ci16" or "ci12". buffer_bytes: of each buffer; 0 for the most.
+ */
+int onehop_sdr_open(const char *device, const onehop_gpu *gpu, const char *format, uint32_t buffer_bytes, onehop_sdr **sdr);
+
+/* "cpu/direct" when the board writes GPU memory, "cpu/pinned" when blocks are copied there. Stays until it is closed. */
+const char *onehop_sdr_route(const onehop_sdr *sdr);
+
+/* How many buffers there are, and where each lies: addresses of the GPU, for kernels and not for the CPU. */
+size_t onehop_sdr_num_direct_access_buffers(const onehop_sdr *sdr);
+int onehop_sdr_direct_access_buffer_addrs(const onehop_sdr *sdr, size_t handle, void **buffs);
+
+/* Lets samples flow from number 0 on, and ends that. Blocks that are lent are the board's again after a start. */
+int onehop_sdr_activate(const onehop_sdr *sdr);
+int onehop_sdr_deactivate(const onehop_sdr *sdr);
+
+/*
+ * The next block: how many samples it has, or an answer below zero. handle is the buffer, buffs its address on the GPU, time_ns
+ * the time of its first sample since the start. It stays until it is released; blocks are released in the order in which they came.
+ */
+int onehop_sdr_acquire_read_buffer(const onehop_sdr *sdr, size_t *handle, const void **buffs, int *flags,
+                                   long long *time_ns, long timeout_us);
+int onehop_sdr_release_read_buffer(const onehop_sdr *sdr, size_t handle);
+
+/* Copies bytes of a buffer out of GPU memory. */
+int onehop_sdr_copy_out(const onehop_sdr *sdr, size_t handle, size_t offset, void *to, size_t bytes);
+
+/* Stops the board and closes the receiver; null is allowed. */
+void onehop_sdr_close(onehop_sdr *sdr);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
