@@ -10,7 +10,7 @@ use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 use crate::units;
 
-/// Measure what queues cost
+/// Measure what queues cost, and how fast weights are loaded
 #[derive(clap::Args)]
 #[command(subcommand_required = true, after_help = "Example:\n  onehop bench queue")]
 pub(crate) struct Args {
@@ -21,6 +21,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum What {
     Queue(QueueArgs),
+    Load(super::load::bench::Args),
 }
 
 /// Who drives the queues.
@@ -104,7 +105,10 @@ struct QueueArgs {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
-    let What::Queue(args) = &args.what;
+    let args = match &args.what {
+        What::Queue(args) => args,
+        What::Load(args) => return super::load::bench::run(args, context),
+    };
     let mut text = Text::default();
     let mut document = json!({});
     let mut rows = Vec::new();

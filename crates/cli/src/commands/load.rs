@@ -1,6 +1,7 @@
 //! `onehop load`: the tensors of model files into GPU memory.
 
 mod account;
+pub(crate) mod bench;
 mod local;
 pub(crate) mod owned;
 mod verdict;

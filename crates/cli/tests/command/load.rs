@@ -223,3 +223,21 @@ fn files_of_a_drives_own_file_system_are_read() {
     refuse(&["read", "-d", "sim:mem:1M", "-g", "emu", "--path", "/x"], 1, "no file system");
     refuse(&["read", "-d", &drive, "--path", "/x", "--lba", "0", "--blocks", "1"], 2, "--lba");
 }
+
+#[test]
+fn a_bench_loads_again_and_again_and_checks_each() {
+    let dir = Dir::new();
+    let file = dir.path().join("m.safetensors");
+    model(&file, &TENSORS, 3);
+    let bytes: usize = TENSORS.iter().map(|(_, bytes)| bytes).sum();
+    let (code, bench) = json(&["bench", "load", text(&file), "-g", "emu", "--loads", "3"]);
+    assert_eq!(code, 0, "{bench}");
+    assert_eq!((&bench["bytes"], &bench["verified"]), (&json!(bytes), &json!(true)));
+    let rows = bench["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    let rate = |value: &serde_json::Value| value.as_f64().unwrap();
+    assert!(rows.iter().all(|row| rate(&row["gbps"]) > 0.0 && row["route"] == "cpu/cached"), "{bench}");
+    assert!(rate(&bench["lowest_gbps"]) <= rate(&bench["median_gbps"]));
+    refuse(&["bench", "load", text(&file), "--loads", "0"], 2, "loads");
+    refuse(&["bench", "load", text(&dir.path().join("absent.safetensors"))], 1, "absent");
+}

@@ -21,7 +21,7 @@ pub(super) struct Document {
     format: &'static str,
     tensors: usize,
     #[serde(flatten)]
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
     /// From the command's start, GPU start-up included.
     pub(super) total_seconds: f64,
     pub(super) gpu_start_seconds: f64,

@@ -56,23 +56,23 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-fn ring_plan(model: &Model, selection: &Selection) -> Result<Plan> {
+pub(super) fn ring_plan(model: &Model, selection: &Selection) -> Result<Plan> {
     Ok(Plan::new(model, selection, plan::Options::ring()).map_err(onehop_load::Error::from)?)
 }
 
-fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Result<Prepared> {
+pub(super) fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Result<Prepared> {
     let plans: Vec<_> = plans.iter().collect();
     Ok(Prepared::for_all(&plans, &model.files, options)?)
 }
 
 /// What a load is to tell beside its bytes.
-struct Wanted {
-    sums: bool,
-    started: Instant,
-    gpu_start: Duration,
+pub(super) struct Wanted {
+    pub(super) sums: bool,
+    pub(super) started: Instant,
+    pub(super) gpu_start: Duration,
 }
 
-fn carry_out(
+pub(super) fn carry_out(
     model: &Model,
     shares: Vec<Share>,
     prepared: Prepared,

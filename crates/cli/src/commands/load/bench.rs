@@ -1,0 +1,156 @@
+//! `onehop bench load`: load after load of the same files, each checked, beside what limits them.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use onehop_bench::median;
+use onehop_load::engine::Options;
+use onehop_load::{Model, Selection};
+use serde::Serialize;
+use serde_json::json;
+
+use super::local::{Wanted, carry_out, prepare, ring_plan};
+use super::{Held, Route, Share, crc32c, must_fit, parse_route, verdict};
+use crate::commands::Context;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, GpuArg};
+use crate::report::{Report, Text};
+use crate::sources;
+use crate::transfer::RouteArgs;
+use crate::units;
+
+/// Measure how fast model files get into GPU memory
+#[derive(clap::Args)]
+#[command(
+    after_help = "Example:\n  onehop bench load model/ --loads 5 --json\n\nThe first load's bytes are compared with the files, \
+                        every later one's with the first's. What other loaders do with the same files is measured by \
+                        bench/peers/run.py."
+)]
+pub(crate) struct Args {
+    /// Files, indexes (*.index.json) or directories; together they are one model
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    gpu: GpuArg,
+    #[command(flatten)]
+    route: RouteArgs,
+    /// How often they are loaded
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    loads: u32,
+}
+
+/// One load.
+#[derive(Serialize)]
+struct Row {
+    /// From when the ring is there until the last tensor is.
+    seconds: f64,
+    gbps: f64,
+    /// What the ring took before.
+    ring_seconds: f64,
+    route: &'static str,
+    limit_gbps: Option<f64>,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let Route::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
+        let why = "files of a mounted file system are the kernel's to read";
+        return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
+    };
+    let options = Options { route, threads: args.route.reading_threads()?, slot: None };
+    let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
+    let plan = ring_plan(&model, &Selection::default())?;
+    let gpu = gpus::choose(&args.gpu)?;
+    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+    let mut share = Share { gpu, plan, fit, rank: (0, 1) };
+    must_fit(std::slice::from_ref(&share))?;
+    let (mut rows, mut first) = (Vec::new(), None);
+    for _ in 0..args.loads {
+        context.stop.check()?;
+        let (row, held) = load(&model, share, &options, context)?;
+        let sum = crc32c(&held);
+        match first {
+            None => verdict::compare(&model, &held, context)??,
+            Some(first) if first != sum => {
+                let why = "a load's bytes in GPU memory are not those of the first; no figure is given for wrong bytes";
+                return Err(CliError::Mismatch(why.into()));
+            }
+            Some(_) => {}
+        }
+        first = Some(sum);
+        rows.push(row);
+        share = held
+            .into_iter()
+            .map(|held| held.share)
+            .next()
+            .ok_or_else(|| CliError::Failed("no GPU".into()))?;
+    }
+    report(&model, &share, &rows)
+}
+
+fn load(model: &Model, share: Share, options: &Options, context: &Context) -> Result<(Row, Vec<Held>)> {
+    let started = Instant::now();
+    let prepared = prepare(std::slice::from_ref(&share.plan), model, options)?;
+    let ring_seconds = started.elapsed().as_secs_f64();
+    let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
+    let (held, document) = carry_out(model, vec![share], prepared, &wanted, context)?;
+    let outcome = document.outcome;
+    let (seconds, gbps, limit_gbps) = (outcome.seconds, outcome.gbps, outcome.limit.gbps);
+    Ok((Row { seconds, gbps, ring_seconds, route: outcome.route, limit_gbps }, held))
+}
+
+fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
+    let mut rates: Vec<f64> = rows.iter().map(|row| row.gbps).collect();
+    let middle = median(&mut rates);
+    let limit = rows
+        .iter()
+        .filter_map(|row| row.limit_gbps)
+        .fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
+    let (lowest, highest) = (rates.first().copied(), rates.last().copied());
+    let first = rows.first().map(|row| row.gbps);
+    let simulated: Vec<_> = share.gpu.gpu.simulated().then_some("gpu").into_iter().collect();
+    let document = json!({
+        "bytes": share.plan.tensor_bytes,
+        "files": model.files.len(),
+        "tensors": share.plan.tensors.len(),
+        "gpu": share.gpu.gpu.name(),
+        "simulated": simulated,
+        "rows": rows,
+        "first_gbps": first,
+        "median_gbps": middle,
+        "lowest_gbps": lowest,
+        "highest_gbps": highest,
+        "limit": { "what": "the copy engine", "gbps": limit, "reached": limit.map(|limit| middle / limit) },
+        "verified": true,
+    });
+    let mut text = Text::default();
+    text.row("model", format!("{} in {} files", units::bytes(share.plan.tensor_bytes), model.files.len()));
+    text.row("gpu", format!("{}: {}", share.gpu.gpu.name(), share.gpu.why));
+    for (i, row) in rows.iter().enumerate() {
+        let name = if i == 0 { "loads" } else { "" };
+        text.row(
+            name,
+            format!(
+                "{:.2} GB/s by {} in {:.4} s; the ring took {:.4} s before",
+                row.gbps, row.route, row.seconds, row.ring_seconds
+            ),
+        );
+    }
+    if let (Some(lowest), Some(highest)) = (lowest, highest) {
+        text.row("median", format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}"));
+    }
+    text.row(
+        "limit",
+        limit.map_or(
+            "not known: there is no copy engine to measure, or the bytes came from a disk".into(),
+            |limit| {
+                format!(
+                    "the copy engine: {limit:.2} GB/s; {:.1} % of it were reached",
+                    middle / limit * 100.0
+                )
+            },
+        ),
+    );
+    text.row("verified", "yes: the first load's bytes with the files, the others' with the first's");
+    Report::new(document, text)
+}
