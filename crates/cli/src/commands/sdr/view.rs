@@ -15,7 +15,8 @@ fn columns(spectrum: &[f64], count: usize) -> Vec<f64> {
 
 /// From the lowest level that is worth showing to the highest, in whole tens of decibels.
 fn bounds(columns: &[f64]) -> (f64, f64) {
-    let top = (columns.iter().copied().fold(-100.0, f64::max) / 10.0).ceil() * 10.0;
+    // A zero has no sign on an axis.
+    let top = (columns.iter().copied().fold(-100.0, f64::max) / 10.0).ceil() * 10.0 + 0.0;
     let low = columns.iter().copied().fold(top, f64::min);
     (((low / 10.0).floor() * 10.0).clamp(top - 120.0, top - 20.0), top)
 }
@@ -55,7 +56,7 @@ mod tests {
         spectrum[768] = -6.0;
         let lines = chart(&spectrum, 2e6);
         assert_eq!(lines.len(), ROWS + 1);
-        assert_eq!(lines[0].chars().nth(8 + 48), Some('▄'), "{lines:#?}");
+        assert_eq!(lines[0].chars().nth(8 + 48), Some('▂'), "{lines:#?}");
         assert!(lines[ROWS].contains("-1.000 MHz") && lines[ROWS].contains("+1.000 MHz"));
         assert_eq!(line(&spectrum).chars().filter(|c| *c == '█' || *c == '▇').count(), 1);
         for odd in [&[][..], &[f64::NEG_INFINITY; 3], &[-200.0]] {
