@@ -3,6 +3,7 @@
 #ifndef OH_COMPAT_H
 #define OH_COMPAT_H
 
+#include <linux/dma-mapping.h>
 #include <linux/eventfd.h>
 #include <linux/iommu.h>
 #include <linux/mm.h>
@@ -19,6 +20,13 @@
 #define oh_invalidate_op	invalidate_mappings
 #else
 #define oh_invalidate_op	move_notify
+#endif
+
+/* The device and the CPU see the memory at once, through no copy: newer kernels can be told that nothing else will do. */
+#ifdef DMA_ATTR_REQUIRE_COHERENT
+#define OH_DMA_ATTRS		DMA_ATTR_REQUIRE_COHERENT
+#else
+#define OH_DMA_ATTRS		0
 #endif
 
 static inline void oh_vm_flags_set(struct vm_area_struct *vma, unsigned long flags)

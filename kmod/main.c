@@ -42,7 +42,6 @@ static void oh_info(struct oh_dev *d, struct oh_info *a)
 	};
 	for (bar = 0; bar < PCI_STD_NUM_BARS; bar++)
 		a->bar_len[bar] = oh_bar_len(d, bar);
-	a->flags = OH_INFO_DMABUF;
 	if (oh_can_reset(d))
 		a->flags |= OH_INFO_RESET;
 	mutex_lock(&d->master);

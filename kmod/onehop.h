@@ -19,9 +19,8 @@
 
 /* oh_info.flags */
 #define OH_INFO_RESET		1u	/* the function can be reset; if not, OH_RESET fails and OH_START needs OH_START_UNRESET */
-#define OH_INFO_DMABUF		2u	/* the kernel has dma-bufs */
-#define OH_INFO_DMA_ON		4u	/* bus mastering is on */
-#define OH_INFO_RESET_NEEDED	8u	/* OH_START will fail until OH_RESET succeeded */
+#define OH_INFO_DMA_ON		2u	/* bus mastering is on */
+#define OH_INFO_RESET_NEEDED	4u	/* OH_START will fail until OH_RESET succeeded */
 
 /* oh_info.missing: what keeps the device from being safe in the hands of an unprivileged user; 0 if nothing does */
 #define OH_MISSING_TRANSLATION	1u	/* no IOMMU domain translates the device's addresses: it reaches all memory */

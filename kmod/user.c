@@ -5,6 +5,7 @@
 #include <linux/slab.h>
 #include <linux/swiotlb.h>
 #include <linux/uaccess.h>
+#include "compat.h"
 #include "oh.h"
 
 /* Pages pinned by one call, so that a signal is seen between two. */
@@ -80,7 +81,7 @@ static int oh_map_pinned(struct oh_mapping *m, struct oh_map *a, struct oh_runs 
 	r = oh_check_direct(d, sgt, a);
 	if (r)
 		return r;
-	r = dma_map_sgtable(&d->pdev->dev, sgt, m->dir, 0);
+	r = dma_map_sgtable(&d->pdev->dev, sgt, m->dir, OH_DMA_ATTRS);
 	if (r)
 		return r;
 	r = oh_runs_from_sgt(d, runs, sgt, a, 0, a->len);
@@ -89,7 +90,7 @@ static int oh_map_pinned(struct oh_mapping *m, struct oh_map *a, struct oh_runs 
 	if (!r)
 		r = oh_mapping_add(m, a);
 	if (r)
-		dma_unmap_sgtable(&d->pdev->dev, sgt, m->dir, 0);
+		dma_unmap_sgtable(&d->pdev->dev, sgt, m->dir, OH_DMA_ATTRS);
 	return r;
 }
 
@@ -128,6 +129,6 @@ void oh_undo_user(struct oh_mapping *m)
 {
 	struct sg_table *sgt = &m->user_memory.sgt;
 
-	dma_unmap_sgtable(&m->d->pdev->dev, sgt, m->dir, 0);
+	dma_unmap_sgtable(&m->d->pdev->dev, sgt, m->dir, OH_DMA_ATTRS);
 	oh_unpin(sgt, m->dir != DMA_TO_DEVICE);
 }

@@ -1,12 +1,12 @@
 # What the jobs kmod-* share: the module, the drive that it gets and gives back, and what must hold after each of them.
 
-# Binds a device to a driver, or to the one that wants it.
+# Binds a device to a driver, or with '' to the one that wants it.
 bind_to() {
     local at=/sys/bus/pci/devices/$1
     [ ! -e "$at/driver" ] || echo "$1" >"$at/driver/unbind"
     echo "$2" >"$at/driver_override"
     echo "$1" >/sys/bus/pci/drivers_probe
-    [ "$(driver "$1")" = "${2:-$(driver "$1")}" ]
+    [ -z "$2" ] || [ "$(driver "$1")" = "$2" ]
 }
 
 modules_dir=/kmod/$(uname -r)
@@ -18,38 +18,33 @@ pass) missing=translation ;;
 *) missing="translation alone msi" ;;
 esac
 
-# The namespace of the drive under test, once its own driver has found it.
-disk() {
-    local found
-    found=$(ls -d "/sys/bus/pci/devices/$NVME/nvme/"nvme*/nvme*n1 2>/dev/null)
-    [ -b "/dev/${found##*/}" ] && echo "/dev/${found##*/}"
-}
-
 # The drive with a pattern on it by the kernel's own driver, then in the module's hands.
 kmod_begin() {
     load irqbypass nvme
-    within 5 disk
-    kmod-test fill "$(disk)"
+    within 5 drives_it "$NVME"
+    kmod-test fill "$(nvme_of "$NVME")"
     [ -e /sys/module/onehop ] || check "the module loads" insmod "$modules_dir/onehop.ko"
     check "it binds the drive" bind_to "$NVME" onehop
 }
 
 # Back to the kernel's driver, which finds what was there. $1: verify if the tests wrote the disk.
 kmod_end() {
-    check "the drive goes back to the kernel's driver" bind_to "$NVME" ''
-    within 5 disk
-    [ -z "$1" ] || kmod-test verify "$(disk)"
+    bind_to "$NVME" ''
+    check "the drive goes back to the kernel's driver" within 5 drives_it "$NVME"
+    [ -z "$1" ] || kmod-test verify "$(nvme_of "$NVME")"
     rmmod vramexp 2>/dev/null
     echo 1 >/proc/sys/vm/stat_refresh
     check "all pinned pages are given back" \
         test "$(sed -n 's/nr_foll_pin_acquired //p' /proc/vmstat)" = "$(sed -n 's/nr_foll_pin_released //p' /proc/vmstat)"
     check "the module can be unloaded" rmmod onehop
+    # It goes off at its first complaint.
+    [ ! -e /proc/lockdep_stats ] || check "lockdep was on" grep -q 'debug_locks: *1' /proc/lockdep_stats
 }
 
-# The VRAM with a driver that exports it: vramexp, or vfio-pci.
+# exporter DRIVER [OPTION]: the VRAM with a driver that exports it, vramexp or vfio-pci.
 exporter() {
     case $1 in
-    vramexp) [ -e /sys/module/vramexp ] || insmod "$modules_dir/vramexp.ko" ;;
+    vramexp) [ -e /sys/module/vramexp ] || insmod "$modules_dir/vramexp.ko" $2 ;;
     *) load vfio vfio_iommu_type1 vfio-pci ;;
     esac
     [ "$(driver "$VRAM")" = "$1" ] || check "the VRAM is bound to $1" bind_to "$VRAM" "$1"

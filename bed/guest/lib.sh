@@ -94,3 +94,9 @@ kernel_has() {
     check "the kernel's driver has $1" within 5 drives_it "$1"
     check "and reads it" dd if="$(nvme_of "$1")" of=/dev/null bs=4096 count=1 iflag=direct
 }
+
+# What the kernel had to complain about, from its log; fails if there is nothing.
+complaints() {
+    dmesg | grep -v 'mitigation options' |
+        grep -E 'BUG:|WARNING:|Oops:|KASAN|DMAR:.*fault|soft lockup|possible .* deadlock'
+}

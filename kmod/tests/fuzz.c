@@ -282,7 +282,7 @@ static void fail_each(const char *name, unsigned long cmd, const void *request, 
 	check(oh_get_info().mappings == before, "%s: nothing is left of the calls that failed", name);
 }
 
-/* fail: needs a kernel that makes allocations fail on request. */
+/* fail mappings|interrupts: needs a kernel that makes allocations fail on request. */
 void case_fail(char **arg)
 {
 	struct oh_map map = { .flags = 3, .segs = (u64)(uintptr_t)room, .room = COUNT(room) };
@@ -292,6 +292,11 @@ void case_fail(char **arg)
 
 	surroundings();
 	nth_file = open("/proc/thread-self/fail-nth", O_RDWR);
+	if (!strcmp(arg[0], "interrupts")) {
+		fds[0] = fds[1] = fds[2] = fds[3];
+		fail_each("interrupts", OH_IRQS, &irqs, sizeof(irqs));
+		return;
+	}
 	map.offset = known[0];
 	map.len = MIB;
 	fail_each("user memory", OH_MAP_USER, &map, sizeof(map));
@@ -309,7 +314,5 @@ void case_fail(char **arg)
 	peer.bar = 2;
 	peer.len = MIB;
 	fail_each("peer", OH_MAP_PEER, &peer, sizeof(peer));
-	fds[0] = fds[1] = fds[2] = fds[3];
-	fail_each("interrupts", OH_IRQS, &irqs, sizeof(irqs));
 	check(oh_get_info().charged == 0, "nothing is charged");
 }
