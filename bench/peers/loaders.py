@@ -1,7 +1,8 @@
 """How each loader brings a model's files into one GPU's memory, with the settings that its makers give for that.
 
 Each takes a list of safetensors files and gives a dict of torch tensors on cuda:0, or for those that know nothing of
-tensors a dict of files to the uint8 tensors of their bytes. Nothing may be lazy: every byte has arrived at the end.
+tensors a dict of files to the uint8 tensors of their bytes; with it, where tensors lie in a loader's buffers, what keeps those.
+Nothing may be lazy: every byte has arrived at the end.
 """
 
 import json

@@ -4,6 +4,7 @@ import argparse
 import glob
 import importlib.metadata
 import json
+import mmap
 import os
 import sys
 import threading
@@ -79,8 +80,6 @@ def disk(files, threads=16, block=8 << 20):
     lock, total = threading.Lock(), [0]
 
     def work():
-        import mmap
-
         buffer = mmap.mmap(-1, block)
         while True:
             with lock:
@@ -93,10 +92,13 @@ def disk(files, threads=16, block=8 << 20):
 
     begun = time.perf_counter()
     workers = [threading.Thread(target=work) for _ in range(threads)]
-    [worker.start() for worker in workers]
-    [worker.join() for worker in workers]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     seconds = time.perf_counter() - begun
-    [os.close(fd) for fd in opened]
+    for fd in opened:
+        os.close(fd)
     return total[0] / seconds / 1e9
 
 

@@ -46,6 +46,22 @@ impl Route {
             Self::Pinned => "cpu/pinned",
         }
     }
+
+    /// The best that opens, or `only` that one, and why no better one did. A board that is gone, busy or does not stop is
+    /// that by every way.
+    fn best<T>(only: Option<Self>, open: impl Fn(Self) -> Result<T>) -> Result<(T, Vec<WhyNot>)> {
+        let mut why_not_better = Vec::new();
+        for route in Self::BEST_FIRST.into_iter().filter(|route| only.is_none_or(|only| only == *route)) {
+            match open(route) {
+                Ok(opened) => return Ok((opened, why_not_better)),
+                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
+                    return Err(error);
+                }
+                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
+            }
+        }
+        Err(Error::NoRoute(why_not_better))
+    }
 }
 
 /// A route that could not be had.

@@ -144,22 +144,10 @@ impl Receiver {
     /// # Errors
     /// When none can be had, with what was wrong with each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &RxOptions) -> Result<Self> {
-        let mut why_not_better = Vec::new();
-        for route in
-            Route::BEST_FIRST.into_iter().filter(|route| options.only.is_none_or(|only| only == *route))
-        {
-            match Self::by_route(session, gpu, options, route) {
-                Ok(mut receiver) => {
-                    receiver.why_not_better = why_not_better;
-                    return Ok(receiver);
-                }
-                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
-                    return Err(error);
-                }
-                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
-            }
-        }
-        Err(Error::NoRoute(why_not_better))
+        let (mut receiver, why_not_better) =
+            Route::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
+        receiver.why_not_better = why_not_better;
+        Ok(receiver)
     }
 
     fn by_route(

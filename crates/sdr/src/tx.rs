@@ -72,22 +72,10 @@ impl Transmitter {
     /// # Errors
     /// When none can be had, with what was wrong with each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &TxOptions) -> Result<Self> {
-        let mut why_not_better = Vec::new();
-        for route in
-            Route::BEST_FIRST.into_iter().filter(|route| options.only.is_none_or(|only| only == *route))
-        {
-            match Self::by_route(session, gpu, options, route) {
-                Ok(mut transmitter) => {
-                    transmitter.why_not_better = why_not_better;
-                    return Ok(transmitter);
-                }
-                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
-                    return Err(error);
-                }
-                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
-            }
-        }
-        Err(Error::NoRoute(why_not_better))
+        let (mut transmitter, why_not_better) =
+            Route::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
+        transmitter.why_not_better = why_not_better;
+        Ok(transmitter)
     }
 
     fn by_route(

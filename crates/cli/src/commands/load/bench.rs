@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_bench::median;
 use onehop_load::engine::Options;
+use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
 use serde::Serialize;
 use serde_json::json;
@@ -48,7 +49,7 @@ struct Row {
     /// What the ring took before.
     ring_seconds: f64,
     route: &'static str,
-    limit_gbps: Option<f64>,
+    limit: Limit,
 }
 
 /// Runs it.
@@ -95,17 +96,15 @@ fn load(model: &Model, share: Share, options: &Options, context: &Context) -> Re
     let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
     let (held, document) = carry_out(model, vec![share], prepared, &wanted, context)?;
     let outcome = document.outcome;
-    let (seconds, gbps, limit_gbps) = (outcome.seconds, outcome.gbps, outcome.limit.gbps);
-    Ok((Row { seconds, gbps, ring_seconds, route: outcome.route, limit_gbps }, held))
+    let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
+    Ok((Row { seconds, gbps, ring_seconds, route, limit: outcome.limit }, held))
 }
 
 fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
     let mut rates: Vec<f64> = rows.iter().map(|row| row.gbps).collect();
     let middle = median(&mut rates);
-    let limit = rows
-        .iter()
-        .filter_map(|row| row.limit_gbps)
-        .fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
+    let limit = rows.iter().filter_map(|row| row.limit.gbps).reduce(f64::max);
+    let what = rows.last().map_or("nothing", |row| row.limit.what);
     let (lowest, highest) = (rates.first().copied(), rates.last().copied());
     let first = rows.first().map(|row| row.gbps);
     let simulated: Vec<_> = share.gpu.gpu.simulated().then_some("gpu").into_iter().collect();
@@ -120,7 +119,7 @@ fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
         "median_gbps": middle,
         "lowest_gbps": lowest,
         "highest_gbps": highest,
-        "limit": { "what": "the copy engine", "gbps": limit, "reached": limit.map(|limit| middle / limit) },
+        "limit": { "what": what, "gbps": limit, "reached": limit.map(|limit| middle / limit) },
         "verified": true,
     });
     let mut text = Text::default();
@@ -139,18 +138,9 @@ fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
     if let (Some(lowest), Some(highest)) = (lowest, highest) {
         text.row("median", format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}"));
     }
-    text.row(
-        "limit",
-        limit.map_or(
-            "not known: there is no copy engine to measure, or the bytes came from a disk".into(),
-            |limit| {
-                format!(
-                    "the copy engine: {limit:.2} GB/s; {:.1} % of it were reached",
-                    middle / limit * 100.0
-                )
-            },
-        ),
-    );
+    let reached =
+        |limit: f64| format!("{what}: {limit:.2} GB/s; {:.1} % of it were reached", middle / limit * 100.0);
+    text.row("limit", limit.map_or(format!("{what}; nobody measured it"), reached));
     text.row("verified", "yes: the first load's bytes with the files, the others' with the first's");
     Report::new(document, text)
 }
