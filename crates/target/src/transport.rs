@@ -1,0 +1,166 @@
+//! The seam: how frames, and the data that goes with them, get from one side to the other.
+//!
+//! A transport moves whole frames, in order, or says that the connection has ended. It knows nothing of files. There are two ways
+//! for data: *inline*, behind a frame, which every transport has; and *exposed*, where the client makes memory known with a
+//! request, and the server puts bytes there or gets them from there without the client having a part in it (RDMA). What is
+//! retried, and that nothing is done twice, is decided above.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use onehop_os::{DmaMemory, HostMem};
+
+use crate::Result;
+use crate::wire::{Head, Remote};
+
+/// Data of a frame: a stretch of memory that nobody else writes meanwhile.
+#[derive(Clone)]
+pub struct Stretch {
+    /// The memory.
+    pub mem: HostMem,
+    /// Where in it.
+    pub at: usize,
+    /// How long.
+    pub len: usize,
+}
+
+/// A frame that goes out. Checksums and lengths in its head are right already ([`Head::new`], [`checksum`]).
+pub struct Outgoing<'a> {
+    /// Its head.
+    pub head: Head,
+    /// Its body.
+    pub body: &'a [u8],
+    /// Its data, where it has some.
+    pub data: Option<&'a Stretch>,
+}
+
+/// A frame that came in. Its checksums were right.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its head.
+    pub head: Head,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+/// What the other side will do with memory that is exposed to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// It writes into it: for reads of files.
+    Put,
+    /// It reads it: for writes of files.
+    Get,
+}
+
+/// Memory that the other side reaches, until this is dropped.
+pub struct Exposed {
+    /// What to tell the other side.
+    pub remote: Remote,
+    /// Holds the registration, or whatever else the transport has to keep.
+    pub hold: Box<dyn Send + Sync>,
+}
+
+/// A connection.
+///
+/// `send`, `expose`, `put` and `get` are called by several threads at once, `receive` by one. After an error of `send` or
+/// `receive` the connection is used no more, but for [`Link::close`].
+pub trait Link: Send + Sync {
+    /// The transport's name: `tcp`, `rdma`.
+    fn transport(&self) -> &'static str;
+
+    /// The other side, for people.
+    fn peer(&self) -> &str;
+
+    /// Sends a frame, all of it, within a time.
+    ///
+    /// # Errors
+    /// When the connection has ended, or the other side does not take it in time.
+    fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()>;
+
+    /// Waits for the next frame; none if nothing began to come within `limit`. What began to come has to be whole within
+    /// `stall` more. Where it has data, `place` is asked where that goes, with the frame's head and body; given nothing, the
+    /// data is taken and thrown away. `place` may wait: then the other side has to wait, too.
+    ///
+    /// # Errors
+    /// When the connection has ended, something changed on its way, or `place` fails.
+    fn receive(
+        &self,
+        limit: Duration,
+        stall: Duration,
+        place: &mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>,
+    ) -> Result<Option<Incoming>>;
+
+    /// Client: makes memory known to the server's side. None where this transport sends all data inline, or will not reach
+    /// this memory; then [`Link::why_inline`] has the reason.
+    ///
+    /// # Errors
+    /// When it should work, and does not.
+    fn expose(&self, memory: &dyn DmaMemory, range: Range<usize>, wanted: Use) -> Result<Option<Exposed>> {
+        let _ = (memory, range, wanted);
+        Ok(None)
+    }
+
+    /// Why data goes inline and not straight to where it belongs, and what would change that.
+    fn why_inline(&self) -> (String, String);
+
+    /// Server: puts bytes into exposed memory of the client. When it returns they are there, or will be before any frame
+    /// that is sent later.
+    ///
+    /// # Errors
+    /// When the client's memory cannot be reached, or not in time.
+    fn put(&self, from: &Stretch, to: &Remote, limit: Duration) -> Result<()>;
+
+    /// Server: gets bytes from exposed memory of the client.
+    ///
+    /// # Errors
+    /// As for [`Link::put`].
+    fn get(&self, to: &Stretch, from: &Remote, limit: Duration) -> Result<()>;
+
+    /// Ends the connection, from whatever thread; others that wait in it get an error soon. When it has returned, the other
+    /// side reaches no memory any more that was exposed here.
+    fn close(&self);
+}
+
+/// How a client gets connections.
+pub trait Connector: Send + Sync {
+    /// The transport's name.
+    fn transport(&self) -> &'static str;
+
+    /// The server, for people.
+    fn peer(&self) -> &str;
+
+    /// A new connection. A transport with several adapters spreads `lane` over them.
+    ///
+    /// # Errors
+    /// When the server cannot be reached in time.
+    fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>>;
+}
+
+/// How a server gets them.
+pub trait Acceptor: Send + Sync {
+    /// Where it listens, for people and scripts.
+    fn address(&self) -> String;
+
+    /// Waits for the next client; none within `limit`.
+    ///
+    /// # Errors
+    /// When there will be no more.
+    fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>>;
+}
+
+/// The CRC-32C of memory.
+///
+/// # Errors
+/// When the stretch does not lie within its memory.
+pub fn checksum(data: &Stretch) -> Result<u32> {
+    let mut block = [0; 4096];
+    let mut crc = 0;
+    let mut done = 0;
+    while done < data.len {
+        let part = &mut block[..(data.len - done).min(4096)];
+        data.mem.read(data.at + done, part)?;
+        crc = crc32c::crc32c_append(crc, part);
+        done += part.len();
+    }
+    Ok(crc)
+}

@@ -1,0 +1,213 @@
+//! The head of a frame.
+
+use super::{MOST_BODY, MOST_DATA};
+use crate::{Error, Result};
+
+/// The version of what is said.
+pub const VERSION: u16 = 1;
+/// Bytes of a head.
+pub const HEAD_BYTES: usize = 48;
+const MAGIC: [u8; 4] = *b"1HOP";
+
+/// What a frame is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// A client begins: [`super::Hello`].
+    Hello = 1,
+    /// The server's answer to that: [`super::Challenge`].
+    Challenge = 2,
+    /// The client has the key, and wants this session: [`super::Proof`].
+    Proof = 3,
+    /// So has the server: [`super::Welcome`].
+    Welcome = 4,
+    /// Something to be done: [`super::Request`].
+    Request = 5,
+    /// What came of it: [`super::Reply`].
+    Reply = 6,
+    /// Are you there?
+    Ping = 7,
+    /// Yes.
+    Pong = 8,
+    /// This side ends, for the reason that is in the body as text. What was asked for before is still answered.
+    Goodbye = 9,
+}
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Hello,
+        Self::Challenge,
+        Self::Proof,
+        Self::Welcome,
+        Self::Request,
+        Self::Reply,
+        Self::Ping,
+        Self::Pong,
+        Self::Goodbye,
+    ];
+}
+
+/// The head of a frame, as it is used; checksums of the rest are in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// Which request, and which one a reply is to. They go up, and a request that is sent again keeps its own.
+    pub id: u64,
+    /// In a request: everything below it has been answered and needs not be remembered any more.
+    pub done: u64,
+    /// Bytes of the body.
+    pub body: u32,
+    /// Bytes of data behind it.
+    pub data: u32,
+    /// The body's CRC-32C.
+    pub body_crc: u32,
+    /// The data's.
+    pub data_crc: u32,
+}
+
+impl Head {
+    /// The head of a frame without data.
+    #[must_use]
+    pub fn new(kind: Kind, id: u64, body: &[u8]) -> Self {
+        Self {
+            kind,
+            id,
+            done: 0,
+            body: body.len() as u32,
+            data: 0,
+            body_crc: crc32c::crc32c(body),
+            data_crc: 0,
+        }
+    }
+
+    /// As it goes over the wire.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(4, &VERSION.to_le_bytes());
+        put(6, &[self.kind as u8]);
+        put(8, &self.id.to_le_bytes());
+        put(16, &self.done.to_le_bytes());
+        put(24, &self.body.to_le_bytes());
+        put(28, &self.data.to_le_bytes());
+        put(32, &self.body_crc.to_le_bytes());
+        put(36, &self.data_crc.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..HEAD_BYTES - 4]);
+        bytes[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks one. What is reserved has to be zero.
+    ///
+    /// # Errors
+    /// When it is no head of this version, it changed on its way, or it announces more than is allowed.
+    pub fn from_bytes(bytes: &[u8; HEAD_BYTES], peer: &str) -> Result<Self> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if bytes[..4] != MAGIC {
+            return Err(Error::protocol(peer, "what it sends is no frame of onehop's"));
+        }
+        let (is, said) = (crc32c::crc32c(&bytes[..HEAD_BYTES - 4]), word(HEAD_BYTES - 4));
+        if is != said {
+            return Err(Error::Checksum { peer: peer.to_owned(), what: "a head", is, said });
+        }
+        let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+        if version != VERSION {
+            let what = format!("it speaks version {version}, and this side {VERSION}: update the older one");
+            return Err(Error::protocol(peer, what));
+        }
+        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[6]);
+        let (Some(kind), 0, 0) = (kind, bytes[7], word(40)) else {
+            return Err(Error::protocol(peer, format!("a frame of kind {}", bytes[6])));
+        };
+        let head = Self {
+            kind,
+            id: long(8),
+            done: long(16),
+            body: word(24),
+            data: word(28),
+            body_crc: word(32),
+            data_crc: word(36),
+        };
+        if head.body as usize > MOST_BODY || head.data as usize > MOST_DATA {
+            let what = format!("a frame of {} and {} bytes", head.body, head.data);
+            return Err(Error::protocol(peer, what));
+        }
+        Ok(head)
+    }
+
+    /// Checks a body against what its head says.
+    ///
+    /// # Errors
+    /// When it changed on its way.
+    pub fn check_body(&self, body: &[u8], peer: &str) -> Result<()> {
+        self.check("a body", crc32c::crc32c(body), self.body_crc, peer)
+    }
+
+    /// Checks data, whose checksum was computed as it arrived.
+    ///
+    /// # Errors
+    /// When it changed on its way.
+    pub fn check_data(&self, crc: u32, peer: &str) -> Result<()> {
+        self.check("data", crc, self.data_crc, peer)
+    }
+
+    fn check(&self, what: &'static str, is: u32, said: u32, peer: &str) -> Result<()> {
+        if is == said { Ok(()) } else { Err(Error::Checksum { peer: peer.to_owned(), what, is, said }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn heads() -> impl Strategy<Value = Head> {
+        let lengths = (0..=MOST_BODY as u32, 0..=MOST_DATA as u32);
+        (0..9_usize, any::<[u64; 2]>(), lengths, any::<[u32; 2]>()).prop_map(
+            |(kind, [id, done], (body, data), [body_crc, data_crc])| {
+                let kind = Kind::ALL[kind];
+                Head { kind, id, done, body, data, body_crc, data_crc }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn heads_arrive_as_they_were_sent(head in heads()) {
+            prop_assert_eq!(Head::from_bytes(&head.to_bytes(), "a test").unwrap(), head);
+        }
+
+        #[test]
+        fn a_changed_bit_is_noticed(head in heads(), bit in 0..HEAD_BYTES * 8) {
+            let mut bytes = head.to_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Head::from_bytes(&bytes, "a test").is_err());
+        }
+
+        #[test]
+        fn lengths_are_bounded(head in heads(), more in 1..1000_u32) {
+            for long in [
+                Head { body: MOST_BODY as u32 + more, ..head },
+                Head { data: MOST_DATA as u32 + more, ..head },
+            ] {
+                let error = Head::from_bytes(&long.to_bytes(), "a test").unwrap_err();
+                prop_assert!(matches!(error, Error::Protocol { .. }), "{}", error);
+            }
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut bytes = Head::new(Kind::Hello, 0, b"").to_bytes();
+        bytes[4] = 2;
+        let crc = crc32c::crc32c(&bytes[..44]);
+        bytes[44..].copy_from_slice(&crc.to_le_bytes());
+        let said = Head::from_bytes(&bytes, "a test").unwrap_err().to_string();
+        assert!(said.contains("version 2") && said.contains("update"), "{said}");
+    }
+}

@@ -1,0 +1,51 @@
+//! What goes over a connection: frames of a head, a body and perhaps data.
+//!
+//! The head has a fixed length and a checksum of its own, so that the lengths in it are believed only when they arrived as they
+//! were sent. Bodies are short and hold a message each; data is bytes of files.
+
+mod head;
+mod hello;
+mod message;
+
+pub use head::{HEAD_BYTES, Head, Kind, VERSION};
+pub use hello::{Challenge, Hello, Nonce, Proof, SessionId, Welcome};
+pub use message::{
+    Access, Attr, Change, FileKind, FsSpace, Key, Make, Name, Owner, ROOT, Remote, Reply, Request, Time,
+    TimeChange,
+};
+
+use crate::{Error, Result};
+
+/// A body has at most so many bytes.
+pub const MOST_BODY: usize = 64 << 10;
+/// Data has at most so many bytes: a transfer that is longer is cut into pieces.
+pub const MOST_DATA: usize = 4 << 20;
+/// A name has at most so many bytes, as Linux has it.
+pub const MOST_NAME: usize = 255;
+/// What a link says has at most so many bytes.
+pub const MOST_LINK: usize = 4095;
+
+/// A message as the bytes of a body.
+///
+/// # Errors
+/// When it is too long for one.
+pub fn pack<T: serde::Serialize>(message: &T) -> Result<Vec<u8>> {
+    let bytes =
+        postcard::to_stdvec(message).map_err(|e| Error::protocol("this side", format!("a message: {e}")))?;
+    if bytes.len() > MOST_BODY {
+        return Err(Error::protocol("this side", format!("a message of {} bytes", bytes.len())));
+    }
+    Ok(bytes)
+}
+
+/// The message in a body; nothing may be left over.
+///
+/// # Errors
+/// When there is none of this kind in it.
+pub fn unpack<T: serde::de::DeserializeOwned>(bytes: &[u8], peer: &str) -> Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(Error::protocol(peer, format!("{} bytes behind a message", rest.len()))),
+        Err(error) => Err(Error::protocol(peer, format!("a body that is no message: {error}"))),
+    }
+}
