@@ -77,6 +77,9 @@ pub enum Error {
         /// What is wrong with it, and what helps.
         why: String,
     },
+    /// It is no address.
+    #[error("{0} is no address: it has to be HOST:PORT")]
+    Address(String),
     /// A transport cannot do what was asked of it.
     #[error("{transport} cannot {what}: {why}")]
     CannotReach {

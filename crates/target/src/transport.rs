@@ -43,6 +43,9 @@ pub struct Incoming {
     pub body: Vec<u8>,
 }
 
+/// Says where the data of a frame goes, whose head and body have come.
+pub type Place<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>;
+
 /// What the other side will do with memory that is exposed to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
@@ -83,12 +86,7 @@ pub trait Link: Send + Sync {
     ///
     /// # Errors
     /// When the connection has ended, something changed on its way, or `place` fails.
-    fn receive(
-        &self,
-        limit: Duration,
-        stall: Duration,
-        place: &mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>,
-    ) -> Result<Option<Incoming>>;
+    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>>;
 
     /// Client: makes memory known to the server's side. None where this transport sends all data inline, or will not reach
     /// this memory; then [`Link::why_inline`] has the reason.

@@ -1,0 +1,332 @@
+//! Frames over TCP: for machines without RDMA. Data goes inline, and checksums are computed while it is in the processor's cache.
+
+use std::io::ErrorKind;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::lock;
+use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch};
+use crate::wire::{HEAD_BYTES, Head, Remote};
+use crate::{Error, Result};
+
+/// Bytes that are taken from or given to the kernel at once.
+const CHUNK: usize = 128 << 10;
+/// The least that a connection has to carry: who brings less than this in the long run stalls.
+const BYTES_A_SECOND: u64 = 1 << 20;
+
+/// A connection over TCP.
+pub struct TcpLink {
+    stream: TcpStream,
+    peer: String,
+    /// What is about to be sent; whose lock one has may send.
+    out: Mutex<Vec<u8>>,
+    /// What came and was not looked at yet.
+    input: Mutex<Input>,
+}
+
+struct Input {
+    bytes: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+/// By when so many bytes have to be through.
+fn due(limit: Duration, bytes: usize) -> Instant {
+    Instant::now() + limit + Duration::from_millis(bytes as u64 * 1000 / BYTES_A_SECOND)
+}
+
+/// Waits until the descriptor is ready; whether it is.
+fn ready(fd: impl std::os::fd::AsFd, what: PollFlags, until: Instant) -> std::result::Result<bool, Errno> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&fd, what)];
+        match poll(&mut fds, Some(&time)) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl TcpLink {
+    /// A connection that is there.
+    ///
+    /// # Errors
+    /// When it is gone already.
+    pub fn new(stream: TcpStream) -> Result<Self> {
+        let peer = stream.peer_addr().map_or_else(|_| "somebody".into(), |peer| peer.to_string());
+        let failed = |e: std::io::Error| Error::io("setting up the connection with", &peer, e);
+        stream.set_nonblocking(true).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let input = Mutex::new(Input { bytes: vec![0; CHUNK], from: 0, to: 0 });
+        Ok(Self { stream, peer, out: Mutex::default(), input })
+    }
+
+    fn failed(&self, call: &'static str, errno: Errno) -> Error {
+        match errno {
+            Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN => Error::Closed { peer: self.peer.clone() },
+            other => Error::io(call, &self.peer, other),
+        }
+    }
+
+    fn give(&self, mut bytes: &[u8], limit: Duration, until: Instant) -> Result<()> {
+        while !bytes.is_empty() {
+            match send(&self.stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let there = ready(&self.stream, PollFlags::OUT, until);
+                    if !there.map_err(|e| self.failed("waiting to send to", e))? {
+                        return Err(Error::TimedOut { peer: self.peer.clone(), what: "take a frame", limit });
+                    }
+                }
+                Err(error) => return Err(self.failed("sending to", error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has more bytes in the input: false where none came in time.
+    fn more(&self, input: &mut Input, until: Instant) -> Result<bool> {
+        if input.from == input.to {
+            (input.from, input.to) = (0, 0);
+        } else if input.to == input.bytes.len() {
+            input.bytes.copy_within(input.from..input.to, 0);
+            (input.from, input.to) = (0, input.to - input.from);
+        }
+        loop {
+            let room = &mut input.bytes[input.to..];
+            match recv(&self.stream, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(Error::Closed { peer: self.peer.clone() }),
+                Ok((count, _)) => {
+                    input.to += count;
+                    return Ok(true);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let there = ready(&self.stream, PollFlags::IN, until);
+                    if !there.map_err(|e| self.failed("waiting for", e))? {
+                        return Ok(false);
+                    }
+                }
+                Err(error) => return Err(self.failed("receiving from", error)),
+            }
+        }
+    }
+
+    fn fill(&self, input: &mut Input, bytes: usize, limit: Duration, until: Instant) -> Result<()> {
+        while input.to - input.from < bytes {
+            if !self.more(input, until)? {
+                return Err(Error::TimedOut { peer: self.peer.clone(), what: "finish a frame", limit });
+            }
+        }
+        Ok(())
+    }
+
+    fn data(&self, input: &mut Input, head: &Head, to: Option<&Stretch>, limit: Duration) -> Result<()> {
+        let bytes = head.data as usize;
+        if to.is_some_and(|to| to.len < bytes) {
+            return Err(Error::protocol(&self.peer, format!("{bytes} bytes of data where fewer belong")));
+        }
+        let until = due(limit, bytes);
+        let (mut done, mut crc) = (0, 0);
+        while done < bytes {
+            self.fill(input, 1, limit, until)?;
+            let part = &input.bytes[input.from..input.to.min(input.from + bytes - done)];
+            crc = crc32c::crc32c_append(crc, part);
+            if let Some(to) = to {
+                to.mem.write(to.at + done, part)?;
+            }
+            done += part.len();
+            input.from += part.len();
+        }
+        head.check_data(crc, &self.peer)
+    }
+}
+
+impl Link for TcpLink {
+    fn transport(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
+        let data = frame.data.map_or(0, |data| data.len);
+        let mut out = lock(&self.out);
+        let until = due(limit, data);
+        out.clear();
+        out.extend_from_slice(&frame.head.to_bytes());
+        out.extend_from_slice(frame.body);
+        let mut done = 0;
+        loop {
+            if let Some(from) = frame.data {
+                let (start, part) = (out.len(), (data - done).min(CHUNK));
+                out.resize(start + part, 0);
+                from.mem.read(from.at + done, &mut out[start..])?;
+                done += part;
+            }
+            self.give(&out, limit, until)?;
+            out.clear();
+            if done >= data {
+                return Ok(());
+            }
+        }
+    }
+
+    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
+        let mut input = lock(&self.input);
+        if input.from == input.to && !self.more(&mut input, Instant::now() + limit)? {
+            return Ok(None);
+        }
+        let until = Instant::now() + stall;
+        self.fill(&mut input, HEAD_BYTES, stall, until)?;
+        let mut bytes = [0; HEAD_BYTES];
+        bytes.copy_from_slice(&input.bytes[input.from..input.from + HEAD_BYTES]);
+        let head = Head::from_bytes(&bytes, &self.peer)?;
+        input.from += HEAD_BYTES;
+        let length = head.body as usize;
+        self.fill(&mut input, length, stall, until)?;
+        let body = input.bytes[input.from..input.from + length].to_vec();
+        input.from += length;
+        head.check_body(&body, &self.peer)?;
+        if head.data > 0 {
+            let to = place(&head, &body)?;
+            self.data(&mut input, &head, to.as_ref(), stall)?;
+        }
+        Ok(Some(Incoming { head, body }))
+    }
+
+    fn why_inline(&self) -> (String, String) {
+        let fix = "Give both machines an RDMA adapter and start the target with --transport rdma";
+        ("TCP has no way into a GPU's memory: bytes come to host memory first".into(), fix.into())
+    }
+
+    fn put(&self, _from: &Stretch, _to: &Remote, _limit: Duration) -> Result<()> {
+        Err(Error::protocol(&self.peer, "it wants data put into its memory, over TCP"))
+    }
+
+    fn get(&self, _to: &Stretch, _from: &Remote, _limit: Duration) -> Result<()> {
+        Err(Error::protocol(&self.peer, "it wants data taken from its memory, over TCP"))
+    }
+
+    fn close(&self) {
+        // It may be gone already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Listens.
+pub struct TcpAcceptor {
+    listener: TcpListener,
+}
+
+impl TcpAcceptor {
+    /// Listens at an address; port 0 is one that is free.
+    ///
+    /// # Errors
+    /// When it is no address of this machine, or taken.
+    pub fn listen(address: &str) -> Result<Self> {
+        let failed = |e: std::io::Error| Error::io("listening at", address, e);
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { listener })
+    }
+
+    /// Where: with the port that it got.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn local(&self) -> Result<SocketAddr> {
+        self.listener.local_addr().map_err(|e| Error::io("the address of", "a listening socket", e))
+    }
+}
+
+impl Acceptor for TcpAcceptor {
+    fn address(&self) -> String {
+        self.local().map_or_else(|e| e.to_string(), |address| address.to_string())
+    }
+
+    fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
+        let failed = |e: std::io::Error| Error::io("accepting at", "a listening socket", e);
+        let until = Instant::now() + limit;
+        if !ready(&self.listener, PollFlags::IN, until).map_err(|e| failed(e.into()))? {
+            return Ok(None);
+        }
+        match self.listener.accept() {
+            // Who has gone by now is no matter.
+            Ok((stream, _)) => Ok(TcpLink::new(stream).ok().map(|link| Box::new(link) as Box<dyn Link>)),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
+                _ => Err(failed(error)),
+            },
+        }
+    }
+}
+
+/// Connects.
+pub struct TcpConnector {
+    /// One server; several addresses of it are several adapters.
+    addresses: Vec<String>,
+    name: String,
+}
+
+impl TcpConnector {
+    /// Connects to a server: `host:port`, or several of its addresses with commas between them.
+    ///
+    /// # Errors
+    /// When it is no address.
+    pub fn new(target: &str) -> Result<Self> {
+        let addresses: Vec<String> = target.split(',').map(str::to_owned).collect();
+        for address in &addresses {
+            let port =
+                address.rsplit_once(':').map(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            if port != Some(true) {
+                return Err(Error::Address(address.clone()));
+            }
+        }
+        Ok(Self { addresses, name: target.to_owned() })
+    }
+}
+
+impl Connector for TcpConnector {
+    fn transport(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn peer(&self) -> &str {
+        &self.name
+    }
+
+    fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>> {
+        let mut last = Error::Address(self.name.clone());
+        // Where one address does not answer, another may.
+        for turn in 0..self.addresses.len() {
+            let address = &self.addresses[(lane + turn) % self.addresses.len()];
+            let failed = |e: std::io::Error| Error::io("connecting to", address, e);
+            let found = match address.to_socket_addrs() {
+                Ok(found) => found,
+                Err(error) => {
+                    last = failed(error);
+                    continue;
+                }
+            };
+            for place in found {
+                match TcpStream::connect_timeout(&place, limit).map_err(failed).and_then(TcpLink::new) {
+                    Ok(link) => return Ok(Box::new(link)),
+                    Err(error) => last = error,
+                }
+            }
+        }
+        Err(last)
+    }
+}

@@ -1,0 +1,113 @@
+//! An open file of this machine.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use onehop_os::page_cache::{DirectRules, cached_bytes, open_direct};
+use rustix::fs::{FallocateFlags, SeekFrom};
+
+use super::{Memory, OpenFile};
+
+/// A file of this machine.
+pub struct Local {
+    file: File,
+    /// The same past the page cache, opened when it is first wanted.
+    direct: OnceLock<Option<(File, DirectRules)>>,
+}
+
+impl Local {
+    /// An open file.
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self { file, direct: OnceLock::new() }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+fn plain(error: onehop_os::Error) -> io::Error {
+    match error.errno() {
+        Some(errno) => io::Error::from_raw_os_error(errno),
+        None => io::Error::other(error),
+    }
+}
+
+impl OpenFile for Local {
+    fn read_now(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>> {
+        to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
+    }
+
+    fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize> {
+        to.mem.read_file(to.at, to.len, &self.file, at).map_err(plain)
+    }
+
+    fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize> {
+        from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
+    }
+
+    fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < to.len() {
+            match self.file.read_at(&mut to[done..], at + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
+        self.file.write_at(from, at)
+    }
+
+    fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool> {
+        let end = self.file.metadata()?.len().min(at.saturating_add(bytes));
+        if at >= end {
+            return Ok(false);
+        }
+        // The place of the descriptor moves; nobody reads from there.
+        Ok(rustix::fs::seek(&self.file, SeekFrom::Hole(at))? < end)
+    }
+
+    fn is_cold(&self, at: u64, bytes: u64) -> bool {
+        cached_bytes(&self.file, at, bytes).is_ok_and(|cached| cached < bytes / 2)
+    }
+
+    fn read_past(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>> {
+        let open = || open_direct(&self.file).ok().flatten();
+        let Some((file, rules)) = self.direct.get_or_init(open) else { return Ok(None) };
+        if [rules.memory, rules.offset].iter().any(|rule| *rule > 4096) {
+            return Ok(None);
+        }
+        match to.mem.read_file(to.at, to.len, file, at).map_err(plain) {
+            // Some file systems promise and do not keep it.
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        if data_only { self.file.sync_data() } else { self.file.sync_all() }
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        Ok(rustix::fs::ftruncate(&self.file, bytes)?)
+    }
+
+    fn allocate(&self, mode: u32, at: u64, bytes: u64) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(&self.file, FallocateFlags::from_bits_retain(mode), at, bytes)?)
+    }
+
+    fn seek(&self, at: u64, hole: bool) -> io::Result<u64> {
+        let to = if hole { SeekFrom::Hole(at) } else { SeekFrom::Data(at) };
+        Ok(rustix::fs::seek(&self.file, to)?)
+    }
+}
