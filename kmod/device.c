@@ -151,7 +151,11 @@ int oh_reset(struct oh_dev *d)
 	return r;
 }
 
-/* The end of a session: whatever happened before, the device reaches no memory when this returns. With `lock` held. */
+/*
+ * The end of a session: whatever happened before, the device reaches no memory when this returns. With `lock` held. A close
+ * that meets remove(), as when a process is killed and what watches over it unbinds the device, cannot reset; then memory
+ * stays mapped until remove() has done it.
+ */
 void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *))
 {
 	int r = -EOPNOTSUPP;
@@ -160,6 +164,8 @@ void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *))
 	oh_irqs_free(d);
 	if (READ_ONCE(d->touched) && oh_can_reset(d)) {
 		r = oh_reset_function(d, reset);
+		if (r == -EAGAIN && READ_ONCE(d->going))
+			return;
 		if (r)
 			pci_warn(d->pdev, "could not be reset (%d); bus mastering is off\n", r);
 		/* Should the reset have brought an older command register back. */

@@ -199,12 +199,13 @@ static int oh_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* The device's lock may be somebody's for a moment (udev, sysfs). remove() has it for good, and then resets by itself. */
+/* The device's lock may be somebody's for a moment (udev, sysfs). */
 static int oh_patient_reset(struct pci_dev *pdev)
 {
+	struct oh_dev *d = pci_get_drvdata(pdev);
 	int tries, r = -EAGAIN;
 
-	for (tries = 0; tries < 50 && r == -EAGAIN; tries++) {
+	for (tries = 0; tries < 50 && r == -EAGAIN && !READ_ONCE(d->going); tries++) {
 		if (tries)
 			msleep(20);
 		r = pci_try_reset_function(pdev);
@@ -340,6 +341,7 @@ static void oh_remove(struct pci_dev *pdev)
 	mutex_lock(&oh_devices_lock);
 	list_del(&d->node);
 	mutex_unlock(&oh_devices_lock);
+	WRITE_ONCE(d->going, true);
 	mutex_lock(&d->lock);
 	WRITE_ONCE(d->gone, true);
 	oh_bars(d, true);

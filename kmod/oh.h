@@ -29,6 +29,7 @@ struct oh_dev {
 	struct kref ref;
 
 	unsigned long open;		/* bit 0: somebody has it */
+	bool going;			/* remove() has begun: it has the device's lock for good, and tears down */
 
 	struct mutex lock;		/* the fields down to `vector_count`, and pdev against remove() */
 	bool gone;			/* the driver has let go of the device */

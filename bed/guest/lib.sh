@@ -65,9 +65,17 @@ within() {
     done
 }
 
+# Loads the drivers by which ours reaches a device: the kernel's own, and our module where this machine was given it.
+load_ways() {
+    local module
+    module=/kmod/$(uname -r)/onehop.ko
+    load nvme vfio_iommu_type1 vfio-pci irqbypass
+    [ ! -e "$module" ] || [ -e /sys/module/onehop ] || check "the module loads" insmod "$module"
+}
+
 # Runs our tests; a program that ends badly is a failure, whatever it printed before.
 ours() {
-    load nvme vfio_iommu_type1 vfio-pci
+    load_ways
     within 5 drives_it "$NVME"
     onehop-bed "$@"
     local status=$?

@@ -129,7 +129,7 @@ impl CliError {
             | Self::Load(onehop_load::Error::OnDrive {
                 why: onehop_files::Error::WithinBlock { .. }, ..
             })
-            | Self::System(onehop_pci::Error::Refused { .. })
+            | Self::System(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. })
             | Self::Sdr(onehop_sdr::Error::NoRoute(_) | onehop_sdr::Error::NotPossible { .. })
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
@@ -146,6 +146,9 @@ impl CliError {
             Self::NotPossible { reason, fix, .. }
             | Self::System(onehop_pci::Error::Refused { why: reason, fix, .. }) => {
                 (Some(reason.clone()), Some(fix.clone()), Vec::new())
+            }
+            Self::System(onehop_pci::Error::Module { refusal, .. }) => {
+                (Some(refusal.why()), Some(refusal.fix()), Vec::new())
             }
             Self::NoRoute(tried) => (None, None, tried.clone()),
             _ => (None, None, Vec::new()),

@@ -4,6 +4,9 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 
+use crate::Address;
+use crate::kmod::Refusal;
+
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -49,6 +52,16 @@ pub enum Error {
         why: String,
         /// What would change that.
         fix: String,
+    },
+    /// The kernel module refused something.
+    #[error("{call} {address} by the kernel module: {refusal}")]
+    Module {
+        /// What it was asked for.
+        call: &'static str,
+        /// Of which device.
+        address: Address,
+        /// Why it refused, and what would mend that.
+        refusal: Refusal,
     },
     /// A system call failed.
     #[error("{call}: {why}")]

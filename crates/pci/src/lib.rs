@@ -4,9 +4,9 @@
 //! looks at a machine can look at a recorded one. [`Tree::scan`] reads every device; what a machine does not tell is
 //! unknown, what it tells wrongly is kept as an [`Error`], and nothing panics.
 //!
-//! [`open`] takes an NVMe controller from the kernel and hands it out as a [`Port`](onehop_os::Port): by VFIO, or as a last
-//! resort by physical addresses. It gives the controller back however the process ends. What must not be taken is told by
-//! [`Usage`].
+//! [`open`] takes an NVMe controller from the kernel and hands it out as a [`Port`](onehop_os::Port): by VFIO, by
+//! our kernel module, or as a last resort by physical addresses. It gives the controller back however the process ends. What
+//! must not be taken is told by [`Usage`] and [`Kind`]. [`kmod::Session`] is for devices of other kinds.
 #![deny(unsafe_code)]
 
 mod address;
@@ -17,11 +17,15 @@ mod claim;
 mod config;
 mod device;
 mod error;
+mod kind;
+pub mod kmod;
 mod link;
 mod names;
 mod nvme;
 #[allow(unsafe_code, reason = "io_uring pins memory of whoever calls")]
 mod pagemap;
+mod pages;
+mod places;
 mod port;
 mod record;
 mod root;
@@ -37,6 +41,7 @@ pub use claim::{bind, is_present, rescan};
 pub use config::Config;
 pub use device::{Class, Device, PeerMemory};
 pub use error::{Error, Result};
+pub use kind::Kind;
 pub use link::{Link, Speed, Width};
 pub use nvme::{BlockDevice, CLASS as NVME_CLASS, Usage};
 pub use port::{DriveName, Via, open};

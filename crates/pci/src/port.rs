@@ -4,23 +4,29 @@ use std::str::FromStr;
 
 use onehop_os::Port;
 
-use crate::{Address, Error, Result, Root, pagemap, vfio};
+use crate::{Address, Error, Result, Root, kmod, pagemap, vfio};
 
 /// Who lets a device reach memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Via {
     /// VFIO: needs an IOMMU, and keeps the device inside of what it is given.
     Vfio,
+    /// Our kernel module: with an IOMMU or without, and GPU memory whose driver exports it.
+    Module,
     /// Physical addresses: needs root and no IOMMU, and nothing keeps the device anywhere.
     PageMap,
 }
 
 impl Via {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Vfio, Self::Module, Self::PageMap];
+
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
+            Self::Module => "kmod",
             Self::PageMap => "pagemap",
         }
     }
@@ -30,8 +36,8 @@ impl FromStr for Via {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let found = [Self::Vfio, Self::PageMap].into_iter().find(|via| via.name() == text);
-        found.ok_or_else(|| Error::garbage("via", text, "way: vfio or pagemap"))
+        let found = Self::ALL.into_iter().find(|via| via.name() == text);
+        found.ok_or_else(|| Error::garbage("via", text, "way: vfio, kmod or pagemap"))
     }
 }
 
@@ -52,8 +58,9 @@ impl FromStr for DriveName {
         let mut name = Self { address: address.parse()?, via: None };
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let via = option.strip_prefix("via=");
-            let via = via
-                .ok_or_else(|| Error::garbage("the drive's name", option, "option: via=vfio or via=pagemap"));
+            let via = via.ok_or_else(|| {
+                Error::garbage("the drive's name", option, "option: via=vfio, via=kmod or via=pagemap")
+            });
             name.via = Some(via?.parse()?);
         }
         Ok(name)
@@ -70,6 +77,7 @@ impl FromStr for DriveName {
 pub fn open(root: &Root, name: DriveName) -> Result<Port> {
     match name.via.unwrap_or(Via::Vfio) {
         Via::Vfio => vfio::open(root, name.address),
+        Via::Module => kmod::open(root, name.address),
         Via::PageMap => pagemap::open(root, name.address),
     }
 }

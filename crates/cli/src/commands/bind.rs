@@ -1,23 +1,23 @@
 //! `onehop drive bind` and `unbind`: gives a drive to another kernel driver, to stay.
 
-use onehop_pci::{Root, Usage};
+use onehop_pci::{Kind, Root, Usage};
 use serde_json::json;
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, Text};
 
-/// Give a drive to vfio-pci to stay, so that programs may drive it without being root
+/// Give a drive to vfio-pci or to the kernel module onehop to stay, so that programs may drive it without being root
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  onehop drive bind -d 0000:0b:00.0\n\nThe other commands take a drive from its driver by \
+    after_help = "Examples:\n  onehop drive bind -d 0000:0b:00.0\n  onehop drive bind -d 0000:0b:00.0 --driver onehop\n\nThe other commands take a drive from its driver by \
                   themselves and give it back at their end; this is for users who may not do that. Afterwards root gives \
-                  them the group's file: chown USER /dev/vfio/N"
+                  them the file that this command prints: chown USER /dev/vfio/N"
 )]
 pub(crate) struct BindArgs {
     #[command(flatten)]
     drive: DriveArg,
-    /// The kernel driver that gets it
+    /// The kernel driver that gets it: vfio-pci, or onehop
     #[arg(long, value_name = "NAME", default_value = "vfio-pci")]
     driver: String,
 }
@@ -44,7 +44,7 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     let (root, name) = (Root::here(), drives::address(drive)?);
     drives::present(&root, &name)?;
     let before = Usage::of(&root, name.address)?;
-    let now = onehop_pci::bind(&root, name.address, driver)?;
+    let now = onehop_pci::bind(&root, Kind::Drive, name.address, driver)?;
     let group = root.link_name(&format!("/sys/bus/pci/devices/{}/iommu_group", name.address));
     let mut text = Text::default();
     text.row("drive", name.address);
@@ -53,8 +53,16 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     if let (Some(group), Some("vfio-pci")) = (&group, now.as_deref()) {
         text.row("file", format!("/dev/vfio/{group}: whoever may open it may drive it"));
     }
+    let missing = root.text(&format!("/sys/bus/pci/devices/{}/onehop_missing", name.address)).ok();
+    if let Some(missing) = &missing {
+        let who = match missing.as_str() {
+            "nothing" => "whoever may open it may drive it".to_owned(),
+            missing => format!("for root only, since this is missing: {missing} (docs/kernel-module.md)"),
+        };
+        text.row("file", format!("/dev/onehop-{}: {who}", name.address));
+    }
     Report::new(
-        json!({ "drive": name.address, "before": before.driver, "driver": now, "iommu_group": group }),
+        json!({ "drive": name.address, "before": before.driver, "driver": now, "iommu_group": group, "onehop_missing": missing }),
         text,
     )
 }

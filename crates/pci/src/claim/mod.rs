@@ -1,6 +1,6 @@
 //! A device taken from the kernel's driver, and given back however this process ends.
 //!
-//! [`Claim::take`] refuses what [`Usage`](crate::Usage) says is in use, writes down how the device was, starts a guardian
+//! [`Claim::take`] refuses what [`Kind`] does not allow, writes down how the device was, starts a guardian
 //! process that will put it back, and only then changes anything.
 
 #[allow(unsafe_code, reason = "a process is forked")]
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::{Address, Error, Result, Root, Usage};
+use crate::{Address, Error, Kind, Result, Root};
 use guard::Guard;
 pub(crate) use steps::Owner;
 use steps::{Before, Step, give, take};
@@ -37,10 +37,14 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// Takes it. The descriptors in `hold` stay open until the device has been given back, even if this process is killed.
-    pub(crate) fn take(root: &Root, address: Address, owner: Owner, hold: &[BorrowedFd<'_>]) -> Result<Self> {
-        if let Some(refusal) = Usage::of(root, address)?.refusal() {
-            return Err(refusal);
-        }
+    pub(crate) fn take(
+        root: &Root,
+        kind: Kind,
+        address: Address,
+        owner: Owner,
+        hold: &[BorrowedFd<'_>],
+    ) -> Result<Self> {
+        kind.allows(root, address)?;
         let machine = Machine::of(root)?;
         let turn = machine.turn(address)?;
         let before = Before::read(root, address)?;
@@ -65,10 +69,8 @@ impl Claim {
 ///
 /// # Errors
 /// When it is in use, or the driver does not take it.
-pub fn bind(root: &Root, address: Address, driver: Option<&str>) -> Result<Option<String>> {
-    if let Some(refusal) = Usage::of(root, address)?.refusal() {
-        return Err(refusal);
-    }
+pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
+    kind.allows(root, address)?;
     let machine = Machine::of(root)?;
     let _turn = machine.turn(address)?;
     let before = Before::read(root, address)?;
@@ -92,9 +94,7 @@ pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
     let machine = Machine::of(root)?;
     let folder = format!("/sys/bus/pci/devices/{address}");
     if root.exists(&folder) {
-        if let Some(refusal) = Usage::of(root, address)?.refusal() {
-            return Err(refusal);
-        }
+        Kind::Drive.allows(root, address)?;
         machine.carry_out(address, &[Step::must(format!("{folder}/remove"), "1")])?;
     }
     machine.carry_out(address, &[Step::must("/sys/bus/pci/rescan".into(), "1")])?;
@@ -220,9 +220,10 @@ fn refused(address: Address, step: &Step, error: &std::io::Error) -> Error {
         why: format!("writing {text:?} into {path}: {error}"),
         fix: match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
-                "Be root, or have root do it once (`onehop drive bind`) and give your user the device in /dev/vfio"
+                "Be root, or have root do it once (`onehop drive bind`) and give your user the device's file: /dev/vfio/GROUP, or \
+                 /dev/onehop-ADDRESS"
             }
-            std::io::ErrorKind::NotFound => "Load the driver: `modprobe vfio-pci`",
+            std::io::ErrorKind::NotFound => "Load the driver that is to have it: `modprobe vfio-pci`, `modprobe onehop`",
             _ => "`dmesg` says why",
         }
         .into(),

@@ -17,6 +17,8 @@ const AWAKE_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) enum Owner {
     /// The driver that lets programs drive a device behind an IOMMU.
     Vfio,
+    /// Our kernel module.
+    Module,
     /// No driver.
     Nobody,
 }
@@ -25,6 +27,7 @@ impl Owner {
     pub(crate) fn driver(self) -> Option<&'static str> {
         match self {
             Self::Vfio => Some("vfio-pci"),
+            Self::Module => Some("onehop"),
             Self::Nobody => None,
         }
     }
@@ -116,7 +119,7 @@ pub(crate) fn take(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     let mut steps = vec![Step::may(format!("{folder}/power/control"), "on")];
     if before.driver.as_deref() != owner.driver() || owner == Owner::Nobody {
         steps.extend(change(address, before.driver.as_deref(), owner.over()));
-        if owner == Owner::Vfio {
+        if owner != Owner::Nobody {
             steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
         }
     }
@@ -133,7 +136,7 @@ pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut steps = Vec::new();
     if owner == Owner::Nobody {
-        // First of all it must not write to memory any more. VFIO sees to that by itself.
+        // First of all it must not write to memory any more. VFIO and the module see to that by themselves.
         steps.push(Step::command(address, (before.command | 0x2) & !BUS_MASTER));
         if before.can_reset {
             steps.push(Step::may(format!("{folder}/reset"), "1"));
@@ -224,6 +227,18 @@ mod tests {
                 "devices/0000:0b:00.0/power/control auto",
             ]
         );
+    }
+
+    #[test]
+    fn the_module_takes_and_gives_as_vfio_does() {
+        let before = used_by(Some("nvme"));
+        let as_module = |steps: Vec<Step>| -> Vec<_> {
+            shown(&steps).into_iter().map(|step| step.replace("vfio-pci", "onehop")).collect()
+        };
+        let taken = shown(&take(address(), &before, Owner::Module));
+        assert_eq!(taken, as_module(take(address(), &before, Owner::Vfio)));
+        let given = shown(&give(address(), &before, Owner::Module));
+        assert_eq!(given, as_module(give(address(), &before, Owner::Vfio)));
     }
 
     #[test]

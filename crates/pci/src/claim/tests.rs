@@ -109,6 +109,10 @@ fn turn(folder: &Path) {
             let _ = fs::remove_file(&link);
         }
     }
+    // What was written after this turn had looked for it is for the next one.
+    if link.symlink_metadata().is_ok() {
+        return;
+    }
     let over = fs::read_to_string(bus.join(format!("devices/{DEVICE}/driver_override"))).unwrap();
     let probed = asked(bus.join("drivers_probe"));
     for driver in &drivers {
@@ -120,7 +124,7 @@ fn turn(folder: &Path) {
 }
 
 fn take(root: &Root) -> Result<Claim> {
-    Claim::take(root, DEVICE.parse().unwrap(), Owner::Vfio, &[])
+    Claim::take(root, Kind::Drive, DEVICE.parse().unwrap(), Owner::Vfio, &[])
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn a_drive_in_use_is_left_as_it_is() {
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
     for refused in [
         take(&root).err().unwrap(),
-        bind(&root, address, Some("vfio-pci")).unwrap_err(),
+        bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap_err(),
         rescan(&root, address, SOON).unwrap_err(),
     ] {
         assert!(refused.to_string().contains("mounted on /data"), "{refused}");
@@ -193,7 +197,7 @@ fn a_device_without_power_is_told() {
 fn binding_to_stay() {
     let machine = Fake::new("stay", &["nvme", "vfio-pci"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
-    assert_eq!(bind(&root, address, Some("vfio-pci")).unwrap().as_deref(), Some("vfio-pci"));
+    assert_eq!(bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap().as_deref(), Some("vfio-pci"));
     // What was there before is there again after others have used it.
     take(&root).unwrap().give_back().unwrap();
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));

@@ -4,7 +4,6 @@
 //! guardian process holds open too: should this process be killed, they stay pinned until the guardian has taken the
 //! device's bus mastering away and reset it.
 
-mod maps;
 mod pin;
 
 use std::fs::File;
@@ -16,11 +15,11 @@ use onehop_proto::BusAddr;
 
 use crate::bars::{Bars, Sysfs};
 use crate::claim::{Claim, Owner};
-use crate::{Address, Error, Result, Root};
-use maps::Places;
+use crate::pages::{PAGE, Span, trim};
+use crate::places::Places;
+use crate::{Address, Error, Kind, Result, Root};
 use pin::{Pinned, Pins};
 
-const PAGE: usize = 4096;
 /// An entry of the page map: the page's number, and whether it is in memory.
 const NUMBER: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
@@ -29,7 +28,7 @@ const PRESENT: u64 = 1 << 63;
 pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
     refuse_translation(root, address)?;
     let pins = Pins::new()?;
-    let claim = Arc::new(Claim::take(root, address, Owner::Nobody, &[pins.as_fd()])?);
+    let claim = Arc::new(Claim::take(root, Kind::Drive, address, Owner::Nobody, &[pins.as_fd()])?);
     let name = address.to_string();
     let bars = Bars::of(Arc::new(Sysfs::of(root, address, Some(claim.clone()))?), &name)?;
     let reset = SysfsReset::of(root, address, claim.clone());
@@ -125,13 +124,12 @@ impl Mapper for PageMapper {
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));
         }
-        let start = host.host_ptr() as usize / PAGE * PAGE;
-        let skip = host.host_ptr() as usize - start;
-        let len = (skip + host.len()).next_multiple_of(PAGE);
+        let Span { start, len, skip } = Span::of(host);
         // A BAR has no pages; its addresses are known, and it does not move.
         let (pinned, mut runs) = match Places::read()?.device_memory(&self.root, start, len) {
             Some(place) => {
-                (None, vec![Run { addr: BusAddr(place.map_err(|why| self.cannot(why))?), len: len as u64 }])
+                let place = place.map_err(|why| self.cannot(why))?;
+                (None, vec![Run { addr: BusAddr(place.bus), len: len as u64 }])
             }
             None => {
                 let pinned = self.pins.pin(start, len).map_err(|why| self.cannot(why))?;
@@ -142,20 +140,6 @@ impl Mapper for PageMapper {
         let hold = Hold { _pinned: pinned, _memory: host.clone(), _claim: self.claim.clone() };
         Ok(Mapped::new(runs, Box::new(hold)))
     }
-}
-
-/// Takes off what was only added to make whole pages.
-fn trim(runs: &mut Vec<Run>, skip: u64, bytes: u64) {
-    if let Some(first) = runs.first_mut() {
-        first.addr = first.addr.plus(skip);
-        first.len -= skip;
-    }
-    let mut left = bytes;
-    for run in runs.iter_mut() {
-        run.len = run.len.min(left);
-        left -= run.len;
-    }
-    runs.retain(|run| run.len > 0);
 }
 
 /// Function reset by sysfs, which puts the config space back.

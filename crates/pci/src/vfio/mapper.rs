@@ -6,10 +6,9 @@ use onehop_os::{DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
 
 use super::{Device, sys};
+use crate::pages::{PAGE, Span};
 use crate::{Error, Result};
 
-/// What the IOMMU maps at least.
-const PAGE: usize = 4096;
 /// Addresses below are left alone: a null pointer that a device follows is to be a fault.
 const FIRST: u64 = 16 << 20;
 /// Addresses that any IOMMU has, where the kernel does not tell.
@@ -101,9 +100,7 @@ impl Mapper for VfioMapper {
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));
         }
-        let start = host.host_ptr() as usize / PAGE * PAGE;
-        let skip = host.host_ptr() as usize - start;
-        let len = (skip + host.len()).next_multiple_of(PAGE);
+        let Span { start, len, skip } = Span::of(host);
         let at = self
             .space
             .take(len)

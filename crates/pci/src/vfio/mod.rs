@@ -16,7 +16,7 @@ use onehop_os::{FunctionReset, HostMem, Port};
 
 use crate::bars::Bars;
 use crate::claim::{Claim, Owner};
-use crate::{Address, Error, Result, Root};
+use crate::{Address, Error, Kind, Result, Root};
 use mapper::VfioMapper;
 
 /// Offset of the command register in config space, and its bits for memory and for bus mastering.
@@ -26,7 +26,7 @@ const DECODE_AND_MASTER: u16 = 0x6;
 /// Opens a device of this machine.
 pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
     refusal::before(root, address)?;
-    let claim = Claim::take(root, address, Owner::Vfio, &[])?;
+    let claim = Claim::take(root, Kind::Drive, address, Owner::Vfio, &[])?;
     let device = Arc::new(Device::open(root, address, claim)?);
     let name = address.to_string();
     let reset: Option<Arc<dyn FunctionReset>> = match sys::can_reset(device.file()) {

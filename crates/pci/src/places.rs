@@ -10,11 +10,24 @@ struct Place {
     path: String,
 }
 
+/// Another device's memory that this process has mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PeerPlace {
+    /// Whose.
+    pub(crate) device: Address,
+    /// Which BAR.
+    pub(crate) bar: u8,
+    /// Where in it.
+    pub(crate) offset: u64,
+    /// Where on the bus.
+    pub(crate) bus: u64,
+}
+
 /// The mappings of this process.
-pub(super) struct Places(Vec<Place>);
+pub(crate) struct Places(Vec<Place>);
 
 impl Places {
-    pub(super) fn read() -> onehop_os::Result<Self> {
+    pub(crate) fn read() -> onehop_os::Result<Self> {
         let path = "/proc/self/maps";
         let text = std::fs::read_to_string(path).map_err(|source| onehop_os::Error::System {
             call: format!("reading {path}"),
@@ -28,24 +41,29 @@ impl Places {
         Self(text.lines().filter_map(line).collect())
     }
 
-    /// The bus address of memory that is a mapped BAR by sysfs; none where it is not. An error where it is a device's
-    /// memory, but its address is not known.
-    pub(super) fn device_memory(&self, root: &Root, start: usize, len: usize) -> Option<Result<u64, String>> {
+    /// Which BAR some memory is, where it is one that was mapped by sysfs; none where it is none. An error where it is a
+    /// device's memory, but its address is not known.
+    pub(crate) fn device_memory(
+        &self,
+        root: &Root,
+        start: usize,
+        len: usize,
+    ) -> Option<Result<PeerPlace, String>> {
         let place = self.0.iter().find(|place| place.start <= start && start < place.end)?;
         if !place.path.starts_with("/sys/") && !place.path.contains("vfio") {
             return None;
         }
-        Some(self.bar_address(root, place, start, len))
+        Some(self.in_bar(root, place, start, len))
     }
 
-    fn bar_address(&self, root: &Root, place: &Place, start: usize, len: usize) -> Result<u64, String> {
+    fn in_bar(&self, root: &Root, place: &Place, start: usize, len: usize) -> Result<PeerPlace, String> {
         let path = &place.path;
         let unknown = || {
             format!("its bus address is not known: it is a mapping of {path}, not of a sysfs resource file")
         };
         let (folder, file) = path.rsplit_once('/').ok_or_else(unknown)?;
         let index = file.strip_prefix("resource").map(|n| n.trim_end_matches("_wc"));
-        let index: usize = index.and_then(|n| n.parse().ok()).ok_or_else(unknown)?;
+        let index: u8 = index.and_then(|n| n.parse().ok()).ok_or_else(unknown)?;
         let device: Address =
             folder.rsplit('/').next().and_then(|name| name.parse().ok()).ok_or_else(unknown)?;
         if len > place.end - start {
@@ -54,14 +72,15 @@ impl Places {
         let file = format!("/sys/bus/pci/devices/{device}/resource");
         let bars =
             root.text(&file).and_then(|text| parse_resource(&file, &text)).map_err(|e| e.to_string())?;
-        let bar = bars.iter().find(|bar| bar.index == index && bar.assigned).ok_or_else(unknown)?;
+        let bar =
+            bars.iter().find(|bar| bar.index == usize::from(index) && bar.assigned).ok_or_else(unknown)?;
         // The kernel writes the bus address into the offset of such a mapping; others may leave it as it was asked for.
         let first =
             if place.offset < bar.start { bar.start.saturating_add(place.offset) } else { place.offset };
         let at = first.saturating_add((start - place.start) as u64);
         let inside = bar.start <= at && at.saturating_add(len as u64 - 1) <= bar.last();
         if inside {
-            Ok(at)
+            Ok(PeerPlace { device, bar: index, offset: at - bar.start, bus: at })
         } else {
             Err(format!("{path} is mapped at {at:#x}, which is not inside of its BAR ({bar})"))
         }
@@ -106,9 +125,10 @@ nonsense
         assert_eq!(places.0.len(), 5);
         assert_eq!(places.device_memory(&root, 0x7f00_0000_1000, 4096), None);
         assert_eq!(places.device_memory(&root, 0x1000, 4096), None);
-        let at = places.device_memory(&root, 0x7f00_0040_3000, 4096).unwrap();
-        assert_eq!(at, Ok(0xf800_0000 + 0x1_0000 + 0x3000));
-        assert_eq!(places.device_memory(&root, 0x7f00_0080_1000, 4096).unwrap(), Ok(0xf802_1000));
+        let device = "0000:00:02.0".parse().unwrap();
+        let in_bar = |offset| Ok(PeerPlace { device, bar: 2, offset, bus: 0xf800_0000 + offset });
+        assert_eq!(places.device_memory(&root, 0x7f00_0040_3000, 4096).unwrap(), in_bar(0x1_0000 + 0x3000));
+        assert_eq!(places.device_memory(&root, 0x7f00_0080_1000, 4096).unwrap(), in_bar(0x2_1000));
         assert!(places.device_memory(&root, 0x7f00_007f_f000, 8192).unwrap().is_err());
         assert!(places.device_memory(&root, 0x7f00_0090_0000, 4096).unwrap().unwrap_err().contains("vfio"));
         std::fs::remove_dir_all(folder).unwrap();

@@ -1,0 +1,80 @@
+//! What kinds of device may be taken from their drivers.
+
+use crate::{Address, Class, Error, Result, Root, Usage};
+
+/// What a program takes a device for. What it is not is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// An NVMe drive that nobody uses.
+    Drive,
+    /// A device that a system does not run on: an SDR board, an accelerator, a test device.
+    Board,
+}
+
+impl Kind {
+    /// An error where a device must not be taken.
+    pub(crate) fn allows(self, root: &Root, address: Address) -> Result<()> {
+        match self {
+            Self::Drive => Usage::of(root, address)?.refusal().map_or(Ok(()), Err),
+            Self::Board => board(root, address),
+        }
+    }
+}
+
+fn board(root: &Root, address: Address) -> Result<()> {
+    let path = format!("/sys/bus/pci/devices/{address}/class");
+    let text = root.text(&path)?;
+    let class = crate::bar::hex(&text).map(|value| Class(value as u32 & 0xff_ffff));
+    let class = class.ok_or_else(|| Error::garbage(&path, &text, "class"))?;
+    needed(class).map_or(Ok(()), |what| {
+        Err(Error::Refused {
+            what: format!("taking {address} from the kernel"),
+            why: format!("it is {what} (class {:#06x}), on which a system may run", class.kind()),
+            fix: "Name an SDR board, or another device that does nothing but its own work".into(),
+        })
+    })
+}
+
+/// What a system may run on, by its class.
+fn needed(class: Class) -> Option<&'static str> {
+    let other = class.kind() & 0xff == 0x80;
+    Some(match class.base() {
+        0x01 => "storage",
+        0x02 => "a network card",
+        0x03 => "a display",
+        // FPGAs often call themselves "other" ones of these.
+        0x05 if !other => "memory",
+        0x06 => "a bridge",
+        0x08 if !other => "a part of the machine",
+        0x09 => "an input device",
+        0x0a | 0x0b => "a part of the machine",
+        0x0c => "a serial bus",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_system_runs_on_is_no_board() {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-kind-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        let (root, address) = (Root::below(&folder), "0000:01:00.0".parse().unwrap());
+        let allowed = |class: &str| {
+            std::fs::write(device.join("class"), class).unwrap();
+            Kind::Board.allows(&root, address)
+        };
+        for class in ["0x058000\n", "0x070001\n", "0x118000\n", "0x00ff00\n", "0x0d1000\n", "0xff0000\n"] {
+            assert_eq!(allowed(class), Ok(()), "{class}");
+        }
+        for class in ["0x010802", "0x020000", "0x030000", "0x050000", "0x060400", "0x0c0330", "0x080600"] {
+            let error = allowed(class).unwrap_err().to_string();
+            assert!(error.contains("on which a system may run"), "{error}");
+        }
+        assert!(allowed("what").is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! What the module tells of a device.
+
+use std::fmt;
+
+use super::sys;
+
+/// What keeps a device from being safe in the hands of a user who is not root, in the module's words.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Missing(u32);
+
+/// The module's bits, its words in sysfs, what they mean, and what would mend it.
+const WORDS: [(&str, &str, &str); 4] = [
+    (
+        "translation",
+        "no IOMMU translates its addresses, so whoever drives it reaches all memory",
+        "switch the IOMMU on in the firmware (and intel_iommu=on; not iommu=pt)",
+    ),
+    (
+        "strict",
+        "the IOMMU is flushed lazily, so the device still reaches memory for a while after it was unmapped",
+        "make its group strict: with no driver bound, write DMA into the device's iommu_group/type, or boot with \
+         iommu.strict=1",
+    ),
+    ("alone", "it shares its IOMMU group with other devices, or is in none", "put it into a slot of its own"),
+    (
+        "msi",
+        "interrupts are not remapped, so a write of the device can raise any",
+        "switch interrupt remapping on in the firmware",
+    ),
+];
+
+impl Missing {
+    pub(super) fn of(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Reads what the module writes into `onehop_missing`: `nothing`, or words.
+    pub(super) fn parse(text: &str) -> Self {
+        let bit = |word: &str| WORDS.iter().position(|known| known.0 == word).map_or(0, |at| 1 << at);
+        Self(text.split_whitespace().map(bit).fold(0, |all, bit| all | bit))
+    }
+
+    /// Whether nothing is.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn told(self) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+        WORDS.iter().enumerate().filter(move |(at, _)| self.0 & 1 << at != 0).map(|(_, words)| words)
+    }
+
+    /// The module's words.
+    #[must_use]
+    pub fn names(self) -> Vec<&'static str> {
+        self.told().map(|words| words.0).collect()
+    }
+
+    /// What would mend it, in words.
+    #[must_use]
+    pub fn fix(self) -> String {
+        self.told().map(|words| words.2).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.told().map(|words| words.1).collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// Why the module took bus mastering away from a device; several reasons may come together.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Stopped(u32);
+
+const REASONS: [&str; 5] = [
+    "the driver that exported a piece of memory took it back",
+    "the device whose memory was mapped has been removed",
+    "somebody else reset the device",
+    "the machine slept",
+    "PCIe reported an error",
+];
+
+impl Stopped {
+    pub(super) fn of(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Whether it was not.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether the driver that exported a mapped dma-buf took it back.
+    #[must_use]
+    pub fn is_revoked(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether the device behind a mapped BAR was removed.
+    #[must_use]
+    pub fn is_peer_gone(self) -> bool {
+        self.0 & 2 != 0
+    }
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told = REASONS.iter().enumerate().filter(|(at, _)| self.0 & 1 << at != 0);
+        f.write_str(&told.map(|(_, reason)| *reason).collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// A device, as the module sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// Whether the function can be reset. If not, whoever starts it vouches that its engines are quiet.
+    pub can_reset: bool,
+    /// Whether it may begin DMA.
+    pub dma_on: bool,
+    /// Whether it has to be reset before it may.
+    pub reset_needed: bool,
+    /// What keeps it from being safe in the hands of a user who is not root.
+    pub missing: Missing,
+    /// Why bus mastering was taken away.
+    pub stopped: Stopped,
+    /// Counts how often it was.
+    pub epoch: u32,
+    /// Interrupts that it has.
+    pub vectors: u32,
+    /// The vendor's number.
+    pub vendor: u16,
+    /// The device's number.
+    pub device: u16,
+    /// Class, subclass and programming interface.
+    pub class: crate::Class,
+    /// Pieces of memory that are mapped for it.
+    pub mappings: u32,
+    /// Bits of the addresses that it gets.
+    pub mask_bits: u32,
+    /// Bytes that its mappings count against the user's limit of locked memory.
+    pub charged: u64,
+    /// Bytes of each BAR that can be mapped; 0 where it has none, or it shares a page with another.
+    pub bars: [u64; 6],
+}
+
+impl From<sys::Info> for Info {
+    fn from(info: sys::Info) -> Self {
+        let has = |bit| info.flags & bit != 0;
+        Self {
+            can_reset: has(sys::INFO_RESET),
+            dma_on: has(sys::INFO_DMA_ON),
+            reset_needed: has(sys::INFO_RESET_NEEDED),
+            missing: Missing::of(info.missing),
+            stopped: Stopped::of(info.stopped),
+            epoch: info.epoch,
+            vectors: info.vectors,
+            vendor: info.vendor,
+            device: info.device,
+            class: crate::Class(info.class_code & 0xff_ffff),
+            mappings: info.mappings,
+            mask_bits: info.mask_bits,
+            charged: info.charged,
+            bars: info.bar_len,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_the_same_in_sysfs_and_by_the_call() {
+        for (text, bits) in [
+            ("nothing\n", 0),
+            ("translation alone msi\n", 13),
+            ("strict\n", 2),
+            ("msi msi", 8),
+            ("what is this", 0),
+        ] {
+            assert_eq!(Missing::parse(text), Missing::of(bits), "{text}");
+        }
+        let both = Missing::of(6);
+        assert_eq!(both.names(), ["strict", "alone"]);
+        assert!(both.to_string().contains("unmapped; it shares"), "{both}");
+        assert!(both.fix().contains("iommu.strict=1; put it"), "{}", both.fix());
+        assert!(Missing::of(0).is_empty() && !both.is_empty());
+    }
+
+    #[test]
+    fn reasons_come_together() {
+        let both = Stopped::of(1 | 16);
+        assert!(both.is_revoked() && !both.is_peer_gone() && !both.is_empty());
+        assert!(both.to_string().contains("took it back; PCIe"), "{both}");
+        assert!(Stopped::of(0).is_empty());
+    }
+}

@@ -1,0 +1,77 @@
+//! The seam: memory of any kind, each by the call that fits it.
+
+use onehop_os::{DmaMemory, HostMem, Mapped, Mapper};
+
+use super::mapping::Access;
+use super::session::Session;
+use crate::pages::Span;
+use crate::places::Places;
+
+/// How a mapper is to map.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Rules {
+    /// Each so many bytes of a mapping have to be one run of addresses, for engines without lists.
+    pub chunk: Option<u64>,
+    /// Drivers that export memory may move it, which stops the device. Some exporters hold memory only by moving it out of
+    /// the GPU first.
+    pub movable: bool,
+}
+
+/// Maps memory for a session's device.
+pub(super) struct ModuleMapper {
+    name: String,
+    session: Session,
+    access: Access,
+}
+
+impl ModuleMapper {
+    pub(super) fn new(session: Session, rules: Rules) -> Self {
+        let name = format!("the kernel module, for {}", session.address());
+        let access = Access { chunk: rules.chunk, movable: rules.movable, ..Access::BOTH };
+        Self { name, session, access }
+    }
+
+    fn cannot(&self, why: impl ToString) -> onehop_os::Error {
+        onehop_os::Error::CannotMap { mapper: self.name.clone(), why: why.to_string() }
+    }
+
+    /// Memory of this process, or another device's that it has mapped by sysfs.
+    fn host(&self, host: &HostMem) -> onehop_os::Result<Mapped> {
+        if host.is_empty() {
+            return Err(self.cannot("it has no bytes"));
+        }
+        let span = Span::of(host);
+        let Some(place) = Places::read()?.device_memory(self.session.root(), span.start, span.len) else {
+            let mapping = self.session.map_host(host, self.access).map_err(|e| self.cannot(e))?;
+            return Ok(mapping.into_mapped());
+        };
+        let place = place.map_err(|why| self.cannot(why))?;
+        let (device, bar) = (place.device, place.bar);
+        let mapping = self.session.map_peer(device, bar, place.offset, span.len as u64, self.access);
+        Ok(mapping.map_err(|e| self.cannot(e))?.part(span.skip as u64, host.len() as u64))
+    }
+}
+
+impl Mapper for ModuleMapper {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+        HostMem::touched(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+        match (memory.dma_buf(), memory.host()) {
+            (Some(Ok(buffer)), _) => {
+                let mapping = self.session.map_dma_buf(&buffer, self.access).map_err(|e| self.cannot(e))?;
+                Ok(mapping.into_mapped())
+            }
+            (_, Some(host)) => self.host(host),
+            (Some(Err(error)), None) => Err(self.cannot(error)),
+            (None, None) => Err(self.cannot(
+                "it is memory of a GPU whose driver exports no dma-buf of it. Use a route with data in host memory",
+            )),
+        }
+    }
+}

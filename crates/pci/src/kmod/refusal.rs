@@ -1,0 +1,310 @@
+//! What the module refuses, why, and what would change that.
+
+use std::io;
+
+use super::info::{Missing, Stopped};
+use super::sys;
+use crate::{Address, Error, Root};
+
+/// Why the module did not do what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is not loaded.
+    NotLoaded,
+    /// The device can do harm in the hands of somebody who is not root.
+    Unsafe(Missing),
+    /// The device's file is not for this user.
+    NoPermission,
+    /// Another process has the device.
+    Busy,
+    /// The device is no longer the module's: it was unbound, or has left the bus.
+    Gone,
+    /// The module that is loaded has another interface.
+    Version(u32),
+    /// The device has no way of being reset.
+    NoReset,
+    /// It has to be reset before it may reach memory.
+    ResetNeeded,
+    /// Somebody else holds the device's lock, so it cannot be reset now.
+    ResetLater,
+    /// Bus mastering was taken away meanwhile.
+    Stopped(Stopped),
+    /// Something is mapped, and that cannot be changed under it.
+    Mapped,
+    /// A run of addresses lies beyond those that the device has.
+    Mask {
+        /// Bits of its addresses.
+        bits: u32,
+        /// Where the run starts in the memory.
+        offset: u64,
+        /// Its address.
+        addr: u64,
+    },
+    /// A chunk is in several runs.
+    Chunk {
+        /// How long each chunk has to be.
+        chunk: u64,
+        /// Where it starts.
+        offset: u64,
+        /// How much of it is in one run.
+        bytes: u64,
+    },
+    /// The kernel would copy between the device and this memory (swiotlb), and nobody would tell it when.
+    Bounce {
+        /// Where.
+        offset: u64,
+    },
+    /// The exporter's list of addresses ends before the range does.
+    Short {
+        /// Where.
+        offset: u64,
+    },
+    /// More memory than this user may lock.
+    Locked {
+        /// How much was to be mapped.
+        bytes: u64,
+        /// The limit.
+        limit: Option<u64>,
+    },
+    /// There are as many mappings as there can be.
+    Full,
+    /// Memory that cannot be pinned for this, such as some that the process may only read.
+    NotPinned,
+    /// The dma-buf's descriptor is for reading.
+    ReadOnly,
+    /// The driver that exported the dma-buf does not let this device have it.
+    Exporter(String),
+    /// Another device's BAR is for root only.
+    PeerNotPermitted,
+    /// The BAR's driver gave it to the kernel as memory.
+    PeerIsMemory,
+    /// There is no such BAR, or it does not reach that far.
+    NoPeer,
+    /// Whatever else the system says.
+    Other(String),
+}
+
+impl Refusal {
+    /// Why.
+    #[must_use]
+    pub fn why(&self) -> String {
+        match self {
+            Self::NotLoaded => "the kernel module onehop is not loaded".into(),
+            Self::Unsafe(missing) => format!("without being root it may not be had: {missing}"),
+            Self::NoPermission => "its file is not for this user".into(),
+            Self::Busy => "another process has it".into(),
+            Self::Gone => "it was unbound from the module, or has left the bus".into(),
+            Self::Version(found) => {
+                format!(
+                    "the module that is loaded has interface {found}, and this program knows {}",
+                    sys::ABI
+                )
+            }
+            Self::NoReset => "the device has no way of being reset".into(),
+            Self::ResetNeeded => "it has to be reset before it may reach memory".into(),
+            Self::ResetLater => "somebody else holds the device's lock, so that it cannot be reset".into(),
+            Self::Stopped(stopped) if stopped.is_empty() => {
+                "its bus mastering was taken away meanwhile".into()
+            }
+            Self::Stopped(stopped) => format!("its bus mastering was taken away: {stopped}"),
+            Self::Mapped => "memory is mapped for it".into(),
+            Self::Mask { bits, offset, addr } => {
+                format!(
+                    "from byte {offset} on the memory lies at {addr:#x}, and the device's addresses have {bits} bits"
+                )
+            }
+            Self::Chunk { chunk, offset, bytes } => {
+                format!(
+                    "the {chunk} bytes from {offset} on are not in one piece on the bus, only {bytes} of them"
+                )
+            }
+            Self::Bounce { offset } => format!(
+                "the kernel would copy what lies from byte {offset} on through a buffer of its own (swiotlb)"
+            ),
+            Self::Short { offset } => format!("its exporter gave addresses for {offset} bytes only"),
+            Self::Locked { bytes, limit } => {
+                let limit = limit.map_or("any amount".into(), |limit| format!("{} KiB", limit >> 10));
+                format!("there is no memory for {bytes} bytes more: this user may lock {limit}")
+            }
+            Self::Full => "the device has as many mappings as there can be".into(),
+            Self::NotPinned => {
+                "it is memory that cannot be pinned, or that this process may only read".into()
+            }
+            Self::ReadOnly => "the dma-buf was exported for reading".into(),
+            Self::Exporter(why) => format!("the driver that exported the memory refuses this device: {why}"),
+            Self::PeerNotPermitted => "only root may map another device's BAR".into(),
+            Self::PeerIsMemory => "the BAR's driver has given it to the kernel as memory".into(),
+            Self::NoPeer => "there is no such BAR, or it does not reach that far".into(),
+            Self::Other(why) => why.clone(),
+        }
+    }
+
+    /// What would change that.
+    #[must_use]
+    pub fn fix(&self) -> String {
+        match self {
+            Self::NotLoaded => "Install it (docs/kernel-module.md) and load it: `modprobe onehop`".into(),
+            Self::Unsafe(missing) => format!("Be root, or mend it: {}", missing.fix()),
+            Self::NoPermission => "Be root, or be a member of the group that the file belongs to (onehop)".into(),
+            Self::Busy => "Wait for it to end; `fuser -v /dev/onehop-*` names it".into(),
+            Self::Gone => "Begin again; `onehop drive list` shows which driver has the device".into(),
+            Self::Version(_) => "Install the module and the program of one release".into(),
+            Self::NoReset => "Whoever drives it has to vouch that its engines are quiet".into(),
+            Self::ResetNeeded | Self::Stopped(_) => "Reset it, and map and start again".into(),
+            Self::ResetLater => "Try again".into(),
+            Self::Mapped => "Unmap it first".into(),
+            Self::Mask { .. } => {
+                "Switch the IOMMU on, translating (not iommu=pt): it gives addresses that the device has".into()
+            }
+            Self::Chunk { .. } => {
+                "Switch the IOMMU on, translating: it puts pages in a row; without it, use huge pages".into()
+            }
+            Self::Bounce { .. } => {
+                "Boot without swiotlb=force; a device that is not trusted (Thunderbolt) cannot be driven so".into()
+            }
+            Self::Short { .. } => "Report this with the exporter's driver and version".into(),
+            Self::Locked { .. } => "Raise the limit (`ulimit -l`), or be root".into(),
+            Self::Full => "Map fewer, larger pieces".into(),
+            Self::NotPinned => "Use memory of the process that it may write".into(),
+            Self::ReadOnly => "Export it for writing".into(),
+            Self::Exporter(_) => {
+                "`dmesg` says why; pci_p2pdma forwards between devices below one switch, and on root complexes that the kernel \
+                 knows. Otherwise use data in host memory"
+                    .into()
+            }
+            Self::PeerNotPermitted => "Be root, or use a dma-buf of that memory".into(),
+            Self::PeerIsMemory => "Use a dma-buf of that memory".into(),
+            Self::NoPeer => "`lspci -v` shows the BARs of a device".into(),
+            Self::Other(_) => "`dmesg` may say why".into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}. {}", self.why(), self.fix())
+    }
+}
+
+/// What the module refused to do with a device.
+pub(super) fn error(address: Address, call: &'static str, refusal: Refusal) -> Error {
+    Error::Module { call, address, refusal }
+}
+
+/// The device's file cannot be opened.
+pub(super) fn open(root: &Root, address: Address, error: &io::Error) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => Refusal::Busy,
+        Some(libc::EACCES) => Refusal::NoPermission,
+        Some(libc::EPERM) => {
+            let missing = root.text(&format!("/sys/bus/pci/devices/{address}/onehop_missing"));
+            let missing = missing.map_or(Missing::default(), |text| Missing::parse(&text));
+            if missing.is_empty() { Refusal::NoPermission } else { Refusal::Unsafe(missing) }
+        }
+        Some(libc::ENODEV | libc::ENXIO) => Refusal::Gone,
+        _ => Refusal::Other(error.to_string()),
+    }
+}
+
+/// A command other than those that map.
+pub(super) fn command(error: &io::Error, stopped: impl FnOnce() -> Stopped) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => Refusal::Gone,
+        Some(libc::EOPNOTSUPP) => Refusal::NoReset,
+        Some(libc::EBUSY) => Refusal::ResetNeeded,
+        Some(libc::EAGAIN) => Refusal::Stopped(stopped()),
+        Some(libc::EIO) => Refusal::Other("it does not answer on the bus".into()),
+        _ => Refusal::Other(error.to_string()),
+    }
+}
+
+/// A mapping. `bits` and `gone` are asked for where they matter.
+pub(super) fn map(
+    error: &io::Error,
+    kind: sys::Kind,
+    map: &sys::Map,
+    bits: impl FnOnce() -> u32,
+    gone: impl FnOnce() -> bool,
+) -> Refusal {
+    let offset = map.bad_offset;
+    match (error.raw_os_error(), kind) {
+        (Some(libc::ERANGE), _) if map.why == sys::WHY_MASK => {
+            Refusal::Mask { bits: bits(), offset, addr: map.bad_addr }
+        }
+        (Some(libc::EMSGSIZE), _) if map.why == sys::WHY_CHUNK => {
+            Refusal::Chunk { chunk: map.chunk, offset, bytes: map.bad_len }
+        }
+        (Some(libc::EIO), _) if map.why == sys::WHY_BOUNCE => Refusal::Bounce { offset },
+        (Some(libc::EIO), _) if map.why == sys::WHY_SHORT => Refusal::Short { offset },
+        (Some(libc::ENOMEM), _) => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            Refusal::Locked { bytes: map.len, limit }
+        }
+        (Some(libc::EMFILE), _) => Refusal::Full,
+        (Some(libc::ENODEV), _) if gone() => Refusal::Gone,
+        (Some(libc::EFAULT), sys::Kind::User) => Refusal::NotPinned,
+        (Some(libc::EACCES), sys::Kind::DmaBuf) => Refusal::ReadOnly,
+        (_, sys::Kind::DmaBuf) => Refusal::Exporter(error.to_string()),
+        (Some(libc::EPERM), sys::Kind::Peer) => Refusal::PeerNotPermitted,
+        (Some(libc::EBUSY), sys::Kind::Peer) => Refusal::PeerIsMemory,
+        (Some(libc::EINVAL | libc::ENODEV), sys::Kind::Peer) => Refusal::NoPeer,
+        _ => Refusal::Other(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(errno: i32, kind: sys::Kind, why: u32) -> Refusal {
+        let error = io::Error::from_raw_os_error(errno);
+        let call = sys::Map {
+            why,
+            chunk: 65536,
+            len: 8192,
+            bad_offset: 4096,
+            bad_addr: 0xf_0000_0000,
+            bad_len: 100,
+            ..sys::Map::default()
+        };
+        map(&error, kind, &call, || 28, || false)
+    }
+
+    #[test]
+    fn each_answer_of_the_module_has_its_meaning() {
+        use sys::Kind::{DmaBuf, Peer, User};
+        assert_eq!(
+            told(libc::ERANGE, User, sys::WHY_MASK),
+            Refusal::Mask { bits: 28, offset: 4096, addr: 0xf_0000_0000 }
+        );
+        assert_eq!(
+            told(libc::EMSGSIZE, DmaBuf, sys::WHY_CHUNK),
+            Refusal::Chunk { chunk: 65536, offset: 4096, bytes: 100 }
+        );
+        assert_eq!(told(libc::EIO, User, sys::WHY_BOUNCE), Refusal::Bounce { offset: 4096 });
+        assert_eq!(told(libc::EIO, DmaBuf, sys::WHY_SHORT), Refusal::Short { offset: 4096 });
+        assert_eq!(told(libc::EPERM, Peer, 0), Refusal::PeerNotPermitted);
+        assert_eq!(told(libc::EACCES, DmaBuf, 0), Refusal::ReadOnly);
+        assert_eq!(told(libc::EFAULT, User, 0), Refusal::NotPinned);
+        assert!(matches!(told(libc::EINVAL, DmaBuf, 0), Refusal::Exporter(_)));
+        assert!(matches!(told(libc::EINVAL, User, 0), Refusal::Other(_)));
+        assert!(matches!(told(libc::ENOMEM, User, 0), Refusal::Locked { bytes: 8192, .. }));
+    }
+
+    #[test]
+    fn who_is_not_let_in_is_told_what_would_mend_it() {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-missing-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        let (root, address) = (Root::below(&folder), "0000:01:00.0".parse().unwrap());
+        let told = |errno| open(&root, address, &io::Error::from_raw_os_error(errno));
+        std::fs::write(device.join("onehop_missing"), "strict alone\n").unwrap();
+        let refusal = told(libc::EPERM);
+        assert_eq!(refusal, Refusal::Unsafe(Missing::of(6)));
+        assert!(refusal.to_string().contains("iommu.strict=1"), "{refusal}");
+        std::fs::write(device.join("onehop_missing"), "nothing\n").unwrap();
+        assert_eq!(told(libc::EPERM), Refusal::NoPermission);
+        assert_eq!(told(libc::EBUSY), Refusal::Busy);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

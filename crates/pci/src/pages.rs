@@ -1,0 +1,38 @@
+//! Devices get whole pages; what is asked for may begin and end anywhere.
+
+use onehop_os::{HostMem, Run};
+
+pub(crate) const PAGE: usize = 4096;
+
+/// The whole pages around some memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    /// Where they start in this process.
+    pub(crate) start: usize,
+    /// How long they are.
+    pub(crate) len: usize,
+    /// How much of them comes before the memory.
+    pub(crate) skip: usize,
+}
+
+impl Span {
+    pub(crate) fn of(memory: &HostMem) -> Self {
+        let start = memory.host_ptr() as usize / PAGE * PAGE;
+        let skip = memory.host_ptr() as usize - start;
+        Self { start, len: (skip + memory.len()).next_multiple_of(PAGE), skip }
+    }
+}
+
+/// Takes off what was only added to make whole pages.
+pub(crate) fn trim(runs: &mut Vec<Run>, skip: u64, bytes: u64) {
+    if let Some(first) = runs.first_mut() {
+        first.addr = first.addr.plus(skip);
+        first.len -= skip;
+    }
+    let mut left = bytes;
+    for run in runs.iter_mut() {
+        run.len = run.len.min(left);
+        left -= run.len;
+    }
+    runs.retain(|run| run.len > 0);
+}
