@@ -240,6 +240,18 @@ impl HostMem {
         Ok(())
     }
 
+    /// Loads sixteen words, in no order that others could rely on.
+    ///
+    /// # Errors
+    /// When they do not lie within the memory, or are not aligned.
+    #[inline]
+    pub fn read_words(&self, offset: usize) -> Result<[u32; 16]> {
+        self.check(offset, 64)?;
+        let first = self.word(offset)?.as_ptr();
+        // SAFETY: 64 bytes from `first` on are in range and aligned; the mapping outlives &self.
+        Ok(std::array::from_fn(|i| unsafe { AtomicU32::from_ptr(first.add(i)) }.load(Ordering::Relaxed)))
+    }
+
     /// Copies bytes out.
     ///
     /// # Errors
