@@ -229,7 +229,7 @@ impl Work {
         let account = stream.engine().account();
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
         let (plan, arena) = stream.finish()?;
-        let verified_by = self.verify(&plan, &arena, manifest.as_ref())?;
+        let verified_by = self.verify(&plan, &device, &arena, manifest.as_ref())?;
         let start = Start { begun: self.start, gpu: gpu_start };
         let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
         Ok(Outcome::new(model, &device, account, went, &start, verified_by))
@@ -263,6 +263,7 @@ impl Work {
     fn verify(
         &self,
         plan: &Plan,
+        device: &Device,
         arena: &Region,
         manifest: Option<&Manifest>,
     ) -> Result<Option<&'static str>> {
@@ -275,7 +276,7 @@ impl Work {
             by = Some("every byte compared with the files, read once more");
         }
         if let (Some(manifest), Some(path)) = (manifest, &self.request.manifest) {
-            let sums = check::check_sums(plan, arena, &go_on)?;
+            let sums = check::check_sums(plan, &*device.gpu, arena, &go_on)?;
             let file = path.display().to_string();
             let wrong = check::against(manifest, model, plan, &sums);
             wrong.map_err(|why| onehop_load::Error::Manifest { file, why })?;

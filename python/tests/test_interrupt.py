@@ -36,7 +36,9 @@ def test_a_signal_ends_it(long_load):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         start = time.monotonic()
         with pytest.raises(Stop):
-            onehop.load(long_load, "cpu", threads=1)
+            # On a busy machine one may end before the signal comes.
+            while True:
+                onehop.load(long_load, "cpu", threads=1)
         # A second is promised; a machine that is busy with other things is given more.
         assert time.monotonic() - start < 10
     finally:
@@ -49,7 +51,8 @@ def test_ctrl_c_is_a_keyboard_interrupt(long_load):
 import onehop
 print("begun", flush=True)
 try:
-    onehop.load({str(long_load)!r}, "cpu", threads=1)
+    while True:
+        onehop.load({str(long_load)!r}, "cpu", threads=1)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

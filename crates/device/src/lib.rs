@@ -48,9 +48,9 @@ pub const LIBRARY_PTX: &str = include_str!("../ptx/library.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
 
-/// The PTX of the kernels that work on samples, of `samples.rs`.
+/// The PTX of the kernels that work on data, of `blocks.rs`.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const SAMPLES_PTX: &str = include_str!("../ptx/samples.ptx");
+pub const BLOCKS_PTX: &str = include_str!("../ptx/blocks.ptx");
 
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
@@ -75,9 +75,11 @@ mod tests {
             assert!(lines.any(|line| line.ends_with(&function)), "{name}");
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
-        for (name, bytes) in [("convert", 48), ("spectrum", 40), ("check", 32)] {
-            let parameter = std::format!(".param .align 8 .b8 onehop_samples_{name}_param_0[{bytes}]");
-            assert!(super::SAMPLES_PTX.contains(&parameter), "{parameter}");
+        for (name, bytes) in
+            [("samples_convert", 48), ("samples_spectrum", 40), ("samples_check", 32), ("crc32c", 40)]
+        {
+            let parameter = std::format!(".param .align 8 .b8 onehop_{name}_param_0[{bytes}]");
+            assert!(super::BLOCKS_PTX.contains(&parameter), "{parameter}");
         }
     }
 

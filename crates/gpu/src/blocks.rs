@@ -4,12 +4,13 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onehop_block::crc32c;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
 use onehop_radio::kernel::{self, Block, THREADS};
 
 use crate::Result;
-use crate::samples::{SampleJob, SampleKernels, Work};
+use crate::jobs::{BlockJob, BlockKernels, Work};
 use crate::space::{Space, View};
 
 struct Emulation {
@@ -63,11 +64,11 @@ impl Block for Emulation {
     }
 }
 
-/// Runs sample kernels on the calling thread, block after block.
+/// Runs the kernels on the calling thread, block after block.
 pub(crate) struct InTurn(pub(crate) Arc<Space>);
 
-impl SampleKernels for InTurn {
-    fn run(&mut self, jobs: &[SampleJob]) -> Result<Duration> {
+impl BlockKernels for InTurn {
+    fn run(&mut self, jobs: &[BlockJob]) -> Result<Duration> {
         let begun = Instant::now();
         for job in jobs {
             crate::emulated::catch(|| self.one(job))?;
@@ -77,7 +78,7 @@ impl SampleKernels for InTurn {
 }
 
 impl InTurn {
-    fn one(&self, job: &SampleJob) {
+    fn one(&self, job: &BlockJob) {
         for number in 0..job.blocks {
             // Nobody may rely on what another block left there.
             let local = (0..job.local_words()).map(|i| Cell::new(0x7fc0_0000 | i)).collect();
@@ -86,6 +87,7 @@ impl InTurn {
                 Work::Convert(work) => kernel::convert(&block, work),
                 Work::Spectrum(work) => kernel::spectrum(&block, work),
                 Work::Check(work) => kernel::check(&block, work),
+                Work::Sum(work) => crc32c::sum(&block, work),
             }
         }
     }

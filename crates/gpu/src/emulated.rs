@@ -19,8 +19,8 @@ use crate::meeting::Meeting;
 use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
-    Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result, Rings, Running,
-    SampleKernels,
+    BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
+    Rings, Running,
 };
 
 /// Lanes of an emulated warp.
@@ -154,7 +154,7 @@ impl Gpu for Emulated {
         Ok(Box::new(AtOnce::new(host, to.clone())))
     }
 
-    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
+    fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
         Ok(Box::new(InTurn(self.space.clone())))
     }
 

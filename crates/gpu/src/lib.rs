@@ -12,19 +12,21 @@ mod copier;
 pub mod cuda;
 mod emulated;
 mod error;
+mod jobs;
 mod meeting;
 mod region;
 mod relay;
 mod resident;
-mod samples;
 mod space;
+mod sums;
 
 pub use copier::{Copier, Mark, Rows};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
+pub use jobs::{BlockJob, BlockKernels};
 pub use region::{Place, Region};
-pub use samples::{SampleJob, SampleKernels};
 pub use space::View as EmulatedThread;
+pub use sums::Sums;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -166,13 +168,13 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the first is not memory that the CPU reaches, or the GPU has nothing to copy with.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
-    /// Loads the kernels that work on samples.
+    /// Loads the kernels that work on data, samples or any.
     ///
     /// # Errors
     /// When there are none for it, or they cannot be loaded.
-    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
+    fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
         let why = format!("{} has no kernels for them", self.name());
-        Err(Error::NotSupported { what: "working on samples".into(), why })
+        Err(Error::NotSupported { what: "working on data".into(), why })
     }
     /// Gives the GPU an address for a controller's BAR0; gone when the result is dropped.
     ///

@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_gpu::{Gpu, Place, Region, SampleJob, SampleKernels};
+use onehop_gpu::{BlockJob, BlockKernels, Gpu, Place, Region};
 use onehop_radio::Shape;
 use onehop_radio::kernel::{BLOCKS, Checked, Spectrum, Totals};
 
@@ -50,7 +50,7 @@ pub struct Sight {
 
 /// Works on blocks of one shape.
 pub struct Processor {
-    kernels: Box<dyn SampleKernels>,
+    kernels: Box<dyn BlockKernels>,
     shape: Shape,
     settings: Settings,
     converted: Region,
@@ -85,12 +85,12 @@ impl Processor {
         let vram = |bytes| gpu.alloc(Place::Vram, bytes);
         let (window, unit) = window(bins);
         let this = Self {
-            kernels: gpu.sample_kernels()?,
+            kernels: gpu.block_kernels()?,
             shape,
             settings: Settings { log, ..settings },
             converted: vram(shape.samples() as usize * 8)?,
-            totals: vram(SampleJob::TOTALS_BYTES)?,
-            checked: vram(SampleJob::CHECKED_BYTES)?,
+            totals: vram(BlockJob::TOTALS_BYTES)?,
+            checked: vram(BlockJob::CHECKED_BYTES)?,
             window: vram(bins * 4)?,
             twiddles: vram(bins * 4)?,
             power: vram(bins * 4 * BLOCKS as usize)?,
@@ -116,8 +116,8 @@ impl Processor {
         let dc = if self.settings.remove_dc { self.dc } else { [0.0; 2] };
         let mut jobs = Vec::with_capacity(3);
         let from = (memory, format);
-        jobs.push(SampleJob::convert(from, &self.converted, &self.totals, samples, self.settings.gain, dc)?);
-        jobs.push(SampleJob::spectrum(
+        jobs.push(BlockJob::convert(from, &self.converted, &self.totals, samples, self.settings.gain, dc)?);
+        jobs.push(BlockJob::spectrum(
             &self.converted,
             &self.window,
             &self.twiddles,
@@ -126,7 +126,7 @@ impl Processor {
             self.settings.log,
         )?);
         if self.settings.counter {
-            jobs.push(SampleJob::check(from, &self.checked, samples, first as u32)?);
+            jobs.push(BlockJob::check(from, &self.checked, samples, first as u32)?);
         }
         self.gpu_time += self.kernels.run(&jobs)?;
         self.samples += u64::from(samples);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Options};
-use onehop_gpu::Region;
+use onehop_gpu::{Gpu, Region};
 use onehop_load::plan::Placed;
 use onehop_load::{Dtype, Model, OnVolume, Plan, Selection, check};
 use onehop_sim::{Config, Fault, Media, Sim};
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &route };
     let plan = owned::plan_for(&model, &Selection::default(), ns)?;
     let owned::Loaded { arena, mut outcome, landed, .. } = owned::carry_out(&with, &model, &plan, context)?;
-    let tensors = check_tensors(&plan, &arena, &model::hashes(&model)?, context)?;
+    let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&model)?, context)?;
     outcome.crc32c = Some(model::hash(crc32c(&tensors)));
     let verified = check_bytes(&plan, &arena, &file)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
@@ -145,12 +145,13 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
 /// Holds every tensor against the check sum that the model itself states.
 fn check_tensors(
     plan: &Plan,
+    gpu: &dyn Gpu,
     arena: &Region,
     hashes: &BTreeMap<String, String>,
     context: &Context,
 ) -> Result<Vec<Loaded>> {
     let go_on = || context.stop.check().is_ok();
-    let sums = check::check_sums(plan, arena, &go_on)?;
+    let sums = check::check_sums(plan, gpu, arena, &go_on)?;
     let one = |(tensor, crc32c): (&Placed, u32)| {
         let expected = hashes.get(&tensor.name).cloned();
         let verified = expected.as_ref() == Some(&model::hash(crc32c));

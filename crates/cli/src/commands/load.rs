@@ -154,7 +154,9 @@ impl Held {
     /// Computes the check sums if they are wanted.
     fn new(share: Share, arena: Region, wanted: bool, context: &Context) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
-        let sums = || check::check_sums(&share.plan, &arena, &go_on).map_err(|e| given_up(e, context));
+        let sums = || {
+            check::check_sums(&share.plan, &*share.gpu.gpu, &arena, &go_on).map_err(|e| given_up(e, context))
+        };
         let sums = if wanted { Some(sums()?) } else { None };
         Ok(Self { share, arena, sums, route: None })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use onehop_os::{DmaMemory, HostMem, Registers};
 use onehop_proto::GpuAddr;
 
+use super::blocks::CudaBlocks;
 use super::capabilities::{Capabilities, Need};
 use super::code::{Code, Rig};
 use super::context::{Context, Event, Stream};
@@ -18,12 +19,11 @@ use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
 use super::memory::{DeviceKind, DeviceMemory};
 use super::resident::Staying;
-use super::samples::CudaSamples;
 use super::{Device, registers};
 use crate::copier::AtOnce;
 use crate::relay::Activity;
 use crate::{
-    Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running, SampleKernels,
+    BlockKernels, Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running,
 };
 
 /// Preparing a queue is a short kernel.
@@ -350,8 +350,8 @@ impl Gpu for CudaGpu {
         Ok(Some(self.memory_info()?.0))
     }
 
-    fn sample_kernels(&self) -> Result<Box<dyn SampleKernels>> {
-        Ok(Box::new(CudaSamples::load(&self.0.context)?))
+    fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
+        Ok(Box::new(CudaBlocks::load(&self.0.context)?))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod blocks;
 mod capabilities;
 mod code;
 mod context;
@@ -32,7 +33,6 @@ mod memory;
 mod module;
 mod registers;
 mod resident;
-mod samples;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};

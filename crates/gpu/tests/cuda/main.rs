@@ -9,6 +9,7 @@ mod memory;
 mod ptx;
 mod resident;
 mod sharing;
+mod sums;
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};

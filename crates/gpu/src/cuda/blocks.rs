@@ -1,4 +1,4 @@
-//! Sample kernels on a stream of their own.
+//! Kernels that work on data, on a stream of their own.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,20 +7,21 @@ use onehop_radio::kernel::THREADS;
 
 use super::context::{Context, Event, Stream};
 use super::module::{Arg, Function, Module, Shape};
-use crate::samples::{SampleJob, SampleKernels, Work};
+use crate::jobs::{BlockJob, BlockKernels, Work};
 use crate::{Error, Result};
 
 /// They end by themselves, within milliseconds; this is for a GPU that others keep busy.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long to sleep between looks: blocks come every millisecond at the most.
 const LOOK: Duration = Duration::from_micros(20);
-const WHAT: &str = "sample kernels";
+const WHAT: &str = "kernels that work on data";
 
-/// See [`SampleKernels`].
-pub(super) struct CudaSamples {
+/// See [`BlockKernels`].
+pub(super) struct CudaBlocks {
     convert: Function,
     spectrum: Function,
     check: Function,
+    sum: Function,
     stream: Stream,
     begun: Event,
     done: Event,
@@ -28,13 +29,14 @@ pub(super) struct CudaSamples {
     stuck: bool,
 }
 
-impl CudaSamples {
+impl CudaBlocks {
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
-        let module = Module::load(context, onehop_device::SAMPLES_PTX)?;
+        let module = Module::load(context, onehop_device::BLOCKS_PTX)?;
         Ok(Self {
             convert: module.function("onehop_samples_convert")?,
             spectrum: module.function("onehop_samples_spectrum")?,
             check: module.function("onehop_samples_check")?,
+            sum: module.function("onehop_crc32c")?,
             stream: Stream::new(context)?,
             begun: Event::new(context)?,
             done: Event::new(context)?,
@@ -42,11 +44,12 @@ impl CudaSamples {
         })
     }
 
-    fn start(&self, job: &SampleJob) -> Result<()> {
+    fn start(&self, job: &BlockJob) -> Result<()> {
         let (function, words): (_, Box<[u64]>) = match &job.work {
             Work::Convert(work) => (&self.convert, Box::new(work.words())),
             Work::Spectrum(work) => (&self.spectrum, Box::new(work.words())),
             Work::Check(work) => (&self.check, Box::new(work.words())),
+            Work::Sum(work) => (&self.sum, Box::new(work.words())),
         };
         let shape = Shape { blocks: job.blocks, threads: THREADS, shared: job.local_words() * 4 };
         // SAFETY: the job's regions were checked to hold all that it names. They live until the kernel has ended: `run`
@@ -67,8 +70,8 @@ impl CudaSamples {
     }
 }
 
-impl SampleKernels for CudaSamples {
-    fn run(&mut self, jobs: &[SampleJob]) -> Result<Duration> {
+impl BlockKernels for CudaBlocks {
+    fn run(&mut self, jobs: &[BlockJob]) -> Result<Duration> {
         if self.stuck {
             return Err(Error::Launch(format!("{WHAT} before these did not end")));
         }

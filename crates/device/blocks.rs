@@ -1,20 +1,22 @@
-//! Kernels that work on samples: a module of its own, because they need floating point and shared memory of blocks, and
-//! nobody who drives a drive needs them.
+//! Kernels that work on data, samples or any: a module of its own, because they need floating point and shared memory of
+//! blocks, and nobody who drives a drive needs them.
 //!
 //! | entry | parameter | block | dynamic shared memory |
 //! |---|---|---|---|
 //! | `onehop_samples_convert` | `Convert`, by value | `THREADS` | `LOCAL_WORDS` |
 //! | `onehop_samples_spectrum` | `Spectrum`, by value | `THREADS` | `Spectrum::local_words` |
 //! | `onehop_samples_check` | `Check`, by value | `THREADS` | `LOCAL_WORDS` |
+//! | `onehop_crc32c` | `Sum`, by value | `THREADS` | `crc32c::LOCAL_WORDS` |
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
 
 use core::arch::{asm, global_asm, nvptx};
 
+use onehop_block::crc32c::{self, Sum};
 use onehop_proto::GpuAddr;
 use onehop_radio::kernel::{self, Block, Check, Convert, Spectrum, THREADS};
 
-global_asm!(".extern .shared .align 16 .b8 onehop_samples_local[];");
+global_asm!(".extern .shared .align 16 .b8 onehop_block_local[];");
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -30,7 +32,7 @@ impl Here {
     fn shared(index: u32) -> u32 {
         let base: u32;
         // SAFETY: the address of a symbol.
-        unsafe { asm!("mov.u32 {0}, onehop_samples_local;", out(reg32) base, options(pure, nomem, nostack)) };
+        unsafe { asm!("mov.u32 {0}, onehop_block_local;", out(reg32) base, options(pure, nomem, nostack)) };
         base + index * 4
     }
 }
@@ -139,4 +141,12 @@ pub unsafe extern "ptx-kernel" fn onehop_samples_spectrum(job: Spectrum) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_samples_check(job: Check) {
     kernel::check(&Here, &job);
+}
+
+/// # Safety
+/// Blocks of `THREADS` threads with the sum's `LOCAL_WORDS` words of shared memory; all that the job names is there.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_crc32c(job: Sum) {
+    crc32c::sum(&Here, &job);
 }

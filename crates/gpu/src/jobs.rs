@@ -1,11 +1,15 @@
-//! Kernels that work on samples: what is checked before one is started, so that it reaches nothing but its own memory.
+//! Kernels that work on data: what is checked before one is started, so that it reaches nothing but its own memory.
 
 use std::time::Duration;
 
+use onehop_block::crc32c::{self, Range, Sum};
 use onehop_radio::Format;
 use onehop_radio::kernel::{self, BLOCKS, Check, Checked, Convert, Spectrum, Totals};
 
 use crate::{Error, Region, Result};
+
+/// Blocks of a sum at most: each brings the tables along, and more than this no GPU runs at once.
+const SUM_BLOCKS: u64 = 1024;
 
 /// What a kernel is to do.
 #[derive(Clone, Copy, Debug)]
@@ -13,11 +17,12 @@ pub(crate) enum Work {
     Convert(Convert),
     Spectrum(Spectrum),
     Check(Check),
+    Sum(Sum),
 }
 
 /// A kernel with the memory that it works on.
 #[derive(Clone, Debug)]
-pub struct SampleJob {
+pub struct BlockJob {
     pub(crate) work: Work,
     pub(crate) blocks: u32,
     /// Kept until it has ended.
@@ -25,12 +30,12 @@ pub struct SampleJob {
 }
 
 /// Runs them.
-pub trait SampleKernels: Send {
+pub trait BlockKernels: Send {
     /// Runs jobs one after the other, and waits for the last one's end. How long the GPU took by its own clock.
     ///
     /// # Errors
     /// When they cannot be started, or fail.
-    fn run(&mut self, jobs: &[SampleJob]) -> Result<Duration>;
+    fn run(&mut self, jobs: &[BlockJob]) -> Result<Duration>;
 }
 
 /// Checks that a region holds so many bytes on a multiple of 16.
@@ -50,7 +55,7 @@ fn fours(samples: u32) -> Result<()> {
     Ok(())
 }
 
-impl SampleJob {
+impl BlockJob {
     /// Bytes of the rows of totals of [`Self::convert`].
     pub const TOTALS_BYTES: usize = (Totals::BYTES * BLOCKS as u64) as usize;
     /// Bytes of the rows of [`Self::check`].
@@ -133,11 +138,34 @@ impl SampleJob {
         Ok(Self { work, blocks: BLOCKS, _memory: vec![from.clone(), rows.clone()] })
     }
 
+    /// The bare remainders of a range's pieces into `out`, from its word `to` on; [`Range::finish`] makes a CRC32C of them.
+    ///
+    /// # Errors
+    /// When a region is too short, or the range is not within its own.
+    pub(crate) fn sum(
+        region: &Region,
+        range: Range,
+        tables: &Region,
+        (out, to): (&Region, u64),
+    ) -> Result<Self> {
+        let (start, end) = (region.addr().0, region.addr().0 + region.len() as u64);
+        if range.at.0 < start || range.at.0.checked_add(range.bytes).is_none_or(|last| last > end) {
+            let why = format!("{} bytes at {} are not within the memory to be summed", range.bytes, range.at);
+            return Err(Error::Launch(why));
+        }
+        let job = range.job(tables.addr(), out.addr().plus(to * 4));
+        holds("the tables", tables, u64::from(crc32c::TABLE_WORDS) * 4)?;
+        holds("the remainders", out, (to + job.pieces()) * 4)?;
+        let blocks = job.pieces().min(SUM_BLOCKS) as u32;
+        Ok(Self { work: Work::Sum(job), blocks, _memory: [region, tables, out].map(Region::clone).into() })
+    }
+
     /// Words of local memory of a block.
     pub(crate) fn local_words(&self) -> u32 {
         match self.work {
             Work::Spectrum(job) => Spectrum::local_words(job.log),
             Work::Convert(_) | Work::Check(_) => kernel::LOCAL_WORDS,
+            Work::Sum(_) => crc32c::LOCAL_WORDS,
         }
     }
 }

@@ -1,0 +1,384 @@
+//! CRC32C of memory by blocks of threads.
+//!
+//! The remainder of a sum of polynomials is the sum of the remainders. So a piece of memory is dealt to a block's threads 16
+//! bytes at a time, row by row, as loads like them; each thread keeps the remainder of its own column, as if the others'
+//! were zeroes, and steps over their bytes with a table; at the end columns are joined two by two. What is left is the
+//! *bare* remainder of each piece, without CRC32C's inversions, which the host joins and turns into the check sum
+//! ([`Range::finish`]).
+//!
+//! Zeroes in front change nothing in a bare remainder. So the pieces of a range are counted from its end, and the first may
+//! reach over its beginning; and where a range ends within 16 bytes, zeroes behind it are taken back by the host.
+
+use core::mem::{offset_of, size_of};
+
+use onehop_proto::GpuAddr;
+
+use crate::{Block, THREADS, pair};
+
+/// The polynomial, lowest bit first.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+/// Bytes that a thread takes at a time.
+const GRANULE: u32 = 16;
+/// Times that it takes some of a piece.
+const ROWS: u32 = 64;
+/// Bytes of a row of a block's threads.
+const ROW: u32 = GRANULE * THREADS;
+/// Bytes of a piece.
+pub const PIECE: u64 = (ROW * ROWS) as u64;
+
+/// Where the tables lie: for each byte of a granule what it comes to at the granule's end, for each byte of a remainder what it
+/// comes to a row further on, and for each bit of a remainder what it comes to so many granules further on as are joined.
+const STEP: u32 = 16 * 256;
+const JOIN: u32 = STEP + 4 * 256;
+const JOINS: u32 = THREADS.trailing_zeros();
+/// Words of the tables.
+pub const TABLE_WORDS: u32 = JOIN + JOINS * 32;
+/// Words of local memory of a block: the tables, and a remainder for each thread.
+pub const LOCAL_WORDS: u32 = TABLE_WORDS + THREADS;
+
+/// What to sum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
+pub struct Sum {
+    /// The range's first granule.
+    pub first: u64,
+    /// How many granules it touches.
+    pub granules: u64,
+    /// [`tables`], on a multiple of 16.
+    pub tables: u64,
+    /// A word for each piece.
+    pub out: u64,
+    /// Bytes of the first granule that do not belong to it.
+    pub before: u32,
+    /// Bytes of the last.
+    pub after: u32,
+}
+
+const _: () = assert!(size_of::<Sum>() == 40 && offset_of!(Sum, before) == 32);
+
+impl Sum {
+    /// Its words.
+    #[must_use]
+    pub const fn words(&self) -> [u64; 5] {
+        let Self { first, granules, tables, out, before, after } = *self;
+        [first, granules, tables, out, pair(before, after)]
+    }
+
+    /// How many pieces it has.
+    #[must_use]
+    pub const fn pieces(&self) -> u64 {
+        self.granules.div_ceil(PIECE / GRANULE as u64)
+    }
+}
+
+/// Bytes of memory to be summed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// Where.
+    pub at: GpuAddr,
+    /// How many.
+    pub bytes: u64,
+}
+
+impl Range {
+    /// How many pieces they are; none if there are no bytes.
+    #[must_use]
+    pub const fn pieces(&self) -> u64 {
+        if self.bytes == 0 { 0 } else { self.job(GpuAddr(0), GpuAddr(0)).pieces() }
+    }
+
+    /// The job for them.
+    #[must_use]
+    pub const fn job(&self, tables: GpuAddr, out: GpuAddr) -> Sum {
+        let granule = GRANULE as u64;
+        let (before, end) = (self.at.0 % granule, self.at.0 + self.bytes);
+        let granules = end.div_ceil(granule) - self.at.0 / granule;
+        let after = end.next_multiple_of(granule) - end;
+        let (first, tables, out) = (self.at.0 - before, tables.0, out.0);
+        Sum { first, granules, tables, out, before: before as u32, after: after as u32 }
+    }
+
+    /// The CRC32C out of what the blocks left for each piece.
+    #[must_use]
+    pub fn finish(&self, pieces: impl IntoIterator<Item = u32>) -> u32 {
+        let step = shift(PIECE);
+        let bare = pieces.into_iter().fold(0, |all, piece| times(all, step) ^ piece);
+        let end = self.at.0 + self.bytes;
+        let bare = (end..end.next_multiple_of(u64::from(GRANULE))).fold(bare, |bare, _| without_a_zero(bare));
+        bare ^ times(!0, shift(self.bytes)) ^ !0
+    }
+}
+
+/// Sums: each block whole pieces.
+#[inline(always)]
+pub fn sum<B: Block>(block: &B, job: &Sum) {
+    block.each(|thread| {
+        let mut at = thread;
+        while at < TABLE_WORDS / 4 {
+            let words = block.load_four(GpuAddr(job.tables).plus(u64::from(at) * 16));
+            let mut i = 0;
+            while i < 4 {
+                block.set_local(at * 4 + i, words[i as usize]);
+                i += 1;
+            }
+            at += block.threads();
+        }
+    });
+    let mut piece = u64::from(block.number());
+    while piece < job.pieces() {
+        block.each(|thread| {
+            let left = column(block, job, piece, thread);
+            block.set_local(TABLE_WORDS + thread, left);
+        });
+        let mut join = 0;
+        while join < JOINS {
+            block.each(|thread| {
+                if thread % (2 << join) == 0 {
+                    let right = block.local(TABLE_WORDS + thread + (1 << join));
+                    let left = moved(block, JOIN + join * 32, block.local(TABLE_WORDS + thread));
+                    block.set_local(TABLE_WORDS + thread, left ^ right);
+                }
+            });
+            join += 1;
+        }
+        block.each(|thread| {
+            if thread == 0 {
+                block.store(GpuAddr(job.out).plus(piece * 4), block.local(TABLE_WORDS));
+            }
+        });
+        piece += u64::from(block.count());
+    }
+}
+
+/// The bare remainder of one thread's column of a piece.
+#[inline(always)]
+fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
+    // Where the range begins, counted in granules from where its first piece does.
+    let lead = job.pieces() * (PIECE / u64::from(GRANULE)) - job.granules;
+    let mut at = piece * (PIECE / u64::from(GRANULE)) + u64::from(thread);
+    let (mut left, mut row) = (0, 0);
+    while row < ROWS {
+        let next = stepped(block, left);
+        left = if at < lead { 0 } else { next ^ granule(block, &taken(block, job, at - lead)) };
+        at += u64::from(THREADS);
+        row += 1;
+    }
+    left
+}
+
+/// The granule of this number, zeroes where it does not belong to the range.
+#[inline(always)]
+fn taken<B: Block>(block: &B, job: &Sum, number: u64) -> [u32; 4] {
+    let mut words = block.load_four(GpuAddr(job.first).plus(number * u64::from(GRANULE)));
+    if number == 0 && job.before > 0 {
+        words = masked(words, job.before, GRANULE);
+    }
+    if number + 1 == job.granules && job.after > 0 {
+        words = masked(words, 0, GRANULE - job.after);
+    }
+    words
+}
+
+/// The bytes `from` up to `to` of four words; zeroes for the others.
+#[inline(always)]
+fn masked(words: [u32; 4], from: u32, to: u32) -> [u32; 4] {
+    let keep = |word: u32| {
+        let low = from.saturating_sub(word * 4).min(4);
+        let high = to.saturating_sub(word * 4).min(4);
+        (((1u64 << (high * 8)) - 1) & !((1u64 << (low * 8)) - 1)) as u32
+    };
+    [words[0] & keep(0), words[1] & keep(1), words[2] & keep(2), words[3] & keep(3)]
+}
+
+/// What four words come to.
+#[inline(always)]
+fn granule<B: Block>(block: &B, words: &[u32; 4]) -> u32 {
+    let [a, b, c, d] = *words;
+    bytes(block, 12 * 256, a) ^ bytes(block, 8 * 256, b) ^ bytes(block, 4 * 256, c) ^ bytes(block, 0, d)
+}
+
+/// What a remainder comes to a row further on.
+#[inline(always)]
+fn stepped<B: Block>(block: &B, left: u32) -> u32 {
+    bytes(block, STEP, left)
+}
+
+/// The entries of the four tables from `tables` on for the four bytes of a word, the last of which has the first table.
+#[inline(always)]
+fn bytes<B: Block>(block: &B, tables: u32, word: u32) -> u32 {
+    block.local(tables + 3 * 256 + (word & 0xff))
+        ^ block.local(tables + 2 * 256 + (word >> 8 & 0xff))
+        ^ block.local(tables + 256 + (word >> 16 & 0xff))
+        ^ block.local(tables + (word >> 24))
+}
+
+/// A remainder by the 32 words of a table of bits.
+#[inline(always)]
+fn moved<B: Block>(block: &B, table: u32, left: u32) -> u32 {
+    let (mut sum, mut bit) = (0, 0);
+    while bit < 32 {
+        sum ^= block.local(table + bit) & 0u32.wrapping_sub(left >> bit & 1);
+        bit += 1;
+    }
+    sum
+}
+
+/// The tables that [`sum`] takes along, [`TABLE_WORDS`] of them; each is given once to `put`.
+pub fn tables(mut put: impl FnMut(u32)) {
+    // The last byte of a granule is the first table: it has no bytes behind it.
+    for behind in 0..GRANULE {
+        let further = shift(u64::from(behind) + 1);
+        (0..256).for_each(|byte| put(times(byte, further)));
+    }
+    // Within a remainder the first byte is the one that is stepped on the least: a table for each, the last byte's first.
+    let row = shift(u64::from(ROW));
+    for byte in (0..4).rev() {
+        (0..256).for_each(|value: u32| put(times(value << (byte * 8), row)));
+    }
+    for join in 0..JOINS {
+        let further = shift(u64::from(GRANULE) << join);
+        (0..32).for_each(|bit| put(times(1 << bit, further)));
+    }
+}
+
+/// The product of two remainders.
+const fn times(a: u32, b: u32) -> u32 {
+    let (mut product, mut a, mut bit) = (0, a, 1u32 << 31);
+    while bit != 0 {
+        if b & bit != 0 {
+            product ^= a;
+        }
+        a = with_a_zero_bit(a);
+        bit >>= 1;
+    }
+    product
+}
+
+const fn with_a_zero_bit(a: u32) -> u32 {
+    a >> 1 ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
+}
+
+/// The remainder that stands for so many bytes of zeroes behind.
+const fn shift(bytes: u64) -> u32 {
+    // One, then x^8, x^16, x^32 and so on, as the bits of `bytes` want them.
+    let (mut product, mut power, mut left) = (1u32 << 31, 1u32 << 23, bytes);
+    while left != 0 {
+        if left & 1 != 0 {
+            product = times(product, power);
+        }
+        power = times(power, power);
+        left >>= 1;
+    }
+    product
+}
+
+/// A remainder as it was before a byte of zeroes.
+fn without_a_zero(bare: u32) -> u32 {
+    (0..8).fold(bare, |bare, _| if bare >> 31 == 0 { bare << 1 } else { (bare ^ POLYNOMIAL) << 1 | 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Memory from address 0 on; all of a block's threads in turn.
+    struct Model<'a> {
+        memory: &'a [u8],
+        tables: &'a [u32],
+        out: &'a RefCell<Vec<u32>>,
+        number: u32,
+        count: u32,
+        local: Vec<Cell<u32>>,
+    }
+
+    const TABLES: u64 = 1 << 40;
+
+    impl Block for Model<'_> {
+        fn number(&self) -> u32 {
+            self.number
+        }
+        fn count(&self) -> u32 {
+            self.count
+        }
+        fn threads(&self) -> u32 {
+            THREADS
+        }
+        fn each(&self, f: impl FnMut(u32)) {
+            (0..THREADS).for_each(f);
+        }
+        fn load(&self, _: GpuAddr) -> u32 {
+            unreachable!("sums load four words at a time")
+        }
+        fn load_four(&self, at: GpuAddr) -> [u32; 4] {
+            assert!(at.0.is_multiple_of(16));
+            if let Some(at) = at.0.checked_sub(TABLES) {
+                return std::array::from_fn(|i| self.tables[at as usize / 4 + i]);
+            }
+            let words = self.memory[at.0 as usize..at.0 as usize + 16].as_chunks::<4>().0;
+            std::array::from_fn(|i| u32::from_le_bytes(words[i]))
+        }
+        fn store(&self, at: GpuAddr, value: u32) {
+            self.out.borrow_mut()[at.0 as usize / 4] = value;
+        }
+        fn store_four(&self, _: GpuAddr, _: [u32; 4]) {
+            unreachable!("sums store single words")
+        }
+        fn local(&self, index: u32) -> u32 {
+            self.local[index as usize].get()
+        }
+        fn set_local(&self, index: u32, value: u32) {
+            self.local[index as usize].set(value);
+        }
+    }
+
+    fn by_blocks(memory: &[u8], range: Range, count: u32) -> u32 {
+        let mut words = Vec::new();
+        tables(|word| words.push(word));
+        assert_eq!(words.len(), TABLE_WORDS as usize);
+        let job = range.job(GpuAddr(TABLES), GpuAddr(0));
+        let out = RefCell::new(vec![0xdead_beef; job.pieces() as usize]);
+        for number in 0..count {
+            let local = vec![Cell::new(0x5555_5555); LOCAL_WORDS as usize];
+            sum(&Model { memory, tables: &words, out: &out, number, count, local }, &job);
+        }
+        range.finish(out.into_inner())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn a_range_has_the_check_sum_that_others_compute(
+            at in 0_u64..40, bytes in prop_oneof![0_u64..70, 0..PIECE * 3], count in 1_u32..4, seed: u64
+        ) {
+            let mut state = seed | 1;
+            // What lies around the range is no part of it.
+            let memory: Vec<u8> = (0..(at + bytes).next_multiple_of(16))
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            let want = ::crc32c::crc32c(&memory[at as usize..(at + bytes) as usize]);
+            prop_assert_eq!(by_blocks(&memory, Range { at: GpuAddr(at), bytes }, count), want);
+        }
+    }
+
+    #[test]
+    fn ends_of_pieces_are_ends_of_nothing() {
+        let memory: Vec<u8> = (0..2 * PIECE + 48).map(|i| (i * 7 + i / 251) as u8).collect();
+        for (at, bytes) in
+            [(0, PIECE), (0, PIECE + 1), (15, PIECE), (16, 2 * PIECE), (1, 15), (3, 1), (16, 0), (5, 0)]
+        {
+            let want = ::crc32c::crc32c(&memory[at as usize..(at + bytes) as usize]);
+            assert_eq!(
+                by_blocks(&memory, Range { at: GpuAddr(at), bytes }, 2),
+                want,
+                "{bytes} bytes at {at}"
+            );
+        }
+    }
+}
