@@ -1,0 +1,334 @@
+//! Registrations that are kept, because making one takes longer than most transfers do.
+//!
+//! A registration is known by the allocation that it is of and by its range. An address is not enough: freed and given out
+//! again it is other memory, and a device that goes by the old registration writes into what nobody has any more. So whoever
+//! frees memory says so ([`Cache::forget`]), and an allocation's number is never used twice.
+//!
+//! Ranges grow to whole pages, and a registration serves every range within it. Those that nobody uses go, the one that was
+//! used least lately first, when a new one would be past the limits. Nothing is registered or given back under the lock.
+
+use std::collections::HashMap;
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onehop_os::{Deadline, HostMem};
+
+use crate::{Error, Result};
+
+/// Ranges are whole pages of this size: what kernels take for devices.
+const PAGE: u64 = 4096;
+/// How long is waited for somebody else who registers the same range.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// An allocation: whose, and a number that is used once there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Allocation {
+    /// The GPU, or the process, that gives out the numbers.
+    pub of: [u8; 16],
+    /// The number.
+    pub number: u64,
+}
+
+impl Allocation {
+    /// Host memory of this process, by its address: good as long as a registration holds the memory.
+    pub(crate) fn of_host(mem: &HostMem) -> Self {
+        Self { of: *b"memory of a host", number: mem.host_ptr() as u64 }
+    }
+}
+
+/// How much may be registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Registrations.
+    pub count: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { count: 4096, bytes: 1 << 40 }
+    }
+}
+
+/// What a cache has done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Account {
+    /// Asked for, and there.
+    pub hits: u64,
+    /// Registered.
+    pub misses: u64,
+    /// Given up for others.
+    pub evicted: u64,
+    /// Registrations there are now.
+    pub count: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Registrations of one device.
+pub struct Cache<R> {
+    limits: Limits,
+    state: Mutex<State<R>>,
+    made: Condvar,
+}
+
+struct State<R> {
+    of: HashMap<Allocation, Vec<Slot<R>>>,
+    account: Account,
+    /// Counts uses, to tell which was the last.
+    clock: u64,
+    /// Names registrations that are being made.
+    next: u64,
+}
+
+struct Slot<R> {
+    range: Range<u64>,
+    used: u64,
+    what: What<R>,
+}
+
+enum What<R> {
+    Here(Arc<Entry<R>>),
+    /// Somebody is making it.
+    Coming(u64),
+}
+
+struct Entry<R> {
+    region: R,
+    start: u64,
+}
+
+impl<R> Slot<R> {
+    fn covers(&self, range: &Range<u64>) -> bool {
+        self.range.start <= range.start && range.end <= self.range.end
+    }
+
+    fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Nobody but the cache has it; nobody else gets it while the cache is locked.
+    fn is_idle(&self) -> bool {
+        matches!(&self.what, What::Here(entry) if Arc::strong_count(entry) == 1)
+    }
+}
+
+/// A registration in use. It stays as long as this, whatever the cache does.
+pub struct Held<R> {
+    entry: Arc<Entry<R>>,
+    offset: u64,
+}
+
+impl<R> Held<R> {
+    /// Where in the registration the range that was asked for begins.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl<R> Clone for Held<R> {
+    fn clone(&self) -> Self {
+        Self { entry: self.entry.clone(), offset: self.offset }
+    }
+}
+
+impl<R> Deref for Held<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.entry.region
+    }
+}
+
+/// The place that somebody keeps for what they are making; left without it, it is taken away.
+struct Coming<'a, R> {
+    cache: &'a Cache<R>,
+    allocation: Allocation,
+    number: u64,
+}
+
+impl<R> Drop for Coming<'_, R> {
+    fn drop(&mut self) {
+        let mut state = self.cache.lock();
+        if let Some(slots) = state.of.get_mut(&self.allocation) {
+            let before =
+                slots.iter().position(|slot| matches!(slot.what, What::Coming(n) if n == self.number));
+            if let Some(at) = before {
+                let gone = slots.remove(at);
+                state.account.count -= 1;
+                state.account.bytes -= gone.bytes();
+            }
+        }
+        drop(state);
+        self.cache.made.notify_all();
+    }
+}
+
+impl<R> Cache<R> {
+    /// An empty one.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let (of, account) = (HashMap::new(), Account::default());
+        Self { limits, state: Mutex::new(State { of, account, clock: 0, next: 0 }), made: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<R>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        self.lock().account
+    }
+
+    /// A registration of a range of an allocation of `len` bytes; where there is none, `make` makes one of the pages that it
+    /// is given.
+    ///
+    /// # Errors
+    /// When the range does not lie within the allocation, all registrations that are allowed are in use, or none can be made.
+    pub fn get(
+        &self,
+        allocation: Allocation,
+        len: u64,
+        range: Range<u64>,
+        make: impl FnOnce(Range<u64>) -> Result<R>,
+    ) -> Result<Held<R>> {
+        if range.start >= range.end || range.end > len {
+            let bytes = range.end.saturating_sub(range.start);
+            return Err(Error::OutOfRange { offset: range.start, bytes, len });
+        }
+        let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(len);
+        let deadline = Deadline::after(WAIT);
+        let mut state = self.lock();
+        loop {
+            match state.find(allocation, &range) {
+                Found::Here(entry) => {
+                    let offset = range.start - entry.start;
+                    return Ok(Held { entry, offset });
+                }
+                Found::Nothing => break,
+                Found::Coming if deadline.passed() => return Err(Error::TimedOut("registering memory")),
+                Found::Coming => {
+                    let waited = self.made.wait_timeout(state, deadline.left());
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+        let (number, evicted) = state.reserve(allocation, &pages, &self.limits);
+        drop(state);
+        // Given back before more is registered: the limit may be the system's.
+        drop(evicted);
+        let number = number?;
+        let place = Coming { cache: self, allocation, number };
+        let entry = Arc::new(Entry { region: make(pages.clone())?, start: pages.start });
+        self.lock().put(allocation, number, &entry);
+        drop(place);
+        Ok(Held { offset: range.start - entry.start, entry })
+    }
+
+    /// The allocation is freed, or about to be: its registrations are never handed out again. Those in use stay until they
+    /// are not.
+    pub fn forget(&self, allocation: Allocation) {
+        let mut state = self.lock();
+        let gone = state.of.remove(&allocation).unwrap_or_default();
+        for slot in &gone {
+            state.account.count -= 1;
+            state.account.bytes -= slot.bytes();
+        }
+        drop(state);
+        // Outside of the lock: it takes a while.
+        drop(gone);
+        self.made.notify_all();
+    }
+}
+
+enum Found<R> {
+    Here(Arc<Entry<R>>),
+    Coming,
+    Nothing,
+}
+
+impl<R> State<R> {
+    fn find(&mut self, allocation: Allocation, range: &Range<u64>) -> Found<R> {
+        self.clock += 1;
+        let slots = self.of.entry(allocation).or_default();
+        let mut coming = false;
+        for slot in slots.iter_mut().filter(|slot| slot.covers(range)) {
+            match &slot.what {
+                What::Here(entry) => {
+                    slot.used = self.clock;
+                    self.account.hits += 1;
+                    return Found::Here(entry.clone());
+                }
+                What::Coming(_) => coming = true,
+            }
+        }
+        if coming { Found::Coming } else { Found::Nothing }
+    }
+
+    /// Makes room for one more, and keeps its place; gives what had to go for that.
+    fn reserve(
+        &mut self,
+        allocation: Allocation,
+        pages: &Range<u64>,
+        limits: &Limits,
+    ) -> (Result<u64>, Vec<Slot<R>>) {
+        let bytes = pages.end - pages.start;
+        let mut evicted = Vec::new();
+        while self.account.count >= limits.count || bytes > limits.bytes.saturating_sub(self.account.bytes) {
+            let Some(slot) = self.evict() else {
+                let full = Error::Full {
+                    bytes,
+                    held: self.account.count,
+                    held_bytes: self.account.bytes,
+                    most: limits.count,
+                    most_bytes: limits.bytes,
+                };
+                return (Err(full), evicted);
+            };
+            evicted.push(slot);
+        }
+        self.next += 1;
+        let slot = Slot { range: pages.clone(), used: self.clock, what: What::Coming(self.next) };
+        self.of.entry(allocation).or_default().push(slot);
+        self.account.misses += 1;
+        self.account.count += 1;
+        self.account.bytes += bytes;
+        (Ok(self.next), evicted)
+    }
+
+    fn evict(&mut self) -> Option<Slot<R>> {
+        let idle = self.of.iter().flat_map(|(allocation, slots)| {
+            let idle = slots.iter().enumerate().filter(|(_, slot)| slot.is_idle());
+            idle.map(|(at, slot)| (slot.used, *allocation, at))
+        });
+        let (_, allocation, at) = idle.min_by_key(|(used, ..)| *used)?;
+        let slots = self.of.get_mut(&allocation)?;
+        let gone = slots.remove(at);
+        if slots.is_empty() {
+            self.of.remove(&allocation);
+        }
+        self.account.count -= 1;
+        self.account.bytes -= gone.bytes();
+        self.account.evicted += 1;
+        Some(gone)
+    }
+
+    /// Puts what was made in its place, if that is still there: the allocation may have been freed meanwhile.
+    fn put(&mut self, allocation: Allocation, number: u64, entry: &Arc<Entry<R>>) {
+        let slots = self.of.get_mut(&allocation).into_iter().flatten();
+        for slot in slots {
+            if matches!(slot.what, What::Coming(n) if n == number) {
+                slot.what = What::Here(entry.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,275 @@
+//! Memory that an RDMA device reaches, and the way by which it came to that.
+//!
+//! Host memory is pinned by its address. A GPU's memory goes by a dma-buf where kernel, card and GPU driver have that, else by
+//! its address, for which the module nvidia-peermem answers; and where neither works, bytes have to go through host memory,
+//! which is the caller's to do and to say.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use onehop_os::DmaMemory;
+
+use crate::verbs::reason;
+use crate::{Error, Result};
+
+/// Memory that may be registered; a registration keeps it alive.
+pub type Memory = Arc<dyn DmaMemory + Send + Sync>;
+
+/// How memory is registered, the best way first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Way {
+    /// Host memory, by its address.
+    Host,
+    /// A GPU's memory, by a dma-buf.
+    DmaBuf,
+    /// A GPU's memory, by its address (nvidia-peermem).
+    Peermem,
+    /// Not at all: bytes go through registered host memory.
+    Bounce,
+}
+
+impl Way {
+    /// The name of the route.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "rdma/host",
+            Self::DmaBuf => "rdma/dma-buf",
+            Self::Peermem => "rdma/peermem",
+            Self::Bounce => "rdma/bounce",
+        }
+    }
+}
+
+/// A way that was not taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// The way.
+    pub way: Way,
+    /// Why not.
+    pub why: String,
+}
+
+/// Whether the device may write in an order of its own, which is faster where the CPU's bridges let it be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Relaxed {
+    /// For memory that is looked at after a completion only: data.
+    #[default]
+    Yes,
+    /// For memory that is watched while it is written.
+    No,
+}
+
+/// Where the other side of a connection finds memory of this side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// Its first byte.
+    pub addr: u64,
+    /// How long it is.
+    pub len: u64,
+    /// What lets the other side in.
+    pub rkey: u32,
+}
+
+impl Remote {
+    /// A part of it.
+    ///
+    /// # Errors
+    /// When the range does not lie within it.
+    pub fn part(&self, offset: u64, bytes: u64) -> Result<Self> {
+        if offset > self.len || bytes > self.len - offset {
+            return Err(Error::OutOfRange { offset, bytes, len: self.len });
+        }
+        let addr = self.addr.checked_add(offset);
+        let addr = addr.ok_or(Error::OutOfRange { offset, bytes, len: self.len })?;
+        Ok(Self { addr, len: bytes, rkey: self.rkey })
+    }
+}
+
+/// What registers memory: a protection domain, or in tests something in its place.
+pub(crate) trait Register {
+    /// A registration, which ends when it is dropped.
+    type Region;
+
+    /// Host memory, known by its address.
+    fn host(&self, memory: &Memory, relaxed: Relaxed) -> Result<Self::Region>;
+    /// A GPU's memory, known by its address on the GPU.
+    fn peer(&self, memory: &Memory, relaxed: Relaxed) -> Result<Self::Region>;
+    /// A GPU's memory, by the dma-buf that it starts in at an offset; `name` becomes the address of its first byte.
+    fn dma_buf(
+        &self,
+        memory: &Memory,
+        at: (BorrowedFd<'_>, u64),
+        name: u64,
+        relaxed: Relaxed,
+    ) -> Result<Self::Region>;
+}
+
+/// A registration, the address by which its first byte is known, and how it came about.
+#[derive(Debug)]
+pub(crate) struct Made<R> {
+    pub region: R,
+    pub addr: u64,
+    pub way: Way,
+    pub refusals: Vec<Refusal>,
+}
+
+/// Registers memory the best way that works.
+pub(crate) fn register<D: Register>(
+    domain: &D,
+    device: &str,
+    memory: &Memory,
+    relaxed: Relaxed,
+) -> Result<Made<D::Region>> {
+    if let Some(mem) = memory.host() {
+        let (region, addr) = (domain.host(memory, relaxed)?, mem.host_ptr() as u64);
+        return Ok(Made { region, addr, way: Way::Host, refusals: Vec::new() });
+    }
+    let mut refusals = Vec::new();
+    let mut refused = |way, why| refusals.push(Refusal { way, why });
+    let on_gpu = memory.gpu_addr().map_or(0, |at| at.0);
+    match memory.dma_buf() {
+        None => refused(Way::DmaBuf, "its driver exports no dma-bufs of it".into()),
+        Some(Err(error)) => refused(Way::DmaBuf, error.to_string()),
+        Some(Ok(buf)) => match domain.dma_buf(memory, (buf.fd.as_fd(), buf.offset), on_gpu, relaxed) {
+            // The registration holds the dma-buf; the descriptor is not needed any more.
+            Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::DmaBuf, refusals }),
+            Err(error) => refused(Way::DmaBuf, because(&error, DMA_BUF_HINT)),
+        },
+    }
+    if memory.gpu_addr().is_none() {
+        refused(Way::Peermem, "it has no address on a GPU".into());
+    } else {
+        match domain.peer(memory, relaxed) {
+            Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::Peermem, refusals }),
+            Err(error) => refused(Way::Peermem, because(&error, PEERMEM_HINT)),
+        }
+    }
+    Err(Error::NotRegistered { device: device.to_owned(), refusals })
+}
+
+/// What a system needs that refuses dma-bufs as not supported.
+const DMA_BUF_HINT: (i32, &str) = (
+    95,
+    "; the card's driver takes no dma-bufs: mlx5, bnxt_re, irdma and efa do from kernel 5.12 on, soft-RoCE never does",
+);
+/// What a system needs that takes a GPU's address for a bad one.
+const PEERMEM_HINT: (i32, &str) =
+    (14, "; nobody answers for GPU memory there: load nvidia-peermem (modprobe nvidia-peermem)");
+
+fn because(error: &Error, (errno, hint): (i32, &str)) -> String {
+    match error {
+        Error::Call { source, .. } if source.raw_os_error() == Some(errno) => {
+            format!("{}{hint}", reason(error))
+        }
+        _ => reason(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io;
+
+    use onehop_os::{DmaBuf, HostMem};
+    use onehop_proto::GpuAddr;
+
+    use super::*;
+
+    /// Refuses dma-bufs with one number and addresses with another, or takes them.
+    struct Fake {
+        dma_buf: Option<i32>,
+        peer: Option<i32>,
+    }
+
+    fn answer(call: &'static str, errno: Option<i32>) -> Result<&'static str> {
+        match errno {
+            None => Ok(call),
+            Some(errno) => Err(Error::Call {
+                call,
+                device: "fake".into(),
+                source: io::Error::from_raw_os_error(errno),
+                hint: "",
+            }),
+        }
+    }
+
+    impl Register for Fake {
+        type Region = &'static str;
+        fn host(&self, _: &Memory, _: Relaxed) -> Result<&'static str> {
+            answer("host", None)
+        }
+        fn peer(&self, _: &Memory, _: Relaxed) -> Result<&'static str> {
+            answer("peer", self.peer)
+        }
+        fn dma_buf(
+            &self,
+            _: &Memory,
+            (_, offset): (BorrowedFd<'_>, u64),
+            name: u64,
+            _: Relaxed,
+        ) -> Result<&'static str> {
+            assert_eq!((offset, name), (4096, 1 << 40));
+            answer("dma_buf", self.dma_buf)
+        }
+    }
+
+    struct OnGpu {
+        exports: bool,
+    }
+
+    impl DmaMemory for OnGpu {
+        fn bytes(&self) -> usize {
+            8192
+        }
+        fn host(&self) -> Option<&HostMem> {
+            None
+        }
+        fn gpu_addr(&self) -> Option<GpuAddr> {
+            Some(GpuAddr(1 << 40))
+        }
+        fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
+            self.exports.then(|| {
+                let fd = File::open("/dev/null").unwrap().into();
+                Ok(DmaBuf { fd, offset: 4096, bytes: 8192 })
+            })
+        }
+    }
+
+    #[test]
+    fn each_way_is_tried_and_what_was_refused_is_said() {
+        let memory: Memory = Arc::new(OnGpu { exports: true });
+        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        assert_eq!((made.region, made.way, made.addr), ("dma_buf", Way::DmaBuf, 1 << 40));
+        assert!(made.refusals.is_empty());
+
+        let made = register(&Fake { dma_buf: Some(95), peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        assert_eq!((made.region, made.way), ("peer", Way::Peermem));
+        assert!(made.refusals[0].way == Way::DmaBuf && made.refusals[0].why.contains("soft-RoCE"));
+
+        let none = Fake { dma_buf: Some(95), peer: Some(14) };
+        let error = register(&none, "fake", &memory, Relaxed::Yes).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::NotRegistered { refusals, .. } if refusals.len() == 2));
+        assert!(text.contains("rdma/dma-buf") && text.contains("modprobe nvidia-peermem"), "{text}");
+
+        let memory: Memory = Arc::new(OnGpu { exports: false });
+        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        assert_eq!((made.way, made.refusals.len()), (Way::Peermem, 1));
+
+        let memory: Memory = Arc::new(HostMem::anonymous(4096).unwrap());
+        let made = register(&none, "fake", &memory, Relaxed::Yes).unwrap();
+        assert_eq!((made.region, made.way), ("host", Way::Host));
+        assert_eq!(made.addr, memory.host().unwrap().host_ptr() as u64);
+    }
+
+    #[test]
+    fn parts_stay_within() {
+        let whole = Remote { addr: 1000, len: 100, rkey: 7 };
+        assert_eq!(whole.part(10, 90).unwrap(), Remote { addr: 1010, len: 90, rkey: 7 });
+        assert!(
+            whole.part(10, 91).is_err() && whole.part(101, 0).is_err() && whole.part(u64::MAX, 2).is_err()
+        );
+        assert!(Remote { addr: u64::MAX, len: 100, rkey: 7 }.part(10, 1).is_err());
+    }
+}

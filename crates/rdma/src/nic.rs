@@ -1,0 +1,287 @@
+//! A port of an RDMA device, opened: the address that it is reached by, and the memory registered with it.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Range;
+use std::sync::Arc;
+
+use onehop_os::HostMem;
+
+use crate::cache::{Account, Allocation, Cache, Held, Limits};
+use crate::memory::{Made, Memory, Refusal, Relaxed, Remote, Way, register};
+use crate::verbs::{Device, Domain, Gid, GidKind, Registration, Verbs};
+use crate::{Error, Result};
+
+/// Which device, port and address; what is left out is chosen.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// The device: `mlx5_0`.
+    pub device: String,
+    /// Its port; the first that is up.
+    pub port: Option<u8>,
+    /// The place of the address in the port's table; else one of RoCE v2, of this IP address if there is such.
+    pub gid: Option<u8>,
+    /// An IP address of this machine that the port should have.
+    pub ip: Option<IpAddr>,
+}
+
+impl Choice {
+    /// A device, all else chosen.
+    #[must_use]
+    pub fn device(name: &str) -> Self {
+        Self { device: name.to_owned(), ..Self::default() }
+    }
+}
+
+/// A port that is up.
+pub struct Nic {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) port: u8,
+    pub(crate) mtu: i32,
+    pub(crate) lid: u16,
+    pub(crate) gid: Gid,
+    pub(crate) reads: u8,
+    cache: Cache<Registered>,
+}
+
+/// Memory that the device reaches, as long as this lives, and by which way.
+pub struct Registered {
+    registration: Registration,
+    addr: u64,
+    len: u64,
+    way: Way,
+    refusals: Vec<Refusal>,
+}
+
+impl Registered {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How it was registered.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The better ways that were refused, and why.
+    #[must_use]
+    pub fn why_not_better(&self) -> &[Refusal] {
+        &self.refusals
+    }
+
+    /// How another machine finds a part of it.
+    ///
+    /// # Errors
+    /// When the range does not lie within it.
+    pub fn remote(&self, offset: u64, bytes: u64) -> Result<Remote> {
+        let whole = Remote { addr: self.addr, len: self.len, rkey: self.registration.rkey };
+        whole.part(offset, bytes)
+    }
+
+    /// How the device itself finds a part of it: address and key.
+    pub(crate) fn local(&self, offset: u64, bytes: u64) -> Result<(u64, u32)> {
+        Ok((self.remote(offset, bytes)?.addr, self.registration.lkey))
+    }
+
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.registration
+    }
+}
+
+impl std::fmt::Debug for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registered({} bytes, {})", self.len, self.way.name())
+    }
+}
+
+impl Nic {
+    /// Opens a port.
+    ///
+    /// # Errors
+    /// When there is no such device, no port of it is up, or none has an address.
+    pub fn open(verbs: &Verbs, choice: &Choice, limits: Limits) -> Result<Arc<Self>> {
+        let device = Arc::new(verbs.open(&choice.device)?);
+        let (reads, ports) = device.limits()?;
+        let number = match choice.port {
+            Some(port) => port,
+            None => first_active(&device, ports)?,
+        };
+        let port = device.port(number)?;
+        if !port.active {
+            return Err(Error::none(format!("port {number} of {} is down: is its cable in?", choice.device)));
+        }
+        let gids = device.gids(number, port.gids);
+        let chosen = choose(&gids, choice, port.ethernet);
+        let gid = chosen.ok_or_else(|| {
+            Error::none(format!("port {number} of {} has {}", choice.device, missing(choice)))
+        })?;
+        let domain = Arc::new(Domain::new(device)?);
+        let (mtu, lid, cache) = (port.mtu, port.lid, Cache::new(limits));
+        Ok(Arc::new(Self { domain, port: number, mtu, lid, gid, reads, cache }))
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.domain.device.name()
+    }
+
+    /// The address of its port, for people: an IP address where it stands for one.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let address = Ipv6Addr::from(self.gid.bytes);
+        address.to_ipv4_mapped().map_or_else(|| address.to_string(), |v4| v4.to_string())
+    }
+
+    /// Whether it has this IP address.
+    #[must_use]
+    pub fn has(&self, ip: IpAddr) -> bool {
+        self.gid.bytes == bytes_of(ip)
+    }
+
+    /// Whether its port is up now.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.domain.device.port(self.port).is_ok_and(|port| port.active)
+    }
+
+    /// Registers memory by the best way that works, for as long as the result lives.
+    ///
+    /// # Errors
+    /// When no way works; the error has the reason for each.
+    pub fn register(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registered> {
+        let Made { region, addr, way, refusals } = register(&self.domain, self.name(), memory, relaxed)?;
+        let len = memory.bytes() as u64;
+        Ok(Registered { registration: region, addr, len, way, refusals })
+    }
+
+    /// Host memory of its own, registered; nobody watches it while it is written.
+    pub(crate) fn host(&self, bytes: usize) -> Result<(HostMem, Registered)> {
+        let mem = HostMem::anonymous(bytes)?;
+        let memory: Memory = Arc::new(mem.clone());
+        Ok((mem, self.register(&memory, Relaxed::No)?))
+    }
+
+    /// A registration of a range of an allocation of `len` bytes, from the cache or, of the memory that `slice` gives for
+    /// whole pages around the range, a new one.
+    ///
+    /// # Errors
+    /// When the range does not lie within the allocation, or the memory cannot be registered.
+    pub fn cached(
+        &self,
+        allocation: Allocation,
+        len: u64,
+        range: Range<u64>,
+        slice: impl FnOnce(Range<u64>) -> Result<Memory>,
+    ) -> Result<Held<Registered>> {
+        self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, Relaxed::Yes))
+    }
+
+    /// The same for all of some host memory. Its address serves as its number: a registration holds the memory, so that
+    /// no other can have that address.
+    ///
+    /// # Errors
+    /// When it cannot be registered.
+    pub fn cached_host(&self, mem: &HostMem) -> Result<Held<Registered>> {
+        let (allocation, len) = (Allocation::of_host(mem), mem.len() as u64);
+        self.cached(allocation, len, 0..len, |_| Ok(Arc::new(mem.clone())))
+    }
+
+    /// An allocation is freed: see [`Cache::forget`].
+    pub fn forget(&self, allocation: Allocation) {
+        self.cache.forget(allocation);
+    }
+
+    /// What the cache of registrations has done.
+    #[must_use]
+    pub fn account(&self) -> Account {
+        self.cache.account()
+    }
+}
+
+fn first_active(device: &Device, ports: u8) -> Result<u8> {
+    let up = |number: &u8| device.port(*number).is_ok_and(|port| port.active);
+    (1..=ports).find(up).ok_or_else(|| {
+        Error::none(format!("none of the {ports} ports of {} is up: is its cable in?", device.name()))
+    })
+}
+
+/// The address to use: the one that was asked for; else RoCE v2 before v1, and an IPv4 address before others, since those
+/// are what networks route.
+fn choose(gids: &[Gid], choice: &Choice, ethernet: bool) -> Option<Gid> {
+    if let Some(index) = choice.gid {
+        return gids.iter().find(|gid| gid.index == index).copied();
+    }
+    if !ethernet {
+        return gids.first().copied();
+    }
+    let wanted = choice.ip.map(bytes_of);
+    let rank = |gid: &&Gid| {
+        let address = Ipv6Addr::from(gid.bytes);
+        (
+            wanted != Some(gid.bytes),
+            gid.kind != GidKind::RoceV2,
+            address.to_ipv4_mapped().is_none(),
+            address.is_unicast_link_local(),
+            gid.index,
+        )
+    };
+    gids.iter().min_by_key(rank).copied()
+}
+
+fn missing(choice: &Choice) -> String {
+    match choice.gid {
+        Some(index) => format!("no address number {index}"),
+        None => "no address: give its network interface one".into(),
+    }
+}
+
+fn bytes_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(index: u8, address: &str, kind: GidKind) -> Gid {
+        Gid { index, bytes: bytes_of(address.parse().unwrap()), kind }
+    }
+
+    #[test]
+    fn the_address_is_one_that_networks_route() {
+        let table = [
+            gid(0, "fe80::1", GidKind::RoceV1),
+            gid(1, "fe80::1", GidKind::RoceV2),
+            gid(2, "10.9.0.1", GidKind::RoceV1),
+            gid(3, "10.9.0.1", GidKind::RoceV2),
+            gid(5, "2001:db8::1", GidKind::RoceV2),
+            gid(6, "10.10.0.1", GidKind::RoceV2),
+        ];
+        let any = Choice::default();
+        let index = |gids: &[Gid], choice: &Choice| choose(gids, choice, true).map(|gid| gid.index);
+        assert_eq!(index(&table, &any), Some(3));
+        assert_eq!(index(&table[..2], &any), Some(1));
+        assert_eq!(index(&table[..1], &any), Some(0));
+        assert_eq!(index(&[table[4], table[1]], &any), Some(5));
+        assert_eq!(index(&[], &any), None);
+        let second = Choice { ip: Some("10.10.0.1".parse().unwrap()), ..Choice::default() };
+        assert_eq!(index(&table, &second), Some(6));
+        let by_number = Choice { gid: Some(2), ..Choice::default() };
+        assert_eq!(index(&table, &by_number), Some(2));
+        assert_eq!(index(&table, &Choice { gid: Some(4), ..Choice::default() }), None);
+        // InfiniBand's first is the port's own.
+        assert_eq!(choose(&table, &any, false).map(|gid| gid.index), Some(0));
+    }
+}

@@ -1,0 +1,240 @@
+//! A device, its ports, its protection domain, and memory registered in it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Verbs, code, last, sys};
+use crate::memory::{Memory, Register, Relaxed};
+use crate::{Error, Result};
+
+/// An open device.
+pub(crate) struct Device {
+    verbs: Verbs,
+    name: String,
+    context: NonNull<sys::Context>,
+}
+
+// SAFETY: the library's calls on a context may be made by any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above, by several at once.
+unsafe impl Sync for Device {}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: everything made from the context holds this device, and is gone.
+        unsafe { (self.verbs.0.close_device)(self.context.as_ptr()) };
+    }
+}
+
+/// A port, as it is now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    pub active: bool,
+    /// Log2 of the largest packet, less 7.
+    pub mtu: i32,
+    pub gids: u32,
+    pub lid: u16,
+    pub ethernet: bool,
+}
+
+/// An address of a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Gid {
+    pub index: u8,
+    pub bytes: [u8; 16],
+    pub kind: GidKind,
+}
+
+/// How packets to such an address look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GidKind {
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+impl Device {
+    pub(super) fn new(verbs: Verbs, name: &str, context: NonNull<sys::Context>) -> Self {
+        Self { verbs, name: name.to_owned(), context }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn functions(&self) -> &sys::Functions {
+        &self.verbs.0
+    }
+
+    pub(super) fn context(&self) -> *mut sys::Context {
+        self.context.as_ptr()
+    }
+
+    pub fn status(&self, status: i32) -> String {
+        self.verbs.status(status)
+    }
+
+    /// How many reads may be under way towards it, and how many ports it has.
+    pub fn limits(&self) -> Result<(u8, u8)> {
+        // SAFETY: all bytes zero are a value of this structure.
+        let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, and `attr` lives across the call and has the size that the library writes.
+        let result = unsafe { (self.functions().query_device)(self.context(), &mut attr) };
+        code("ibv_query_device", &self.name, result)?;
+        let reads = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).clamp(1, 16);
+        Ok((reads as u8, attr.ports()))
+    }
+
+    pub fn port(&self, number: u8) -> Result<Port> {
+        let mut attr = sys::PortAttr::default();
+        // SAFETY: the context is open, and `attr` lives across the call; the library writes no more than that.
+        let result = unsafe { (self.functions().query_port)(self.context(), number, &mut attr) };
+        code("ibv_query_port", &self.name, result)?;
+        Ok(Port {
+            active: attr.state == sys::PORT_ACTIVE,
+            mtu: attr.active_mtu,
+            gids: u32::try_from(attr.gid_tbl_len).unwrap_or(0),
+            lid: attr.lid,
+            ethernet: attr.link_layer == sys::LINK_LAYER_ETHERNET,
+        })
+    }
+
+    /// The port's addresses; its table has holes.
+    pub fn gids(&self, port: u8, count: u32) -> Vec<Gid> {
+        (0..count.min(256)).filter_map(|index| self.gid(port, index)).collect()
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Option<Gid> {
+        let mut entry = sys::GidEntry::default();
+        let size = size_of::<sys::GidEntry>();
+        // SAFETY: the context is open, and `entry` has the size that is told.
+        let result = unsafe {
+            (self.functions().query_gid_ex)(self.context(), port.into(), index, &mut entry, 0, size)
+        };
+        if result != 0 || entry.gid == [0; 2] {
+            return None;
+        }
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&entry.gid[0].to_ne_bytes());
+        bytes[8..].copy_from_slice(&entry.gid[1].to_ne_bytes());
+        let kind = match entry.gid_type {
+            sys::GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+            sys::GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+            _ => GidKind::InfiniBand,
+        };
+        Some(Gid { index: index as u8, bytes, kind })
+    }
+}
+
+/// Memory and queues that belong together.
+pub(crate) struct Domain {
+    pub device: Arc<Device>,
+    pd: NonNull<std::ffi::c_void>,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Domain {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Domain {}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: registrations and queue pairs hold the domain, and are gone.
+        unsafe { (self.device.functions().dealloc_pd)(self.pd.as_ptr()) };
+    }
+}
+
+impl Domain {
+    pub fn new(device: Arc<Device>) -> Result<Self> {
+        // SAFETY: the context is open.
+        let pd = unsafe { (device.functions().alloc_pd)(device.context()) };
+        let pd = NonNull::new(pd).ok_or_else(|| last("ibv_alloc_pd", device.name()))?;
+        Ok(Self { device, pd })
+    }
+
+    pub(super) fn pd(&self) -> *mut std::ffi::c_void {
+        self.pd.as_ptr()
+    }
+
+    fn by_address(
+        self: &Arc<Self>,
+        memory: &Memory,
+        at: u64,
+        bytes: usize,
+        relaxed: Relaxed,
+    ) -> Result<Registration> {
+        // SAFETY: the range is the memory's: mapped host memory, or memory at an address that a GPU's driver has given it and
+        // that no CPU memory has. The registration keeps it alive, and it is reached by copies only.
+        let mr =
+            unsafe { (self.device.functions().reg_mr)(self.pd(), at as *mut _, bytes, at, access(relaxed)) };
+        self.made("ibv_reg_mr", memory, mr)
+    }
+
+    fn made(self: &Arc<Self>, call: &'static str, memory: &Memory, mr: *mut sys::Mr) -> Result<Registration> {
+        let mr = NonNull::new(mr).ok_or_else(|| last(call, self.device.name()))?;
+        // SAFETY: the library has just made it, and changes these fields no more.
+        let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
+        Ok(Registration { domain: self.clone(), mr, lkey, rkey, _memory: memory.clone() })
+    }
+}
+
+impl Register for Arc<Domain> {
+    type Region = Registration;
+
+    fn host(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registration> {
+        let mem = memory.host().ok_or(onehop_os::Error::NotReachable)?;
+        self.by_address(memory, mem.host_ptr() as u64, mem.len(), relaxed)
+    }
+
+    fn peer(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registration> {
+        let at = memory.gpu_addr().ok_or(onehop_os::Error::NotReachable)?;
+        self.by_address(memory, at.0, memory.bytes(), relaxed)
+    }
+
+    fn dma_buf(
+        &self,
+        memory: &Memory,
+        (fd, offset): (BorrowedFd<'_>, u64),
+        name: u64,
+        relaxed: Relaxed,
+    ) -> Result<Registration> {
+        let Some(register) = self.device.functions().reg_dmabuf_mr else {
+            return Err(Error::none("libibverbs has no ibv_reg_dmabuf_mr: it is older than rdma-core 34"));
+        };
+        let (bytes, access) = (memory.bytes(), access(relaxed) as i32);
+        // SAFETY: the descriptor is open across the call, and the kernel checks what it is, and the range in it.
+        let mr = unsafe { register(self.pd(), offset, bytes, name, fd.as_raw_fd(), access) };
+        self.made("ibv_reg_dmabuf_mr", memory, mr)
+    }
+}
+
+fn access(relaxed: Relaxed) -> u32 {
+    let usual = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ;
+    match relaxed {
+        // Providers that do not know it leave it out.
+        Relaxed::Yes => usual | sys::ACCESS_RELAXED_ORDERING,
+        Relaxed::No => usual,
+    }
+}
+
+/// Memory that a device may reach, until this is dropped.
+pub(crate) struct Registration {
+    domain: Arc<Domain>,
+    mr: NonNull<sys::Mr>,
+    pub lkey: u32,
+    pub rkey: u32,
+    _memory: Memory,
+}
+
+// SAFETY: as for `Device`.
+unsafe impl Send for Registration {}
+// SAFETY: as for `Device`.
+unsafe impl Sync for Registration {}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: the library made it, and this is its only owner; the memory goes after it. Work that still names it fails.
+        unsafe { (self.domain.device.functions().dereg_mr)(self.mr.as_ptr()) };
+    }
+}

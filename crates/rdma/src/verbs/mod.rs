@@ -1,0 +1,161 @@
+//! libibverbs, loaded at run time: a machine without it runs everything else.
+//!
+//! This is the one module of the crate with unsafe code. Its objects hold what they were made from, so that they go in the
+//! order that the library wants. All of its calls may be made by several threads at once; the library locks.
+
+mod device;
+mod pair;
+mod sys;
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::Arc;
+
+use libloading::Library;
+use rustix::io::Errno;
+
+use crate::{Error, Result};
+pub(crate) use device::{Device, Domain, Gid, GidKind, Registration};
+pub(crate) use pair::{Completion, Pair, PairState, Queue, Work};
+
+/// Names under which systems have the library.
+const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
+
+/// The library.
+#[derive(Clone)]
+pub struct Verbs(Arc<sys::Functions>);
+
+impl Verbs {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// When the system has none, or one that is too old.
+    pub fn load() -> Result<Self> {
+        let mut why = String::new();
+        for name in NAMES {
+            // SAFETY: libibverbs's initialisers only set up its own data.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    let functions = sys::Functions::of(library).map_err(|name| {
+                        Error::none(format!("libibverbs has no {name}: it is older than rdma-core 32"))
+                    })?;
+                    return Ok(Self(Arc::new(functions)));
+                }
+                Err(error) if why.is_empty() => why = error.to_string(),
+                Err(_) => {}
+            }
+        }
+        Err(Error::none(format!("{why} (Debian: apt install libibverbs1 ibverbs-providers)")))
+    }
+
+    /// The names of the devices whose provider the library has.
+    ///
+    /// # Errors
+    /// When the system does not list them.
+    pub fn devices(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        self.with_devices(|_, name| {
+            names.push(name.to_owned());
+            None::<()>
+        })?;
+        Ok(names)
+    }
+
+    /// Opens a device by its name.
+    pub(crate) fn open(&self, name: &str) -> Result<Device> {
+        let opened = self.with_devices(|device, found| {
+            // SAFETY: the device is one of the list, which outlives this call.
+            (found == name).then(|| unsafe { (self.0.open_device)(device) })
+        })?;
+        match opened {
+            None => Err(Error::none(format!(
+                "libibverbs knows no device {name}; it knows {}",
+                listed(&self.devices()?)
+            ))),
+            Some(context) => match std::ptr::NonNull::new(context) {
+                Some(context) => Ok(Device::new(self.clone(), name, context)),
+                None => Err(last("ibv_open_device", name)),
+            },
+        }
+    }
+
+    /// Looks at each device until one gives something.
+    fn with_devices<T>(
+        &self,
+        mut look: impl FnMut(*mut std::ffi::c_void, &str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let mut count = 0;
+        // SAFETY: `count` lives across the call.
+        let list = unsafe { (self.0.get_device_list)(&mut count) };
+        if list.is_null() {
+            let error = io::Error::last_os_error();
+            let hint = if error.raw_os_error() == Some(Errno::NOSYS.raw_os_error()) {
+                ": the kernel has no RDMA (module ib_uverbs)"
+            } else {
+                ""
+            };
+            return Err(Error::none(format!("devices cannot be listed: {error}{hint}")));
+        }
+        let mut result = None;
+        for at in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has `count` devices, each with a name that ends in a zero.
+            let (device, name) = unsafe {
+                let device = *list.add(at);
+                (device, CStr::from_ptr((self.0.get_device_name)(device)).to_string_lossy().into_owned())
+            };
+            result = look(device, &name);
+            if result.is_some() {
+                break;
+            }
+        }
+        // SAFETY: the list came from the call above and is not used any more; devices that were opened stay.
+        unsafe { (self.0.free_device_list)(list) };
+        Ok(result)
+    }
+
+    /// What a completion's status means.
+    fn status(&self, status: i32) -> String {
+        // SAFETY: the function takes any number, and gives a text of the library's own.
+        let text = unsafe { CStr::from_ptr((self.0.wc_status_str)(status)) };
+        text.to_string_lossy().into_owned()
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// The failure of a call that leaves its reason in errno.
+fn last(call: &'static str, device: &str) -> Error {
+    failed(call, device, io::Error::last_os_error())
+}
+
+/// The failure of a call that returned its reason.
+fn code(call: &'static str, device: &str, result: i32) -> Result<()> {
+    match result {
+        0 => Ok(()),
+        // Some return -1 and leave the reason in errno.
+        ..0 => Err(last(call, device)),
+        errno => Err(failed(call, device, io::Error::from_raw_os_error(errno))),
+    }
+}
+
+fn failed(call: &'static str, device: &str, source: io::Error) -> Error {
+    let is = |errno: Errno| source.raw_os_error() == Some(errno.raw_os_error());
+    let hint = if is(Errno::NOMEM) {
+        "; memory that a device reaches counts as locked: ulimit -l, or LimitMEMLOCK= of a service"
+    } else if is(Errno::ACCESS) || is(Errno::PERM) {
+        "; /dev/infiniband/uverbs* must be readable and writable for this user"
+    } else {
+        ""
+    };
+    Error::Call { call, device: device.to_owned(), source, hint }
+}
+
+/// The reason of a refusal, without the device.
+pub(crate) fn reason(error: &Error) -> String {
+    match error {
+        Error::Call { call, source, hint, .. } => format!("{call}: {source}{hint}"),
+        other => other.to_string(),
+    }
+}

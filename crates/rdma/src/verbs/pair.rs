@@ -1,0 +1,336 @@
+//! Completion queues and queue pairs of reliable connections.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use super::device::{Domain, Registration};
+use super::{code, last, sys};
+use crate::endpoint::Endpoint;
+use crate::memory::Remote;
+use crate::{Error, Result};
+
+/// Completions that are taken from the queue at once.
+const BATCH: usize = 32;
+
+/// A completion queue with a descriptor that becomes readable when there is something in it.
+pub(crate) struct Queue {
+    domain: Arc<Domain>,
+    channel: NonNull<sys::CompChannel>,
+    cq: NonNull<sys::Cq>,
+}
+
+// SAFETY: the library locks a queue for each of the calls made here.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let functions = self.domain.device.functions();
+        // SAFETY: pairs hold the queue and are gone; every event that was got has been acknowledged.
+        unsafe {
+            (functions.destroy_cq)(self.cq.as_ptr());
+            (functions.destroy_comp_channel)(self.channel.as_ptr());
+        }
+    }
+}
+
+/// What has become of a piece of work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    pub id: u64,
+    /// The library's number of what went wrong; 0 is nothing.
+    pub status: i32,
+    /// For what was received: its length, and the number that came along.
+    pub received: Option<(u32, u32)>,
+}
+
+impl Queue {
+    pub fn new(domain: &Arc<Domain>, entries: usize) -> Result<Self> {
+        let (device, functions) = (&domain.device, domain.device.functions());
+        // SAFETY: the context is open.
+        let channel = unsafe { (functions.create_comp_channel)(device.context()) };
+        let channel = NonNull::new(channel).ok_or_else(|| last("ibv_create_comp_channel", device.name()))?;
+        // SAFETY: the context is open, and the channel is of that context.
+        let cq = unsafe {
+            (functions.create_cq)(device.context(), entries as i32, null_mut(), channel.as_ptr(), 0)
+        };
+        let Some(cq) = NonNull::new(cq) else {
+            let error = last("ibv_create_cq", device.name());
+            // SAFETY: nothing uses the channel.
+            unsafe { (functions.destroy_comp_channel)(channel.as_ptr()) };
+            return Err(error);
+        };
+        let this = Self { domain: domain.clone(), channel, cq };
+        let flags = rustix::fs::fcntl_getfl(this.events())
+            .and_then(|flags| rustix::fs::fcntl_setfl(this.events(), flags | rustix::fs::OFlags::NONBLOCK));
+        flags.map_err(|e| Error::system("fcntl of a completion channel", e))?;
+        Ok(this)
+    }
+
+    /// Readable when the queue was armed and something has come since.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open as long as self, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Has the next completion make [`Self::events`] readable. What came before does not: look once more after this.
+    pub fn arm(&self) -> Result<()> {
+        // SAFETY: the queue and its context are alive, and the library has filled the context's calls.
+        let result = unsafe {
+            let cq = self.cq.as_ptr();
+            match (*(*cq).context).req_notify_cq {
+                Some(call) => call(cq, 0),
+                None => 95,
+            }
+        };
+        code("ibv_req_notify_cq", self.domain.device.name(), result)
+    }
+
+    /// Takes the events away that made the descriptor readable.
+    pub fn drain(&self) {
+        let functions = self.domain.device.functions();
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        // SAFETY: the channel is open and does not block; the event is of our own queue, and is acknowledged at once.
+        unsafe {
+            while (functions.get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) == 0 {
+                (functions.ack_cq_events)(cq, 1);
+            }
+        }
+    }
+
+    /// Takes what there is, at most a batch; gives how much that was.
+    pub fn take(&self, out: &mut Vec<Completion>) -> Result<usize> {
+        let mut found = [sys::Wc::default(); BATCH];
+        // SAFETY: as for `arm`; there is room for as many completions as are asked for.
+        let count = unsafe {
+            let cq = self.cq.as_ptr();
+            match (*(*cq).context).poll_cq {
+                Some(call) => call(cq, BATCH as i32, found.as_mut_ptr()),
+                None => -1,
+            }
+        };
+        let count = usize::try_from(count).map_err(|_| last("ibv_poll_cq", self.domain.device.name()))?;
+        out.extend(found.iter().take(count).map(|wc| {
+            // The opcode of what failed is not told.
+            let received = wc.status == sys::WC_SUCCESS && wc.opcode & sys::WC_RECV != 0;
+            let received = received.then(|| (wc.byte_len, u32::from_be(wc.imm_data)));
+            Completion { id: wc.wr_id, status: wc.status, received }
+        }));
+        Ok(count)
+    }
+
+    pub fn status(&self, status: i32) -> String {
+        self.domain.device.status(status)
+    }
+}
+
+/// A state of a queue pair that is asked for.
+pub(crate) enum PairState<'a> {
+    /// Takes receives; the other side may come in by the port.
+    Initialised { port: u8 },
+    /// Receives from the other side.
+    Receives { with: &'a Endpoint, port: u8, gid_index: u8, mtu: i32, reads: u8 },
+    /// Sends too.
+    Sends { psn: u32, reads: u8 },
+    /// Everything in it ends with an error.
+    Broken,
+}
+
+/// What a queue pair is to do.
+pub(crate) enum Work {
+    /// A message, with a number.
+    Send { number: u32 },
+    /// Bytes into the other side's memory.
+    Write { to: Remote },
+    /// Bytes out of the other side's memory.
+    Read { from: Remote },
+}
+
+/// A queue pair of a reliable connection. Whatever was given to it is let go of when it is dropped.
+pub(crate) struct Pair {
+    queue: Arc<Queue>,
+    qp: NonNull<sys::Qp>,
+    number: u32,
+}
+
+// SAFETY: the library locks each of a pair's two queues for the calls made here.
+unsafe impl Send for Pair {}
+// SAFETY: as above.
+unsafe impl Sync for Pair {}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the pair. When this returns, the device reaches no memory for it any more.
+        unsafe { (self.queue.domain.device.functions().destroy_qp)(self.qp.as_ptr()) };
+    }
+}
+
+impl Pair {
+    pub fn new(queue: &Arc<Queue>, sends: u32, receives: u32) -> Result<Self> {
+        let cap = sys::QpCap {
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let mut attr = sys::QpInitAttr {
+            qp_context: null_mut(),
+            send_cq: queue.cq.as_ptr(),
+            recv_cq: queue.cq.as_ptr(),
+            srq: null_mut(),
+            cap,
+            qp_type: sys::QPT_RC,
+            sq_sig_all: 0,
+        };
+        let device = &queue.domain.device;
+        // SAFETY: the domain and the completion queue live as long as the pair, which holds them.
+        let qp = unsafe { (device.functions().create_qp)(queue.domain.pd(), &mut attr) };
+        let qp = NonNull::new(qp).ok_or_else(|| last("ibv_create_qp", device.name()))?;
+        // SAFETY: the library has just made it, and changes this field no more.
+        let number = unsafe { qp.as_ref().qp_num };
+        Ok(Self { queue: queue.clone(), qp, number })
+    }
+
+    /// What the other side calls it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub fn change(&self, state: &PairState<'_>) -> Result<()> {
+        let (mut attr, mask) = attributes(state);
+        let device = &self.queue.domain.device;
+        // SAFETY: the pair is alive, and `attr` across the call.
+        let result = unsafe { (device.functions().modify_qp)(self.qp.as_ptr(), &mut attr, mask) };
+        code("ibv_modify_qp", device.name(), result)
+    }
+
+    /// Gives it work on registered memory, from `addr` on.
+    pub fn post(&self, id: u64, work: &Work, (addr, bytes): (u64, u32), lkey: u32) -> Result<()> {
+        let mut sge = sys::Sge { addr, length: bytes, lkey };
+        let mut request = match work {
+            Work::Send { number } => {
+                let imm_data = number.to_be();
+                sys::SendWr { imm_data, ..sys::SendWr::new(id, sys::WR_SEND_WITH_IMM) }
+            }
+            Work::Write { to } => sys::SendWr {
+                remote_addr: to.addr,
+                rkey: to.rkey,
+                ..sys::SendWr::new(id, sys::WR_RDMA_WRITE)
+            },
+            Work::Read { from } => sys::SendWr {
+                remote_addr: from.addr,
+                rkey: from.rkey,
+                ..sys::SendWr::new(id, sys::WR_RDMA_READ)
+            },
+        };
+        if bytes > 0 {
+            request.sg_list = &mut sge;
+            request.num_sge = 1;
+        }
+        // SAFETY: the pair is alive, the library has filled the context's calls, and takes a copy of the request. The device
+        // reaches memory by the key only, which it checks.
+        let result = unsafe {
+            match (*(*self.qp.as_ptr()).context).post_send {
+                Some(call) => call(self.qp.as_ptr(), &mut request, &mut null_mut()),
+                None => 95,
+            }
+        };
+        code("ibv_post_send", self.queue.domain.device.name(), result)
+    }
+
+    /// Gives it registered memory to receive a message in.
+    pub fn receive(&self, id: u64, addr: u64, bytes: u32, memory: &Registration) -> Result<()> {
+        let mut sge = sys::Sge { addr, length: bytes, lkey: memory.lkey };
+        let mut request = sys::RecvWr { wr_id: id, next: null_mut(), sg_list: &mut sge, num_sge: 1 };
+        // SAFETY: as for `post`.
+        let result = unsafe {
+            match (*(*self.qp.as_ptr()).context).post_recv {
+                Some(call) => call(self.qp.as_ptr(), &mut request, &mut null_mut()),
+                None => 95,
+            }
+        };
+        code("ibv_post_recv", self.queue.domain.device.name(), result)
+    }
+}
+
+/// A message that is not acknowledged is sent again after 4.096 µs × 2^this, which makes 67 ms.
+const ACK_TIMEOUT: u8 = 14;
+/// So many times, before the connection counts as broken: after some seconds.
+const RETRIES: u8 = 7;
+/// Messages that find no receive are sent again after so long: 0.64 ms. There are credits, so this is not usual.
+const NO_RECEIVE_WAIT: u8 = 12;
+
+fn attributes(state: &PairState<'_>) -> (sys::QpAttr, i32) {
+    let empty = sys::QpAttr::default();
+    match *state {
+        PairState::Initialised { port } => {
+            let access = sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_WRITE;
+            let attr =
+                sys::QpAttr { qp_state: sys::QPS_INIT, port_num: port, qp_access_flags: access, ..empty };
+            (attr, sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS)
+        }
+        PairState::Receives { with, port, gid_index, mtu, reads } => {
+            let grh = sys::GlobalRoute {
+                dgid: halves(with.gid),
+                sgid_index: gid_index,
+                hop_limit: 64,
+                ..Default::default()
+            };
+            let attr = sys::QpAttr {
+                qp_state: sys::QPS_RTR,
+                path_mtu: mtu,
+                dest_qp_num: with.pair,
+                rq_psn: with.psn,
+                max_dest_rd_atomic: reads,
+                min_rnr_timer: NO_RECEIVE_WAIT,
+                ah_attr: sys::AhAttr {
+                    grh,
+                    dlid: with.lid,
+                    is_global: 1,
+                    port_num: port,
+                    ..Default::default()
+                },
+                ..empty
+            };
+            let mask = sys::QP_STATE
+                | sys::QP_AV
+                | sys::QP_PATH_MTU
+                | sys::QP_DEST_QPN
+                | sys::QP_RQ_PSN
+                | sys::QP_MAX_DEST_RD_ATOMIC
+                | sys::QP_MIN_RNR_TIMER;
+            (attr, mask)
+        }
+        PairState::Sends { psn, reads } => {
+            let attr = sys::QpAttr {
+                qp_state: sys::QPS_RTS,
+                sq_psn: psn,
+                max_rd_atomic: reads,
+                timeout: ACK_TIMEOUT,
+                retry_cnt: RETRIES,
+                rnr_retry: RETRIES - 1,
+                ..empty
+            };
+            let mask = sys::QP_STATE
+                | sys::QP_SQ_PSN
+                | sys::QP_MAX_QP_RD_ATOMIC
+                | sys::QP_TIMEOUT
+                | sys::QP_RETRY_CNT
+                | sys::QP_RNR_RETRY;
+            (attr, mask)
+        }
+        PairState::Broken => (sys::QpAttr { qp_state: sys::QPS_ERR, ..empty }, sys::QP_STATE),
+    }
+}
+
+fn halves(gid: [u8; 16]) -> [u64; 2] {
+    let half = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&gid[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    [half(0), half(8)]
+}
