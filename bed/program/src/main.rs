@@ -5,6 +5,7 @@
 mod compare;
 mod kills;
 mod placements;
+mod rdma;
 mod report;
 #[path = "../../../crates/drive/tests/suite/mod.rs"]
 mod suite;
@@ -19,6 +20,9 @@ use report::{Failed, check};
 const USAGE: &str = "onehop-bed placements|suite DRIVE VRAM
 onehop-bed kills DRIVE VRAM COUNT SERIAL
 onehop-bed victim DRIVE VRAM SHARED-FILE
+onehop-bed rdma-far NIC ADDRESS:PORT
+onehop-bed rdma-near NIC ADDRESS:PORT VRAM-FILE VRAM
+onehop-bed rdma-unplugged NIC ADDRESS:PORT READY-FILE AGAIN-FILE
 onehop-bed compare LOG VRAM-FILE DISK-FILE
   DRIVE: 0000:00:01.0?via=vfio   VRAM: the address of the device whose BAR stands for a GPU's memory";
 
@@ -32,6 +36,9 @@ fn main() -> ExitCode {
         ["suite", drive, _] => driver_suite(drive),
         ["kills", drive, vram, count, serial] => kills::run(drive, vram, count, serial),
         ["victim", drive, vram, shared] => kills::victim(drive, vram, shared),
+        ["rdma-far", nic, address] => rdma::far(nic, address),
+        ["rdma-near", nic, address, vram, bar] => rdma::near(nic, address, vram, bar),
+        ["rdma-unplugged", nic, address, ready, again] => rdma::unplugged(nic, address, ready, again),
         ["compare", log, vram, disk] => compare::run(log, vram, disk),
         _ => {
             eprintln!("{USAGE}");

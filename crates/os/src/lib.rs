@@ -18,6 +18,7 @@ pub mod page_cache;
 mod reads;
 mod seam;
 mod sem;
+mod udmabuf;
 
 pub use clock::{Deadline, cycles};
 pub use dm::{DmTarget, dm_table};
@@ -30,3 +31,4 @@ pub use seam::{
     DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run,
 };
 pub use sem::Semaphore;
+pub use udmabuf::udmabuf;

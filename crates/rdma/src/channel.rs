@@ -31,11 +31,13 @@ pub struct Size {
     pub message: u32,
     /// Puts and gets that are under way at once.
     pub transfers: u16,
+    /// Which connection of several it is.
+    pub lane: u8,
 }
 
 impl Default for Size {
     fn default() -> Self {
-        Self { room: 32, message: 16 << 10, transfers: 64 }
+        Self { room: 32, message: 16 << 10, transfers: 64, lane: 0 }
     }
 }
 
@@ -178,6 +180,7 @@ impl Prepared {
             reads: nic.reads,
             room: size.room,
             message: size.message,
+            lane: size.lane,
         };
         Ok(Self { end, endpoint })
     }

@@ -23,6 +23,8 @@ pub struct Endpoint {
     pub room: u16,
     /// How long each may be.
     pub message: u32,
+    /// Which connection of several this is: two machines with several ports each spread them by it.
+    pub lane: u8,
 }
 
 impl Endpoint {
@@ -44,6 +46,7 @@ impl Endpoint {
         out[35] = self.reads;
         out[36..38].copy_from_slice(&self.room.to_le_bytes());
         out[40..44].copy_from_slice(&self.message.to_le_bytes());
+        out[44] = self.lane;
         out
     }
 
@@ -71,6 +74,7 @@ impl Endpoint {
             reads: bytes[35],
             room: half(36),
             message: word(40),
+            lane: bytes[44],
         };
         if this.pair >> 24 != 0 || this.psn >> 24 != 0 {
             return Err(bad("has numbers of more than 24 bits"));
@@ -102,6 +106,7 @@ mod tests {
             reads: 16,
             room: 64,
             message: 4096,
+            lane: 3,
         };
         let bytes = one.to_bytes();
         assert_eq!(Endpoint::from_bytes(&bytes).unwrap(), one);

@@ -9,6 +9,7 @@
 //! pool       slots of memory that was registered once
 //! endpoint   what two sides tell each other to meet
 //! channel    a connection: messages, and bytes put and got; pump is its thread
+//! meet       how two sides come to have one, over a TCP connection
 //! ```
 //! A machine without RDMA runs everything else: [`Verbs::load`] says what is missing. The bindings are our own, of the twenty
 //! calls that are used: the crates that there are want CMake and Clang to build, link the library, or both.
@@ -18,6 +19,7 @@ mod cache;
 mod channel;
 mod endpoint;
 mod error;
+mod meet;
 mod memory;
 mod near;
 mod nic;
@@ -30,6 +32,7 @@ pub use cache::{Account, Allocation, Cache, Held, Limits};
 pub use channel::{Channel, MOST_TRANSFER, Message, Prepared, Size};
 pub use endpoint::Endpoint;
 pub use error::{Error, Result};
+pub use meet::{accept, connect};
 pub use memory::{Memory, Refusal, Relaxed, Remote, Way};
 pub use near::{Listed, by_distance, listed, nearest};
 pub use nic::{Choice, Nic, Registered};

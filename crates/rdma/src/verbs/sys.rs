@@ -13,9 +13,11 @@ use libloading::Library;
 pub struct Context {
     device: *mut c_void,
     ops: [*const c_void; 11],
+    // SAFETY: to be called on queues of this context that are alive, with room for what they write.
     pub poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
     more_ops: [*const c_void; 12],
+    // SAFETY: to be called on pairs of this context that are alive, with requests that live across the call.
     pub post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
     pub post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
     last_ops: [*const c_void; 5],
@@ -287,6 +289,7 @@ macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($arg:ty),*) $(-> $result:ty)?;)*) => {
         /// The library's functions; it stays loaded as long as this lives.
         pub struct Functions {
+            // SAFETY: to be called as the library's manual has it, on objects that are alive.
             $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
             /// From rdma-core 34 on.
             pub reg_dmabuf_mr: Option<RegDmabufMr>,
@@ -313,6 +316,7 @@ macro_rules! functions {
     };
 }
 
+// SAFETY: to be called with a domain that is alive; the kernel checks the rest.
 pub type RegDmabufMr = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut Mr;
 
 functions! {

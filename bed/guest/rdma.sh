@@ -1,0 +1,35 @@
+# What the jobs of RDMA share: two network namespaces, this one and `far`, joined by a cable of two veth ends, each with a
+# soft-RoCE device of its own.
+
+PATH=/rdma:/bin
+near=10.9.0.1 far=10.9.0.2
+# Busybox's shell takes its own `ip` first.
+ip() { /rdma/ip "$@"; }
+
+rdma_begin() {
+    mkdir -p /run
+    mount -t tmpfs run /run
+    load crc32_generic veth ib_uverbs rdma_rxe
+    ip link set lo up
+    ip netns add far
+    ip link add v0 type veth peer name v1
+    ip link set v1 netns far
+    ip addr add $near/24 dev v0
+    ip link set v0 up
+    in_far ip addr add $far/24 dev v1
+    in_far ip link set lo up
+    in_far ip link set v1 up
+    check "soft-RoCE on this end of the cable" rdma link add near type rxe netdev v0
+    check "and on the far one" in_far rdma link add far type rxe netdev v1
+    check "both are up" within 5 both_up
+}
+
+in_far() { ip netns exec far "$@"; }
+both_up() { [ "$(cat /sys/class/infiniband/*/ports/1/state | grep -c ACTIVE)" = 2 ]; }
+
+# Starts the far side's program for tests, and waits until it listens.
+far_serves() {
+    in_far /rdma/onehop-bed rdma-far far $far:7000 >/tmp/far 2>&1 &
+    far_pid=$!
+    within 10 grep -q '^far:' /tmp/far
+}

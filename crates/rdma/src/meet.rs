@@ -1,0 +1,89 @@
+//! How two sides come to have a connection: over TCP they tell each other of their ends, and then leave that connection open,
+//! as a sign that both are there. The kernel closes it when a process ends, however it ends, and gives it up when the other
+//! machine does not answer any more.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_os::Deadline;
+use rustix::net::sockopt;
+
+use crate::channel::{Channel, Prepared, Size};
+use crate::endpoint::Endpoint;
+use crate::nic::Nic;
+use crate::{Error, Result};
+
+/// A silent machine is asked after so long, and as often again, before it counts as gone.
+const IDLE: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_secs(1);
+const TIMES: u32 = 3;
+
+/// Client: makes a connection with whoever has accepted this one.
+///
+/// # Errors
+/// When the other side is no such server, does not answer in time, or the device refuses.
+pub fn connect(nic: &Arc<Nic>, size: Size, stream: TcpStream, deadline: Deadline) -> Result<Channel> {
+    let prepared = Prepared::new(nic, size)?;
+    prepare(&stream, deadline)?;
+    tell(&stream, prepared.endpoint())?;
+    let other = listen(&stream)?;
+    prepared.connect(&other, stream.into())
+}
+
+/// Server: the same with whoever has made this connection, over the port that `choose` gives for what they say.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn accept<'a>(
+    choose: impl FnOnce(&Endpoint) -> &'a Arc<Nic>,
+    size: Size,
+    stream: TcpStream,
+    deadline: Deadline,
+) -> Result<Channel> {
+    prepare(&stream, deadline)?;
+    let other = listen(&stream)?;
+    let prepared = Prepared::new(choose(&other), Size { lane: other.lane, ..size })?;
+    let mine = *prepared.endpoint();
+    let met = stream.try_clone().map_err(|e| Error::system("dup of a socket", e))?;
+    // Ready to receive before the other side can send.
+    let channel = prepared.connect(&other, met.into())?;
+    tell(&stream, &mine)?;
+    Ok(channel)
+}
+
+fn prepare(stream: &TcpStream, deadline: Deadline) -> Result<()> {
+    let left = deadline.left().max(Duration::from_millis(1));
+    let set = || -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(left))?;
+        stream.set_write_timeout(Some(left))?;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, IDLE)?;
+        sockopt::set_tcp_keepintvl(stream, AGAIN)?;
+        sockopt::set_tcp_keepcnt(stream, TIMES)?;
+        Ok(())
+    };
+    set().map_err(|e| Error::system("setsockopt", e))
+}
+
+fn tell(mut stream: &TcpStream, endpoint: &Endpoint) -> Result<()> {
+    stream.write_all(&endpoint.to_bytes()).map_err(|e| missed("telling the other side of this one's end", e))
+}
+
+fn listen(mut stream: &TcpStream) -> Result<Endpoint> {
+    let mut bytes = [0; Endpoint::BYTES];
+    stream.read_exact(&mut bytes).map_err(|e| missed("hearing of the other side's end", e))?;
+    Endpoint::from_bytes(&bytes)
+}
+
+fn missed(what: &'static str, error: std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::TimedOut(what),
+        ErrorKind::UnexpectedEof => {
+            Error::Broken("the other side has closed it before it said anything".into())
+        }
+        _ => Error::system(what, error),
+    }
+}
