@@ -182,9 +182,10 @@ fn ragged(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
 fn kept(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
     let channel = meet(nic, address)?;
     let mem = HostMem::anonymous(BYTES)?;
+    let memory: Memory = Arc::new(mem.clone());
     let before = nic.account();
     for seed in 0..3 {
-        let held = nic.cached_host(&mem)?;
+        let held = nic.cached_whole(&memory)?;
         told(&channel, b'p', &held.remote(0, 4096)?, seed)?;
         ensure(mem.to_vec(0, 4096)? == noise(seed, 4096), || format!("seed {seed}"))?;
     }

@@ -12,9 +12,9 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use onehop_os::{Deadline, HostMem};
+use onehop_os::Deadline;
 
-use crate::{Error, Result};
+use crate::{Error, Memory, Result};
 
 /// Ranges are whole pages of this size: what kernels take for devices.
 const PAGE: u64 = 4096;
@@ -31,9 +31,12 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Host memory of this process, by its address: good as long as a registration holds the memory.
-    pub(crate) fn of_host(mem: &HostMem) -> Self {
-        Self { of: *b"memory of a host", number: mem.host_ptr() as u64 }
+    /// Memory by its address: good as long as a registration holds the memory.
+    pub(crate) fn by_address(memory: &Memory) -> Self {
+        match memory.host() {
+            Some(mem) => Self { of: *b"memory of a host", number: mem.host_ptr() as u64 },
+            None => Self { of: *b"memory of a GPU\0", number: memory.gpu_addr().map_or(0, |at| at.0) },
+        }
     }
 }
 

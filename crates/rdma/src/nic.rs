@@ -185,14 +185,14 @@ impl Nic {
         self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, Relaxed::Yes))
     }
 
-    /// The same for all of some host memory. Its address serves as its number: a registration holds the memory, so that
-    /// no other can have that address.
+    /// The same for all of some memory. Its address serves as its number: a registration holds the memory, so that no other
+    /// can have that address.
     ///
     /// # Errors
     /// When it cannot be registered.
-    pub fn cached_host(&self, mem: &HostMem) -> Result<Held<Registered>> {
-        let (allocation, len) = (Allocation::of_host(mem), mem.len() as u64);
-        self.cached(allocation, len, 0..len, |_| Ok(Arc::new(mem.clone())))
+    pub fn cached_whole(&self, memory: &Memory) -> Result<Held<Registered>> {
+        let len = memory.bytes() as u64;
+        self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }
 
     /// An allocation is freed: see [`Cache::forget`].

@@ -90,6 +90,9 @@ pub enum Error {
         /// Why it cannot be.
         why: String,
     },
+    /// RDMA cannot be used, or failed.
+    #[error(transparent)]
+    Rdma(#[from] onehop_rdma::Error),
     /// Memory could not be had or reached.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),

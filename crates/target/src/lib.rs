@@ -12,6 +12,7 @@
 
 pub mod auth;
 mod error;
+pub mod rdma;
 pub mod tcp;
 pub mod transport;
 pub mod tree;

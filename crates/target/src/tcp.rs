@@ -251,25 +251,33 @@ impl TcpAcceptor {
     }
 }
 
-impl Acceptor for TcpAcceptor {
-    fn address(&self) -> String {
-        self.local().map_or_else(|e| e.to_string(), |address| address.to_string())
-    }
-
-    fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
+impl TcpAcceptor {
+    /// The next client's socket; none within `limit`.
+    pub(crate) fn next(&self, limit: Duration) -> Result<Option<TcpStream>> {
         let failed = |e: std::io::Error| Error::io("accepting at", "a listening socket", e);
         let until = Instant::now() + limit;
         if !ready(&self.listener, PollFlags::IN, until).map_err(|e| failed(e.into()))? {
             return Ok(None);
         }
         match self.listener.accept() {
-            // Who has gone by now is no matter.
-            Ok((stream, _)) => Ok(TcpLink::new(stream).ok().map(|link| Box::new(link) as Box<dyn Link>)),
+            Ok((stream, _)) => Ok(Some(stream)),
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
                 _ => Err(failed(error)),
             },
         }
+    }
+}
+
+impl Acceptor for TcpAcceptor {
+    fn address(&self) -> String {
+        self.local().map_or_else(|e| e.to_string(), |address| address.to_string())
+    }
+
+    fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
+        // Who has gone by now is no matter.
+        let link = |stream| TcpLink::new(stream).ok().map(|link| Box::new(link) as Box<dyn Link>);
+        Ok(self.next(limit)?.and_then(link))
     }
 }
 
@@ -296,18 +304,9 @@ impl TcpConnector {
         }
         Ok(Self { addresses, name: target.to_owned() })
     }
-}
 
-impl Connector for TcpConnector {
-    fn transport(&self) -> &'static str {
-        "tcp"
-    }
-
-    fn peer(&self) -> &str {
-        &self.name
-    }
-
-    fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>> {
+    /// A socket that is connected.
+    pub(crate) fn dial(&self, lane: usize, limit: Duration) -> Result<TcpStream> {
         let mut last = Error::Address(self.name.clone());
         // Where one address does not answer, another may.
         for turn in 0..self.addresses.len() {
@@ -321,12 +320,26 @@ impl Connector for TcpConnector {
                 }
             };
             for place in found {
-                match TcpStream::connect_timeout(&place, limit).map_err(failed).and_then(TcpLink::new) {
-                    Ok(link) => return Ok(Box::new(link)),
+                match TcpStream::connect_timeout(&place, limit).map_err(failed) {
+                    Ok(stream) => return Ok(stream),
                     Err(error) => last = error,
                 }
             }
         }
         Err(last)
+    }
+}
+
+impl Connector for TcpConnector {
+    fn transport(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn peer(&self) -> &str {
+        &self.name
+    }
+
+    fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>> {
+        Ok(Box::new(TcpLink::new(self.dial(lane, limit)?)?))
     }
 }

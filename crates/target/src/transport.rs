@@ -6,6 +6,7 @@
 //! retried, and that nothing is done twice, is decided above.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use onehop_os::{DmaMemory, HostMem};
@@ -43,6 +44,9 @@ pub struct Incoming {
     pub body: Vec<u8>,
 }
 
+/// Memory that can be exposed. A transport may keep it, so that the next time is quicker.
+pub type Shareable = Arc<dyn DmaMemory + Send + Sync>;
+
 /// Says where the data of a frame goes, whose head and body have come.
 pub type Place<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>;
 
@@ -59,6 +63,8 @@ pub enum Use {
 pub struct Exposed {
     /// What to tell the other side.
     pub remote: Remote,
+    /// The way by which it is reached.
+    pub route: &'static str,
     /// Holds the registration, or whatever else the transport has to keep.
     pub hold: Box<dyn Send + Sync>,
 }
@@ -93,7 +99,7 @@ pub trait Link: Send + Sync {
     ///
     /// # Errors
     /// When it should work, and does not.
-    fn expose(&self, memory: &dyn DmaMemory, range: Range<usize>, wanted: Use) -> Result<Option<Exposed>> {
+    fn expose(&self, memory: &Shareable, range: Range<usize>, wanted: Use) -> Result<Option<Exposed>> {
         let _ = (memory, range, wanted);
         Ok(None)
     }

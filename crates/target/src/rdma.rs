@@ -1,0 +1,411 @@
+//! Frames over RDMA. They go as messages of a reliable connection; data goes straight between the buffers of both sides, put
+//! there and got from there by the server. Both sides meet over TCP, at the address where the server listens.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use onehop_os::Deadline;
+use onehop_rdma::{Channel, Choice, Endpoint, Held, Limits, Memory, Message, Nic, Registered, Size, Verbs};
+
+use crate::lock;
+use crate::tcp::{TcpAcceptor, TcpConnector};
+use crate::transport::{
+    Acceptor, Connector, Exposed, Incoming, Link, Outgoing, Place, Shareable, Stretch, Use,
+};
+use crate::wire::{HEAD_BYTES, Head, Remote};
+use crate::{Error, Result};
+
+/// Ports that one side uses at once: as many keys as a request has room for.
+pub const MOST_PORTS: usize = 4;
+/// Clients that are about to be connected.
+const MOST_PENDING: usize = 64;
+/// How long one may take for that.
+const MEETING: Duration = Duration::from_secs(5);
+/// How often it is looked whether one is there.
+const TICK: Duration = Duration::from_millis(10);
+/// Bytes that are copied at once between messages and memory.
+const BLOCK: usize = 4096;
+
+/// Ports of this machine, in the order in which they are used.
+#[derive(Clone)]
+pub struct Ports(Arc<Vec<Arc<Nic>>>);
+
+impl Ports {
+    /// Opens ports of the devices with these names, or, where none are named, of all that work.
+    ///
+    /// # Errors
+    /// When there is no RDMA here, with the reason; or a device that was named cannot be used.
+    pub fn open(names: &[String]) -> Result<Self> {
+        let verbs = Verbs::load()?;
+        let open = |name: &String| Nic::open(&verbs, &Choice::device(name), Limits::default());
+        if !names.is_empty() {
+            if names.len() > MOST_PORTS {
+                let why = format!("{} devices are named, and it uses {MOST_PORTS} at most", names.len());
+                return Err(onehop_rdma::Error::NoRdma { why }.into());
+            }
+            let all: onehop_rdma::Result<Vec<_>> = names.iter().map(open).collect();
+            return Ok(Self(Arc::new(all?)));
+        }
+        let (mut ports, mut why) = (Vec::new(), "there is no RDMA device".to_owned());
+        for name in verbs.devices()? {
+            match open(&name) {
+                Ok(port) => ports.push(port),
+                Err(onehop_rdma::Error::NoRdma { why: reason }) => why = reason,
+                Err(error) => why = error.to_string(),
+            }
+        }
+        ports.truncate(MOST_PORTS);
+        if ports.is_empty() {
+            return Err(onehop_rdma::Error::NoRdma { why }.into());
+        }
+        Ok(Self(Arc::new(ports)))
+    }
+
+    /// The ports.
+    #[must_use]
+    pub fn all(&self) -> &[Arc<Nic>] {
+        &self.0
+    }
+
+    /// What they are called, with their addresses.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().map(|nic| format!("{} ({})", nic.name(), nic.address())).collect()
+    }
+
+    fn of_lane(&self, lane: usize) -> &Arc<Nic> {
+        &self.0[lane % self.0.len()]
+    }
+}
+
+/// A connection over RDMA.
+pub struct RdmaLink {
+    channel: Channel,
+    ports: Ports,
+    peer: String,
+    /// Which of the client's ports it goes by, and so which of its keys counts.
+    lane: usize,
+    /// Held while a frame is sent.
+    out: Mutex<()>,
+    input: Mutex<Input>,
+    /// Why memory could not be exposed lately.
+    why: Mutex<Option<String>>,
+}
+
+/// The message that is being read, and how far.
+#[derive(Default)]
+struct Input {
+    message: Option<Message>,
+    at: usize,
+}
+
+impl RdmaLink {
+    fn new(channel: Channel, ports: &Ports, lane: usize, peer: String) -> Self {
+        let (out, input, why) = Default::default();
+        Self { channel, ports: ports.clone(), peer, lane, out, input, why }
+    }
+
+    fn failed(&self, call: &'static str, limit: Duration, error: onehop_rdma::Error) -> Error {
+        match error {
+            onehop_rdma::Error::TimedOut(_) => {
+                Error::TimedOut { peer: self.peer.clone(), what: "take what was sent", limit }
+            }
+            onehop_rdma::Error::Broken(_) => Error::Closed { peer: self.peer.clone() },
+            other => Error::io(call, &self.peer, std::io::Error::other(other)),
+        }
+    }
+
+    /// The next bytes of the stream that messages make: false where none came in time.
+    fn more(&self, input: &mut Input, deadline: Deadline) -> Result<bool> {
+        if input.message.as_ref().is_some_and(|message| input.at < message.len()) {
+            return Ok(true);
+        }
+        // Its room is free again before the next one is waited for.
+        input.message = None;
+        let next = self.channel.receive(deadline);
+        let next = next.map_err(|e| self.failed("receiving from", deadline.left(), e))?;
+        *input = Input { message: next, at: 0 };
+        Ok(input.message.is_some())
+    }
+
+    fn fill(&self, input: &mut Input, out: &mut [u8], (stall, deadline): (Duration, Deadline)) -> Result<()> {
+        let mut done = 0;
+        while done < out.len() {
+            if !self.more(input, deadline)? {
+                let (peer, what) = (self.peer.clone(), "finish a frame");
+                return Err(Error::TimedOut { peer, what, limit: stall });
+            }
+            let Some(message) = &input.message else { continue };
+            let count = (message.len() - input.at).min(out.len() - done);
+            let (mem, at) = message.place();
+            mem.read(at + input.at, &mut out[done..done + count])?;
+            (done, input.at) = (done + count, input.at + count);
+        }
+        Ok(())
+    }
+
+    fn data(
+        &self,
+        input: &mut Input,
+        head: &Head,
+        to: Option<&Stretch>,
+        until: (Duration, Deadline),
+    ) -> Result<()> {
+        let bytes = head.data as usize;
+        if to.is_some_and(|to| to.len < bytes) {
+            return Err(Error::protocol(&self.peer, format!("{bytes} bytes of data where fewer belong")));
+        }
+        let (mut block, mut done, mut crc) = ([0; BLOCK], 0, 0);
+        while done < bytes {
+            let part = &mut block[..(bytes - done).min(BLOCK)];
+            self.fill(input, part, until)?;
+            crc = crc32c::crc32c_append(crc, part);
+            if let Some(to) = to {
+                to.mem.write(to.at + done, part)?;
+            }
+            done += part.len();
+        }
+        head.check_data(crc, &self.peer)
+    }
+
+    /// The registration of memory of ours, and the key of the client's that counts here.
+    fn both(&self, ours: &Stretch, theirs: &Remote) -> Result<(Held<Registered>, onehop_rdma::Remote)> {
+        if theirs.len < ours.len as u64 {
+            return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
+        }
+        let memory: Memory = Arc::new(ours.mem.clone());
+        let registered = self.channel.nic().cached_whole(&memory)?;
+        let rkey = theirs.keys[self.lane % MOST_PORTS];
+        Ok((registered, onehop_rdma::Remote { addr: theirs.addr, len: ours.len as u64, rkey }))
+    }
+}
+
+impl Link for RdmaLink {
+    fn transport(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
+        let front = [&frame.head.to_bytes()[..], frame.body].concat();
+        let total = front.len() + frame.data.map_or(0, |data| data.len);
+        let deadline = Deadline::after(limit);
+        let _alone = lock(&self.out);
+        let mut done = 0;
+        while done < total {
+            let count = self.channel.most().min(total - done);
+            let sent = self.channel.send(count, deadline, |mem, at| {
+                let of_front = front.len().saturating_sub(done).min(count);
+                if of_front > 0 {
+                    mem.write(at, &front[done..done + of_front])?;
+                }
+                let mut block = [0; BLOCK];
+                let mut copied = of_front;
+                while let Some(from) = frame.data.filter(|_| copied < count) {
+                    let part = &mut block[..(count - copied).min(BLOCK)];
+                    from.mem.read(from.at + done + copied - front.len(), part)?;
+                    mem.write(at + copied, part)?;
+                    copied += part.len();
+                }
+                Ok(())
+            });
+            sent.map_err(|e| self.failed("sending to", limit, e))?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
+        let mut input = lock(&self.input);
+        if !self.more(&mut input, Deadline::after(limit))? {
+            return Ok(None);
+        }
+        let until = (stall, Deadline::after(stall));
+        let mut bytes = [0; HEAD_BYTES];
+        self.fill(&mut input, &mut bytes, until)?;
+        let head = Head::from_bytes(&bytes, &self.peer)?;
+        let mut body = vec![0; head.body as usize];
+        self.fill(&mut input, &mut body, until)?;
+        head.check_body(&body, &self.peer)?;
+        if head.data > 0 {
+            let to = place(&head, &body)?;
+            // Who had to wait for a place has not stalled.
+            let until = (stall, Deadline::after(stall));
+            self.data(&mut input, &head, to.as_ref(), until)?;
+        }
+        Ok(Some(Incoming { head, body }))
+    }
+
+    fn expose(&self, memory: &Shareable, range: Range<usize>, _: Use) -> Result<Option<Exposed>> {
+        let (mut keys, mut hold) = ([0; MOST_PORTS], Vec::new());
+        let (mut addr, mut route) = (0, "rdma");
+        let (at, len) = (range.start as u64, range.len() as u64);
+        for (key, nic) in keys.iter_mut().zip(self.ports.all()) {
+            let found = nic.cached_whole(memory).and_then(|held| Ok((held.remote(at, len)?, held)));
+            let (remote, held) = match found {
+                Ok(found) => found,
+                Err(error) => {
+                    *lock(&self.why) = Some(error.to_string());
+                    return Ok(None);
+                }
+            };
+            (*key, addr, route) = (remote.rkey, remote.addr, held.way().name());
+            hold.push(held);
+        }
+        Ok(Some(Exposed { remote: Remote { addr, len, keys }, route, hold: Box::new(hold) }))
+    }
+
+    fn why_inline(&self) -> (String, String) {
+        let why = lock(&self.why).clone();
+        let why = why.unwrap_or_else(|| "this is not of the kind that a card is let into".into());
+        (why, "See docs/set-up-a-machine.md: memory for cards, dma-bufs, nvidia-peermem".into())
+    }
+
+    fn put(&self, from: &Stretch, to: &Remote, limit: Duration) -> Result<()> {
+        let (ours, theirs) = self.both(from, to)?;
+        let done = self.channel.put(&ours, from.at as u64, theirs, Deadline::after(limit));
+        done.map_err(|e| self.failed("putting bytes into memory of", limit, e))
+    }
+
+    fn get(&self, to: &Stretch, from: &Remote, limit: Duration) -> Result<()> {
+        let (ours, theirs) = self.both(to, from)?;
+        let done = self.channel.get(&ours, to.at as u64, theirs, Deadline::after(limit));
+        done.map_err(|e| self.failed("getting bytes from memory of", limit, e))
+    }
+
+    fn close(&self) {
+        self.channel.close("it was closed on this side");
+    }
+}
+
+/// Connects over RDMA.
+pub struct RdmaConnector {
+    tcp: TcpConnector,
+    ports: Ports,
+}
+
+impl RdmaConnector {
+    /// Connects to a server: `host:port`, or several of its addresses with commas between them.
+    ///
+    /// # Errors
+    /// When it is no address.
+    pub fn new(target: &str, ports: Ports) -> Result<Self> {
+        Ok(Self { tcp: TcpConnector::new(target)?, ports })
+    }
+}
+
+impl Connector for RdmaConnector {
+    fn transport(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn peer(&self) -> &str {
+        self.tcp.peer()
+    }
+
+    fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>> {
+        let stream = self.tcp.dial(lane, limit)?;
+        let peer = stream.peer_addr().map_or_else(|_| self.tcp.peer().to_owned(), |peer| peer.to_string());
+        let lane = lane % self.ports.all().len();
+        let size = Size { lane: lane as u8, ..Size::default() };
+        let channel = onehop_rdma::connect(self.ports.of_lane(lane), size, stream, Deadline::after(limit))?;
+        Ok(Box::new(RdmaLink::new(channel, &self.ports, lane, peer)))
+    }
+}
+
+/// Listens for clients that come over RDMA. Each is met on a thread of its own: one that says nothing keeps nobody waiting.
+pub struct RdmaAcceptor {
+    tcp: TcpAcceptor,
+    ports: Ports,
+    met: (Sender<RdmaLink>, Mutex<Receiver<RdmaLink>>),
+    pending: Arc<AtomicUsize>,
+}
+
+impl RdmaAcceptor {
+    /// Listens at an address; port 0 is one that is free.
+    ///
+    /// # Errors
+    /// When it is no address of this machine, or taken.
+    pub fn listen(address: &str, ports: Ports) -> Result<Self> {
+        let (sender, receiver) = channel();
+        let met = (sender, Mutex::new(receiver));
+        Ok(Self { tcp: TcpAcceptor::listen(address)?, ports, met, pending: Arc::default() })
+    }
+
+    fn meet(&self, stream: std::net::TcpStream) -> Result<()> {
+        let place = Pending::new(&self.pending);
+        if self.pending.load(Ordering::Acquire) > MOST_PENDING {
+            // They come again.
+            return Ok(());
+        }
+        let (ports, sender) = (self.ports.clone(), self.met.0.clone());
+        let meeting = move || {
+            if let Some(link) = meet(&ports, stream) {
+                // Nobody listens any more: the server has ended.
+                let _ = sender.send(link);
+            }
+            drop(place);
+        };
+        let thread = std::thread::Builder::new().name("rdma meets".into()).spawn(meeting);
+        thread.map(drop).map_err(|e| Error::io("a thread for", "a client", e))
+    }
+}
+
+/// One who is about to be connected.
+struct Pending(Arc<AtomicUsize>);
+
+impl Pending {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Who says nothing of use is of no matter.
+fn meet(ports: &Ports, stream: std::net::TcpStream) -> Option<RdmaLink> {
+    let peer = stream.peer_addr().ok()?.to_string();
+    let ip = stream.local_addr().ok()?.ip();
+    // The port that has the address the client came to; else one after the other.
+    let own = ports.all().iter().find(|nic| nic.has(ip));
+    let mut lane = 0;
+    let choose = |other: &Endpoint| {
+        lane = usize::from(other.lane);
+        own.unwrap_or_else(|| ports.of_lane(lane))
+    };
+    stream.set_nonblocking(false).ok()?;
+    let channel = onehop_rdma::accept(choose, Size::default(), stream, Deadline::after(MEETING)).ok()?;
+    Some(RdmaLink::new(channel, ports, lane, peer))
+}
+
+impl Acceptor for RdmaAcceptor {
+    fn address(&self) -> String {
+        self.tcp.address()
+    }
+
+    fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
+        let until = Instant::now() + limit;
+        loop {
+            if let Ok(link) = lock(&self.met.1).try_recv() {
+                return Ok(Some(Box::new(link)));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if let Some(stream) = self.tcp.next(left.min(TICK))? {
+                self.meet(stream)?;
+            } else if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+}
