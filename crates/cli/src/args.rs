@@ -38,6 +38,7 @@ pub(crate) enum Command {
     Doctor(commands::doctor::Args),
     Topo(commands::topo::Args),
     Mount(commands::mount::Args),
+    Target(commands::target::Args),
     Bench(commands::bench::Args),
     /// Lend the simulated drive to other programs
     #[command(

@@ -52,6 +52,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Topo(args) => commands::topo::run(args),
         Command::Mount(args) => commands::mount::run(args, context),
+        Command::Target(args) => commands::target::run(args, context),
         Command::Bench(args) => commands::bench::run(args, context),
         Command::Sim { command: SimCommand::Serve(args) } => commands::serve::run(args, context),
         Command::Sdr { command } => commands::sdr::run(command, context),

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use onehop_target::client::RemoteTree;
+use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
 use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
@@ -29,13 +31,27 @@ use crate::workers::Workers;
 /// Threads that answer the kernel.
 const FUSE_THREADS: usize = 4;
 
+/// The same where each of them may have to wait for another machine.
+const FUSE_THREADS_OF_TARGET: usize = 16;
+/// Transfers to a GPU that may wait for another machine at once, though there are few processors.
+const LANES_OF_TARGET: usize = 16;
+
+/// Where the files are.
+#[derive(Clone)]
+pub enum Source {
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// In the folder of a target, to which there is a connection.
+    Target(Arc<RemoteTree>),
+}
+
 /// How a mount is to be.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// Where it is mounted.
     pub mount_point: PathBuf,
-    /// The folder that is served.
-    pub root: PathBuf,
+    /// What is served.
+    pub source: Source,
     /// Processors to count on.
     pub threads: usize,
 }
@@ -45,7 +61,13 @@ impl Options {
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { mount_point: mount_point.to_owned(), root: root.to_owned(), threads }
+        Self { mount_point: mount_point.to_owned(), source: Source::Folder(root.to_owned()), threads }
+    }
+
+    /// A target's folder, served at a mount point.
+    #[must_use]
+    pub fn of_target(mount_point: &Path, target: RemoteTree) -> Self {
+        Self { source: Source::Target(Arc::new(target)), ..Self::new(mount_point, Path::new("")) }
     }
 }
 
@@ -95,7 +117,11 @@ impl Shared {
             return Ok(engine.clone());
         }
         let uuid = device.uuid();
-        let engine = Arc::new(Engine::new(device, self.options.threads)?);
+        let threads = match self.options.source {
+            Source::Folder(_) => self.options.threads,
+            Source::Target(_) => LANES_OF_TARGET,
+        };
+        let engine = Arc::new(Engine::new(device, threads)?);
         engines.insert(uuid, engine.clone());
         Ok(engine)
     }
@@ -120,7 +146,14 @@ impl Shared {
     /// The account of everything, as JSON.
     pub fn report(&self) -> Vec<u8> {
         let (programs, buffers, rings) = self.table.counts();
-        let mut document = self.stats.document();
+        let target = match &self.options.source {
+            Source::Folder(_) => None,
+            Source::Target(tree) => Some(tree),
+        };
+        let mut document = self.stats.document(target.map(|tree| tree.via()).as_ref());
+        if let Some(target) = target {
+            document["target"] = json!(target.report());
+        }
         document["programs"] = json!(programs);
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);
@@ -174,17 +207,16 @@ impl Daemon {
     /// When a folder is none, or the system has no FUSE for us.
     pub fn start(options: Options) -> Result<Self> {
         raise_limits();
-        let root = folder(&options.root)?;
         unmount_stale(&options.mount_point);
         folder(&options.mount_point)?;
-        check_apart(&options)?;
+        let tree = tree(&options)?;
         remove_leftovers();
         let shared = Shared::new(options)?;
         let mut this = Self { shared: shared.clone(), session: None, threads: Vec::new() };
         let socket = crate::socket::open(&shared.socket)?;
         this.spawn("usrbio accepts", move |shared| crate::socket::serve(shared, &socket))?;
         this.spawn("usrbio sweeps", |shared| shared.sweep())?;
-        let session = mount(&shared, root)?;
+        let session = mount(&shared, tree)?;
         let _ = shared.notifier.set(session.notifier());
         this.session = Some(session);
         Ok(this)
@@ -255,12 +287,27 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
     if session.guard.is_finished() { session.join() } else { Ok(()) }
 }
 
-fn mount(shared: &Arc<Shared>, root: OwnedFd) -> Result<BackgroundSession> {
+/// What is served.
+fn tree(options: &Options) -> Result<Arc<dyn Tree>> {
+    let root = match &options.source {
+        Source::Target(tree) => return Ok(tree.clone()),
+        Source::Folder(root) => root,
+    };
+    let held = folder(root)?;
+    check_apart(&options.mount_point, root)?;
+    let rules = Rules { for_others: false, most_nodes: usize::MAX };
+    Ok(Arc::new(Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?))
+}
+
+fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession> {
     let path = &shared.options.mount_point;
     let failed = |source: std::io::Error| Error::Mount { path: path.clone(), hint: hint(&source), source };
-    let mounted = Mounted::new(shared.clone(), root).map_err(|e| failed(e.into()))?;
+    let mounted = Mounted::new(shared.clone(), tree);
     let mut config = Config::default();
-    config.n_threads = Some(FUSE_THREADS);
+    config.n_threads = Some(match shared.options.source {
+        Source::Folder(_) => FUSE_THREADS,
+        Source::Target(_) => FUSE_THREADS_OF_TARGET,
+    });
     let session = if rustix::process::geteuid().is_root() {
         config.acl = SessionACL::All;
         mount_as_root(path).and_then(|fuse| Session::from_fd(mounted, fuse, SessionACL::All, config))
@@ -346,9 +393,9 @@ fn unmount_stale(path: &Path) {
 }
 
 /// A mount within what it shows, or over it, would ask itself for its files.
-fn check_apart(options: &Options) -> Result<()> {
+fn check_apart(point: &Path, root: &Path) -> Result<()> {
     let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
-    let (point, root) = (real(&options.mount_point)?, real(&options.root)?);
+    let (point, root) = (real(point)?, real(root)?);
     if root.starts_with(&point) {
         let why = format!("the folder that it would show, {}, lies within it", root.display());
         return Err(Error::Folder { path: point, why });

@@ -1,4 +1,4 @@
-//! The daemon behind `onehop mount`: a folder, mounted by FUSE, whose files programs read and write by usrbio.
+//! The daemon behind `onehop mount`: a folder, of this machine or of a target, mounted by FUSE, whose files programs read and write by usrbio.
 //!
 //! ```text
 //! fs        what the kernel asks by FUSE: files of the folder, and 3fs-virt with the links of programs
@@ -18,14 +18,12 @@ mod fs;
 mod io;
 mod opens;
 mod socket;
-mod source;
 mod stats;
 mod table;
 mod workers;
 
-pub use daemon::{Daemon, Options};
+pub use daemon::{Daemon, Options, Source};
 pub use error::{Error, Result};
-pub use source::{Local, Source};
 pub use stats::Stats;
 
 /// The daemon's account of itself, as JSON, below the mount point.

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-use crate::source::{Local, Source};
+use onehop_target::tree::OpenFile;
+
 use crate::{read, write};
 
 /// An open file.
@@ -13,17 +14,13 @@ pub(crate) struct Open {
     uid: u32,
     readable: bool,
     writable: bool,
-    file: Local,
+    file: Arc<dyn OpenFile>,
     closed: AtomicBool,
 }
 
 impl Open {
-    pub fn local(&self) -> &Local {
-        &self.file
-    }
-
-    pub fn source(&self) -> &dyn Source {
-        &self.file
+    pub fn file(&self) -> &dyn OpenFile {
+        &*self.file
     }
 
     pub fn is_closed(&self) -> bool {
@@ -54,9 +51,14 @@ pub(crate) struct Opens {
 
 impl Opens {
     /// Adds one; gives its handle.
-    pub fn add(&self, inode: u64, uid: u32, (readable, writable): (bool, bool), file: std::fs::File) -> u64 {
-        let open =
-            Open { inode, uid, readable, writable, file: Local::new(file), closed: AtomicBool::new(false) };
+    pub fn add(
+        &self,
+        inode: u64,
+        uid: u32,
+        (readable, writable): (bool, bool),
+        file: Arc<dyn OpenFile>,
+    ) -> u64 {
+        let open = Open { inode, uid, readable, writable, file, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.next.fetch_add(1, Ordering::Relaxed) + 1);
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
@@ -97,12 +99,14 @@ impl Opens {
 
 #[cfg(test)]
 mod tests {
+    use onehop_target::tree::Local;
+
     use super::*;
 
     #[test]
     fn rings_use_what_their_user_has_open_and_nothing_else() {
         let opens = Opens::default();
-        let null = || std::fs::File::open("/dev/null").unwrap();
+        let null = || Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
         let reader = opens.add(7, 1000, (true, false), null());
         assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));

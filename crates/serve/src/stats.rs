@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use onehop_target::tree::Via;
 use serde_json::{Value, json};
 
 /// A way that bytes went.
@@ -17,9 +18,9 @@ impl Way {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn document(&self, route: &str, to: &str, direction: &str, simulated: &[&str]) -> Value {
+    fn document(&self, (route, why): (&str, &Value), to: &str, direction: &str, simulated: &[&str]) -> Value {
         json!({
-            "route": route, "memory": to, "direction": direction, "simulated": simulated,
+            "route": route, "memory": to, "direction": direction, "simulated": simulated, "why_not_better": why,
             "transfers": self.transfers.load(Ordering::Relaxed), "bytes": self.bytes.load(Ordering::Relaxed),
         })
     }
@@ -49,19 +50,35 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// As it stands in `3fs-virt/onehop/stats`.
-    pub(crate) fn document(&self) -> Value {
+    /// As it stands in `3fs-virt/onehop/stats`; `via` is how bytes come from a target.
+    pub(crate) fn document(&self, via: Option<&Via>) -> Value {
+        let none = json!([]);
+        let why = via.map_or_else(
+            || none.clone(),
+            |via| json!([{ "route": "rdma/direct", "reason": via.why, "fix": via.fix }]),
+        );
+        // From a target, all bytes come by its transport, into host memory of ours first.
+        let route = |here: &str, place: &str| {
+            let there = via.map(|via| format!("{}/{place}", via.transport));
+            (there.unwrap_or_else(|| here.to_owned()), if via.is_some() { &why } else { &none })
+        };
+        let way = |way: &Way, (route, why): (String, &Value), to, direction, simulated: &[&str]| {
+            way.document((&route, why), to, direction, simulated)
+        };
+        let host = |here| route(here, "host");
+        let here = |name: &str| (name.to_owned(), &none);
         let mut ways = vec![
-            self.host_now.document("cpu/cached", "host", "read", &[]),
-            self.host_waited.document("cpu/waited", "host", "read", &[]),
-            self.host_written.document("cpu/cached", "host", "write", &[]),
-            self.zeroed[0].document("cpu/zeroed", "host", "read", &[]),
-            self.zeroed[1].document("gpu/zeroed", "vram", "read", &[]),
+            way(&self.host_now, here("cpu/cached"), "host", "read", &[]),
+            way(&self.host_waited, host("cpu/waited"), "host", "read", &[]),
+            way(&self.host_written, host("cpu/cached"), "host", "write", &[]),
+            way(&self.zeroed[0], here("cpu/zeroed"), "host", "read", &[]),
+            way(&self.zeroed[1], here("gpu/zeroed"), "vram", "read", &[]),
         ];
         for (place, simulated) in [(0, &[][..]), (1, &["gpu"][..])] {
-            ways.push(self.gpu_cached[place].document("cpu/cached", "vram", "read", simulated));
-            ways.push(self.gpu_pinned[place].document("cpu/pinned", "vram", "read", simulated));
-            ways.push(self.gpu_written[place].document("cpu/cached", "vram", "write", simulated));
+            let vram = |here| route(here, "pinned");
+            ways.push(way(&self.gpu_cached[place], vram("cpu/cached"), "vram", "read", simulated));
+            ways.push(way(&self.gpu_pinned[place], here("cpu/pinned"), "vram", "read", simulated));
+            ways.push(way(&self.gpu_written[place], vram("cpu/cached"), "vram", "write", simulated));
         }
         ways.retain(|way| way["transfers"] != 0);
         json!({

@@ -32,6 +32,13 @@ pub(crate) struct Owner {
     pub pid: u32,
 }
 
+impl Owner {
+    /// For whom something is made.
+    pub fn plain(self) -> onehop_target::wire::Owner {
+        onehop_target::wire::Owner { uid: self.uid, gid: self.gid }
+    }
+}
+
 /// GPU memory of a program.
 pub(crate) struct GpuMemory {
     pub region: Region,

@@ -6,16 +6,23 @@
 //! auth       who has the key
 //! transport  the seam: how frames and data go from one side to the other
 //! tcp        one of them
+//! server     the storage service
+//! client     a folder of another machine
 //! ```
 //! Whatever comes from the other side is hostile until it is checked: lengths are bounded before anything is allocated for them.
 #![forbid(unsafe_code)]
 
 pub mod auth;
+mod buffers;
+pub mod client;
 mod error;
+mod handshake;
 pub mod rdma;
+pub mod server;
 pub mod tcp;
 pub mod transport;
 pub mod tree;
+pub mod turns;
 pub mod wire;
 
 pub use error::{Error, Result};

@@ -18,6 +18,7 @@ pub(crate) mod reset;
 pub(crate) mod sdr;
 pub(crate) mod serve;
 pub(crate) mod smart;
+pub(crate) mod target;
 pub(crate) mod topo;
 pub(crate) mod write;
 

@@ -1,12 +1,15 @@
-//! `onehop mount`: serves a folder through FUSE and usrbio until it is stopped.
+//! `onehop mount`: serves a folder, of this machine or of a target, through FUSE and usrbio until it is stopped.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, Error as Serve, Options};
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::tcp::TcpConnector;
 use serde_json::Value;
 
 use super::Context;
+use super::target::Transport;
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
 use crate::units;
@@ -16,16 +19,29 @@ use crate::units;
 #[command(
     after_help = "Runs until Ctrl-C, SIGTERM or an unmount, and exits 0 then: files of other programs that are still \
                         open end in errors.\n\n\
-                        Examples:\n  onehop mount /mnt/hf3fs --root /data/models\n  onehop mount /mnt/hf3fs --status --json"
+                        Examples:\n  onehop mount /mnt/hf3fs --root /data/models\n  \
+                        onehop mount /mnt/hf3fs --target storage1:7464 --key-file key\n  onehop mount /mnt/hf3fs --status --json"
 )]
 pub(crate) struct Args {
     /// Where to mount: an empty folder
     mount_point: PathBuf,
     /// The folder whose files are served
-    #[arg(long, required_unless_present = "status")]
+    #[arg(long, required_unless_present_any = ["status", "target"])]
     root: Option<PathBuf>,
-    /// Say what the daemon of that mount has done, and which way bytes went
+    /// The `onehop target` whose files are served: HOST:PORT, or several addresses of one, with commas between them
     #[arg(long, conflicts_with = "root")]
+    target: Option<String>,
+    /// How bytes come from there
+    #[arg(long, value_enum, default_value = "tcp", requires = "target")]
+    transport: Transport,
+    /// The file with the target's key, which nobody else may read
+    #[arg(long, requires = "target")]
+    key_file: Option<PathBuf>,
+    /// Seconds after which what a target does not answer fails
+    #[arg(long, default_value_t = 60, requires = "target", value_parser = clap::value_parser!(u32).range(1..))]
+    give_up: u32,
+    /// Say what the daemon of that mount has done, and which way bytes went
+    #[arg(long, conflicts_with_all = ["root", "target"])]
     status: bool,
 }
 
@@ -34,18 +50,33 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
-    match &args.root {
-        Some(root) => serve(&args.mount_point, root, context),
-        None => status(&args.mount_point),
+    match (&args.root, &args.target) {
+        (Some(root), _) => {
+            let options = Options::new(&args.mount_point, root);
+            serve(options, &root.display().to_string(), context)
+        }
+        (None, Some(target)) => serve(of_target(args, target)?, target, context),
+        (None, None) => status(&args.mount_point),
     }
 }
 
-fn serve(point: &Path, root: &Path, context: &Context) -> Result<Report> {
+fn of_target(args: &Args, target: &str) -> Result<Options> {
+    args.transport.check()?;
+    let key = super::target::key(args.key_file.as_ref())?;
+    let give_up = Duration::from_secs(args.give_up.into());
+    let options = client::Options { give_up, ..client::Options::new(key) };
+    let connector = TcpConnector::new(target).map_err(super::target::refused)?;
+    let tree = RemoteTree::connect(Box::new(connector), options).map_err(super::target::refused)?;
+    Ok(Options::of_target(&args.mount_point, tree))
+}
+
+fn serve(options: Options, what: &str, context: &Context) -> Result<Report> {
     context.stop.end_in_order();
     let start = Instant::now();
-    let daemon = Daemon::start(Options::new(point, root)).map_err(refused)?;
+    let point = options.mount_point.clone();
+    let daemon = Daemon::start(options).map_err(refused)?;
     // People, and scripts that wait for it, read this on stderr.
-    eprintln!("onehop: {} is mounted at {}; Ctrl-C unmounts", root.display(), point.display());
+    eprintln!("onehop: {what} is mounted at {}; Ctrl-C unmounts", point.display());
     while !daemon.is_over() && !context.stop.is_set() {
         std::thread::sleep(LOOK);
     }
@@ -88,6 +119,22 @@ fn text(document: &Value) -> Text {
         let transfers = way["transfers"].as_u64().unwrap_or(0);
         let (direction, memory) = (name("direction"), name("memory"));
         text.row(name("route"), format!("{direction} {memory}{simulated}: {bytes} in {transfers} transfers"));
+    }
+    if let Some(target) = document.get("target") {
+        let name = |field: &str| target[field].as_str().unwrap_or_default();
+        let count = |field: &str| target[field].as_u64().unwrap_or(0);
+        let connections =
+            format!("{} by {}, {} connections", name("target"), name("transport"), count("connections"));
+        text.row("target", connections);
+        let (again, repeated) = (count("reconnects"), count("repeated"));
+        let lost = count("sessions_lost");
+        text.row(
+            "outages",
+            format!("{again} connections made again, {repeated} requests sent again, {lost} restarts of the target"),
+        );
+        if let Some(why) = target["why"].as_str() {
+            text.row("no connection", why);
+        }
     }
     text.row("refused", number("refused"));
     text.row(

@@ -39,20 +39,26 @@ impl Bed {
 
     /// A mount; none, and a line that says so, where there can be none.
     pub fn start() -> Option<Self> {
-        let mut this = Self::folder();
+        let this = Self::folder();
+        let options = Options::new(&this.mount(), &this.dir.join("root"));
+        this.mounted(options)
+    }
+
+    /// Mounts something at its mount point.
+    pub fn mounted(mut self, options: Options) -> Option<Self> {
         if std::fs::metadata("/dev/fuse").is_err() {
             skipped("there is no /dev/fuse");
             return None;
         }
-        match Daemon::start(Options::new(&this.mount(), &this.dir.join("root"))) {
-            Ok(daemon) => this.daemon = Some(daemon),
+        match Daemon::start(options) {
+            Ok(daemon) => self.daemon = Some(daemon),
             Err(error @ onehop_serve::Error::Mount { .. }) => {
                 skipped(&error.to_string());
                 return None;
             }
             Err(error) => panic!("{error}"),
         }
-        Some(this)
+        Some(self)
     }
 
     pub fn mount(&self) -> PathBuf {

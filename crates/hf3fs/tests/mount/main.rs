@@ -4,6 +4,7 @@
 mod bed;
 mod death;
 mod hostile;
+mod target;
 
 use std::process::{Command, Stdio};
 
@@ -110,6 +111,10 @@ fn two_hundred_programs_at_once() {
 #[test]
 fn a_folder_s_files_through_the_kernel() {
     let Some(bed) = Bed::start() else { return };
+    files_through_the_kernel(&bed);
+}
+
+fn files_through_the_kernel(bed: &Bed) {
     // A shell, so that this process asks nothing of the file system that it serves.
     let script = "set -e; cd \"$1\"; echo one >a; ln -s a link; ln a again; mkdir d; mv a d/b; test \"$(cat again)\" = one; \
                   test \"$(cat d/b)\" = one; test \"$(readlink link)\" = a; chmod 600 again; \

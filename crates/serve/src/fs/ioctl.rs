@@ -36,7 +36,7 @@ pub(super) fn run(
         }
         FSYNC => {
             let open = mounted.opened(handle)?;
-            open.local().file().sync_all().map_err(|error| super::io(&error))?;
+            open.file().sync(false).map_err(|error| super::io(&error))?;
             Ok(vec![0; 4])
         }
         HARDLINK => hardlink(mounted, owner, inode, data),
@@ -59,7 +59,7 @@ fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Res
     if end == 0 || name.as_bytes().contains(&b'/') {
         return Err(Errno::INVAL);
     }
-    let attr = mounted.real(folder)?.attr()?;
+    let attr = mounted.tree.attr(mounted.real(folder)?)?;
     let wanted = (Access::WRITE_OK | Access::EXEC_OK).bits() as u16;
     let shift = if attr.uid == owner.uid {
         6
@@ -68,13 +68,13 @@ fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Res
     } else {
         0
     };
-    let file = mounted.real(inode)?.attr()?;
+    let file = mounted.tree.attr(mounted.real(inode)?)?;
     if owner.uid != 0 && (attr.perm >> shift & wanted != wanted || file.uid != owner.uid) {
         return Err(Errno::ACCESS);
     }
     let made = mounted.link_again(inode, folder, name)?;
     // The kernel has not asked for it, and will not say that it forgets it.
-    mounted.nodes.forget(made.ino, 1);
+    mounted.tree.forget(made.ino.0, 1);
     Ok(Vec::new())
 }
 
@@ -88,7 +88,7 @@ fn punch_holes(mounted: &Mounted, handle: FileHandle, data: &[u8]) -> Result<Vec
         let (start, end) = (number(data, 16 + 8 * place)?, number(data, 16 + 8 * (MOST_HOLES + place))?);
         let length = end.checked_sub(start).filter(|length| *length > 0).ok_or(Errno::INVAL)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(open.local().file(), flags, start, length)?;
+        open.file().allocate(flags.bits(), start, length).map_err(|error| super::io(&error))?;
     }
     Ok(Vec::new())
 }

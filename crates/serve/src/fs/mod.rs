@@ -1,14 +1,12 @@
 //! What the kernel asks by FUSE.
 
+mod attr;
 mod ioctl;
-mod nodes;
 mod ops;
 mod virt;
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,13 +18,14 @@ use fuser::{
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
     Request, TimeOrNow, WriteFlags,
 };
-use rustix::fs::{AtFlags, FallocateFlags};
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Change, Make, ROOT};
 use rustix::io::Errno;
 
 use crate::daemon::Shared;
 use crate::lock;
 use crate::table::Owner;
-use nodes::{Nodes, VIRTUAL};
+use attr::{VIRTUAL, time_change};
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
@@ -42,7 +41,7 @@ struct Folder {
 /// The mounted file system.
 pub(crate) struct Mounted {
     shared: Arc<Shared>,
-    nodes: Nodes,
+    tree: Arc<dyn Tree>,
     folders: Mutex<HashMap<u64, Arc<Folder>>>,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
@@ -50,14 +49,8 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    pub fn new(shared: Arc<Shared>, root: OwnedFd) -> Result<Self, Errno> {
-        Ok(Self {
-            shared,
-            nodes: Nodes::new(root)?,
-            folders: Mutex::default(),
-            reports: Mutex::default(),
-            next: AtomicU64::new(1),
-        })
+    pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
+        Self { shared, tree, folders: Mutex::default(), reports: Mutex::default(), next: AtomicU64::new(1) }
     }
 
     fn handle(&self) -> u64 {
@@ -128,23 +121,23 @@ impl Filesystem for Mounted {
         if is_virtual(parent) {
             return entry(reply, virt::lookup(&self.shared, parent.0, name));
         }
-        if parent.0 == nodes::ROOT
+        if parent.0 == ROOT
             && let Some(attr) = virt::top(name)
         {
             return entry(reply, Ok(attr));
         }
-        entry(reply, self.nodes.get(parent).and_then(|parent| self.nodes.lookup(&parent, name)));
+        entry(reply, self.find(parent, name));
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
-        self.nodes.forget(inode, times);
+        self.tree.forget(inode.0, times);
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         let found = if is_virtual(inode) {
             virt::attr(&self.shared, inode.0)
         } else {
-            self.nodes.get(inode).and_then(|node| node.attr())
+            self.tree.attr(inode.0).map(|found| attr::attr(&found))
         };
         match found {
             Ok(attr) => reply.attr(if is_virtual(inode) { &NEVER } else { &BELIEVE }, &attr),
@@ -170,8 +163,9 @@ impl Filesystem for Mounted {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let change = ops::Change { mode, uid, gid, size, atime, mtime };
-        match self.change(inode, handle, &change) {
+        let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
+        let change = Change { mode, uid, gid, size, atime, mtime };
+        match self.change(inode, handle, change) {
             Ok(attr) => reply.attr(&BELIEVE, &attr),
             Err(error) => reply.error(errno(error)),
         }
@@ -185,10 +179,8 @@ impl Filesystem for Mounted {
                 Err(error) => reply.error(errno(error)),
             };
         }
-        let target =
-            self.nodes.get(inode).and_then(|node| rustix::fs::readlinkat(&node.path, "", Vec::new()));
-        match target {
-            Ok(target) => reply.data(target.as_bytes()),
+        match self.tree.read_link(inode.0) {
+            Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -203,7 +195,7 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make_node(owner(request), parent, name, mode, rdev));
+        entry(reply, self.make(owner(request), parent, name, &Make::Node { mode, rdev }));
     }
 
     fn mkdir(
@@ -215,21 +207,20 @@ impl Filesystem for Mounted {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make_folder(owner(request), parent, name, mode));
+        entry(reply, self.make(owner(request), parent, name, &Make::Folder { mode }));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let done = if parent.0 == virt::IOVS {
             virt::unlink(&self.shared, name, request.uid())
         } else {
-            self.real(parent).and_then(|node| rustix::fs::unlinkat(&node.path, name, AtFlags::empty()))
+            self.remove(parent, name, false)
         };
         empty(reply, done);
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let done = self.real(parent);
-        empty(reply, done.and_then(|node| rustix::fs::unlinkat(&node.path, name, AtFlags::REMOVEDIR)));
+        empty(reply, self.remove(parent, name, true));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -249,12 +240,7 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let flags = rustix::fs::RenameFlags::from_bits_truncate(flags.bits());
-        let done = self.real(parent).and_then(|from| {
-            let to = self.real(new_parent)?;
-            rustix::fs::renameat_with(&from.path, name, &to.path, new_name, flags)
-        });
-        empty(reply, done);
+        empty(reply, self.rename((parent, name), (new_parent, new_name), flags.bits()));
     }
 
     fn link(&self, _request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -326,10 +312,9 @@ impl Filesystem for Mounted {
         _lock: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        use std::os::unix::fs::FileExt;
         let written = self
             .opened(handle)
-            .and_then(|open| open.local().file().write_at(data, offset).map_err(|error| io(&error)));
+            .and_then(|open| open.file().write_bytes(data, offset).map_err(|error| io(&error)));
         match written {
             Ok(count) => reply.written(count as u32),
             Err(error) => reply.error(errno(error)),
@@ -360,11 +345,8 @@ impl Filesystem for Mounted {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let done = self.opened(handle).and_then(|open| {
-            let file = open.local().file();
-            let done = if data_only { file.sync_data() } else { file.sync_all() };
-            done.map_err(|error| io(&error))
-        });
+        let done =
+            self.opened(handle).and_then(|open| open.file().sync(data_only).map_err(|error| io(&error)));
         empty(reply, done);
     }
 
@@ -405,25 +387,17 @@ impl Filesystem for Mounted {
     }
 
     fn fsyncdir(&self, _: &Request, inode: INodeNo, _: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        let done = self.real(inode).and_then(|node| {
-            let folder: File = node.open(rustix::fs::OFlags::DIRECTORY)?;
-            folder.sync_all().map_err(|error| io(&error))
-        });
-        empty(reply, done);
+        empty(reply, self.real(inode).and_then(|node| self.tree.sync_folder(node)));
     }
 
     fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
-        match rustix::fs::fstatvfs(&self.nodes.root().path) {
-            Ok(fs) => reply.statfs(
-                fs.f_blocks,
-                fs.f_bfree,
-                fs.f_bavail,
-                fs.f_files,
-                fs.f_ffree,
-                fs.f_bsize as u32,
-                fs.f_namemax as u32,
-                fs.f_frsize as u32,
-            ),
+        match self.tree.space() {
+            Ok(space) => {
+                let [all, free, available] = space.blocks;
+                let [files, free_files] = space.files;
+                let [block, fragment] = space.block_size;
+                reply.statfs(all, free, available, files, free_files, block, space.name_max, fragment);
+            }
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -455,9 +429,10 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let flags = FallocateFlags::from_bits_retain(mode as u32);
-        let done = self.opened(handle);
-        empty(reply, done.and_then(|open| rustix::fs::fallocate(open.local().file(), flags, offset, length)));
+        let done = self
+            .opened(handle)
+            .and_then(|open| open.file().allocate(mode as u32, offset, length).map_err(|error| io(&error)));
+        empty(reply, done);
     }
 
     fn lseek(

@@ -9,7 +9,7 @@ use onehop_usrbio::ring::Server;
 use onehop_usrbio::{Name, Priority};
 use rustix::io::Errno;
 
-use super::nodes::{VIRTUAL, made_up};
+use super::attr::{VIRTUAL, made_up};
 use crate::daemon::Shared;
 use crate::table::{Buffer, Owner, What, map_shared};
 use crate::workers::Ring;

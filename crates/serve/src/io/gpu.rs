@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use onehop_gpu::{Copier, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
+use onehop_target::tree::Memory;
+use onehop_target::turns::{Next, Queue};
 use onehop_usrbio::Id;
 use onehop_usrbio::gpu::Device;
 
 use super::failure;
 use super::job::{PIECE, Piece};
-use super::queue::{Next, Queue};
 use crate::error::Result;
 use crate::lock;
 use crate::table::{Buffer, What};
@@ -158,19 +159,20 @@ impl Lane {
     /// Reads a piece into a slot; gives where in the ring its first byte is, and how many there are.
     fn fill(&self, piece: &Piece, slot: usize) -> std::io::Result<(usize, usize)> {
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
-        let (source, at, len) = (piece.job.open.source(), piece.at(), piece.len);
+        let (file, at, len) = (piece.job.open.file(), piece.at(), piece.len);
+        let slot_of = |len| Memory { mem: ring, at: slot, len, shared: false };
         let simulated = self.device.gpu().simulated();
-        if len >= LEAST_PAST && source.is_cold(at, len) {
+        if len >= LEAST_PAST && file.is_cold(at, len) {
             let first = at / PAGE * PAGE;
             let whole = (at + len).next_multiple_of(PAGE) - first;
-            if let Some(count) = source.read_past(ring, slot, whole as usize, first)? {
+            if let Some(count) = file.read_past(slot_of(whole as usize), first)? {
                 let skip = (at - first) as usize;
                 let count = count.saturating_sub(skip).min(len as usize);
                 piece.job.count(Way::Pinned, simulated, count as u64);
                 return Ok((slot + skip, count));
             }
         }
-        let count = source.read(ring, slot, len as usize, at)?;
+        let count = file.read(slot_of(len as usize), at)?;
         piece.job.count(Way::Cached, simulated, count as u64);
         Ok((slot, count))
     }
@@ -218,7 +220,8 @@ impl Lane {
         let mut bytes = vec![0; piece.len as usize];
         gpu.region.read(piece.offset(), &mut bytes).map_err(std::io::Error::other)?;
         ring.write(0, &bytes).map_err(std::io::Error::other)?;
-        let count = piece.job.open.source().write(ring, 0, bytes.len(), piece.at())?;
+        let from = Memory { mem: ring, at: 0, len: bytes.len(), shared: false };
+        let count = piece.job.open.file().write(from, piece.at())?;
         piece.job.count(Way::Written, self.device.gpu().simulated(), count as u64);
         Ok(count as i64)
     }

@@ -3,13 +3,13 @@
 pub(crate) mod gpu;
 mod job;
 pub(crate) mod pool;
-pub(crate) mod queue;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use onehop_target::tree::Memory;
 use onehop_usrbio::flag::FORBID_READ_HOLES;
 use onehop_usrbio::ring::{Entry, Request};
 use rustix::io::Errno;
@@ -110,14 +110,15 @@ fn start(
 ) -> Outcome {
     let reads = ring.server.name().read;
     if reads && ring.server.name().flags & FORBID_READ_HOLES != 0 {
-        match open.source().has_hole(request.at, request.len) {
+        match open.file().has_hole(request.at, request.len) {
             Ok(false) => {}
             Ok(true) => return Outcome::Over(refused(Errno::NODATA)),
             Err(error) => return Outcome::Over(failure(&error)),
         }
     }
     if let (true, What::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
-        match open.source().read_now(mem, request.offset as usize, request.len as usize, request.at) {
+        let to = Memory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
+        match open.file().read_now(to, request.at) {
             Ok(Some(count)) if count as u64 == request.len => {
                 shared.stats.host_now.count(request.len);
                 return Outcome::Over(count as i64);

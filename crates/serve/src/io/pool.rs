@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use onehop_os::HostMem;
+use onehop_target::tree::Memory;
+use onehop_target::turns::{Next, Queue};
 
 use super::failure;
 use super::job::Piece;
-use super::queue::{Next, Queue};
 use crate::lock;
 use crate::table::What;
 
@@ -72,11 +73,12 @@ fn run(piece: &Piece) -> i64 {
     let What::Host(mem) = &piece.job.buffer.what else {
         return -i64::from(rustix::io::Errno::INVAL.raw_os_error());
     };
-    let (source, stats) = (piece.job.open.source(), &piece.job.shared().stats);
+    let (file, stats) = (piece.job.open.file(), &piece.job.shared().stats);
+    let memory = Memory { mem, at: piece.offset(), len: piece.len as usize, shared: true };
     let (way, done) = if piece.job.reads() {
-        (&stats.host_waited, source.read(mem, piece.offset(), piece.len as usize, piece.at()))
+        (&stats.host_waited, file.read(memory, piece.at()))
     } else {
-        (&stats.host_written, source.write(mem, piece.offset(), piece.len as usize, piece.at()))
+        (&stats.host_written, file.write(memory, piece.at()))
     };
     match done {
         Ok(count) => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
+use onehop_target::tree::Local;
 use onehop_usrbio::gpu::{Gpus, Memory, Mode};
 use onehop_usrbio::ring::{Client, Completion, Request, Server, bytes};
 use onehop_usrbio::{Id, Name, Priority, RingName};
@@ -43,7 +44,7 @@ impl Rig {
         std::fs::write(&path, vec![5; FILE as usize]).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        shared.opens.add(INODE, 1000, (true, true), file);
+        shared.opens.add(INODE, 1000, (true, true), Arc::new(Local::new(file)));
         let mem = HostMem::anonymous(SIZE).unwrap();
         let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
         let name = Name::buffer(host, 4096);

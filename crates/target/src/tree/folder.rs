@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::local::Local;
 use super::nodes::{ITSELF, Node, Nodes, kind};
-use super::{Answer, Names, OpenFile, Tree, errno};
+use super::{Answer, Names, OpenFile, Tree};
 use crate::wire::{Access, Attr, Change, FsSpace, MOST_BODY, Make, Name, Owner, TimeChange};
 
 /// Bytes of names that are told at once, so that they fit a body whatever else stands there.
@@ -129,11 +129,7 @@ impl Folder {
         }
     }
 
-    /// [`Tree::change`], likewise.
-    ///
-    /// # Errors
-    /// As for that.
-    fn set(&self, node: u64, open: Option<&dyn OpenFile>, change: &Change) -> Answer<Attr> {
+    fn set(&self, node: u64, change: &Change) -> Answer<Attr> {
         let node = self.nodes.get(node)?;
         // A change of owner takes privileges away, so the mode comes after it.
         if change.uid.is_some() || change.gid.is_some() {
@@ -144,10 +140,8 @@ impl Folder {
             let mode = Mode::from_raw_mode(self.mode(mode, folder));
             chmodat(CWD, node.proc(), mode, AtFlags::empty())?;
         }
-        match (change.size, open) {
-            (Some(size), Some(open)) => open.set_len(size).map_err(|e| errno(&e))?,
-            (Some(size), None) => rustix::fs::ftruncate(node.open(OFlags::WRONLY)?, size)?,
-            (None, _) => {}
+        if let Some(size) = change.size {
+            rustix::fs::ftruncate(node.open(OFlags::WRONLY)?, size)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = Timestamps {
@@ -173,8 +167,8 @@ impl Tree for Folder {
         self.nodes.get(node)?.attr()
     }
 
-    fn change(&self, node: u64, open: Option<&dyn OpenFile>, change: &Change) -> Answer<Attr> {
-        self.set(node, open, change)
+    fn change(&self, node: u64, change: &Change) -> Answer<Attr> {
+        self.set(node, change)
     }
 
     fn read_link(&self, node: u64) -> Answer<Vec<u8>> {

@@ -157,8 +157,8 @@ pub trait Tree: Send + Sync {
     fn forget(&self, node: u64, times: u64);
     /// What is known of a file.
     fn attr(&self, node: u64) -> Answer<Attr>;
-    /// Changes attributes; `open` is the file, where it is open.
-    fn change(&self, node: u64, open: Option<&dyn OpenFile>, change: &Change) -> Answer<Attr>;
+    /// Changes attributes.
+    fn change(&self, node: u64, change: &Change) -> Answer<Attr>;
     /// What a symbolic link says.
     fn read_link(&self, node: u64) -> Answer<Vec<u8>>;
     /// Makes something that is not opened.

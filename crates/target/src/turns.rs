@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::lock;
 
 /// Work by user.
-pub(crate) struct Queue<T> {
+pub struct Queue<T> {
     state: Mutex<State<T>>,
     there: Condvar,
 }
@@ -20,7 +20,8 @@ struct State<T> {
 }
 
 /// What came of waiting.
-pub(crate) enum Next<T> {
+pub enum Next<T> {
+    /// Work.
     Work(T),
     /// Nothing came in time.
     Nothing,

@@ -1,0 +1,134 @@
+//! `onehop target`: serves a folder to mounts on other machines until it is stopped.
+
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use onehop_target::auth::Key;
+use onehop_target::server::{Options, Target};
+use onehop_target::tcp::TcpAcceptor;
+use onehop_target::transport::Acceptor;
+
+use super::Context;
+use crate::error::{CliError, Result};
+use crate::report::{Report, Text};
+use crate::units;
+
+/// How bytes go between a mount and its target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Transport {
+    /// Over TCP: for machines without RDMA
+    Tcp,
+    /// By RDMA
+    Rdma,
+}
+
+impl Transport {
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            Self::Tcp => Ok(()),
+            Self::Rdma => Err(CliError::not_possible(
+                "RDMA",
+                "this build talks to other machines by TCP alone",
+                "Use --transport tcp",
+            )),
+        }
+    }
+}
+
+/// Serve a folder to `onehop mount --target` on other machines
+#[derive(clap::Args)]
+#[command(
+    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Whoever has the key may do below \
+                        the folder what this command's user may, for every user of theirs. Nothing is encrypted.\n\n\
+                        Example:\n  (umask 077; head -c 32 /dev/urandom | base64 > key)\n  \
+                        onehop target --root /data/models --listen 0.0.0.0:7464 --key-file key"
+)]
+pub(crate) struct Args {
+    /// The folder whose files are served
+    #[arg(long)]
+    root: PathBuf,
+    /// Where to listen: HOST:PORT; port 0 is one that is free
+    #[arg(long)]
+    listen: String,
+    /// How bytes go
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: Transport,
+    /// The file with the key that clients have to have, which nobody else may read
+    #[arg(long)]
+    key_file: Option<PathBuf>,
+    /// Let everybody in who can reach the address; without it, that takes an address of this machine's own (loopback)
+    #[arg(long, conflicts_with = "key_file")]
+    without_key: bool,
+    /// Refuse all that would change something
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// How often it is looked whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long what was asked for may take when it is to end.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    args.transport.check()?;
+    let key = key(args.key_file.as_ref())?;
+    if key.is_none() && !args.without_key && !is_loopback(&args.listen) {
+        return Err(CliError::Usage(format!(
+            "everybody who can reach {} could read and write the folder: give --key-file, or --without-key if that is meant",
+            args.listen
+        )));
+    }
+    context.stop.end_in_order();
+    let start = Instant::now();
+    let acceptor = TcpAcceptor::listen(&args.listen).map_err(refused)?;
+    let address = acceptor.address();
+    let options = Options { read_only: args.read_only, ..Options::new(&args.root, key) };
+    let target = Target::start(options, vec![Box::new(acceptor)]).map_err(refused)?;
+    // People, and scripts that wait for it, read this on stderr.
+    eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());
+    while !context.stop.is_set() {
+        std::thread::sleep(LOOK);
+    }
+    let report = target.report();
+    let drained = target.drain(DRAIN);
+    let mut text = Text::default();
+    text.row("served", format!("{} for {}", args.root.display(), units::time(start.elapsed())));
+    text.row("clients", format!("{}, over {} connections", report.sessions, report.connections));
+    text.row("requests", format!("{}, {} of them sent again", report.requests, report.repeated));
+    text.row("read", units::bytes(report.read_bytes));
+    text.row("written", units::bytes(report.written_bytes));
+    text.row("not let in", report.refused);
+    text.row("broke the rules", report.broken);
+    if !drained {
+        let limit = DRAIN.as_secs();
+        return Err(CliError::Failed(format!(
+            "something that was asked for was not done within {limit} s of the end"
+        )));
+    }
+    let mut document = serde_json::to_value(&report)
+        .map_err(|e| CliError::Failed(format!("the report cannot be written: {e}")))?;
+    document["address"] = address.into();
+    document["transport"] = "tcp".into();
+    Report::new(document, text)
+}
+
+/// The key in a file.
+pub(crate) fn key(file: Option<&PathBuf>) -> Result<Option<Key>> {
+    file.map(|path| Key::read(path).map_err(|e| CliError::Usage(e.to_string()))).transpose()
+}
+
+/// Whether an address is one that only this machine reaches.
+fn is_loopback(address: &str) -> bool {
+    // What it resolves to is what will be listened at.
+    address.to_socket_addrs().is_ok_and(|mut all| all.all(|address| address.ip().is_loopback()))
+}
+
+/// Why there is no target.
+pub(crate) fn refused(error: onehop_target::Error) -> CliError {
+    match error {
+        onehop_target::Error::Address(_) => CliError::Usage(error.to_string()),
+        _ => CliError::Failed(error.to_string()),
+    }
+}

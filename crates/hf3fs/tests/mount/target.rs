@@ -1,0 +1,95 @@
+//! Programs on the folder of a target: they notice nothing, not even that it is started anew.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use onehop_serve::Options;
+use onehop_target::auth::Key;
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::server::{self, Target};
+use onehop_target::tcp::{TcpAcceptor, TcpConnector};
+
+use crate::bed::{Bed, LONG, command, compile, run, wait};
+use crate::files_through_the_kernel;
+
+fn key() -> Option<Key> {
+    Key::new(&[9; 32])
+}
+
+fn serve(bed: &Bed, address: &str) -> (Target, SocketAddr) {
+    let start = Instant::now();
+    // The port of a target that just ended may be busy for a moment.
+    let acceptor = loop {
+        match TcpAcceptor::listen(address) {
+            Ok(acceptor) => break acceptor,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let address = acceptor.local().unwrap();
+    let options = server::Options::new(&bed.dir.join("root"), key());
+    (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
+}
+
+/// A mount of a target's folder.
+fn start() -> Option<(Bed, Target, SocketAddr)> {
+    let bed = Bed::folder();
+    let (target, address) = serve(&bed, "127.0.0.1:0");
+    let connector = TcpConnector::new(&address.to_string()).unwrap();
+    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
+    let options = Options::of_target(&bed.mount(), tree);
+    Some((bed.mounted(options)?, target, address))
+}
+
+#[test]
+fn programs_notice_nothing() {
+    let Some((bed, target, _)) = start() else { return };
+    files_through_the_kernel(&bed);
+    let Some(program) = compile("crates/hf3fs/tests/programs/calls.c") else { return };
+    let mut calls = command(&program);
+    calls.arg(bed.mount()).arg(bed.mount().join("folder"));
+    assert_eq!(run(calls), "all of them\n");
+    for name in ["gpu_read", "gpu_wrap", "gpu_share"] {
+        let mut example = command(&compile(&format!("examples/3fs/{name}.c")).unwrap());
+        example.arg(bed.mount()).arg(bed.file()).args(["6000011", "0"]);
+        assert!(run(example).contains("all of them right"), "{name}");
+    }
+    let report = bed.report();
+    let ways = report["ways"].as_array().unwrap();
+    for (route, memory, direction) in
+        [("tcp/host", "host", "read"), ("tcp/host", "host", "write"), ("tcp/pinned", "vram", "read")]
+    {
+        let is = |way: &&serde_json::Value| {
+            way["route"] == route && way["memory"] == memory && way["direction"] == direction
+        };
+        let way = ways.iter().find(is).unwrap_or_else(|| panic!("{route} {memory} {direction}: {report:#}"));
+        assert!(way["why_not_better"][0]["reason"].as_str().unwrap().contains("TCP"), "{way:#}");
+    }
+    assert_eq!(report["target"]["transport"], "tcp");
+    assert_eq!((&report["target"]["reconnects"], &report["failed"]), (&0.into(), &0.into()), "{report:#}");
+    assert!(target.report().read_bytes > 18_000_033);
+    // What was made is there.
+    assert!(bed.dir.join("root/folder").is_dir());
+}
+
+#[test]
+fn programs_go_on_when_the_target_is_started_anew() {
+    let Some((bed, mut target, address)) = start() else { return };
+    let Some(program) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
+    let mut fio = command(&program);
+    fio.arg(bed.mount()).arg(bed.file()).arg("1500").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = fio.spawn().unwrap();
+    let mut restarts = 0;
+    while child.try_wait().unwrap().is_none() && restarts < 4 {
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(target.drain(LONG));
+        target = serve(&bed, &address.to_string()).0;
+        restarts += 1;
+    }
+    let output = wait(child);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("all of them right"), "{output:?}");
+    let report = bed.report();
+    assert!(report["target"]["sessions_lost"].as_u64().unwrap() >= 1, "{report:#}");
+}

@@ -1,0 +1,268 @@
+//! An open file of a target. When the target has forgotten it, it is opened again, if it is still found and still the same.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use onehop_os::HostMem;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::tree::{Core, Node, opened, restore, take_unsynced};
+use super::{Trouble, View};
+use crate::buffers::Lent;
+use crate::lock;
+use crate::transport::Stretch;
+use crate::tree::{Memory, OpenFile, Via};
+use crate::wire::{Access, MOST_DATA, Reply, Request};
+
+/// An open file.
+pub(super) struct RemoteFile {
+    core: Arc<Core>,
+    node: Arc<Node>,
+    /// How it is opened again.
+    access: Access,
+    /// Its number in an epoch.
+    at: Mutex<(u64, u64)>,
+}
+
+fn plain(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::other(error)
+}
+
+fn kernel(error: onehop_os::Error) -> io::Error {
+    error.errno().map_or_else(|| plain(error), io::Error::from_raw_os_error)
+}
+
+/// The pieces of a transfer: where each begins, and how long it is.
+fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len).step_by(MOST_DATA).map(move |start| (start, MOST_DATA.min(len - start)))
+}
+
+impl RemoteFile {
+    pub fn new(core: &Arc<Core>, node: &Arc<Node>, access: Access, at: (u64, u64)) -> Self {
+        let access = Access { truncate: false, ..access };
+        Self { core: core.clone(), node: node.clone(), access, at: Mutex::new(at) }
+    }
+
+    fn id(&self, view: View, until: Instant) -> Result<u64, Trouble> {
+        // Held while it is opened again, so that this is done once.
+        let mut at = lock(&self.at);
+        if at.0 != view.epoch {
+            let node = self.core.id_of(&self.node, view, until)?;
+            let file = opened(self.core.call(view, &Request::Open { node, access: self.access }, until))?;
+            *at = (view.epoch, file);
+        }
+        Ok(at.1)
+    }
+
+    fn ask<T>(
+        &self,
+        request: impl Fn(u64) -> Request,
+        read: impl Fn(Reply) -> Option<T>,
+    ) -> Result<T, Errno> {
+        self.core.client.ask(true, |view, until| {
+            let (reply, _) = self.core.call(view, &request(self.id(view, until)?), until)?;
+            read(reply).ok_or(Trouble::Errno(Errno::PROTO))
+        })
+    }
+
+    /// Reads into memory of our own.
+    fn read_piece(&self, to: &Stretch, at: u64) -> io::Result<usize> {
+        let len = to.len as u32;
+        let count = self.core.client.ask(true, |view, until| {
+            let request = Request::Read { file: self.id(view, until)?, at, len, into: None };
+            match self.core.client.call(view.epoch, &request, None, Some(to), until)? {
+                (Reply::Count { bytes, .. }, came) if bytes as usize == came => Ok(came),
+                _ => Err(Errno::PROTO.into()),
+            }
+        })?;
+        Ok(count)
+    }
+
+    /// Writes memory of our own.
+    fn write_piece(&self, from: &Stretch, at: u64) -> io::Result<usize> {
+        let len = from.len as u32;
+        let count = self.core.client.ask(true, |view, until| {
+            let request = Request::Write { file: self.id(view, until)?, at, len, from: None };
+            match self.core.client.call(view.epoch, &request, Some(from), None, until)?.0 {
+                Reply::Count { bytes, .. } if bytes <= len => {
+                    self.node.changed(view);
+                    Ok(bytes as usize)
+                }
+                _ => Err(Errno::PROTO.into()),
+            }
+        })?;
+        Ok(count)
+    }
+
+    fn buffer(&self) -> io::Result<Lent> {
+        let client = &self.core.client;
+        client.buffers.take(client.give_up()).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
+    }
+
+    /// Carries pieces by way of a buffer of ours; ends with the first that is short.
+    fn by_buffer(
+        &self,
+        len: usize,
+        carry: impl Fn(&Lent, usize, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let lent = self.buffer()?;
+        let mut done = 0;
+        for (start, piece) in pieces(len) {
+            let count = carry(&lent, start, piece)?;
+            done += count;
+            if count < piece {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn straight(
+        &self,
+        memory: Memory<'_>,
+        carry: impl Fn(&Stretch, usize) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        for (start, len) in pieces(memory.len) {
+            let count =
+                carry(&Stretch { mem: HostMem::clone(memory.mem), at: memory.at + start, len }, start)?;
+            done += count;
+            if count < len {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl OpenFile for RemoteFile {
+    fn read_now(&self, _to: Memory<'_>, _at: u64) -> io::Result<Option<usize>> {
+        // The target has to be waited for.
+        Ok(None)
+    }
+
+    fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize> {
+        if !to.shared {
+            return self.straight(to, |piece, start| self.read_piece(piece, at + start as u64));
+        }
+        // What others may cut short is touched by the kernel alone.
+        self.by_buffer(to.len, |lent, start, len| {
+            let count = self.read_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)?;
+            to.mem.read_file(to.at + start, count, lent.file().map_err(plain)?, 0).map_err(kernel)
+        })
+    }
+
+    fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize> {
+        if !from.shared {
+            return self.straight(from, |piece, start| self.write_piece(piece, at + start as u64));
+        }
+        self.by_buffer(from.len, |lent, start, len| {
+            let file = lent.file().map_err(plain)?;
+            let len = from.mem.write_file(from.at + start, len, file, 0).map_err(kernel)?;
+            self.write_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)
+        })
+    }
+
+    fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
+        let to = Mutex::new(to);
+        let len = lock(&to).len();
+        self.by_buffer(len, |lent, start, len| {
+            let piece = lent.stretch(len).map_err(plain)?;
+            let count = self.read_piece(&piece, at + start as u64)?;
+            piece.mem.read(0, &mut lock(&to)[start..start + count]).map_err(plain)?;
+            Ok(count)
+        })
+    }
+
+    fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
+        self.by_buffer(from.len(), |lent, start, len| {
+            let piece = lent.stretch(len).map_err(plain)?;
+            piece.mem.write(0, &from[start..start + len]).map_err(plain)?;
+            self.write_piece(&piece, at + start as u64)
+        })
+    }
+
+    fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool> {
+        let size = self.core.client.ask(true, |view, until| {
+            let node = self.core.id_of(&self.node, view, until)?;
+            match self.core.call(view, &Request::Attr { node }, until)?.0 {
+                Reply::Attr(attr) => Ok(attr.size),
+                _ => Err(Errno::PROTO.into()),
+            }
+        })?;
+        let end = size.min(at.saturating_add(bytes));
+        Ok(at < end && self.seek(at, true)? < end)
+    }
+
+    fn is_cold(&self, _at: u64, _bytes: u64) -> bool {
+        // That is the target's business.
+        false
+    }
+
+    fn read_past(&self, _to: Memory<'_>, _at: u64) -> io::Result<Option<usize>> {
+        Ok(None)
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.core.client.ask(true, |view, until| {
+            self.node.check_boot(view)?;
+            let before = take_unsynced(&self.node);
+            let synced = self.id(view, until).and_then(|file| {
+                match self.core.call(view, &Request::Sync { file, data_only }, until)?.0 {
+                    Reply::Done => Ok(()),
+                    _ => Err(Errno::PROTO.into()),
+                }
+            });
+            synced.inspect_err(|_| restore(&self.node, before))
+        })?;
+        Ok(())
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let change = crate::wire::Change { size: Some(bytes), ..Default::default() };
+        self.core.client.ask(true, |view, until| {
+            let (node, file) = (self.core.id_of(&self.node, view, until)?, self.id(view, until)?);
+            let request = Request::Change { node, file: Some(file), change };
+            self.core.call(view, &request, until)?;
+            self.node.changed(view);
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    fn allocate(&self, mode: u32, at: u64, len: u64) -> io::Result<()> {
+        // Taking bytes out of the middle, or putting some in, is not to be done twice.
+        let moves = FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
+        self.core.client.ask(mode & moves.bits() == 0, |view, until| {
+            let request = Request::Allocate { file: self.id(view, until)?, mode, at, len };
+            self.core.call(view, &request, until)?;
+            self.node.changed(view);
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    fn seek(&self, at: u64, hole: bool) -> io::Result<u64> {
+        let place = self.ask(
+            |file| Request::Seek { file, at, hole },
+            |reply| match reply {
+                Reply::Place(place) => Some(place),
+                _ => None,
+            },
+        )?;
+        Ok(place)
+    }
+
+    fn via(&self) -> Option<Via> {
+        Some(self.core.client.via())
+    }
+}
+
+impl Drop for RemoteFile {
+    fn drop(&mut self) {
+        let (epoch, file) = *lock(&self.at);
+        self.core.client.chore(epoch, Request::Close { file });
+    }
+}

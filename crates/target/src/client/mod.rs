@@ -1,0 +1,473 @@
+//! A folder of another machine.
+//!
+//! ```text
+//! lane  a connection, and what is under way on it
+//! tree  the folder: numbers of files, and how they are found again when the server forgot them
+//! file  an open file
+//! ```
+//! Connections come and go; what is under way is sent again over another one. A *session* is what the server knows of us. When it is
+//! lost (the server was started anew) a new one begins, which is another *epoch* here: numbers of the old one mean nothing any more.
+
+mod file;
+mod lane;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::auth::Key;
+use crate::buffers::Buffers;
+use crate::transport::{Connector, Stretch};
+use crate::tree::Via;
+use crate::wire::{Kind, Reply, Request, SessionId, pack};
+use crate::{Error, Result, handshake, lock};
+use lane::{Ended, Lane};
+pub use tree::RemoteTree;
+
+/// Between the oldest request that is waited for and the newest: fewer than the server allows.
+const SPAN: u64 = 2048;
+/// How often lanes are looked after.
+const TICK: Duration = Duration::from_millis(50);
+/// How long it is waited until a connection is tried again, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// How a client goes about it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The shared secret, where there is one.
+    pub key: Option<Key>,
+    /// Connections at once.
+    pub lanes: usize,
+    /// A connection is there.
+    pub connect: Duration,
+    /// The server says something, or takes something, or the connection is given up.
+    pub stall: Duration,
+    /// What was asked for is done, over however many connections, or fails.
+    pub give_up: Duration,
+    /// Buffers of 4 MiB for data on its way.
+    pub buffers: usize,
+}
+
+impl Options {
+    /// With a key or without.
+    #[must_use]
+    pub fn new(key: Option<Key>) -> Self {
+        Self {
+            key,
+            lanes: 4,
+            connect: Duration::from_secs(3),
+            stall: Duration::from_secs(10),
+            give_up: Duration::from_secs(60),
+            buffers: 32,
+        }
+    }
+}
+
+/// A session, as far as requests need to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    /// Counted from 1.
+    pub epoch: u64,
+    /// The server machine's run.
+    pub boot: [u8; 16],
+}
+
+/// Why a request did not come to an end in its session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    /// Linux's word for it.
+    Errno(Errno),
+    /// The session is gone; perhaps it was done before.
+    Gone { perhaps_done: bool },
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<SessionId>,
+    boot: [u8; 16],
+    epoch: u64,
+    lanes: Vec<Option<Arc<Lane>>>,
+    read_only: bool,
+    /// Why there is no connection.
+    why: String,
+}
+
+/// Requests of an epoch that are waited for.
+#[derive(Default)]
+struct Outstanding {
+    epoch: u64,
+    next: u64,
+    ids: BTreeSet<u64>,
+    /// The newest one that changes something and was given up: the server may come across it yet.
+    abandoned: Option<u64>,
+}
+
+impl Outstanding {
+    /// Below it all are answered or given up.
+    fn done(&self) -> u64 {
+        self.ids.first().copied().unwrap_or(self.next)
+    }
+
+    /// Whether the server will learn that it has to leave aside what was given up, by the next request.
+    fn is_sure(&self) -> bool {
+        self.abandoned.is_none_or(|id| id < self.done())
+    }
+}
+
+/// What can be asked of a target.
+pub(crate) struct Client {
+    connector: Box<dyn Connector>,
+    options: Options,
+    state: Mutex<State>,
+    changed: Arc<Condvar>,
+    outstanding: Mutex<Outstanding>,
+    answered: Condvar,
+    pub buffers: Arc<Buffers>,
+    /// What is told without anybody waiting for it: files that are closed or forgotten, by epoch.
+    chores: Mutex<Vec<(u64, Request)>>,
+    reconnects: AtomicU64,
+    repeated: AtomicU64,
+    over: AtomicBool,
+}
+
+/// What became of the connections of a mount.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    /// The target.
+    pub target: String,
+    /// How bytes come from there.
+    pub transport: &'static str,
+    /// Connections now.
+    pub connections: usize,
+    /// Connections that had to be made again.
+    pub reconnects: u64,
+    /// Requests that were sent again.
+    pub repeated: u64,
+    /// Sessions that the target lost.
+    pub sessions_lost: u64,
+    /// Whether the target refuses all changes.
+    pub read_only: bool,
+    /// Why there is no connection now.
+    pub why: Option<String>,
+}
+
+impl Client {
+    pub fn new(connector: Box<dyn Connector>, options: Options) -> Arc<Self> {
+        let state = State { lanes: vec![None; options.lanes.max(1)], ..State::default() };
+        Arc::new(Self {
+            connector,
+            state: Mutex::new(state),
+            changed: Arc::default(),
+            outstanding: Mutex::default(),
+            answered: Condvar::new(),
+            buffers: Buffers::new(options.buffers),
+            chores: Mutex::default(),
+            reconnects: AtomicU64::new(0),
+            repeated: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            options,
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Makes one connection; the session that comes of it may be another one.
+    fn connect(self: &Arc<Self>, number: usize) -> Result<()> {
+        let options = &self.options;
+        let link = self.connector.connect(number, options.connect)?;
+        let wanted = lock(&self.state).session;
+        let welcome = handshake::greet(&*link, options.key.as_ref(), wanted, options.connect)?;
+        let mut state = lock(&self.state);
+        if state.session != Some(welcome.session) {
+            for lane in state.lanes.iter_mut().filter_map(Option::take) {
+                lane.die();
+            }
+            state.session = Some(welcome.session);
+            state.epoch += 1;
+            *lock(&self.outstanding) = Outstanding { epoch: state.epoch, ..Outstanding::default() };
+        }
+        state.boot = welcome.boot;
+        state.read_only = welcome.read_only;
+        state.why.clear();
+        let lane = Lane::new(link, welcome.credits, options.stall, self.changed.clone());
+        let reader = lane.clone();
+        std::thread::Builder::new()
+            .name("target answers".into())
+            .spawn(move || reader.listen())
+            .map_err(|e| Error::io("a thread for", "a connection", e))?;
+        state.lanes[number] = Some(lane);
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Keeps connections up, until it is over.
+    fn keep(self: &Arc<Self>) {
+        let mut wait = AGAIN.0;
+        let mut next = Instant::now();
+        while !self.is_over() {
+            let lanes = lock(&self.state).lanes.clone();
+            let mut missing = None;
+            for (number, lane) in lanes.iter().enumerate() {
+                match lane {
+                    Some(lane) if !lane.is_dead() => lane.look_after(),
+                    _ => missing = missing.or(Some(number)),
+                }
+            }
+            if let Some(number) = missing
+                && Instant::now() >= next
+            {
+                if lanes[number].is_some() {
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
+                    lock(&self.state).lanes[number] = None;
+                }
+                match self.connect(number) {
+                    Ok(()) => {
+                        wait = AGAIN.0;
+                        continue;
+                    }
+                    Err(error) => {
+                        lock(&self.state).why = error.to_string();
+                        self.changed.notify_all();
+                        next = Instant::now() + wait;
+                        wait = (wait * 2).min(AGAIN.1);
+                    }
+                }
+            }
+            self.wait(TICK.min(wait));
+        }
+        for lane in lock(&self.state).lanes.iter_mut().filter_map(Option::take) {
+            lane.die();
+        }
+    }
+
+    fn wait(&self, time: Duration) {
+        let state = lock(&self.state);
+        drop(self.changed.wait_timeout(state, time));
+    }
+
+    /// Tells what nobody waits for, until it is over.
+    fn tell_chores(&self) {
+        while !self.is_over() {
+            let chores = std::mem::take(&mut *lock(&self.chores));
+            for (epoch, request) in chores {
+                // What cannot be told went with its session.
+                let _ = self.call(epoch, &request, None, None, Instant::now() + self.options.give_up);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    pub fn chore(&self, epoch: u64, request: Request) {
+        lock(&self.chores).push((epoch, request));
+    }
+
+    pub fn give_up(&self) -> Duration {
+        self.options.give_up
+    }
+
+    /// The session that is there, waited for.
+    pub fn view(&self, until: Instant) -> std::result::Result<View, Errno> {
+        self.lane(None, until).map(|(_, view)| view).map_err(|trouble| match trouble {
+            Trouble::Errno(errno) => errno,
+            Trouble::Gone { .. } => Errno::IO,
+        })
+    }
+
+    /// The lane with the most room, of one epoch or of any.
+    fn lane(&self, epoch: Option<u64>, until: Instant) -> std::result::Result<(Arc<Lane>, View), Trouble> {
+        let mut state = lock(&self.state);
+        loop {
+            let view = View { epoch: state.epoch, boot: state.boot };
+            if epoch.is_some_and(|epoch| epoch != view.epoch) {
+                return Err(Trouble::Gone { perhaps_done: false });
+            }
+            let lanes = state.lanes.iter().flatten();
+            let best = lanes.map(|lane| (lane.room(), lane)).max_by_key(|(room, _)| *room);
+            if let Some((1.., lane)) = best {
+                return Ok((lane.clone(), view));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_over() {
+                return Err(Errno::TIMEDOUT.into());
+            }
+            state =
+                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A number for a request. What changes something waits until nothing that was given up can come after it.
+    fn number(&self, epoch: u64, changes: bool, until: Instant) -> std::result::Result<u64, Trouble> {
+        let mut all = lock(&self.outstanding);
+        loop {
+            if all.epoch != epoch {
+                return Err(Trouble::Gone { perhaps_done: false });
+            }
+            if all.next - all.done() < SPAN && (!changes || all.is_sure()) {
+                let id = all.next;
+                all.next += 1;
+                all.ids.insert(id);
+                return Ok(id);
+            }
+            if Instant::now() >= until {
+                return Err(Errno::TIMEDOUT.into());
+            }
+            all = self.answered.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A request is not waited for any more.
+    fn ended(&self, epoch: u64, id: u64, abandoned: bool) {
+        let mut all = lock(&self.outstanding);
+        if all.epoch == epoch {
+            all.ids.remove(&id);
+            if abandoned {
+                all.abandoned = all.abandoned.max(Some(id));
+            }
+        }
+        drop(all);
+        self.answered.notify_all();
+    }
+
+    /// Asks for something in a session, over as many connections as it takes. The answer's data goes to `to`.
+    pub fn call(
+        &self,
+        epoch: u64,
+        request: &Request,
+        data: Option<&Stretch>,
+        to: Option<&Stretch>,
+        until: Instant,
+    ) -> std::result::Result<(Reply, usize), Trouble> {
+        let body = pack(request).map_err(|_| Errno::INVAL)?;
+        let id = self.number(epoch, request.changes(), until)?;
+        let ended = self.until_answered((epoch, id), &body, data, to, until);
+        self.ended(epoch, id, ended.is_err() && request.changes());
+        match ended? {
+            (Reply::Failed { errno }, _) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
+            other => Ok(other),
+        }
+    }
+
+    fn until_answered(
+        &self,
+        (epoch, id): (u64, u64),
+        body: &[u8],
+        data: Option<&Stretch>,
+        to: Option<&Stretch>,
+        until: Instant,
+    ) -> std::result::Result<(Reply, usize), Trouble> {
+        let mut sent = false;
+        loop {
+            let (lane, _) = self.lane(Some(epoch), until).map_err(|trouble| match trouble {
+                Trouble::Gone { .. } => Trouble::Gone { perhaps_done: sent },
+                other => other,
+            })?;
+            let Some(call) = lane.take(id, to) else { continue };
+            if sent {
+                self.repeated.fetch_add(1, Ordering::Relaxed);
+            }
+            sent = true;
+            match lane.exchange(&call, (id, lock(&self.outstanding).done()), body, data, until) {
+                Ended::Answered(reply, bytes) => return Ok((reply, bytes)),
+                Ended::Lost => {}
+                Ended::GaveUp => return Err(Errno::TIMEDOUT.into()),
+            }
+        }
+    }
+
+    /// Does something in whatever session there is; `ask` may find out what it needs first. Where the session is lost on the
+    /// way it is done again, if that is as good as once, or it is sure that it was not done.
+    pub fn ask<T>(
+        &self,
+        repeatable: bool,
+        ask: impl Fn(View, Instant) -> std::result::Result<T, Trouble>,
+    ) -> std::result::Result<T, Errno> {
+        let until = Instant::now() + self.options.give_up;
+        loop {
+            match ask(self.view(until)?, until) {
+                Ok(done) => return Ok(done),
+                Err(Trouble::Errno(errno)) => return Err(errno),
+                Err(Trouble::Gone { perhaps_done }) if repeatable || !perhaps_done => {}
+                // It may have been done or not, and doing it again may do something else.
+                Err(Trouble::Gone { .. }) => return Err(Errno::IO),
+            }
+        }
+    }
+
+    /// Which way bytes come.
+    pub fn via(&self) -> Via {
+        let lane = lock(&self.state).lanes.iter().flatten().next().cloned();
+        let (why, fix) = lane.map_or_else(
+            || ("there is no connection".into(), "Look at the target".into()),
+            |lane| lane.link.why_inline(),
+        );
+        Via { transport: self.connector.transport(), why, fix }
+    }
+
+    pub fn report(&self) -> Report {
+        let state = lock(&self.state);
+        Report {
+            target: self.connector.peer().to_owned(),
+            transport: self.connector.transport(),
+            connections: state.lanes.iter().flatten().filter(|lane| !lane.is_dead()).count(),
+            reconnects: self.reconnects.load(Ordering::Relaxed),
+            repeated: self.repeated.load(Ordering::Relaxed),
+            sessions_lost: state.epoch.saturating_sub(1),
+            read_only: state.read_only,
+            why: Some(state.why.clone()).filter(|why| !why.is_empty()),
+        }
+    }
+}
+
+/// The threads of a client.
+pub(crate) struct Threads {
+    client: Arc<Client>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Connects, once at least, and keeps connections from then on.
+    pub fn start(client: &Arc<Client>) -> Result<Self> {
+        client.connect(0)?;
+        let mut this = Self { client: client.clone(), threads: Vec::new() };
+        let failed = |e| Error::io("a thread for", "the target's connections", e);
+        let keeper = client.clone();
+        let keep = move || keeper.keep();
+        this.threads
+            .push(std::thread::Builder::new().name("target lanes".into()).spawn(keep).map_err(failed)?);
+        let teller = client.clone();
+        let tell = move || teller.tell_chores();
+        this.threads
+            .push(std::thread::Builder::new().name("target chores".into()).spawn(tell).map_err(failed)?);
+        Ok(this)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.client.over.store(true, Ordering::Release);
+        self.client.changed.notify_all();
+        let lanes = lock(&self.client.state).lanes.clone();
+        for lane in lanes.iter().flatten() {
+            // So that the target does not take it for a stall.
+            let _ = handshake::send(&*lane.link, Kind::Goodbye, b"the mount ends", TICK);
+            lane.die();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

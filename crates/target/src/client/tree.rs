@@ -1,0 +1,491 @@
+//! The folder of a target. Each file is known by how it is found, so that it can be found again when the target has forgotten its number; and
+//! it is taken only if it is the same file.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::file::RemoteFile;
+use super::{Client, Options, Report, Threads, Trouble, View};
+use crate::transport::Connector;
+use crate::tree::{Answer, FOREIGN, Names, OpenFile, Tree};
+use crate::wire::{Access, Attr, Change, FsSpace, Key, Make, Name, Owner, ROOT, Reply, Request};
+use crate::{Result, lock};
+
+/// Folders within each other, at most, on the way to a file.
+const DEEPEST: usize = 4096;
+
+/// A file that the kernel knows.
+pub(super) struct Node {
+    number: u64,
+    key: Key,
+    /// Where it was seen last.
+    place: Mutex<Option<(Arc<Node>, Name)>>,
+    at: Mutex<At>,
+    /// The server machine's run in which something was written to it that is not synced.
+    unsynced: Mutex<Option<[u8; 16]>>,
+}
+
+/// What the target calls it in an epoch, and how often it said so.
+#[derive(Clone, Copy, Default)]
+struct At {
+    epoch: u64,
+    id: u64,
+    told: u64,
+}
+
+impl Node {
+    fn new(number: u64, key: Key) -> Self {
+        Self { number, key, place: Mutex::default(), at: Mutex::default(), unsynced: Mutex::default() }
+    }
+
+    /// Something of it was changed, and is safe only while that machine runs.
+    pub fn changed(&self, view: View) {
+        lock(&self.unsynced).get_or_insert(view.boot);
+    }
+
+    /// Before its bytes are synced: whether some of them may be lost already. That is told once.
+    pub fn check_boot(&self, view: View) -> std::result::Result<(), Trouble> {
+        let mut unsynced = lock(&self.unsynced);
+        match *unsynced {
+            Some(boot) if boot != view.boot => {
+                *unsynced = None;
+                Err(Errno::IO.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether it is the file that was known. A machine that was restarted may count its file systems anew.
+fn is_same(a: &Key, b: &Key) -> bool {
+    a.inode == b.inode && a.born == b.born && (a.born.is_some() || a.device == b.device)
+}
+
+#[derive(Default)]
+struct Known {
+    /// A file, and how often the kernel was told of it.
+    by_number: HashMap<u64, (Arc<Node>, u64)>,
+    by_key: HashMap<Key, u64>,
+    /// By the folder's number and the name.
+    by_place: HashMap<(u64, Name), u64>,
+    next: u64,
+}
+
+/// All that is known.
+pub(super) struct Core {
+    pub client: Arc<Client>,
+    root: Arc<Node>,
+    known: Mutex<Known>,
+}
+
+/// A folder that a target serves.
+pub struct RemoteTree {
+    core: Arc<Core>,
+    _threads: Threads,
+}
+
+impl RemoteTree {
+    /// Connects to a target.
+    ///
+    /// # Errors
+    /// When it is not there, does not let us in, or breaks the protocol.
+    pub fn connect(connector: Box<dyn Connector>, options: Options) -> Result<Self> {
+        let client = Client::new(connector, options);
+        let threads = Threads::start(&client)?;
+        let peer = client.report().target;
+        let found = client.ask(true, |view, until| {
+            attr_of(client.call(view.epoch, &Request::Attr { node: ROOT }, None, None, until))
+        });
+        let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
+        let root = Arc::new(Node::new(ROOT, attr.key));
+        Ok(Self { core: Arc::new(Core { client, root, known: Mutex::default() }), _threads: threads })
+    }
+
+    /// What became of the connections.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.core.client.report()
+    }
+
+    /// Which way bytes come.
+    #[must_use]
+    pub fn via(&self) -> crate::tree::Via {
+        self.core.client.via()
+    }
+}
+
+type Called = std::result::Result<(Reply, usize), Trouble>;
+
+fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
+    match called?.0 {
+        Reply::Attr(attr) => Ok(attr),
+        _ => Err(Errno::PROTO.into()),
+    }
+}
+
+fn done(called: Called) -> std::result::Result<(), Trouble> {
+    match called?.0 {
+        Reply::Done => Ok(()),
+        _ => Err(Errno::PROTO.into()),
+    }
+}
+
+impl Core {
+    pub fn call(&self, view: View, request: &Request, until: Instant) -> Called {
+        self.client.call(view.epoch, request, None, None, until)
+    }
+
+    pub fn node(&self, number: u64) -> Answer<Arc<Node>> {
+        if number == ROOT {
+            return Ok(self.root.clone());
+        }
+        lock(&self.known).by_number.get(&number).map(|(node, _)| node.clone()).ok_or(Errno::STALE)
+    }
+
+    /// What the target calls a file now; found again if need be.
+    pub fn id_of(&self, node: &Arc<Node>, view: View, until: Instant) -> std::result::Result<u64, Trouble> {
+        let mut chain: Vec<Arc<Node>> = Vec::new();
+        let mut next = node.clone();
+        let mut id = loop {
+            let at = *lock(&next.at);
+            if at.epoch == view.epoch {
+                break at.id;
+            }
+            if next.number == ROOT {
+                break self.check_root(view, until)?;
+            }
+            let place = lock(&next.place).clone();
+            let (parent, _) = place.ok_or(Errno::STALE)?;
+            chain.push(std::mem::replace(&mut next, parent));
+            if chain.len() > DEEPEST {
+                return Err(Errno::STALE.into());
+            }
+        };
+        for node in chain.iter().rev() {
+            id = self.find_again(node, id, view, until)?;
+        }
+        Ok(id)
+    }
+
+    fn check_root(&self, view: View, until: Instant) -> std::result::Result<u64, Trouble> {
+        let attr = attr_of(self.call(view, &Request::Attr { node: ROOT }, until))?;
+        if !is_same(&attr.key, &self.root.key) {
+            // It serves another folder now, and nothing of ours is in there.
+            return Err(Errno::STALE.into());
+        }
+        *lock(&self.root.at) = At { epoch: view.epoch, id: ROOT, told: 0 };
+        Ok(ROOT)
+    }
+
+    fn find_again(
+        &self,
+        node: &Node,
+        parent: u64,
+        view: View,
+        until: Instant,
+    ) -> std::result::Result<u64, Trouble> {
+        let (_, name) = lock(&node.place).clone().ok_or(Errno::STALE)?;
+        let found = attr_of(self.call(view, &Request::Lookup { parent, name }, until));
+        let attr = found.map_err(|trouble| match trouble {
+            Trouble::Errno(Errno::NOENT | Errno::NOTDIR) => Errno::STALE.into(),
+            other => other,
+        })?;
+        if !is_same(&attr.key, &node.key) {
+            self.client.chore(view.epoch, Request::Forget { node: attr.node, times: 1 });
+            return Err(Errno::STALE.into());
+        }
+        told(node, view, attr.node);
+        Ok(attr.node)
+    }
+
+    /// Notes what the kernel is about to be told, under the kernel's number for it.
+    fn remember(&self, mut attr: Attr, view: View, parent: &Arc<Node>, name: &Name) -> (Attr, Arc<Node>) {
+        if attr.node == ROOT {
+            return (attr, self.root.clone());
+        }
+        let known = &mut *lock(&self.known);
+        let id = attr.node;
+        let number = match known.by_key.entry(attr.key) {
+            Entry::Occupied(number) => *number.get(),
+            Entry::Vacant(free) => {
+                let own = (ROOT + 1..FOREIGN).contains(&id) && !known.by_number.contains_key(&id);
+                if !own {
+                    known.next += 1;
+                }
+                *free.insert(if own { id } else { FOREIGN + known.next })
+            }
+        };
+        let new = || (Arc::new(Node::new(number, attr.key)), 0);
+        let (node, count) = known.by_number.entry(number).or_insert_with(new);
+        *count += 1;
+        told(node, view, id);
+        *lock(&node.place) = Some((parent.clone(), name.clone()));
+        known.by_place.insert((parent.number, name.clone()), number);
+        attr.node = number;
+        (attr, node.clone())
+    }
+
+    fn forget(&self, number: u64, times: u64) {
+        let mut known = lock(&self.known);
+        let Some((node, count)) = known.by_number.get_mut(&number) else { return };
+        *count = count.saturating_sub(times);
+        if *count > 0 {
+            return;
+        }
+        let node = node.clone();
+        known.by_number.remove(&number);
+        known.by_key.remove(&node.key);
+        if let Some((parent, name)) = lock(&node.place).clone()
+            && known.by_place.get(&(parent.number, name.clone())) == Some(&number)
+        {
+            known.by_place.remove(&(parent.number, name));
+        }
+        drop(known);
+        // Who still holds it finds it again.
+        let at = std::mem::take(&mut *lock(&node.at));
+        if at.told > 0 {
+            self.client.chore(at.epoch, Request::Forget { node: at.id, times: at.told });
+        }
+    }
+
+    /// A name has become another one.
+    fn moved(&self, from: (&Arc<Node>, &Name), to: (&Arc<Node>, &Name), exchanged: bool) {
+        let mut known = lock(&self.known);
+        let (old, new) = ((from.0.number, from.1.clone()), (to.0.number, to.1.clone()));
+        let (one, other) = (known.by_place.remove(&old), known.by_place.remove(&new));
+        let mut put = |number: Option<u64>, folder: &Arc<Node>, place: (u64, Name)| {
+            let Some(number) = number else { return };
+            if let Some((node, _)) = known.by_number.get(&number) {
+                *lock(&node.place) = Some((folder.clone(), place.1.clone()));
+                known.by_place.insert(place, number);
+            }
+        };
+        put(one, to.0, new);
+        if exchanged {
+            put(other, from.0, old);
+        }
+    }
+}
+
+fn told(node: &Node, view: View, id: u64) {
+    let mut at = lock(&node.at);
+    if at.epoch == view.epoch && at.id == id {
+        at.told += 1;
+    } else {
+        *at = At { epoch: view.epoch, id, told: 1 };
+    }
+}
+
+impl RemoteTree {
+    /// Asks for one thing about a file by its number.
+    fn about<T>(
+        &self,
+        node: u64,
+        repeatable: bool,
+        request: impl Fn(u64) -> Request,
+        read: impl Fn(Called) -> std::result::Result<T, Trouble>,
+    ) -> Answer<T> {
+        let node = self.core.node(node)?;
+        self.core.client.ask(repeatable, |view, until| {
+            let id = self.core.id_of(&node, view, until)?;
+            read(self.core.call(view, &request(id), until))
+        })
+    }
+
+    /// Changes the names in a folder.
+    fn in_folder<T>(
+        &self,
+        parent: &Arc<Node>,
+        repeatable: bool,
+        ask: impl Fn(u64, View, Instant) -> std::result::Result<T, Trouble>,
+    ) -> Answer<T> {
+        self.core.client.ask(repeatable, |view, until| {
+            let id = self.core.id_of(parent, view, until)?;
+            let done = ask(id, view, until)?;
+            parent.changed(view);
+            Ok(done)
+        })
+    }
+}
+
+impl Tree for RemoteTree {
+    fn lookup(&self, parent: u64, name: &Name) -> Answer<Attr> {
+        let parent = self.core.node(parent)?;
+        self.core.client.ask(true, |view, until| {
+            let id = self.core.id_of(&parent, view, until)?;
+            let request = Request::Lookup { parent: id, name: name.clone() };
+            let attr = attr_of(self.core.call(view, &request, until))?;
+            Ok(self.core.remember(attr, view, &parent, name).0)
+        })
+    }
+
+    fn forget(&self, node: u64, times: u64) {
+        self.core.forget(node, times);
+    }
+
+    fn attr(&self, node: u64) -> Answer<Attr> {
+        let attr = self.about(node, true, |node| Request::Attr { node }, attr_of)?;
+        Ok(Attr { node, ..attr })
+    }
+
+    fn change(&self, number: u64, change: &Change) -> Answer<Attr> {
+        let node = self.core.node(number)?;
+        let attr = self.core.client.ask(true, |view, until| {
+            let id = self.core.id_of(&node, view, until)?;
+            let request = Request::Change { node: id, file: None, change: *change };
+            let attr = attr_of(self.core.call(view, &request, until))?;
+            node.changed(view);
+            Ok(attr)
+        })?;
+        Ok(Attr { node: number, ..attr })
+    }
+
+    fn read_link(&self, node: u64) -> Answer<Vec<u8>> {
+        self.about(
+            node,
+            true,
+            |node| Request::ReadLink { node },
+            |called| match called?.0 {
+                Reply::Text(text) => Ok(text),
+                _ => Err(Errno::PROTO.into()),
+            },
+        )
+    }
+
+    fn make(&self, parent: u64, name: &Name, make: &Make, owner: Owner) -> Answer<Attr> {
+        let parent = self.core.node(parent)?;
+        self.in_folder(&parent, false, |id, view, until| {
+            let (name, make) = (name.clone(), make.clone());
+            let request = Request::Make { parent: id, name: name.clone(), make, owner };
+            let attr = attr_of(self.core.call(view, &request, until))?;
+            Ok(self.core.remember(attr, view, &parent, &name).0)
+        })
+    }
+
+    fn create(
+        &self,
+        parent: u64,
+        name: &Name,
+        mode: u32,
+        access: Access,
+        exclusive: bool,
+        owner: Owner,
+    ) -> Answer<(Attr, Arc<dyn OpenFile>)> {
+        let parent = self.core.node(parent)?;
+        self.in_folder(&parent, !exclusive, |id, view, until| {
+            let request = Request::Create { parent: id, name: name.clone(), mode, access, exclusive, owner };
+            let Reply::Created { attr, file } = self.core.call(view, &request, until)?.0 else {
+                return Err(Errno::PROTO.into());
+            };
+            let (attr, node) = self.core.remember(attr, view, &parent, name);
+            node.changed(view);
+            let open = RemoteFile::new(&self.core, &node, access, (view.epoch, file));
+            Ok((attr, Arc::new(open) as Arc<dyn OpenFile>))
+        })
+    }
+
+    fn remove(&self, parent: u64, name: &Name, folder: bool) -> Answer<()> {
+        let parent = self.core.node(parent)?;
+        self.in_folder(&parent, false, |id, view, until| {
+            done(self.core.call(view, &Request::Remove { parent: id, name: name.clone(), folder }, until))
+        })
+    }
+
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32) -> Answer<()> {
+        let (parent, folder) = (self.core.node(from.0)?, self.core.node(to.0)?);
+        self.in_folder(&parent, false, |id, view, until| {
+            let to_id = self.core.id_of(&folder, view, until)?;
+            let (name, new_name) = (from.1.clone(), to.1.clone());
+            done(self.core.call(
+                view,
+                &Request::Rename { parent: id, name, to: to_id, new_name, flags },
+                until,
+            ))?;
+            folder.changed(view);
+            Ok(())
+        })?;
+        let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
+        self.core.moved((&parent, from.1), (&folder, to.1), exchanged);
+        Ok(())
+    }
+
+    fn link(&self, node: u64, parent: u64, name: &Name) -> Answer<Attr> {
+        let (node, parent) = (self.core.node(node)?, self.core.node(parent)?);
+        self.in_folder(&parent, false, |id, view, until| {
+            let node = self.core.id_of(&node, view, until)?;
+            let request = Request::Link { node, parent: id, name: name.clone() };
+            let attr = attr_of(self.core.call(view, &request, until))?;
+            Ok(self.core.remember(attr, view, &parent, name).0)
+        })
+    }
+
+    fn list(&self, node: u64, from: u64) -> Answer<Names> {
+        self.about(
+            node,
+            true,
+            |node| Request::List { node, from },
+            |called| match called?.0 {
+                // A place that does not move would be asked for for ever.
+                Reply::Names { names, next } if next.is_none() || !names.is_empty() => {
+                    Ok(Names { names, next })
+                }
+                _ => Err(Errno::PROTO.into()),
+            },
+        )
+    }
+
+    fn sync_folder(&self, node: u64) -> Answer<()> {
+        let node = self.core.node(node)?;
+        self.core.client.ask(true, |view, until| {
+            node.check_boot(view)?;
+            let before = lock(&node.unsynced).take();
+            let id = self.core.id_of(&node, view, until);
+            let synced = id.and_then(|node| done(self.core.call(view, &Request::SyncFolder { node }, until)));
+            synced.inspect_err(|_| restore(&node, before))
+        })
+    }
+
+    fn space(&self) -> Answer<FsSpace> {
+        self.core.client.ask(true, |view, until| match self.core.call(view, &Request::Space, until)?.0 {
+            Reply::Space(space) => Ok(space),
+            _ => Err(Errno::PROTO.into()),
+        })
+    }
+
+    fn open(&self, node: u64, access: Access) -> Answer<Arc<dyn OpenFile>> {
+        let node = self.core.node(node)?;
+        self.core.client.ask(true, |view, until| {
+            let id = self.core.id_of(&node, view, until)?;
+            let file = opened(self.core.call(view, &Request::Open { node: id, access }, until))?;
+            if access.truncate {
+                node.changed(view);
+            }
+            let open = RemoteFile::new(&self.core, &node, access, (view.epoch, file));
+            Ok(Arc::new(open) as Arc<dyn OpenFile>)
+        })
+    }
+}
+
+/// What was not synced still is not.
+pub(super) fn restore(node: &Node, before: Option<[u8; 16]>) {
+    if let Some(boot) = before {
+        // The older run counts: it is what has gone first.
+        *lock(&node.unsynced) = Some(boot);
+    }
+}
+
+/// Before a sync: what it is to make safe.
+pub(super) fn take_unsynced(node: &Node) -> Option<[u8; 16]> {
+    lock(&node.unsynced).take()
+}
+
+pub(super) fn opened(called: Called) -> std::result::Result<u64, Trouble> {
+    match called?.0 {
+        Reply::Opened { file } => Ok(file),
+        _ => Err(Errno::PROTO.into()),
+    }
+}

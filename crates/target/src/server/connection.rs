@@ -1,0 +1,179 @@
+//! One connection of a client: reads what it asks for, does what needs no waiting, and hands the rest to those who may wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_os::HostMem;
+
+use super::perform::{self, Work};
+use super::session::{Admit, Session};
+use super::{Shared, TICK};
+use crate::buffers::Lent;
+use crate::handshake;
+use crate::transport::{Incoming, Link, Outgoing, Stretch, checksum};
+use crate::wire::{Head, Kind, Reply, Request, pack, unpack};
+use crate::{Error, Result};
+
+/// What is read at once, by the thread that reads requests: more would keep it from the next.
+const MOST_AT_ONCE: usize = 128 << 10;
+
+/// A connection that was let in.
+pub(crate) struct Connection {
+    pub link: Box<dyn Link>,
+    pub session: Arc<Session>,
+    under_way: AtomicU32,
+    limit: Duration,
+}
+
+impl Connection {
+    pub fn new(link: Box<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
+        session.joined();
+        Arc::new(Self { link, session, under_way: AtomicU32::new(0), limit })
+    }
+
+    /// Tells what came of a request. Who does not listen is cut off; what was done stays done, and the answer is kept.
+    pub fn answer(&self, id: u64, reply: &Reply, data: Option<&Stretch>) {
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+        if self.tell(id, reply, data).is_err() {
+            self.link.close();
+        }
+    }
+
+    fn tell(&self, id: u64, reply: &Reply, data: Option<&Stretch>) -> Result<()> {
+        let body = pack(reply)?;
+        let mut head = Head::new(Kind::Reply, id, &body);
+        if let Some(data) = data {
+            head.data = data.len as u32;
+            head.data_crc = checksum(data)?;
+        }
+        self.link.send(&Outgoing { head, body: &body, data }, self.limit)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.session.parted();
+    }
+}
+
+/// Serves a client until it goes, breaks the rules, or the server ends.
+pub(crate) fn serve(shared: &Arc<Shared>, link: Box<dyn Link>) -> Result<()> {
+    let limits = &shared.options.limits;
+    shared.strangers.fetch_add(1, Ordering::AcqRel);
+    let key = shared.options.key.as_ref();
+    let admitted = handshake::admit(&*link, key, limits.handshake, |wanted| shared.session(wanted));
+    shared.strangers.fetch_sub(1, Ordering::AcqRel);
+    let session = admitted?;
+    let connection = Connection::new(link, session, limits.stall);
+    let ended = listen(shared, &connection);
+    if let Err(error @ (Error::Protocol { .. } | Error::Checksum { .. })) = &ended {
+        // What is wrong with it is of use to whoever wrote the other side.
+        let _ = handshake::send(&*connection.link, Kind::Goodbye, error.to_string().as_bytes(), limits.stall);
+    }
+    connection.link.close();
+    match ended {
+        Err(Error::Closed { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) -> Result<()> {
+    let limits = &shared.options.limits;
+    let scratch = HostMem::anonymous(MOST_AT_ONCE)?;
+    let mut heard = Instant::now();
+    let mut farewell: Option<Instant> = None;
+    loop {
+        if shared.is_over() && farewell.is_none() {
+            handshake::send(&*connection.link, Kind::Goodbye, b"the target ends", limits.stall)?;
+            farewell = Some(Instant::now());
+        }
+        let is_idle = connection.under_way.load(Ordering::Acquire) == 0;
+        if farewell.is_some_and(|since| is_idle && since.elapsed() > limits.farewell) {
+            return Ok(());
+        }
+        let mut data = None;
+        let mut place = |head: &Head, body: &[u8]| place(shared, connection, head, body, &mut data);
+        match connection.link.receive(TICK, limits.stall, &mut place)? {
+            Some(frame) => {
+                heard = Instant::now();
+                take(shared, connection, frame, data, &scratch)?;
+            }
+            None if heard.elapsed() > limits.silence => {
+                let (peer, limit) = (connection.link.peer().to_owned(), limits.silence);
+                return Err(Error::TimedOut { peer, what: "say anything", limit });
+            }
+            None => {}
+        }
+    }
+}
+
+/// Where data goes that comes with a request: into a buffer, when there is one. Till then the client waits.
+fn place(
+    shared: &Shared,
+    connection: &Connection,
+    head: &Head,
+    body: &[u8],
+    data: &mut Option<Lent>,
+) -> Result<Option<Stretch>> {
+    let peer = connection.link.peer();
+    let belongs = head.kind == Kind::Request
+        && matches!(unpack(body, peer)?, Request::Write { len, from: None, .. } if len == head.data);
+    if !belongs {
+        return Err(Error::protocol(peer, "data where none belongs"));
+    }
+    let limit = shared.options.limits.stall;
+    let Some(lent) = shared.buffers.take(limit)? else {
+        return Err(Error::TimedOut { peer: "the disk".into(), what: "make room", limit });
+    };
+    let stretch = lent.stretch(head.data as usize)?;
+    *data = Some(lent);
+    Ok(Some(stretch))
+}
+
+fn take(
+    shared: &Arc<Shared>,
+    connection: &Arc<Connection>,
+    frame: Incoming,
+    data: Option<Lent>,
+    scratch: &HostMem,
+) -> Result<()> {
+    let peer = connection.link.peer();
+    match frame.head.kind {
+        Kind::Ping => {
+            return handshake::send(&*connection.link, Kind::Pong, b"", shared.options.limits.stall);
+        }
+        Kind::Goodbye => return Err(Error::Closed { peer: peer.to_owned() }),
+        Kind::Request => {}
+        other => return Err(Error::protocol(peer, format!("{other:?} after the beginning"))),
+    }
+    let (id, request) = (frame.head.id, unpack::<Request>(&frame.body, peer)?);
+    if let Request::Write { len, from: None, .. } = &request
+        && (*len != frame.head.data || *len == 0)
+    {
+        return Err(Error::protocol(peer, "a write of another length than its data"));
+    }
+    if connection.under_way.fetch_add(1, Ordering::AcqRel) >= shared.options.limits.credits {
+        return Err(Error::protocol(peer, "more requests at once than it has credits for"));
+    }
+    shared.stats.requests.fetch_add(1, Ordering::Relaxed);
+    match connection.session.admit(id, frame.head.done, &request, connection) {
+        Admit::Do => {}
+        Admit::Answer(reply) => {
+            shared.stats.repeated.fetch_add(1, Ordering::Relaxed);
+            connection.answer(id, &reply, None);
+            return Ok(());
+        }
+        Admit::Wait => return Ok(()),
+        Admit::Drop => {
+            connection.under_way.fetch_sub(1, Ordering::AcqRel);
+            return Ok(());
+        }
+        Admit::Breach(what) => return Err(Error::protocol(peer, what)),
+    }
+    if perform::at_once(shared, connection, id, &request, scratch) {
+        return Ok(());
+    }
+    shared.later(Work { connection: connection.clone(), id, request, data });
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! The storage service: a folder, for clients that have the key.
+//!
+//! ```text
+//! connection  reads requests of one connection, and answers
+//! session     what is kept of a client across connections
+//! perform     what was asked for, done
+//! ```
+//! A client with the key may do below the folder what the server's user may, for every user of its own: its machine decides
+//! about permissions. It reaches nothing outside of the folder, whatever it sends, and makes no devices and no files that run as
+//! their owner.
+
+mod connection;
+mod perform;
+mod session;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::auth::{Key, random};
+use crate::buffers::Buffers;
+use crate::transport::{Acceptor, Link};
+use crate::tree::{Folder, Rules};
+use crate::turns::{Next, Queue};
+use crate::wire::{SessionId, Welcome};
+use crate::{Error, Result, lock};
+use perform::Work;
+use session::Session;
+
+/// How often those that wait look whether the server is to end.
+const TICK: Duration = Duration::from_millis(50);
+/// Threads that wait for disks, at most.
+const MOST_THREADS: usize = 32;
+/// One that had nothing to do for so long ends.
+const IDLE: Duration = Duration::from_secs(10);
+/// Connections that may be introducing themselves at once.
+const MOST_STRANGERS: usize = 64;
+
+/// How long things may take, and how many there may be.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// A client has shown its key.
+    pub handshake: Duration,
+    /// A frame is whole; a client takes an answer; there is room for data.
+    pub stall: Duration,
+    /// A client says something: they say that they are there more often.
+    pub silence: Duration,
+    /// A session without connections is kept.
+    pub lease: Duration,
+    /// Clients have to take note of the end.
+    pub farewell: Duration,
+    /// Requests of a connection at once.
+    pub credits: u32,
+    /// Connections in all.
+    pub connections: usize,
+    /// Sessions in all.
+    pub sessions: usize,
+    /// Open files of a session.
+    pub files: usize,
+    /// Buffers of 4 MiB for data on its way.
+    pub buffers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(5),
+            stall: Duration::from_secs(10),
+            silence: Duration::from_secs(60),
+            lease: Duration::from_secs(300),
+            farewell: Duration::from_millis(200),
+            credits: 64,
+            connections: 4096,
+            sessions: 1024,
+            files: 16_384,
+            buffers: 64,
+        }
+    }
+}
+
+/// What is served, and to whom.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The folder.
+    pub root: PathBuf,
+    /// Who has it is let in; without one everybody.
+    pub key: Option<Key>,
+    /// Whether nothing may be changed.
+    pub read_only: bool,
+    /// Limits.
+    pub limits: Limits,
+}
+
+impl Options {
+    /// A folder, to be read and written by everybody who has the key.
+    #[must_use]
+    pub fn new(root: &Path, key: Option<Key>) -> Self {
+        Self { root: root.to_owned(), key, read_only: false, limits: Limits::default() }
+    }
+}
+
+/// What was done since the server began.
+#[derive(Default)]
+pub(crate) struct Stats {
+    requests: AtomicU64,
+    repeated: AtomicU64,
+    read: AtomicU64,
+    written: AtomicU64,
+    refused: AtomicU64,
+    broken: AtomicU64,
+}
+
+/// The same, for who asks.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    /// Clients.
+    pub sessions: usize,
+    /// Their connections.
+    pub connections: usize,
+    /// What they asked for.
+    pub requests: u64,
+    /// Of these, what had been answered before, and was not done again.
+    pub repeated: u64,
+    /// Bytes of files that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Connections that were not let in.
+    pub refused: u64,
+    /// Connections that broke the rules, or stalled.
+    pub broken: u64,
+}
+
+pub(crate) struct Shared {
+    options: Options,
+    root: OwnedFd,
+    boot: [u8; 16],
+    nodes: usize,
+    sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    next_session: AtomicU32,
+    buffers: Arc<Buffers>,
+    queue: Queue<Work>,
+    workers: AtomicUsize,
+    connections: AtomicUsize,
+    strangers: AtomicUsize,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    stats: Stats,
+    over: AtomicBool,
+}
+
+impl Shared {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// The session that a client wants to go on with, or a new one.
+    fn session(&self, wanted: Option<SessionId>) -> Result<(Welcome, Arc<Session>)> {
+        let refused = |why: &str| Error::Refused { peer: "the target".into(), why: why.into() };
+        if self.is_over() {
+            return Err(refused("it is about to end"));
+        }
+        let mut sessions = lock(&self.sessions);
+        let known = wanted.and_then(|id| sessions.get(&id).cloned());
+        let session = match known {
+            Some(session) => session,
+            None if sessions.len() >= self.options.limits.sessions => {
+                return Err(refused("it has as many clients as it can"));
+            }
+            None => {
+                let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
+                let rules = Rules { for_others: true, most_nodes: self.nodes };
+                let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
+                let number = self.next_session.fetch_add(1, Ordering::Relaxed);
+                let session = Arc::new(Session::new(random()?, number, folder, self.options.limits.files));
+                sessions.insert(session.id, session.clone());
+                session
+            }
+        };
+        let limits = &self.options.limits;
+        let welcome = Welcome {
+            proof: [0; 32],
+            session: session.id,
+            boot: self.boot,
+            credits: limits.credits,
+            lease_ms: limits.lease.as_millis() as u64,
+            read_only: self.options.read_only,
+        };
+        Ok((welcome, session))
+    }
+
+    /// Has something done by a thread that may wait.
+    fn later(self: &Arc<Self>, work: Work) {
+        let number = work.connection.session.number;
+        if self.queue.add(number, [work]) && self.workers.load(Ordering::Acquire) < MOST_THREADS {
+            self.workers.fetch_add(1, Ordering::AcqRel);
+            let shared = self.clone();
+            let started = self.spawn("target disk", move || {
+                while let Next::Work(work) = shared.queue.next(IDLE) {
+                    work.run(&shared);
+                }
+                shared.workers.fetch_sub(1, Ordering::AcqRel);
+            });
+            // Others do the work; where there are none it is done when there can be.
+            if !started {
+                self.workers.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        thread.map(|thread| threads.push(thread)).is_ok()
+    }
+
+    fn accepted(self: &Arc<Self>, link: Box<dyn Link>) {
+        let full = self.connections.load(Ordering::Acquire) >= self.options.limits.connections;
+        if full || self.strangers.load(Ordering::Acquire) >= MOST_STRANGERS {
+            self.stats.refused.fetch_add(1, Ordering::Relaxed);
+            return link.close();
+        }
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        let shared = self.clone();
+        let started = self.spawn("target client", move || {
+            match connection::serve(&shared, link) {
+                Ok(()) => {}
+                Err(Error::Refused { .. } | Error::WrongKey { .. }) => {
+                    shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(_) => {
+                    shared.stats.broken.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+        });
+        if !started {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn listen(self: &Arc<Self>, acceptor: &dyn Acceptor) {
+        while !self.is_over() {
+            match acceptor.accept(TICK) {
+                Ok(Some(link)) => self.accepted(link),
+                Ok(None) => {}
+                // Out of descriptors, say: it may pass.
+                Err(_) => std::thread::sleep(TICK),
+            }
+            let lease = self.options.limits.lease;
+            lock(&self.sessions).retain(|_, session| !session.is_left(lease));
+        }
+    }
+}
+
+/// A folder that is served.
+pub struct Target {
+    shared: Arc<Shared>,
+    listeners: Vec<JoinHandle<()>>,
+}
+
+impl Target {
+    /// Serves a folder from now on.
+    ///
+    /// # Errors
+    /// When it is no folder, or the system has no more threads.
+    pub fn start(options: Options, acceptors: Vec<Box<dyn Acceptor>>) -> Result<Self> {
+        let descriptors = raise_limits();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let path = options.root.display().to_string();
+        let root = openat(CWD, &options.root, flags, Mode::empty());
+        let root = root.map_err(|e| Error::io("opening the folder", &path, e))?;
+        let shared = Arc::new(Shared {
+            root,
+            boot: boot()?,
+            // So that one client does not take all that the others need.
+            nodes: (descriptors / 4).clamp(64, 1 << 20),
+            sessions: Mutex::default(),
+            next_session: AtomicU32::new(0),
+            buffers: Buffers::new(options.limits.buffers),
+            queue: Queue::default(),
+            workers: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            strangers: AtomicUsize::new(0),
+            threads: Mutex::default(),
+            stats: Stats::default(),
+            over: AtomicBool::new(false),
+            options,
+        });
+        let mut this = Self { shared: shared.clone(), listeners: Vec::new() };
+        for acceptor in acceptors {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name("target accepts".into());
+            let thread = thread.spawn(move || shared.listen(&*acceptor));
+            this.listeners.push(thread.map_err(|e| Error::io("a thread for", "the target", e))?);
+        }
+        Ok(this)
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let shared = &self.shared;
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        Report {
+            sessions: lock(&shared.sessions).len(),
+            connections: shared.connections.load(Ordering::Acquire),
+            requests: count(&shared.stats.requests),
+            repeated: count(&shared.stats.repeated),
+            read_bytes: count(&shared.stats.read),
+            written_bytes: count(&shared.stats.written),
+            refused: count(&shared.stats.refused),
+            broken: count(&shared.stats.broken),
+        }
+    }
+
+    /// Takes no more clients, finishes what was asked for and tells it, and ends; whether that was done within `limit`.
+    pub fn drain(mut self, limit: Duration) -> bool {
+        self.shared.over.store(true, Ordering::Release);
+        for thread in self.listeners.drain(..) {
+            let _ = thread.join();
+        }
+        let start = Instant::now();
+        while self.shared.connections.load(Ordering::Acquire) > 0 {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Release);
+        self.shared.queue.end();
+        for thread in self.listeners.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Every file that a client knows takes a descriptor; gives how many there may be.
+fn raise_limits() -> usize {
+    let now = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
+    getrlimit(Resource::Nofile).current.map_or(1 << 22, |most| most as usize)
+}
+
+/// Which run of this machine it is: until the next, what was written is not lost even if this process is killed.
+fn boot() -> Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+    // Where that is not told, every run of this process counts as one.
+    u128::from_str_radix(&digits, 16).map_or_else(|_| random(), |number| Ok(number.to_be_bytes()))
+}

@@ -1,0 +1,247 @@
+//! What was asked for, done.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use onehop_os::HostMem;
+use rustix::io::Errno;
+
+use super::Shared;
+use super::connection::Connection;
+use crate::buffers::Lent;
+use crate::transport::{Stretch, checksum};
+use crate::tree::{Answer, Memory, OpenFile, Tree, errno};
+use crate::wire::{MOST_DATA, Remote, Reply, Request};
+
+/// Something that waits for its turn.
+pub(crate) struct Work {
+    pub connection: Arc<Connection>,
+    pub id: u64,
+    pub request: Request,
+    pub data: Option<Lent>,
+}
+
+impl Work {
+    /// Does it, and tells.
+    pub fn run(self, shared: &Shared) {
+        let Self { connection, id, request, data } = self;
+        let session = &connection.session;
+        if session.gave_up(id) {
+            // Nobody waits for it, and what comes after it may have happened.
+            session.over(id, &Reply::Done);
+            return;
+        }
+        let done = perform(shared, &connection, &request, data);
+        let (reply, data) = done.unwrap_or_else(|error| (failed(error), None));
+        let stretch = data.as_ref().and_then(|(lent, len)| lent.stretch(*len).ok());
+        tell(&connection, id, &request, &reply, stretch.as_ref());
+    }
+}
+
+fn failed(error: Errno) -> Reply {
+    Reply::Failed { errno: error.raw_os_error() }
+}
+
+/// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.
+fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Stretch>) {
+    let who = if request.only_looks() { None } else { by.session.over(id, reply) };
+    match who {
+        Some(other) if !Arc::ptr_eq(&other, by) => {
+            other.answer(id, reply, data);
+            // The other end of the old one has gone.
+            by.link.close();
+        }
+        _ => by.answer(id, reply, data),
+    }
+}
+
+/// Does what needs no waiting; whether it did.
+pub(crate) fn at_once(
+    shared: &Shared,
+    connection: &Arc<Connection>,
+    id: u64,
+    request: &Request,
+    scratch: &HostMem,
+) -> bool {
+    let session = &connection.session;
+    match request {
+        Request::Attr { .. } | Request::Forget { .. } | Request::Close { .. } => {
+            let done = perform(shared, connection, request, None);
+            let reply = done.map_or_else(failed, |(reply, _)| reply);
+            tell(connection, id, request, &reply, None);
+            true
+        }
+        Request::Read { file, at, len, into: None } if *len as usize <= scratch.len() => {
+            let wanted = *len as usize;
+            let to = Memory { mem: scratch, at: 0, len: wanted, shared: false };
+            let Ok(file) = session.file(*file) else { return false };
+            if !is_place(*at, *len) || !matches!(file.read_now(to, *at), Ok(Some(count)) if count == wanted) {
+                return false;
+            }
+            let data = Stretch { mem: scratch.clone(), at: 0, len: wanted };
+            shared.stats.read.fetch_add(wanted as u64, Ordering::Relaxed);
+            connection.answer(id, &Reply::Count { bytes: *len, crc: 0 }, Some(&data));
+            true
+        }
+        _ => false,
+    }
+}
+
+type Performed = (Reply, Option<(Lent, usize)>);
+
+fn perform(
+    shared: &Shared,
+    connection: &Connection,
+    request: &Request,
+    data: Option<Lent>,
+) -> Answer<Performed> {
+    if shared.options.read_only && request.changes() {
+        return Err(Errno::ROFS);
+    }
+    let session = &connection.session;
+    match request {
+        Request::Read { file, at, len, into } => {
+            return read(shared, connection, (*file, *at, *len), into.as_ref());
+        }
+        Request::Write { file, at, len, from } => {
+            return write(shared, connection, (*file, *at, *len), from.as_ref(), data);
+        }
+        _ => {}
+    }
+    let folder = &session.folder;
+    let reply = match request {
+        Request::Lookup { parent, name } => Reply::Attr(folder.lookup(*parent, name)?),
+        Request::Forget { node, times } => {
+            folder.forget(*node, *times);
+            Reply::Done
+        }
+        Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
+        Request::Change { node, file, change } => {
+            let mut change = *change;
+            if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
+                session.file(*file)?.set_len(size).map_err(|e| errno(&e))?;
+            }
+            Reply::Attr(folder.change(*node, &change)?)
+        }
+        Request::ReadLink { node } => Reply::Text(folder.read_link(*node)?),
+        Request::Make { parent, name, make, owner } => {
+            if !make.is_sound() {
+                return Err(Errno::INVAL);
+            }
+            Reply::Attr(folder.make(*parent, name, make, *owner)?)
+        }
+        Request::Create { parent, name, mode, access, exclusive, owner } => {
+            let (attr, file) = folder.create_local(*parent, name, *mode, *access, *exclusive, *owner)?;
+            let file = session.add_file(file).inspect_err(|_| folder.forget(attr.node, 1))?;
+            Reply::Created { attr, file }
+        }
+        Request::Remove { parent, name, folder: is_folder } => {
+            folder.remove(*parent, name, *is_folder)?;
+            Reply::Done
+        }
+        Request::Rename { parent, name, to, new_name, flags } => {
+            folder.rename((*parent, name), (*to, new_name), *flags)?;
+            Reply::Done
+        }
+        Request::Link { node, parent, name } => Reply::Attr(folder.link(*node, *parent, name)?),
+        Request::List { node, from } => {
+            let some = folder.list(*node, *from)?;
+            Reply::Names { names: some.names, next: some.next }
+        }
+        Request::SyncFolder { node } => {
+            folder.sync_folder(*node)?;
+            Reply::Done
+        }
+        Request::Space => Reply::Space(folder.space()?),
+        Request::Open { node, access } => {
+            Reply::Opened { file: session.add_file(folder.open_local(*node, *access)?)? }
+        }
+        Request::Close { file } => {
+            session.close_file(*file)?;
+            Reply::Done
+        }
+        Request::Sync { file, data_only } => {
+            session.file(*file)?.sync(*data_only).map_err(|e| errno(&e))?;
+            Reply::Done
+        }
+        Request::Allocate { file, mode, at, len } => {
+            session.file(*file)?.allocate(*mode, *at, *len).map_err(|e| errno(&e))?;
+            Reply::Done
+        }
+        Request::Seek { file, at, hole } => {
+            Reply::Place(session.file(*file)?.seek(*at, *hole).map_err(|e| errno(&e))?)
+        }
+        Request::Read { .. } | Request::Write { .. } => return Err(Errno::INVAL),
+    };
+    Ok((reply, None))
+}
+
+/// Whether a file can have bytes there.
+fn is_place(at: u64, len: u32) -> bool {
+    at.checked_add(len.into()).is_some_and(|end| i64::try_from(end).is_ok())
+}
+
+fn check(at: u64, len: u32, remote: Option<&Remote>) -> Answer<()> {
+    let fits = remote.is_none_or(|remote| remote.len >= len.into());
+    if len == 0 || len as usize > MOST_DATA || !fits {
+        return Err(Errno::INVAL);
+    }
+    if is_place(at, len) { Ok(()) } else { Err(Errno::FBIG) }
+}
+
+fn read(
+    shared: &Shared,
+    connection: &Connection,
+    (file, at, len): (u64, u64, u32),
+    into: Option<&Remote>,
+) -> Answer<Performed> {
+    check(at, len, into)?;
+    let limit = shared.options.limits.stall;
+    let file = connection.session.file(file)?;
+    let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
+    let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
+    let to = Memory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
+    let count = file.read(to, at).map_err(|e| errno(&e))?;
+    shared.stats.read.fetch_add(count as u64, Ordering::Relaxed);
+    let mut reply = Reply::Count { bytes: count as u32, crc: 0 };
+    if count == 0 {
+        return Ok((reply, None));
+    }
+    let Some(remote) = into else { return Ok((reply, Some((lent, count)))) };
+    let whole = Stretch { len: count, ..stretch };
+    connection.link.put(&whole, remote, limit).map_err(|_| Errno::COMM)?;
+    if let Reply::Count { crc, .. } = &mut reply {
+        *crc = checksum(&whole).map_err(|_| Errno::IO)?;
+    }
+    Ok((reply, None))
+}
+
+fn write(
+    shared: &Shared,
+    connection: &Connection,
+    (file, at, len): (u64, u64, u32),
+    from: Option<&Remote>,
+    data: Option<Lent>,
+) -> Answer<Performed> {
+    check(at, len, from)?;
+    let limit = shared.options.limits.stall;
+    let file = connection.session.file(file)?;
+    let (lent, stretch) = match (from, data) {
+        (None, Some(lent)) => {
+            let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
+            (lent, stretch)
+        }
+        (Some(remote), _) => {
+            let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
+            let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
+            connection.link.get(&stretch, remote, limit).map_err(|_| Errno::COMM)?;
+            (lent, stretch)
+        }
+        (None, None) => return Err(Errno::INVAL),
+    };
+    let bytes = Memory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
+    let count = file.write(bytes, at).map_err(|e| errno(&e))?;
+    drop(lent);
+    shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
+    Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
+}

@@ -1,0 +1,156 @@
+//! What a server keeps of a client across its connections: the files that it knows and has open, and answers that may have been
+//! lost on their way.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use crate::lock;
+use crate::tree::{Answer, Folder, Local};
+use crate::wire::{Reply, Request, SessionId};
+
+/// Between the oldest request that a client waits for and the newest lie at most so many.
+pub(crate) const SPAN: u64 = 4096;
+
+/// A client.
+pub(crate) struct Session {
+    pub id: SessionId,
+    /// Its turn in the queue.
+    pub number: u32,
+    pub folder: Folder,
+    files: Mutex<HashMap<u64, Arc<Local>>>,
+    most_files: usize,
+    next_file: AtomicU64,
+    answers: Mutex<Answers>,
+    /// Connections that it has.
+    connections: AtomicUsize,
+    /// Since when it has none.
+    left: Mutex<Instant>,
+}
+
+/// What is known of requests that are not to be done twice.
+#[derive(Default)]
+struct Answers {
+    /// Everything below has been answered, and the client knows it.
+    done: u64,
+    known: HashMap<u64, State>,
+}
+
+enum State {
+    /// It is being done; who wants to know.
+    Running(Arc<Connection>),
+    Over(Reply),
+}
+
+/// What is to become of a request.
+pub(crate) enum Admit {
+    /// It is done.
+    Do,
+    /// It is answered so.
+    Answer(Reply),
+    /// It is being done already, and answered when that ends.
+    Wait,
+    /// It was answered long ago.
+    Drop,
+    /// It breaks the rules.
+    Breach(&'static str),
+}
+
+impl Session {
+    pub fn new(id: SessionId, number: u32, folder: Folder, most_files: usize) -> Self {
+        Self {
+            id,
+            number,
+            folder,
+            files: Mutex::default(),
+            most_files,
+            next_file: AtomicU64::new(1),
+            answers: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            left: Mutex::new(Instant::now()),
+        }
+    }
+
+    pub fn joined(&self) {
+        self.connections.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn parted(&self) {
+        *lock(&self.left) = Instant::now();
+        self.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether nobody has come back to it for so long.
+    pub fn is_left(&self, lease: Duration) -> bool {
+        self.connections.load(Ordering::Acquire) == 0 && lock(&self.left).elapsed() > lease
+    }
+
+    /// Decides about a request that came in.
+    pub fn admit(&self, id: u64, done: u64, request: &Request, from: &Arc<Connection>) -> Admit {
+        let mut answers = lock(&self.answers);
+        if done > answers.done {
+            answers.done = done;
+            answers.known.retain(|id, state| *id >= done || matches!(state, State::Running(_)));
+        }
+        if id < answers.done {
+            return Admit::Drop;
+        }
+        if id - answers.done >= SPAN {
+            return Admit::Breach("a request whose number is too far ahead");
+        }
+        match answers.known.get_mut(&id) {
+            Some(State::Running(who)) => {
+                *who = from.clone();
+                return Admit::Wait;
+            }
+            Some(State::Over(reply)) => return Admit::Answer(reply.clone()),
+            None if request.only_looks() => return Admit::Do,
+            None => {}
+        }
+        let abandoned =
+            |(id, state): (&u64, &State)| *id < answers.done && matches!(state, State::Running(_));
+        if request.changes() && answers.known.iter().any(abandoned) {
+            // What its client gave up may still happen: nothing that comes after it may come before it.
+            return Admit::Answer(Reply::Failed { errno: Errno::BUSY.raw_os_error() });
+        }
+        answers.known.insert(id, State::Running(from.clone()));
+        Admit::Do
+    }
+
+    /// Whether a client has given up what waits for its turn: it must not happen any more.
+    pub fn gave_up(&self, id: u64) -> bool {
+        id < lock(&self.answers).done
+    }
+
+    /// Keeps an answer; gives who wants to know it, where that is written down.
+    pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
+        let mut answers = lock(&self.answers);
+        let Some(State::Running(who)) = answers.known.remove(&id) else { return None };
+        if id >= answers.done {
+            answers.known.insert(id, State::Over(reply.clone()));
+        }
+        Some(who)
+    }
+
+    pub fn file(&self, number: u64) -> Answer<Arc<Local>> {
+        lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
+    }
+
+    pub fn add_file(&self, file: Local) -> Answer<u64> {
+        let mut files = lock(&self.files);
+        if files.len() >= self.most_files {
+            return Err(Errno::MFILE);
+        }
+        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
+        files.insert(number, Arc::new(file));
+        Ok(number)
+    }
+
+    pub fn close_file(&self, number: u64) -> Answer<()> {
+        lock(&self.files).remove(&number).map(drop).ok_or(Errno::BADF)
+    }
+}

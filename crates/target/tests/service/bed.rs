@@ -1,0 +1,193 @@
+//! A target in a folder of its own, clients of it, and a wire between them that can be cut, stalled and spoilt.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_target::auth::Key;
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::server::{self, Target};
+use onehop_target::tcp::{TcpAcceptor, TcpConnector};
+use onehop_target::wire::{Access, Name, Owner};
+
+/// How long anything may take on a machine that has much else to do.
+pub const LONG: Duration = Duration::from_secs(60);
+pub const ME: Owner = Owner { uid: 0, gid: 0 };
+pub const BOTH: Access =
+    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+pub const READ: Access = Access { write: false, ..BOTH };
+
+pub fn key() -> Key {
+    Key::new(&[5; 32]).unwrap()
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A folder that goes with the value.
+pub struct Bed {
+    pub dir: PathBuf,
+}
+
+impl Bed {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("onehop-target-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(dir.join("root")).unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self { dir }
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    pub fn options(&self) -> server::Options {
+        server::Options::new(&self.root(), Some(key()))
+    }
+
+    pub fn target(&self) -> (Target, SocketAddr) {
+        start(self.options(), "127.0.0.1:0")
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+pub fn start(options: server::Options, address: &str) -> (Target, SocketAddr) {
+    let begun = Instant::now();
+    // The port of a target that just ended may be busy for a moment.
+    let acceptor = loop {
+        match TcpAcceptor::listen(address) {
+            Ok(acceptor) => break acceptor,
+            Err(error) => assert!(begun.elapsed() < LONG, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let address = acceptor.local().unwrap();
+    (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
+}
+
+pub fn options() -> client::Options {
+    client::Options { lanes: 2, ..client::Options::new(Some(key())) }
+}
+
+pub fn connect(address: SocketAddr, options: client::Options) -> RemoteTree {
+    let connector = TcpConnector::new(&address.to_string()).unwrap();
+    RemoteTree::connect(Box::new(connector), options).unwrap()
+}
+
+/// A wire: bytes go through it as long as it lets them.
+pub struct Wire {
+    pub address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    to: std::sync::Mutex<SocketAddr>,
+    /// Nothing goes through, and nobody is told.
+    stalled: AtomicBool,
+    /// All that is there is cut.
+    cuts: AtomicU64,
+    /// One byte in so many is changed.
+    spoil: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Wire {
+    pub fn new(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let state = Arc::new(State {
+            to: to.into(),
+            stalled: false.into(),
+            cuts: 0.into(),
+            spoil: 0.into(),
+            over: false.into(),
+        });
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            while !shared.over.load(Ordering::Acquire) {
+                match listener.accept() {
+                    Ok((near, _)) => carry(near, &shared),
+                    Err(_) => std::thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        });
+        Self { address, state }
+    }
+
+    pub fn lead_to(&self, to: SocketAddr) {
+        *self.state.to.lock().unwrap() = to;
+    }
+
+    pub fn stall(&self, stalled: bool) {
+        self.state.stalled.store(stalled, Ordering::Release);
+    }
+
+    pub fn cut(&self) {
+        self.state.cuts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub fn spoil(&self, one_in: u64) {
+        self.state.spoil.store(one_in, Ordering::Release);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.state.over.store(true, Ordering::Release);
+    }
+}
+
+fn carry(near: TcpStream, state: &Arc<State>) {
+    let to = *state.to.lock().unwrap();
+    let Ok(far) = TcpStream::connect(to) else { return };
+    for (from, to) in [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))] {
+        let (mut from, mut to, state) = (from.unwrap(), to.unwrap(), state.clone());
+        std::thread::spawn(move || {
+            from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+            let (cuts, mut bytes, mut seen) = (state.cuts.load(Ordering::Acquire), vec![0; 65_536], 0_u64);
+            loop {
+                let is_cut = state.cuts.load(Ordering::Acquire) != cuts || state.over.load(Ordering::Acquire);
+                if is_cut {
+                    break;
+                }
+                if state.stalled.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+                let count = match from.read(&mut bytes) {
+                    Ok(0) => break,
+                    Ok(count) => count,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+                    Err(_) => break,
+                };
+                // What was read is not let through after the stall began.
+                while state.stalled.load(Ordering::Acquire) && !state.over.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                let spoil = state.spoil.load(Ordering::Acquire);
+                seen += count as u64;
+                if spoil > 0 && seen / spoil != (seen - count as u64) / spoil {
+                    bytes[count / 2] ^= 0x10;
+                }
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = from.shutdown(std::net::Shutdown::Both);
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! Whoever sends nonsense hurts themselves.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use onehop_target::server;
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Head, Hello, Kind, Name, Proof, ROOT, Request, pack};
+
+use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
+
+/// Numbers that look random, the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 16
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.roll() as usize % from.len()].clone()
+    }
+}
+
+fn frame(kind: Kind, id: u64, body: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut head = Head::new(kind, id, body);
+    head.data = data.len() as u32;
+    head.data_crc = crc32c::crc32c(data);
+    [&head.to_bytes()[..], body, data].concat()
+}
+
+fn odd_request(dice: &mut Dice) -> Request {
+    let edges = [0, 1, 2, 3, ROOT, 4096, u64::MAX, i64::MAX as u64, 1 << 48];
+    let (node, other, at) = (dice.pick(&edges), dice.pick(&edges), dice.pick(&edges));
+    let len = dice.pick(&[0, 1, 4096, 4 << 20, u32::MAX]);
+    let name = Name::new(&dice.pick(&[b"x".to_vec(), vec![0xff; 255], b"file".to_vec()])).unwrap();
+    match dice.roll() % 14 {
+        0 => Request::Lookup { parent: node, name },
+        1 => Request::Forget { node, times: other },
+        2 => Request::List { node, from: at },
+        3 => Request::Read { file: node, at, len, into: None },
+        4 => Request::Write { file: node, at, len, from: None },
+        5 => Request::Open { node, access: BOTH },
+        6 => Request::Rename { parent: node, name: name.clone(), to: other, new_name: name, flags: len },
+        7 => Request::Close { file: node },
+        8 => Request::Allocate { file: node, mode: len, at, len: other },
+        9 => Request::Seek { file: node, at, hole: true },
+        10 => {
+            let remote = onehop_target::wire::Remote { addr: at, len: other, keys: [len; 4] };
+            Request::Read { file: node, at, len, into: Some(remote) }
+        }
+        11 => Request::Link { node, parent: other, name },
+        12 => Request::Attr { node },
+        _ => Request::Space,
+    }
+}
+
+/// A stranger's life: some get in, where there is no key. Whatever they do may fail.
+fn misbehave(address: SocketAddr, dice: &mut Dice) {
+    let Ok(mut stream) = TcpStream::connect(address) else { return };
+    stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut say = |bytes: &[u8]| stream.write_all(bytes).is_ok();
+    let hello = pack(&Hello { nonce: [3; 32], has_key: false }).unwrap();
+    let proof = pack(&Proof { proof: [0; 32], session: None }).unwrap();
+    match dice.roll() % 8 {
+        0 => {
+            let garbage: Vec<u8> = (0..dice.roll() % 5000).map(|_| dice.roll() as u8).collect();
+            say(&garbage);
+        }
+        1 => {
+            // In the middle of a head, a body, or data, and then nothing.
+            let whole = frame(Kind::Hello, 0, &hello, &[1; 100]);
+            say(&whole[..dice.roll() as usize % whole.len()]);
+        }
+        2 => {
+            let mut whole = frame(Kind::Hello, 0, &hello, b"");
+            let place = dice.roll() as usize % whole.len();
+            whole[place] ^= 1 << (dice.roll() % 8);
+            say(&whole);
+        }
+        _ => {
+            say(&frame(Kind::Hello, 0, &hello, b""));
+            say(&frame(Kind::Proof, 0, &proof, b""));
+            for number in 0..100 {
+                let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
+                let body = pack(&odd_request(dice)).unwrap();
+                let data = vec![7; dice.pick(&[0, 0, 0, 1, 4096])];
+                let kind = dice.pick(&[Kind::Request, Kind::Request, Kind::Request, Kind::Ping, Kind::Reply]);
+                let bytes = match dice.roll() % 5 {
+                    0 => frame(kind, id, &body[..body.len() / 2], b""),
+                    _ => frame(kind, id, &body, &data),
+                };
+                if !say(&bytes) {
+                    break;
+                }
+            }
+        }
+    }
+    // Some listen, some do not.
+    if dice.roll().is_multiple_of(2) {
+        let mut said = [0; 4096];
+        while matches!(stream.read(&mut said), Ok(1..)) {}
+    }
+}
+
+#[test]
+fn garbage_hurts_nobody_else() {
+    let bed = Bed::new();
+    std::fs::write(bed.dir.join("outside"), "outside").unwrap();
+    std::fs::write(bed.root().join("file"), vec![9; 100_000]).unwrap();
+    let mut options_of = server::Options { key: None, ..bed.options() };
+    options_of.limits.stall = Duration::from_secs(1);
+    options_of.limits.handshake = Duration::from_secs(1);
+    let (target, address) = start(options_of, "127.0.0.1:0");
+    let tree = connect(address, onehop_target::client::Options { key: None, ..options() });
+    let (_, file) = tree.create(ROOT, &name("honest"), 0o600, BOTH, true, ME).unwrap();
+    let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let start = Instant::now();
+    let hostile: Vec<_> = (0..3)
+        .map(|seed| {
+            std::thread::spawn(move || {
+                let (mut dice, mut lives) = (Dice(seed + 1), 0);
+                while start.elapsed() < Duration::from_secs(seconds) {
+                    misbehave(address, &mut dice);
+                    lives += 1;
+                }
+                lives
+            })
+        })
+        .collect();
+    let mut turns = 0_u32;
+    while hostile.iter().any(|thread| !thread.is_finished()) {
+        let (wrote, mut read) = (turns.to_le_bytes().repeat(2000), vec![0; 8000]);
+        assert_eq!(file.write_bytes(&wrote, 0).unwrap(), 8000);
+        assert_eq!(file.read_bytes(&mut read, 0).unwrap(), 8000);
+        assert_eq!(read, wrote);
+        turns += 1;
+    }
+    let lives: u32 = hostile.into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert!(turns > 0 && lives > 0);
+    let report = target.report();
+    assert!(report.broken > 0, "{report:?}");
+    // Its own connections were never in question.
+    assert_eq!(tree.report().reconnects, 0, "{report:?}");
+    assert_eq!(std::fs::read(bed.dir.join("outside")).unwrap(), b"outside");
+    drop((file, tree));
+    assert!(target.drain(LONG));
+}
+
+#[test]
+fn who_stalls_is_cut_off_and_who_is_silent_too() {
+    let bed = Bed::new();
+    let mut of = server::Options { key: None, ..bed.options() };
+    (of.limits.handshake, of.limits.stall) = (Duration::from_millis(100), Duration::from_millis(100));
+    of.limits.silence = Duration::from_millis(300);
+    let (_target, address) = start(of, "127.0.0.1:0");
+    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: false }).unwrap(), b"");
+    let proof = frame(Kind::Proof, 0, &pack(&Proof { proof: [0; 32], session: None }).unwrap(), b"");
+    let half = [&hello[..], &proof, &frame(Kind::Ping, 0, b"", b"")[..20]].concat();
+    let silent = [&hello[..], &proof].concat();
+    for said in [&b""[..], &hello[..10], &hello, &half, &silent] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(said).unwrap();
+        // To the end, which comes.
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+}

@@ -1,0 +1,7 @@
+//! A target and its clients: files as they should be, whoever has no key, what is hostile, and what happens when something goes.
+#![allow(clippy::unwrap_used)]
+
+mod bed;
+mod files;
+mod hostile;
+mod outages;

@@ -1,0 +1,252 @@
+//! Connections that break, targets that are started anew, wires that stall or spoil what goes over them: nothing hangs, and what was
+//! acknowledged is there.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_target::client;
+use onehop_target::tree::{OpenFile, Tree};
+use onehop_target::wire::{Make, ROOT};
+use rustix::io::Errno;
+
+use crate::bed::{BOTH, Bed, LONG, ME, Wire, connect, name, options, start};
+
+const RECORD: usize = 3000;
+
+fn record(number: u64, turn: u64) -> Vec<u8> {
+    (number << 32 | turn).to_le_bytes().repeat(RECORD / 8)
+}
+
+/// A client that is quick to notice, as tests want it.
+fn quick() -> client::Options {
+    client::Options {
+        stall: Duration::from_millis(400),
+        connect: Duration::from_secs(2),
+        give_up: LONG,
+        ..options()
+    }
+}
+
+/// Writes records again and again, each place with a higher number, while something else happens; then looks whether each place
+/// has what was acknowledged last. What failed may be there or not.
+fn checked(tree: &dyn Tree, happen: impl FnOnce(&AtomicU64)) {
+    const WRITERS: u64 = 3;
+    const PLACES: u64 = 20;
+    let (_, file) = tree.create(ROOT, &name("records"), 0o600, BOTH, false, ME).unwrap();
+    let (over, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let write = |file: &dyn OpenFile, writer: u64| {
+        let mut last = vec![0; PLACES as usize];
+        let mut turn = 1;
+        while !over.load(Ordering::Acquire) {
+            let place = turn % PLACES;
+            let (number, at) = (writer * PLACES + place, (writer * PLACES + place) * RECORD as u64);
+            match file.write_bytes(&record(number, turn), at) {
+                Ok(count) => {
+                    assert_eq!(count, RECORD);
+                    last[place as usize] = turn;
+                    written.fetch_add(1, Ordering::AcqRel);
+                    let mut back = vec![0; RECORD];
+                    if file.read_bytes(&mut back, at).is_ok() {
+                        assert_eq!(back, record(number, turn), "a record is not as it was just written");
+                    }
+                }
+                Err(error) => panic!("a write failed: {error}"),
+            }
+            turn += 1;
+        }
+        last
+    };
+    std::thread::scope(|scope| {
+        let file = &*file;
+        let writers: Vec<_> = (0..WRITERS).map(|w| scope.spawn(move || write(file, w))).collect();
+        happen(&written);
+        over.store(true, Ordering::Release);
+        for (writer, thread) in (0..).zip(writers) {
+            for (place, turn) in (0..).zip(thread.join().unwrap()) {
+                if turn > 0 {
+                    let number = writer * PLACES + place;
+                    let mut seen = vec![0; RECORD];
+                    file.read_bytes(&mut seen, number * RECORD as u64).unwrap();
+                    assert_eq!(seen, record(number, turn), "place {number}");
+                }
+            }
+        }
+    });
+    file.sync(false).unwrap();
+}
+
+/// Waits until so many more records were written.
+fn more(written: &AtomicU64, count: u64) {
+    let (start, wanted) = (Instant::now(), written.load(Ordering::Acquire) + count);
+    while written.load(Ordering::Acquire) < wanted {
+        assert!(start.elapsed() < LONG, "nothing is written any more");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn connections_that_are_cut_are_made_again() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let wire = Wire::new(address);
+    let tree = connect(wire.address, quick());
+    checked(&tree, |written| {
+        for _ in 0..5 {
+            more(written, 20);
+            wire.cut();
+        }
+        more(written, 20);
+    });
+    let report = tree.report();
+    assert!(report.reconnects >= 3 && report.sessions_lost == 0, "{report:?}");
+    assert_eq!(target.report().sessions, 1);
+}
+
+#[test]
+fn a_stalled_wire_is_given_up_and_one_that_spoils_bytes_is_noticed() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let wire = Wire::new(address);
+    let tree = connect(wire.address, quick());
+    checked(&tree, |written| {
+        more(written, 20);
+        wire.stall(true);
+        std::thread::sleep(Duration::from_millis(600));
+        wire.stall(false);
+        more(written, 20);
+        wire.spoil(300_000);
+        more(written, 300);
+        wire.spoil(0);
+        more(written, 20);
+    });
+    assert!(tree.report().reconnects >= 2, "{:?} {:?}", tree.report(), target.report());
+    assert_eq!(tree.report().sessions_lost, 0);
+}
+
+#[test]
+fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
+    let bed = Bed::new();
+    let (_target, address) = bed.target();
+    let wire = Wire::new(address);
+    let give_up = Duration::from_millis(300);
+    let tree = connect(wire.address, client::Options { give_up, ..quick() });
+    let (_, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, ME).unwrap();
+    file.write_bytes(b"before", 0).unwrap();
+    wire.stall(true);
+    let start = Instant::now();
+    let error = file.write_bytes(b"in vain", 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::TIMEDOUT.raw_os_error()), "{error}");
+    assert_eq!(tree.make(ROOT, &name("x"), &Make::Folder { mode: 0o700 }, ME).err(), Some(Errno::TIMEDOUT));
+    assert!(start.elapsed() < LONG);
+    wire.stall(false);
+    while file.write_bytes(b"after!", 0).is_err() {
+        assert!(start.elapsed() < LONG);
+    }
+    // Whatever was still on the wire is not done after it.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(std::fs::read(bed.root().join("file")).unwrap()[..6], *b"after!");
+}
+
+/// Run by tests that kill it; nothing otherwise.
+#[test]
+fn target_of_another_process() {
+    let Ok(dir) = std::env::var("ONEHOP_TEST_TARGET") else { return };
+    let dir = std::path::PathBuf::from(dir);
+    let options = onehop_target::server::Options::new(&dir.join("root"), Some(crate::bed::key()));
+    let (_target, address) = start(options, "127.0.0.1:0");
+    std::fs::write(dir.join("address.new"), address.to_string()).unwrap();
+    std::fs::rename(dir.join("address.new"), dir.join("address")).unwrap();
+    std::thread::sleep(LONG);
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn target_process(bed: &Bed) -> (Killed, std::net::SocketAddr) {
+    let _ = std::fs::remove_file(bed.dir.join("address"));
+    let mut target = Command::new(std::env::current_exe().unwrap());
+    target.args(["--exact", "outages::target_of_another_process"]).env("ONEHOP_TEST_TARGET", &bed.dir);
+    let child = Killed(target.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let start = Instant::now();
+    loop {
+        if let Ok(text) = std::fs::read_to_string(bed.dir.join("address")) {
+            return (child, text.parse().unwrap());
+        }
+        assert!(start.elapsed() < LONG, "the target did not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_killed_target_s_successor_goes_on() {
+    let bed = Bed::new();
+    let (mut target, address) = target_process(&bed);
+    let wire = Wire::new(address);
+    let tree = connect(wire.address, quick());
+    let deep = tree.make(ROOT, &name("a"), &Make::Folder { mode: 0o755 }, ME).unwrap();
+    let deep = tree.make(deep.node, &name("b"), &Make::Folder { mode: 0o755 }, ME).unwrap();
+    let (kept, open) = tree.create(deep.node, &name("kept"), 0o600, BOTH, true, ME).unwrap();
+    let (_, gone) = tree.create(deep.node, &name("gone"), 0o600, BOTH, true, ME).unwrap();
+    let (other, _) = tree.create(deep.node, &name("other"), 0o600, BOTH, true, ME).unwrap();
+    tree.rename((deep.node, &name("kept")), (ROOT, &name("moved")), 0).unwrap();
+    open.write_bytes(b"kept", 0).unwrap();
+    tree.remove(deep.node, &name("gone"), false).unwrap();
+    gone.write_bytes(b"still there", 0).unwrap();
+    checked(&tree, |written| {
+        for _ in 0..3 {
+            more(written, 20);
+            drop(std::mem::replace(
+                &mut target,
+                {
+                    // The new one is there before the old one has gone, at another place.
+                    let (next, address) = target_process(&bed);
+                    wire.lead_to(address);
+                    (next, address)
+                }
+                .0,
+            ));
+            wire.cut();
+        }
+        more(written, 20);
+    });
+    assert!(tree.report().sessions_lost >= 3, "{:?}", tree.report());
+    // What was open is open, wherever it was moved to; what has no name any more is gone, and says so.
+    let mut seen = [0; 4];
+    assert_eq!((open.read_bytes(&mut seen, 0).unwrap(), seen), (4, *b"kept"));
+    assert_eq!(tree.attr(kept.node).unwrap().size, 4);
+    let error = gone.read_bytes(&mut seen, 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::STALE.raw_os_error()), "{error}");
+    // Another file of the same name is not taken for it.
+    std::fs::write(bed.root().join("a/b/new"), "new").unwrap();
+    std::fs::rename(bed.root().join("a/b/new"), bed.root().join("a/b/other")).unwrap();
+    drop(target);
+    let (_target, address) = target_process(&bed);
+    wire.lead_to(address);
+    wire.cut();
+    assert_eq!(tree.attr(other.node).err(), Some(Errno::STALE));
+    assert_eq!(tree.attr(kept.node).unwrap().size, 4);
+}
+
+#[test]
+fn a_target_that_is_asked_to_end_finishes_first() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let wire = Wire::new(address);
+    let tree = connect(wire.address, quick());
+    checked(&tree, |written| {
+        more(written, 20);
+        let (next, address) = bed.target();
+        wire.lead_to(address);
+        assert!(target.drain(LONG));
+        more(written, 20);
+        std::mem::forget(next);
+    });
+    assert!(tree.report().sessions_lost >= 1);
+}
