@@ -1,15 +1,5 @@
 # What the jobs kmod-* share: the module, the drive that it gets and gives back, and what must hold after each of them.
 
-# Binds a device to a driver, or with '' to the one that wants it.
-bind_to() {
-    local at=/sys/bus/pci/devices/$1
-    [ ! -e "$at/driver" ] || echo "$1" >"$at/driver/unbind"
-    echo "$2" >"$at/driver_override"
-    echo "$1" >/sys/bus/pci/drivers_probe
-    [ -z "$2" ] || [ "$(driver "$1")" = "$2" ]
-}
-
-modules_dir=/kmod/$(uname -r)
 # What an unprivileged user would miss on this machine, as the module names it.
 case $BED_IOMMU in
 on) missing=nothing ;;
@@ -39,15 +29,6 @@ kmod_end() {
     check "the module can be unloaded" rmmod onehop
     # It goes off at its first complaint.
     [ ! -e /proc/lockdep_stats ] || check "lockdep was on" grep -q 'debug_locks: *1' /proc/lockdep_stats
-}
-
-# exporter DRIVER [OPTION]: the VRAM with a driver that exports it, vramexp or vfio-pci.
-exporter() {
-    case $1 in
-    vramexp) [ -e /sys/module/vramexp ] || insmod "$modules_dir/vramexp.ko" $2 ;;
-    *) load vfio vfio_iommu_type1 vfio-pci ;;
-    esac
-    [ "$(driver "$VRAM")" = "$1" ] || check "the VRAM is bound to $1" bind_to "$VRAM" "$1"
 }
 
 no_driver() {

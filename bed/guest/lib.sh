@@ -65,12 +65,32 @@ within() {
     done
 }
 
+# Where the modules are that we have built for this kernel.
+modules_dir=/kmod/$(uname -r)
+
 # Loads the drivers by which ours reaches a device: the kernel's own, and our module where this machine was given it.
 load_ways() {
-    local module
-    module=/kmod/$(uname -r)/onehop.ko
+    local module=$modules_dir/onehop.ko
     load nvme vfio_iommu_type1 vfio-pci irqbypass
     [ ! -e "$module" ] || [ -e /sys/module/onehop ] || check "the module loads" insmod "$module"
+}
+
+# Binds a device to a driver, or with '' to the one that wants it.
+bind_to() {
+    local at=/sys/bus/pci/devices/$1
+    [ ! -e "$at/driver" ] || echo "$1" >"$at/driver/unbind"
+    echo "$2" >"$at/driver_override"
+    echo "$1" >/sys/bus/pci/drivers_probe
+    [ -z "$2" ] || [ "$(driver "$1")" = "$2" ]
+}
+
+# exporter DRIVER [OPTION]: the VRAM with a driver that exports it, vramexp or vfio-pci.
+exporter() {
+    case $1 in
+    vramexp) [ -e /sys/module/vramexp ] || insmod "$modules_dir/vramexp.ko" $2 ;;
+    *) load vfio vfio_iommu_type1 vfio-pci ;;
+    esac
+    [ "$(driver "$VRAM")" = "$1" ] || check "the VRAM is bound to $1" bind_to "$VRAM" "$1"
 }
 
 # Runs our tests; a program that ends badly is a failure, whatever it printed before.
@@ -79,6 +99,17 @@ ours() {
     within 5 drives_it "$NVME"
     onehop-bed "$@"
     local status=$?
+    [ $status = 0 ] || fail "onehop-bed $* ended with status $status"
+}
+
+# The same beside a program that exports memory and passes it on: ours_beside KIND ARGUMENT...
+ours_beside() {
+    local kind=$1 status
+    shift
+    load_ways
+    within 5 drives_it "$NVME"
+    kmod-test export "$kind" /bin/onehop-bed "$@"
+    status=$?
     [ $status = 0 ] || fail "onehop-bed $* ended with status $status"
 }
 

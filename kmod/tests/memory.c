@@ -138,6 +138,13 @@ void vfio_memory(bool on)
 		die("cannot write the command register");
 }
 
+/* The file that BAR2 can be mapped from, and where in it. */
+int vfio_bar2_file(u64 *offset, u64 *len)
+{
+	*offset = vfio_region(2, len);
+	return vfio_device;
+}
+
 u8 *vfio_bar2(u64 *len)
 {
 	u64 offset = vfio_region(2, len);

@@ -109,7 +109,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "inflight", case_inflight }, { "revoke", case_revoke }, { "unbind", case_unbind },
 	{ "foreign-reset", case_foreign_reset }, { "suspend", case_suspend }, { "peer-gone", case_peer_gone },
 	{ "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress }, { "fuzz", case_fuzz },
-	{ "fail", case_fail }, { "aer", case_aer },
+	{ "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 
 int main(int argc, char **argv)

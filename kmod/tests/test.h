@@ -94,6 +94,7 @@ u8 *vramexp_open(void);
 int vramexp_export(unsigned int flags);
 void vfio_open(const char *bdf);
 u8 *vfio_bar2(u64 *len);
+int vfio_bar2_file(u64 *offset, u64 *len);
 int vfio_export(u64 offset, u64 len);
 void vfio_memory(bool on);
 int vfio_reset(void);
@@ -104,7 +105,7 @@ typedef void test_case(char **arg);
 test_case case_fill, case_verify, case_door, case_user, case_udmabuf, case_heap, case_exporter, case_vfio, case_peer;
 test_case case_mask, case_edu, case_irq, case_bounce, case_refused, case_unprivileged;
 test_case case_inflight, case_revoke, case_unbind, case_foreign_reset, case_suspend, case_peer_gone, case_faults;
-test_case case_cycles, case_stress, case_fuzz, case_fail, case_aer;
+test_case case_cycles, case_stress, case_fuzz, case_fail, case_aer, case_export;
 
 /* cases.c: everything that can be done with a buffer that the CPU sees too */
 void try_buffer(const char *name, struct map *m, volatile u8 *view);

@@ -54,8 +54,9 @@ pub(crate) fn run(drive: &str, vram: &str, count: &str, serial: &str) -> Result<
                 std::thread::sleep(Duration::from_micros(rng.below(if at_work { 60_000 } else { 400_000 })));
                 victim.kill()?;
                 let both = [("VRAM", &memory), ("shared memory", &shared)];
-                // By VFIO the kernel has stopped the drive when a killed process has gone; otherwise the guardian does it.
-                if name.ends_with("pagemap") {
+                // By VFIO the kernel has stopped the drive when a killed process has gone; otherwise the guardian does it, or
+                // has the module do it.
+                if !name.ends_with("vfio") {
                     stopped(at)?;
                 }
                 both.iter().try_for_each(|(what, mem)| quiet(mem, what)).map_err(told)?;
@@ -90,12 +91,12 @@ impl Victim {
     }
 }
 
-/// The guardian has reset the drive: it lets go of its reservation after that. Without bus mastering alone QEMU's model still
+/// The drive has been reset: the guardian lets go of its reservation after that. Without bus mastering alone QEMU's model still
 /// carries out what it was working on.
 fn stopped(address: &str) -> Result<(), Failed> {
     let (root, path) = (Root::here(), format!("/sys/bus/pci/devices/{address}/driver_override"));
     let begun = Instant::now();
-    while root.text(&path)? == "onehop-none" {
+    while root.text(&path)?.starts_with("onehop") {
         ensure(begun.elapsed() < BACK_WITHIN, || format!("{address} was not reset"))?;
     }
     Ok(())

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod compare;
+mod edu;
+mod exported;
 mod kills;
 mod placements;
 mod rdma;
@@ -18,13 +20,16 @@ use onehop_pci::Root;
 use report::{Failed, check};
 
 const USAGE: &str = "onehop-bed placements|suite DRIVE VRAM
+onehop-bed edu DEVICE
 onehop-bed kills DRIVE VRAM COUNT SERIAL
 onehop-bed victim DRIVE VRAM SHARED-FILE
 onehop-bed rdma-far NIC ADDRESS:PORT
 onehop-bed rdma-near NIC ADDRESS:PORT VRAM-FILE VRAM
 onehop-bed rdma-unplugged NIC ADDRESS:PORT READY-FILE AGAIN-FILE
 onehop-bed compare LOG VRAM-FILE DISK-FILE
-  DRIVE: 0000:00:01.0?via=vfio   VRAM: the address of the device whose BAR stands for a GPU's memory";
+  DRIVE: 0000:00:01.0?via=vfio   VRAM: the address of the device whose BAR stands for a GPU's memory,
+  or - for memory that comes by standard input as a dma-buf (kmod-test export): -memory, if no file of
+  the host is behind it, -view, if the drive is to be given its pages all the same";
 
 fn main() -> ExitCode {
     // Shown with the test that fails by it.
@@ -34,6 +39,7 @@ fn main() -> ExitCode {
     let ran = match args[..] {
         ["placements", drive, vram] => placements::run(drive, vram),
         ["suite", drive, _] => driver_suite(drive),
+        ["edu", device] => edu::run(device),
         ["kills", drive, vram, count, serial] => kills::run(drive, vram, count, serial),
         ["victim", drive, vram, shared] => kills::victim(drive, vram, shared),
         ["rdma-far", nic, address] => rdma::far(nic, address),

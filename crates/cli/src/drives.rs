@@ -72,9 +72,10 @@ fn real(spec: &str) -> Result<Port> {
     let name = address(spec)?;
     let root = Root::here();
     present(&root, &name)?;
-    if name.via == Some(Via::PageMap) {
+    let by_module = name.via == Some(Via::Module);
+    if name.via == Some(Via::PageMap) || by_module && !onehop_pci::is_translated(&root, name.address) {
         eprintln!(
-            "onehop: {}: driven by physical addresses, without an IOMMU: nothing but our own care keeps it from writing \
+            "onehop: {}: driven without an IOMMU that translates its addresses: nothing but our own care keeps it from writing \
              into any memory of this machine",
             name.address
         );

@@ -221,7 +221,11 @@ fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Opti
         return None;
     }
     let gpu = pair.gpu.ordinal.map_or_else(|| pair.gpu.address.to_string(), |ordinal| ordinal.to_string());
-    let via = if pair.facts.tree.group_of(pair.device).is_none() { "?via=pagemap" } else { "" };
+    let via = match (pair.facts.kernel.has("onehop"), pair.facts.tree.group_of(pair.device)) {
+        (true, _) => "?via=kmod",
+        (false, None) => "?via=pagemap",
+        (false, Some(_)) => "",
+    };
     let device = format!("'{}{via}'", pair.device.address);
     Some(match (route, direction) {
         ("cpu/pinned", _) => format!("Try it: onehop read FILE -g {gpu} --route {route} --verify"),

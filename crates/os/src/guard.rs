@@ -1,8 +1,9 @@
-//! Memory of files that a stranger may cut short.
+//! Memory of files that a stranger may cut short, and of devices that may be taken away.
 //!
 //! Whoever touches a page of a mapping behind the end of its file gets SIGBUS, and a process that maps files of others
 //! would end when one of them is truncated. Under a [`Guard`] the rest of the mapping is replaced with zeroed memory
-//! instead, and whoever maps it can ask whether that has happened.
+//! instead, and whoever maps it can ask whether that has happened. The registers of a device that is unbound or unplugged go in
+//! the same way; there ones take their place, which is what nobody's answer on the bus is.
 
 use std::ffi::c_void;
 use std::sync::Once;
@@ -19,12 +20,18 @@ struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicBool,
+    ones: AtomicBool,
 }
 
 // A handler of signals has nobody to ask but statics.
-static SLOTS: [Slot; MOST] =
-    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } };
-        MOST];
+static SLOTS: [Slot; MOST] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        lost: AtomicBool::new(false),
+        ones: AtomicBool::new(false),
+    }
+}; MOST];
 /// Slots behind this one have never been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,6 +48,18 @@ impl Guard {
     /// # Errors
     /// When as many are guarded as can be, or the system takes no handler for SIGBUS.
     pub fn new(mem: &HostMem) -> Result<Self> {
+        Self::with(mem, false)
+    }
+
+    /// Guards a device's registers: when the device is taken away they read as all ones.
+    ///
+    /// # Errors
+    /// As for [`Guard::new`].
+    pub fn of_device(mem: &HostMem) -> Result<Self> {
+        Self::with(mem, true)
+    }
+
+    fn with(mem: &HostMem, ones: bool) -> Result<Self> {
         install()?;
         let start = mem.host_ptr() as usize / PAGE * PAGE;
         let end = (mem.host_ptr() as usize + mem.len()).next_multiple_of(PAGE);
@@ -52,12 +71,13 @@ impl Guard {
         })?;
         USED.fetch_max(slot + 1, Ordering::AcqRel);
         SLOTS[slot].lost.store(false, Ordering::Relaxed);
+        SLOTS[slot].ones.store(ones, Ordering::Relaxed);
         SLOTS[slot].end.store(end, Ordering::Relaxed);
         SLOTS[slot].start.store(start, Ordering::Release);
         Ok(Self { slot, _mem: mem.clone() })
     }
 
-    /// Whether a part of the memory is gone: what is read there are zeroes, and nobody sees what is written.
+    /// Whether a part of the memory is gone: what is read there are zeroes or ones, and nobody sees what is written.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         SLOTS[self.slot].lost.load(Ordering::Acquire)
@@ -118,6 +138,10 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
                 )
             };
             if done != libc::MAP_FAILED {
+                if slot.ones.load(Ordering::Relaxed) {
+                    // SAFETY: these pages have just been mapped, to be written.
+                    unsafe { std::ptr::write_bytes(done.cast::<u8>(), 0xff, end - from) };
+                }
                 slot.lost.store(true, Ordering::Release);
                 return;
             }
@@ -153,5 +177,18 @@ mod tests {
         drop(guard);
         let zero = File::open("/dev/zero").unwrap();
         assert!(mem.read_file(0, 4096, &zero, 0).is_err());
+    }
+
+    #[test]
+    fn a_device_that_is_taken_away_reads_as_ones() {
+        let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len(2 * 4096).unwrap();
+        let mem = HostMem::of_file(&file, 2 * 4096).unwrap();
+        let guard = Guard::of_device(&mem).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(mem.word(28).unwrap().load(Ordering::Relaxed), u32::MAX);
+        assert_eq!(mem.to_vec(2 * 4096 - 1, 1).unwrap(), [0xff]);
+        assert!(guard.is_lost());
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onehop_os::{HostMem, MmioWindow, Registers};
+use onehop_os::{Guard, HostMem, MmioWindow, Registers};
 
 use crate::{Address, BarKind, Error, Result, Root, parse_resource};
 
@@ -27,18 +27,22 @@ pub(crate) struct Bars {
     registers: HostMem,
     size: u32,
     source: Arc<dyn Source>,
+    /// A device that is unbound or unplugged under us takes its registers with it.
+    _guard: Guard,
 }
 
 impl Bars {
     pub(crate) fn of(source: Arc<dyn Source>, name: &str) -> Result<Self> {
         let bytes = source.bytes(0).ok_or_else(|| Error::Refused {
             what: format!("driving {name}"),
-            why: "it has no BAR0, where an NVMe controller's registers are".into(),
+            why: "it has no BAR0 that can be mapped, where its registers are".into(),
             fix: "See `onehop drive list`".into(),
         })?;
         let size = bytes.min(MOST_REGISTERS);
         let registers = source.map(0, 0, size.next_multiple_of(PAGE))?;
-        Ok(Self { registers, size: size as u32, source })
+        let guard = Guard::of_device(&registers)
+            .map_err(|e| Error::call(format!("guarding BAR0 of {name}"), io::Error::other(e)))?;
+        Ok(Self { registers, size: size as u32, source, _guard: guard })
     }
 }
 

@@ -144,6 +144,14 @@ impl Acs {
         self.control & (Self::REQUEST_REDIRECT | Self::COMPLETION_REDIRECT | Self::EGRESS_CONTROL) != 0
     }
 
+    /// Whether devices below this port are kept apart, as the kernel wants it for IOMMU groups of their own: source validation,
+    /// both redirects, upstream forwarding.
+    #[must_use]
+    pub fn isolates(self) -> bool {
+        const WANTED: u16 = 1 | Acs::REQUEST_REDIRECT | Acs::COMPLETION_REDIRECT | 1 << 4;
+        self.control & WANTED == WANTED
+    }
+
     /// The names of what is switched on, as `lspci` has them.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {

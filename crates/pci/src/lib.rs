@@ -17,6 +17,7 @@ mod claim;
 mod config;
 mod device;
 mod error;
+mod iommu;
 mod kind;
 pub mod kmod;
 mod link;
@@ -25,6 +26,8 @@ mod nvme;
 #[allow(unsafe_code, reason = "io_uring pins memory of whoever calls")]
 mod pagemap;
 mod pages;
+#[doc(hidden)]
+pub mod parsers;
 mod places;
 mod port;
 mod record;
@@ -41,6 +44,7 @@ pub use claim::{bind, is_present, rescan};
 pub use config::Config;
 pub use device::{Class, Device, PeerMemory};
 pub use error::{Error, Result};
+pub use iommu::is_translated;
 pub use kind::Kind;
 pub use link::{Link, Speed, Width};
 pub use nvme::{BlockDevice, CLASS as NVME_CLASS, Usage};

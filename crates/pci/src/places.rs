@@ -37,7 +37,7 @@ impl Places {
         Ok(Self::parse(&text))
     }
 
-    fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         Self(text.lines().filter_map(line).collect())
     }
 

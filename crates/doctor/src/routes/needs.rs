@@ -11,7 +11,8 @@ use crate::pair::{Pair, Passes, list};
 /// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
 const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as \
-                           root: VFIO can map a BAR1 that stays where it is";
+                           root: VFIO can map a BAR1 that stays where it is. Or load the module onehop, which imports dma-bufs \
+                           (docs/kernel-module.md)";
 
 /// How a need came out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

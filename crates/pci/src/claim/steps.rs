@@ -9,6 +9,9 @@ const NOBODY: &str = "onehop-none";
 /// Offset of the command register in config space, and its bit that lets a device write to memory.
 const COMMAND: u64 = 4;
 const BUS_MASTER: u16 = 1 << 2;
+/// Types of IOMMU groups: flushed lazily, and at once.
+const LAZY: &str = "DMA-FQ";
+const STRICT: &str = "DMA";
 /// How long a device may take to wake up.
 const AWAKE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -45,6 +48,8 @@ pub(crate) struct Before {
     pub(crate) power_control: Option<String>,
     pub(crate) command: u16,
     pub(crate) can_reset: bool,
+    /// Its IOMMU group flushes lazily: what was unmapped is still reached for a while.
+    pub(crate) lazy: bool,
 }
 
 impl Before {
@@ -59,6 +64,7 @@ impl Before {
             power_control: text("power/control"),
             command: word(COMMAND as usize),
             can_reset: root.exists(&format!("{folder}/reset")),
+            lazy: text("iommu_group/type").is_some_and(|kind| kind == LAZY),
         })
     }
 
@@ -118,7 +124,7 @@ pub(crate) fn take(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     // A sleeping device is woken first, and kept awake: its registers read as ones otherwise.
     let mut steps = vec![Step::may(format!("{folder}/power/control"), "on")];
     if before.driver.as_deref() != owner.driver() || owner == Owner::Nobody {
-        steps.extend(change(address, before.driver.as_deref(), owner.over()));
+        steps.extend(change(address, before, owner.over()));
         if owner != Owner::Nobody {
             steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
         }
@@ -149,6 +155,9 @@ pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step>
         }
         let over = before.driver_override.as_deref().unwrap_or("\n");
         steps.push(Step::must(format!("{folder}/driver_override"), over));
+        if before.lazy && owner == Owner::Module {
+            steps.push(Step::may(format!("{folder}/iommu_group/type"), LAZY));
+        }
         if let Some(driver) = &before.driver {
             let path = format!("/sys/bus/pci/drivers/{driver}/bind");
             steps.push(Step::must(path, &address.to_string()));
@@ -162,16 +171,21 @@ pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step>
 
 /// The steps that give a device to a driver to stay, or to the one that the kernel chooses.
 pub(crate) fn hand_to(address: Address, before: &Before, driver: Option<&str>) -> Vec<Step> {
-    let mut steps = change(address, before.driver.as_deref(), driver.unwrap_or("\n"));
+    let mut steps = change(address, before, driver.unwrap_or("\n"));
     steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
     steps
 }
 
-/// Reserves it for a driver, and takes it from the one that has it.
-fn change(address: Address, from: Option<&str>, to: &str) -> Vec<Step> {
-    let mut steps = vec![Step::must(format!("/sys/bus/pci/devices/{address}/driver_override"), to)];
-    if let Some(driver) = from {
+/// Reserves it for a driver, and takes it from the one that has it. While no driver has it, its IOMMU group can be made
+/// strict, which our module is to have: kernels that cannot do that, or groups of several devices, stay as they are.
+fn change(address: Address, before: &Before, to: &str) -> Vec<Step> {
+    let folder = format!("/sys/bus/pci/devices/{address}");
+    let mut steps = vec![Step::must(format!("{folder}/driver_override"), to)];
+    if let Some(driver) = &before.driver {
         steps.push(Step::must(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
+    }
+    if before.lazy && Some(to) == Owner::Module.driver() {
+        steps.push(Step::may(format!("{folder}/iommu_group/type"), STRICT));
     }
     steps
 }
@@ -203,6 +217,7 @@ mod tests {
             command: 0x406,
             can_reset: true,
             driver_override: None,
+            lazy: false,
         }
     }
 
@@ -239,6 +254,23 @@ mod tests {
         assert_eq!(taken, as_module(take(address(), &before, Owner::Vfio)));
         let given = shown(&give(address(), &before, Owner::Module));
         assert_eq!(given, as_module(give(address(), &before, Owner::Vfio)));
+    }
+
+    #[test]
+    fn the_module_gets_a_group_that_is_flushed_at_once() {
+        let before = Before { lazy: true, ..used_by(Some("nvme")) };
+        let taken = shown(&take(address(), &before, Owner::Module));
+        let unbound = taken.iter().position(|step| step.starts_with("drivers/nvme/unbind")).unwrap();
+        assert_eq!(taken[unbound + 1], "devices/0000:0b:00.0/iommu_group/type DMA");
+        let given = shown(&give(address(), &before, Owner::Module));
+        let at = |what: &str| given.iter().position(|step| step.ends_with(what)).unwrap();
+        let (lazy, bound) = (at("iommu_group/type DMA-FQ"), at("nvme/bind 0000:0b:00.0"));
+        assert!(at("onehop/unbind 0000:0b:00.0") < lazy && lazy < bound, "{given:?}");
+        // VFIO flushes by itself.
+        let taken = shown(&take(address(), &before, Owner::Vfio));
+        assert!(!taken.iter().any(|step| step.contains("iommu_group")), "{taken:?}");
+        let bound = shown(&hand_to(address(), &before, Some("onehop")));
+        assert!(bound.contains(&"devices/0000:0b:00.0/iommu_group/type DMA".into()), "{bound:?}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Missing {
     }
 
     /// Reads what the module writes into `onehop_missing`: `nothing`, or words.
-    pub(super) fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let bit = |word: &str| WORDS.iter().position(|known| known.0 == word).map_or(0, |at| 1 << at);
         Self(text.split_whitespace().map(bit).fold(0, |all, bit| all | bit))
     }

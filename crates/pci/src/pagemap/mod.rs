@@ -17,7 +17,7 @@ use crate::bars::{Bars, Sysfs};
 use crate::claim::{Claim, Owner};
 use crate::pages::{PAGE, Span, trim};
 use crate::places::Places;
-use crate::{Address, Error, Kind, Result, Root};
+use crate::{Address, Error, Kind, Result, Root, iommu};
 use pin::{Pinned, Pins};
 
 /// An entry of the page map: the page's number, and whether it is in memory.
@@ -39,14 +39,12 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
 
 /// Where an IOMMU translates, physical addresses lead nowhere.
 fn refuse_translation(root: &Root, address: Address) -> Result<()> {
-    let group = format!("/sys/bus/pci/devices/{address}/iommu_group");
-    let kind = root.link_name(&group).map(|_| root.text(&format!("{group}/type")).unwrap_or_default());
-    match kind.as_deref() {
+    match iommu::group_type(root, address).as_deref() {
         None | Some("identity") => Ok(()),
         Some(kind) => Err(Error::Refused {
             what: format!("driving {address} by the page map"),
             why: format!("the IOMMU translates what it puts on the bus (its group is of type {kind:?})"),
-            fix: "Drive it through VFIO, which is safer, too (`?via=vfio`)".into(),
+            fix: "Drive it through VFIO or our module, which is safer, too (`?via=vfio`, `?via=kmod`)".into(),
         }),
     }
 }
@@ -78,19 +76,24 @@ impl PageMapper {
         let failed = |e: std::io::Error| self.cannot(format!("reading /proc/self/pagemap: {e}"));
         let mut entries = vec![0; count * 8];
         self.pagemap.read_exact_at(&mut entries, (start / PAGE * 8) as u64).map_err(failed)?;
-        let mut runs = Vec::new();
-        for entry in entries.chunks_exact(8) {
-            let entry = entry.iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
-            if entry & PRESENT == 0 {
-                return Err(self.cannot("a page of it is not in memory though it was pinned"));
-            }
-            if entry & NUMBER == 0 {
-                return Err(self.cannot("the kernel shows page numbers to root only"));
-            }
-            join(&mut runs, (entry & NUMBER) * PAGE as u64, PAGE as u64);
-        }
-        Ok(runs)
+        runs(&entries).map_err(|why| self.cannot(why))
     }
+}
+
+/// The physical addresses in entries of the page map, neighbours joined.
+pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<Run>, &'static str> {
+    let mut runs = Vec::new();
+    for entry in entries.chunks_exact(8) {
+        let entry = entry.iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+        if entry & PRESENT == 0 {
+            return Err("a page of it is not in memory though it was pinned");
+        }
+        if entry & NUMBER == 0 {
+            return Err("the kernel shows page numbers to root only");
+        }
+        join(&mut runs, (entry & NUMBER) * PAGE as u64, PAGE as u64);
+    }
+    Ok(runs)
 }
 
 /// Adds a stretch to those before it.
@@ -119,7 +122,9 @@ impl Mapper for PageMapper {
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let host = memory.host().ok_or_else(|| {
-            self.cannot("it is memory of a GPU that this process has not mapped; use our kernel module")
+            self.cannot(
+                "it is memory of a GPU that this process has not mapped; use our kernel module (`?via=kmod`)",
+            )
         })?;
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));

@@ -94,7 +94,7 @@ impl Mapper for VfioMapper {
         let host = memory.host().ok_or_else(|| {
             self.cannot(
                 "it is memory of a GPU that this process has not mapped; VFIO reaches a GPU's memory only through a \
-                 mapping of its BAR1 (static BAR1). Use our kernel module, or a route with data in host memory",
+                 mapping of its BAR1 (static BAR1). Use our kernel module (`?via=kmod`), or a route with data in host memory",
             )
         })?;
         if host.is_empty() {

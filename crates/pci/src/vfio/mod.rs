@@ -18,6 +18,7 @@ use crate::bars::Bars;
 use crate::claim::{Claim, Owner};
 use crate::{Address, Error, Kind, Result, Root};
 use mapper::VfioMapper;
+pub(crate) use sys::parse_ranges;
 
 /// Offset of the command register in config space, and its bits for memory and for bus mastering.
 const COMMAND: u64 = 4;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::{Address, Error, Result, Root};
+use crate::{Address, Error, PortType, Result, Root, Tree};
 
 /// Drivers that may stay in a group: bridges have no way to memory of their own.
 const HARMLESS: [&str; 3] = ["vfio-pci", "pcieport", "pci-stub"];
@@ -29,7 +29,7 @@ pub(super) fn before(root: &Root, address: Address) -> Result<()> {
     let number = group(root, address)?;
     if root.exists("/sys/bus/pci/drivers/vfio-pci") || load(root) {
         let others = others(root, address, number, false);
-        return if others.is_empty() { Ok(()) } else { Err(shared(address, number, &others)) };
+        return if others.is_empty() { Ok(()) } else { Err(shared(root, address, number, &others)) };
     }
     Err(refused(
         address,
@@ -61,22 +61,53 @@ fn others(root: &Root, address: Address, number: u32, with_own: bool) -> Vec<(St
     members.into_iter().filter_map(driven).collect()
 }
 
-fn shared(address: Address, number: u32, others: &[(String, String)]) -> Error {
+fn shared(root: &Root, address: Address, number: u32, others: &[(String, String)]) -> Error {
     let names: Vec<_> = others.iter().map(|(device, driver)| format!("{device} ({driver})")).collect();
+    let ports = open_ports(root, address);
+    let because = match &ports[..] {
+        [] => "where bridges do not keep them apart, or where they are functions of one device".to_owned(),
+        ports => {
+            format!("where bridges above them do not keep them apart, which here are {}", ports.join(", "))
+        }
+    };
     refused(
         address,
         format!(
             "its IOMMU group {number} is not viable: it holds other devices that drivers have: {}",
             names.join(", ")
         ),
-        "Give those to vfio-pci as well, or put the drive into a slot of its own: devices share a group where the bridges \
-         above them do not keep them apart (no ACS)",
+        format!(
+            "Give those to vfio-pci as well, or put the drive into a slot of its own: devices share a group {because}"
+        ),
     )
+}
+
+/// The bridges above a device that let packets pass between what is below them, so that the kernel takes it for one: each with
+/// what it lacks.
+fn open_ports(root: &Root, address: Address) -> Vec<String> {
+    let Ok(tree) = Tree::scan(root) else { return Vec::new() };
+    let parents = tree.get(address).map(|device| device.parents.clone()).unwrap_or_default();
+    let lacking = |port: &Address| {
+        let config = tree.get(*port)?.config.as_ref()?;
+        let why = match config.express.map(|express| express.kind) {
+            Some(PortType::RootPort | PortType::Downstream) => match config.acs {
+                Some(acs) if acs.isolates() => return None,
+                Some(acs) if acs.control == 0 => "its ACS is switched off".to_owned(),
+                Some(acs) => format!("of ACS it does {} only", acs.names().join(" ")),
+                None if config.has_extended() => "no ACS".to_owned(),
+                None => "only root is told of its ACS".to_owned(),
+            },
+            Some(PortType::Bridge) | None => "a bridge to plain PCI".to_owned(),
+            Some(_) => return None,
+        };
+        Some(format!("{port} ({why})"))
+    };
+    parents.iter().filter_map(lacking).collect()
 }
 
 /// The group is not viable.
 pub(super) fn not_viable(root: &Root, address: Address, number: u32) -> Error {
-    shared(address, number, &others(root, address, number, true))
+    shared(root, address, number, &others(root, address, number, true))
 }
 
 /// There is no container to be had.

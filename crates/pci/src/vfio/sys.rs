@@ -199,7 +199,7 @@ pub(super) fn iova_ranges(container: &File) -> io::Result<Vec<(u64, u64)>> {
 
 /// `struct vfio_iommu_type1_info`: argsz, flags, page sizes, offset of the first capability; each of these an id, a version
 /// and the next one's offset, here with a count and pairs.
-fn parse_ranges(info: &[u8]) -> Vec<(u64, u64)> {
+pub(crate) fn parse_ranges(info: &[u8]) -> Vec<(u64, u64)> {
     let word = |at: usize| info.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
     let wide = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
     let mut ranges = Vec::new();

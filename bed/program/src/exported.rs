@@ -1,0 +1,88 @@
+//! Memory that another driver exports: a drive is given its dma-buf and not its pages.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use onehop_os::{DmaBuf, DmaMemory, HostMem, Mapped, Mapper};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::report::{Failed, offset_in};
+
+/// The memory, as the CPU and as other drivers see it.
+pub(crate) struct Exported {
+    buffer: OwnedFd,
+    pub(crate) memory: HostMem,
+}
+
+impl Exported {
+    /// What `kmod-test export` sends: the dma-buf, a file to map, where in it and how much.
+    pub(crate) fn receive() -> Result<Self, Failed> {
+        let mut text = [0; 16];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        recvmsg(rustix::stdio::stdin(), &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::empty())?;
+        let rights = |message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        };
+        let fds: Vec<OwnedFd> = control.drain().filter_map(rights).flatten().collect();
+        let [buffer, view] =
+            <[OwnedFd; 2]>::try_from(fds).map_err(|_| "no dma-buf came by standard input")?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| text[at + i]));
+        let memory = HostMem::of_device(view, word(0), usize::try_from(word(8))?)?;
+        Ok(Self { buffer, memory })
+    }
+
+    /// A mapper that gives the device this memory by its dma-buf, and all other memory as before.
+    pub(crate) fn mapper(self, inner: Arc<dyn Mapper>) -> impl Mapper {
+        Exporting { inner, exported: self }
+    }
+}
+
+struct Exporting {
+    inner: Arc<dyn Mapper>,
+    exported: Exported,
+}
+
+impl Mapper for Exporting {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+        self.inner.alloc(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+        let at = memory.host().and_then(|host| offset_in(&self.exported.memory, host).ok());
+        match at {
+            Some(offset) => self.inner.map(&Part { of: &self.exported, offset, bytes: memory.bytes() }),
+            None => self.inner.map(memory),
+        }
+    }
+}
+
+/// A part of it, which no CPU instruction reaches, as with a GPU's memory.
+struct Part<'a> {
+    of: &'a Exported,
+    offset: u64,
+    bytes: usize,
+}
+
+impl DmaMemory for Part<'_> {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn host(&self) -> Option<&HostMem> {
+        None
+    }
+
+    fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
+        let fd = self.of.buffer.try_clone();
+        let fd = fd.map_err(|source| onehop_os::Error::System { call: "dup".into(), source, hint: "" });
+        Some(fd.map(|fd| DmaBuf { fd, offset: self.offset, bytes: self.bytes as u64 }))
+    }
+}

@@ -1,0 +1,70 @@
+//! Drives that cannot be had, on composed systems: the reason is named, and what would change it.
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/compose.rs"]
+mod compose;
+
+use compose::*;
+use onehop_pci::{Root, open};
+
+const DRIVE: &str = "0000:04:00.0";
+
+/// A drive and a network card below a switch, each behind a port of its own with so much of ACS, in one group.
+fn shared(acs: Option<u16>) -> Root {
+    let mut machine = Machine::new("a shared group");
+    let ports = ["0000:00:01.0", "0000:01:00.0"];
+    let port = |address| {
+        let port = Function::port(address, (0x1000, 0xc030), DOWNSTREAM).under(&ports);
+        match acs {
+            Some(control) => port.acs(control),
+            None => port,
+        }
+    };
+    machine
+        .add(&Function::port(ports[0], (0x8086, 1), ROOT_PORT).acs(ACS_ON))
+        .add(&Function::port(ports[1], (0x1000, 0xc030), UPSTREAM).under(&ports[..1]))
+        .add(&port("0000:02:00.0"))
+        .add(&port("0000:02:01.0"))
+        .add(
+            &Function::new("0000:03:00.0", (0x8086, 0x1521), 0x020000)
+                .under(&[ports[0], ports[1], "0000:02:00.0"])
+                .driver("igb")
+                .group(9, "DMA-FQ"),
+        )
+        .add(
+            &Function::new(DRIVE, (0x144d, 0xa80a), 0x010802)
+                .under(&[ports[0], ports[1], "0000:02:01.0"])
+                .driver("nvme")
+                .group(9, "DMA-FQ"),
+        );
+    machine
+        .folder("/sys/kernel/iommu_groups/9/devices", &["0000:03:00.0", DRIVE])
+        .there("/sys/bus/pci/drivers/vfio-pci");
+    Root::recorded(machine.0)
+}
+
+fn refusal(root: &Root, name: &str) -> String {
+    open(root, name.parse().unwrap()).err().unwrap().to_string()
+}
+
+#[test]
+fn a_shared_group_names_the_devices_and_the_bridges() {
+    for (acs, why) in [
+        (Some(0), "0000:02:01.0 (its ACS is switched off)"),
+        (Some(4), "0000:02:01.0 (of ACS it does ReqRedir only)"),
+    ] {
+        let told = refusal(&shared(acs), DRIVE);
+        assert!(told.contains("group 9 is not viable") && told.contains("0000:03:00.0 (igb)"), "{told}");
+        assert!(told.contains(why) && !told.contains("0000:00:01.0"), "{told}");
+    }
+    let told = refusal(&shared(Some(ACS_ON)), DRIVE);
+    assert!(told.contains("functions of one device"), "{told}");
+    let told = refusal(&shared(None), DRIVE);
+    assert!(told.contains("0000:02:01.0 ("), "{told}");
+}
+
+#[test]
+fn a_module_that_is_not_there_is_told_how_to_get() {
+    let told = refusal(&shared(Some(0)), "0000:04:00.0?via=kmod");
+    assert!(told.contains("onehop is not loaded") && told.contains("docs/kernel-module.md"), "{told}");
+}
