@@ -9,6 +9,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
+#include "../compat.h"
 
 static struct dev_pagemap *pages;
 
@@ -19,7 +20,7 @@ static int vrampages_mmap(struct file *file, struct vm_area_struct *vma)
 
 	if (vma->vm_pgoff > have || count > have - vma->vm_pgoff)
 		return -EINVAL;
-	vm_flags_set(vma, VM_MIXEDMAP | VM_DONTEXPAND);
+	oh_vm_flags_set(vma, VM_MIXEDMAP | VM_DONTEXPAND);
 	for (i = 0; i < count; i++) {
 		struct page *page = pfn_to_page(first + vma->vm_pgoff + i);
 		int err = vm_insert_page(vma, vma->vm_start + i * PAGE_SIZE, page);

@@ -163,7 +163,10 @@ fn an_h100_behind_a_switch() {
     for route in ["gpu/tier3", "gpu/posted", "cpu/direct"] {
         let (verdict, reason, fix) = found.route(drive, FromGpu, route);
         assert!(verdict == Untested && reason.starts_with("all that can be seen"), "{route}: {reason}");
-        assert!(fix.contains(&format!("onehop write -d '{drive}' --lba N")) && fix.contains(route), "{fix}");
+        assert!(
+            fix.contains(&format!("onehop write -d '{drive}?via=kmod' --lba N")) && fix.contains(route),
+            "{fix}"
+        );
     }
     assert_eq!(found.change(drive, ToGpu).1, Some("gpu/tier3"));
     let found = machine("h100-switch-not-root");
