@@ -70,6 +70,11 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// Whether a user may know of it.
+    pub fn is_seen_by(&self, uid: u32) -> bool {
+        self.owner.uid == uid || uid == 0
+    }
+
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

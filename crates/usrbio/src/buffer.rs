@@ -26,7 +26,8 @@ impl Shm {
 
     fn make(len: usize, node: Option<u32>) -> Result<Self> {
         let path = Path::new(SHM).join(format!("hf3fs-iov-{}", Id::random()?));
-        let file = File::options().read(true).write(true).create_new(true).mode(0o666).open(&path);
+        // Other users have no business in it; daemons run as the same user, or as root.
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|e| Error::file("create", &path, e))?;
         let made = file.set_len(len as u64).map_err(|e| Error::file("ftruncate", &path, e)).and_then(|()| {
             let mem = HostMem::of_shared(&file)?;

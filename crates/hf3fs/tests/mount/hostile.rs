@@ -134,6 +134,12 @@ fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) {
     }
 }
 
+/// How long hostile programs are let loose: three seconds, or what a person wants.
+fn how_long() -> Duration {
+    let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(3))
+}
+
 /// Run by [`a_hostile_program_hurts_itself`] in a process of its own; nothing otherwise.
 #[test]
 fn hostile_program() {
@@ -143,11 +149,12 @@ fn hostile_program() {
     let inode = rustix::fs::fstat(&file).unwrap().st_ino;
     let mount = Arc::new(Mount::open(Path::new(&mount)).unwrap());
     let mut dice = Dice(std::process::id().into());
-    let start = Instant::now();
-    let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
-    while start.elapsed() < Duration::from_secs(seconds.unwrap_or(3)) {
+    let (start, mut lives) = (Instant::now(), 0);
+    while start.elapsed() < how_long() {
         misbehave(&mount, inode, &mut dice);
+        lives += 1;
     }
+    println!("{lives} hostile lives");
     std::io::stdout().flush().unwrap();
     // As a program that was killed.
     std::process::abort();
@@ -166,23 +173,28 @@ fn a_hostile_program_hurts_itself() {
             program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         })
         .collect();
-    for _ in 0..3 {
+    let (start, mut rounds) = (Instant::now(), 0);
+    while rounds < 3 || start.elapsed() < how_long() {
         let mut honest = command(&fio);
         honest.arg(bed.mount()).arg(bed.file()).arg("200").stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = wait(honest.spawn().unwrap());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        rounds += 1;
     }
+    println!("{rounds} honest programs, all of them right, in {:?}", start.elapsed());
     for child in hostile {
         let output = wait(child);
         let said =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(!said.contains("panicked"), "{said}");
+        print!("{said}");
     }
     let report = bed.report();
     assert!(
         report["refused"].as_u64().unwrap() > 0 && report["broken_rings"].as_u64().unwrap() > 0,
         "{report:#}"
     );
+    println!("{report:#}");
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
     // What is no business of theirs is as it was.
     let bytes = std::fs::read(bed.dir.join("root/file.bin")).unwrap();

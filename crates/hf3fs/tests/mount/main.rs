@@ -5,6 +5,7 @@ mod bed;
 mod death;
 mod hostile;
 mod target;
+mod users;
 
 use std::process::{Command, Stdio};
 

@@ -117,9 +117,9 @@ impl Filesystem for Mounted {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if is_virtual(parent) {
-            return entry(reply, virt::lookup(&self.shared, parent.0, name));
+            return entry(reply, virt::lookup(&self.shared, parent.0, name, request.uid()));
         }
         if parent.0 == ROOT
             && let Some(attr) = virt::top(name)
@@ -352,7 +352,7 @@ impl Filesystem for Mounted {
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let watcher = (inode.0 == virt::IOVS).then(|| process_of(request.pid()));
-        match self.list(inode) {
+        match self.list(inode, request.uid()) {
             Ok(names) => {
                 if let Some(pid) = watcher {
                     self.shared.table.folder_opened(pid);

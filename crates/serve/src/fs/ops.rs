@@ -56,9 +56,9 @@ impl Mounted {
         Ok(attr(&self.tree.lookup(parent.0, &named(name)?)?))
     }
 
-    pub(super) fn list(&self, inode: INodeNo) -> Result<Vec<(u64, FileType, OsString)>, Errno> {
+    pub(super) fn list(&self, inode: INodeNo, uid: u32) -> Result<Vec<(u64, FileType, OsString)>, Errno> {
         if is_virtual(inode) {
-            let names = virt::list(&self.shared, inode.0)?;
+            let names = virt::list(&self.shared, inode.0, uid)?;
             return Ok(names.into_iter().map(|(inode, kind, name)| (inode, kind, name.into())).collect());
         }
         let (mut names, mut from) = (Vec::new(), 0);

@@ -61,7 +61,8 @@ pub(super) fn attr(shared: &Shared, inode: u64) -> Result<FileAttr, Errno> {
     buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
 }
 
-pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr) -> Result<FileAttr, Errno> {
+/// What a user finds; links of other users are none of their business.
+pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
     let name = name.to_str().ok_or(Errno::NOENT)?;
     let known = match (parent, name) {
         (TOP, "iovs") => Some(IOVS),
@@ -78,11 +79,12 @@ pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr) -> Result<FileA
         return Ok(attr);
     }
     let buffer = if parent == IOVS { shared.table.link(name) } else { None };
+    let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid));
     buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
 }
 
-/// Names in one of the folders.
-pub(super) fn list(shared: &Shared, inode: u64) -> Result<Vec<(u64, FileType, String)>, Errno> {
+/// Names in one of the folders, for a user.
+pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<(u64, FileType, String)>, Errno> {
     let entry = |inode, kind, name: &str| (inode, kind, name.to_owned());
     let mut names = match inode {
         TOP => vec![entry(IOVS, FileType::Directory, "iovs"), entry(OURS, FileType::Directory, "onehop")],
@@ -97,7 +99,8 @@ pub(super) fn list(shared: &Shared, inode: u64) -> Result<Vec<(u64, FileType, St
     };
     if inode == IOVS {
         let all = shared.table.all();
-        names.extend(all.iter().map(|b| entry(BUFFERS + b.inode, FileType::Symlink, &b.link)));
+        let seen = all.iter().filter(|buffer| buffer.is_seen_by(uid));
+        names.extend(seen.map(|b| entry(BUFFERS + b.inode, FileType::Symlink, &b.link)));
     }
     names.push(entry(inode, FileType::Directory, "."));
     names.push(entry(inode, FileType::Directory, ".."));
@@ -115,6 +118,7 @@ pub(super) fn readlink(shared: &Arc<Shared>, inode: u64, uid: u32) -> Result<Pat
         return group.map(|group| group.path.clone()).map_err(|e| Errno::from_raw_os_error(e.errno()));
     }
     let buffer = inode.checked_sub(BUFFERS).and_then(|serial| shared.table.inode(serial));
+    let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid));
     buffer.map(|buffer| buffer.target.clone()).ok_or(Errno::INVAL)
 }
 
@@ -159,10 +163,8 @@ pub(super) fn symlink(
 
 /// A program takes memory back.
 pub(super) fn unlink(shared: &Shared, name: &OsStr, uid: u32) -> Result<(), Errno> {
-    let buffer = name.to_str().and_then(|name| shared.table.link(name)).ok_or(Errno::NOENT)?;
-    if buffer.owner.uid != uid && uid != 0 {
-        return Err(Errno::ACCESS);
-    }
+    let buffer = name.to_str().and_then(|name| shared.table.link(name));
+    let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid)).ok_or(Errno::NOENT)?;
     if let Some(gone) = shared.table.remove(buffer.name.id) {
         shared.removed(&gone);
     }

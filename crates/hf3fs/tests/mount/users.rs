@@ -1,0 +1,138 @@
+//! Two users of one mount: neither sees or uses what is the other's.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use onehop_usrbio::buffer::{Buffer, Ring};
+use onehop_usrbio::mount::Mount;
+use onehop_usrbio::ring::Request;
+use onehop_usrbio::{Id, Name, Priority, RingName};
+use rustix::io::Errno;
+
+use crate::bed::{Bed, command, skipped, wait};
+
+const ONE: u32 = 21_001;
+const OTHER: u32 = 21_002;
+
+fn ring(mount: &Arc<Mount>) -> Ring {
+    let name =
+        RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+    Ring::create(mount, 8, name, None).unwrap()
+}
+
+/// What a read into a buffer gives.
+fn read(ring: &Ring, buffer: Id, inode: u64, len: u64) -> i64 {
+    ring.prepare(&Request { buffer, offset: 0, inode, at: 0, len, userdata: 0 }).unwrap();
+    ring.submit();
+    let mut done = Vec::new();
+    let until = SystemTime::now() + crate::bed::LONG;
+    ring.wait(&mut done, (1, 8), Some(until), Duration::from_millis(1)).unwrap();
+    done[0].result
+}
+
+fn links(mount: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(mount.join("3fs-virt/iovs")).unwrap();
+    let is_buffer = |path: &PathBuf| !path.to_string_lossy().contains("submit-ios");
+    all.map(|entry| entry.unwrap().path()).filter(is_buffer).collect()
+}
+
+fn inode(file: &std::fs::File) -> u64 {
+    rustix::fs::fstat(file).unwrap().st_ino
+}
+
+/// Run as the first user by [`users_keep_to_themselves`]: has a buffer and a file, and waits for the other's end.
+#[test]
+fn first_user() {
+    let Ok(dir) = std::env::var("ONEHOP_TEST_FIRST_USER") else { return };
+    let dir = PathBuf::from(dir);
+    let mount = Arc::new(Mount::open(&dir.join("mnt")).unwrap());
+    let file = std::fs::File::open(dir.join("mnt/secret")).unwrap();
+    let (buffer, ring) = (Buffer::create(&mount, 4096, 0, None).unwrap(), ring(&mount));
+    assert_eq!(read(&ring, buffer.id(), inode(&file), 6), 6);
+    let target =
+        std::fs::read_link(mount.path().join("3fs-virt/iovs").join(buffer.id().to_string())).unwrap();
+    let words = format!("{} {} {}", buffer.id(), inode(&file), target.display());
+    std::fs::write(dir.join("told/new"), words).unwrap();
+    std::fs::rename(dir.join("told/new"), dir.join("told/first")).unwrap();
+    let start = std::time::Instant::now();
+    while !dir.join("told/over").exists() {
+        assert!(start.elapsed() < crate::bed::LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It has all that it had, as it was.
+    assert_eq!(buffer.memory().to_vec(0, 8).unwrap(), b"secret\0\0");
+    assert_eq!(read(&ring, buffer.id(), inode(&file), 6), 6);
+    assert_eq!(links(mount.path()).len(), 2);
+}
+
+/// Run as the second user, who knows everything that the first does.
+#[test]
+fn second_user() {
+    let Ok(dir) = std::env::var("ONEHOP_TEST_SECOND_USER") else { return };
+    let dir = PathBuf::from(dir);
+    let told = std::fs::read_to_string(dir.join("told/first")).unwrap();
+    let [id, secret, target] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{told}") };
+    let (id, secret, target) = (Name::parse(id).unwrap().id, secret.parse().unwrap(), Path::new(target));
+    let mount = Arc::new(Mount::open(&dir.join("mnt")).unwrap());
+    let iovs = mount.path().join("3fs-virt/iovs");
+    assert_eq!(links(mount.path()), Vec::<PathBuf>::new());
+    let link = iovs.join(id.to_string());
+    assert!(std::fs::read_link(&link).is_err() && std::fs::symlink_metadata(&link).is_err());
+    assert!(std::fs::remove_file(&link).is_err());
+    assert!(Buffer::open(&mount, id, 4096, 0).is_err());
+    // Its memory cannot be opened, nor given to the daemon as if it were ours.
+    assert_eq!(std::fs::File::open(target).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    for name in [id.to_string(), Id::random().unwrap().to_string()] {
+        assert!(symlink(target, iovs.join(name)).is_err());
+    }
+    assert!(std::fs::remove_file(target).is_err());
+    // A ring of ours reaches what is ours, and not theirs.
+    let own = std::fs::File::open(mount.path().join("file.bin")).unwrap();
+    let (buffer, ring) = (Buffer::create(&mount, 4096, 0, None).unwrap(), ring(&mount));
+    let refused = |errno: Errno| -i64::from(errno.raw_os_error());
+    assert_eq!(read(&ring, buffer.id(), inode(&own), 4096), 4096);
+    assert_eq!(read(&ring, id, inode(&own), 4096), refused(Errno::ACCESS));
+    assert_eq!(read(&ring, buffer.id(), secret, 6), refused(Errno::BADF));
+    assert_eq!(links(mount.path()).len(), 2);
+}
+
+#[test]
+fn users_keep_to_themselves() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can be two users");
+    }
+    let Some(bed) = Bed::start() else { return };
+    let told = bed.dir.join("told");
+    std::fs::create_dir(&told).unwrap();
+    std::fs::set_permissions(&told, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let secret = bed.dir.join("root/secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::chown(&secret, Some(ONE), Some(ONE)).unwrap();
+    let start = |name: &str, variable: &str, uid| {
+        let mut program = command(&std::env::current_exe().unwrap());
+        program.args(["--exact", name, "--nocapture"]).env(variable, &bed.dir);
+        program.uid(uid).gid(uid).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+    };
+    let first = match start("users::first_user", "ONEHOP_TEST_FIRST_USER", ONE) {
+        Ok(first) => first,
+        Err(error) => return skipped(&format!("other users may not run this test's program: {error}")),
+    };
+    let begun = std::time::Instant::now();
+    while !told.join("first").exists() {
+        assert!(begun.elapsed() < crate::bed::LONG, "{:?}", wait(first));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = wait(start("users::second_user", "ONEHOP_TEST_SECOND_USER", OTHER).unwrap());
+    std::fs::write(told.join("over"), "").unwrap();
+    let first = wait(first);
+    for output in [first, second] {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+    }
+    bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
+}
