@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::{Deadline, DmaBuf, DmaMemory, HostMem};
+use onehop_os::{Deadline, DmaBuf, DmaMemory, HostMem, Udmabuf};
 use onehop_pci::Root;
 use onehop_proto::GpuAddr;
 use onehop_rdma::{
@@ -263,7 +263,8 @@ impl DmaMemory for OnDevice {
 
 fn bounce(nic: &Arc<Nic>, address: &str, bar: &str) -> Result<(), Failed> {
     let whole = onehop_pci::bar_memory(&Root::here(), bar.parse()?, None)?;
-    let (_mem, buf) = onehop_os::udmabuf(BYTES)?;
+    let exported = Udmabuf::new(BYTES)?;
+    let buf = exported.export(exported.memory())?.fd;
     let memory: Memory = Arc::new(OnDevice { bar: whole.slice(0..BYTES)?, buf: Some(buf) });
     let refused = nic.register(&memory, Relaxed::Yes);
     let Err(Error::NotRegistered { refusals, .. }) = refused else {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_os::{FunctionReset, HostMem, Interrupt, Mapper, Port, Registers};
 use onehop_radio::{Limits, regs};
 
+use crate::config::Iommu;
 use crate::mapper::BoardMapper;
 use crate::registers::State;
 use crate::space::Space;
@@ -29,6 +30,17 @@ pub struct Stats {
     pub transmitted_samples: u64,
 }
 
+/// What flowed from a start to the stop after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Flow {
+    /// Samples of each block.
+    pub block_samples: u32,
+    /// Blocks that the converter made.
+    pub sent_blocks: u64,
+    /// Those for which there was no buffer.
+    pub lost_blocks: u64,
+}
+
 /// Whom an interrupt is told.
 type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
@@ -47,6 +59,20 @@ pub(crate) struct Inner {
 impl Inner {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As after power-on.
+    pub(crate) fn reset(&self) {
+        self.state().reset();
+        // Nothing of what was under way reaches memory after this returns.
+        loop {
+            let state = self.state();
+            if !state.rx.busy && !state.tx.busy {
+                return;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
     }
 
     /// Raises the board's only interrupt.
@@ -74,7 +100,7 @@ impl Board {
     /// When the machine has no thread for it.
     pub fn new(config: Config) -> Result<Self> {
         let config = Arc::new(config);
-        let (space, book) = (Space::new(config.p2p), Arc::<Book>::default());
+        let (space, book) = (Space::new(config.p2p, config.mask_bits), Arc::<Book>::default());
         let mapper = Arc::new(BoardMapper::new(space.clone(), &config));
         let state = State::new(config.clone(), space.clone(), book.clone());
         let inner = Arc::new(Inner {
@@ -112,7 +138,7 @@ impl Board {
         Port {
             regs: Arc::new(Bar(self.inner.clone())),
             mapper: self.mapper.clone() as Arc<dyn Mapper>,
-            reset: Some(Arc::new(Bar(self.inner.clone()))),
+            reset: self.inner.config.flr.then(|| Arc::new(Bar(self.inner.clone())) as _),
             name: "sim:usdr".into(),
             simulated: true,
         }
@@ -140,16 +166,34 @@ impl Board {
         self.inner.space.set_master(on);
     }
 
-    /// Lets the board reach memory at a bus address of the caller's choice; none if something lies there.
+    /// Power-on, which even a board has that cannot be reset from outside.
+    pub fn power_on(&self) {
+        self.inner.reset();
+    }
+
+    /// Lets the board reach memory at a bus address of the caller's choice; none if something lies there. Without an
+    /// IOMMU, what lies where a GPU's BAR does is taken for one's.
     #[must_use]
     pub fn reach(&self, at: u64, memory: HostMem) -> Option<Reached> {
-        self.inner.space.add(vec![(at, memory)], false)
+        let Config { iommu, bar, .. } = *self.inner.config;
+        self.inner.space.add(vec![(at, memory)], iommu == Iommu::Off && at >= bar)
+    }
+
+    /// Writes down an access that is none of whole registers, for those who see such accesses before the registers do.
+    pub fn note_odd_access(&self, offset: u64, bytes: usize) {
+        self.inner.book.note(Rule::Access, format!("{bytes} bytes at {offset:#x}"));
     }
 
     /// What it has done.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.state().stats
+    }
+
+    /// The last times that samples flowed, the latest of them at the end.
+    #[must_use]
+    pub fn flows(&self) -> Vec<Flow> {
+        self.inner.state().flows.iter().copied().collect()
     }
 
     /// The rules that were broken.
@@ -218,16 +262,8 @@ impl Registers for Bar {
 
 impl FunctionReset for Bar {
     fn function_reset(&self) -> onehop_os::Result<()> {
-        self.0.state().reset();
-        // Nothing of what was under way reaches memory after this returns.
-        loop {
-            let state = self.0.state();
-            if !state.rx.busy && !state.tx.busy {
-                return Ok(());
-            }
-            drop(state);
-            std::thread::yield_now();
-        }
+        self.0.reset();
+        Ok(())
     }
 }
 

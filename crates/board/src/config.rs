@@ -49,6 +49,8 @@ pub struct Config {
     pub bar: u64,
     /// What becomes of accesses to a GPU's memory.
     pub p2p: P2p,
+    /// Whether the function can be reset from outside.
+    pub flr: bool,
 }
 
 impl Default for Config {
@@ -65,11 +67,12 @@ impl Default for Config {
             iommu: Iommu::Translated,
             bar: 0x60_0000_0000,
             p2p: P2p::Works,
+            flr: true,
         }
     }
 }
 
-const OPTIONS: &str = "rate, signal, freq, level, dc, patient, id, max, mask, time, iommu, bar, p2p";
+const OPTIONS: &str = "rate, signal, freq, level, dc, patient, id, max, mask, time, iommu, bar, p2p, flr";
 
 impl Config {
     /// From what stands behind `sim:`: a name, which is `usdr`, and options behind a `?`, parted by `&`.
@@ -112,6 +115,7 @@ impl Config {
             }
             "patient" => self.patient = flag("patient", value)?,
             "time" => self.tells_time = flag("time", value)?,
+            "flr" => self.flr = flag("flr", value)?,
             "id" => {
                 (self.vendor, self.device) =
                     ids(value).ok_or_else(|| bad("id", value, "vendor:device in hex"))?

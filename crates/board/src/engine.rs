@@ -21,6 +21,8 @@ impl Missed {
         match self {
             Self::Unmapped => Rule::Unmapped,
             Self::NoMaster => Rule::BusMaster,
+            Self::Mask => Rule::Mask,
+            Self::ReadOnly => Rule::ReadOnly,
         }
     }
 }
@@ -120,9 +122,7 @@ fn next(state: &mut State) -> Work {
         // A clock that waits does not catch up either.
         state.rx.origin = Some(if state.config.patient { now } else { due });
         if full {
-            state.rx.blocks += 1;
-            state.stats.sent_blocks += 1;
-            state.stats.lost_blocks += 1;
+            state.made(true);
             state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
             continue;
         }
@@ -157,11 +157,6 @@ fn fill(inner: &Inner, block: &Block, tools: &mut Tools) {
         None => tools.generate(&inner.config.signal, shape.format, block.first),
     }
     let base = u64::from(block.setup.addresses[block.buffer]);
-    let last = base + u64::from(shape.bytes()) - 1;
-    if inner.config.mask_bits < 32 && last >> inner.config.mask_bits != 0 {
-        inner.book.note(Rule::Mask, format!("buffer {} ends at bus {last:#x}", block.buffer));
-        return;
-    }
     for (at, burst) in
         (base..).step_by(shape.burst_bytes() as usize).zip(tools.room.chunks(shape.burst_bytes() as usize))
     {
@@ -190,9 +185,8 @@ fn filled(state: &mut State, block: &Block) {
     if state.rx.epoch != block.epoch {
         return;
     }
-    state.rx.blocks += 1;
+    state.made(false);
     state.rx.filled += 1;
-    state.stats.sent_blocks += 1;
     let report = RxReport {
         lost: std::mem::take(&mut state.rx.lost_since),
         bursts: RxReport::whole(block.setup.shape.bursts),

@@ -18,7 +18,7 @@ mod space;
 mod transmit;
 mod violation;
 
-pub use board::{Board, Stats};
+pub use board::{Board, Flow, Stats};
 pub use config::{Config, Iommu, P2p};
 pub use error::{Error, Result};
 pub use mapper::BoardMapper;

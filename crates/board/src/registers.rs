@@ -10,7 +10,7 @@ use onehop_radio::{BUFFERS, Format, Limits, Shape, regs};
 use crate::space::Space;
 use crate::transmit::Tx;
 use crate::violation::{Book, Rule};
-use crate::{Config, Stats};
+use crate::{Config, Flow, Stats};
 
 /// How the receiver fills blocks, as it was set when it started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,12 +41,16 @@ pub(crate) struct Rx {
     pub origin: Option<Instant>,
 }
 
+/// Times that samples flowed which are kept.
+const FLOWS: usize = 64;
+
 /// Everything behind the lock.
 pub(crate) struct State {
     pub config: Arc<Config>,
     pub space: Arc<Space>,
     pub book: Arc<Book>,
     pub stats: Stats,
+    pub flows: VecDeque<Flow>,
     index: u32,
     indexed: Vec<u32>,
     page: Option<u64>,
@@ -70,6 +74,7 @@ impl State {
             space,
             book,
             stats: Stats::default(),
+            flows: VecDeque::new(),
             index: 0,
             indexed: vec![0; regs::VIRTUAL_COUNT as usize],
             page: None,
@@ -88,9 +93,11 @@ impl State {
     /// As after power-on. What was counted stays.
     pub(crate) fn reset(&mut self) {
         let epoch = self.rx.epoch + 1;
-        let (stats, busy) = (self.stats, (self.rx.busy, self.tx.busy));
+        let (stats, flows) = (self.stats, std::mem::take(&mut self.flows));
+        let (rx_busy, tx_busy) = (self.rx.busy, self.tx.busy);
         *self = Self::new(self.config.clone(), self.space.clone(), self.book.clone());
-        (self.rx.epoch, self.stats, self.rx.busy, self.tx.busy) = (epoch, stats, busy.0, busy.1);
+        (self.rx.epoch, self.stats, self.flows) = (epoch, stats, flows);
+        (self.rx.busy, self.tx.busy) = (rx_busy, tx_busy);
     }
 
     fn breach(&self, rule: Rule, detail: impl Into<String>) {
@@ -212,6 +219,10 @@ impl State {
         match self.setup() {
             Ok(setup) => {
                 self.rx.setup = Some(setup);
+                self.flows.push_back(Flow { block_samples: setup.shape.samples(), ..Flow::default() });
+                if self.flows.len() > FLOWS {
+                    self.flows.pop_front();
+                }
                 self.rx.epoch += 1;
                 self.rx.origin = Some(Instant::now());
                 // The clock of samples goes on; only a reset sets it back.
@@ -297,6 +308,17 @@ impl State {
         }
         self.written += 1;
         self.raised = true;
+    }
+
+    /// The converter made a block, which is lost or not.
+    pub(crate) fn made(&mut self, lost: bool) {
+        self.rx.blocks += 1;
+        self.stats.sent_blocks += 1;
+        self.stats.lost_blocks += u64::from(lost);
+        if let Some(flow) = self.flows.back_mut() {
+            flow.sent_blocks += 1;
+            flow.lost_blocks += u64::from(lost);
+        }
     }
 
     /// How long a block lasts.

@@ -23,6 +23,10 @@ pub(crate) enum Missed {
     Unmapped,
     /// The function is no bus master.
     NoMaster,
+    /// It lies beyond the address bits that the engine drives.
+    Mask,
+    /// It is there, and must not be written.
+    ReadOnly,
 }
 
 /// The bus as the board sees it.
@@ -30,6 +34,7 @@ pub(crate) struct Space {
     pieces: RwLock<BTreeMap<u64, Piece>>,
     master: AtomicBool,
     p2p: P2p,
+    mask_bits: u8,
 }
 
 /// Memory within the board's reach. Dropping it waits for accesses that run.
@@ -48,8 +53,8 @@ impl Drop for Reached {
 }
 
 impl Space {
-    pub(crate) fn new(p2p: P2p) -> Arc<Self> {
-        Arc::new(Self { pieces: RwLock::default(), master: AtomicBool::new(true), p2p })
+    pub(crate) fn new(p2p: P2p, mask_bits: u8) -> Arc<Self> {
+        Arc::new(Self { pieces: RwLock::default(), master: AtomicBool::new(true), p2p, mask_bits })
     }
 
     pub(crate) fn set_master(&self, on: bool) {
@@ -83,8 +88,12 @@ impl Space {
         &self,
         at: u64,
         bytes: usize,
-        mut work: impl FnMut(&Piece, usize, usize, usize),
+        mut work: impl FnMut(&Piece, usize, usize, usize) -> Result<(), Missed>,
     ) -> Result<(), Missed> {
+        let last = at.saturating_add(bytes.saturating_sub(1) as u64);
+        if last.checked_shr(self.mask_bits.into()).is_some_and(|beyond| beyond != 0) {
+            return Err(Missed::Mask);
+        }
         let pieces = self.pieces.read().unwrap_or_else(PoisonError::into_inner);
         if !self.master.load(Ordering::SeqCst) {
             return Err(Missed::NoMaster);
@@ -98,7 +107,7 @@ impl Space {
             if count == 0 {
                 return Err(Missed::Unmapped);
             }
-            work(piece, offset, done, count);
+            work(piece, offset, done, count)?;
             done += count;
         }
         Ok(())
@@ -107,19 +116,27 @@ impl Space {
     /// Writes, as posted writes: what the machine drops is not noticed.
     pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<(), Missed> {
         self.each(at, data.len(), |piece, offset, done, count| {
-            if !(piece.peer && self.p2p == P2p::Dropped) {
-                // The range was checked; memory that is mapped read-only swallows writes, as a bus does.
-                let _ = piece.mem.write(offset, &data[done..done + count]);
+            if piece.peer && self.p2p == P2p::Dropped {
+                return Ok(());
             }
+            // The range was checked: what is left is that it must not be written.
+            piece.mem.write(offset, &data[done..done + count]).map_err(|_| Missed::ReadOnly)
         })
     }
 
     /// Writes a word so that whoever reads it sees all that was written before.
     pub(crate) fn write_word(&self, at: u64, value: u32) -> Result<(), Missed> {
         self.each(at, 4, |piece, offset, _, count| {
+            if piece.peer && self.p2p == P2p::Dropped {
+                return Ok(());
+            }
+            if !piece.mem.is_writable() {
+                return Err(Missed::ReadOnly);
+            }
             if let (4, Ok(word)) = (count, piece.mem.word(offset)) {
                 word.store(value, Ordering::Release);
             }
+            Ok(())
         })
     }
 
@@ -132,6 +149,7 @@ impl Space {
             {
                 part.fill(0xff);
             }
+            Ok(())
         })
     }
 }
@@ -142,7 +160,7 @@ mod tests {
 
     #[test]
     fn reaches_what_is_mapped_and_nothing_else() {
-        let space = Space::new(P2p::Works);
+        let space = Space::new(P2p::Works, 32);
         let mem = HostMem::anonymous(8192).unwrap();
         let parts = vec![(0x1000, mem.slice(0..4096).unwrap()), (0x2000, mem.slice(4096..8192).unwrap())];
         let reached = space.add(parts, false).unwrap();
@@ -150,7 +168,8 @@ mod tests {
         space.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
         assert_eq!(mem.to_vec(4094, 4).unwrap(), [1, 2, 3, 4]);
         assert_eq!(space.write(0x2ffe, &[0; 4]), Err(Missed::Unmapped));
-        assert_eq!(space.write(u64::MAX, &[0; 4]), Err(Missed::Unmapped));
+        assert_eq!(space.write(u64::MAX, &[0; 4]), Err(Missed::Mask));
+        assert_eq!(Space::new(P2p::Works, 64).write(u64::MAX, &[0; 4]), Err(Missed::Unmapped));
         space.set_master(false);
         assert_eq!(space.read(0x1000, &mut [0]), Err(Missed::NoMaster));
         space.set_master(true);
@@ -165,7 +184,7 @@ mod tests {
         for (p2p, written, read) in [(P2p::Works, 7, 7), (P2p::WritesOnly, 7, 0xff), (P2p::Dropped, 0, 0xff)]
         {
             mem.fill(0, 4096, 0).unwrap();
-            let space = Space::new(p2p);
+            let space = Space::new(p2p, 32);
             let _reached = space.add(vec![(0x1000, mem.clone())], true).unwrap();
             space.write(0x1000, &[7]).unwrap();
             let mut back = [0];

@@ -42,6 +42,8 @@ rules! {
     Mask, "mask";
     /// DMA reached where nothing is mapped.
     Unmapped, "unmapped";
+    /// DMA wrote memory that must not be written.
+    ReadOnly, "read-only";
     /// DMA while the function is no bus master.
     BusMaster, "bus-master";
     /// More buffers were given back than had been filled.

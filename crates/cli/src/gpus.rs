@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Error, Gpu};
+use onehop_os::Udmabuf;
 use onehop_pci::Root;
 
 use crate::error::{CliError, Result};
 use crate::units;
 
+/// What udmabuf exports at most at once.
+const EXPORTED: usize = 64 << 20;
+
 /// Which GPU.
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
     /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one; emu:0000:00:02.0 is an emulated one
-    /// whose memory is the largest BAR of that device [default: 0 where CUDA works, else emu].
+    /// whose memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default: 0 where CUDA works, else emu].
     /// `onehop load` takes several: 0,1
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
@@ -71,6 +75,7 @@ pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
             |gpu| cuda(gpu, "the first that CUDA shows"),
         )),
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
+        Some("emu:udmabuf") => emulated_exported(),
         Some(name) if name.strip_prefix("emu:").is_some_and(units::is_pci_address) => emulated_on(&name[4..]),
         Some(name) if is_number(name) || units::is_pci_address(name) => match open(name) {
             Ok(gpu) => Ok(cuda(gpu, "as asked for")),
@@ -86,7 +91,7 @@ fn refused(name: &str, error: &Error) -> CliError {
 
 fn unknown(name: &str) -> CliError {
     CliError::Usage(format!(
-        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), a CUDA ordinal such as 0, or a PCI \
+        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, or a PCI \
          address",
         name.escape_debug()
     ))
@@ -132,6 +137,19 @@ fn emulated_on(device: &str) -> Result<Chosen> {
         units::bytes(memory.len() as u64)
     );
     Ok(Chosen { gpu: Arc::new(Emulated::with_vram(memory)), why })
+}
+
+/// An emulated GPU whose memory a driver imports as it imports a real GPU's.
+fn emulated_exported() -> Result<Chosen> {
+    let memory = Udmabuf::new(EXPORTED).map_err(|error| {
+        let fix = "Load udmabuf, be root, or use the emulated GPU with this machine's memory: -g emu";
+        CliError::not_possible("exporting memory as a dma-buf", error.to_string(), fix)
+    })?;
+    let why = format!(
+        "the emulated GPU (CPU threads) with {} of memory that udmabuf exports",
+        units::bytes(EXPORTED as u64)
+    );
+    Ok(Chosen { gpu: Arc::new(Emulated::with_exported(memory)), why })
 }
 
 fn is_number(text: &str) -> bool {

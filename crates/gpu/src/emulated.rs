@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::{DmaMemory, Heap, HostMem, Registers};
+use onehop_os::{DmaMemory, Heap, HostMem, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
     Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, run_single,
@@ -45,6 +45,8 @@ pub struct Emulated {
 struct Vram {
     mem: HostMem,
     heap: Arc<Mutex<Heap>>,
+    /// Who exports it as dma-bufs, where somebody does.
+    exporter: Option<Arc<Udmabuf>>,
 }
 
 impl Vram {
@@ -80,8 +82,19 @@ impl Emulated {
     /// One with memory of its own: that of a device, so that a drive reaches it over the bus as it reaches a GPU's.
     #[must_use]
     pub fn with_vram(mem: HostMem) -> Self {
+        Self::with(mem, None)
+    }
+
+    /// One whose memory is exported as dma-bufs, as a GPU's driver exports its own.
+    #[must_use]
+    pub fn with_exported(memory: Udmabuf) -> Self {
+        let mem = memory.memory().clone();
+        Self::with(mem, Some(Arc::new(memory)))
+    }
+
+    fn with(mem: HostMem, exporter: Option<Arc<Udmabuf>>) -> Self {
         let heap = Arc::new(Mutex::new(Heap::new(0, mem.len())));
-        Self { vram: Some(Vram { mem, heap }), ..Self::new() }
+        Self { vram: Some(Vram { mem, heap, exporter }), ..Self::new() }
     }
 
     /// Starts a kernel of one's own: `threads` threads that run `kernel`, each with its view of memory and its index.
@@ -133,11 +146,12 @@ impl Gpu for Emulated {
     }
 
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
-        let mem = match &self.vram {
-            Some(vram) if place == Place::Vram => vram.take(bytes)?,
-            _ => HostMem::anonymous(bytes)?,
-        };
-        self.adopt(place, mem)
+        match &self.vram {
+            Some(vram) if place == Place::Vram => {
+                Ok(self.adopt(place, vram.take(bytes)?)?.exported_by(vram.exporter.clone()))
+            }
+            _ => self.adopt(place, HostMem::anonymous(bytes)?),
+        }
     }
 
     fn free_memory(&self) -> Result<Option<u64>> {

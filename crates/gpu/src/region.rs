@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onehop_os::{DmaBuf, DmaMemory, HostMem, Marks};
+use onehop_os::{DmaBuf, DmaMemory, HostMem, Marks, Udmabuf};
 use onehop_proto::GpuAddr;
 
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ pub(crate) trait DeviceBytes: Send + Sync {
 #[derive(Clone)]
 enum Backing {
     /// The CPU and the GPU reach the same bytes; `_hold` is the GPU's way to them, and goes first.
-    Host { _hold: Arc<dyn Send + Sync>, mem: HostMem },
+    Host { _hold: Arc<dyn Send + Sync>, mem: HostMem, exporter: Option<Arc<Udmabuf>> },
     /// Only the GPU reaches them.
     Device { mem: Arc<dyn DeviceBytes>, start: usize },
 }
@@ -70,7 +70,15 @@ pub struct Region {
 
 impl Region {
     pub(crate) fn on_host(place: Place, addr: GpuAddr, mem: HostMem, hold: Arc<dyn Send + Sync>) -> Self {
-        Self { place, addr, len: mem.len(), backing: Backing::Host { _hold: hold, mem } }
+        Self { place, addr, len: mem.len(), backing: Backing::Host { _hold: hold, mem, exporter: None } }
+    }
+
+    /// The same, exported as a dma-buf where a device's driver asks for one.
+    pub(crate) fn exported_by(mut self, by: Option<Arc<Udmabuf>>) -> Self {
+        if let Backing::Host { exporter, .. } = &mut self.backing {
+            *exporter = by;
+        }
+        self
     }
 
     pub(crate) fn on_device(addr: GpuAddr, len: usize, mem: Arc<dyn DeviceBytes>) -> Self {
@@ -109,9 +117,11 @@ impl Region {
         let len = range.end.saturating_sub(range.start);
         self.check(range.start, len)?;
         let backing = match &self.backing {
-            Backing::Host { _hold, mem } => {
-                Backing::Host { _hold: _hold.clone(), mem: mem.slice(range.start..range.start + len)? }
-            }
+            Backing::Host { _hold, mem, exporter } => Backing::Host {
+                _hold: _hold.clone(),
+                mem: mem.slice(range.start..range.start + len)?,
+                exporter: exporter.clone(),
+            },
             Backing::Device { mem, start } => {
                 Backing::Device { mem: mem.clone(), start: start + range.start }
             }
@@ -234,7 +244,7 @@ impl DmaMemory for Region {
 
     fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {
         match &self.backing {
-            Backing::Host { .. } => None,
+            Backing::Host { mem, exporter, .. } => exporter.as_ref().map(|by| by.export(mem)),
             Backing::Device { mem, start } => Some(mem.dma_buf(*start, self.len).map_err(refused)),
         }
     }

@@ -31,4 +31,4 @@ pub use seam::{
     DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run,
 };
 pub use sem::Semaphore;
-pub use udmabuf::udmabuf;
+pub use udmabuf::Udmabuf;

@@ -1,66 +1,97 @@
-//! Dma-bufs of plain memory, for where something wants a dma-buf and there is no device that has one.
+//! Pages of this process as a dma-buf, by the kernel's udmabuf: what stands for a GPU's exporter where there is no GPU. The
+//! pages lie wherever they lie, so without an IOMMU such a buffer is one that most engines cannot use.
 
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
-use crate::{Error, HostMem, Result};
+use crate::{DmaBuf, Error, HostMem, Result};
 
-const NAME: &str = "/dev/udmabuf";
-const CREATE: Opcode = opcode::write::<Request>(b'u', 0x42);
+const DEVICE: &str = "/dev/udmabuf";
+const PAGE: u64 = 4096;
+const CLOEXEC: u32 = 1;
 
+/// Memory that is exported as dma-bufs.
+pub struct Udmabuf {
+    device: File,
+    file: File,
+    memory: HostMem,
+}
+
+/// `struct udmabuf_create`.
 #[repr(C)]
-struct Request {
+struct Create {
     memfd: u32,
     flags: u32,
     offset: u64,
     size: u64,
 }
 
-struct Create(Request);
-
-// SAFETY: the kernel reads the structure, keeps nothing of it, and returns a new descriptor.
+// SAFETY: UDMABUF_CREATE reads a `struct udmabuf_create`, writes nothing, and returns a new descriptor.
 unsafe impl Ioctl for Create {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
 
     fn opcode(&self) -> Opcode {
-        CREATE
+        opcode::write::<Self>(b'u', 0x42)
     }
 
     fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::from_mut(&mut self.0).cast()
+        std::ptr::from_mut(self).cast()
     }
 
     unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
-        if out < 0 {
-            return Err(Errno::BADF);
-        }
-        // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+        // SAFETY: the call succeeded, so this is a descriptor that nobody else knows.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
     }
 }
 
-/// New zeroed memory of whole pages, and a dma-buf of all of it.
-///
-/// # Errors
-/// When the system has no `/dev/udmabuf` for us (`CONFIG_UDMABUF`), or no memory.
-pub fn udmabuf(bytes: usize) -> Result<(HostMem, OwnedFd)> {
-    let failed = |call: &'static str| move |e: Errno| Error::system(call, e);
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memfd = rustix::fs::memfd_create("onehop dma-buf", flags).map_err(failed("memfd_create"))?;
-    rustix::fs::ftruncate(&memfd, bytes as u64).map_err(failed("ftruncate of a memfd"))?;
-    rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK).map_err(failed("sealing a memfd"))?;
-    let device = File::options().read(true).write(true).open(NAME);
-    let device = device.map_err(|e| Error::system(format!("opening {NAME}"), e))?;
-    let request = Request { memfd: memfd.as_raw_fd() as u32, flags: 1, offset: 0, size: bytes as u64 };
-    // SAFETY: as `Create` says; the memfd is open across the call.
-    let buf = unsafe { ioctl(&device, Create(request)) }.map_err(failed("making a dma-buf of a memfd"))?;
-    Ok((HostMem::of_file(&File::from(memfd), bytes)?, buf))
+impl Udmabuf {
+    /// New memory. The kernel exports 64 MiB at most at once, unless it is told otherwise.
+    ///
+    /// # Errors
+    /// When this kernel has no udmabuf, or this user may not have it.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let device = File::options().read(true).write(true).open(DEVICE);
+        let device = device.map_err(|e| Error::system(format!("opening {DEVICE}"), e))?;
+        let failed = |call| move |e: rustix::io::Errno| Error::system(call, e);
+        let fd = memfd_create("vram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(failed("memfd_create"))?;
+        let file = File::from(fd);
+        let bytes = bytes.next_multiple_of(PAGE as usize);
+        file.set_len(bytes as u64).map_err(|e| Error::system("ftruncate of a memfd", e))?;
+        fcntl_add_seals(&file, SealFlags::SHRINK).map_err(failed("F_ADD_SEALS of a memfd"))?;
+        let memory = HostMem::of_file(&file, bytes)?;
+        Ok(Self { device, file, memory })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn memory(&self) -> &HostMem {
+        &self.memory
+    }
+
+    /// A dma-buf of a part of it.
+    ///
+    /// # Errors
+    /// When that is no part, or the kernel does not export so much.
+    pub fn export(&self, part: &HostMem) -> Result<DmaBuf> {
+        let (base, len) = (self.memory.host_ptr() as u64, self.memory.len() as u64);
+        let (bytes, outside) =
+            (part.len() as u64, Error::OutOfRange { offset: 0, bytes: part.len(), len: self.memory.len() });
+        let start = (part.host_ptr() as u64).checked_sub(base).filter(|start| start + bytes <= len);
+        let Some(start) = start else { return Err(outside) };
+        let offset = start / PAGE * PAGE;
+        let size = (start + bytes).next_multiple_of(PAGE) - offset;
+        let create = Create { memfd: self.file.as_raw_fd().unsigned_abs(), flags: CLOEXEC, offset, size };
+        // SAFETY: as `Create` says; the memory belongs to whoever has one of its descriptors.
+        let fd = unsafe { ioctl(&self.device, create) };
+        let fd = fd.map_err(|e| Error::system(format!("UDMABUF_CREATE of {size} bytes of a memfd"), e))?;
+        Ok(DmaBuf { fd, offset: start - offset, bytes })
+    }
 }
 
 #[cfg(test)]
@@ -68,14 +99,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_a_dma_buf_too_or_it_is_said_why_not() {
-        match udmabuf(8192) {
-            Ok((mem, buf)) => {
-                mem.write(4096, b"bytes").unwrap();
-                let same = HostMem::of_device(&buf, 0, 8192).unwrap();
-                assert_eq!(same.to_vec(4096, 5).unwrap(), b"bytes");
-            }
-            Err(error) => assert!(error.to_string().contains("dma-buf") || error.to_string().contains(NAME)),
-        }
+    fn a_part_is_exported_in_whole_pages() {
+        let Ok(memory) = Udmabuf::new(64 << 10) else {
+            println!("SKIPPED: this machine has no {DEVICE}, or not for this user");
+            return;
+        };
+        let part = memory.memory().slice(5000..9000).unwrap();
+        let buffer = memory.export(&part).unwrap();
+        assert_eq!((buffer.offset, buffer.bytes), (5000 - 4096, 4000));
+        part.write(0, b"bytes").unwrap();
+        let same = HostMem::of_device(&buffer.fd, 0, 4096).unwrap();
+        assert_eq!(same.to_vec(5000 - 4096, 5).unwrap(), b"bytes");
+        assert!(memory.export(&HostMem::anonymous(4096).unwrap()).is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! The configuration space of a function: header, power management, MSI-X and PCI Express, with what a host may write.
+//! The configuration space of a function: header, power management, MSI-X or MSI, and PCI Express, with what a host may write.
 
-use crate::model::Identity;
+use crate::model::{Identity, Vectors};
 
 /// Bytes of it: all of a PCI Express function's, the extended part without capabilities.
 pub const BYTES: usize = 4096;
@@ -12,10 +12,11 @@ const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const BARS: usize = 0x10;
 const PM: usize = 0x40;
-const MSIX: usize = 0x50;
+/// MSI-X or MSI: one of them is there.
+const MSI: usize = 0x50;
 const PCIE: usize = 0x60;
 const PMCSR: usize = PM + 4;
-const MSIX_CONTROL: usize = MSIX + 2;
+const MSI_CONTROL: usize = MSI + 2;
 const DEVICE_CONTROL: usize = PCIE + 8;
 
 /// Command: memory space, bus master.
@@ -53,7 +54,10 @@ impl ConfigSpace {
         space.put_header();
         space.put_bars();
         space.put_power_management();
-        space.put_msix();
+        match identity.vectors {
+            Vectors::MsiX(vectors) => space.put_msix(vectors),
+            Vectors::Msi => space.put_msi(),
+        }
         space.put_express();
         space
     }
@@ -91,7 +95,9 @@ impl ConfigSpace {
 
     fn put_bars(&mut self) {
         let mut bars: Vec<_> = self.identity.bars.iter().map(|bar| (bar.index, bar.bytes)).collect();
-        bars.push((MSIX_BAR, msix_bar_bytes(self.identity.vectors)));
+        if let Vectors::MsiX(vectors) = self.identity.vectors {
+            bars.push((MSIX_BAR, msix_bar_bytes(vectors)));
+        }
         for (index, bytes) in bars {
             let (at, kept) = (BARS + usize::from(index) * 4, !(bytes - 1));
             // 64 bits wide; the lowest bits say so and stay.
@@ -101,18 +107,26 @@ impl ConfigSpace {
     }
 
     fn put_power_management(&mut self) {
-        self.put16(PM, 0x01 | (MSIX as u16) << 8, 0);
+        self.put16(PM, 0x01 | (MSI as u16) << 8, 0);
         // Version 3, no D1, no D2, no PME; the state survives D3hot (No_Soft_Reset).
         self.put16(PM + 2, 3, 0);
         self.put16(PMCSR, 1 << 3, 3);
     }
 
-    fn put_msix(&mut self) {
-        let vectors = self.identity.vectors;
-        self.put16(MSIX, 0x11 | (PCIE as u16) << 8, 0);
-        self.put16(MSIX_CONTROL, vectors - 1, 0xc000);
-        self.put32(MSIX + 4, MSIX_BAR.into(), 0);
-        self.put32(MSIX + 8, msix_table_bytes(vectors) as u32 | u32::from(MSIX_BAR), 0);
+    fn put_msix(&mut self, vectors: u16) {
+        self.put16(MSI, 0x11 | (PCIE as u16) << 8, 0);
+        self.put16(MSI_CONTROL, vectors - 1, 0xc000);
+        self.put32(MSI + 4, MSIX_BAR.into(), 0);
+        self.put32(MSI + 8, msix_table_bytes(vectors) as u32 | u32::from(MSIX_BAR), 0);
+    }
+
+    fn put_msi(&mut self) {
+        self.put16(MSI, 0x05 | (PCIE as u16) << 8, 0);
+        // One vector, addresses of 64 bits; the host enables it and chooses from one.
+        self.put16(MSI_CONTROL, 1 << 7, 0x71);
+        self.put32(MSI + 4, 0, !3);
+        self.put32(MSI + 8, 0, u32::MAX);
+        self.put16(MSI + 12, 0, u16::MAX);
     }
 
     fn put_express(&mut self) {
@@ -120,7 +134,7 @@ impl ConfigSpace {
         self.put16(PCIE, 0x10, 0);
         self.put16(PCIE + 2, 2, 0);
         // Payloads of 256 bytes, role-based errors, function level reset.
-        self.put32(PCIE + 4, 1 | 1 << 15 | 1 << 28, 0);
+        self.put32(PCIE + 4, 1 | 1 << 15 | u32::from(self.identity.flr) << 28, 0);
         // Relaxed ordering, no snoop, reads of 512 bytes.
         self.put16(DEVICE_CONTROL, 0x2810, 0x7fff);
         // Four lanes of 16 GT/s, as could be and as are.
@@ -147,6 +161,7 @@ impl ConfigSpace {
             self.bytes[at] = self.bytes[at] & !kept | byte & kept;
             resets |= at == DEVICE_CONTROL + 1 && u16::from(*byte) << 8 & FLR != 0;
         }
+        let resets = resets && self.identity.flr;
         // There is no D1 and no D2: the state stays what it was.
         if matches!(self.bytes[PMCSR] & 3, 1 | 2) {
             self.bytes[PMCSR] = self.bytes[PMCSR] & !3 | state;
@@ -174,11 +189,14 @@ impl ConfigSpace {
         self.word(COMMAND) & MASTER != 0 && self.is_awake()
     }
 
-    /// MSI-X Enable and Function Mask.
+    /// Whether interrupts are enabled, and all of them masked (which MSI with one vector has no bit for).
     #[must_use]
-    pub fn msix(&self) -> (bool, bool) {
-        let control = self.word(MSIX_CONTROL);
-        (control & 0x8000 != 0, control & 0x4000 != 0)
+    pub fn interrupts(&self) -> (bool, bool) {
+        let control = self.word(MSI_CONTROL);
+        match self.identity.vectors {
+            Vectors::MsiX(_) => (control & 0x8000 != 0, control & 0x4000 != 0),
+            Vectors::Msi => (control & 1 != 0, false),
+        }
     }
 }
 
@@ -188,6 +206,10 @@ mod tests {
     use crate::model::Bar;
 
     fn space() -> ConfigSpace {
+        space_of(Vectors::MsiX(65), true)
+    }
+
+    fn space_of(vectors: Vectors, flr: bool) -> ConfigSpace {
         ConfigSpace::new(&Identity {
             vendor: 0x1234,
             device: 0x5678,
@@ -195,7 +217,8 @@ mod tests {
             subsystem: 1,
             class: 0x01_0802,
             revision: 2,
-            vectors: 65,
+            vectors,
+            flr,
             bars: vec![Bar { index: 0, bytes: 0x4000 }],
         })
     }
@@ -229,7 +252,7 @@ mod tests {
             at = space.bytes[usize::from(at) + 1];
         }
         assert_eq!(found, [0x01, 0x11, 0x10]);
-        assert_eq!(space.word(MSIX_CONTROL), 64);
+        assert_eq!(space.word(MSI_CONTROL), 64);
     }
 
     #[test]
@@ -252,7 +275,20 @@ mod tests {
         assert!(space.write(DEVICE_CONTROL, &0x8000u16.to_le_bytes()));
         assert_eq!(space.word(DEVICE_CONTROL) & FLR, 0);
         assert!(!space.write(DEVICE_CONTROL, &[0xff]));
-        space.write(MSIX_CONTROL + 1, &[0xc0]);
-        assert_eq!(space.msix(), (true, true));
+        space.write(MSI_CONTROL + 1, &[0xc0]);
+        assert_eq!(space.interrupts(), (true, true));
+    }
+
+    #[test]
+    fn a_function_may_have_msi_and_no_reset() {
+        let mut space = space_of(Vectors::Msi, false);
+        assert_eq!((dword(&space, BARS + 16), space.bytes[MSI]), (0, 0x05));
+        assert_eq!(space.interrupts(), (false, false));
+        space.write(MSI_CONTROL, &[0xff, 0xff]);
+        assert_eq!((space.word(MSI_CONTROL), space.interrupts()), (0x00f1, (true, false)));
+        space.write(MSI + 4, &[0xff; 10]);
+        assert_eq!((dword(&space, MSI + 4), dword(&space, MSI + 8)), (0xffff_fffc, u32::MAX));
+        assert_eq!(dword(&space, PCIE + 4) & 1 << 28, 0);
+        assert!(!space.write(DEVICE_CONTROL, &FLR.to_le_bytes()));
     }
 }

@@ -1,11 +1,11 @@
-//! A PCI function: a model behind a configuration space and MSI-X.
+//! A PCI function: a model behind a configuration space and its interrupts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{self, ConfigSpace, MSIX_BAR};
 use crate::error::Refusal;
 use crate::irq::Interrupts;
-use crate::model::Model;
+use crate::model::{Model, Vectors};
 use crate::wire::Access;
 
 /// Number of regions: six BARs, the ROM, the configuration space, VGA.
@@ -19,6 +19,8 @@ pub struct Function {
     config: Mutex<ConfigSpace>,
     /// The MSI-X table. Clients keep their own, as they do with VFIO: this one only remembers what it is told.
     table: Mutex<Vec<u8>>,
+    vectors: Vectors,
+    flr: bool,
     /// Bytes of each region.
     sizes: [u64; REGIONS as usize],
 }
@@ -32,19 +34,26 @@ impl Function {
     #[must_use]
     pub fn new(model: Box<dyn Model>) -> Self {
         let identity = model.identity();
-        let interrupts = Arc::new(Interrupts::new(identity.vectors));
+        let vectors = identity.vectors;
+        let interrupts = Arc::new(Interrupts::new(vectors.count()));
         model.connect(interrupts.clone());
         model.set_bus_master(false);
         let mut sizes = [0; REGIONS as usize];
         for bar in &identity.bars {
             sizes[usize::from(bar.index)] = bar.bytes;
         }
-        sizes[usize::from(MSIX_BAR)] = config::msix_bar_bytes(identity.vectors);
+        let mut table = Vec::new();
+        if let Vectors::MsiX(count) = vectors {
+            sizes[usize::from(MSIX_BAR)] = config::msix_bar_bytes(count);
+            table.resize(usize::from(count) * 16, 0);
+        }
         sizes[CONFIG_REGION as usize] = config::BYTES as u64;
         Self {
             interrupts,
             config: Mutex::new(ConfigSpace::new(&identity)),
-            table: Mutex::new(vec![0; usize::from(identity.vectors) * 16]),
+            table: Mutex::new(table),
+            vectors,
+            flr: identity.flr,
             sizes,
             model,
         }
@@ -54,6 +63,16 @@ impl Function {
     pub(crate) fn region_bytes(&self, region: u32) -> Result<u64, Refusal> {
         let size = self.sizes.get(region as usize).copied();
         size.ok_or_else(|| Refusal::invalid(format!("region {region}; there are 0 to {}", REGIONS - 1)))
+    }
+
+    /// How it tells interrupts.
+    pub(crate) fn vectors(&self) -> Vectors {
+        self.vectors
+    }
+
+    /// Whether it can be reset.
+    pub(crate) fn has_reset(&self) -> bool {
+        self.flr
     }
 
     fn check(&self, access: &Access) -> Result<(), Refusal> {
@@ -121,7 +140,7 @@ impl Function {
     fn write_config(&self, offset: usize, data: &[u8]) {
         let mut config = locked(&self.config);
         let resets = config.write(offset, data);
-        let (master, (enabled, all_masked)) = (config.bus_master(), config.msix());
+        let (master, (enabled, all_masked)) = (config.bus_master(), config.interrupts());
         drop(config);
         if resets {
             return self.reset();

@@ -1,4 +1,4 @@
-//! MSI-X vectors: event fds that the client gives, masks, and what is pending behind them.
+//! Vectors of MSI-X or MSI: event fds that the client gives, masks, and what is pending behind them.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ struct Vector {
 #[derive(Default)]
 struct State {
     vectors: Vec<Vector>,
-    /// MSI-X Enable and Function Mask, as the configuration space has them.
+    /// Whether they are enabled, and all masked, as the configuration space has them.
     enabled: bool,
     all_masked: bool,
 }

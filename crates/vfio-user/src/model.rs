@@ -9,10 +9,30 @@ use crate::irq::Interrupts;
 /// A memory BAR of 64 bits, not prefetchable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
-    /// Its number: 0 or 2; 4 holds the MSI-X table.
+    /// Its number: 0 or 2; 4 holds the MSI-X table where there is one.
     pub index: u8,
     /// Its size, a power of two from 4096 on.
     pub bytes: u64,
+}
+
+/// How a function tells its interrupts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vectors {
+    /// MSI-X with so many vectors, 1 to 2048.
+    MsiX(u16),
+    /// MSI with one.
+    Msi,
+}
+
+impl Vectors {
+    /// How many there are.
+    #[must_use]
+    pub const fn count(self) -> u16 {
+        match self {
+            Self::MsiX(count) => count,
+            Self::Msi => 1,
+        }
+    }
 }
 
 /// What a function says that it is.
@@ -30,8 +50,10 @@ pub struct Identity {
     pub class: u32,
     /// Revision.
     pub revision: u8,
-    /// MSI-X vectors, 1 to 2048.
-    pub vectors: u16,
+    /// Its interrupts.
+    pub vectors: Vectors,
+    /// Whether it has a function level reset.
+    pub flr: bool,
     /// Its BARs.
     pub bars: Vec<Bar>,
 }
@@ -55,7 +77,7 @@ pub trait Model: Send + Sync {
     fn reach(&self, at: u64, bytes: u64, memory: Option<HostMem>) -> Result<Reach, String>;
     /// Whether the device may reach memory at all.
     fn set_bus_master(&self, on: bool);
-    /// A function level reset: as after power-on, but for what survives that.
+    /// A function level reset, or power-on for a function without one: as after power-on, but for what survives that.
     fn reset(&self);
     /// Where it raises its interrupts from now on.
     fn connect(&self, interrupts: Arc<Interrupts>);

@@ -8,7 +8,7 @@ use onehop_sim::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR, Sim};
 
 use crate::error::{Error, Result};
 use crate::irq::Interrupts;
-use crate::model::{Bar, Identity, Model, Reach};
+use crate::model::{Bar, Identity, Model, Reach, Vectors};
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_0802;
@@ -60,7 +60,8 @@ impl Model for Nvme {
             subsystem: PCI_DEVICE,
             class: CLASS,
             revision: 1,
-            vectors: self.sim.config().vectors(),
+            vectors: Vectors::MsiX(self.sim.config().vectors()),
+            flr: true,
             bars: vec![Bar { index: 0, bytes: self.registers.size().into() }],
         }
     }

@@ -7,17 +7,20 @@ use crate::dma::Shared;
 use crate::error::{Broken, Refusal};
 use crate::function::{Function, REGIONS};
 use crate::link::{Link, Message};
+use crate::model::Vectors;
 use crate::server::Event;
 use crate::version;
 use crate::wire::{Access, DmaMap, IrqData, Request, SetIrqs};
 
-/// Kinds of interrupts: INTx, MSI, MSI-X, errors, requests. Only MSI-X has any.
+/// Kinds of interrupts: INTx, MSI, MSI-X, errors, requests. One of MSI and MSI-X has any.
 const IRQ_KINDS: u32 = 5;
+const IRQ_MSI: u32 = 1;
 const IRQ_MSIX: u32 = 2;
 /// Event fds are how interrupts are told; each vector can be masked.
 const IRQ_FLAGS: u32 = 1 | 2;
-/// It can be reset, and it is a PCI device.
-const DEVICE_FLAGS: u32 = 1 | 2;
+/// It is a PCI device; perhaps it can be reset.
+const DEVICE_FLAGS: u32 = 2;
+const DEVICE_RESET: u32 = 1;
 /// It can be read and written.
 const REGION_FLAGS: u32 = 1 | 2;
 
@@ -94,7 +97,10 @@ impl Session {
                 let flags = if ask.all { 2 } else { 0 };
                 Ok([words([24, flags]), ask.at.to_le_bytes().into(), ask.bytes.to_le_bytes().into()].concat())
             }
-            Request::DeviceInfo => Ok(words([16, DEVICE_FLAGS, REGIONS, IRQ_KINDS])),
+            Request::DeviceInfo => {
+                let reset = if function.has_reset() { DEVICE_RESET } else { 0 };
+                Ok(words([16, DEVICE_FLAGS | reset, REGIONS, IRQ_KINDS]))
+            }
             Request::RegionInfo(region) => region_info(*region, function),
             Request::IrqInfo(index) => irq_info(*index, function),
             Request::SetIrqs(ask) => set_irqs(ask, fds, function).map(|()| Vec::new()),
@@ -141,16 +147,26 @@ fn region_info(region: u32, function: &Function) -> Result<Vec<u8>, Refusal> {
     Ok([words([32, flags, region, 0]), bytes.to_le_bytes().into(), offset.to_le_bytes().into()].concat())
 }
 
+/// The kind of interrupts that there are.
+fn irq_kind(function: &Function) -> u32 {
+    match function.vectors() {
+        Vectors::MsiX(_) => IRQ_MSIX,
+        Vectors::Msi => IRQ_MSI,
+    }
+}
+
 fn irq_info(index: u32, function: &Function) -> Result<Vec<u8>, Refusal> {
     match index {
-        IRQ_MSIX => Ok(words([16, IRQ_FLAGS, index, function.interrupts.count()])),
+        0..IRQ_KINDS if index == irq_kind(function) => {
+            Ok(words([16, IRQ_FLAGS, index, function.interrupts.count()]))
+        }
         0..IRQ_KINDS => Ok(words([16, 0, index, 0])),
         _ => Err(Refusal::invalid(format!("interrupts of kind {index}; there are 0 to {}", IRQ_KINDS - 1))),
     }
 }
 
 fn set_irqs(ask: &SetIrqs<'_>, fds: Vec<OwnedFd>, function: &Function) -> Result<(), Refusal> {
-    let have = if ask.index == IRQ_MSIX { function.interrupts.count() } else { 0 };
+    let have = if ask.index == irq_kind(function) { function.interrupts.count() } else { 0 };
     if ask.index >= IRQ_KINDS || ask.start.checked_add(ask.count).is_none_or(|end| end > have) {
         let SetIrqs { index, start, count, .. } = ask;
         return Err(Refusal::invalid(format!(

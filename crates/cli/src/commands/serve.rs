@@ -1,13 +1,15 @@
-//! `onehop sim serve`: the simulated drive as a PCI device of QEMU, or of any other vfio-user client.
+//! `onehop sim serve`: the simulated drive, or the simulated SDR board, as a PCI device of QEMU or any other vfio-user client.
 
 use std::cell::Cell;
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
-use onehop_sim::{Sim, Violation};
-use onehop_vfio_user::{Event, Function, Nvme, Server};
-use serde_json::{Value, json};
+use onehop_board::Board;
+use onehop_sim::Sim;
+use onehop_vfio_user::{Event, Function, Nvme, Sdr, Server};
+use serde_json::{Map, Value, json};
 
 use crate::commands::Context;
 use crate::error::{CliError, Result};
@@ -16,17 +18,18 @@ use crate::report::{Report, Text};
 /// Breaches of rules that are printed; the count says how many there were.
 const SHOWN: usize = 40;
 
-/// Serve a simulated drive on a socket until Ctrl-C, and tell which rules its driver broke
+/// Serve a simulated drive or SDR board on a socket until Ctrl-C, and tell which rules its driver broke
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  onehop sim serve -d 'sim:disk.img?size=256M' --socket /tmp/drive.sock\n\n\
+    after_help = "Examples:\n  onehop sim serve -d 'sim:disk.img?size=256M' --socket /tmp/drive.sock\n  \
+                  onehop sim serve -d 'sim:usdr?signal=counter&rate=2M' --socket /tmp/board.sock\n\n\
                   QEMU 10.1 or later takes it with\n  \
                   -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/drive.sock\"}}'\n\
                   and with guest memory that it shares:\n  \
                   -object memory-backend-memfd,id=ram,size=1G,share=on -machine q35,memory-backend=ram"
 )]
 pub(crate) struct Args {
-    /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5
+    /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5; or the board: sim:usdr?rate=1M (see onehop sdr rx --help)
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: String,
     /// The socket to make
@@ -47,17 +50,70 @@ enum Protocol {
     VfioUser,
 }
 
+/// What is served.
+enum Served {
+    Drive(Sim),
+    Board(Arc<Board>),
+}
+
+impl Served {
+    /// `usdr`, perhaps with options, is a board; everything else is a drive.
+    fn open(name: &str) -> Result<Self> {
+        let Some(spec) = name.strip_prefix("sim:") else {
+            let what = name.escape_debug();
+            return Err(CliError::Usage(format!(
+                "'{what}' is nothing simulated; a drive is sim:mem:64M or sim:IMAGE, a board sim:usdr"
+            )));
+        };
+        if spec.split('?').next() == Some("usdr") {
+            return Ok(Self::Board(Arc::new(super::sdr::simulated(spec)?)));
+        }
+        Ok(Self::Drive(onehop_sim::open(spec)?))
+    }
+
+    fn function(&self) -> Result<Function> {
+        Ok(Function::new(match self {
+            Self::Drive(sim) => Box::new(Nvme::new(sim.clone())?),
+            Self::Board(board) => Box::new(Sdr::new(board.clone())),
+        }))
+    }
+
+    /// What it did, as lines for people and as fields.
+    fn account(&self) -> (Vec<(&'static str, String)>, Value) {
+        match self {
+            Self::Drive(sim) => drive_account(sim),
+            Self::Board(board) => board_account(board),
+        }
+    }
+
+    /// The rules that were broken: by name, how, and for people.
+    fn breaches(&self) -> Vec<(Value, String)> {
+        match self {
+            Self::Drive(sim) => {
+                let list = sim.violations();
+                let one = |b: &onehop_sim::Violation| {
+                    let value = json!({ "rule": b.rule.name(), "queue": b.queue, "detail": b.detail });
+                    (value, b.to_string())
+                };
+                list.iter().map(one).collect()
+            }
+            Self::Board(board) => {
+                let list = board.violations();
+                let one = |b: &onehop_board::Violation| {
+                    let value = json!({ "rule": b.rule.name(), "detail": b.detail });
+                    (value, format!("{}: {}", b.rule.name(), b.detail))
+                };
+                list.iter().map(one).collect()
+            }
+        }
+    }
+}
+
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let Protocol::VfioUser = args.protocol;
-    let Some(spec) = args.drive.strip_prefix("sim:") else {
-        let what = args.drive.escape_debug();
-        return Err(CliError::Usage(format!(
-            "'{what}' is no simulated drive; one is sim:mem:64M or sim:IMAGE"
-        )));
-    };
-    let sim = onehop_sim::open(spec)?;
-    let function = Function::new(Box::new(Nvme::new(sim.clone())?));
+    let served = Served::open(&args.drive)?;
+    let function = served.function()?;
     let server = Server::bind(&args.socket)?;
     say(&format!("{} is served on {}", args.drive, args.socket.display()));
     let (clients, refused, done) = (Cell::new(0), Cell::new(0), Cell::new(false));
@@ -70,7 +126,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         say(&event.to_string());
     };
     server.run(&function, &|| done.get() || context.stop.is_set(), &tell)?;
-    let report = report(args, &sim, clients.get(), refused.get())?;
+    let report = report(args, &served, clients.get(), refused.get())?;
     Ok(if context.stop.is_set() { report.failed(Some(CliError::ServerStopped)) } else { report })
 }
 
@@ -79,34 +135,67 @@ fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "onehop: {what}");
 }
 
-fn report(args: &Args, sim: &Sim, clients: u64, refused: u64) -> Result<Report> {
-    let (stats, breaches) = (sim.stats(), sim.violations());
-    let (admin, io) = (stats.admin_commands(), stats.io_commands());
+fn report(args: &Args, served: &Served, clients: u64, refused: u64) -> Result<Report> {
+    let (rows, account) = served.account();
+    let breaches = served.breaches();
     let mut text = Text::default();
-    text.row("drive", &args.drive);
+    text.row("device", &args.drive);
     text.row("clients", format!("{clients}, {refused} of their requests refused"));
-    text.row("commands", format!("{admin} admin, {io} I/O, {} of them failed", stats.errors));
+    for (name, what) in rows {
+        text.row(name, what);
+    }
     text.row("breaches", breaches.len());
-    for breach in breaches.iter().take(SHOWN) {
+    for (_, breach) in breaches.iter().take(SHOWN) {
         text.line(format!("  {breach}"));
     }
-    let document = json!({
-        "drive": args.drive,
-        "socket": args.socket.display().to_string(),
-        "protocol": "vfio-user",
-        "clients": clients,
-        "refused_requests": refused,
+    let mut document: Map<String, Value> = account.as_object().cloned().unwrap_or_default();
+    document.extend([
+        ("drive".to_owned(), json!(args.drive)),
+        ("socket".to_owned(), json!(args.socket.display().to_string())),
+        ("protocol".to_owned(), json!("vfio-user")),
+        ("clients".to_owned(), json!(clients)),
+        ("refused_requests".to_owned(), json!(refused)),
+        ("breaches".to_owned(), breaches.into_iter().map(|(value, _)| value).collect()),
+    ]);
+    Report::new(document, text)
+}
+
+fn drive_account(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
+    let stats = sim.stats();
+    let (admin, io) = (stats.admin_commands(), stats.io_commands());
+    let row = format!("{admin} admin, {io} I/O, {} of them failed", stats.errors);
+    let fields = json!({
         "admin_commands": admin,
         "io_commands": io,
         "errors": stats.errors,
         "interrupts": stats.interrupts,
         "resets": stats.resets,
         "faults": stats.faults,
-        "breaches": breaches.iter().map(breach_document).collect::<Vec<_>>(),
     });
-    Report::new(document, text)
+    (vec![("commands", row)], fields)
 }
 
-fn breach_document(breach: &Violation) -> Value {
-    json!({ "rule": breach.rule.name(), "queue": breach.queue, "detail": breach.detail })
+fn board_account(board: &Board) -> (Vec<(&'static str, String)>, Value) {
+    let (stats, flows) = (board.stats(), board.flows());
+    let row = format!(
+        "{} starts, {} blocks sent, {} of them lost, at worst {:.3} s behind the clock",
+        stats.starts,
+        stats.sent_blocks,
+        stats.lost_blocks,
+        stats.most_behind.as_secs_f64()
+    );
+    let flow = |flow: &onehop_board::Flow| {
+        let samples = u64::from(flow.block_samples);
+        json!({ "sent_samples": flow.sent_blocks * samples, "lost_samples": flow.lost_blocks * samples })
+    };
+    let fields = json!({
+        "starts": stats.starts,
+        "sent_blocks": stats.sent_blocks,
+        "lost_blocks": stats.lost_blocks,
+        "board_behind_seconds": stats.most_behind.as_secs_f64(),
+        "transmitted_samples": stats.transmitted_samples,
+        "breach_count": board.violation_count(),
+        "flows": flows.iter().map(flow).collect::<Vec<_>>(),
+    });
+    (vec![("samples", row)], fields)
 }

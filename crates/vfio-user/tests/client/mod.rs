@@ -135,7 +135,19 @@ impl Client {
     }
 
     pub fn set_irqs(&self, flags: u32, start: u32, count: u32, fds: &[BorrowedFd<'_>]) -> Result<(), u32> {
-        let payload = [20, flags, 2, start, count].map(u32::to_le_bytes).concat();
+        self.set_irqs_of(2, flags, start, count, fds)
+    }
+
+    /// Of a kind: 1 is MSI, 2 is MSI-X.
+    pub fn set_irqs_of(
+        &self,
+        kind: u32,
+        flags: u32,
+        start: u32,
+        count: u32,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), u32> {
+        let payload = [20, flags, kind, start, count].map(u32::to_le_bytes).concat();
         self.request(command::SET_IRQS, &payload, fds).map(|_| ())
     }
 

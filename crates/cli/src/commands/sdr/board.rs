@@ -20,7 +20,7 @@ pub(super) struct BoardArg {
         long_help = "The board: a PCI address, or sim:usdr, a simulated one, with options behind '?', parted by '&':\n\
                      rate=10M, signal=tone|noise|chirp|counter, freq=0.125 (of the rate), level=-6 (dBFS), dc=0, patient=1 \
                      (waits instead of losing samples), id=10ee:7045, max=1048576, mask=32, time=1, \
-                     iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused"
+                     iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused, flr=1"
     )]
     device: String,
 }
@@ -38,12 +38,17 @@ impl Opened {
     }
 }
 
+/// The simulated board with these options.
+pub(crate) fn simulated(options: &str) -> Result<Board> {
+    let config = Config::parse(options).map_err(|error| CliError::Usage(error.to_string()))?;
+    Board::new(config).map_err(|error| CliError::Failed(error.to_string()))
+}
+
 /// Opens it.
 pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
     let name = arg.device.as_str();
     if let Some(options) = name.strip_prefix("sim:") {
-        let config = Config::parse(options).map_err(|error| CliError::Usage(error.to_string()))?;
-        let board = Board::new(config).map_err(|error| CliError::Failed(error.to_string()))?;
+        let board = simulated(options)?;
         let profile =
             Profile { rx: board.limits(), tells_time: board.config().tells_time, ..Profile::SIMULATED };
         let mut port = board.port();

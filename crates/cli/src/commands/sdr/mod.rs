@@ -11,6 +11,8 @@ mod picture;
 mod recording;
 mod view;
 
+pub(crate) use board::simulated;
+
 use clap::Subcommand;
 use onehop_radio::{Format, Limits, Shape};
 use onehop_sdr::Route;

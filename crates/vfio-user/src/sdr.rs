@@ -1,0 +1,94 @@
+//! The simulated SDR board as a PCI function.
+
+use std::sync::Arc;
+
+use onehop_board::Board;
+use onehop_os::{HostMem, Registers};
+
+use crate::irq::Interrupts;
+use crate::model::{Bar, Identity, Model, Reach, Vectors};
+
+/// Signal processing controller, of no more special kind.
+const CLASS: u32 = 0x11_8000;
+
+/// A simulated board. Its own thread moves samples, so that no register access waits for one.
+pub struct Sdr {
+    board: Arc<Board>,
+    registers: Arc<dyn Registers>,
+}
+
+impl Sdr {
+    /// Takes a board.
+    #[must_use]
+    pub fn new(board: Arc<Board>) -> Self {
+        Self { registers: board.port().regs, board }
+    }
+
+    /// Whether an access is one of whole registers.
+    fn is_regular(&self, offset: u64, bytes: usize) -> bool {
+        let regular = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
+        if !regular {
+            self.board.note_odd_access(offset, bytes);
+        }
+        regular
+    }
+}
+
+impl Model for Sdr {
+    fn identity(&self) -> Identity {
+        let config = self.board.config();
+        Identity {
+            vendor: config.vendor,
+            device: config.device,
+            subsystem_vendor: config.vendor,
+            subsystem: config.device,
+            class: CLASS,
+            revision: 0,
+            vectors: Vectors::Msi,
+            flr: config.flr,
+            bars: vec![Bar { index: 0, bytes: self.registers.size().into() }],
+        }
+    }
+
+    fn read(&self, _bar: u8, offset: u64, out: &mut [u8]) {
+        if !self.is_regular(offset, out.len()) {
+            return out.fill(0xff);
+        }
+        for (at, word) in (offset as u32..).step_by(4).zip(out.as_chunks_mut().0) {
+            *word = self.registers.read32(at).to_le_bytes();
+        }
+    }
+
+    fn write(&self, _bar: u8, offset: u64, data: &[u8]) {
+        if self.is_regular(offset, data.len()) {
+            for (at, word) in (offset as u32..).step_by(4).zip(data.as_chunks().0) {
+                self.registers.write32(at, u32::from_le_bytes(*word));
+            }
+        }
+    }
+
+    fn reach(&self, at: u64, _bytes: u64, memory: Option<HostMem>) -> std::result::Result<Reach, String> {
+        // What the client does not share is what nothing is mapped at.
+        let Some(memory) = memory else { return Ok(Box::new(())) };
+        let reached = self.board.reach(at, memory);
+        reached
+            .map(|reached| Box::new(reached) as Reach)
+            .ok_or_else(|| "something is mapped there already".into())
+    }
+
+    fn set_bus_master(&self, on: bool) {
+        self.board.set_bus_master(on);
+    }
+
+    fn reset(&self) {
+        self.board.power_on();
+    }
+
+    fn connect(&self, interrupts: Arc<Interrupts>) {
+        self.board.on_interrupt(move |vector| interrupts.raise(vector));
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
