@@ -9,6 +9,7 @@ mod kills;
 mod placements;
 mod rdma;
 mod report;
+mod sdr;
 #[path = "../../../crates/drive/tests/suite/mod.rs"]
 mod suite;
 
@@ -27,6 +28,7 @@ onehop-bed rdma-far NIC ADDRESS:PORT
 onehop-bed rdma-near NIC ADDRESS:PORT VRAM-FILE VRAM
 onehop-bed rdma-unplugged NIC ADDRESS:PORT READY-FILE AGAIN-FILE
 onehop-bed compare LOG VRAM-FILE DISK-FILE
+onehop-bed sdr ...
   DRIVE: 0000:00:01.0?via=vfio   VRAM: the address of the device whose BAR stands for a GPU's memory,
   or - for memory that comes by standard input as a dma-buf (kmod-test export): -memory, if no file of
   the host is behind it, -view, if the drive is to be given its pages all the same";
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         ["rdma-far", nic, address] => rdma::far(nic, address),
         ["rdma-near", nic, address, vram, bar] => rdma::near(nic, address, vram, bar),
         ["rdma-unplugged", nic, address, ready, again] => rdma::unplugged(nic, address, ready, again),
+        ["sdr", ref more @ ..] => sdr::run(more),
         ["compare", log, vram, disk] => compare::run(log, vram, disk),
         _ => {
             eprintln!("{USAGE}");

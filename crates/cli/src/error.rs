@@ -130,7 +130,11 @@ impl CliError {
                 why: onehop_files::Error::WithinBlock { .. }, ..
             })
             | Self::System(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. })
-            | Self::Sdr(onehop_sdr::Error::NoRoute(_) | onehop_sdr::Error::NotPossible { .. })
+            | Self::Sdr(
+                onehop_sdr::Error::NoRoute(_)
+                | onehop_sdr::Error::NotPossible { .. }
+                | onehop_sdr::Error::Pci(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. }),
+            )
             | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
                 "not_possible"
             }
@@ -144,10 +148,12 @@ impl CliError {
     pub(crate) fn document(&self) -> ErrorDoc {
         let (reason, fix, tried) = match self {
             Self::NotPossible { reason, fix, .. }
-            | Self::System(onehop_pci::Error::Refused { why: reason, fix, .. }) => {
+            | Self::System(onehop_pci::Error::Refused { why: reason, fix, .. })
+            | Self::Sdr(onehop_sdr::Error::Pci(onehop_pci::Error::Refused { why: reason, fix, .. })) => {
                 (Some(reason.clone()), Some(fix.clone()), Vec::new())
             }
-            Self::System(onehop_pci::Error::Module { refusal, .. }) => {
+            Self::System(onehop_pci::Error::Module { refusal, .. })
+            | Self::Sdr(onehop_sdr::Error::Pci(onehop_pci::Error::Module { refusal, .. })) => {
                 (Some(refusal.why()), Some(refusal.fix()), Vec::new())
             }
             Self::NoRoute(tried) => (None, None, tried.clone()),

@@ -9,6 +9,7 @@
 extern crate std;
 
 pub mod event;
+pub mod ids;
 pub mod kernel;
 pub mod regs;
 pub mod ring;

@@ -1,9 +1,13 @@
 //! A board's registers, and what has to be known of it.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use onehop_os::{Interrupt, Mapper, Port, Registers};
+use onehop_pci::kmod;
 use onehop_radio::{Limits, regs};
+
+use crate::{Error, Result};
 
 /// What has to be known of a board and cannot be read from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +45,10 @@ pub struct Card {
     pub name: String,
     /// Whether it is a model of a board.
     pub simulated: bool,
+    /// Its PCI vendor and device, where it is on that bus.
+    pub id: Option<(u16, u16)>,
+    /// The kernel module's session, where it is in its hands.
+    pub(crate) module: Option<kmod::Session>,
 }
 
 impl Card {
@@ -55,7 +63,22 @@ impl Card {
             profile,
             name: port.name.clone(),
             simulated: port.simulated,
+            id: None,
+            module: None,
         }
+    }
+
+    /// Fails where the board is no longer there, or may no longer reach memory.
+    pub(crate) fn check(&self) -> Result<()> {
+        if let Some(module) = &self.module
+            && let Some(stopped) = module.stopped_within(Duration::ZERO)?
+        {
+            return Err(Error::Stopped { board: self.name.clone(), why: stopped.to_string() });
+        }
+        if regs::RxStatus(self.read(regs::RX_STATUS)).gone() {
+            return Err(Error::Gone { board: self.name.clone() });
+        }
+        Ok(())
     }
 
     /// Writes a register, of the indexed space too.

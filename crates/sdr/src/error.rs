@@ -24,6 +24,14 @@ pub enum Error {
         /// Which board.
         board: String,
     },
+    /// The kernel module took its DMA away.
+    #[error("{board} may no longer reach memory: {why}. Open it again")]
+    Stopped {
+        /// Which board.
+        board: String,
+        /// Why.
+        why: String,
+    },
     /// It does not stop.
     #[error(
         "{board} still moves samples {} ms after it was told to stop; its memory is left to it until this process ends",
@@ -73,6 +81,9 @@ pub enum Error {
     /// Host memory could not be had, reached or mapped.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
+    /// The board could not be taken, or the kernel module refused something.
+    #[error(transparent)]
+    Pci(#[from] onehop_pci::Error),
     /// GPU memory could not be had or reached, or a kernel failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),

@@ -10,6 +10,7 @@
 mod card;
 mod error;
 mod memory;
+mod pci;
 mod process;
 mod rx;
 mod selftest;
@@ -19,6 +20,7 @@ mod tx;
 
 pub use card::{Card, Profile};
 pub use error::{Error, Result};
+pub use pci::{BoardName, open};
 pub use process::{Processor, Settings, Sight};
 pub use rx::{Block, Counts, Held, Receiver, RxOptions};
 pub use selftest::{Step, self_test};
@@ -54,7 +56,12 @@ impl Route {
         for route in Self::BEST_FIRST.into_iter().filter(|route| only.is_none_or(|only| only == *route)) {
             match open(route) {
                 Ok(opened) => return Ok((opened, why_not_better)),
-                Err(error @ (Error::Gone { .. } | Error::Busy { .. } | Error::DoesNotStop { .. })) => {
+                Err(
+                    error @ (Error::Gone { .. }
+                    | Error::Stopped { .. }
+                    | Error::Busy { .. }
+                    | Error::DoesNotStop { .. }),
+                ) => {
                     return Err(error);
                 }
                 Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),

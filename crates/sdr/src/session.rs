@@ -146,18 +146,11 @@ impl Session {
                 return Ok(Some(found));
             }
             if deadline.passed() {
-                self.is_there()?;
+                self.card.check()?;
                 return Ok(None);
             }
             self.card.interrupt.wait(deadline.left().min(LOOK));
         }
-    }
-
-    fn is_there(&self) -> Result<()> {
-        if regs::RxStatus(self.card.read(regs::RX_STATUS)).gone() {
-            return Err(Error::Gone { board: self.card.name.clone() });
-        }
-        Ok(())
     }
 
     /// Forgets what was told of buffers that nobody asked for.

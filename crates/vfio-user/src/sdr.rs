@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use onehop_board::Board;
 use onehop_os::{HostMem, Registers};
+use onehop_radio::ids;
 
 use crate::irq::Interrupts;
 use crate::model::{Bar, Identity, Model, Reach, Vectors};
@@ -40,8 +41,8 @@ impl Model for Sdr {
         Identity {
             vendor: config.vendor,
             device: config.device,
-            subsystem_vendor: config.vendor,
-            subsystem: config.device,
+            subsystem_vendor: ids::SIMULATED.0,
+            subsystem: ids::SIMULATED.1,
             class: CLASS,
             revision: 0,
             vectors: Vectors::Msi,

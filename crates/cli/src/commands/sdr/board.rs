@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_board::{Board, Config};
-use onehop_sdr::{Card, Profile, Session};
+use onehop_board::{Board, Config, Stats};
+use onehop_pci::Root;
+use onehop_sdr::{BoardName, Card, Profile, Session};
 
 use crate::error::{CliError, Result};
-use crate::units;
 
 /// Which board.
 #[derive(Clone, clap::Args)]
@@ -20,21 +20,41 @@ pub(super) struct BoardArg {
         long_help = "The board: a PCI address, or sim:usdr, a simulated one, with options behind '?', parted by '&':\n\
                      rate=10M, signal=tone|noise|chirp|counter, freq=0.125 (of the rate), level=-6 (dBFS), dc=0, patient=1 \
                      (waits instead of losing samples), id=10ee:7045, max=1048576, mask=32, time=1, \
-                     iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused, flr=1"
+                     iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused, flr=1.\n\
+                     A PCI address may have rate=10M (what the board was set to) and signal=counter (what it is known to send) \
+                     behind its '?'"
     )]
     device: String,
 }
 
-/// A board that was opened. The model, where it is one, outlives the session.
+/// A board that was opened. The model, where it is one of this process, outlives the session.
 pub(super) struct Opened {
     pub session: Arc<Session>,
-    pub board: Board,
+    pub model: Option<Board>,
+    /// Samples a second, where that is known.
+    pub rate: Option<f64>,
+    /// Whether it sends a counter, so that every sample can be checked.
+    pub counter: bool,
 }
 
 impl Opened {
     /// How long a block of so many samples may take to come: its own time several times over, on a busy machine.
     pub(super) fn patience(&self, samples: u32) -> Duration {
-        Duration::from_secs_f64(f64::from(samples) / self.board.config().rate * 4.0) + Duration::from_secs(5)
+        // Boards that receive anything sample faster than that.
+        let slowest = 1e5;
+        Duration::from_secs_f64(f64::from(samples) / self.rate.unwrap_or(slowest) * 4.0)
+            + Duration::from_secs(5)
+    }
+
+    /// What the model has done, where there is one to ask.
+    pub(super) fn stats(&self) -> Option<Stats> {
+        self.model.as_ref().map(Board::stats)
+    }
+
+    /// Rules of the board that the driver broke, as far as anybody can tell: by name, and how.
+    pub(super) fn breaches(&self) -> Vec<(&'static str, String)> {
+        let list = self.model.as_ref().map(Board::violations).unwrap_or_default();
+        list.into_iter().map(|violation| (violation.rule.name(), violation.detail)).collect()
     }
 }
 
@@ -54,14 +74,14 @@ pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
         let mut port = board.port();
         name.clone_into(&mut port.name);
         let session = Session::open(Card::new(&port, board.interrupt(), profile))?;
-        return Ok(Opened { session, board });
+        let (rate, counter) = (board.config().rate, board.config().signal.is_counter());
+        return Ok(Opened { session, model: Some(board), rate: Some(rate), counter });
     }
-    if units::is_pci_address(name) {
-        return Err(CliError::not_possible(
-            format!("using the board at {name}"),
-            "its registers and its interrupt need a kernel module by which a program drives it, and this build has none",
-            "Use the simulated board: --device sim:usdr",
-        ));
-    }
-    Err(CliError::Usage(format!("'{}' is no board: it is sim:usdr or a PCI address", name.escape_debug())))
+    let name: BoardName = name.parse().map_err(|error| {
+        let name = name.escape_debug();
+        CliError::Usage(format!("'{name}' is no board, which is sim:usdr or a PCI address: {error}"))
+    })?;
+    let card = onehop_sdr::open(&Root::here(), name.address)?;
+    let session = Session::open(card)?;
+    Ok(Opened { session, model: None, rate: name.rate, counter: name.counter })
 }

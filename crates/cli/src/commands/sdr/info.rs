@@ -22,13 +22,14 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let opened = board::open(&args.board)?;
-    let (card, config) = (opened.session.card(), opened.board.config());
+    let card = opened.session.card();
+    let id = opened.model.as_ref().map(|model| (model.config().vendor, model.config().device)).or(card.id);
     let (rx, tx) = (card.profile.rx, card.profile.tx);
     let shape = args.packing.shape(&rx)?;
-    let rate = config.rate;
     let mut text = Text::default();
     let model = if card.simulated { ", a model of a board" } else { "" };
-    text.row("board", format!("{}: {:04x}:{:04x}{model}", card.name, config.vendor, config.device));
+    let numbers = id.map_or(String::new(), |(vendor, device)| format!(": {vendor:04x}:{device:04x}"));
+    text.row("board", format!("{}{numbers}{model}", card.name));
     text.row(
         "dma",
         format!("{BUFFERS} buffers for each stream, {} address bits, no scatter-gather", rx.mask_bits),
@@ -42,24 +43,28 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         ),
     );
     text.row("tx", format!("buffers of at most {}", units::bytes(tx.max_bytes.into())));
-    text.row("rate", format!("{:.3} million samples a second", rate / 1e6));
+    let of_rate = |rate: f64| format!("{:.3} million samples a second", rate / 1e6);
+    text.row("rate", opened.rate.map_or("not known: what the board's own library set it to".into(), of_rate));
     text.row(
         "ring",
         format!(
-            "{} of {} in {} bursts, {} in all; one is full every {}",
+            "{} of {} in {} bursts, {} in all{}",
             shape.format,
             units::bytes(shape.bytes().into()),
             shape.bursts,
             units::bytes(shape.ring_bytes()),
-            units::time(std::time::Duration::from_secs_f64(f64::from(shape.samples()) / rate)),
+            opened.rate.map_or(String::new(), |rate| {
+                let time = std::time::Duration::from_secs_f64(f64::from(shape.samples()) / rate);
+                format!("; one is full every {}", units::time(time))
+            }),
         ),
     );
     let document = json!({
         "device": card.name,
         "simulated": if card.simulated { vec!["board"] } else { vec![] },
-        "vendor": config.vendor,
-        "device_id": config.device,
-        "rate": rate,
+        "vendor": id.map(|id| id.0),
+        "device_id": id.map(|id| id.1),
+        "rate": opened.rate,
         "buffers": BUFFERS,
         "mask_bits": rx.mask_bits,
         "rx": { "max_bytes": rx.max_bytes, "max_bursts": rx.max_bursts, "max_burst_samples": rx.max_burst_samples },

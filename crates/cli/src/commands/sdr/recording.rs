@@ -14,7 +14,7 @@ pub(super) struct Recording {
     data_path: PathBuf,
     meta_path: PathBuf,
     datatype: &'static str,
-    rate: f64,
+    rate: Option<f64>,
     hardware: String,
     samples: u64,
     /// Where samples follow each other without a gap: in the file, and by the board's clock.
@@ -23,7 +23,12 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Begins one; what has these names is overwritten.
-    pub(super) fn create(base: &Path, datatype: &'static str, rate: f64, hardware: &str) -> Result<Self> {
+    pub(super) fn create(
+        base: &Path,
+        datatype: &'static str,
+        rate: Option<f64>,
+        hardware: &str,
+    ) -> Result<Self> {
         let with = |end: &str| {
             let mut name = base.as_os_str().to_owned();
             name.push(end);
@@ -59,15 +64,18 @@ impl Recording {
     fn meta(&self) -> Value {
         let capture =
             |(at, number): &(u64, u64)| json!({ "core:sample_start": at, "core:global_index": number });
+        let mut global = json!({
+            "core:datatype": self.datatype,
+            "core:version": "1.0.0",
+            "core:hw": self.hardware,
+            "core:recorder": concat!("onehop ", env!("CARGO_PKG_VERSION")),
+            "core:num_channels": 1,
+        });
+        if let Some(rate) = self.rate {
+            global["core:sample_rate"] = json!(rate);
+        }
         json!({
-            "global": {
-                "core:datatype": self.datatype,
-                "core:sample_rate": self.rate,
-                "core:version": "1.0.0",
-                "core:hw": self.hardware,
-                "core:recorder": concat!("onehop ", env!("CARGO_PKG_VERSION")),
-                "core:num_channels": 1,
-            },
+            "global": global,
             "captures": self.captures.iter().map(capture).collect::<Vec<_>>(),
             "annotations": [],
         })
@@ -81,7 +89,7 @@ mod tests {
     #[test]
     fn gaps_begin_a_new_capture() {
         let base = std::env::temp_dir().join(format!("onehop-sigmf-{}", std::process::id()));
-        let mut recording = Recording::create(&base, "ci16_le", 1e6, "x").unwrap();
+        let mut recording = Recording::create(&base, "ci16_le", Some(1e6), "x").unwrap();
         for first in [0, 2, 10, 12] {
             recording.add(first, 2, &[0; 8]).unwrap();
         }

@@ -86,20 +86,24 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let shape = args.packing.shape(&opened.session.card().profile.rx)?;
-    let counter = opened.board.config().signal.is_counter();
     let patience = opened.patience(shape.samples());
     let options = RxOptions { shape, only: args.route, self_test: Some(patience) };
     let mut receiver = Receiver::open(&opened.session, &gpu.gpu, &options)?;
-    let settings = Settings { gain: args.gain, remove_dc: !args.keep_dc, log: args.bins.ilog2(), counter };
+    let settings = Settings {
+        gain: args.gain,
+        remove_dc: !args.keep_dc,
+        log: args.bins.ilog2(),
+        counter: opened.counter,
+    };
     let processor = Processor::new(&gpu.gpu, shape, settings)?;
-    let before = opened.board.stats();
+    let before = opened.stats();
     let taken = take(args, context, &opened, &mut receiver, processor)?;
-    let after = opened.board.stats();
+    let after = opened.stats();
     if let Some(path) = &args.png {
         picture::write(path, &taken.sight.spectrum)?;
     }
     let samples = u64::from(shape.samples());
-    let sent = (after.sent_blocks - before.sent_blocks) * samples;
+    let sent = after.zip(before).map(|(after, before)| (after.sent_blocks - before.sent_blocks) * samples);
     let account = Account { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
     let report = Report::new(account.document(args), account.text(args))?;
     Ok(report.failed(account.failure()))
@@ -115,9 +119,9 @@ fn take(
     let Some(shape) = receiver.shape() else {
         return Err(CliError::Failed("the board has lost its ring".into()));
     };
-    let (rate, patience) = (opened.board.config().rate, opened.patience(shape.samples()));
+    let patience = opened.patience(shape.samples());
     let datatype = if shape.format == Format::Ci16 { "ci16_le" } else { "cf32_le" };
-    let create = |path: &PathBuf| Recording::create(path, datatype, rate, &opened.session.card().name);
+    let create = |path: &PathBuf| Recording::create(path, datatype, opened.rate, &opened.session.card().name);
     let mut recording = args.out.as_ref().map(create).transpose()?;
     let mut bytes = vec![0; recording.as_ref().map_or(0, |_| shape.samples() as usize * 8)];
     let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Sight::default(), (0, 0), None);
@@ -229,7 +233,8 @@ struct Account<'a> {
     receiver: &'a Receiver,
     shape: Shape,
     taken: &'a Taken,
-    sent: u64,
+    /// By the model's own count, where there is one to ask.
+    sent: Option<u64>,
 }
 
 impl Account<'_> {
@@ -259,8 +264,14 @@ impl Account<'_> {
     fn strongest(&self) -> (f64, f64) {
         let spectrum = &self.taken.sight.spectrum;
         let top = spectrum.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
-        let rate = self.opened.board.config().rate;
+        let rate = self.rate();
         ((top.0 as f64 / spectrum.len().max(1) as f64 - 0.5) * rate, top.1)
+    }
+
+    /// Samples a second: as they came, where nobody knows better.
+    fn rate(&self) -> f64 {
+        let counts = self.taken.counts;
+        self.opened.rate.unwrap_or((counts.delivered + counts.lost) as f64 / self.seconds())
     }
 
     fn verified(&self) -> Option<bool> {
@@ -268,7 +279,7 @@ impl Account<'_> {
     }
 
     fn adds_up(&self) -> bool {
-        self.taken.counts.delivered + self.taken.counts.lost == self.sent
+        self.sent.is_none_or(|sent| self.taken.counts.delivered + self.taken.counts.lost == sent)
     }
 
     fn failure(&self) -> Option<CliError> {
@@ -284,16 +295,11 @@ impl Account<'_> {
             let Counts { delivered, lost, .. } = self.taken.counts;
             return Some(CliError::Failed(format!(
                 "{} were sent, {delivered} delivered and {lost} reported lost",
-                self.sent
+                self.sent.unwrap_or_default()
             )));
         }
-        if self.opened.board.violation_count() > 0 {
-            let first = self.opened.board.violations().into_iter().next();
-            let words = first.map(|violation| format!("{}: {}", violation.rule.name(), violation.detail));
-            return Some(CliError::Failed(format!(
-                "the driver broke a rule of the board: {}",
-                words.unwrap_or_default()
-            )));
+        if let Some((rule, detail)) = self.opened.breaches().into_iter().next() {
+            return Some(CliError::Failed(format!("the driver broke a rule of the board: {rule}: {detail}")));
         }
         self.taken.stopped.then_some(CliError::Interrupted)
     }
@@ -301,7 +307,6 @@ impl Account<'_> {
     fn document(&self, args: &Args) -> Value {
         let Taken { sight, counts, crc, took, cpu, gpu_time, .. } = self.taken;
         let share = |time: &Duration| self.share(*time);
-        let stats = self.opened.board.stats();
         let (strongest, level) = self.strongest();
         let direct = self.receiver.route() == Route::Direct;
         json!({
@@ -333,9 +338,9 @@ impl Account<'_> {
             "strongest": { "hz": strongest, "dbfs": level },
             "spectrum_dbfs": sight.spectrum,
             "cpu_load": share(&cpu.ours),
-            "board_cpu_load": share(&cpu.board),
+            "board_cpu_load": self.opened.model.as_ref().map(|_| share(&cpu.board)),
             "gpu_load": share(gpu_time),
-            "board_behind_seconds": stats.most_behind.as_secs_f64(),
+            "board_behind_seconds": self.opened.stats().map(|stats| stats.most_behind.as_secs_f64()),
             "out": args.out.as_ref().map(|path| path.display().to_string()),
             "png": args.png.as_ref().map(|path| path.display().to_string()),
         })
@@ -371,11 +376,12 @@ impl Account<'_> {
                 if self.simulated().is_empty() { "" } else { " (simulated: says nothing about hardware)" },
             ),
         );
-        let sum = if self.adds_up() { "which is what was sent" } else { "WHICH IS NOT WHAT WAS SENT" };
-        text.row(
-            "lost",
-            format!("{} samples in {} gaps; with those received {sum}", counts.lost, counts.gaps),
-        );
+        let sum = match (self.sent, self.adds_up()) {
+            (None, _) => "",
+            (Some(_), true) => "; with those received that is what was sent",
+            (Some(_), false) => "; WITH THOSE RECEIVED THAT IS NOT WHAT WAS SENT",
+        };
+        text.row("lost", format!("{} samples in {} gaps{sum}", counts.lost, counts.gaps));
         text.row(
             "level",
             format!(
@@ -386,15 +392,10 @@ impl Account<'_> {
         let (hz, level) = self.strongest();
         text.row("strongest", format!("{:+.6} MHz at {level:.1} dBFS", hz / 1e6));
         let share = |time: &Duration| self.share(*time) * 100.0;
-        text.row(
-            "load",
-            format!(
-                "CPU {:.0} %, the simulated board's thread {:.0} %, GPU {:.1} %",
-                share(&cpu.ours),
-                share(&cpu.board),
-                share(gpu_time)
-            ),
-        );
+        let model = self.opened.model.as_ref();
+        let model = model
+            .map_or(String::new(), |_| format!(", the simulated board's thread {:.0} %", share(&cpu.board)));
+        text.row("load", format!("CPU {:.0} %{model}, GPU {:.1} %", share(&cpu.ours), share(gpu_time)));
         text.row(
             "verified",
             match self.taken.checked {
@@ -408,7 +409,7 @@ impl Account<'_> {
         for path in args.out.iter().chain(&args.png) {
             text.row("written", path.display());
         }
-        for line in view::chart(&sight.spectrum, self.opened.board.config().rate) {
+        for line in view::chart(&sight.spectrum, self.rate()) {
             text.line(line);
         }
         text

@@ -26,9 +26,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
     let shape = args.packing.shape(&card.profile.rx)?;
-    let counter = opened.board.config().signal.is_counter();
     let patience = opened.patience(shape.samples());
-    let steps = onehop_sdr::self_test(&opened.session, &gpu.gpu, shape, counter, patience);
+    let steps = onehop_sdr::self_test(&opened.session, &gpu.gpu, shape, opened.counter, patience);
     let mut text = Text::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
@@ -43,18 +42,16 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
             text.row("", &step.fix);
         }
     }
-    let violations = opened.board.violations();
-    for violation in &violations {
-        text.row("breach", format!("{}: {}", violation.rule.name(), violation.detail));
+    let breaches = opened.breaches();
+    for (rule, detail) in &breaches {
+        text.row("breach", format!("{rule}: {detail}"));
     }
     // Host memory has to work; whether GPU memory does is what is asked.
     let needed = |name: &str| !name.ends_with("GPU memory");
     let failed = steps.iter().find(|step| step.passed == Some(false) && needed(step.name));
     let failure = match failed {
         Some(step) => Some(CliError::Failed(format!("{}: {}. {}", step.name, step.found, step.fix))),
-        None if !violations.is_empty() => {
-            Some(CliError::Failed("the driver broke a rule of the board".into()))
-        }
+        None if !breaches.is_empty() => Some(CliError::Failed("the driver broke a rule of the board".into())),
         None => None,
     };
     let list: Vec<_> = steps
