@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Enough to see what goes wrong.
-const KEPT: usize = 256;
+/// Of each rule: enough to see what goes wrong, and none hides another.
+const KEPT: usize = 64;
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])* $rule:ident, $name:literal;)*) => {
@@ -75,7 +75,7 @@ impl Book {
     pub(crate) fn note(&self, rule: Rule, detail: impl Into<String>) {
         let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         book.1 += 1;
-        if book.0.len() < KEPT {
+        if book.0.iter().filter(|violation| violation.rule == rule).count() < KEPT {
             book.0.push(Violation { rule, detail: detail.into() });
         }
     }
