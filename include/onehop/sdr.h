@@ -28,7 +28,7 @@ enum onehop_sdr_answer {
 
 /* Its flags; the bits are SoapySDR's. */
 enum onehop_sdr_flag {
-    /* The time is set. */
+    /* The time is set: the rate is known. */
     ONEHOP_SDR_HAS_TIME = 4,
     /* The samples before do not lead up to those that follow. */
     ONEHOP_SDR_END_ABRUPT = 8
@@ -36,7 +36,8 @@ enum onehop_sdr_flag {
 
 /*
  * Opens a receiver, by the best way that samples can go; a self-test with data shows that they arrive.
- * device: sim:usdr with options, as on the command line. format: "ci16" or "ci12". buffer_bytes: of each buffer; 0 for the most.
+ * device: sim:usdr with options, or a PCI address, as on the command line; behind an address "?rate=10M" says how many samples
+ * a second the board was set to. format: "ci16" or "ci12". buffer_bytes: of each buffer; 0 for the most.
  */
 int onehop_sdr_open(const char *device, const onehop_gpu *gpu, const char *format, uint32_t buffer_bytes, onehop_sdr **sdr);
 
@@ -58,6 +59,15 @@ int onehop_sdr_deactivate(const onehop_sdr *sdr);
 int onehop_sdr_acquire_read_buffer(const onehop_sdr *sdr, size_t *handle, const void **buffs, int *flags,
                                    long long *time_ns, long timeout_us);
 int onehop_sdr_release_read_buffer(const onehop_sdr *sdr, size_t handle);
+
+/* The number of the first sample of a block that is lent, counted from the start; those that were lost count. */
+int onehop_sdr_first_sample(const onehop_sdr *sdr, size_t handle, uint64_t *first);
+
+/*
+ * What has come since the start: samples delivered, samples that the board reported lost, and how often some were. Delivered
+ * and lost together are what was sent, up to the last block, and after a deactivation up to the end.
+ */
+int onehop_sdr_counts(const onehop_sdr *sdr, uint64_t *delivered, uint64_t *lost, uint64_t *gaps);
 
 /* Copies bytes of a buffer out of GPU memory. */
 int onehop_sdr_copy_out(const onehop_sdr *sdr, size_t handle, size_t offset, void *to, size_t bytes);

@@ -38,7 +38,12 @@ impl Error {
             Self::Null(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
             Self::NotPossible(_)
             | Self::Drive(onehop_drive::Error::Placement { .. })
-            | Self::Sdr(onehop_sdr::Error::NoRoute(_) | onehop_sdr::Error::Ring { .. }) => 2,
+            | Self::Sdr(
+                onehop_sdr::Error::NoRoute(_)
+                | onehop_sdr::Error::Ring { .. }
+                | onehop_sdr::Error::NotPossible { .. }
+                | onehop_sdr::Error::Pci(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. }),
+            ) => 2,
             Self::Gpu(_) | Self::Sdr(onehop_sdr::Error::Gpu(_)) => 4,
             Self::Sim(_) | Self::Qtest(_) | Self::Drive(_) | Self::Sdr(_) => 3,
             Self::Panicked(_) => 5,

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use onehop_board::{Board, Config};
 use onehop_gpu::Region;
+use onehop_pci::Root;
 use onehop_radio::{Format, Shape};
-use onehop_sdr::{Card, Held, Profile, Receiver, RxOptions, Session};
+use onehop_sdr::{BoardName, Card, Held, Profile, Receiver, RxOptions, Session};
 
 use crate::error::{Error, Result, guard};
 use crate::handles::Gpu;
@@ -20,19 +21,24 @@ const OVERFLOW: c_int = -4;
 const HAS_TIME: c_int = 1 << 2;
 const END_ABRUPT: c_int = 1 << 3;
 
+/// Boards that receive anything sample faster than that.
+const SLOWEST: f64 = 1e5;
+
 /// A receiver that is open.
 pub struct Sdr {
     stream: Mutex<Stream>,
     buffers: Vec<Region>,
     route: CString,
+    /// Samples a second, where that is known.
+    rate: Option<f64>,
     // Behind the receiver, which stops it.
-    board: Board,
+    _model: Option<Board>,
 }
 
 struct Stream {
     receiver: Receiver,
-    /// The buffers that are lent, the oldest first.
-    lent: Vec<u32>,
+    /// The buffers that are lent, the oldest first, with the numbers of their first samples.
+    lent: Vec<(u32, u64)>,
     /// A block before which samples were lost: that is told first.
     pending: Option<Held>,
     samples: u32,
@@ -40,28 +46,21 @@ struct Stream {
 
 impl Sdr {
     fn open(device: &str, gpu: &Gpu, format: &str, bytes: u32) -> Result<Self> {
-        let Some(options) = device.strip_prefix("sim:") else {
-            let why =
-                format!("'{}' is no board that this build drives: it is sim:usdr", device.escape_debug());
-            return Err(Error::NotPossible(why));
-        };
-        let config = Config::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
         let format = Format::ALL.into_iter().find(|known| known.name() == format);
         let format = format.ok_or_else(|| Error::Argument("formats are ci16 and ci12".into()))?;
-        let board = Board::new(config).map_err(|error| Error::NotPossible(error.to_string()))?;
-        let (limits, config) = (board.limits(), board.config());
-        let profile = Profile { rx: limits, tells_time: config.tells_time, ..Profile::SIMULATED };
-        let session = Session::open(Card::new(&board.port(), board.interrupt(), profile))?;
+        let (card, model, rate) = board(device)?;
+        let limits = card.profile.rx;
+        let session = Session::open(card)?;
         let bytes = if bytes == 0 { limits.max_bytes } else { bytes };
         let shape = Shape::of_bytes(format, &limits, bytes).map_err(onehop_sdr::Error::from)?;
-        let block = f64::from(shape.samples()) / config.rate;
+        let block = f64::from(shape.samples()) / rate.unwrap_or(SLOWEST);
         let self_test = Some(Duration::from_secs_f64(4.0 * block) + Duration::from_secs(5));
         let options = RxOptions { shape, only: None, self_test };
         let receiver = Receiver::open(&session, &gpu.gpu, &options)?;
         let (buffers, route) =
             (receiver.buffers()?, CString::new(receiver.route().name()).unwrap_or_default());
         let stream = Stream { receiver, lent: Vec::new(), pending: None, samples: shape.samples() };
-        Ok(Self { stream: Mutex::new(stream), buffers, route, board })
+        Ok(Self { stream: Mutex::new(stream), buffers, route, rate, _model: model })
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -71,6 +70,23 @@ impl Sdr {
     fn buffer(&self, handle: usize) -> Result<&Region> {
         self.buffers.get(handle).ok_or_else(|| Error::Argument(format!("there is no buffer {handle}")))
     }
+}
+
+/// What `device` names: a board, the model behind it where there is one, and its rate where that is known.
+fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
+    let Some(options) = device.strip_prefix("sim:") else {
+        let name: BoardName = device.parse().map_err(|error: onehop_sdr::Error| {
+            let device = device.escape_debug();
+            Error::Argument(format!("'{device}' is no board, which is sim:usdr or a PCI address: {error}"))
+        })?;
+        return Ok((onehop_sdr::open(&Root::here(), name.address)?, None, name.rate));
+    };
+    let config = Config::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
+    let model = Board::new(config).map_err(|error| Error::NotPossible(error.to_string()))?;
+    let config = model.config();
+    let profile = Profile { rx: model.limits(), tells_time: config.tells_time, ..Profile::SIMULATED };
+    let (card, rate) = (Card::new(&model.port(), model.interrupt(), profile), config.rate);
+    Ok((card, Some(model), Some(rate)))
 }
 
 impl Stream {
@@ -94,8 +110,9 @@ impl Stream {
     }
 
     fn release(&mut self, handle: usize) -> Result<()> {
-        if self.lent.first().is_none_or(|first| *first as usize != handle) {
-            let why = format!("buffer {handle} is not the oldest that is lent: {:?} are", self.lent);
+        if self.lent.first().is_none_or(|(oldest, _)| *oldest as usize != handle) {
+            let lent: Vec<_> = self.lent.iter().map(|(handle, _)| handle).collect();
+            let why = format!("buffer {handle} is not the oldest that is lent: {lent:?} are");
             return Err(Error::Argument(why));
         }
         self.lent.remove(0);
@@ -215,15 +232,16 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
         let limit = Duration::from_micros(timeout_us.try_into().unwrap_or(0));
         let (flag, count) = match stream.next(limit)? {
             Ok(held) => {
-                let nanos = (held.first as f64 / sdr.board.config().rate * 1e9).round();
+                // Without a rate there is a number, and no time.
+                let nanos = sdr.rate.map(|rate| (held.first as f64 / rate * 1e9).round());
                 // SAFETY: none is null, and the caller promises that they are places.
                 unsafe {
                     put(handle, "handle", held.handle as usize)?;
                     put(buffs, "buffs", held.memory.addr().0 as usize as *const c_void)?;
-                    put(time_ns, "time_ns", nanos as c_longlong)?;
+                    put(time_ns, "time_ns", nanos.unwrap_or(0.0) as c_longlong)?;
                 }
-                stream.lent.push(held.handle);
-                (HAS_TIME, stream.samples as c_int)
+                stream.lent.push((held.handle, held.first));
+                (nanos.map_or(0, |_| HAS_TIME), stream.samples as c_int)
             }
             Err(OVERFLOW) => (END_ABRUPT, OVERFLOW),
             Err(other) => (0, other),
@@ -245,6 +263,47 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
 pub unsafe extern "C" fn onehop_sdr_release_read_buffer(sdr: *const Sdr, handle: usize) -> c_int {
     // SAFETY: the caller's promise.
     guard(|| unsafe { object(sdr, "sdr") }?.stream().release(handle))
+}
+
+/// The number of the first sample of a block that is lent.
+///
+/// # Safety
+/// `sdr` was given by [`onehop_sdr_open`]; `first` is a place for a number.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize, first: *mut u64) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { object(sdr, "sdr") }?.stream();
+        let found = stream.lent.iter().find(|(lent, _)| *lent as usize == handle);
+        let (_, number) = found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))?;
+        // SAFETY: the caller's promise.
+        unsafe { put(first, "first", *number) }
+    })
+}
+
+/// What has come since the start, in samples.
+///
+/// # Safety
+/// `sdr` was given by [`onehop_sdr_open`]; the others are places for numbers.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_sdr_counts(
+    sdr: *const Sdr,
+    delivered: *mut u64,
+    lost: *mut u64,
+    gaps: *mut u64,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let counts = unsafe { object(sdr, "sdr") }?.stream().receiver.counts();
+        // SAFETY: the caller's promise.
+        unsafe {
+            put(delivered, "delivered", counts.delivered)?;
+            put(lost, "lost", counts.lost)?;
+            put(gaps, "gaps", counts.gaps)
+        }
+    })
 }
 
 /// Copies bytes of a buffer out of GPU memory.

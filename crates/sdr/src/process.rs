@@ -64,7 +64,8 @@ pub struct Processor {
     dc: [f32; 2],
     samples: u64,
     frames: u64,
-    blocks: u64,
+    /// Nothing has been looked at yet.
+    fresh: bool,
     gpu_time: Duration,
 }
 
@@ -98,7 +99,7 @@ impl Processor {
             dc: [0.0; 2],
             samples: 0,
             frames: 0,
-            blocks: 0,
+            fresh: true,
             gpu_time: Duration::ZERO,
         };
         this.window.write(0, &bytes(window))?;
@@ -111,10 +112,35 @@ impl Processor {
     /// # Errors
     /// When the block has another shape, or the GPU fails.
     pub fn process(&mut self, memory: &Region, first: u64) -> Result<()> {
+        self.process_all(&[(memory, first)])
+    }
+
+    /// Has the GPU work on blocks one after the other, and waits for the last. To start kernels and to wait for them costs more
+    /// than small blocks take.
+    ///
+    /// # Errors
+    /// As for [`Self::process`].
+    pub fn process_all(&mut self, blocks: &[(&Region, u64)]) -> Result<()> {
+        let mut jobs = Vec::with_capacity(3 * blocks.len());
+        for (memory, first) in blocks {
+            self.jobs(memory, *first, &mut jobs)?;
+        }
+        self.gpu_time += self.kernels.run(&jobs)?;
+        let samples = u64::from(self.shape.samples()) * blocks.len() as u64;
+        self.samples += samples;
+        self.frames += u64::from(self.shape.samples() >> self.settings.log) * blocks.len() as u64;
+        if std::mem::take(&mut self.fresh) {
+            // There is nothing to take away before the first blocks have shown it.
+            self.learn_dc(&self.totals()?);
+        }
+        Ok(())
+    }
+
+    /// What is to be done with a block.
+    fn jobs(&self, memory: &Region, first: u64, jobs: &mut Vec<SampleJob>) -> Result<()> {
         let (samples, format) = (self.shape.samples(), self.shape.format);
         let frames = samples >> self.settings.log;
         let dc = if self.settings.remove_dc { self.dc } else { [0.0; 2] };
-        let mut jobs = Vec::with_capacity(3);
         let from = (memory, format);
         jobs.push(BlockJob::convert(from, &self.converted, &self.totals, samples, self.settings.gain, dc)?);
         jobs.push(BlockJob::spectrum(
@@ -127,14 +153,6 @@ impl Processor {
         )?);
         if self.settings.counter {
             jobs.push(BlockJob::check(from, &self.checked, samples, first as u32)?);
-        }
-        self.gpu_time += self.kernels.run(&jobs)?;
-        self.samples += u64::from(samples);
-        self.frames += u64::from(frames);
-        self.blocks += 1;
-        if self.blocks == 1 {
-            // There is nothing to take away before the first block has shown it.
-            self.learn_dc(&self.totals()?);
         }
         Ok(())
     }

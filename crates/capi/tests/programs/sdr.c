@@ -21,10 +21,13 @@ int main(void)
     void *addr;
     int flags, got, block;
     long long time, expected = 0;
+    uint64_t first, delivered, lost, gaps;
     static uint32_t samples[SAMPLES];
 
     IS(onehop_gpu_open("emu", &gpu) == 0);
-    FAILS(onehop_sdr_open("0000:0b:00.0", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_NOT_POSSIBLE, "sim:usdr");
+    FAILS(onehop_sdr_open("usdr", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "sim:usdr or a PCI address");
+    FAILS(onehop_sdr_open("ffff:1f:1f.7?fast", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "'fast'");
+    IS(onehop_sdr_open("ffff:1f:1f.7", gpu, "ci16", 0, &sdr) != 0 && strstr(onehop_last_error(), "ffff:1f:1f.7"));
     FAILS(onehop_sdr_open("sim:usdr?rate=x", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "samples a second");
     FAILS(onehop_sdr_open("sim:usdr", gpu, "cf32", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "formats");
     FAILS(onehop_sdr_open("sim:usdr", NULL, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "`gpu`");
@@ -54,11 +57,17 @@ int main(void)
         IS(time / 100 == samples[0] && (expected < 0 || expected == samples[0]));
         for (i = 0; i < SAMPLES; i++)
             IS(samples[i] == samples[0] + i);
+        IS(onehop_sdr_first_sample(sdr, handle, &first) == 0 && first == samples[0]);
+        IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0 && delivered + lost == first + SAMPLES);
         expected = (long long)samples[0] + SAMPLES;
         FAILS(onehop_sdr_release_read_buffer(sdr, handle + 1), ONEHOP_ERROR_ARGUMENT, "not the oldest");
         IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
         block++;
     }
+    FAILS(onehop_sdr_first_sample(sdr, handle, &first), ONEHOP_ERROR_ARGUMENT, "is not lent");
+    FAILS(onehop_sdr_counts(sdr, NULL, &lost, &gaps), ONEHOP_ERROR_ARGUMENT, "delivered");
+    IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0 && delivered == (uint64_t)BLOCKS * SAMPLES);
+    IS((overflows > 0) == (lost > 0) && gaps >= overflows);
     FAILS(onehop_sdr_copy_out(sdr, 0, 1, samples, sizeof samples), ONEHOP_ERROR_ARGUMENT, "not within");
     FAILS(onehop_sdr_release_read_buffer(sdr, 0), ONEHOP_ERROR_ARGUMENT, "not the oldest");
     IS(onehop_sdr_acquire_read_buffer(sdr, NULL, &at, &flags, &time, 0) == ONEHOP_SDR_STREAM_ERROR);
@@ -67,7 +76,6 @@ int main(void)
     onehop_sdr_close(NULL);
     IS(*onehop_sdr_route(NULL) == 0 && onehop_sdr_num_direct_access_buffers(NULL) == 0);
     onehop_gpu_close(gpu);
-    (void)overflows;
     puts("all of it");
     return 0;
 }

@@ -79,7 +79,7 @@ fn people_see_a_spectrum() {
         "sim:usdr?signal=chirp",
     ]);
     let text = stdout(&output);
-    for word in ["route       cpu/direct", "which is what was sent", "dBFS", "+5.000 MHz", "simulated"] {
+    for word in ["route       cpu/direct", "that is what was sent", "dBFS", "+5.000 MHz", "simulated"] {
         assert!(text.contains(word), "{word}: {text}");
     }
 }
@@ -94,7 +94,8 @@ fn what_cannot_be_had_is_said() {
     );
     let only = ["sdr", "rx", "-g", "emu", "--buffer", "64K", "--route", "cpu/direct", "--device", dropped];
     refuse(&only, 3, "drops what the board writes");
-    refuse(&["sdr", "rx", "-g", "emu", "--device", "0000:0b:00.0"], 3, "kernel module");
+    refuse(&["sdr", "rx", "-g", "emu", "--device", "ffff:1f:1f.7"], 1, "there is no");
+    refuse(&["sdr", "info", "--device", "0b:00.0?freq=1"], 2, "no option of a real board");
     refuse(&["sdr", "info", "--device", "sim:usdr?rate=fast"], 2, "samples a second");
     refuse(&["sdr", "info", "--device", "radio"], 2, "is no board");
     refuse(&["sdr", "info", "--buffer", "2M"], 2, "at most 1048576");

@@ -18,6 +18,8 @@ use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
 use crate::units;
 
+/// Most blocks that the GPU is given at once, when several have come: half of those that can be on their way to it.
+const BATCH: usize = 4;
 /// How often what the GPU has seen is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -145,10 +147,17 @@ fn take(
             }
             break;
         };
-        processor.process(block.memory(), block.first)?;
-        if let Some(recording) = &mut recording {
+        let mut batch = vec![block.hold()];
+        // What is written to a file is taken from the GPU block by block.
+        while recording.is_none() && batch.len() < BATCH {
+            let Some(more) = receiver.acquire(Duration::ZERO)? else { break };
+            batch.push(more.hold());
+        }
+        let blocks: Vec<_> = batch.iter().map(|block| (&block.memory, block.first)).collect();
+        processor.process_all(&blocks)?;
+        if let (Some(recording), [block]) = (&mut recording, batch.as_slice()) {
             let raw = &mut bytes[..shape.bytes() as usize];
-            block.memory().read(0, raw)?;
+            block.memory.read(0, raw)?;
             crc = crc32c::crc32c_append(crc, raw);
             let wide = shape.format == Format::Ci12;
             if wide {
@@ -157,7 +166,9 @@ fn take(
             let part = if wide { &bytes[..] } else { &bytes[..shape.bytes() as usize] };
             recording.add(block.first, shape.samples().into(), part)?;
         }
-        drop(block);
+        for _ in batch {
+            receiver.release();
+        }
         if looked.elapsed() >= LOOK || !flowing {
             looked = Instant::now();
             see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
