@@ -77,7 +77,8 @@ pub(crate) fn run(inner: &Inner) {
                 let data = fetch(inner, &buffer);
                 state = inner.state();
                 state.tx.busy = false;
-                if state.tx.running {
+                let stale = std::mem::take(&mut state.tx.stale);
+                if state.tx.running && !stale {
                     state.played(&buffer, &data);
                 }
             }

@@ -94,10 +94,10 @@ impl State {
     pub(crate) fn reset(&mut self) {
         let epoch = self.rx.epoch + 1;
         let (stats, flows) = (self.stats, std::mem::take(&mut self.flows));
-        let (rx_busy, tx_busy) = (self.rx.busy, self.tx.busy);
+        let (rx_busy, tx) = (self.rx.busy, Tx { busy: self.tx.busy, stale: self.tx.busy, ..Tx::default() });
         *self = Self::new(self.config.clone(), self.space.clone(), self.book.clone());
         (self.rx.epoch, self.stats, self.flows) = (epoch, stats, flows);
-        (self.rx.busy, self.tx.busy) = (rx_busy, tx_busy);
+        (self.rx.busy, self.tx) = (rx_busy, tx);
     }
 
     fn breach(&self, rule: Rule, detail: impl Into<String>) {

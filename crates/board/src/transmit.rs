@@ -25,6 +25,8 @@ pub(crate) struct Tx {
     pub running: bool,
     pub queue: VecDeque<Buffer>,
     pub busy: bool,
+    /// The buffer that is being played is one from before a reset.
+    pub stale: bool,
     pub posted: u64,
     pub played: u64,
     pub late: u32,
@@ -44,7 +46,7 @@ impl Tx {
     pub(crate) fn control(&mut self, value: u32) {
         if value & regs::TX_RESET != 0 {
             let (busy, sent) = (self.busy, std::mem::take(&mut self.sent));
-            *self = Self { busy, sent, ..Self::default() };
+            *self = Self { busy, stale: busy, sent, ..Self::default() };
         }
         self.running = value & 3 == regs::TX_RUN;
         if !self.running {

@@ -137,7 +137,7 @@ impl Processor {
     }
 
     /// What is to be done with a block.
-    fn jobs(&self, memory: &Region, first: u64, jobs: &mut Vec<SampleJob>) -> Result<()> {
+    fn jobs(&self, memory: &Region, first: u64, jobs: &mut Vec<BlockJob>) -> Result<()> {
         let (samples, format) = (self.shape.samples(), self.shape.format);
         let frames = samples >> self.settings.log;
         let dc = if self.settings.remove_dc { self.dc } else { [0.0; 2] };

@@ -1,16 +1,18 @@
 //! Sessions of a client that sends anything, from seeds: sound messages and unsound ones, memory that comes and goes under
-//! a controller that uses it. The server follows each to its end, and serves the next. (`fuzz/` looks for more.)
+//! a device that uses it. The server follows each to its end, and serves the next. (`fuzz/` looks for more.)
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod client;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use client::{memfd, send};
+use onehop_board::{Board, Config};
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{Header, command};
-use onehop_vfio_user::{Function, Nvme, serve};
+use onehop_vfio_user::{Function, Nvme, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
 const SESSIONS: u64 = 300;
@@ -53,8 +55,33 @@ fn access(region: u64, offset: u64, count: u64, data: &[u8]) -> Vec<u8> {
     [words(&[offset, region & 0xffff_ffff | count << 32]).as_slice(), data].concat()
 }
 
+/// What is served, as far as a client has to know to get anywhere.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Drive,
+    Board,
+}
+
+/// Where a register that makes the device do something lies, and what is written to it.
+fn register(rng: &mut Rng, kind: Kind) -> (u64, [u8; 4]) {
+    match kind {
+        Kind::Drive => (0x1000 + rng.below(12) * 4, (rng.below(80) as u32).to_le_bytes()),
+        Kind::Board => {
+            // Those below 16 and the loopback; more often than not to the indexed space, in any order.
+            let at = [4, 5, 6, 7, 7, 8, 9, 12, 13, 14, 15, 52][rng.below(12) as usize];
+            let value = match rng.below(4) {
+                0 => rng.number() as u32,
+                1 => rng.below(300) as u32 * 4096,
+                2 => (rng.below(4) as u32) << 28 | rng.below(16) as u32,
+                _ => rng.below(1200) as u32,
+            };
+            (at * 4, value.to_be_bytes())
+        }
+    }
+}
+
 /// The next message: its command, flags, payload, and how many file descriptors come along.
-fn message(rng: &mut Rng) -> (u16, u32, Vec<u8>, usize) {
+fn message(rng: &mut Rng, kind: Kind) -> (u16, u32, Vec<u8>, usize) {
     let page = |rng: &mut Rng| if rng.below(8) == 0 { rng.number() } else { rng.below(300) << 12 };
     match rng.below(10) {
         0 => (rng.below(20) as u16, rng.next() as u32 & 0x30, rng.bytes(80), rng.below(4) as usize),
@@ -80,8 +107,8 @@ fn message(rng: &mut Rng) -> (u16, u32, Vec<u8>, usize) {
             (command::REGION_WRITE, rng.below(2) as u32 * 16, write, 0)
         }
         7 => {
-            let at = 0x1000 + rng.below(12) * 4;
-            (command::REGION_WRITE, 16, access(0, at, 4, &(rng.below(80) as u32).to_le_bytes()), 0)
+            let (at, value) = register(rng, kind);
+            (command::REGION_WRITE, 16, access(0, at, 4, &value), 0)
         }
         8 => {
             let data = (rng.next() as u32).to_le_bytes();
@@ -114,7 +141,48 @@ fn put(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &[Bor
     send(stream, &[header.encode().as_slice(), payload].concat(), fds);
 }
 
-fn session(seed: u64, function: &Function, event: &OwnedFd) {
+/// Streams that are sound but for what the session has done before: pages from 4096 on.
+fn flow(stream: &UnixStream) {
+    use onehop_radio::{Format, Limits, Shape, event, regs};
+    let shape = Shape::of_bytes(Format::Ci16, &Limits::USDR_RX, 4096).unwrap();
+    let (words, front) = (shape.burst_bytes() / 8, regs::RX_BASE + regs::FRONT);
+    let front = |what, value| (front, regs::front::command(what, value));
+    let mut writes = vec![(regs::NOTIFY_PAGE, 4096), (regs::ROUTE, regs::route(event::RX, 0))];
+    writes.push((regs::RX_CONTROL, regs::RX_TIMER_RESET));
+    writes.extend((0..32).map(|buffer| (regs::RX_BASE + buffer, (2 + buffer) * 4096)));
+    writes.push((regs::RX_BASE + regs::BURST_WORDS_Z, words - 1));
+    writes.push((regs::RX_BASE + regs::BURSTS_Z, shape.bursts - 1));
+    writes.push((regs::RX_BASE + regs::RX_LIMIT_Z, shape.bytes() - 1));
+    writes.push(front(regs::front::SAMPLES_Z, shape.burst_samples - 1));
+    writes.push(front(regs::front::FORMAT, regs::front::format(Format::Ci16.width(), words, 2)));
+    writes.push((regs::RX_CONTROL, regs::RX_START));
+    writes.push(front(regs::front::ORDER, regs::front::START));
+    writes.push((regs::RX_CONTROL, regs::RX_READY));
+    let [entry, time] = regs::tx_entry(64, None);
+    writes.extend([(regs::TX_BASE, 40 * 4096), (regs::TX_BASE + regs::TX_LIMIT_Z, 4095)]);
+    writes.extend([regs::TX_RESET, regs::TX_RUN].map(|value| (regs::TX_CONTROL, value)));
+    writes.extend([(regs::TX_ENTRY, entry), (regs::TX_TIME, time)]);
+    put(stream, command::REGION_WRITE, 0, &access(7, 4, 4, &6u32.to_le_bytes()), &[]);
+    for (register, value) in writes {
+        let write = |at: u32, value: u32| {
+            put(
+                stream,
+                command::REGION_WRITE,
+                16,
+                &access(0, u64::from(at) * 4, 4, &value.to_be_bytes()),
+                &[],
+            );
+        };
+        if register >= regs::VIRTUAL {
+            write(regs::INDEX, register - regs::VIRTUAL);
+            write(regs::INDEX_DATA, value);
+        } else {
+            write(register, value);
+        }
+    }
+}
+
+fn session(seed: u64, kind: Kind, function: &Function, event: &OwnedFd) {
     let (mine, yours) = UnixStream::pair().unwrap();
     let mut reader = mine.try_clone().unwrap();
     let memory = memfd(MEMORY);
@@ -130,9 +198,12 @@ fn session(seed: u64, function: &Function, event: &OwnedFd) {
             put(&mine, command::DMA_MAP, 0, &words(&[32 | 3 << 32, 0, 0, MEMORY]), &[memory.as_fd()]);
             for _ in 0..rng.below(100) {
                 if rng.below(8) == 0 {
-                    bring_up(&mine, 1 + rng.below(63) as u32);
+                    match kind {
+                        Kind::Drive => bring_up(&mine, 1 + rng.below(63) as u32),
+                        Kind::Board => flow(&mine),
+                    }
                 }
-                let (command, flags, payload, count) = message(&mut rng);
+                let (command, flags, payload, count) = message(&mut rng, kind);
                 let fd = if command == command::SET_IRQS { event.as_fd() } else { memory.as_fd() };
                 put(&mine, command, flags, &payload, &vec![fd; count]);
             }
@@ -149,8 +220,22 @@ fn any_session_comes_to_its_end() {
     let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap()));
     let event = eventfd(0, EventfdFlags::empty()).unwrap();
     for seed in 0..SESSIONS {
-        session(seed, &function, &event);
+        session(seed, Kind::Drive, &function, &event);
     }
     // It got as far as executing commands.
     assert!(sim.stats().admin_commands() > 100, "{:?}", sim.stats());
+}
+
+#[test]
+fn any_session_with_a_board_comes_to_its_end() {
+    let config = Config::parse("usdr?signal=noise&rate=200M").unwrap();
+    let board = Arc::new(Board::new(config).unwrap());
+    let function = Function::new(Box::new(Sdr::new(board.clone())));
+    let event = eventfd(0, EventfdFlags::empty()).unwrap();
+    for seed in 0..SESSIONS {
+        session(seed, Kind::Board, &function, &event);
+    }
+    // It got as far as moving samples, and its thread is still there.
+    let stats = board.stats();
+    assert!(stats.starts > 20 && stats.sent_blocks > 20 && stats.transmitted_samples > 0, "{stats:?}");
 }
