@@ -29,7 +29,7 @@ both_up() { [ "$(cat /sys/class/infiniband/*/ports/1/state | grep -c ACTIVE)" = 
 
 # Starts the far side's program for tests, and waits until it listens.
 far_serves() {
-    in_far /rdma/onehop-bed rdma-far far $far:7000 >/tmp/far 2>&1 &
+    /rdma/ip netns exec far onehop-bed rdma-far far $far:7000 >/tmp/far 2>&1 &
     far_pid=$!
     within 10 grep -q '^far:' /tmp/far
 }

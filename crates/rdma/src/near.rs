@@ -2,6 +2,10 @@
 
 use onehop_pci::{Address, PathClass, Root, Tree};
 
+const NVIDIA: u16 = 0x10de;
+/// The base class of GPUs.
+const DISPLAY: u8 = 3;
+
 /// A device, as the system tells of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
@@ -22,22 +26,28 @@ pub fn listed(root: &Root) -> Vec<Listed> {
     names.into_iter().map(one).collect()
 }
 
-/// The devices with how near they are to a GPU, the nearest first; none for those of which that is not told. Those that are
-/// equally near stay in their order.
+/// The devices with how near they are to the nearest of these GPUs, the nearest first; none for those of which that is not
+/// told. Those that are equally near stay in their order.
 #[must_use]
-pub fn by_distance(tree: &Tree, gpu: Address, devices: &[Listed]) -> Vec<(Listed, Option<PathClass>)> {
-    let class = |one: &Listed| Some(tree.path(gpu, one.address?)?.class);
+pub fn by_distance(tree: &Tree, gpus: &[Address], devices: &[Listed]) -> Vec<(Listed, Option<PathClass>)> {
+    let class = |one: &Listed| {
+        let at = one.address?;
+        gpus.iter().filter_map(|gpu| Some(tree.path(*gpu, at)?.class)).min()
+    };
     let mut all: Vec<_> = devices.iter().map(|one| (one.clone(), class(one))).collect();
     all.sort_by_key(|(_, class)| (class.is_none(), *class));
     all
 }
 
-/// Those of them that are as near as the nearest: what a transfer is to be spread over.
+/// The names of a system's devices, those nearest to one of its NVIDIA GPUs first. A system that does not tell how it is
+/// built has them in their order.
 #[must_use]
-pub fn nearest(tree: &Tree, gpu: Address, devices: &[Listed]) -> Vec<Listed> {
-    let all = by_distance(tree, gpu, devices);
-    let Some(best) = all.first().map(|(_, class)| *class) else { return Vec::new() };
-    all.into_iter().filter(|(_, class)| *class == best).map(|(one, _)| one).collect()
+pub fn nearest_first(root: &Root) -> Vec<String> {
+    let devices = listed(root);
+    let Ok(tree) = Tree::scan(root) else { return devices.into_iter().map(|one| one.name).collect() };
+    let gpus = tree.devices.values().filter(|one| one.vendor == NVIDIA && one.class.base() == DISPLAY);
+    let gpus: Vec<_> = gpus.map(|gpu| gpu.address).collect();
+    by_distance(&tree, &gpus, &devices).into_iter().map(|(one, _)| one.name).collect()
 }
 
 #[cfg(test)]
@@ -64,15 +74,12 @@ mod tests {
             [at("rxe0", "none"), at("above", "0000:15:00.0"), found[0].clone(), at("below", "0000:19:00.0")];
         let tree = Tree::scan(&root).unwrap();
         let order: Vec<_> =
-            by_distance(&tree, gpu, &all).into_iter().map(|(one, class)| (one.name, class)).collect();
+            by_distance(&tree, &[gpu], &all).into_iter().map(|(one, class)| (one.name, class)).collect();
         let (pix, phb) = (Some(PathClass::Pix), Some(PathClass::Phb));
         let expected = [("mlx5_0", pix), ("below", pix), ("above", phb), ("rxe0", None)];
         assert_eq!(order, expected.map(|(name, class)| (name.to_owned(), class)));
-        let names: Vec<_> = nearest(&tree, gpu, &all).into_iter().map(|one| one.name).collect();
-        assert_eq!(names, ["mlx5_0", "below"]);
-        // Where nothing is told of any, all are equally good.
-        assert_eq!(nearest(&tree, gpu, &all[..1]).len(), 1);
-        assert!(nearest(&tree, gpu, &[]).is_empty());
+        assert!(by_distance(&tree, &[], &all).iter().all(|(_, class)| class.is_none()));
+        assert_eq!(nearest_first(&root), ["mlx5_0"]);
     }
 
     #[test]
@@ -82,7 +89,7 @@ mod tests {
         let tree = Tree::scan(&root).unwrap();
         let gpu = "0000:01:00.0".parse().unwrap();
         let all = [at("far", "0000:81:00.0"), at("near", "0000:00:01.1")];
-        let order: Vec<_> = by_distance(&tree, gpu, &all).into_iter().map(|(one, _)| one.name).collect();
+        let order: Vec<_> = by_distance(&tree, &[gpu], &all).into_iter().map(|(one, _)| one.name).collect();
         assert_eq!(order, ["near", "far"]);
     }
 }

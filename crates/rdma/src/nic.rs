@@ -195,6 +195,11 @@ impl Nic {
         self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }
 
+    /// The memory is not to be reached any more; what [`Self::cached_whole`] kept of it goes with its last user.
+    pub fn forget_whole(&self, memory: &Memory) {
+        self.forget(Allocation::by_address(memory));
+    }
+
     /// An allocation is freed: see [`Cache::forget`].
     pub fn forget(&self, allocation: Allocation) {
         self.cache.forget(allocation);

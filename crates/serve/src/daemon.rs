@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use onehop_target::client::RemoteTree;
+use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
 use onehop_usrbio::mount::FS_TYPE;
@@ -128,10 +129,16 @@ impl Shared {
 
     /// Something is no longer in the table.
     pub fn removed(&self, buffer: &Buffer) {
-        match &buffer.what {
-            What::Host(_) => {}
-            What::Ring(ring) => self.workers.remove(ring),
-            What::Gpu(gpu) => gpu.engine.let_go(),
+        let memory: Shareable = match &buffer.what {
+            What::Ring(ring) => return self.workers.remove(ring),
+            What::Host(mem) => Arc::new(mem.clone()),
+            What::Gpu(gpu) => {
+                gpu.engine.let_go();
+                Arc::new(gpu.region.clone())
+            }
+        };
+        if let Source::Target(tree) = &self.options.source {
+            tree.forget_memory(&memory);
         }
     }
 

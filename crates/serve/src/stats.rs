@@ -39,6 +39,9 @@ pub struct Stats {
     /// To GPU memory, past it.
     pub(crate) gpu_pinned: [Way; 2],
     pub(crate) gpu_written: [Way; 2],
+    /// Between another machine and GPU memory, through nothing of this one's.
+    pub(crate) gpu_direct: [Way; 2],
+    pub(crate) gpu_direct_written: [Way; 2],
     /// Zeroes behind a file's end, in bytes of host memory and of GPU memory.
     pub(crate) zeroed: [Way; 2],
     /// What was refused because it made no sense, or was not allowed.
@@ -53,11 +56,11 @@ impl Stats {
     /// As it stands in `3fs-virt/onehop/stats`; `via` is how bytes come from a target.
     pub(crate) fn document(&self, via: Option<&Via>) -> Value {
         let none = json!([]);
-        let why = via.map_or_else(
+        let why = via.filter(|via| !via.why.is_empty()).map_or_else(
             || none.clone(),
             |via| json!([{ "route": "rdma/direct", "reason": via.why, "fix": via.fix }]),
         );
-        // From a target, all bytes come by its transport, into host memory of ours first.
+        // From a target, all bytes come by its transport, into host memory of ours unless they are counted as direct.
         let route = |here: &str, place: &str| {
             let there = via.map(|via| format!("{}/{place}", via.transport));
             (there.unwrap_or_else(|| here.to_owned()), if via.is_some() { &why } else { &none })
@@ -79,6 +82,8 @@ impl Stats {
             ways.push(way(&self.gpu_cached[place], vram("cpu/cached"), "vram", "read", simulated));
             ways.push(way(&self.gpu_pinned[place], here("cpu/pinned"), "vram", "read", simulated));
             ways.push(way(&self.gpu_written[place], vram("cpu/cached"), "vram", "write", simulated));
+            ways.push(way(&self.gpu_direct[place], here("rdma/direct"), "vram", "read", simulated));
+            ways.push(way(&self.gpu_direct_written[place], here("rdma/direct"), "vram", "write", simulated));
         }
         ways.retain(|way| way["transfers"] != 0);
         json!({

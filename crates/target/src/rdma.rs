@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onehop_os::Deadline;
-use onehop_rdma::{Channel, Choice, Endpoint, Held, Limits, Memory, Message, Nic, Registered, Size, Verbs};
+use onehop_pci::Root;
+use onehop_rdma::{
+    Channel, Choice, Endpoint, Held, Limits, Memory, Message, Nic, Registered, Size, Verbs, nearest_first,
+};
 
 use crate::lock;
 use crate::tcp::{TcpAcceptor, TcpConnector};
-use crate::transport::{
-    Acceptor, Connector, Exposed, Incoming, Link, Outgoing, Place, Shareable, Stretch, Use,
-};
+use crate::transport::{Acceptor, Connector, Exposed, Incoming, Link, Outgoing, Place, Shareable, Stretch};
 use crate::wire::{HEAD_BYTES, Head, Remote};
 use crate::{Error, Result};
 
@@ -31,10 +32,14 @@ const BLOCK: usize = 4096;
 
 /// Ports of this machine, in the order in which they are used.
 #[derive(Clone)]
-pub struct Ports(Arc<Vec<Arc<Nic>>>);
+pub struct Ports {
+    nics: Arc<Vec<Arc<Nic>>>,
+    /// Why memory could not be exposed lately.
+    why: Arc<Mutex<Option<String>>>,
+}
 
 impl Ports {
-    /// Opens ports of the devices with these names, or, where none are named, of all that work.
+    /// Opens ports of the devices with these names, or, where none are named, of all that work, those nearest to a GPU first.
     ///
     /// # Errors
     /// When there is no RDMA here, with the reason; or a device that was named cannot be used.
@@ -47,10 +52,11 @@ impl Ports {
                 return Err(onehop_rdma::Error::NoRdma { why }.into());
             }
             let all: onehop_rdma::Result<Vec<_>> = names.iter().map(open).collect();
-            return Ok(Self(Arc::new(all?)));
+            return Ok(Self::of(all?));
         }
         let (mut ports, mut why) = (Vec::new(), "there is no RDMA device".to_owned());
-        for name in verbs.devices()? {
+        let known = verbs.devices()?;
+        for name in nearest_first(&Root::here()).into_iter().filter(|name| known.contains(name)) {
             match open(&name) {
                 Ok(port) => ports.push(port),
                 Err(onehop_rdma::Error::NoRdma { why: reason }) => why = reason,
@@ -61,23 +67,31 @@ impl Ports {
         if ports.is_empty() {
             return Err(onehop_rdma::Error::NoRdma { why }.into());
         }
-        Ok(Self(Arc::new(ports)))
+        Ok(Self::of(ports))
+    }
+
+    fn of(nics: Vec<Arc<Nic>>) -> Self {
+        Self { nics: Arc::new(nics), why: Arc::default() }
     }
 
     /// The ports.
     #[must_use]
     pub fn all(&self) -> &[Arc<Nic>] {
-        &self.0
+        &self.nics
     }
 
     /// What they are called, with their addresses.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        self.0.iter().map(|nic| format!("{} ({})", nic.name(), nic.address())).collect()
+        self.nics.iter().map(|nic| format!("{} ({})", nic.name(), nic.address())).collect()
+    }
+
+    fn missed(&self, why: &str) {
+        *lock(&self.why) = Some(why.to_owned());
     }
 
     fn of_lane(&self, lane: usize) -> &Arc<Nic> {
-        &self.0[lane % self.0.len()]
+        &self.nics[lane % self.nics.len()]
     }
 }
 
@@ -91,8 +105,6 @@ pub struct RdmaLink {
     /// Held while a frame is sent.
     out: Mutex<()>,
     input: Mutex<Input>,
-    /// Why memory could not be exposed lately.
-    why: Mutex<Option<String>>,
 }
 
 /// The message that is being read, and how far.
@@ -104,8 +116,8 @@ struct Input {
 
 impl RdmaLink {
     fn new(channel: Channel, ports: &Ports, lane: usize, peer: String) -> Self {
-        let (out, input, why) = Default::default();
-        Self { channel, ports: ports.clone(), peer, lane, out, input, why }
+        let (out, input) = Default::default();
+        Self { channel, ports: ports.clone(), peer, lane, out, input }
     }
 
     fn failed(&self, call: &'static str, limit: Duration, error: onehop_rdma::Error) -> Error {
@@ -242,29 +254,9 @@ impl Link for RdmaLink {
         Ok(Some(Incoming { head, body }))
     }
 
-    fn expose(&self, memory: &Shareable, range: Range<usize>, _: Use) -> Result<Option<Exposed>> {
-        let (mut keys, mut hold) = ([0; MOST_PORTS], Vec::new());
-        let (mut addr, mut route) = (0, "rdma");
-        let (at, len) = (range.start as u64, range.len() as u64);
-        for (key, nic) in keys.iter_mut().zip(self.ports.all()) {
-            let found = nic.cached_whole(memory).and_then(|held| Ok((held.remote(at, len)?, held)));
-            let (remote, held) = match found {
-                Ok(found) => found,
-                Err(error) => {
-                    *lock(&self.why) = Some(error.to_string());
-                    return Ok(None);
-                }
-            };
-            (*key, addr, route) = (remote.rkey, remote.addr, held.way().name());
-            hold.push(held);
-        }
-        Ok(Some(Exposed { remote: Remote { addr, len, keys }, route, hold: Box::new(hold) }))
-    }
-
     fn why_inline(&self) -> (String, String) {
-        let why = lock(&self.why).clone();
-        let why = why.unwrap_or_else(|| "this is not of the kind that a card is let into".into());
-        (why, "See docs/set-up-a-machine.md: memory for cards, dma-bufs, nvidia-peermem".into())
+        let fix = "See docs/set-up-a-machine.md on RDMA cards: locked memory, dma-bufs, nvidia-peermem";
+        lock(&self.ports.why).clone().map(|why| (why, fix.to_owned())).unwrap_or_default()
     }
 
     fn put(&self, from: &Stretch, to: &Remote, limit: Duration) -> Result<()> {
@@ -316,6 +308,23 @@ impl Connector for RdmaConnector {
         let size = Size { lane: lane as u8, ..Size::default() };
         let channel = onehop_rdma::connect(self.ports.of_lane(lane), size, stream, Deadline::after(limit))?;
         Ok(Box::new(RdmaLink::new(channel, &self.ports, lane, peer)))
+    }
+
+    fn expose(&self, memory: &Shareable, range: Range<usize>) -> Option<Exposed> {
+        let (mut keys, mut hold) = ([0; MOST_PORTS], Vec::new());
+        let (mut addr, mut route) = (0, "rdma");
+        let (at, len) = (range.start as u64, range.len() as u64);
+        for (key, nic) in keys.iter_mut().zip(self.ports.all()) {
+            let found = nic.cached_whole(memory).and_then(|held| Ok((held.remote(at, len)?, held)));
+            let (remote, held) = found.inspect_err(|error| self.ports.missed(&error.to_string())).ok()?;
+            (*key, addr, route) = (remote.rkey, remote.addr, held.way().name());
+            hold.push(held);
+        }
+        Some(Exposed { remote: Remote { addr, len, keys }, route, hold: Box::new(hold) })
+    }
+
+    fn forget(&self, memory: &Shareable) {
+        self.ports.all().iter().for_each(|nic| nic.forget_whole(memory));
     }
 }
 

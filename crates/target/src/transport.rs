@@ -50,15 +50,6 @@ pub type Shareable = Arc<dyn DmaMemory + Send + Sync>;
 /// Says where the data of a frame goes, whose head and body have come.
 pub type Place<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>;
 
-/// What the other side will do with memory that is exposed to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Use {
-    /// It writes into it: for reads of files.
-    Put,
-    /// It reads it: for writes of files.
-    Get,
-}
-
 /// Memory that the other side reaches, until this is dropped.
 pub struct Exposed {
     /// What to tell the other side.
@@ -71,7 +62,7 @@ pub struct Exposed {
 
 /// A connection.
 ///
-/// `send`, `expose`, `put` and `get` are called by several threads at once, `receive` by one. After an error of `send` or
+/// `send`, `put` and `get` are called by several threads at once, `receive` by one. After an error of `send` or
 /// `receive` the connection is used no more, but for [`Link::close`].
 pub trait Link: Send + Sync {
     /// The transport's name: `tcp`, `rdma`.
@@ -94,17 +85,7 @@ pub trait Link: Send + Sync {
     /// When the connection has ended, something changed on its way, or `place` fails.
     fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>>;
 
-    /// Client: makes memory known to the server's side. None where this transport sends all data inline, or will not reach
-    /// this memory; then [`Link::why_inline`] has the reason.
-    ///
-    /// # Errors
-    /// When it should work, and does not.
-    fn expose(&self, memory: &Shareable, range: Range<usize>, wanted: Use) -> Result<Option<Exposed>> {
-        let _ = (memory, range, wanted);
-        Ok(None)
-    }
-
-    /// Why data goes inline and not straight to where it belongs, and what would change that.
+    /// Why data goes inline and not straight to where it belongs, and what would change that. Empty where nothing keeps it.
     fn why_inline(&self) -> (String, String);
 
     /// Server: puts bytes into exposed memory of the client. When it returns they are there, or will be before any frame
@@ -121,7 +102,7 @@ pub trait Link: Send + Sync {
     fn get(&self, to: &Stretch, from: &Remote, limit: Duration) -> Result<()>;
 
     /// Ends the connection, from whatever thread; others that wait in it get an error soon. When it has returned, the other
-    /// side reaches no memory any more that was exposed here.
+    /// side reaches no memory of this one by it any more.
     fn close(&self);
 }
 
@@ -138,6 +119,18 @@ pub trait Connector: Send + Sync {
     /// # Errors
     /// When the server cannot be reached in time.
     fn connect(&self, lane: usize, limit: Duration) -> Result<Box<dyn Link>>;
+
+    /// Makes memory known to the server, whichever connection it then goes by. None where this transport sends all data inline,
+    /// or does not reach this memory; then [`Link::why_inline`] has the reason.
+    fn expose(&self, memory: &Shareable, range: Range<usize>) -> Option<Exposed> {
+        let _ = (memory, range);
+        None
+    }
+
+    /// This memory is exposed no more, and may be let go of.
+    fn forget(&self, memory: &Shareable) {
+        let _ = memory;
+    }
 }
 
 /// How a server gets them.

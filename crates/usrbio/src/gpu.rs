@@ -155,6 +155,18 @@ impl Device {
             Self::Emulated(_) => EMULATED,
         }
     }
+
+    /// Makes what another device wrote into its memory ready to be read by kernels.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    pub fn settle_writes_of_others(&self) -> Result<()> {
+        let Self::Cuda(gpu) = self else { return Ok(()) };
+        match gpu.capabilities().visibility.needed(Consumer::RunningKernel) {
+            Need::Nothing | Need::AcquireOrFence => Ok(()),
+            need => Ok(gpu.flush_remote_writes(need)?),
+        }
+    }
 }
 
 /// Memory named for another process.
@@ -258,10 +270,7 @@ impl Memory {
         if written_by_us {
             return Ok(gpu.wait_for_all()?);
         }
-        match gpu.capabilities().visibility.needed(Consumer::RunningKernel) {
-            Need::Nothing | Need::AcquireOrFence => Ok(()),
-            need => Ok(gpu.flush_remote_writes(need)?),
-        }
+        self.device.settle_writes_of_others()
     }
 
     /// Names it for another process.

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, Error as Serve, Options};
 use onehop_target::client::{self, RemoteTree};
+use onehop_target::rdma::RdmaConnector;
 use onehop_target::tcp::TcpConnector;
+use onehop_target::transport::Connector;
 use serde_json::Value;
 
 use super::Context;
@@ -34,6 +36,9 @@ pub(crate) struct Args {
     /// How bytes come from there
     #[arg(long, value_enum, default_value = "tcp", requires = "target")]
     transport: Transport,
+    /// RDMA devices to use, the first ones first; all that are up by default, those nearest to a GPU first
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "target")]
+    nic: Vec<String>,
     /// The file with the target's key, which nobody else may read
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
@@ -61,12 +66,18 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 fn of_target(args: &Args, target: &str) -> Result<Options> {
-    args.transport.check()?;
     let key = super::target::key(args.key_file.as_ref())?;
     let give_up = Duration::from_secs(args.give_up.into());
     let options = client::Options { give_up, ..client::Options::new(key) };
-    let connector = TcpConnector::new(target).map_err(super::target::refused)?;
-    let tree = RemoteTree::connect(Box::new(connector), options).map_err(super::target::refused)?;
+    let refused = super::target::refused;
+    let connector: Box<dyn Connector> = match args.transport {
+        Transport::Tcp => Box::new(TcpConnector::new(target).map_err(refused)?),
+        Transport::Rdma => {
+            let ports = super::target::ports(&args.nic)?;
+            Box::new(RdmaConnector::new(target, ports).map_err(refused)?)
+        }
+    };
+    let tree = RemoteTree::connect(connector, options).map_err(refused)?;
     Ok(Options::of_target(&args.mount_point, tree))
 }
 

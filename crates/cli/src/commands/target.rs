@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use onehop_target::auth::Key;
+use onehop_target::rdma::{Ports, RdmaAcceptor};
 use onehop_target::server::{Options, Target};
 use onehop_target::tcp::TcpAcceptor;
 use onehop_target::transport::Acceptor;
@@ -24,16 +25,24 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    pub(crate) fn check(self) -> Result<()> {
+    fn name(self) -> &'static str {
         match self {
-            Self::Tcp => Ok(()),
-            Self::Rdma => Err(CliError::not_possible(
-                "RDMA",
-                "this build talks to other machines by TCP alone",
-                "Use --transport tcp",
-            )),
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
         }
     }
+}
+
+/// The RDMA ports that were named, or all.
+pub(crate) fn ports(names: &[String]) -> Result<Ports> {
+    Ports::open(names).map_err(|error| match error {
+        onehop_target::Error::Rdma(onehop_rdma::Error::NoRdma { why }) => CliError::not_possible(
+            "RDMA",
+            why,
+            "Use --transport tcp, or see docs/set-up-a-machine.md on RDMA cards",
+        ),
+        other => refused(other),
+    })
 }
 
 /// Serve a folder to `onehop mount --target` on other machines
@@ -54,6 +63,9 @@ pub(crate) struct Args {
     /// How bytes go
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
+    /// RDMA devices to use, the first ones first; all that are up by default
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    nic: Vec<String>,
     /// The file with the key that clients have to have, which nobody else may read
     #[arg(long)]
     key_file: Option<PathBuf>,
@@ -72,7 +84,6 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
-    args.transport.check()?;
     let key = key(args.key_file.as_ref())?;
     if key.is_none() && !args.without_key && !is_loopback(&args.listen) {
         return Err(CliError::Usage(format!(
@@ -82,10 +93,13 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     context.stop.end_in_order();
     let start = Instant::now();
-    let acceptor = TcpAcceptor::listen(&args.listen).map_err(refused)?;
+    let acceptor: Box<dyn Acceptor> = match args.transport {
+        Transport::Tcp => Box::new(TcpAcceptor::listen(&args.listen).map_err(refused)?),
+        Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
+    };
     let address = acceptor.address();
     let options = Options { read_only: args.read_only, ..Options::new(&args.root, key) };
-    let target = Target::start(options, vec![Box::new(acceptor)]).map_err(refused)?;
+    let target = Target::start(options, vec![acceptor]).map_err(refused)?;
     // People, and scripts that wait for it, read this on stderr.
     eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());
     while !context.stop.is_set() {
@@ -110,7 +124,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let mut document = serde_json::to_value(&report)
         .map_err(|e| CliError::Failed(format!("the report cannot be written: {e}")))?;
     document["address"] = address.into();
-    document["transport"] = "tcp".into();
+    document["transport"] = args.transport.name().into();
     Report::new(document, text)
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use onehop_gpu::{Copier, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
+use onehop_target::transport::Shareable;
 use onehop_target::tree::Memory;
 use onehop_target::turns::{Next, Queue};
 use onehop_usrbio::Id;
@@ -39,6 +40,9 @@ pub(crate) enum Way {
     Cached,
     Pinned,
     Written,
+    /// Straight between another machine and GPU memory.
+    Direct,
+    DirectWritten,
 }
 
 /// The lanes of a GPU.
@@ -134,6 +138,9 @@ impl Lane {
     }
 
     fn piece(&mut self, piece: Piece) {
+        if let Some(result) = self.direct(&piece).unwrap_or_else(|error| Some(failure(&error))) {
+            return piece.end(result);
+        }
         if !piece.job.reads() {
             let result = self.write(&piece).unwrap_or_else(|error| failure(&error));
             return piece.end(result);
@@ -154,6 +161,25 @@ impl Lane {
             }
             Err(error) => piece.end(failure(&error)),
         }
+    }
+
+    /// Has another machine's card and ours carry a piece, without a slot. None where they cannot.
+    fn direct(&self, piece: &Piece) -> std::io::Result<Option<i64>> {
+        let What::Gpu(gpu) = &piece.job.buffer.what else { return Ok(None) };
+        let (file, start) = (piece.job.open.file(), piece.offset());
+        let range = start..start + piece.len as usize;
+        let memory: Shareable = Arc::new(gpu.region.clone());
+        let (way, count) = if piece.job.reads() {
+            (Way::Direct, file.read_direct(&memory, range, piece.at())?)
+        } else {
+            (Way::DirectWritten, file.write_direct(&memory, range, piece.at())?)
+        };
+        let Some(count) = count else { return Ok(None) };
+        if way == Way::Direct {
+            self.device.settle_writes_of_others().map_err(std::io::Error::other)?;
+        }
+        piece.job.count(way, self.device.gpu().simulated(), count as u64);
+        Ok(Some(count as i64))
     }
 
     /// Reads a piece into a slot; gives where in the ring its first byte is, and how many there are.

@@ -164,6 +164,8 @@ impl Job {
             Way::Cached => &stats.gpu_cached,
             Way::Pinned => &stats.gpu_pinned,
             Way::Written => &stats.gpu_written,
+            Way::Direct => &stats.gpu_direct,
+            Way::DirectWritten => &stats.gpu_direct_written,
         };
         ways[usize::from(simulated)].count(bytes);
     }

@@ -1,6 +1,7 @@
 //! An open file of a target. When the target has forgotten it, it is opened again, if it is still found and still the same.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use super::tree::{Core, Node, opened, restore, take_unsynced};
 use super::{Trouble, View};
 use crate::buffers::Lent;
 use crate::lock;
-use crate::transport::Stretch;
+use crate::transport::{Shareable, Stretch, checksum};
 use crate::tree::{Memory, OpenFile, Via};
 use crate::wire::{Access, MOST_DATA, Reply, Request};
 
@@ -32,6 +33,13 @@ fn plain(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 
 fn kernel(error: onehop_os::Error) -> io::Error {
     error.errno().map_or_else(|| plain(error), io::Error::from_raw_os_error)
+}
+
+/// What a target answers that could not reach our memory, and has done nothing.
+const UNREACHED: Errno = Errno::COMM;
+
+fn shareable(mem: &HostMem) -> Shareable {
+    Arc::new(mem.clone())
 }
 
 /// The pieces of a transfer: where each begins, and how long it is.
@@ -67,9 +75,77 @@ impl RemoteFile {
         })
     }
 
+    /// Has the target put bytes straight into memory; gives how many, and their checksum. None where it does not reach it.
+    fn read_exposed(
+        &self,
+        memory: &Shareable,
+        range: Range<usize>,
+        at: u64,
+    ) -> io::Result<Option<(usize, u32)>> {
+        let len = range.len() as u32;
+        let Some(exposed) = self.core.client.expose(memory, range) else { return Ok(None) };
+        let done = self.core.client.ask(true, |view, until| {
+            let into = Some(exposed.remote);
+            let request = Request::Read { file: self.id(view, until)?, at, len, into };
+            match self.core.client.call(view.epoch, &request, None, None, until) {
+                Ok((Reply::Count { bytes, crc }, 0)) if bytes <= len => Ok(Some((bytes as usize, crc))),
+                Ok(_) => Err(Errno::PROTO.into()),
+                Err(Trouble::Errno(UNREACHED)) => Ok(None),
+                Err(trouble) => Err(trouble),
+            }
+        })?;
+        Ok(done)
+    }
+
+    /// Has the target get the bytes to be written straight from memory. None where it does not reach it: then nothing was
+    /// written.
+    fn write_exposed(&self, memory: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
+        let len = range.len() as u32;
+        let Some(exposed) = self.core.client.expose(memory, range) else { return Ok(None) };
+        let done = self.core.client.ask(true, |view, until| {
+            let from = Some(exposed.remote);
+            let request = Request::Write { file: self.id(view, until)?, at, len, from };
+            match self.core.client.call(view.epoch, &request, None, None, until) {
+                Ok((Reply::Count { bytes, .. }, _)) if bytes <= len => {
+                    self.node.changed(view);
+                    Ok(Some(bytes as usize))
+                }
+                Ok(_) => Err(Errno::PROTO.into()),
+                Err(Trouble::Errno(UNREACHED)) => Ok(None),
+                Err(trouble) => Err(trouble),
+            }
+        })?;
+        Ok(done)
+    }
+
+    /// Carries pieces straight; none as soon as one cannot be, and then all of them have to go another way.
+    fn all_exposed(
+        &self,
+        range: Range<usize>,
+        carry: impl Fn(Range<usize>, usize) -> io::Result<Option<usize>>,
+    ) -> io::Result<Option<usize>> {
+        let mut done = 0;
+        for (start, len) in pieces(range.len()) {
+            let first = range.start + start;
+            let Some(count) = carry(first..first + len, start)? else { return Ok(None) };
+            done += count;
+            if count < len {
+                break;
+            }
+        }
+        Ok(Some(done))
+    }
+
     /// Reads into memory of our own.
     fn read_piece(&self, to: &Stretch, at: u64) -> io::Result<usize> {
         let len = to.len as u32;
+        let exposed = self.read_exposed(&shareable(&to.mem), to.at..to.at + to.len, at)?;
+        if let Some((count, crc)) = exposed
+            && (count == 0 || checksum(&Stretch { len: count, ..to.clone() }).map_err(plain)? == crc)
+        {
+            return Ok(count);
+        }
+        // Bytes that changed on their way are asked for once more.
         let count = self.core.client.ask(true, |view, until| {
             let request = Request::Read { file: self.id(view, until)?, at, len, into: None };
             match self.core.client.call(view.epoch, &request, None, Some(to), until)? {
@@ -83,6 +159,9 @@ impl RemoteFile {
     /// Writes memory of our own.
     fn write_piece(&self, from: &Stretch, at: u64) -> io::Result<usize> {
         let len = from.len as u32;
+        if let Some(count) = self.write_exposed(&shareable(&from.mem), from.at..from.at + from.len, at)? {
+            return Ok(count);
+        }
         let count = self.core.client.ask(true, |view, until| {
             let request = Request::Write { file: self.id(view, until)?, at, len, from: None };
             match self.core.client.call(view.epoch, &request, Some(from), None, until)?.0 {
@@ -147,6 +226,11 @@ impl OpenFile for RemoteFile {
         if !to.shared {
             return self.straight(to, |piece, start| self.read_piece(piece, at + start as u64));
         }
+        let memory = shareable(to.mem);
+        // A card reaches the pages, whatever becomes of the file that they are of.
+        if let Some(count) = self.read_direct(&memory, to.at..to.at + to.len, at)? {
+            return Ok(count);
+        }
         // What others may cut short is touched by the kernel alone.
         self.by_buffer(to.len, |lent, start, len| {
             let count = self.read_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)?;
@@ -158,11 +242,25 @@ impl OpenFile for RemoteFile {
         if !from.shared {
             return self.straight(from, |piece, start| self.write_piece(piece, at + start as u64));
         }
+        let memory = shareable(from.mem);
+        if let Some(count) = self.write_direct(&memory, from.at..from.at + from.len, at)? {
+            return Ok(count);
+        }
         self.by_buffer(from.len, |lent, start, len| {
             let file = lent.file().map_err(plain)?;
             let len = from.mem.write_file(from.at + start, len, file, 0).map_err(kernel)?;
             self.write_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)
         })
+    }
+
+    fn read_direct(&self, to: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
+        self.all_exposed(range, |piece, start| {
+            Ok(self.read_exposed(to, piece, at + start as u64)?.map(|(count, _)| count))
+        })
+    }
+
+    fn write_direct(&self, from: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
+        self.all_exposed(range, |piece, start| self.write_exposed(from, piece, at + start as u64))
     }
 
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {

@@ -13,6 +13,7 @@ mod lane;
 mod tree;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::auth::Key;
 use crate::buffers::Buffers;
-use crate::transport::{Connector, Stretch};
+use crate::transport::{Connector, Exposed, Shareable, Stretch};
 use crate::tree::Via;
 use crate::wire::{Kind, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
@@ -405,6 +406,16 @@ impl Client {
                 Err(Trouble::Gone { .. }) => return Err(Errno::IO),
             }
         }
+    }
+
+    /// Makes memory known to the target, where the transport can.
+    pub fn expose(&self, memory: &Shareable, range: Range<usize>) -> Option<Exposed> {
+        self.connector.expose(memory, range)
+    }
+
+    /// Lets go of it.
+    pub fn forget_memory(&self, memory: &Shareable) {
+        self.connector.forget(memory);
     }
 
     /// Which way bytes come.

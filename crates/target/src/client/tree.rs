@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::file::RemoteFile;
 use super::{Client, Options, Report, Threads, Trouble, View};
-use crate::transport::Connector;
+use crate::transport::{Connector, Shareable};
 use crate::tree::{Answer, FOREIGN, Names, OpenFile, Tree};
 use crate::wire::{Access, Attr, Change, FsSpace, Key, Make, Name, Owner, ROOT, Reply, Request};
 use crate::{Result, lock};
@@ -109,6 +109,11 @@ impl RemoteTree {
     #[must_use]
     pub fn report(&self) -> Report {
         self.core.client.report()
+    }
+
+    /// Memory of which transfers were made is going away.
+    pub fn forget_memory(&self, memory: &Shareable) {
+        self.core.client.forget_memory(memory);
     }
 
     /// Which way bytes come.

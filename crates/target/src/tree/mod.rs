@@ -8,14 +8,16 @@ mod local;
 mod nodes;
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use onehop_os::{DmaMemory, HostMem};
+use onehop_os::HostMem;
 use rustix::io::Errno;
 
 pub use folder::{Folder, Rules};
 pub use local::Local;
 
+use crate::transport::Shareable;
 use crate::wire::{Access, Attr, Change, FileKind, FsSpace, Make, Name, Owner};
 
 /// What came of it, or why not, as Linux says it.
@@ -51,7 +53,7 @@ pub struct Memory<'a> {
 pub struct Via {
     /// `tcp`, `rdma`.
     pub transport: &'static str,
-    /// Why they go through host memory.
+    /// Why they go through host memory; empty where they need not.
     pub why: String,
     /// What would change that.
     pub fix: String,
@@ -93,13 +95,17 @@ pub trait OpenFile: Send + Sync {
     ///
     /// # Errors
     /// As for [`Self::read_now`].
-    fn read_direct(
-        &self,
-        to: &dyn DmaMemory,
-        range: std::ops::Range<usize>,
-        at: u64,
-    ) -> io::Result<Option<usize>> {
+    fn read_direct(&self, to: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
         let _ = (to, range, at);
+        Ok(None)
+    }
+
+    /// Writes straight out of such memory. None where that cannot be.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    fn write_direct(&self, from: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
+        let _ = (from, range, at);
         Ok(None)
     }
 
