@@ -1,16 +1,21 @@
-//! What queues cost: cycles and nanoseconds to submit and to complete a command, commands per second of one core.
+//! What queues cost: cycles and nanoseconds to submit and to complete a command, commands per second of one core; and how
+//! fast blocks go between drives or files and GPU memory, by every route that there is ([`sweep`]).
 //!
-//! Measured against the null controller, which answers at once and moves nothing, so that what is left is the
+//! Queues are measured against the null controller, which answers at once and moves nothing, so that what is left is the
 //! driver's own cost; the controller's own share is measured beside it. Any other drive can be measured too, with its
 //! data checked.
 #![forbid(unsafe_code)]
 
 mod bed;
+pub mod compare;
 mod cpu;
 mod gpu;
 mod host;
+pub mod page;
 mod peer;
+pub mod results;
 mod stats;
+pub mod sweep;
 mod times;
 
 pub use bed::{Controller, RingsAt};
@@ -46,6 +51,43 @@ pub enum Error {
     WrongData {
         /// The first block that differs.
         lba: u64,
+    },
+    /// Bytes of a sweep came out wrong.
+    #[error("the byte at {at} is not what it has to be; no figure is given for wrong bytes")]
+    WrongBytes {
+        /// Where on the drive or in the file.
+        at: u64,
+    },
+    /// A row of a sweep failed.
+    #[error("{what}: {why}")]
+    Row {
+        /// Which row.
+        what: String,
+        /// How.
+        #[source]
+        why: Box<Error>,
+    },
+    /// Memory could not be had or reached, or a file not be read.
+    #[error(transparent)]
+    System(#[from] onehop_os::Error),
+    /// A file could not be used.
+    #[error("{call} {path}: {source}")]
+    File {
+        /// What was done with it.
+        call: &'static str,
+        /// The file.
+        path: String,
+        /// How it failed.
+        source: std::io::Error,
+    },
+    /// A file of results is none.
+    #[error("{path}: {why}")]
+    Results {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        #[source]
+        why: results::ResultsError,
     },
     /// A measurement that does not make sense.
     #[error("{0}")]

@@ -51,6 +51,23 @@ impl Quantiles {
         self.0.push(u32::try_from(cycles).unwrap_or(u32::MAX));
     }
 
+    /// Takes all of another's.
+    pub fn append(&mut self, other: &mut Self) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The mean; 0 of nothing.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.0.iter().map(|cycles| f64::from(*cycles)).sum::<f64>() / self.0.len().max(1) as f64
+    }
+
     /// The value below which this share of them lies; 0 of nothing.
     pub fn at(&mut self, share: f64) -> f64 {
         self.0.sort_unstable();

@@ -1,8 +1,10 @@
 //! Copies from host memory to GPU memory that go on while others are prepared.
 
+use std::time::Instant;
+
 use onehop_os::HostMem;
 
-use crate::{Error, Region, Result};
+use crate::{Error, Gpu, Region, Result};
 
 /// Rows of bytes at equal distances in host memory, to be packed in GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +122,29 @@ impl Copier for AtOnce {
     fn wait(&mut self, _: Mark) -> Result<()> {
         Ok(())
     }
+}
+
+/// What the copy engine does by itself, bytes in a second: all of `ring`, which is pinned memory, to other memory of the GPU.
+///
+/// # Errors
+/// When the GPU has no room, or fails.
+pub fn copy_rate(gpu: &dyn Gpu, ring: &Region) -> Result<f64> {
+    const COPIES: usize = 8;
+    let bytes = ring.len();
+    let to = gpu.arena(bytes)?;
+    let mut copier = gpu.copier(ring, &to)?;
+    let mut best = 0.0_f64;
+    // The first round wakes the link up.
+    for _ in 0..3 {
+        let start = Instant::now();
+        for _ in 0..COPIES {
+            copier.copy(&Rows { from: 0, to: 0, row: bytes, rows: 1, step: bytes })?;
+        }
+        let mark = copier.mark()?;
+        copier.wait(mark)?;
+        best = best.max((COPIES * bytes) as f64 / start.elapsed().as_secs_f64().max(1e-9));
+    }
+    Ok(best)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod copier;
 pub mod cuda;
 mod emulated;
 mod error;
+mod files;
 mod jobs;
 mod meeting;
 mod region;
@@ -20,9 +21,10 @@ mod resident;
 mod space;
 mod sums;
 
-pub use copier::{Copier, Mark, Rows};
+pub use copier::{Copier, Mark, Rows, copy_rate};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
+pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
 pub use region::{Place, Region};
 pub use space::View as EmulatedThread;
@@ -168,6 +170,14 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the first is not memory that the CPU reaches, or the GPU has nothing to copy with.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
+    /// Starts what its maker has to move files' bytes to and from its memory: NVIDIA's cuFile.
+    ///
+    /// # Errors
+    /// When there is none, and why.
+    fn files(&self) -> Result<Arc<dyn GpuFiles>> {
+        let why = format!("it is for NVIDIA's GPUs, and {} is none", self.name());
+        Err(Error::NotSupported { what: "moving bytes by cuFile".into(), why })
+    }
     /// Loads the kernels that work on data, samples or any.
     ///
     /// # Errors

@@ -17,9 +17,9 @@ mod threads;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use onehop_gpu::{Gpu, Place, Region, Rows};
+use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::HostMem;
 use serde::Serialize;
 
@@ -274,26 +274,11 @@ impl RingEngine {
     /// # Errors
     /// When the GPU fails.
     pub fn copy_rate(&self, gpu: &dyn Gpu) -> Result<Option<f64>> {
-        const COPIES: usize = 8;
         let bytes = self.ring.len().min(64 << 20);
         if bytes < LEAST_SLOT || gpu.simulated() {
             return Ok(None);
         }
-        let to = gpu.arena(bytes)?;
-        let mut copier = gpu.copier(&self.ring, &to)?;
-        let mut best = None::<f64>;
-        // The first round wakes the link up.
-        for _ in 0..3 {
-            let start = Instant::now();
-            for _ in 0..COPIES {
-                copier.copy(&Rows { from: 0, to: 0, row: bytes, rows: 1, step: bytes })?;
-            }
-            let mark = copier.mark()?;
-            copier.wait(mark)?;
-            let rate = (COPIES * bytes) as f64 / start.elapsed().as_secs_f64();
-            best = Some(best.map_or(rate, |other| other.max(rate)));
-        }
-        Ok(best)
+        Ok(Some(onehop_gpu::copy_rate(gpu, &self.ring.slice(0..bytes)?)?))
     }
 }
 

@@ -109,10 +109,22 @@ pub struct DirectRules {
 /// # Errors
 /// When it cannot be opened though its file system does that.
 pub fn open_direct(file: &File) -> Result<Option<(File, DirectRules)>> {
+    past_the_cache(file, false)
+}
+
+/// The same, to be written as well.
+///
+/// # Errors
+/// As for [`open_direct`].
+pub fn open_direct_writable(file: &File) -> Result<Option<(File, DirectRules)>> {
+    past_the_cache(file, true)
+}
+
+fn past_the_cache(file: &File, writable: bool) -> Result<Option<(File, DirectRules)>> {
     // Through the descriptor: what the path leads to may be another file by now.
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let opened = File::options().read(true).custom_flags(flags.bits() as i32).open(&path);
+    let opened = File::options().read(true).write(writable).custom_flags(flags.bits() as i32).open(&path);
     let direct = match opened {
         Ok(direct) => direct,
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),

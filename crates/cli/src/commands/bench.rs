@@ -1,5 +1,9 @@
 //! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
 
+mod limits;
+pub(crate) mod report;
+mod sweep;
+
 use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, RingsAt, Row};
 use serde_json::json;
 
@@ -10,7 +14,7 @@ use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 use crate::units;
 
-/// Measure what queues cost, and how fast weights are loaded
+/// Measure what queues cost, how fast blocks go by every route, and how fast weights are loaded
 #[derive(clap::Args)]
 #[command(subcommand_required = true, after_help = "Example:\n  onehop bench queue")]
 pub(crate) struct Args {
@@ -21,6 +25,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum What {
     Queue(QueueArgs),
+    Sweep(sweep::Args),
     Load(super::load::bench::Args),
 }
 
@@ -107,6 +112,7 @@ struct QueueArgs {
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let args = match &args.what {
         What::Queue(args) => args,
+        What::Sweep(args) => return sweep::run(args, context),
         What::Load(args) => return super::load::bench::run(args, context),
     };
     let mut text = Text::default();
@@ -238,7 +244,17 @@ impl From<onehop_bench::Error> for CliError {
             onehop_bench::Error::Drive(error) => error.into(),
             onehop_bench::Error::Sim(error) => error.into(),
             onehop_bench::Error::Gpu(error) => error.into(),
+            onehop_bench::Error::System(error) => error.into(),
             onehop_bench::Error::Setup(why) => Self::Usage(why),
+            onehop_bench::Error::Row { what, why }
+                if matches!(*why, onehop_bench::Error::WrongBytes { .. }) =>
+            {
+                Self::Mismatch(format!("{what}: {why}"))
+            }
+            onehop_bench::Error::WrongBytes { .. } => Self::Mismatch(error.to_string()),
+            other @ (onehop_bench::Error::Row { .. }
+            | onehop_bench::Error::File { .. }
+            | onehop_bench::Error::Results { .. }) => Self::Failed(other.to_string()),
             wrong @ (onehop_bench::Error::WrongData { .. } | onehop_bench::Error::Wrong(_)) => {
                 Self::Mismatch(wrong.to_string())
             }

@@ -14,4 +14,5 @@ mod sdr;
 mod see;
 mod serve;
 mod signals;
+mod sweep;
 mod transfers;

@@ -12,6 +12,7 @@ use super::capabilities::{Capabilities, Need};
 use super::code::{Code, Rig};
 use super::context::{Context, Event, Stream};
 use super::copier::CudaCopier;
+use super::cufile::CuFile;
 use super::dmabuf::{self, GpuDmaBuf, Span};
 use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
@@ -23,7 +24,8 @@ use super::{Device, registers};
 use crate::copier::AtOnce;
 use crate::relay::Activity;
 use crate::{
-    BlockKernels, Copier, Doorbells, Error, Gpu, KernelJob, Launch, Place, Region, Resident, Result, Running,
+    BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, Place, Region, Resident,
+    Result, Running,
 };
 
 /// Preparing a queue is a short kernel.
@@ -348,6 +350,10 @@ impl Gpu for CudaGpu {
 
     fn free_memory(&self) -> Result<Option<u64>> {
         Ok(Some(self.memory_info()?.0))
+    }
+
+    fn files(&self) -> Result<Arc<dyn GpuFiles>> {
+        Ok(Arc::new(CuFile::load(Some(self.0.context.clone()), None)?))
     }
 
     fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {

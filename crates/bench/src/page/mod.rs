@@ -1,0 +1,277 @@
+//! One page that holds a whole report: pictures, tables, and where they come from. It loads nothing, from nowhere; without
+//! its script everything is still there, and prints.
+
+mod axis;
+mod chart;
+mod sweep;
+
+use std::fmt::Write;
+
+pub use chart::{Chart, Line, Point, Series};
+pub use sweep::sweep_page;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// A page.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// What it is about.
+    pub title: String,
+    /// One sentence that has to be read first.
+    pub lead: String,
+    /// Names and values: machine, drive, GPU.
+    pub facts: Vec<(String, String)>,
+    /// What was found.
+    pub sections: Vec<Section>,
+    /// How it was measured.
+    pub method: Vec<String>,
+}
+
+/// A part of a page.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Its heading.
+    pub title: String,
+    /// A sentence below it.
+    pub text: String,
+    /// Its pictures.
+    pub charts: Vec<Chart>,
+    /// Its table.
+    pub table: Option<Table>,
+}
+
+/// A table, whose columns the page sorts by.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The rows: a cell for each column.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A column.
+#[derive(Clone, Debug, Default)]
+pub struct Column {
+    /// Its heading.
+    pub name: String,
+    /// What that means.
+    pub about: String,
+    /// Whether it is left out where there is no room.
+    pub minor: bool,
+}
+
+impl Column {
+    /// A column that is always there.
+    #[must_use]
+    pub fn new(name: &str, about: &str) -> Self {
+        Self { name: name.into(), about: about.into(), minor: false }
+    }
+
+    /// A column for wide screens.
+    #[must_use]
+    pub fn minor(name: &str, about: &str) -> Self {
+        Self { minor: true, ..Self::new(name, about) }
+    }
+}
+
+/// A cell.
+#[derive(Clone, Debug, Default)]
+pub struct Cell {
+    /// What people read.
+    pub text: String,
+    /// What it is sorted by; text without it.
+    pub value: Option<f64>,
+    /// A class of the style: `good`, `bad`, `dim`.
+    pub class: &'static str,
+}
+
+impl Cell {
+    /// Words.
+    #[must_use]
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..Self::default() }
+    }
+
+    /// A number, as people read it.
+    #[must_use]
+    pub fn number(value: f64, text: impl Into<String>) -> Self {
+        Self { text: text.into(), value: Some(value), class: "" }
+    }
+
+    /// A number that may be missing.
+    #[must_use]
+    pub fn maybe(value: Option<f64>) -> Self {
+        value.map_or_else(
+            || Self { class: "dim", ..Self::text("–") },
+            |value| Self::number(value, figures(value)),
+        )
+    }
+}
+
+/// A number with three figures or so.
+#[must_use]
+pub fn figures(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size == 0.0 || size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 1.0 => 2,
+        size if size >= 0.1 => 3,
+        size if size >= 0.001 => 4,
+        _ => return format!("{value:.1e}"),
+    };
+    let text = format!("{value:.digits$}");
+    if digits > 0 {
+        return text;
+    }
+    // Groups of three.
+    let (sign, number) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let groups: Vec<_> =
+        number.as_bytes().rchunks(3).rev().map(|part| String::from_utf8_lossy(part)).collect();
+    format!("{sign}{}", groups.join("\u{202f}"))
+}
+
+/// A size of a block for people.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        bytes if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
+        bytes => bytes.to_string(),
+    }
+}
+
+impl Page {
+    /// The page as HTML.
+    #[must_use]
+    pub fn to_html(&self) -> String {
+        let mut body = String::new();
+        let _ =
+            writeln!(body, "<h1>{}</h1>\n<p class=\"lead\">{}</p>", escape(&self.title), escape(&self.lead));
+        let _ = writeln!(body, "<dl class=\"facts\">");
+        for (name, value) in &self.facts {
+            let _ = writeln!(body, "<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(value));
+        }
+        let _ = writeln!(body, "</dl>");
+        for section in &self.sections {
+            section.write(&mut body);
+        }
+        if !self.method.is_empty() {
+            let _ = writeln!(body, "<section><h2>How it was measured</h2><ul class=\"method\">");
+            for line in &self.method {
+                let _ = writeln!(body, "<li>{}</li>", escape(line));
+            }
+            let _ = writeln!(body, "</ul></section>");
+        }
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+             content=\"width=device-width,initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
+             <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}<footer>Made by onehop bench. This page loads nothing; \
+             the figures lie beside it as JSON.</footer>\n</main>\n<div id=\"tip\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n\
+             </html>\n",
+            escape(&self.title)
+        )
+    }
+}
+
+impl Section {
+    fn write(&self, body: &mut String) {
+        let _ = writeln!(body, "<section>\n<h2>{}</h2>", escape(&self.title));
+        if !self.text.is_empty() {
+            let _ = writeln!(body, "<p>{}</p>", escape(&self.text));
+        }
+        if !self.charts.is_empty() {
+            let _ = writeln!(body, "<div class=\"charts\">");
+            for chart in &self.charts {
+                let _ = writeln!(body, "{}", chart.to_html());
+            }
+            let _ = writeln!(body, "</div>");
+        }
+        if let Some(table) = &self.table {
+            table.write(body);
+        }
+        let _ = writeln!(body, "</section>");
+    }
+}
+
+impl Table {
+    fn write(&self, body: &mut String) {
+        let class = |column: &Column| if column.minor { " class=\"minor\"" } else { "" };
+        let _ = write!(body, "<div class=\"wide\" tabindex=\"0\"><table>\n<thead><tr>");
+        for column in &self.columns {
+            let (name, about) = (escape(&column.name), escape(&column.about));
+            let _ = write!(body, "<th{} title=\"{about}\">{name}</th>", class(column));
+        }
+        let _ = writeln!(body, "</tr></thead>\n<tbody>");
+        for row in &self.rows {
+            let _ = write!(body, "<tr>");
+            for (column, cell) in self.columns.iter().zip(row) {
+                let minor = if column.minor { " minor" } else { "" };
+                let number = if cell.value.is_some() { " number" } else { "" };
+                let value = cell.value.map_or_else(String::new, |value| format!(" data-value=\"{value}\""));
+                let classes = format!("{}{minor}{number}", cell.class);
+                let _ = write!(body, "<td class=\"{}\"{value}>{}</td>", classes.trim(), escape(&cell.text));
+            }
+            let _ = writeln!(body, "</tr>");
+        }
+        let _ = writeln!(body, "</tbody></table></div>");
+    }
+}
+
+/// Text in HTML and SVG: what drives and files are called comes from strangers.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            letter if letter.is_control() => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.000_02, "2.0e-5"),
+            (0.0123, "0.0123"),
+            (1.234, "1.23"),
+            (54.32, "54.3"),
+            (1_234_567.0, "1\u{202f}234\u{202f}567"),
+            (-2345.0, "-2\u{202f}345"),
+        ] {
+            assert_eq!(figures(value), text);
+        }
+        assert_eq!([size(512), size(4096), size(16 << 20), size(1500)], ["512", "4K", "16M", "1500"]);
+    }
+
+    #[test]
+    fn what_strangers_call_things_stays_text() {
+        let mut page = Page { title: "<script>alert(1)</script>".into(), ..Page::default() };
+        page.facts.push(("drive".into(), "\" onload=\"x\" \u{7}".into()));
+        page.sections.push(Section {
+            title: "<b>".into(),
+            table: Some(Table {
+                columns: vec![Column::new("a<b", "\"")],
+                rows: vec![vec![Cell::text("<i>")], vec![Cell::number(1.5, "1.5")]],
+            }),
+            ..Section::default()
+        });
+        let html = page.to_html();
+        assert_eq!(html.matches("<script").count(), 1);
+        assert!(!html.contains("<b>") && !html.contains("<i>") && !html.contains("onload=\"x"));
+        assert!(html.contains("data-value=\"1.5\""));
+        for loads in ["http:", "https:", "url(", "@import", " src="] {
+            assert!(!html.contains(loads), "{loads}");
+        }
+    }
+}

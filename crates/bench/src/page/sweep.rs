@@ -1,0 +1,336 @@
+//! The page of a sweep: for each kind of I/O what a route reaches by block size, how long a block takes, what it costs the CPU.
+
+use std::collections::BTreeMap;
+
+use super::chart::Scale;
+use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, size};
+use crate::results::{IoType, Measured, Results, Row};
+
+/// Routes in the order in which people read them; each has its kind of line.
+const ROUTES: [&str; 9] = [
+    "gpu/tier3",
+    "gpu/posted",
+    "gpu/tier2",
+    "gpu/tier1",
+    "cpu/direct",
+    "cpu/pinned",
+    "cpu/memcpy",
+    "cpu/cached",
+    "cufile",
+];
+
+/// The page of these results.
+#[must_use]
+pub fn sweep_page(results: &Results) -> Page {
+    let models = match results.simulated.as_slice() {
+        [] => String::new(),
+        parts => format!(
+            " The {} here {} simulated: these figures say what the software costs, and nothing about hardware.",
+            parts.join(" and the "),
+            if parts.len() == 1 { "is" } else { "are" }
+        ),
+    };
+    let measured = results.rows.iter().filter(|row| row.result.is_some()).count();
+    Page {
+        title: format!("{} into {}", results.target, results.gpu),
+        lead: format!(
+            "Blocks between a drive or file and GPU memory, by every route that could be had.{models}"
+        ),
+        facts: facts(results, measured),
+        sections: sections(results),
+        method: METHOD.iter().map(|line| (*line).to_owned()).collect(),
+    }
+}
+
+const METHOD: [&str; 7] = [
+    "A pass moves each block of the row once; a repeat is as many passes as take the row's time. The first passes warm up and do not count.",
+    "A figure is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
+    "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads of the drive or file by itself. A row with a wrong byte has no figures.",
+    "A block's time is from when it is asked for until it lies in GPU memory. Routes whose commands the GPU gives tell their mean only, which follows from what is in flight and how much comes in a second.",
+    "CPU time is that of the whole process, all threads, waiting by polling included; simulated drives and GPUs run in it.",
+    "What waits for each block (cuFile, cpu/memcpy, cpu/cached) has a thread for each block in flight.",
+    "DataSetSize, IOSize (KiB), Throughput (GiB/s), Avg_Latency (us) and total_time (s) are named and counted as gdsio does; GB/s are 10^9 bytes.",
+];
+
+fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
+    let machine = &results.machine;
+    let pair = |name: &str, value: String| (name.to_owned(), value);
+    let mut facts = vec![
+        pair("Drive or file", results.target.clone()),
+        pair("GPU", results.gpu.clone()),
+        pair(
+            "Simulated",
+            if results.simulated.is_empty() { "nothing".into() } else { results.simulated.join(", ") },
+        ),
+        pair("Processors", format!("{} × {}", machine.processors, machine.cpu)),
+        pair("Kernel", machine.kernel.clone()),
+        pair("onehop", machine.onehop.clone()),
+        pair("When", date(machine.unix_time)),
+        pair("Rows", format!("{measured} measured, {} not possible here", results.rows.len() - measured)),
+    ];
+    facts.extend(results.limits.iter().map(|limit| {
+        let name = if limit.hard { "Limit" } else { "Held against" };
+        pair(name, format!("{:.1} GB/s: {}", limit.gbps, limit.what))
+    }));
+    facts
+}
+
+/// A moment as people write it, in UTC.
+fn date(unix: u64) -> String {
+    let (days, seconds) = ((unix / 86_400) as i64, unix % 86_400);
+    // Years begin in March here, so that the leap day comes last.
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day = shifted.rem_euclid(146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let of_month = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = year + era * 400 + next;
+    format!("{year:04}-{month:02}-{of_month:02} {:02}:{:02} UTC", seconds / 3600, seconds % 3600 / 60)
+}
+
+fn sections(results: &Results) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for io in [IoType::Read, IoType::RandRead, IoType::Write, IoType::RandWrite] {
+        let rows: Vec<&Row> =
+            results.rows.iter().filter(|row| row.io == io && row.result.is_some()).collect();
+        if !rows.is_empty() {
+            sections.push(section(io, &rows));
+        }
+    }
+    sections.push(Section { title: "All rows".into(), table: Some(table(results)), ..Section::default() });
+    let lacking = lacking(results);
+    if !lacking.rows.is_empty() {
+        let title = "What could not be had here".to_owned();
+        sections.push(Section { title, table: Some(lacking), ..Section::default() });
+    }
+    sections
+}
+
+fn in_flight(row: &Row) -> u32 {
+    row.depth.saturating_mul(row.threads)
+}
+
+fn section(io: IoType, rows: &[&Row]) -> Section {
+    let title = match io {
+        IoType::Read => "Reading in order, into GPU memory",
+        IoType::RandRead => "Reading anywhere, into GPU memory",
+        IoType::Write => "Writing in order, out of GPU memory",
+        IoType::RandWrite => "Writing anywhere, out of GPU memory",
+    };
+    let mut by_flight: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
+    for row in rows {
+        by_flight.entry(in_flight(row)).or_default().push(row);
+    }
+    let mut charts = Vec::new();
+    for (count, rows) in &by_flight {
+        let title = format!("GB/s by block size, {}", flying(*count));
+        charts.push(chart(&title, "GB/s", Scale::Linear, rows, |m| {
+            let (low, high) = m.range();
+            Some([m.gbps, low, high])
+        }));
+    }
+    if let Some((count, rows)) = by_flight.first_key_value() {
+        let title = format!("Time of a block, mean, {}", flying(*count));
+        charts.push(chart(&title, "µs", Scale::Log, rows, |m| Some([m.avg_latency_us; 3])));
+    }
+    if let Some((count, rows)) = by_flight.last_key_value() {
+        if rows.iter().any(|row| row.result.as_ref().is_some_and(|m| m.p99_us.is_some())) {
+            let title = format!("Time of a block, 99 of 100 take no longer, {}", flying(*count));
+            charts.push(chart(&title, "µs", Scale::Log, rows, |m| m.p99_us.map(|p99| [p99; 3])));
+        }
+        let title = format!("CPU time for a KiB, {}", flying(*count));
+        charts.push(chart(&title, "ns of CPU", Scale::Log, rows, |m| Some([m.cpu_ns_per_byte * 1024.0; 3])));
+    }
+    Section { title: title.into(), charts, ..Section::default() }
+}
+
+fn flying(count: u32) -> String {
+    if count == 1 { "one block in flight".into() } else { format!("{count} blocks in flight") }
+}
+
+/// Lines over block sizes; of several rows for one place the fastest.
+fn chart(
+    title: &str,
+    unit: &str,
+    scale: Scale,
+    rows: &[&Row],
+    value: impl Fn(&Measured) -> Option<[f64; 3]>,
+) -> Chart {
+    let mut blocks: Vec<u64> = rows.iter().map(|row| row.block).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    let mut best: BTreeMap<(usize, &str, u64), (&Row, &Measured)> = BTreeMap::new();
+    for row in rows {
+        let Some(measured) = &row.result else { continue };
+        let kind = ROUTES.iter().position(|route| *route == row.route).unwrap_or(ROUTES.len());
+        let kept = best.entry((kind, &row.route, row.block)).or_insert((row, measured));
+        if measured.gbps > kept.1.gbps {
+            *kept = (row, measured);
+        }
+    }
+    let mut series: Vec<Series> = Vec::new();
+    for ((kind, route, block), (row, measured)) in &best {
+        let Some([y, low, high]) = value(measured) else { continue };
+        let point = Point { x: *block as f64, y, low, high, tip: tip(row, measured) };
+        match series.last_mut().filter(|series| series.name == *route) {
+            Some(series) => series.points.push(point),
+            None => series.push(Series { name: (*route).to_owned(), kind: *kind, points: vec![point] }),
+        }
+    }
+    let mut limits: Vec<Line> = Vec::new();
+    for limit in best.values().filter_map(|(_, m)| m.limit.as_ref()).filter(|_| unit == "GB/s") {
+        let line = Line { name: limit.what.clone(), y: limit.gbps };
+        if !limits.contains(&line) {
+            limits.push(line);
+        }
+    }
+    Chart {
+        title: title.into(),
+        x: blocks.into_iter().map(|block| (block as f64, size(block))).collect(),
+        x_label: "bytes of a block".into(),
+        y_label: unit.into(),
+        scale,
+        series,
+        limits,
+    }
+}
+
+fn tip(row: &Row, m: &Measured) -> String {
+    let (low, high) = m.range();
+    let mut tip = format!(
+        "{} blocks, depth {} × {}\n{} GB/s ({} to {})\n{} blocks a second",
+        size(row.block),
+        row.depth,
+        if row.threads == 1 { "1 thread".into() } else { format!("{} threads", row.threads) },
+        figures(m.gbps),
+        figures(low),
+        figures(high),
+        figures(m.iops)
+    );
+    tip.push_str(&format!("\nmean {} µs", figures(m.avg_latency_us)));
+    if let (Some(p50), Some(p99), Some(p999)) = (m.p50_us, m.p99_us, m.p999_us) {
+        tip.push_str(&format!(", p50 {}, p99 {}, p99.9 {}", figures(p50), figures(p99), figures(p999)));
+    }
+    tip.push_str(&format!("\nCPU {} ns a KiB", figures(m.cpu_ns_per_byte * 1024.0)));
+    if let (Some(limit), Some(share)) = (&m.limit, m.of_limit) {
+        tip.push_str(&format!("\n{:.0} % of {}", share * 100.0, limit.what));
+    }
+    tip
+}
+
+fn table(results: &Results) -> Table {
+    let columns = vec![
+        Column::new("route", "the way that the bytes took"),
+        Column::new("IoType", "as gdsio says it"),
+        Column::minor("XferType", "gdsio's word for ways like this one"),
+        Column::new("IOSize", "bytes of a block"),
+        Column::new("depth", "blocks in flight for each thread"),
+        Column::new("Threads", "threads, or queues that a warp owns each"),
+        Column::new("GB/s", "10^9 bytes a second: the median of the repeats"),
+        Column::minor("±", "half of the way from the slowest to the fastest repeat"),
+        Column::minor("Throughput", "GiB a second, as gdsio counts"),
+        Column::new("IOPS", "blocks a second"),
+        Column::minor("Avg_Latency", "mean time of a block, us"),
+        Column::minor("p50", "median time of a block, us"),
+        Column::minor("p99", "99 of 100 take no longer, us"),
+        Column::minor("p99.9", "999 of 1000 take no longer, us"),
+        Column::minor("CPU ns/KiB", "processor time of the process for 1024 bytes"),
+        Column::new("of limit", "how much of what it is held against"),
+        Column::minor("limit", "what it is held against"),
+        Column::minor("note", "what else is to be known"),
+    ];
+    let rows = results.rows.iter().filter_map(|row| Some(cells(row, row.result.as_ref()?))).collect();
+    Table { columns, rows }
+}
+
+fn cells(row: &Row, m: &Measured) -> Vec<Cell> {
+    let share = m.of_limit.map_or_else(
+        || Cell::maybe(None),
+        |share| {
+            let class = if m.is_impossible() { "bad" } else { "" };
+            Cell { class, ..Cell::number(share, format!("{:.0} %", share * 100.0)) }
+        },
+    );
+    let limit =
+        m.limit.as_ref().map_or_else(String::new, |limit| format!("{:.1} GB/s: {}", limit.gbps, limit.what));
+    let note = row.note.clone().unwrap_or_default();
+    vec![
+        Cell::text(&row.route),
+        Cell::text(row.io.name()),
+        Cell::text(&row.xfer_type),
+        Cell::number(row.block as f64, size(row.block)),
+        Cell::number(row.depth.into(), row.depth.to_string()),
+        Cell::number(row.threads.into(), row.threads.to_string()),
+        Cell::maybe(Some(m.gbps)),
+        Cell::maybe(Some(m.spread())),
+        Cell::maybe(Some(m.throughput_gib)),
+        Cell::maybe(Some(m.iops)),
+        Cell::maybe(Some(m.avg_latency_us)),
+        Cell::maybe(m.p50_us),
+        Cell::maybe(m.p99_us),
+        Cell::maybe(m.p999_us),
+        Cell::maybe(Some(m.cpu_ns_per_byte * 1024.0)),
+        share,
+        Cell { class: "note dim", ..Cell::text(limit) },
+        Cell { class: "note dim", ..Cell::text(note) },
+    ]
+}
+
+/// Each reason once, with the routes that it holds for.
+fn lacking(results: &Results) -> Table {
+    let mut reasons: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for row in results.rows.iter().filter(|row| row.result.is_none()) {
+        *reasons.entry((&row.route, row.note.as_deref().unwrap_or_default())).or_default() += 1;
+    }
+    let columns = vec![
+        Column::new("route", "the way that was asked for"),
+        Column::new("rows", "how many rows it would have had"),
+        Column::new("why not", "what is missing"),
+    ];
+    let row = |((route, why), count): (&(&str, &str), &usize)| {
+        vec![
+            Cell::text(*route),
+            Cell::number(*count as f64, count.to_string()),
+            Cell { class: "note", ..Cell::text(*why) },
+        ]
+    };
+    Table { columns, rows: reasons.iter().map(row).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::sample;
+
+    #[test]
+    fn dates() {
+        for (unix, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (1_795_305_600, "2026-11-22 00:00 UTC"),
+            (4_107_542_340, "2100-02-28 23:59 UTC"),
+        ] {
+            assert_eq!(date(unix), text);
+        }
+    }
+
+    #[test]
+    fn every_row_is_on_the_page() {
+        let mut results = sample(&[&[1.0, 2.0, 3.0], &[9.0, 9.5, 11.0]]);
+        results.rows.push(Row {
+            result: None,
+            note: Some("no <such> thing".into()),
+            ..results.rows[0].clone()
+        });
+        let html = sweep_page(&results).to_html();
+        assert_eq!(html.matches("<td class=\"\">cpu/direct</td>").count(), 3);
+        assert!(html.contains("no &lt;such&gt; thing") && html.contains("class=\"bad number\""));
+        assert!(html.contains("say what the software costs") && html.contains("2 blocks in flight"));
+        assert!(!html.contains("NaN"));
+        results.rows.clear();
+        assert!(sweep_page(&results).to_html().contains("0 measured"));
+    }
+}

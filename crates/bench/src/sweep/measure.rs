@@ -1,0 +1,206 @@
+//! A row: warm-up, repeats, and whether the right bytes are where they belong.
+
+use std::ops::Range;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use onehop_gpu::Region;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::order::{Order, mix};
+use super::{Effort, Lane, Move, Target, Way, shares};
+use crate::results::{IoType, Measured};
+use crate::stats::{Clock, Quantiles, median};
+use crate::{Error, Result};
+
+/// Passes of a repeat at most.
+const MOST_PASSES: u64 = 1 << 20;
+/// What memory holds before a read: nothing that a drive is likely to.
+const POISON: u8 = 0xa7;
+
+/// What is right, for one cell.
+pub(crate) struct Data<'a> {
+    target: &'a dyn Target,
+    writes: bool,
+    /// For reads: the bytes of each place, read by somebody else.
+    expected: Vec<u8>,
+    /// Bytes that came, or that are to go.
+    buffer: Vec<u8>,
+    seed: u64,
+}
+
+impl<'a> Data<'a> {
+    pub(crate) fn new(target: &'a dyn Target, order: &Order, io: IoType) -> Result<Self> {
+        let bytes = usize::try_from(order.bytes()).map_err(|_| too_large())?;
+        let mut expected = Vec::new();
+        if !io.writes() {
+            expected = vec![0; bytes];
+            for (place, out) in order.places.iter().zip(expected.chunks_exact_mut(order.block as usize)) {
+                target.read(*place, out)?;
+            }
+        }
+        Ok(Self { target, writes: io.writes(), expected, buffer: vec![0; bytes], seed: 0 })
+    }
+
+    /// Before a repeat: memory holds what is none of the bytes that are to come; or what is to go out, which never went out
+    /// before.
+    fn before(&mut self, memory: &Region) -> Result<()> {
+        if !self.writes {
+            return Ok(memory.fill(0, self.buffer.len(), POISON)?);
+        }
+        self.seed += 1;
+        for (i, word) in self.buffer.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *word = mix(i as u64 ^ self.seed << 40).to_le_bytes();
+        }
+        Ok(memory.write(0, &self.buffer)?)
+    }
+
+    /// After a repeat, of which this was the last pass: every byte is compared.
+    fn after(&mut self, memory: &Region, order: &Order, shares: &[Range<usize>], pass: u64) -> Result<()> {
+        if !self.writes {
+            memory.read(0, &mut self.buffer)?;
+        }
+        let block = order.block as usize;
+        let (mut moves, mut back) = (Vec::new(), vec![0; block]);
+        for share in shares {
+            order.moves(share, pass, &mut moves);
+            let turn = (pass % share.len().max(1) as u64) as usize;
+            for (i, Move { at, slot }) in moves.iter().enumerate() {
+                let got = &self.buffer[*slot as usize..][..block];
+                let right = if self.writes {
+                    self.target.read(*at, &mut back)?;
+                    &back[..]
+                } else {
+                    &self.expected[(share.start + (i + turn) % share.len()) * block..][..block]
+                };
+                if got != right {
+                    let first = got.iter().zip(right).position(|(a, b)| a != b).unwrap_or(0);
+                    return Err(Error::WrongBytes { at: at + first as u64 });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_large() -> Error {
+    Error::Setup("a pass of so many bytes does not fit into the memory of this machine".into())
+}
+
+/// What some passes took.
+struct Took {
+    wall: Duration,
+    cpu: Duration,
+    times: Quantiles,
+}
+
+/// Measures a way.
+pub(crate) fn measure(
+    mut way: Way,
+    order: &Order,
+    data: &mut Data<'_>,
+    effort: &Effort,
+    clock: &Clock,
+) -> Result<Measured> {
+    let parts = shares(order.places.len(), way.lanes.len());
+    let mut repeat = |way: &mut Way, passes: u64| -> Result<Took> {
+        data.before(&way.memory)?;
+        let took = run(&mut way.lanes, order, &parts, passes)?;
+        data.after(&way.memory, order, &parts, passes - 1)?;
+        Ok(took)
+    };
+    // The first pass touches all memory; the second tells how long one takes.
+    let first = repeat(&mut way, 1)?.wall;
+    let once = if first < effort.time { repeat(&mut way, 1)?.wall } else { first };
+    let passes = (effort.time.as_nanos() / once.as_nanos().max(1)).clamp(1, MOST_PASSES.into()) as u64;
+    let (mut all, mut times) = (Vec::new(), Quantiles::default());
+    for _ in 0..effort.repeats.max(1) {
+        let mut took = repeat(&mut way, passes)?;
+        times.append(&mut took.times);
+        all.push((took.wall.as_secs_f64(), took.cpu.as_nanos() as f64));
+    }
+    let ops = passes * order.places.len() as u64;
+    let in_flight = (f64::from(way.threads) * f64::from(way.depth)).min(order.places.len() as f64);
+    Ok(evaluate(&all, &mut times, ops, order.block, in_flight, clock))
+}
+
+/// Runs every lane on a thread of its own, all from one moment on.
+fn run(lanes: &mut [Box<dyn Lane>], order: &Order, parts: &[Range<usize>], passes: u64) -> Result<Took> {
+    let barrier = Barrier::new(lanes.len() + 1);
+    std::thread::scope(|scope| {
+        let started: Vec<_> = lanes
+            .iter_mut()
+            .zip(parts)
+            .map(|(lane, part)| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let (mut moves, mut times) = (Vec::with_capacity(part.len()), Quantiles::default());
+                    barrier.wait();
+                    // By its own clock: whoever started it may not be running when it begins.
+                    let begun = Instant::now();
+                    let result = (0..passes).try_for_each(|pass| {
+                        order.moves(part, pass, &mut moves);
+                        lane.pass(&moves, &mut times)
+                    });
+                    result.map(|()| (times, begun, Instant::now()))
+                })
+            })
+            .collect();
+        let cpu = cpu_time();
+        barrier.wait();
+        let (mut times, mut span) = (Quantiles::default(), None::<(Instant, Instant)>);
+        for thread in started {
+            let panicked = |_| Error::Wrong("a thread of the sweep panicked".into());
+            let (mut part, begun, ended) = thread.join().map_err(panicked)??;
+            times.append(&mut part);
+            span =
+                span.map_or(Some((begun, ended)), |(first, last)| Some((first.min(begun), last.max(ended))));
+        }
+        let wall = span.map_or(Duration::ZERO, |(first, last)| last - first);
+        Ok(Took { wall, cpu: cpu_time().saturating_sub(cpu), times })
+    })
+}
+
+/// Processor time of this process so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn evaluate(
+    all: &[(f64, f64)],
+    times: &mut Quantiles,
+    ops: u64,
+    block: u64,
+    in_flight: f64,
+    clock: &Clock,
+) -> Measured {
+    let bytes = (ops * block) as f64;
+    let gbps_each: Vec<f64> = all.iter().map(|(seconds, _)| bytes / 1e9 / seconds.max(1e-9)).collect();
+    let gbps = median(&mut gbps_each.clone());
+    let iops = gbps * 1e9 / block as f64;
+    let mut cpu: Vec<f64> = all.iter().map(|(_, nanos)| nanos / bytes).collect();
+    let repeats = all.len() as u64;
+    let known = !times.is_empty();
+    // Little's law: what is in flight is what comes in a second, times how long each stays.
+    let mean = if known { clock.ns(times.mean()) / 1e3 } else { in_flight / iops * 1e6 };
+    let mut at = |share: f64| known.then(|| clock.ns(times.at(share)) / 1e3);
+    Measured {
+        data_set_kib: bytes * repeats as f64 / 1024.0,
+        io_size_kib: block as f64 / 1024.0,
+        throughput_gib: gbps * 1e9 / f64::from(1 << 30),
+        avg_latency_us: mean,
+        ops: ops * repeats,
+        total_time: all.iter().map(|(seconds, _)| seconds).sum(),
+        gbps,
+        gbps_each,
+        iops,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        p999_us: at(0.999),
+        cpu_ns_per_byte: median(&mut cpu),
+        limit: None,
+        of_limit: None,
+        verified: true,
+    }
+}

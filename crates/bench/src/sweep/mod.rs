@@ -1,0 +1,303 @@
+//! The sweep: every way that blocks can go between a drive or a file and GPU memory, over sizes, depths and threads.
+//!
+//! A [`Target`] opens a [`Way`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares what
+//! arrived with what somebody else reads or was told to be there. There is no row without that.
+
+mod drive;
+mod file;
+mod measure;
+mod order;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use onehop_gpu::Region;
+
+use crate::results::{IoType, Limit, Measured, Row};
+use crate::stats::Quantiles;
+use crate::{Clock, Error, Result};
+
+pub use drive::{DrivePlan, DriveTarget};
+pub use file::FileTarget;
+
+/// A way of asking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cell {
+    /// What is done.
+    pub io: IoType,
+    /// Bytes of a block.
+    pub block: u64,
+    /// Blocks in flight for each thread.
+    pub depth: u32,
+    /// Threads.
+    pub threads: u32,
+}
+
+/// How long a row is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effort {
+    /// Bytes of a pass at most.
+    pub bytes: u64,
+    /// Blocks of a pass at most.
+    pub ops: u64,
+    /// Time of a repeat, about; a pass is never cut short.
+    pub time: Duration,
+    /// Repeats; their median is given.
+    pub repeats: u32,
+}
+
+/// A block's way: from where on the drive or in the file, to where in the way's memory; for writes the other way round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Move {
+    pub(crate) at: u64,
+    pub(crate) slot: u64,
+}
+
+/// What one thread does.
+pub(crate) trait Lane: Send {
+    /// Moves all of these, and notes the cycles that each took where it can tell.
+    fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()>;
+}
+
+/// A route that was made ready for a cell.
+pub struct Way {
+    pub(crate) lanes: Vec<Box<dyn Lane>>,
+    /// Where the bytes land, or come from.
+    pub(crate) memory: Region,
+    /// Threads and depth as they really are: what waits for each block has more threads instead of depth.
+    pub(crate) threads: u32,
+    pub(crate) depth: u32,
+    pub(crate) note: Option<String>,
+}
+
+/// Why a route cannot be measured here.
+pub struct WhyNot(pub String);
+
+/// What blocks are moved from and to.
+pub trait Target {
+    /// Bytes that may be used.
+    fn bytes(&self) -> u64;
+    /// Blocks are multiples of this.
+    fn unit(&self) -> u64;
+    /// Its routes, the most direct first.
+    fn routes(&self) -> &'static [&'static str];
+    /// Makes a route ready, with memory for a pass of so many bytes.
+    ///
+    /// # Errors
+    /// When the drive or the GPU failed; a route that cannot be had is no failure.
+    fn open(&self, route: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>>;
+    /// Reads bytes by a way that shares nothing with those that are measured but the drive itself.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
+}
+
+/// gdsio's word for the ways that are most like a route.
+#[must_use]
+pub fn xfer_type(route: &str) -> &'static str {
+    match route {
+        "gpu/tier1" => "CPUONLY",
+        "cpu/pinned" => "CPU_ASYNC_GPU",
+        "cpu/memcpy" => "CPU_GPU",
+        "cpu/cached" => "CPU_CACHED_GPU",
+        _ => "GPUD",
+    }
+}
+
+/// Rows of a target.
+pub struct Sweep<'a> {
+    target: &'a dyn Target,
+    effort: Effort,
+    clock: Clock,
+    /// What a row of this route and kind is held against.
+    limit: &'a dyn Fn(&str, IoType) -> Option<Limit>,
+}
+
+impl<'a> Sweep<'a> {
+    /// A sweep of a target.
+    pub fn new(
+        target: &'a dyn Target,
+        effort: Effort,
+        limit: &'a dyn Fn(&str, IoType) -> Option<Limit>,
+    ) -> Self {
+        Self { target, effort, clock: Clock::calibrate(), limit }
+    }
+
+    /// The rows of a cell, one for each of these routes.
+    ///
+    /// # Errors
+    /// When a drive or a GPU fails, or wrong bytes arrive.
+    pub fn cell(&self, cell: &Cell, routes: &[&str], each: &mut dyn FnMut(&Row) -> bool) -> Result<Vec<Row>> {
+        let order = match order::Order::new(cell, self.target.bytes(), self.target.unit(), &self.effort) {
+            Ok(order) => order,
+            Err(why) => return Ok(routes.iter().map(|route| unmeasured(route, cell, why.clone())).collect()),
+        };
+        let mut data = measure::Data::new(self.target, &order, cell.io)?;
+        let mut rows = Vec::new();
+        for route in routes {
+            let row = match self.target.open(route, cell, order.bytes())? {
+                Err(WhyNot(why)) => unmeasured(route, cell, why),
+                Ok(way) => self.row(route, cell, way, &order, &mut data)?,
+            };
+            let go_on = each(&row);
+            rows.push(row);
+            if !go_on {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    fn row(
+        &self,
+        route: &str,
+        cell: &Cell,
+        way: Way,
+        order: &order::Order,
+        data: &mut measure::Data<'_>,
+    ) -> Result<Row> {
+        let (threads, depth, note) = (way.threads, way.depth, way.note.clone());
+        let mut measured =
+            measure::measure(way, order, data, &self.effort, &self.clock).map_err(|error| {
+                let what = format!(
+                    "{route}, {}, blocks of {} bytes, depth {depth}, {threads} threads",
+                    cell.io.name(),
+                    cell.block
+                );
+                Error::Row { what, why: Box::new(error) }
+            })?;
+        measured.limit = (self.limit)(route, cell.io);
+        measured.of_limit = measured.limit.as_ref().map(|limit| measured.gbps / limit.gbps);
+        Ok(Row { threads, depth, result: Some(measured), note, ..unmeasured(route, cell, "") })
+    }
+}
+
+/// A row without figures.
+#[must_use]
+pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> Row {
+    Row {
+        route: route.to_owned(),
+        io: cell.io,
+        xfer_type: xfer_type(route).to_owned(),
+        threads: cell.threads,
+        depth: cell.depth,
+        block: cell.block,
+        result: None,
+        note: Some(why.into()),
+    }
+}
+
+/// Rows that are faster than their link: each is a mistake in what was measured, or in what the link was said to be.
+#[must_use]
+pub fn impossible(rows: &[Row]) -> Vec<&Row> {
+    rows.iter().filter(|row| row.result.as_ref().is_some_and(Measured::is_impossible)).collect()
+}
+
+/// The parts of so many moves that so many lanes get.
+pub(crate) fn shares(moves: usize, lanes: usize) -> Vec<Range<usize>> {
+    let lanes = lanes.max(1);
+    (0..lanes).map(|i| moves * i / lanes..moves * (i + 1) / lanes).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use onehop_gpu::{Emulated, Gpu, Place};
+
+    use super::*;
+
+    /// What the lanes of a made-up target do.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Manner {
+        Right,
+        /// Moves nothing.
+        Idle,
+        /// Always brings what the first pass has brought.
+        Stale,
+        /// Leaves the last byte of one block.
+        Short,
+    }
+
+    struct Made(Manner);
+
+    fn byte(at: u64) -> u8 {
+        (at.wrapping_mul(0x9e37_79b9) >> 13) as u8
+    }
+
+    impl Target for Made {
+        fn bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn unit(&self) -> u64 {
+            512
+        }
+
+        fn routes(&self) -> &'static [&'static str] {
+            &["cpu/direct"]
+        }
+
+        fn open(&self, _: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>> {
+            let memory = Emulated::new().alloc(Place::Vram, bytes as usize)?;
+            let lane = |_| {
+                let (memory, block) = (memory.clone(), cell.block as usize);
+                Box::new(MadeLane { memory, block, manner: self.0, first: Vec::new() }) as Box<dyn Lane>
+            };
+            let lanes = (0..cell.threads).map(lane).collect();
+            Ok(Ok(Way { lanes, memory, threads: cell.threads, depth: cell.depth, note: None }))
+        }
+
+        fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+            out.iter_mut().enumerate().for_each(|(i, to)| *to = byte(at + i as u64));
+            Ok(())
+        }
+    }
+
+    struct MadeLane {
+        memory: Region,
+        block: usize,
+        manner: Manner,
+        first: Vec<Move>,
+    }
+
+    impl Lane for MadeLane {
+        fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
+            if self.first.is_empty() {
+                self.first = moves.to_vec();
+            }
+            let moves = if self.manner == Manner::Stale { &self.first } else { moves };
+            for Move { at, slot } in moves.iter().filter(|_| self.manner != Manner::Idle) {
+                let bytes: Vec<u8> = (0..self.block as u64).map(|i| byte(at + i)).collect();
+                let short = self.manner == Manner::Short && *slot == 0;
+                self.memory.write(*slot as usize, &bytes[..self.block - usize::from(short)])?;
+                times.add(1000);
+            }
+            Ok(())
+        }
+    }
+
+    fn rows(manner: Manner, io: IoType, threads: u32) -> Result<Vec<Row>> {
+        let effort = Effort { bytes: 64 << 10, ops: 64, time: Duration::from_millis(3), repeats: 3 };
+        let limit = |_: &str, _| Some(Limit { what: "a link".into(), gbps: 1e6, hard: true });
+        let (target, cell) = (Made(manner), Cell { io, block: 4096, depth: 1, threads });
+        Sweep::new(&target, effort, &limit).cell(&cell, target.routes(), &mut |_| true)
+    }
+
+    #[test]
+    fn bytes_that_are_not_there_are_noticed() {
+        for (io, threads) in [(IoType::Read, 1), (IoType::RandRead, 3)] {
+            let row = rows(Manner::Right, io, threads).unwrap().remove(0);
+            let measured = row.result.unwrap();
+            assert!(measured.verified && measured.gbps_each.len() == 3 && measured.p50_us.is_some());
+            for manner in [Manner::Idle, Manner::Stale, Manner::Short] {
+                let error = rows(manner, io, threads).unwrap_err();
+                assert!(
+                    matches!(error, Error::Row { ref why, .. } if matches!(**why, Error::WrongBytes { .. }))
+                );
+            }
+        }
+        // What was to be written is not what is read back.
+        assert!(rows(Manner::Right, IoType::Write, 1).is_err());
+    }
+}

@@ -1,0 +1,564 @@
+//! `onehop bench sweep`: every way that blocks can go between a drive or file and GPU memory, each beside its limit.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use onehop_bench::compare::{Verdict, compare};
+use onehop_bench::page::{Page, size, sweep_page};
+use onehop_bench::results::{IoType, Limit, Machine, Measured, Results, Row};
+use onehop_bench::sweep::{
+    Cell, DrivePlan, DriveTarget, Effort, FileTarget, Sweep, Target, impossible, unmeasured,
+};
+use serde_json::json;
+
+use super::limits::Limits;
+use super::report;
+use crate::commands::Context;
+use crate::drives;
+use crate::error::{CliError, Result};
+use crate::gpus::{self, Chosen, GpuArg};
+use crate::progress::Bar;
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, each beside its limit
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  onehop bench sweep\n  onehop bench sweep --report here --full\n  onehop bench sweep --file \
+                  model.safetensors --block 4K,1M --depth 1,32\n  onehop bench sweep -d 0000:0b:00.0 --report here\n  onehop bench \
+                  sweep --create scratch.bin --size 4G --io read,write\n  onehop bench sweep --compare before/sweep.json \
+                  after/sweep.json\n\nWithout a drive or file it is a simulated drive in memory. Nothing is written to a drive or \
+                  file that exists unless --io asks for it and --yes (of a drive also --serial) says that it is meant. Every \
+                  row's bytes are compared; a row that is faster than its link fails the command."
+)]
+pub(crate) struct Args {
+    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE, qtest:SOCKET,MEMORY-FILE [default: sim:mem:16M;
+    /// --full: sim:mem:256M]
+    #[arg(short = 'd', long = "drive", value_name = "DRIVE", conflicts_with_all = ["file", "create"])]
+    drive: Option<String>,
+    /// The drive's namespace
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    nsid: u32,
+    /// A file of this machine, on a file system that Linux has mounted
+    #[arg(long, value_name = "FILE", conflicts_with = "create")]
+    file: Option<PathBuf>,
+    /// A file that is made for this, of --size bytes, and removed afterwards
+    #[arg(long, value_name = "FILE")]
+    create: Option<PathBuf>,
+    /// Bytes of the drive or file that are used, from its start on [default: all; with --create: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    size: Option<u64>,
+    #[command(flatten)]
+    gpu: GpuArg,
+    /// What is done: read, randread, write, randwrite [default: read,randread; on sim:mem: and with --create
+    /// also write; with --full randwrite too]
+    #[arg(long, value_name = "IO", value_delimiter = ',', value_parser = parse_io)]
+    io: Vec<IoType>,
+    /// Bytes of a block, one row each [default: 4K,64K,512K; --full: 512 to 16M]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
+    block: Vec<u64>,
+    /// Blocks in flight for each thread [default: 1,8; --full: 1,8,32,128]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: Vec<u32>,
+    /// Threads, or queues that a warp owns each [default: 1; --full: 1,4]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    threads: Vec<u32>,
+    /// Only these routes: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned, cpu/memcpy, cpu/cached, cufile
+    #[arg(long, value_name = "ROUTE", value_delimiter = ',')]
+    route: Vec<String>,
+    /// More sizes, depths and threads: takes minutes
+    #[arg(long)]
+    full: bool,
+    /// How often each row is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// About how long each time [default: 15ms; --full: 100ms]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    time: Option<Duration>,
+    /// About how long all of it may take; rows that were not reached say so [default: 60s; --full: 1800s]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    budget: Option<Duration>,
+    /// Most bytes of a pass, which all lie in GPU memory [default: 256M; of simulated parts 2M,
+    /// with --full 64M]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    memory: Option<u64>,
+    /// What the link between drive and GPU carries, in 10^9 bytes a second, where the system does not tell: rows above it fail
+    #[arg(long, value_name = "GB/S", value_parser = parse_rate)]
+    link: Option<f64>,
+    /// The drive's own serial number: for writing to a drive
+    #[arg(long, value_name = "S", requires = "drive")]
+    serial: Option<String>,
+    /// Yes, overwrite the drive's, or the file's, first bytes
+    #[arg(long)]
+    yes: bool,
+    /// Also write sweep.html, a page with pictures, and sweep.json into this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+    /// Measure nothing; hold two earlier sweep.json against each other
+    #[arg(long, value_names = ["BEFORE", "AFTER"], num_args = 2, conflicts_with_all = ["drive", "file", "create", "full", "yes"])]
+    compare: Vec<PathBuf>,
+}
+
+fn parse_io(text: &str) -> std::result::Result<IoType, String> {
+    IoType::parse(text).ok_or_else(|| "read, randread, write and randwrite can be done".into())
+}
+
+fn parse_rate(text: &str) -> std::result::Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0 && *rate < 1e6);
+    rate.ok_or_else(|| "a rate above 0 is wanted, such as 63.0".into())
+}
+
+/// Routes that may be asked for.
+const ROUTES: [&str; 9] = [
+    "gpu/tier3",
+    "gpu/posted",
+    "gpu/tier2",
+    "gpu/tier1",
+    "cpu/direct",
+    "cpu/pinned",
+    "cpu/memcpy",
+    "cpu/cached",
+    "cufile",
+];
+/// What a drive is where nobody names one.
+const SIMULATED: [&str; 2] = ["sim:mem:16M", "sim:mem:256M"];
+const CREATED: u64 = 256 << 20;
+/// Why a row was not reached.
+const OVER: &str = "its turn did not come within the time (--budget)";
+
+/// Runs it.
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    if let [before, after] = &args.compare[..] {
+        return side_by_side(before, after, args.report.as_deref());
+    }
+    for route in &args.route {
+        if !ROUTES.contains(&route.as_str()) {
+            return Err(CliError::Usage(format!("--route: routes are {}", ROUTES.join(", "))));
+        }
+    }
+    let gpu = gpus::choose(&args.gpu)?;
+    if let Some(folder) = &args.report {
+        // Before anything is measured: minutes later is too late to learn that there is no room.
+        std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
+    }
+    if let Some(path) = &args.create {
+        let scratch = Scratch::make(path, args.size.unwrap_or(CREATED), context)?;
+        let target = FileTarget::open(&scratch.0, true, None, gpu.gpu.clone())?;
+        return measure(
+            args,
+            &target,
+            &Of { target: path.display().to_string(), drive: None },
+            &gpu,
+            context,
+        );
+    }
+    if let Some(path) = &args.file {
+        let writes = wishes(args).iter().any(|io| io.writes());
+        if writes && !args.yes {
+            let what = format!(
+                "this would overwrite {}; add --yes if that is meant, or use --create",
+                path.display()
+            );
+            return Err(CliError::Usage(what));
+        }
+        let target = FileTarget::open(path, writes, args.size, gpu.gpu.clone())?;
+        return measure(
+            args,
+            &target,
+            &Of { target: path.display().to_string(), drive: None },
+            &gpu,
+            context,
+        );
+    }
+    let (target, name) = drive(args, &gpu)?;
+    let of = Of { target: name.to_owned(), drive: Some((name, target.drive().identity().simulated)) };
+    measure(args, &target, &of, &gpu, context)
+}
+
+/// What is measured.
+struct Of<'a> {
+    target: String,
+    /// Its name, and whether it is a model; none for files.
+    drive: Option<(&'a str, bool)>,
+}
+
+/// A file that goes away again.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn make(path: &Path, bytes: u64, context: &Context) -> Result<Self> {
+        let failed = |e| CliError::file("creating", path, e);
+        let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
+        let scratch = Self(path.to_owned());
+        let bar = Bar::new("filling the file", bytes);
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let (mut done, mut piece) = (0, vec![0_u8; 1 << 20]);
+        while done < bytes {
+            context.stop.check()?;
+            for word in piece.as_chunks_mut::<8>().0 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                *word = state.to_le_bytes();
+            }
+            let count = (bytes - done).min(piece.len() as u64);
+            std::io::Write::write_all(&mut file, &piece[..count as usize]).map_err(failed)?;
+            done += count;
+            bar.add(count);
+        }
+        file.sync_all().map_err(failed)?;
+        Ok(scratch)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Whether the drive is memory of our own, which nobody misses.
+fn is_ours(drive: &str) -> bool {
+    drive.starts_with("sim:mem:")
+}
+
+/// What is done: as asked, or what harms nobody.
+fn wishes(args: &Args) -> Vec<IoType> {
+    if !args.io.is_empty() {
+        return args.io.clone();
+    }
+    let ours = match (&args.file, &args.drive) {
+        (Some(_), _) => false,
+        (None, Some(drive)) => is_ours(drive),
+        (None, None) => true,
+    };
+    let mut wishes = vec![IoType::Read, IoType::RandRead];
+    if ours {
+        wishes.push(IoType::Write);
+        wishes.extend(args.full.then_some(IoType::RandWrite));
+    }
+    wishes
+}
+
+/// Brings the drive up. One that keeps its data is only written with its serial number and --yes.
+fn drive<'a>(args: &'a Args, gpu: &Chosen) -> Result<(DriveTarget, &'a str)> {
+    let name = args.drive.as_deref().unwrap_or(SIMULATED[usize::from(args.full)]);
+    let writes = wishes(args).iter().any(|io| io.writes());
+    let asked = writes && !is_ours(name);
+    if asked && (!args.yes || args.serial.is_none()) {
+        let what = format!(
+            "writing overwrites the first bytes of {name}: add --yes and --serial with the serial number that `onehop drive \
+             identify` shows, if that is meant"
+        );
+        return Err(CliError::Usage(what));
+    }
+    let most = |list: Vec<u32>| list.into_iter().max().unwrap_or(1);
+    let plan = DrivePlan {
+        writable: writes || is_ours(name),
+        bytes: args.size,
+        threads: most(threads(args)),
+        depth: most(depths(args)),
+    };
+    let target = DriveTarget::open(drives::find(name)?.port, args.nsid, gpu.gpu.clone(), &plan)?;
+    let serial = target.drive().identity().serial();
+    if asked && args.serial.as_deref() != Some(&serial) {
+        return Err(CliError::Usage(format!("--serial is not the serial number of {name}")));
+    }
+    if is_ours(name) {
+        target.fill()?;
+    }
+    Ok((target, name))
+}
+
+fn or<T: Copy>(given: &[T], full: bool, short: &[T], long: &[T]) -> Vec<T> {
+    let standard = if full { long } else { short };
+    if given.is_empty() { standard.to_vec() } else { given.to_vec() }
+}
+
+fn depths(args: &Args) -> Vec<u32> {
+    or(&args.depth, args.full, &[1, 8], &[1, 8, 32, 128])
+}
+
+fn threads(args: &Args) -> Vec<u32> {
+    or(&args.threads, args.full, &[1], &[1, 4])
+}
+
+/// Every cell that is asked for, but those that only differ in how the same blocks are in flight.
+fn cells(args: &Args, unit: u64) -> Vec<Cell> {
+    let long = [512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
+    let mut blocks = or(&args.block, args.full, &[4 << 10, 64 << 10, 512 << 10], &long);
+    if args.block.is_empty() {
+        blocks.retain(|block| block.is_multiple_of(unit));
+    }
+    let mut cells = Vec::new();
+    for io in wishes(args) {
+        for block in &blocks {
+            for threads in threads(args) {
+                cells.extend(depths(args).into_iter().map(|depth| Cell {
+                    io,
+                    block: *block,
+                    depth,
+                    threads,
+                }));
+            }
+        }
+    }
+    cells
+}
+
+fn measure(args: &Args, target: &dyn Target, of: &Of<'_>, gpu: &Chosen, context: &Context) -> Result<Report> {
+    let wanted = |route: &&str| args.route.is_empty() || args.route.iter().any(|asked| asked == route);
+    let routes: Vec<&str> = target.routes().iter().copied().filter(wanted).collect();
+    let limits = Limits::find(of.drive, gpu, args.link)?;
+    let limit = |route: &str, io: IoType| limits.of(route, io);
+    let (real, start) = (!gpu.gpu.simulated(), Instant::now());
+    let budget = args.budget.unwrap_or(Duration::from_secs(if args.full { 1800 } else { 60 }));
+    let time = args.time.unwrap_or(Duration::from_millis(if args.full { 100 } else { 15 }));
+    let simulated = !real || of.drive.is_some_and(|(_, simulated)| simulated);
+    let (ops, bytes) = match (simulated, args.full) {
+        (false, _) => (16 << 10, 256 << 20),
+        (true, true) => (1 << 10, 64 << 20),
+        (true, false) => (256, 2 << 20),
+    };
+    let effort = Effort { bytes: args.memory.unwrap_or(bytes), ops, time, repeats: args.repeats };
+    let sweep = Sweep::new(target, effort, &limit);
+    let cells = cells(args, target.unit());
+    let bar = Bar::new("measuring", (cells.len() * routes.len()) as u64);
+    let mut results = results(of, gpu);
+    for cell in &cells {
+        context.stop.check()?;
+        let mut each = |_: &Row| {
+            bar.add(1);
+            context.stop.check().is_ok() && start.elapsed() < budget
+        };
+        let before = results.rows.len();
+        if start.elapsed() < budget {
+            results.rows.extend(sweep.cell(cell, &routes, &mut each)?);
+        }
+        // Those that were not reached are rows all the same, with the reason.
+        let done = results.rows.len() - before;
+        results.rows.extend(routes.iter().skip(done).map(|route| unmeasured(route, cell, OVER)));
+    }
+    context.stop.check()?;
+    results.rows = once(results.rows);
+    results.limits = limits.all();
+    drop(bar);
+    let mut text = text(&results, gpu);
+    if let Some(folder) = &args.report {
+        report::write(folder, "sweep", &sweep_page(&results), &results, &mut text)?;
+    }
+    let failure = too_fast(&results.rows);
+    Ok(Report::new(&results, text)?.failed(failure))
+}
+
+/// Each row once: what waits for its blocks turns depth into threads, so two cells may have been the same.
+fn once(rows: Vec<Row>) -> Vec<Row> {
+    let mut seen = std::collections::HashSet::new();
+    let key =
+        |row: &Row| (row.route.clone(), row.io, row.block, row.depth, row.threads, row.result.is_some());
+    rows.into_iter().filter(|row| seen.insert(key(row))).collect()
+}
+
+fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let machine = Machine {
+        cpu: name.map_or("unknown", |(_, name)| name.trim()).to_owned(),
+        processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        onehop: env!("CARGO_PKG_VERSION").to_owned(),
+        unix_time: now.map_or(0, |time| time.as_secs()),
+    };
+    let drive = of.drive.is_some_and(|(_, simulated)| simulated).then(|| "drive".to_owned());
+    let simulated = drive.into_iter().chain(gpu.gpu.simulated().then(|| "gpu".to_owned())).collect();
+    Results::new(machine, of.target.clone(), gpu.gpu.name().to_owned(), simulated)
+}
+
+fn too_fast(rows: &[Row]) -> Option<CliError> {
+    let wrong = impossible(rows);
+    let first = wrong.first()?;
+    let (measured, limit) = (first.result.as_ref()?, first.result.as_ref()?.limit.as_ref()?);
+    Some(CliError::Mismatch(format!(
+        "{} faster than can be; the first is {} {} of {}: {:.2} GB/s, where {} carries {:.2} GB/s. Bytes that were not moved were \
+         counted, or the limit is not the right one",
+        units::count(wrong.len() as u64, "row"),
+        first.route,
+        first.io.name(),
+        size(first.block),
+        measured.range().1,
+        limit.what,
+        limit.gbps
+    )))
+}
+
+fn text(results: &Results, gpu: &Chosen) -> Text {
+    let mut text = Text::default();
+    text.row("measured", &results.target);
+    text.row("gpu", format!("{}: {}", results.gpu, gpu.why));
+    if !results.simulated.is_empty() {
+        text.row(
+            "simulated",
+            format!("{}: these figures say nothing about hardware", results.simulated.join(", ")),
+        );
+    }
+    for Limit { what, gbps, hard } in &results.limits {
+        let kind = if *hard { "limit" } else { "beside" };
+        text.row(kind, format!("{gbps:.2} GB/s: {what}"));
+    }
+    text.line("");
+    text.line(format!(
+        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8} {:>7} {:>10} {:>9} {:>9} {:>9} {:>9} {:>8}  {:>5}",
+        "route",
+        "IoType",
+        "IOSize",
+        "depth",
+        "Threads",
+        "GB/s",
+        "±",
+        "IOPS",
+        "mean us",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "ns/KiB",
+        "limit"
+    ));
+    for row in &results.rows {
+        if let Some(measured) = &row.result {
+            text.line(line(row, measured));
+        }
+    }
+    let mut said = std::collections::HashSet::new();
+    for row in results.rows.iter().filter(|row| row.result.is_none()) {
+        let why = row.note.as_deref().unwrap_or_default();
+        if said.insert((&row.route, why)) {
+            text.row("not", format!("{}: {why}", row.route));
+        }
+    }
+    let all = results.rows.iter().filter(|row| row.result.is_some()).count();
+    text.row(
+        "verified",
+        format!("{}: every byte of the last pass of every repeat", units::count(all as u64, "row")),
+    );
+    text
+}
+
+fn line(row: &Row, m: &Measured) -> String {
+    let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
+    let share = m.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", share * 100.0));
+    format!(
+        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8.3} {:>7.3} {:>10.0} {:>9.1} {:>9} {:>9} {:>9} {:>8.0}  {:>5}",
+        row.route,
+        row.io.name(),
+        size(row.block),
+        row.depth,
+        row.threads,
+        m.gbps,
+        m.spread(),
+        m.iops,
+        m.avg_latency_us,
+        or_none(m.p50_us),
+        or_none(m.p99_us),
+        or_none(m.p999_us),
+        m.cpu_ns_per_byte * 1024.0,
+        share
+    )
+}
+
+/// Two earlier runs.
+fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -> Result<Report> {
+    let (one, two) = (report::read(before)?, report::read(after)?);
+    let found = compare(&one, &two);
+    let mut text = Text::default();
+    text.row("before", before.display());
+    text.row("after", after.display());
+    for what in &found.differ {
+        text.row("differ in", what);
+    }
+    text.line("");
+    let count = |verdict| found.changes.iter().filter(|change| change.verdict == verdict).count();
+    for change in found.changes.iter().filter(|change| change.verdict != Verdict::Same) {
+        let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |rate| format!("{rate:.3}"));
+        let percent =
+            |share: Option<f64>| share.map_or_else(String::new, |share| format!("{:+.1} %", share * 100.0));
+        text.line(format!(
+            "{:<7} {:<10} {:<9} {:>6} depth {:>4} × {:<3} {:>8} to {:>8} GB/s  {}{}",
+            change.verdict.name(),
+            change.route,
+            change.io.name(),
+            size(change.block),
+            change.depth,
+            change.threads,
+            rate(change.before),
+            rate(change.after),
+            percent(change.change),
+            change.noise.map_or_else(String::new, |noise| format!(" (noise {:.1} %)", noise * 100.0)),
+        ));
+    }
+    let words =
+        [Verdict::Faster, Verdict::Slower, Verdict::Same, Verdict::Unsure, Verdict::Gone, Verdict::New]
+            .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
+    text.row("rows", words.join(", "));
+    if let Some(folder) = folder {
+        report::write(folder, "compare", &comparison_page(&found, before, after), &found, &mut text)?;
+    }
+    Report::new(json!(found), text)
+}
+
+fn comparison_page(found: &onehop_bench::compare::Comparison, before: &Path, after: &Path) -> Page {
+    use onehop_bench::page::{Cell, Column, Section, Table};
+    let columns = vec![
+        Column::new("verdict", "whether the difference is larger than the noise of both runs"),
+        Column::new("route", "the way that the bytes took"),
+        Column::new("IoType", "as gdsio says it"),
+        Column::new("IOSize", "bytes of a block"),
+        Column::minor("depth", "blocks in flight for each thread"),
+        Column::minor("Threads", "threads"),
+        Column::new("before", "GB/s of the first run"),
+        Column::new("after", "GB/s of the second run"),
+        Column::new("change", "of the first run"),
+        Column::minor("noise", "how large a change has to be to count"),
+    ];
+    let percent = |share: Option<f64>| match share {
+        Some(share) => Cell::number(share, format!("{:+.1} %", share * 100.0)),
+        None => Cell::maybe(None),
+    };
+    let row = |change: &onehop_bench::compare::Change| {
+        let class = match change.verdict {
+            Verdict::Faster => "good",
+            Verdict::Slower => "bad",
+            _ => "dim",
+        };
+        vec![
+            Cell { class, ..Cell::text(change.verdict.name()) },
+            Cell::text(&change.route),
+            Cell::text(change.io.name()),
+            Cell::number(change.block as f64, size(change.block)),
+            Cell::number(change.depth.into(), change.depth.to_string()),
+            Cell::number(change.threads.into(), change.threads.to_string()),
+            Cell::maybe(change.before),
+            Cell::maybe(change.after),
+            percent(change.change),
+            percent(change.noise),
+        ]
+    };
+    let table = Table { columns, rows: found.changes.iter().map(row).collect() };
+    Page {
+        title: "Two sweeps side by side".into(),
+        lead:
+            "A difference counts where it is larger than half of both runs' spreads together, and than 2 %."
+                .into(),
+        facts: vec![
+            ("Before".into(), before.display().to_string()),
+            ("After".into(), after.display().to_string()),
+            (
+                "They differ in".into(),
+                if found.differ.is_empty() { "nothing else".into() } else { found.differ.join("; ") },
+            ),
+        ],
+        sections: vec![Section { title: "Rows".into(), table: Some(table), ..Section::default() }],
+        method: Vec::new(),
+    }
+}

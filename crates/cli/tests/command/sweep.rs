@@ -1,0 +1,159 @@
+//! bench sweep: routes, bytes, limits, reports, comparisons, and what is refused.
+
+use std::fs;
+
+use crate::run::{Dir, refuse, succeed};
+
+/// As little as can be measured.
+const LITTLE: [&str; 8] = ["--block", "4K", "--repeats", "3", "--time", "1ms", "--memory", "64K"];
+
+fn args<'a>(front: &[&'a str], back: &[&'a str]) -> Vec<&'a str> {
+    [&["bench", "sweep", "-g", "emu"], front, &LITTLE, back].concat()
+}
+
+#[test]
+fn every_route_of_a_simulated_drive_has_a_row_or_a_reason() {
+    let dir = Dir::new();
+    let folder = dir.file("report");
+    let document = succeed(&args(&["-d", "sim:mem:1M?cmb=1M", "--depth", "1,4", "--report", &folder], &[]));
+    let rows = document["rows"].as_array().unwrap();
+    for route in
+        ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned", "cpu/memcpy"]
+    {
+        for io in ["READ", "RANDREAD", "WRITE"] {
+            let same = |row: &&serde_json::Value| row["route"] == route && row["IoType"] == io;
+            assert_eq!(rows.iter().filter(same).count(), 2, "{route} {io}");
+            for row in rows.iter().filter(same) {
+                let result = &row["result"];
+                assert_eq!(result["verified"], true, "{row}");
+                assert_eq!(result["gbps_each"].as_array().unwrap().len(), 3);
+                for field in
+                    ["DataSetSize", "IOSize", "Throughput", "Avg_Latency", "ops", "total_time", "iops"]
+                {
+                    assert!(result[field].as_f64().unwrap() > 0.0, "{field} {row}");
+                }
+                assert!(result["limit"]["what"].is_string() && result["of_limit"].is_number(), "{row}");
+                assert!(result["cpu_ns_per_byte"].as_f64().unwrap() >= 0.0);
+                let per_block = result["p50_us"].as_f64().zip(result["p99_us"].as_f64());
+                assert!(route.starts_with("gpu/") || per_block.is_some_and(|(p50, p99)| p50 <= p99), "{row}");
+            }
+        }
+    }
+    for route in ["cpu/cached", "cufile"] {
+        let row = rows.iter().find(|row| row["route"] == route).unwrap();
+        assert!(row["result"].is_null() && row["note"].as_str().unwrap().contains("--file"), "{row}");
+    }
+    assert_eq!(document["simulated"], serde_json::json!(["drive", "gpu"]));
+
+    let page = fs::read_to_string(dir.path().join("report/sweep.html")).unwrap();
+    let written: serde_json::Value =
+        serde_json::from_slice(&fs::read(dir.path().join("report/sweep.json")).unwrap()).unwrap();
+    assert_eq!(written, document, "the raw figures are those that were printed");
+    assert!(page.contains("<svg") && page.contains("gpu/posted") && page.contains("nothing about hardware"));
+    for loads in ["http:", "https:", "url(", "@import", " src="] {
+        assert!(!page.contains(loads), "the page loads something: {loads}");
+    }
+}
+
+#[test]
+fn files_are_read_by_linux_and_written_only_where_that_is_meant() {
+    let dir = Dir::new();
+    let (file, bytes) = dir.noise("a.bin", 300_000);
+    let document = succeed(&args(&["--file", &file, "--depth", "2"], &[]));
+    let rows = document["rows"].as_array().unwrap();
+    let measured = |route: &str| rows.iter().any(|r| r["route"] == route && r["result"]["verified"] == true);
+    assert!(measured("cpu/cached") && measured("cpu/memcpy"));
+    assert!(rows.iter().all(|row| row["IoType"].as_str().unwrap().ends_with("READ")));
+    let cufile = rows.iter().find(|row| row["route"] == "cufile").unwrap();
+    assert!(cufile["result"].is_null() && cufile["note"].as_str().unwrap().contains("cuFile"), "{cufile}");
+    assert_eq!(fs::read(&file).unwrap(), bytes, "reading has changed it");
+
+    refuse(&args(&["--file", &file, "--io", "write"], &[]), 2, "--yes");
+    assert_eq!(fs::read(&file).unwrap(), bytes);
+    let written =
+        succeed(&args(&["--file", &file, "--io", "write,randwrite", "--yes", "--size", "64K"], &[]));
+    assert!(written["rows"].as_array().unwrap().iter().any(|row| row["result"]["verified"] == true));
+    let after = fs::read(&file).unwrap();
+    assert!(after[65536..] == bytes[65536..] && after[..65536] != bytes[..65536]);
+
+    let scratch = dir.file("scratch.bin");
+    succeed(&args(&["--create", &scratch, "--size", "256K", "--route", "cpu/cached"], &[]));
+    assert!(!fs::exists(&scratch).unwrap(), "it goes away again");
+    refuse(&args(&["--create", &file], &[]), 1, "exists");
+}
+
+#[test]
+fn drives_are_written_only_with_their_serial_number() {
+    let dir = Dir::new();
+    let (image, bytes) = dir.noise("disk.img", 1 << 20);
+    let drive = format!("sim:{image}");
+    refuse(&args(&["-d", &drive, "--io", "write"], &[]), 2, "--serial");
+    refuse(&args(&["-d", &drive, "--io", "write", "--yes", "--serial", "OTHER"], &[]), 2, "serial number");
+    let read = succeed(&args(&["-d", &drive, "--route", "cpu/direct", "--depth", "1"], &[]));
+    assert!(read["rows"].as_array().unwrap().iter().all(|row| row["IoType"] != "WRITE"));
+    assert_eq!(fs::read(&image).unwrap(), bytes);
+    let more =
+        ["--io", "write", "--yes", "--serial", "ONEHOP-SIM-1", "--size", "64K", "--route", "cpu/direct"];
+    succeed(&args(&[&["-d", &drive], &more[..]].concat(), &[]));
+    let after = fs::read(&image).unwrap();
+    assert!(after[65536..] == bytes[65536..] && after[..4096] != bytes[..4096]);
+}
+
+#[test]
+fn faster_than_the_link_is_a_failure() {
+    let given =
+        args(&["-d", "sim:mem:1M", "--route", "cpu/direct", "--depth", "1", "--link", "0.000001"], &[]);
+    let document = refuse(&given, 1, "faster than can be");
+    assert_eq!(document["rows"][0]["result"]["limit"]["hard"], true);
+    assert!(document["rows"][0]["result"]["of_limit"].as_f64().unwrap() > 1.0);
+}
+
+#[test]
+fn a_drive_that_fails_gives_no_figures() {
+    let given = args(&["-d", "sim:mem:1M?fault=media@lba=8-8", "--route", "cpu/direct", "--depth", "1"], &[]);
+    let document = refuse(&given, 1, "failed");
+    assert!(document["rows"].is_null(), "{document}");
+}
+
+#[test]
+fn two_runs_are_held_against_each_other() {
+    let dir = Dir::new();
+    let folder = dir.file("one");
+    let few =
+        ["-d", "sim:mem:1M", "--route", "cpu/direct", "--depth", "1", "--io", "read", "--report", &folder];
+    succeed(&args(&few, &[]));
+    let json = format!("{folder}/sweep.json");
+    let two = dir.file("two");
+    let found = succeed(&["bench", "sweep", "--compare", &json, &json, "--report", &two]);
+    assert_eq!(found["changes"][0]["verdict"], "same");
+    assert_eq!(found["differ"], serde_json::json!([]));
+    assert!(fs::read_to_string(format!("{two}/compare.html")).unwrap().contains("side by side"));
+
+    let mut faster: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let result = &mut faster["rows"][0]["result"];
+    (result["gbps"], result["gbps_each"]) = (900.0.into(), serde_json::json!([900.0, 900.0, 900.0]));
+    fs::write(dir.file("faster.json"), faster.to_string()).unwrap();
+    let found = succeed(&["bench", "sweep", "--compare", &json, &dir.file("faster.json")]);
+    assert_eq!(found["changes"][0]["verdict"], "faster");
+
+    for (name, text, says) in [
+        ("none.json", "", "EOF"),
+        ("other.json", "{\"a\":1}", "onehop_bench_sweep"),
+        ("new.json", "{\"onehop_bench_sweep\":7}", "version 7"),
+        ("nan.json", "{\"onehop_bench_sweep\":1,\"rows\":[]}", "missing field"),
+    ] {
+        let path = dir.file(name);
+        fs::write(&path, text).unwrap();
+        refuse(&["bench", "sweep", "--compare", &json, &path], 1, says);
+    }
+    refuse(&["bench", "sweep", "--compare", &json, &dir.file("nowhere.json")], 1, "nowhere.json");
+}
+
+#[test]
+fn nonsense_is_refused() {
+    refuse(&["bench", "sweep", "--route", "gpu/tier9"], 2, "routes are");
+    refuse(&["bench", "sweep", "--io", "erase"], 2, "randread");
+    refuse(&["bench", "sweep", "--link", "nan"], 2, "63.0");
+    refuse(&["bench", "sweep", "--file", "/dev/null", "-g", "emu"], 2, "regular");
+    refuse(&["bench", "sweep", "--file", "/nowhere/x", "-g", "emu"], 1, "/nowhere/x");
+}

@@ -1,0 +1,368 @@
+//! NVIDIA's cuFile, where it is installed: it moves bytes between files and GPU memory in ways of its own. Nothing of it is
+//! needed to build this or to start a program that has it.
+
+use std::ffi::{OsStr, c_int, c_void};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use libloading::Library;
+
+use super::context::Context;
+use crate::{Error, GpuFile, GpuFiles, Region, Result};
+
+/// Where it may be: what the loader knows, then where a toolkit puts it.
+const PLACES: [&str; 4] = [
+    "libcufile.so.0",
+    "libcufile.so",
+    "/usr/local/cuda/lib64/libcufile.so.0",
+    "/usr/local/cuda/targets/x86_64-linux/lib/libcufile.so.0",
+];
+/// CU_FILE_HANDLE_TYPE_OPAQUE_FD
+const OPAQUE_FD: c_int = 1;
+const WHAT: &str = "moving bytes by cuFile";
+
+/// CUfileError_t
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Answer {
+    code: c_int,
+    cuda: c_int,
+}
+
+/// CUfileDescr_t; the descriptor shares its place with a pointer.
+#[repr(C)]
+struct Description {
+    kind: c_int,
+    fd: FdPlace,
+    operations: *const c_void,
+}
+
+#[repr(C)]
+union FdPlace {
+    fd: c_int,
+    _pointer: *mut c_void,
+}
+
+const _: () = assert!(size_of::<Description>() == 24 && size_of::<Answer>() == 8);
+
+type Handle = *mut c_void;
+
+/// The functions that are used.
+struct Calls {
+    // SAFETY: types and no calls; each function's contract is what cufile.h says of its name.
+    driver_close: unsafe extern "C" fn() -> Answer,
+    register: unsafe extern "C" fn(*mut Handle, *mut Description) -> Answer,
+    deregister: unsafe extern "C" fn(Handle),
+    buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> Answer,
+    // SAFETY: as above.
+    buffer_deregister: unsafe extern "C" fn(*const c_void) -> Answer,
+    read: unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize,
+    write: unsafe extern "C" fn(Handle, *const c_void, usize, i64, i64) -> isize,
+    // The functions above are within it.
+    _library: Library,
+}
+
+/// cuFile, started.
+struct Started {
+    calls: Calls,
+    /// In which memory lies; none for a model of cuFile, whose memory is the host's.
+    context: Option<Arc<Context>>,
+}
+
+/// cuFile for one GPU. Clones are the same.
+#[derive(Clone)]
+pub(super) struct CuFile(Arc<Started>);
+
+fn refused(why: impl Into<String>) -> Error {
+    Error::NotSupported { what: WHAT.into(), why: why.into() }
+}
+
+impl Answer {
+    fn check(self, call: &str) -> Result<()> {
+        match self {
+            Self { code: 0, .. } => Ok(()),
+            Self { code, cuda } => {
+                let by_cuda = if cuda == 0 { String::new() } else { format!(", CUDA error {cuda}") };
+                Err(refused(format!("{call} failed with {code}{by_cuda}{}", hint(code))))
+            }
+        }
+    }
+}
+
+/// What is known about some of its errors.
+fn hint(code: c_int) -> &'static str {
+    match code {
+        5001 => {
+            ": nvidia-fs is not loaded, and copying through host memory is switched off (allow_compat_mode)"
+        }
+        5004 => ": nvidia-fs is of another version",
+        5008 => ": it does not take files of this file system",
+        5011 => ": CUDA refused it",
+        5012..=5017 => ": it does not take this memory",
+        5020 => ": the file has to be opened with O_DIRECT",
+        5027 => {
+            ": it could not make out the file's device; udev has to know it (ID_FS_USAGE, /run/udev in containers)"
+        }
+        5028 => ": it has this file already",
+        _ => "; its log (cufile.log, or CUFILE_LOGFILE_PATH) says more",
+    }
+}
+
+impl CuFile {
+    /// Finds and starts it.
+    pub(super) fn load(context: Option<Arc<Context>>, place: Option<&Path>) -> Result<Self> {
+        let places: Vec<&OsStr> = match place {
+            Some(place) => vec![place.as_os_str()],
+            None => PLACES.iter().map(OsStr::new).collect(),
+        };
+        let mut why = String::new();
+        for place in places {
+            // SAFETY: cuFile's initialisers set up cuFile itself and nothing of ours.
+            match unsafe { Library::new(place) } {
+                Ok(library) => return Self::start(library, context),
+                Err(error) if why.is_empty() => why = error.to_string(),
+                Err(_) => {}
+            }
+        }
+        Err(refused(format!(
+            "there is no libcufile ({why}); it comes with NVIDIA's CUDA toolkit (gds-tools, libcufile)"
+        )))
+    }
+
+    fn start(library: Library, context: Option<Arc<Context>>) -> Result<Self> {
+        /// A function of this name and type.
+        fn get<F: Copy>(library: &Library, name: &str) -> Result<F> {
+            // SAFETY: the symbol is a C function of cuFile, and every caller below asks for its documented signature.
+            let symbol = unsafe { library.get::<F>(name.as_bytes()) };
+            symbol.map(|symbol| *symbol).map_err(|_| refused(format!("libcufile has no {name}")))
+        }
+        type Start = unsafe extern "C" fn() -> Answer;
+        let open: Start = get(&library, "cuFileDriverOpen")?;
+        let calls = Calls {
+            driver_close: get::<Start>(&library, "cuFileDriverClose_v2")
+                .or_else(|_| get(&library, "cuFileDriverClose"))?,
+            register: get(&library, "cuFileHandleRegister")?,
+            deregister: get(&library, "cuFileHandleDeregister")?,
+            buffer_register: get(&library, "cuFileBufRegister")?,
+            buffer_deregister: get(&library, "cuFileBufDeregister")?,
+            read: get(&library, "cuFileRead")?,
+            write: get(&library, "cuFileWrite")?,
+            _library: library,
+        };
+        // SAFETY: it takes nothing, and is called again by nobody who does not close it.
+        within(context.as_deref(), || unsafe { open() })?.check("cuFileDriverOpen")?;
+        Ok(Self(Arc::new(Started { calls, context })))
+    }
+}
+
+/// Makes a call in the context that the memory is of.
+fn within<R>(context: Option<&Context>, call: impl FnOnce() -> R) -> Result<R> {
+    match context {
+        Some(context) => context.call(WHAT, |_| Ok(call())),
+        None => Ok(call()),
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let close = self.calls.driver_close;
+        // SAFETY: it was opened once, and every handle and buffer of it is gone: each holds an Arc of this.
+        let _ = within(self.context.as_deref(), || unsafe { close() });
+    }
+}
+
+impl GpuFiles for CuFile {
+    fn open(&self, file: Arc<File>) -> Result<Box<dyn GpuFile>> {
+        let mut handle = std::ptr::null_mut();
+        let mut description = Description {
+            kind: OPAQUE_FD,
+            fd: FdPlace { fd: file.as_raw_fd() },
+            operations: std::ptr::null(),
+        };
+        let register = self.0.calls.register;
+        // SAFETY: both live across the call; the file stays open as long as the handle is registered.
+        within(self.0.context.as_deref(), || unsafe { register(&mut handle, &mut description) })?
+            .check("cuFileHandleRegister")?;
+        Ok(Box::new(Opened { handle, cufile: self.clone(), _file: file }))
+    }
+
+    fn register(&self, memory: &Region) -> Result<Box<dyn Send + Sync>> {
+        let (at, bytes, register) =
+            (memory.addr().0 as *const c_void, memory.len(), self.0.calls.buffer_register);
+        // SAFETY: the region is memory of this context, and is kept until it is taken back.
+        within(self.0.context.as_deref(), || unsafe { register(at, bytes, 0) })?
+            .check("cuFileBufRegister")?;
+        Ok(Box::new(Registered { cufile: self.clone(), memory: memory.clone() }))
+    }
+
+    fn how(&self) -> &'static str {
+        if Path::new("/proc/driver/nvidia-fs").exists() {
+            "nvidia-fs is loaded"
+        } else {
+            "nvidia-fs is not loaded: unless cuFile uses the kernel's P2PDMA, it copies through host memory"
+        }
+    }
+}
+
+/// Memory that cuFile knows.
+struct Registered {
+    cufile: CuFile,
+    memory: Region,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let (at, started) = (self.memory.addr().0 as *const c_void, &self.cufile.0);
+        let deregister = started.calls.buffer_deregister;
+        // SAFETY: it was registered at this address, and nothing reads into it any more: reads end before they return.
+        let _ = within(started.context.as_deref(), || unsafe { deregister(at) });
+    }
+}
+
+/// A file that cuFile knows.
+struct Opened {
+    handle: Handle,
+    cufile: CuFile,
+    _file: Arc<File>,
+}
+
+// SAFETY: a handle is a number that any thread may use; cuFile documents its calls as safe between threads.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Opened {
+    fn moved(&self, call: &str, result: isize) -> Result<usize> {
+        match result {
+            moved if moved >= 0 => Ok(moved as usize),
+            -1 => Err(refused(format!("{call}: {}", std::io::Error::last_os_error()))),
+            code => {
+                let code = code.unsigned_abs() as c_int;
+                Err(refused(format!("{call} failed with {code}{}", hint(code))))
+            }
+        }
+    }
+}
+
+impl GpuFile for Opened {
+    fn read(&self, into: &Region, at: u64) -> Result<usize> {
+        let started = &self.cufile.0;
+        let (read, to, bytes) = (started.calls.read, into.addr().0 as *mut c_void, into.len());
+        // SAFETY: the region is memory of this context that lives across the call, which ends when the bytes are there.
+        let result =
+            within(started.context.as_deref(), || unsafe { read(self.handle, to, bytes, at as i64, 0) })?;
+        self.moved("cuFileRead", result)
+    }
+
+    fn write(&self, from: &Region, at: u64) -> Result<usize> {
+        let started = &self.cufile.0;
+        let (write, memory, bytes) = (started.calls.write, from.addr().0 as *const c_void, from.len());
+        // SAFETY: as for `read`.
+        let result = within(started.context.as_deref(), || unsafe {
+            write(self.handle, memory, bytes, at as i64, 0)
+        })?;
+        self.moved("cuFileWrite", result)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let (started, handle) = (&self.cufile.0, self.handle);
+        let deregister = started.calls.deregister;
+        // SAFETY: it was registered once, and nobody uses it any more.
+        let _ = within(started.context.as_deref(), || unsafe { deregister(handle) });
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use onehop_os::{DmaMemory, HostMem};
+    use onehop_proto::GpuAddr;
+
+    use super::*;
+    use crate::Place;
+
+    /// A cuFile whose GPU memory is the host's.
+    const MODEL: &str = r#"
+        #include <stdlib.h>
+        #include <unistd.h>
+        #include <errno.h>
+        typedef struct { int err, cu_err; } answer;
+        typedef struct { int type; union { int fd; void *handle; } u; const void *ops; } description;
+        static int buffers, handles;
+        answer cuFileDriverOpen(void) { return (answer){0, 0}; }
+        answer cuFileDriverClose(void) { if (buffers || handles) abort(); return (answer){0, 0}; }
+        answer cuFileHandleRegister(void **h, description *d) {
+            if (d->type != 1 || d->ops) return (answer){5008, 0};
+            int *fd = malloc(sizeof *fd); *fd = d->u.fd; *h = fd; handles++; return (answer){0, 0};
+        }
+        void cuFileHandleDeregister(void *h) { handles--; free(h); }
+        answer cuFileBufRegister(const void *p, size_t n, int flags) {
+            if (n > 1 << 20) return (answer){5011, 801};
+            buffers++; return (answer){0, 0};
+        }
+        answer cuFileBufDeregister(const void *p) { buffers--; return (answer){0, 0}; }
+        ssize_t cuFileRead(void *h, void *p, size_t n, off_t at, off_t to) {
+            if (at == 1) { errno = EIO; return -1; }
+            if (at == 2) return -5020;
+            return pread(*(int *)h, (char *)p + to, n, at);
+        }
+        ssize_t cuFileWrite(void *h, const void *p, size_t n, off_t at, off_t from) {
+            return pwrite(*(int *)h, (const char *)p + from, n, at);
+        }
+    "#;
+
+    fn model(folder: &Path) -> Option<PathBuf> {
+        let (source, library) = (folder.join("model.c"), folder.join("libmodel.so"));
+        std::fs::write(&source, MODEL).unwrap();
+        let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+        if made.is_ok_and(|status| status.success()) {
+            return Some(library);
+        }
+        let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
+        None
+    }
+
+    fn region(bytes: usize) -> Region {
+        let mem = HostMem::anonymous(bytes).unwrap();
+        let at = GpuAddr(mem.host_ptr() as u64);
+        Region::on_host(Place::Vram, at, mem, Arc::new(()))
+    }
+
+    #[test]
+    fn it_is_called_as_its_header_says() {
+        let folder = std::env::temp_dir().join(format!("onehop-cufile-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let Some(library) = model(&folder) else { return };
+        let path = folder.join("data");
+        std::fs::write(&path, (0..=255).cycle().take(8192).collect::<Vec<u8>>()).unwrap();
+        let cufile = CuFile::load(None, Some(&library)).unwrap();
+        let file = Arc::new(File::options().read(true).write(true).open(&path).unwrap());
+        let (opened, memory) = (cufile.open(file).unwrap(), region(4096));
+        let registered = cufile.register(&memory).unwrap();
+        assert_eq!(opened.read(&memory, 7).unwrap(), 4096);
+        assert_eq!(memory.host().unwrap().to_vec(0, 4).unwrap(), [7, 8, 9, 10]);
+        let failed = [opened.read(&memory, 1), opened.read(&memory, 2)].map(|r| r.unwrap_err().to_string());
+        assert!(failed[0].contains("nput/output") && failed[1].contains("O_DIRECT"), "{failed:?}");
+        memory.fill(0, 4096, 0xee).unwrap();
+        assert_eq!(opened.write(&memory, 4096).unwrap(), 4096);
+        assert_eq!(std::fs::read(&path).unwrap()[4095..4098], [255, 0xee, 0xee]);
+        let refused = cufile.register(&region(2 << 20)).err().unwrap().to_string();
+        assert!(refused.contains("5011, CUDA error 801"), "{refused}");
+        drop((registered, opened, cufile));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn its_absence_is_said() {
+        let error = CuFile::load(None, Some(Path::new("/nowhere/libcufile.so"))).err().unwrap().to_string();
+        assert!(error.contains("no libcufile") && error.contains("/nowhere"), "{error}");
+    }
+}

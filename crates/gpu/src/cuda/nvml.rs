@@ -1,0 +1,187 @@
+//! What NVIDIA's management library tells of a GPU: its link, its power. Looked for when it is asked; CUDA is not needed.
+
+use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+
+use libloading::Library;
+
+use crate::{Error, Result};
+
+/// Its soname, and where a driver puts it.
+const PLACES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"];
+
+type Device = *mut c_void;
+// SAFETY: a type and no call.
+type Number = unsafe extern "C" fn(Device, *mut c_uint) -> c_int;
+
+/// The library, started.
+pub struct Nvml(Library);
+
+/// A GPU, by the library. What it does not tell is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GpuHealth {
+    /// The link's generation of PCIe now: an idle GPU slows it.
+    pub link_generation: Option<u32>,
+    /// The link's lanes now.
+    pub link_lanes: Option<u32>,
+    /// The best generation that GPU and slot both have.
+    pub max_link_generation: Option<u32>,
+    /// The most lanes that both have.
+    pub max_link_lanes: Option<u32>,
+    /// Milliwatts that it draws.
+    pub power: Option<u32>,
+    /// Milliwatts that it may draw.
+    pub power_limit: Option<u32>,
+    /// Its performance state: 0 is at work, 8 and more idle.
+    pub state: Option<u32>,
+}
+
+fn refused(why: String) -> Error {
+    Error::NotSupported { what: "asking NVML".into(), why }
+}
+
+impl Nvml {
+    /// Finds and starts it.
+    ///
+    /// # Errors
+    /// When there is none that works, and why.
+    pub fn load() -> Result<Self> {
+        Self::load_from(&PLACES.map(OsStr::new))
+    }
+
+    fn load_from(places: &[&OsStr]) -> Result<Self> {
+        let mut why = String::new();
+        for place in places {
+            // SAFETY: NVML's initialisers set up NVML itself and nothing of ours.
+            match unsafe { Library::new(*place) } {
+                Ok(library) => return Self::start(library),
+                Err(error) if why.is_empty() => why = error.to_string(),
+                Err(_) => {}
+            }
+        }
+        Err(refused(format!("there is no libnvidia-ml.so.1 ({why}); it comes with NVIDIA's driver")))
+    }
+
+    fn start(library: Library) -> Result<Self> {
+        let nvml = Self(library);
+        // SAFETY: a type and no call; nvml.h says that it takes nothing.
+        let init: unsafe extern "C" fn() -> c_int = nvml.function("nvmlInit_v2")?;
+        // SAFETY: it takes nothing; it is undone when this is dropped.
+        match unsafe { init() } {
+            0 => Ok(nvml),
+            code => Err(refused(format!("nvmlInit_v2 failed with {code}{}", hint(code)))),
+        }
+    }
+
+    fn function<F: Copy>(&self, name: &str) -> Result<F> {
+        // SAFETY: the symbol is a C function of NVML, and every caller asks for its documented signature.
+        let symbol = unsafe { self.0.get::<F>(name.as_bytes()) };
+        symbol.map(|symbol| *symbol).map_err(|_| refused(format!("it has no {name}")))
+    }
+
+    /// What it tells of the GPU at a PCI address.
+    ///
+    /// # Errors
+    /// When it knows no such GPU.
+    pub fn health(&self, pci: &str) -> Result<GpuHealth> {
+        // SAFETY: a type and no call, of nvml.h's signature.
+        let get: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int =
+            self.function("nvmlDeviceGetHandleByPciBusId_v2")?;
+        let name =
+            CString::new(pci).map_err(|_| refused(format!("'{}' is no address", pci.escape_debug())))?;
+        let mut device = std::ptr::null_mut();
+        // SAFETY: the name ends in a zero byte, and `device` lives across the call.
+        match unsafe { get(name.as_ptr(), &mut device) } {
+            0 => {}
+            code => return Err(refused(format!("it does not know {pci} (error {code}{})", hint(code)))),
+        }
+        let number = |name: &str| {
+            let call: Number = self.function(name).ok()?;
+            let mut value = 0;
+            // SAFETY: the device is NVML's own, and `value` lives across the call.
+            (unsafe { call(device, &mut value) } == 0).then_some(value)
+        };
+        Ok(GpuHealth {
+            link_generation: number("nvmlDeviceGetCurrPcieLinkGeneration"),
+            link_lanes: number("nvmlDeviceGetCurrPcieLinkWidth"),
+            max_link_generation: number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            max_link_lanes: number("nvmlDeviceGetMaxPcieLinkWidth"),
+            power: number("nvmlDeviceGetPowerUsage"),
+            power_limit: number("nvmlDeviceGetEnforcedPowerLimit"),
+            state: number("nvmlDeviceGetPerformanceState").filter(|state| *state < 32),
+        })
+    }
+
+    /// The same of another library that is one of NVML's.
+    ///
+    /// # Errors
+    /// As for [`Nvml::load`].
+    pub fn load_path(path: &Path) -> Result<Self> {
+        Self::load_from(&[path.as_os_str()])
+    }
+}
+
+/// What is known about some of its errors.
+fn hint(code: c_int) -> &'static str {
+    match code {
+        9 => ": NVIDIA's kernel driver is not loaded",
+        6 => ": there is no such GPU",
+        18 => ": library and kernel driver are of different versions: reboot",
+        _ => "",
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // SAFETY: a type and no call; nvml.h says that it takes nothing.
+        if let Ok(end) = self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") {
+            // SAFETY: it was started once; no handle of it is left. Where it was not started it only says so.
+            let _ = unsafe { end() };
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    use super::*;
+
+    const MODEL: &str = r#"
+        #include <string.h>
+        typedef void *device;
+        static int started;
+        int nvmlInit_v2(void) { started = 1; return 0; }
+        int nvmlShutdown(void) { return started-- == 1 ? 0 : 1; }
+        int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, device *d) { *d = &started; return strcmp(pci, "0000:1b:00.0") ? 6 : 0; }
+        int nvmlDeviceGetMaxPcieLinkGeneration(device d, unsigned *v) { *v = 5; return 0; }
+        int nvmlDeviceGetMaxPcieLinkWidth(device d, unsigned *v) { *v = 16; return 0; }
+        int nvmlDeviceGetPowerUsage(device d, unsigned *v) { *v = 75123; return 3; }
+        int nvmlDeviceGetPerformanceState(device d, unsigned *v) { *v = 32; return 0; }
+    "#;
+
+    #[test]
+    fn what_it_does_not_tell_is_none() {
+        let folder = std::env::temp_dir().join(format!("onehop-nvml-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (source, library) = (folder.join("model.c"), folder.join("libmodel.so"));
+        std::fs::write(&source, MODEL).unwrap();
+        let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+        if !made.is_ok_and(|status| status.success()) {
+            let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
+            return;
+        }
+        let nvml = Nvml::load_path(&library).unwrap();
+        let health = nvml.health("0000:1b:00.0").unwrap();
+        let expected =
+            GpuHealth { max_link_generation: Some(5), max_link_lanes: Some(16), ..GpuHealth::default() };
+        assert_eq!(health, expected);
+        assert!(nvml.health("0000:1c:00.0").unwrap_err().to_string().contains("no such GPU"));
+        assert!(nvml.health("a\0b").is_err());
+        drop(nvml);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(Nvml::load_path(&library).err().unwrap().to_string().contains("no libnvidia-ml"));
+    }
+}
