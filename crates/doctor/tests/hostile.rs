@@ -129,11 +129,47 @@ fn a_drive_that_is_gone_is_garbage_and_said_so() {
 fn answers_that_are_none() {
     for answer in [json!(null), json!(7), json!({}), json!({"gpus": [{}]}), json!([1, 2])] {
         let mut machine = small();
-        for question in ["cuda", "io_uring", "identify:nvme0", "file:/x", "claimed:nvme0n1"] {
+        for question in ["cuda", "nvml", "io_uring", "identify:nvme0", "file:/x", "claimed:nvme0n1"] {
             machine.answer(question, answer.clone());
         }
         all(machine.0);
     }
+}
+
+#[test]
+fn what_the_module_and_nvml_say_is_not_believed() {
+    let given = || {
+        let mut machine = small();
+        machine.file("/sys/module/onehop/version", "1\n");
+        let driver = machine.0.links.iter_mut().find(|(path, _)| path.ends_with("0000:02:00.0/driver"));
+        *driver.unwrap().1 = "../../../../bus/pci/drivers/onehop".into();
+        machine
+    };
+    let noise = ["", "nothing\n", "strict msi", "<b> \u{7} strict", &"x ".repeat(5000)];
+    for words in noise {
+        let mut machine = given();
+        machine.file("/sys/bus/pci/devices/0000:02:00.0/onehop_missing", words);
+        machine.file("/dev/onehop-0000:02:00.0", "");
+        let diagnosis = all(machine.0);
+        let bound = diagnosis.checks.iter().find(|check| check.id == "kernel.onehop_device").unwrap();
+        assert!(bound.found.len() < 400, "{}", bound.found);
+        assert_eq!(
+            bound.status == Status::Pass,
+            words.trim().is_empty() || words.starts_with("nothing"),
+            "{words}"
+        );
+    }
+    let without = all(given().0);
+    let bound = without.checks.iter().find(|check| check.id == "kernel.onehop_device").unwrap();
+    assert_eq!(bound.status, Status::Warn, "{}", bound.found);
+    let odd = json!({ "error": null, "gpus": [
+        { "pci": "0000:01:00.0", "link": [99, 4_000_000_000_u32], "best_link": [null, 16], "power": [4_000_000_000_u32, 0], "state": 31 },
+        { "pci": "nonsense", "link": [5, 8], "best_link": [5, 16], "power": [null, null], "state": null },
+    ] });
+    let mut machine = small();
+    machine.answer("nvml", odd);
+    let diagnosis = all(machine.0);
+    assert!(diagnosis.checks.iter().any(|check| check.id == "gpu.power"));
 }
 
 #[test]

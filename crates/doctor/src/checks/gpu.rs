@@ -5,6 +5,7 @@ use onehop_gpu::cuda::register_gap;
 use crate::check::{Check, Group, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::gpu::Gpu;
+use crate::facts::nvml::Health;
 use crate::facts::place::capability;
 
 /// What holds for all GPUs.
@@ -114,6 +115,22 @@ fn registers(facts: &Facts) -> Check {
     let why = "GPU threads ring a drive's doorbells only if the driver gives them its registers (cudaHostRegisterIoMemory)";
     let check = |status, found: String| Check::new("gpu.register_bar", Group::Gpu, status, found, why);
     let (nvidia, kernel) = (&facts.nvidia, facts.kernel.version());
+    let mut trials = facts.gpus.iter().filter_map(|gpu| Some((gpu, gpu.cuda.as_ref()?.registers.as_ref()?)));
+    let first = trials.next();
+    let failed = first
+        .into_iter()
+        .chain(trials)
+        .find_map(|(gpu, shown)| Some((gpu, shown, shown.tried.as_ref().err()?)));
+    if let Some((gpu, shown, error)) = failed {
+        let found = format!("the GPU {} was shown registers of {}: {error}", gpu.address, shown.of);
+        return check(Status::Warn, found)
+            .fix("Mend what it names first; dmesg | grep NVRM says more")
+            .by("tried: cuMemHostRegister with IOMEMORY");
+    }
+    if let Some((_, shown)) = first {
+        let found = format!("a page of {}'s registers was given to the GPU, and taken back", shown.of);
+        return check(Status::Pass, found).by("tried: cuMemHostRegister with IOMEMORY");
+    }
     if let Some(gap) = register_gap(kernel, nvidia.numbers(), nvidia.open) {
         return check(Status::Warn, gap)
             .fix("Install NVIDIA's open kernel modules, 570.133.07 or later, and load them");
@@ -148,7 +165,10 @@ fn helpers(facts: &Facts) -> Check {
 /// What holds for one GPU.
 pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
     let mut checks: Vec<Check> =
-        [copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu)].into_iter().flatten().collect();
+        [copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
+            .into_iter()
+            .flatten()
+            .collect();
     checks.extend(gpu.screen.then(|| {
         let why =
             "the driver keeps part of BAR1 for screens, and moves to the console's GPU were seen to be lost";
@@ -209,8 +229,58 @@ fn ordering(gpu: &Gpu) -> Option<Check> {
     })
 }
 
+/// What NVML tells of a GPU.
+fn health<'a>(facts: &'a Facts, gpu: &Gpu) -> Option<&'a Health> {
+    facts.nvml.as_ref()?.gpus.iter().find(|health| health.pci.parse() == Ok(gpu.address))
+}
+
+fn power(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+    let why = "a GPU at rest slows its link and its clocks; one at its power limit slows down under load";
+    let check =
+        |status, found: String| Check::new("gpu.power", Group::Gpu, status, found, why).about(gpu.address);
+    if let Some(error) = facts.nvml.as_ref()?.error.as_ref() {
+        return Some(check(Status::Info, format!("not told: {error}")));
+    }
+    let health = health(facts, gpu)?;
+    let watts = |milli: u32| f64::from(milli) / 1e3;
+    let mut words = Vec::new();
+    match health.power {
+        (Some(now), Some(most)) => words.push(format!("{:.0} W of {:.0} W", watts(now), watts(most))),
+        (Some(now), None) => words.push(format!("{:.0} W", watts(now))),
+        _ => {}
+    }
+    words.extend(health.state.map(|state| format!("performance state P{state}")));
+    (!words.is_empty()).then(|| check(Status::Info, words.join(", ")).by("NVML"))
+}
+
+/// The link by NVML, where the bus is hidden.
+fn link_by_nvml(health: &Health, check: impl Fn(Status, String) -> Check) -> Option<Check> {
+    let words =
+        |(generation, lanes): (Option<u32>, Option<u32>)| Some(format!("Gen{} x{}", generation?, lanes?));
+    let (now, best) = (words(health.link)?, words(health.best_link)?);
+    if health.link.1 < health.best_link.1 {
+        return Some(
+            check(Status::Warn, format!("{now}, of {best}"))
+                .fix("Seat the card again, take out adapters, or free lanes that another slot shares")
+                .by("NVML"),
+        );
+    }
+    if now == best {
+        return Some(check(Status::Pass, now).by("NVML"));
+    }
+    let found = format!(
+        "{now} now, {best} when it works: an idle GPU slows its link to save power, which is no fault"
+    );
+    Some(check(Status::Info, found).by("NVML"))
+}
+
 fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
-    let device = facts.device(gpu.address)?;
+    let Some(device) = facts.device(gpu.address) else {
+        let why = "no byte goes faster than the narrowest link on its way";
+        let check =
+            |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
+        return link_by_nvml(health(facts, gpu)?, check);
+    };
     let link = device.best_link();
     let why = "no byte goes faster than the narrowest link on its way";
     let check =

@@ -57,7 +57,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
         })
         .collect();
     // VFIO brings a domain of its own; the module has to do with the one that is there.
-    (!lazy.is_empty() && facts.kernel.has("onehop")).then(|| {
+    (!lazy.is_empty() && facts.module.loaded).then(|| {
         let why = "with lazy flushes a device was seen to write into memory after it had been unmapped";
         let found = format!("translations of {} are flushed late (DMA-FQ)", list(&lazy));
         Check::new("iommu.lazy", Group::Iommu, Status::Warn, found, why)

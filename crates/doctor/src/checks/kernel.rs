@@ -2,9 +2,11 @@
 
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
+use crate::facts::module::Bound;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks = vec![version(facts), p2pdma(facts), module(facts), ring(facts)];
+    let mut checks = vec![version(facts), p2pdma(facts), ring(facts)];
+    checks.extend(module(facts));
     checks.extend([lockdown(facts), strict(facts), multipath(facts)].into_iter().flatten());
     checks
 }
@@ -41,12 +43,80 @@ fn p2pdma(facts: &Facts) -> Check {
     }
 }
 
-fn module(facts: &Facts) -> Check {
-    let why = "gives drives and SDR boards GPU memory with the IOMMU on; the way that needs no static BAR1";
-    if facts.kernel.has("onehop") {
-        return check("kernel.onehop", Status::Pass, "loaded", why).by("/sys/module/onehop");
+/// Words of the module for what is missing, what they mean, and what mends it.
+const MISSING: [(&str, &str, &str); 4] = [
+    (
+        "translation",
+        "no IOMMU translates its addresses",
+        "Switch the IOMMU on, translating: intel_iommu=on, not iommu=pt",
+    ),
+    (
+        "strict",
+        "translations are flushed late (DMA-FQ)",
+        "While no driver has it: echo DMA > /sys/bus/pci/devices/ADDRESS/iommu_group/type; or boot with iommu.strict=1",
+    ),
+    (
+        "alone",
+        "other devices are in its IOMMU group",
+        "Use a slot at the CPU, where bridges keep devices apart",
+    ),
+    ("msi", "interrupts are not remapped", "Switch interrupt remapping on in the firmware's setup"),
+];
+
+fn module(facts: &Facts) -> Vec<Check> {
+    let why = "gives drives and SDR boards GPU memory by dma-bufs, IOMMU on or off; the way that needs no static BAR1";
+    if !facts.module.loaded {
+        let peers = facts.drives.iter().any(|drive| drive.address.is_some()) || !facts.sdrs.is_empty();
+        let useful = peers && !facts.gpus.is_empty();
+        let found = "the kernel module onehop is not loaded";
+        let fix = if facts.kernel.locked() {
+            "Lockdown wants modules that are signed: sign it, then modprobe onehop (docs/kernel-module.md)"
+        } else {
+            "kmod/make-deb makes its package; then modprobe onehop (docs/kernel-module.md)"
+        };
+        return vec![check("kernel.onehop", Status::Info, found, why).fix_if(useful, fix).by("/sys/module")];
     }
-    check("kernel.onehop", Status::Info, "the kernel module onehop is not loaded", why).by("/sys/module")
+    let devices = &facts.module.devices;
+    let found = match devices.len() {
+        0 => "loaded; no device was given to it".to_owned(),
+        count => format!("loaded, and has {}", super::gpu::plural(count, "device")),
+    };
+    let mut checks = vec![
+        check("kernel.onehop", Status::Pass, found, why)
+            .fix_if(
+                devices.is_empty(),
+                "onehop drive bind -d ADDRESS --driver onehop gives it a drive that nobody uses",
+            )
+            .by("/sys/module/onehop"),
+    ];
+    checks.extend(devices.iter().map(bound));
+    checks
+}
+
+/// A device of the module's, and who may have it.
+fn bound(device: &Bound) -> Check {
+    let why = "without all of these only privileged processes may open it, as the device could reach other memory than theirs";
+    let check =
+        |status, found: String| check("kernel.onehop_device", status, found, why).about(device.address);
+    let by = format!("/dev/onehop-{}, onehop_missing", device.address);
+    if !device.file {
+        let found = "the module has it, and there is no device file".into();
+        return check(Status::Warn, found)
+            .fix("Let udev or devtmpfs make /dev/onehop-*, and show it to the container")
+            .by(by);
+    }
+    let Some(missing) = &device.missing else {
+        let found = "its device file is there; what it lacks is not told".into();
+        return check(Status::Unknown, found).fix("Load the module of this version").by(by);
+    };
+    if missing.is_empty() {
+        return check(Status::Pass, "members of the group onehop may open it".into()).by(by);
+    }
+    let known = |word: &String| MISSING.iter().find(|(name, ..)| name == word);
+    let words: Vec<_> =
+        missing.iter().map(|word| known(word).map_or(word.as_str(), |(_, means, _)| means)).collect();
+    let fix = missing.iter().find_map(known).map_or("See docs/kernel-module.md", |(.., fix)| fix);
+    check(Status::Info, format!("privileged processes only: {}", words.join("; "))).fix(fix).by(by)
 }
 
 fn ring(facts: &Facts) -> Check {

@@ -1,5 +1,7 @@
 //! RDMA cards and SDR boards.
 
+use onehop_pci::Device;
+
 use crate::check::{Check, Group, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::nic::{Nic, Sdr};
@@ -65,23 +67,51 @@ fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
             ),
             "samples come by DMA into 32 fixed buffers",
         )
-        .fix_if(driver.is_none(), "Load usdr_pcie_uram for cpu/pinned"),
+        .fix_if(driver.is_none(), "Load usdr_pcie_uram for cpu/pinned, or give it to the module onehop"),
     ];
     let link = device.best_link();
     if let (Some(now), Some(rate_now)) = (link.now(), link.rate()) {
         let samples = rate_now / 4.0 / 1e6;
-        checks.push(check(
-            "sdr.link",
-            Status::Info,
-            format!(
-                "{now}: {}, less than {samples:.0} million samples of 4 bytes (ci16) a second",
-                rate(rate_now)
-            ),
-            "samples that the link does not carry are lost",
-        ));
+        let narrow = link.width < link.max_width;
+        let of = if narrow { format!(", of {}", link.best().unwrap_or_default()) } else { String::new() };
+        let found = format!(
+            "{now}{of}: {}, less than {samples:.0} million samples of 4 bytes (ci16) a second",
+            rate(rate_now)
+        );
+        let status = if narrow { Status::Warn } else { Status::Info };
+        checks.push(
+            check("sdr.link", status, found, "samples that the link does not carry are lost")
+                .fix_if(narrow, "Use a slot with all of the board's lanes, or seat it again")
+                .by("current_link_width, max_link_width"),
+        );
     }
+    checks.push(translation(facts, device));
     checks.extend(facts.gpus.iter().filter_map(|gpu| mask(facts, sdr, gpu)));
     checks
+}
+
+/// What the IOMMU makes of the board's addresses.
+fn translation(facts: &Facts, device: &Device) -> Check {
+    let why = "a board with 32 bits of bus address needs a translation to reach what lies above 4 GiB";
+    let check = |status, found: String| {
+        Check::new("sdr.iommu", Group::Sdr, status, found, why)
+            .about(device.address)
+            .by("/sys/kernel/iommu_groups")
+    };
+    let bits = device
+        .dma_bits
+        .map_or_else(String::new, |bits| format!(", and its driver gave it {bits} bits of address"));
+    let Some(group) = facts.tree.group_of(device) else {
+        return check(Status::Info, format!("no IOMMU: it puts physical addresses on the bus{bits}"));
+    };
+    let kind = group.kind.as_deref().unwrap_or("unknown type");
+    let number = device.iommu_group.unwrap_or_default();
+    match group.translates() {
+        Some(true) => check(Status::Pass, format!("group {number}, {kind}: translated{bits}")),
+        Some(false) => check(Status::Info, format!("group {number}, {kind}: not translated{bits}")),
+        None => check(Status::Unknown, format!("group {number}, {kind}{bits}"))
+            .fix("cat /sys/kernel/iommu_groups/N/type on the host"),
+    }
 }
 
 fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check> {

@@ -1,11 +1,14 @@
 //! What CUDA answers. What can be tried is tried: a context, a copy whose bytes are compared, a dma-buf.
 
-use std::sync::mpsc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use onehop_gpu::cuda::{self, DeviceKind, Span, WritesOrdering};
 use onehop_gpu::{Gpu, Place, Rows};
+use onehop_os::{HostMem, MmioWindow};
+use onehop_pci::{Address, Root};
 use serde::{Deserialize, Serialize};
 
 /// How much is tried with.
@@ -48,6 +51,18 @@ pub struct CudaGpu {
     pub copy: Option<Trial>,
     /// A dma-buf was made of 2 MiB.
     pub dma_buf: Option<Trial>,
+    /// It was given the first page of a drive's registers.
+    #[serde(default)]
+    pub registers: Option<Registers>,
+}
+
+/// A GPU that was given registers, or was not.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Registers {
+    /// Whose.
+    pub of: String,
+    /// What came of it.
+    pub tried: Trial,
 }
 
 impl Cuda {
@@ -57,9 +72,12 @@ impl Cuda {
 }
 
 /// Asks CUDA and tries each GPU, but waits no longer than this: a driver that hangs must not hang the doctor.
-pub(super) fn ask(patience: Duration) -> Cuda {
+///
+/// `registers` is a drive whose registers are shown to each GPU: they are mapped, and one that says what the drive can do
+/// is read, as its driver does; nothing is written.
+pub(super) fn ask(patience: Duration, registers: Option<Address>) -> Cuda {
     let (send, answer) = mpsc::channel();
-    let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all()));
+    let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all(registers)));
     if let Err(error) = asked {
         return Cuda::failed(format!("no thread could be started to ask it: {error}"));
     }
@@ -72,7 +90,7 @@ pub(super) fn ask(patience: Duration) -> Cuda {
     })
 }
 
-fn all() -> Cuda {
+fn all(registers: Option<Address>) -> Cuda {
     let cuda = match cuda::Cuda::load() {
         Ok(cuda) => cuda,
         Err(error) => return Cuda::failed(error),
@@ -83,7 +101,8 @@ fn all() -> Cuda {
     };
     // Opening one takes a fifth of a second: all at once.
     let gpus = thread::scope(|scope| {
-        let asked: Vec<_> = devices.iter().map(|device| scope.spawn(|| gpu(&cuda, device))).collect();
+        let asked: Vec<_> =
+            devices.iter().map(|device| scope.spawn(|| gpu(&cuda, device, registers))).collect();
         asked
             .into_iter()
             .zip(&devices)
@@ -111,16 +130,18 @@ fn said(device: &cuda::Device) -> CudaGpu {
         host_flush: device.can.visibility.host_flush,
         copy: None,
         dma_buf: None,
+        registers: None,
     }
 }
 
-fn gpu(cuda: &cuda::Cuda, device: &cuda::Device) -> CudaGpu {
+fn gpu(cuda: &cuda::Cuda, device: &cuda::Device, registers: Option<Address>) -> CudaGpu {
     let mut answer = said(device);
     match cuda.open(&device.ordinal.to_string()) {
         Err(error) => answer.copy = Some(Err(error.to_string())),
         Ok(gpu) => {
             answer.copy = Some(copy(&gpu));
             answer.dma_buf = Some(dma_buf(&gpu).map_err(|error| error.to_string()));
+            answer.registers = registers.and_then(|drive| register(&gpu, drive));
         }
     }
     answer
@@ -151,4 +172,31 @@ fn through(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
 fn dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
     let memory = gpu.alloc_device(DeviceKind::Exportable, TRIED)?;
     gpu.export_dma_buf(&memory, Span::Allocation, false).map(drop)
+}
+
+/// The first page of a BAR0, to be looked at and no more.
+struct FirstPage(HostMem);
+
+impl onehop_os::Registers for FirstPage {
+    fn read32(&self, offset: u32) -> u32 {
+        self.0.word(offset as usize).map_or(u32::MAX, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn write32(&self, _: u32, _: u32) {}
+
+    fn size(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    fn mmio(&self) -> Option<MmioWindow> {
+        Some(MmioWindow::new(self.0.clone()))
+    }
+}
+
+/// Nothing where the kernel does not let us have the page.
+fn register(gpu: &cuda::CudaGpu, drive: Address) -> Option<Registers> {
+    let bar = onehop_pci::bar_memory(&Root::here(), drive, Some(0)).ok()?;
+    let page = FirstPage(bar.slice(0..4096).ok()?);
+    let tried = gpu.map_registers(Arc::new(page)).map(drop).map_err(|error| error.to_string());
+    Some(Registers { of: drive.to_string(), tried })
 }

@@ -6,7 +6,9 @@ pub mod drive;
 pub mod file;
 pub mod gpu;
 pub mod kernel;
+pub mod module;
 pub mod nic;
+pub mod nvml;
 pub mod place;
 
 use std::path::PathBuf;
@@ -20,8 +22,13 @@ use drive::Drive;
 use file::FileFacts;
 use gpu::{Gpu, Nvidia};
 use kernel::Kernel;
+use module::Module;
 use nic::{Nic, Sdr};
+use nvml::Nvml;
 use place::{Memory, Place};
+
+/// How long NVML may take: most machines' answers within a tenth of that.
+const NVML: Duration = Duration::from_millis(400);
 
 /// What to look at.
 #[derive(Clone, Debug)]
@@ -54,8 +61,12 @@ pub struct Facts {
     pub nvidia: Nvidia,
     /// What CUDA answered; none where nobody asked.
     pub cuda: Option<Cuda>,
+    /// What NVML answered; none where nobody asked.
+    pub nvml: Option<Nvml>,
     /// The kernel and the CPU.
     pub kernel: Kernel,
+    /// Our kernel module.
+    pub module: Module,
     /// Container, virtual machine, user.
     pub place: Place,
     /// Memory and its limits.
@@ -74,22 +85,29 @@ impl Facts {
     pub fn gather(root: &Root, wish: &Wish) -> Result<Self> {
         let tree = Tree::scan(root)?;
         let nvidia = Nvidia::read(root);
+        let (drives, place) = (Drive::all(root, &tree), Place::read(root));
+        let registers = if place.root { shown(&tree, &drives) } else { None };
         // Also where no GPU is seen: a sandbox may hide the bus and show CUDA.
-        let ask = |patience| root.answer("cuda", || cuda::ask(patience));
-        let cuda = wish.patience.and_then(ask);
+        let cuda = wish.patience.and_then(|patience| root.answer("cuda", || cuda::ask(patience, registers)));
+        let gpus = Gpu::all(root, &tree, cuda.as_ref());
+        let names = || gpus.iter().map(|gpu| gpu.address.to_string()).collect();
+        let patience = wish.patience.filter(|_| !gpus.is_empty());
+        let nvml = patience.and_then(|all| root.answer("nvml", || nvml::ask(names(), all.min(NVML))));
         Ok(Self {
-            gpus: Gpu::all(root, &tree, cuda.as_ref()),
-            drives: Drive::all(root, &tree),
+            drives,
             nics: Nic::all(root, &tree),
             sdrs: Sdr::all(&tree),
             kernel: Kernel::read(root),
-            place: Place::read(root),
+            module: Module::read(root, &tree),
+            place,
             memory: Memory::read(root),
             cufile: Cufile::read(root),
             files: wish.files.iter().filter_map(|path| file::ask(root, path)).collect(),
+            gpus,
             tree,
             nvidia,
             cuda,
+            nvml,
         })
     }
 
@@ -106,6 +124,15 @@ impl Facts {
     pub fn device(&self, address: Address) -> Option<&Device> {
         self.tree.get(address)
     }
+}
+
+/// A drive whose registers a GPU can be shown without anything being changed: one that is awake and that its driver has.
+fn shown(tree: &Tree, drives: &[Drive]) -> Option<Address> {
+    let awake = |address: &Address| {
+        tree.get(*address)
+            .is_some_and(|device| !device.is_asleep() && device.driver.as_deref() == Some("nvme"))
+    };
+    drives.iter().filter_map(|drive| drive.address).find(awake)
 }
 
 /// A number in a small file.

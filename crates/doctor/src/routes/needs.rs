@@ -4,6 +4,7 @@ use onehop_gpu::cuda::register_gap;
 use onehop_pci::Device;
 
 use crate::check::bytes;
+use crate::facts::cuda::Registers;
 use crate::facts::drive::Drive;
 use crate::facts::place::capability;
 use crate::pair::{Pair, Passes, list};
@@ -133,8 +134,21 @@ impl Needs<'_> {
     /// The drive can be taken from the kernel: by VFIO or by our module.
     pub(super) fn takeable(&self) -> Need {
         let (facts, device) = (self.pair.facts, self.pair.device);
-        if facts.kernel.has("onehop") {
-            return Need::new(State::Met, "the kernel module onehop is loaded");
+        if let Some(bound) = facts.module.device(device.address) {
+            return match bound.file {
+                true => Need::new(State::Met, "the kernel module onehop has the drive"),
+                false => Need::new(
+                    State::Missing,
+                    "the kernel module onehop has the drive, and there is no device file",
+                )
+                .fix("See the check kernel.onehop_device"),
+            };
+        }
+        if facts.module.loaded && facts.place.root && !device.behind_vmd {
+            return Need::new(
+                State::Met,
+                "the kernel module onehop is loaded, and root may give it the drive",
+            );
         }
         if device.behind_vmd {
             return Need::new(
@@ -187,6 +201,14 @@ impl Needs<'_> {
     /// The GPU can write the drive's doorbells.
     pub(super) fn doorbells(&self) -> Need {
         let (facts, nvidia) = (self.pair.facts, &self.pair.facts.nvidia);
+        match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.registers.as_ref()) {
+            Some(Registers { of, tried: Err(why) }) => {
+                return Need::new(State::Missing, format!("the GPU was shown registers of {of}: {why}"))
+                    .fix("See the check gpu.register_bar");
+            }
+            Some(Registers { tried: Ok(()), .. }) => return self.rings(),
+            None => {}
+        }
         if let Some(why) = register_gap(facts.kernel.version(), nvidia.numbers(), nvidia.open) {
             return Need::new(
                 State::Missing,
@@ -203,22 +225,19 @@ impl Needs<'_> {
                 "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
             );
         }
-        match self.pair.writes() {
-            Passes::Expected(why) => Need::new(State::Met, why),
-            Passes::Perhaps(why) => {
-                Need::new(State::Unknown, format!("the GPU's writes to the drive: {why}"))
-            }
-            Passes::Doubtful(why) => {
-                Need::new(State::Doubtful, format!("the GPU's writes to the drive: {why}"))
-            }
-        }
+        self.rings()
+    }
+
+    /// What the GPU writes to the drive gets there.
+    fn rings(&self) -> Need {
+        self.passes(self.pair.writes(), "the GPU's writes to the drive")
     }
 
     /// The drive can be given addresses of GPU memory.
     pub(super) fn window(&self) -> Need {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
         let tried = gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
-        if facts.kernel.has("onehop") {
+        if facts.module.loaded {
             return match tried {
                 Some(Ok(())) => Need::new(
                     State::Met,
@@ -316,7 +335,7 @@ impl Needs<'_> {
     /// The board can be given GPU memory: by our module.
     pub(super) fn sdr_mapping(&self) -> Need {
         let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
-        match (self.pair.facts.kernel.has("onehop"), dma_buf) {
+        match (self.pair.facts.module.loaded, dma_buf) {
             (true, Some(Ok(()))) => Need::new(State::Met, "the module onehop imports the GPU's dma-bufs"),
             (_, Some(Err(why))) => Need::new(State::Missing, format!("the GPU makes no dma-buf: {why}"))
                 .fix("Receive into pinned memory (cpu/pinned): GeForce boards make no dma-bufs"),

@@ -1,0 +1,54 @@
+//! Our kernel module: whether it is loaded, and which devices it has.
+
+use onehop_pci::{Address, Root, Tree};
+
+/// The name of module and driver.
+pub(crate) const NAME: &str = "onehop";
+
+/// The kernel module onehop.
+#[derive(Clone, Debug, Default)]
+pub struct Module {
+    /// Whether it is loaded.
+    pub loaded: bool,
+    /// The devices that were given to it.
+    pub devices: Vec<Bound>,
+}
+
+/// A device of the module's.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    /// Where it is.
+    pub address: Address,
+    /// Whether its device file is there.
+    pub file: bool,
+    /// What is missing for processes without privileges to have it: words of the module's; none where it does not tell.
+    pub missing: Option<Vec<String>>,
+}
+
+impl Module {
+    pub(super) fn read(root: &Root, tree: &Tree) -> Self {
+        let one = |address: Address| Bound {
+            address,
+            file: root.exists(&format!("/dev/onehop-{address}")),
+            missing: root.text(&format!("/sys/bus/pci/devices/{address}/onehop_missing")).ok().map(|words| {
+                words
+                    .split_whitespace()
+                    .filter(|word| *word != "nothing")
+                    .take(16)
+                    .map(str::to_owned)
+                    .collect()
+            }),
+        };
+        let ours = tree.devices.values().filter(|device| device.driver.as_deref() == Some(NAME));
+        Self {
+            loaded: root.exists("/sys/module/onehop"),
+            devices: ours.map(|device| one(device.address)).collect(),
+        }
+    }
+
+    /// The device at this address, if the module has it.
+    #[must_use]
+    pub fn device(&self, address: Address) -> Option<&Bound> {
+        self.devices.iter().find(|bound| bound.address == address)
+    }
+}

@@ -1,0 +1,64 @@
+//! What NVIDIA's management library tells: links at their best, power. A library that hangs does not hang the doctor.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use onehop_gpu::cuda::{self, GpuHealth};
+use serde::{Deserialize, Serialize};
+
+/// The library's answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Nvml {
+    /// Why there is none.
+    pub error: Option<String>,
+    /// The GPUs that were asked for, and that it knows.
+    pub gpus: Vec<Health>,
+}
+
+/// A GPU, by the library. What it does not tell is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// Where it is.
+    pub pci: String,
+    /// The link now: generation and lanes. An idle GPU slows it.
+    pub link: (Option<u32>, Option<u32>),
+    /// The best that GPU and slot both have.
+    pub best_link: (Option<u32>, Option<u32>),
+    /// Milliwatts that it draws, and may draw.
+    pub power: (Option<u32>, Option<u32>),
+    /// 0 is at work, 8 and more idle.
+    pub state: Option<u32>,
+}
+
+/// Asks about these GPUs, but waits no longer than this.
+pub(super) fn ask(gpus: Vec<String>, patience: Duration) -> Nvml {
+    let failed = |why: String| Nvml { error: Some(why), gpus: Vec::new() };
+    let (send, answer) = mpsc::channel();
+    let started = thread::Builder::new().name("nvml".into()).spawn(move || send.send(all(&gpus)));
+    if let Err(error) = started {
+        return failed(format!("no thread could be started to ask it: {error}"));
+    }
+    answer
+        .recv_timeout(patience)
+        .unwrap_or_else(|_| failed(format!("it did not answer within {} ms", patience.as_millis())))
+}
+
+fn all(gpus: &[String]) -> Nvml {
+    let library = match cuda::Nvml::load() {
+        Ok(library) => library,
+        Err(error) => return Nvml { error: Some(error.to_string()), gpus: Vec::new() },
+    };
+    let one = |pci: &String| Some(health(pci, &library.health(pci).ok()?));
+    Nvml { error: None, gpus: gpus.iter().filter_map(one).collect() }
+}
+
+fn health(pci: &str, health: &GpuHealth) -> Health {
+    Health {
+        pci: pci.to_owned(),
+        link: (health.link_generation, health.link_lanes),
+        best_link: (health.max_link_generation, health.max_link_lanes),
+        power: (health.power, health.power_limit),
+        state: health.state,
+    }
+}
