@@ -122,7 +122,7 @@ impl CuFile {
             // SAFETY: cuFile's initialisers set up cuFile itself and nothing of ours.
             match unsafe { Library::new(place) } {
                 Ok(library) => return Self::start(library, context),
-                Err(error) if why.is_empty() => why = error.to_string(),
+                Err(error) if why.is_empty() => why = super::loader_words(&error),
                 Err(_) => {}
             }
         }

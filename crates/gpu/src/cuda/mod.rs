@@ -189,6 +189,11 @@ fn text(
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
 }
 
+/// What the system's loader says: the library that looks libraries up keeps it as the source of its own error.
+fn loader_words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 enum Wanted {
     Ordinal(u32),
     Pci(String),

@@ -55,7 +55,7 @@ impl Nvml {
             // SAFETY: NVML's initialisers set up NVML itself and nothing of ours.
             match unsafe { Library::new(*place) } {
                 Ok(library) => return Self::start(library),
-                Err(error) if why.is_empty() => why = error.to_string(),
+                Err(error) if why.is_empty() => why = super::loader_words(&error),
                 Err(_) => {}
             }
         }
