@@ -15,4 +15,5 @@ mod see;
 mod serve;
 mod signals;
 mod sweep;
+mod target;
 mod transfers;

@@ -1,0 +1,70 @@
+//! `onehop target`: lets in who has the key, until it is asked to end.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+
+use crate::run::{Dir, command, refuse};
+
+fn first_line(child: &mut Child) -> String {
+    let mut line = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    line
+}
+
+fn end(child: Child) -> serde_json::Value {
+    let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_folder_is_served_to_a_mount() {
+    let dir = Dir::new();
+    let (root, point, key) = (dir.file("root"), dir.file("mnt"), dir.file("key"));
+    std::fs::create_dir_all(&root).unwrap();
+    std::fs::create_dir_all(&point).unwrap();
+    std::fs::write(format!("{root}/a"), "bytes").unwrap();
+    std::fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let serve = ["--json", "target", "--root", &root, "--listen", "127.0.0.1:0", "--key-file", &key];
+    let mut target = command(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let line = first_line(&mut target);
+    let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    refuse(&["mount", &point, "--target", address], 1, "its key");
+    let mount = ["--json", "mount", &point, "--target", address, "--key-file", &key];
+    let mut mount = command(&mount).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let line = first_line(&mut mount);
+    if line.contains("is mounted at") {
+        assert_eq!(std::fs::read_to_string(format!("{point}/a")).unwrap(), "bytes");
+        std::fs::write(format!("{point}/b"), "more").unwrap();
+        assert_eq!(std::fs::read_to_string(format!("{root}/b")).unwrap(), "more");
+        let report = end(mount);
+        assert_eq!((&report["target"]["transport"], &report["failed"]), (&"tcp".into(), &0.into()));
+    } else {
+        // Not eprintln: a test that passes would not show it.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {}", line.trim());
+        assert_eq!(mount.wait().unwrap().code(), Some(3));
+    }
+    let report = end(target);
+    assert_eq!(report["address"], address, "{report}");
+    assert!(report["sessions"].as_u64().unwrap() <= 1);
+}
+
+#[test]
+fn who_might_be_let_in_by_mistake() {
+    let dir = Dir::new();
+    let (root, key) = (dir.path().to_str().unwrap(), dir.file("key"));
+    let listen = ["target", "--root", root, "--listen", "0.0.0.0:0"];
+    refuse(&listen, 2, "--key-file");
+    std::fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    refuse(&[&listen[..], &["--key-file", &key]].concat(), 2, "chmod 600");
+    refuse(&[&listen[..], &["--key-file", &dir.file("none")]].concat(), 2, "cannot be used");
+    refuse(&[&listen[..], &["--key-file", &key, "--without-key"]].concat(), 2, "cannot be used with");
+    refuse(&["target", "--root", &dir.file("none"), "--listen", "127.0.0.1:0"], 1, "opening the folder");
+    refuse(&["mount", root, "--target", "nowhere"], 2, "HOST:PORT");
+    refuse(&["mount", root, "--target", "127.0.0.1:1"], 1, "connecting to");
+}

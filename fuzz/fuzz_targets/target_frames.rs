@@ -1,0 +1,82 @@
+//! What a stranger sends to a storage service, and what one sends to its clients: heads, messages of every kind, and requests that are
+//! well formed and carried out on a folder.
+#![no_main]
+
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+use onehop_target::tree::{Folder, Rules, Tree};
+use onehop_target::wire::{Challenge, HEAD_BYTES, Head, Hello, Proof, Reply, Request, Welcome, pack, unpack};
+
+/// Room for few files, so that its end is reached.
+fn folder() -> &'static Folder {
+    static FOLDER: OnceLock<Folder> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let path = std::env::temp_dir().join("onehop-fuzz-target");
+        std::fs::create_dir_all(path.join("folder")).unwrap();
+        // It may be there from the last time.
+        let _ = std::os::unix::fs::symlink("/", path.join("link"));
+        let root = std::fs::File::open(&path).unwrap();
+        Folder::new(root.into(), Rules { for_others: true, most_nodes: 8 }).unwrap()
+    })
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut head = [0; HEAD_BYTES];
+    for (to, from) in head.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    for genuine in [false, true] {
+        if genuine {
+            head[..8].copy_from_slice(b"1HOP\x01\0\x05\0");
+            head[40..44].fill(0);
+            let crc = crc32c::crc32c(&head[..HEAD_BYTES - 4]);
+            head[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        }
+        if let Ok(known) = Head::from_bytes(&head, "a fuzzer") {
+            assert_eq!(known.to_bytes(), head);
+            assert!(known.body as usize <= onehop_target::wire::MOST_BODY);
+        }
+    }
+    let _ = unpack::<Hello>(bytes, "a fuzzer");
+    let _ = unpack::<Challenge>(bytes, "a fuzzer");
+    let _ = unpack::<Proof>(bytes, "a fuzzer");
+    let _ = unpack::<Welcome>(bytes, "a fuzzer");
+    let _ = unpack::<Reply>(bytes, "a fuzzer");
+    if let Ok(request) = unpack::<Request>(bytes, "a fuzzer") {
+        let again: Request = unpack(&pack(&request).unwrap(), "a fuzzer").unwrap();
+        assert_eq!(again, request);
+        look(&request);
+    }
+});
+
+/// Carries out what changes nothing; nothing outside of the folder may be found.
+fn look(request: &Request) {
+    let folder = folder();
+    match request {
+        Request::Lookup { parent, name } => {
+            if let Ok(found) = folder.lookup(*parent, name) {
+                assert!(["folder", "link"].iter().any(|own| own.as_bytes() == name.bytes()));
+                folder.forget(found.node, 1);
+            }
+        }
+        Request::Forget { node, times } => folder.forget(*node, *times),
+        Request::Attr { node } => drop(folder.attr(*node)),
+        Request::ReadLink { node } => drop(folder.read_link(*node)),
+        Request::List { node, from } => {
+            if let Ok(names) = folder.list(*node, *from) {
+                assert!(names.names.len() <= 4);
+            }
+        }
+        Request::Open { node, access } if !access.write && !access.truncate => {
+            assert!(
+                !folder.open_local(*node, *access).is_ok_and(|file| file
+                    .file()
+                    .metadata()
+                    .unwrap()
+                    .is_symlink())
+            );
+        }
+        _ => {}
+    }
+}
