@@ -23,6 +23,8 @@ use pin::{Pinned, Pins};
 /// An entry of the page map: the page's number, and whether it is in memory.
 const NUMBER: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
+/// Physical addresses of any processor Linux runs on end below this.
+const ADDRESSES: u64 = 1 << 56;
 
 /// Opens a device of this machine.
 pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
@@ -91,7 +93,12 @@ pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<Run>, &'static str
         if entry & NUMBER == 0 {
             return Err("the kernel shows page numbers to root only");
         }
-        join(&mut runs, (entry & NUMBER) * PAGE as u64, PAGE as u64);
+        let addr = (entry & NUMBER).checked_mul(PAGE as u64).filter(|&addr| addr < ADDRESSES);
+        join(
+            &mut runs,
+            addr.ok_or("the kernel names a page beyond any address that memory has")?,
+            PAGE as u64,
+        );
     }
     Ok(runs)
 }
@@ -188,6 +195,18 @@ mod tests {
         assert_eq!(shown, want);
         trim(&mut runs, 0, 7);
         assert_eq!(runs.len(), 1);
+    }
+
+    #[test]
+    fn entries_that_lead_nowhere_are_refused() {
+        let entry = |number: u64| (PRESENT | number).to_le_bytes();
+        assert_eq!(runs(&entry(5)).unwrap()[0].addr, BusAddr(5 * PAGE as u64));
+        for (bad, why) in
+            [(5_u64.to_le_bytes(), "not in memory"), (entry(0), "root only"), (entry(NUMBER), "beyond")]
+        {
+            assert!(runs(&bad).unwrap_err().contains(why), "{why}");
+        }
+        assert!(runs(&entry(ADDRESSES / PAGE as u64)).is_err());
     }
 
     #[test]
