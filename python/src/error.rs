@@ -99,7 +99,7 @@ fn load_kind(error: &Load) -> Kind<'_> {
         | Load::Manifest { .. }
         | Load::Model(_) => Kind::of("FormatError"),
         Load::Plan(_) => Kind::of("RequestError"),
-        Load::NoFile { .. } | Load::NotDirect { .. } => Kind::of("RouteError"),
+        Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
         Load::Gpu(_) => Kind::of("DeviceError"),
         Load::Stalled { .. } => Kind::of("StalledError"),
         Load::GivenUp => Kind::of("CancelledError"),

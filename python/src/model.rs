@@ -181,13 +181,13 @@ fn parse_route(text: &str) -> Result<engine::Route> {
         "auto" => return Ok(engine::Route::Auto),
         "cpu/cached" => return Ok(engine::Route::Cached),
         "cpu/pinned" => return Ok(engine::Route::Pinned),
+        "cufile" => return Ok(engine::Route::CuFile),
         "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => {
             "files of a mounted file system are the kernel's to read; it needs a drive that onehop drives itself"
         }
-        "cufile" => "this build does not call libcufile",
         _ => {
             return Err(Error::Asked(format!(
-                "'{}' is no route: auto, cpu/cached and cpu/pinned are",
+                "'{}' is no route: auto, cpu/cached, cpu/pinned and cufile are",
                 text.escape_debug()
             )));
         }

@@ -126,9 +126,11 @@ impl CliError {
             Self::NotPossible { .. }
             | Self::NoRoute(_)
             | Self::Files(onehop_files::Error::WithinBlock { .. })
-            | Self::Load(onehop_load::Error::OnDrive {
-                why: onehop_files::Error::WithinBlock { .. }, ..
-            })
+            | Self::Load(
+                onehop_load::Error::OnDrive { why: onehop_files::Error::WithinBlock { .. }, .. }
+                | onehop_load::Error::NotDirect { .. }
+                | onehop_load::Error::NotByCuFile { .. },
+            )
             | Self::System(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. })
             | Self::Sdr(
                 onehop_sdr::Error::NoRoute(_)

@@ -87,7 +87,11 @@ const NOT_HERE: [(&str, &str, &str); 2] = [
         "it reads files through the page cache, and this command addresses a drive's blocks past it",
         "Use cpu/pinned, which takes the same way without the page cache",
     ),
-    ("cufile", "this build does not call libcufile yet", "Use cpu/direct or cpu/pinned to compare with"),
+    (
+        "cufile",
+        "cuFile reads files that Linux has mounted, and this command addresses a drive's blocks",
+        "Use cpu/direct or cpu/pinned; load, read FILE and bench sweep --file have cufile",
+    ),
 ];
 
 /// Reads the value of `--route`.

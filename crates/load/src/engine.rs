@@ -6,14 +6,18 @@
 //! both, side by side: each chunk goes the way that is shorter for it, and the account tells how many bytes went which.
 //! The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
+//! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes ([`library`]).
+//!
 //! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What all of them want is read once and copied
 //! to each; where each wants its rank's part, the parts take turns.
 
 mod choice;
 mod crew;
 mod direct;
+mod library;
 mod threads;
 
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -29,6 +33,7 @@ use crate::source::Source;
 use crate::stream::Engine;
 use choice::{Choice, Way};
 use crew::{Crew, Job, Lane, Shared};
+use library::Library;
 
 /// Bytes of a slot at most: copies of fewer bytes lose time between them, and more fall out of the caches of the processor
 /// that fills them.
@@ -39,8 +44,13 @@ const LEAST_SLOT: usize = 1 << 20;
 const MOST_THREADS: usize = 16;
 /// Slots of a thread: one is filled while the other is copied.
 const SLOTS: usize = 2;
+/// Bytes of a read by cuFile: enough for it to work on several parts of its own at once.
+const LIBRARY_READ: usize = 16 << 20;
 /// Slots of the thread that reads past the page cache.
 const DIRECT_SLOTS: usize = 8;
+
+/// Bytes that are copied to see what the copy engine does.
+const COPIED: usize = 64 << 20;
 
 /// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
@@ -55,6 +65,8 @@ pub enum Route {
     Cached,
     /// All past it.
     Pinned,
+    /// All by NVIDIA's cuFile, to compare with or where it has a way that nobody else has.
+    CuFile,
 }
 
 /// How a load is to be carried out. The defaults are the fast ones.
@@ -76,6 +88,10 @@ pub struct Account {
     pub cached_bytes: u64,
     /// Bytes that came past it, from the disk.
     pub direct_bytes: u64,
+    /// Bytes that cuFile moved.
+    pub cufile_bytes: u64,
+    /// What is known of the way that cuFile moved them.
+    pub cufile_way: Option<&'static str>,
     /// Bytes that came from servers.
     pub remote_bytes: u64,
     /// How often servers had to be asked again.
@@ -92,7 +108,8 @@ pub struct Account {
 pub struct Prepared {
     chunks: Vec<(Way, Job)>,
     sources: Vec<choice::Opened>,
-    ring: HostMem,
+    /// None for cuFile, which has its own.
+    ring: Option<HostMem>,
     slot: usize,
     threads: usize,
     direct: bool,
@@ -118,15 +135,21 @@ impl Prepared {
         let most = if remote { MOST_THREADS } else { processors().min(MOST_THREADS) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
         let bytes = plans.iter().map(|plan| plan.read_bytes).sum();
-        let slot = options.slot.unwrap_or_else(|| fitting(bytes, threads));
+        let by_library = options.route == Route::CuFile;
+        let slot = match options.slot {
+            Some(slot) => slot,
+            None if by_library => LIBRARY_READ,
+            None => fitting(bytes, threads),
+        };
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
         let (chunks, sources, why_cached) = jobs(plans, files, slot as u64, options.route)?;
-        let cached = chunks.iter().filter(|(way, _)| *way == Way::Cached).count();
-        let threads = threads.min(cached);
-        let direct = chunks.len() > cached;
+        let shared = chunks.iter().filter(|(way, _)| *way == Way::Shared).count();
+        let threads = threads.min(shared);
+        let direct = chunks.len() > shared;
         let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
-        let ring = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
+        let ring = (!by_library).then(|| HostMem::touched(bytes.max(4096))).transpose();
+        let ring = ring.map_err(onehop_gpu::Error::from)?;
         Ok(Self { chunks, sources, ring, slot, threads, direct, why_cached })
     }
 }
@@ -185,7 +208,7 @@ pub struct RingEngine {
     crew: Arc<Crew>,
     arrived: Receiver<Result<Chunk>>,
     account: Account,
-    ring: Region,
+    ring: Option<Region>,
 }
 
 impl RingEngine {
@@ -203,10 +226,14 @@ impl RingEngine {
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { chunks, sources, ring, slot, threads, direct, why_cached } = prepared;
+        let Some(ring) = ring else {
+            let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
+            let jobs = chunks.into_iter().map(|(_, job)| job).collect();
+            return Ok(vec![Self::by_library(*gpu, plan, Shared::new(sources, jobs), threads)?]);
+        };
         let mut ends = Vec::with_capacity(gpus.len());
         for (gpu, plan) in gpus.iter().zip(plans) {
-            let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
-            let arena = gpu.arena(bytes)?;
+            let arena = arena(*gpu, plan)?;
             let ring = gpu.adopt(Place::PinnedHost, ring.clone())?;
             ends.push(End { gpu: *gpu, arena, ring });
         }
@@ -217,7 +244,7 @@ impl RingEngine {
             ..Account::default()
         };
         let (by_cache, by_disk): (Vec<_>, Vec<_>) =
-            chunks.into_iter().partition(|(way, _)| *way == Way::Cached);
+            chunks.into_iter().partition(|(way, _)| *way == Way::Shared);
         let jobs = |list: Vec<(Way, Job)>| list.into_iter().map(|(_, job)| job);
         let mut crew = Crew::new(Shared::new(sources, jobs(by_cache).collect()));
         let (senders, receivers): (Vec<_>, Vec<_>) = ends.iter().map(|_| channel()).unzip();
@@ -245,9 +272,24 @@ impl RingEngine {
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account) = (crew.clone(), account.clone());
-            Self { arena, crew, arrived, account, ring }
+            Self { arena, crew, arrived, account, ring: Some(ring) }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
+    }
+
+    /// Has threads hand the chunks to cuFile.
+    fn by_library(gpu: &dyn Gpu, plan: &Plan, shared: Shared, threads: usize) -> Result<Self> {
+        let arena = arena(gpu, plan)?;
+        let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
+        let account = Account { threads, cufile_way: Some(library.way()), ..Account::default() };
+        let (mut crew, (arrives, arrived)) = (Crew::new(shared), channel());
+        for _ in 0..threads {
+            let (library, arriving) = (library.clone(), arrives.clone());
+            crew.spawn("waits for cuFile", slice::from_ref(&arrives), move |shared| {
+                library::run(shared, &library, &arriving)
+            })?;
+        }
+        Ok(Self { arena, crew: Arc::new(crew), arrived, account, ring: None })
     }
 
     /// What ends it from another thread.
@@ -262,24 +304,35 @@ impl RingEngine {
         Account {
             cached_bytes: self.crew.shared.cached_bytes.load(Ordering::Acquire),
             direct_bytes: self.crew.shared.direct_bytes.load(Ordering::Acquire),
+            cufile_bytes: self.crew.shared.cufile_bytes.load(Ordering::Acquire),
             remote_bytes: self.crew.shared.remote_bytes.load(Ordering::Acquire),
             retries: self.crew.shared.retries.load(Ordering::Acquire),
             ..self.account.clone()
         }
     }
 
-    /// What the copy engine does by itself, bytes in a second: out of the ring, to other memory of the GPU. For after the
-    /// load, of which it is the limit; none where memory is too small to tell.
+    /// What the copy engine does by itself, bytes in a second: out of the ring, or out of other pinned memory where there
+    /// is none, to other memory of the GPU. For after the load, of which it is the limit; none where the ring is too small to
+    /// tell.
     ///
     /// # Errors
     /// When the GPU fails.
     pub fn copy_rate(&self, gpu: &dyn Gpu) -> Result<Option<f64>> {
-        let bytes = self.ring.len().min(64 << 20);
-        if bytes < LEAST_SLOT || gpu.simulated() {
+        if gpu.simulated() {
             return Ok(None);
         }
-        Ok(Some(onehop_gpu::copy_rate(gpu, &self.ring.slice(0..bytes)?)?))
+        let from = match &self.ring {
+            Some(ring) if ring.len() < LEAST_SLOT => return Ok(None),
+            Some(ring) => ring.slice(0..ring.len().min(COPIED))?,
+            None => gpu.alloc(Place::PinnedHost, COPIED)?,
+        };
+        Ok(Some(onehop_gpu::copy_rate(gpu, &from)?))
     }
+}
+
+/// New memory for what a plan loads.
+fn arena(gpu: &dyn Gpu, plan: &Plan) -> Result<Region> {
+    Ok(gpu.arena(usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX))?)
 }
 
 /// Where the bytes of a load end: one for each GPU.

@@ -207,6 +207,14 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// NVIDIA's library will not have it.
+    #[error("cuFile cannot be used for {what}: {why}")]
+    NotByCuFile {
+        /// What.
+        what: String,
+        /// Why not.
+        why: String,
+    },
     /// A manifest is refused, or says otherwise.
     #[error("{file}: {why}")]
     Manifest {

@@ -60,37 +60,56 @@ impl Outcome {
         let bytes: u64 = plans.iter().map(|plan| plan.tensor_bytes).sum();
         let seconds = took.as_secs_f64();
         let gbps = bytes as f64 / 1e9 / seconds.max(1e-9);
-        let cached = account.cached_bytes >= account.direct_bytes;
-        let remote = account.remote_bytes > account.cached_bytes + account.direct_bytes;
-        let (route, route_why) = match (cached, account.direct_bytes, &account.why_cached) {
-            _ if remote => ("cpu/remote", "a server had the bytes: read by ranges into pinned memory".into()),
-            (true, 0, Some(why)) => ("cpu/cached", format!("by the page cache: {why}")),
-            (true, 0, None) => ("cpu/cached", "the page cache had the bytes".into()),
-            (true, ..) => {
-                ("cpu/cached", "the page cache had most of the bytes; the others came past it".into())
-            }
-            (false, ..) => ("cpu/pinned", "the disk had the bytes: read past the page cache".into()),
-        };
-        let limit_gbps = copy_rate.filter(|_| cached && !remote).map(|rate| rate / 1e9);
+        let Went { route, why, limit, copied } = Went::of(account);
+        let limit_gbps = copy_rate.filter(|_| copied).map(|rate| rate / 1e9);
         Self {
             bytes,
-            read_bytes: account.cached_bytes + account.direct_bytes + account.remote_bytes,
+            read_bytes: account.cached_bytes
+                + account.direct_bytes
+                + account.cufile_bytes
+                + account.remote_bytes,
             gpu_bytes: plans.iter().map(|plan| plan.gpu_bytes).sum(),
             seconds,
             gbps,
             route,
-            route_why,
-            limit: Limit {
-                what: match (remote, cached) {
-                    (true, _) => "the server, or the network",
-                    (false, true) => "the copy engine",
-                    (false, false) => "the disk",
-                },
-                gbps: limit_gbps,
-                reached: limit_gbps.map(|limit| gbps / limit),
-            },
-            why_not_better: vec![why_not_direct(remote)],
+            route_why: why,
+            limit: Limit { what: limit, gbps: limit_gbps, reached: limit_gbps.map(|limit| gbps / limit) },
+            why_not_better: vec![why_not_direct(route == "cpu/remote")],
         }
+    }
+}
+
+/// The way of most bytes.
+struct Went {
+    route: &'static str,
+    why: String,
+    /// The slowest thing on it, as far as is known.
+    limit: &'static str,
+    /// Whether that is the copy engine.
+    copied: bool,
+}
+
+impl Went {
+    fn of(account: &Account) -> Self {
+        let Account { cached_bytes, direct_bytes, remote_bytes, .. } = *account;
+        if let Some(way) = account.cufile_way {
+            let limit = "the copy engine, should cuFile copy through host memory";
+            return Self { route: "cufile", why: format!("it was asked for; {way}"), limit, copied: true };
+        }
+        if remote_bytes > cached_bytes + direct_bytes {
+            let why = "a server had the bytes: read by ranges into pinned memory".into();
+            return Self { route: "cpu/remote", why, limit: "the server, or the network", copied: false };
+        }
+        if direct_bytes > cached_bytes {
+            let why = "the disk had the bytes: read past the page cache".into();
+            return Self { route: "cpu/pinned", why, limit: "the disk", copied: false };
+        }
+        let why = match &account.why_cached {
+            _ if direct_bytes > 0 => "the page cache had most of the bytes; the others came past it".into(),
+            Some(why) => format!("by the page cache: {why}"),
+            None => "the page cache had the bytes".into(),
+        };
+        Self { route: "cpu/cached", why, limit: "the copy engine", copied: true }
     }
 }
 

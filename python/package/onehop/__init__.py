@@ -119,7 +119,8 @@ def load(
     names, without: patterns (`*`, `?`) of names to load, and not to. dtypes: types to load, such as "BF16".
     rank, cuts: (i, n) is the i-th of n ranks (from 0), which gets its part of the tensors that match a pattern of
         `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
-    route: "auto", "cpu/cached" (the page cache) or "cpu/pinned" (past it). What is asked for is done, or RouteError says why not.
+    route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
+        What is asked for is done, or RouteError says why not.
     threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of check sums to
         hold the tensors in memory against.
     measure_limit: measures the copy engine after the load, so that outcome.limit has its speed.

@@ -95,11 +95,11 @@ fn parse_route(text: &str) -> std::result::Result<Route, String> {
         "auto" => Route::Ring(Ring::Auto),
         "cpu/cached" => Route::Ring(Ring::Cached),
         "cpu/pinned" => Route::Ring(Ring::Pinned),
+        "cufile" => Route::Ring(Ring::CuFile),
         "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => Route::NotHere(
             "files of a mounted file system are the kernel's to read; this route needs a drive that onehop drives itself",
         ),
-        "cufile" => Route::NotHere("this build does not call libcufile yet"),
-        _ => return Err("routes are auto, cpu/pinned, cpu/cached, and those of drives".into()),
+        _ => return Err("routes are auto, cpu/pinned, cpu/cached, cufile, and those of drives".into()),
     })
 }
 

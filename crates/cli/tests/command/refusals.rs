@@ -86,7 +86,7 @@ fn what_this_build_does_not_have() {
     none(&["-d", "ffff:17:1f.7?via=pagemap"], "no PCI device of this address");
     none(&["-d", "sim:mem:1M", "-g", "99"], "using GPU 99");
     none(&["-d", "sim:mem:1M", "-g", "ffff:17:1f.7"], "-g emu");
-    none(&["-d", "sim:mem:1M", "--route", "cufile"], "libcufile");
+    none(&["-d", "sim:mem:1M", "--route", "cufile"], "that Linux has mounted");
     none(&["-d", "sim:mem:1M", "--route", "cpu/cached"], "page cache");
     none(&["-d", "sim:mem:1M", "-g", "emu:ffff:17:1f.7"], "-g emu");
     for command in ["bind", "unbind", "reset", "check-p2p"] {

@@ -1,4 +1,4 @@
-//! Which way each chunk goes: out of the page cache, or past it.
+//! Which way each chunk goes: out of the page cache, or past it; or all of them by cuFile.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 use crate::source::{Fetch, Source};
 
-/// The way of a chunk: by the threads, out of the page cache or from a server; or past the page cache.
+/// The way of a chunk: by the threads that share what there is to do, who read the page cache, a server, or by cuFile; or by
+/// the one that reads past the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
-    Cached,
+    Shared,
     Direct,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
             file.file().try_clone().map_err(|e| Error::Open { file: source.name().into(), source: e })?;
         let direct = match route {
             Route::Cached => None,
-            Route::Auto | Route::Pinned => match past_the_cache(&file, plan.options.block) {
+            Route::Auto | Route::Pinned | Route::CuFile => match past_the_cache(&file, plan.options.block) {
                 Ok(direct) => Some(Arc::new(direct)),
                 Err(why) if route == Route::Pinned => {
                     return Err(Error::NotDirect { file: source.name().into(), why });
@@ -71,11 +72,12 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
         });
     }
     let way = |chunk: &Chunk| match sources.get(chunk.file) {
+        _ if route == Route::CuFile => Way::Shared,
         Some(Opened { direct: Some(_), .. }) if route == Route::Pinned => Way::Direct,
         Some(Opened { direct: Some(_), origin: Origin::Local(file), .. }) if !mostly_cached(file, chunk) => {
             Way::Direct
         }
-        _ => Way::Cached,
+        _ => Way::Shared,
     };
     let chunks = plan.chunks(slot)?.map(|chunk| (way(&chunk), chunk)).collect();
     Ok(Choice { chunks, sources, why_cached })

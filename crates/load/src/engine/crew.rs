@@ -28,23 +28,26 @@ pub(super) struct Job {
 /// What all threads of a load have in common.
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
-    cached: Mutex<VecDeque<Job>>,
+    /// What no thread has taken yet.
+    left: Mutex<VecDeque<Job>>,
     stop: AtomicBool,
     pub(super) cached_bytes: AtomicU64,
     pub(super) direct_bytes: AtomicU64,
+    pub(super) cufile_bytes: AtomicU64,
     pub(super) remote_bytes: AtomicU64,
     pub(super) retries: AtomicU64,
 }
 
 impl Shared {
-    pub(super) fn new(sources: Vec<Opened>, cached: VecDeque<Job>) -> Self {
+    pub(super) fn new(sources: Vec<Opened>, left: VecDeque<Job>) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
-            cached: Mutex::new(cached),
+            left: Mutex::new(left),
             stop: AtomicBool::new(false),
             cached_bytes: zero(),
             direct_bytes: zero(),
+            cufile_bytes: zero(),
             remote_bytes: zero(),
             retries: zero(),
         }
@@ -55,7 +58,7 @@ impl Shared {
         if self.is_stopped() {
             return None;
         }
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
     pub(super) fn stop(&self) {

@@ -79,6 +79,24 @@ impl Chunk {
         self.reads.iter().map(|r| r.bytes).sum()
     }
 
+    /// The same copies straight from the file, for whoever reads any bytes to any place: each stretch of bytes by its place in
+    /// the file, its place in the arena and its length.
+    pub fn stretches(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        self.copies.iter().flat_map(|copy| {
+            (0..copy.rows).flat_map(|row| {
+                let (start, to) = (copy.slot + row * copy.step, copy.to + row * copy.row);
+                let within = start..start + copy.row;
+                // What lies together in the slot may come from places that do not in the file.
+                self.reads.iter().filter_map(move |read| {
+                    let from = within.start.max(read.slot);
+                    let end = within.end.min(read.slot + read.bytes);
+                    (from < end)
+                        .then(|| (read.offset + from - read.slot, to + from - within.start, end - from))
+                })
+            })
+        })
+    }
+
     /// Bytes that go to tensors, or between them.
     #[must_use]
     pub fn copied(&self) -> u64 {

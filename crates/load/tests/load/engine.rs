@@ -10,10 +10,10 @@ use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 
 /// A folder that goes with the test. Here and not in /tmp, which may lie in memory: O_DIRECT is wanted.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let path = std::env::current_dir().unwrap().join(format!("target-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
@@ -39,7 +39,7 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// A model of tensors of these sizes; gives their contents.
-fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
+pub fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
     let tensors: Vec<_> = sizes
         .iter()
         .enumerate()
@@ -65,7 +65,7 @@ fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
 
 const SIZES: [usize; 9] = [1 << 20, 1, 4096, 777, 3 << 20, 0, 12_345, 5 << 20 | 3, 256];
 
-fn bytes_of(region: &Region, tensor: &plan::Placed) -> Vec<u8> {
+pub fn bytes_of(region: &Region, tensor: &plan::Placed) -> Vec<u8> {
     let mut bytes = vec![0; tensor.bytes as usize];
     region.read(tensor.at as usize, &mut bytes).unwrap();
     bytes

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod common;
+mod cufile;
 mod engine;
 mod gguf;
 mod gguf_oracle;

@@ -105,7 +105,11 @@ pub(super) fn document(
         gpu_start_seconds: 0.0,
         initiator: "cpu",
         simulated: simulated(held.iter().map(|held| &held.share)),
-        placement: json!({ "sq": "kernel", "cq": "kernel", "data": "host" }),
+        // cuFile tells nobody whether the bytes touched host memory.
+        placement: json!({
+            "sq": "kernel", "cq": "kernel",
+            "data": if account.cufile_way.is_some() { "cufile" } else { "host" },
+        }),
         gpu: names(held.iter().map(|held| &held.share.gpu)),
         gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
         gpus: OnGpu::list(held),
@@ -202,17 +206,19 @@ pub(super) fn tell(d: &Document) -> Text {
     OnGpu::rows(&d.gpus, &mut text);
     text.row("route", format!("{}: {}", went.route, went.route_why));
     let ways = &d.ways;
-    text.row(
-        "",
+    let threads = units::count(ways.threads as u64, "thread");
+    let moved = if ways.cufile_way.is_some() {
+        format!("{} by cuFile, for {threads}", units::bytes(ways.cufile_bytes))
+    } else {
         format!(
-            "{} out of the page cache, {} past it, {} from servers, by {} through {} of pinned memory",
+            "{} out of the page cache, {} past it, {} from servers, by {threads} through {} of pinned memory",
             units::bytes(ways.cached_bytes),
             units::bytes(ways.direct_bytes),
             units::bytes(ways.remote_bytes),
-            units::count(ways.threads as u64, "thread"),
             units::bytes(ways.ring_bytes),
-        ),
-    );
+        )
+    };
+    text.row("", moved);
     for no in &went.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
     }

@@ -56,7 +56,7 @@ struct Row {
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let Route::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
         let why = "files of a mounted file system are the kernel's to read";
-        return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
+        return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
     let model = Model::open(&*sources::store(&args.files)?, &args.files)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use onehop_load::engine::{Account, Options, Prepared, RingEngine};
+use onehop_load::engine::{Account, Options, Prepared, RingEngine, Route as Ring};
 use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 
@@ -24,7 +24,11 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let route = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
         Route::Ring(route) => route,
         Route::NotHere(why) => {
-            return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned or cpu/cached"));
+            return Err(CliError::not_possible(
+                "this route",
+                why,
+                "Use auto, cpu/pinned, cpu/cached or cufile",
+            ));
         }
     };
     let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
@@ -40,7 +44,12 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let shares = shares(args, gpus?, plans)?;
     let Some(prepared) = prepared else {
         let remote = model.files.iter().any(|file| file.fetch().is_some());
-        let local = "cpu/cached or cpu/pinned, by what the page cache has";
+        let local = match route {
+            Ring::Auto => "cpu/cached or cpu/pinned, by what the page cache has",
+            Ring::Cached => "cpu/cached",
+            Ring::Pinned => "cpu/pinned",
+            Ring::CuFile => "cufile",
+        };
         return show_plan(&model, &shares, if remote { "cpu/remote" } else { local });
     };
     must_fit(&shares)?;

@@ -1,0 +1,99 @@
+//! Threads that have NVIDIA's cuFile read. It has the files and the arena, and moves bytes between them as it sees fit; what
+//! way it takes nobody is told, so the account has only what is known beforehand.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+
+use onehop_gpu::{Gpu, GpuFile, GpuFiles, Region};
+
+use super::choice::{Opened, Origin};
+use super::crew::Shared;
+use crate::error::{Error, Result};
+use crate::plan::Chunk;
+
+/// cuFile, and what was given to it.
+pub(super) struct Library {
+    files: Vec<Box<dyn GpuFile>>,
+    arena: Region,
+    /// Kept as long as it is read into; cuFile copies through a buffer of its own where it did not take the arena.
+    _registered: Option<Box<dyn Send + Sync>>,
+    library: Arc<dyn GpuFiles>,
+}
+
+/// Why a load of several GPUs cannot go by it.
+pub(super) fn one_gpu() -> Error {
+    let why = "it takes a file once, and for one GPU; load one by one, or by another route";
+    Error::NotByCuFile { what: "several GPUs in one load".into(), why: why.into() }
+}
+
+impl Library {
+    /// Starts cuFile, and gives it what it is to move bytes between.
+    pub(super) fn open(gpu: &dyn Gpu, arena: &Region, sources: &[Opened]) -> Result<Self> {
+        let library = gpu.files().map_err(|error| match error {
+            onehop_gpu::Error::NotSupported { why, .. } => {
+                Error::NotByCuFile { what: format!("GPU {}", gpu.name()), why }
+            }
+            other => other.into(),
+        })?;
+        let give = |source: &Opened| {
+            let Origin::Local(cached) = &source.origin else {
+                return Err(Error::NoFile { file: source.name.clone() });
+            };
+            let file = source.direct.as_ref().unwrap_or(cached).clone();
+            let refused = |why: onehop_gpu::Error| Error::NotByCuFile {
+                what: source.name.clone(),
+                why: why.to_string(),
+            };
+            library.open(file).map_err(refused)
+        };
+        let files = sources.iter().map(give).collect::<Result<_>>()?;
+        let registered = library.register(arena).ok();
+        Ok(Self { files, arena: arena.clone(), _registered: registered, library })
+    }
+
+    /// What is known of the way that bytes take.
+    pub(super) fn way(&self) -> &'static str {
+        self.library.how()
+    }
+}
+
+/// Has chunk after chunk read.
+pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Result<Chunk>>) -> Result<()> {
+    while let Some(job) = shared.next() {
+        let (Some(source), Some(file)) =
+            (shared.sources.get(job.chunk.file), library.files.get(job.chunk.file))
+        else {
+            return Err(Error::Incomplete);
+        };
+        for (offset, to, bytes) in job.chunk.stretches() {
+            read(&**file, &library.arena, source, offset, to, bytes)?;
+            shared.cufile_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        // Whoever waited may have gone: then the load was given up.
+        let _ = arrived.send(Ok(job.chunk));
+    }
+    Ok(())
+}
+
+/// Reads a stretch of the file, which cuFile may do in parts.
+fn read(file: &dyn GpuFile, arena: &Region, source: &Opened, offset: u64, to: u64, bytes: u64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes {
+        let into = arena.slice((to + done) as usize..(to + bytes) as usize)?;
+        let failed = |e: onehop_gpu::Error| Error::Read {
+            file: source.name.clone(),
+            offset: offset + done,
+            bytes: bytes - done,
+            source: std::io::Error::other(e),
+        };
+        match file.read(&into, offset + done).map_err(failed)? {
+            0 => {
+                let (file, length) = (source.name.clone(), source.bytes);
+                return Err(Error::Ended { file, offset: offset + done, bytes: bytes - done, length });
+            }
+            got => done += (got as u64).min(bytes - done),
+        }
+    }
+    Ok(())
+}
