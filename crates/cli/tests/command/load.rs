@@ -238,6 +238,9 @@ fn a_bench_loads_again_and_again_and_checks_each() {
     let rate = |value: &serde_json::Value| value.as_f64().unwrap();
     assert!(rows.iter().all(|row| rate(&row["gbps"]) > 0.0 && row["route"] == "cpu/cached"), "{bench}");
     assert!(rate(&bench["lowest_gbps"]) <= rate(&bench["median_gbps"]));
+    let (code, both) = json(&["bench", "load", text(&file), "-g", "emu,emu", "--loads", "2"]);
+    assert_eq!((code, &both["bytes"], &both["gpus"]), (0, &json!(2 * bytes), &json!(2)), "{both}");
     refuse(&["bench", "load", text(&file), "--loads", "0"], 2, "loads");
+    refuse(&["bench", "load", text(&file), "-g", "emu", "--route", "cufile"], 3, "cuFile cannot be used");
     refuse(&["bench", "load", text(&dir.path().join("absent.safetensors"))], 1, "absent");
 }

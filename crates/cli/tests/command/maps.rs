@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use onehop_files::live::{LiveFile, System};
 use onehop_files::{ExtentMap, Place};
@@ -122,9 +123,15 @@ impl Mounted {
 }
 
 impl Drop for Mounted {
+    /// Programs that other tests are about to start hold copies of our files for a moment.
     fn drop(&mut self) {
-        let done = Command::new("umount").arg(&self.0).status();
-        assert!(done.is_ok_and(|status| status.success()), "{} stays mounted", self.0.display());
+        let start = Instant::now();
+        let done = || Command::new("umount").arg(&self.0).status().is_ok_and(|status| status.success());
+        while !done() {
+            let busy = start.elapsed() < Duration::from_secs(20);
+            assert!(busy, "{} stays mounted", self.0.display());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 

@@ -123,7 +123,7 @@ pub(super) fn document(
     }
 }
 
-fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<&'static str> {
+pub(super) fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<&'static str> {
     if shares.any(|share| share.gpu.gpu.simulated()) { vec!["gpu"] } else { Vec::new() }
 }
 

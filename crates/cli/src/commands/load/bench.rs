@@ -4,17 +4,18 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use onehop_bench::median;
-use onehop_load::engine::Options;
+use onehop_load::engine::{Options, Prepared};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
 use serde::Serialize;
 use serde_json::json;
 
-use super::local::{Wanted, carry_out, prepare, ring_plan};
+use super::account::{names, simulated};
+use super::local::{Wanted, carry_out, ring_plan};
 use super::{Held, Route, Share, crc32c, must_fit, parse_route, verdict};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
-use crate::gpus::{self, GpuArg};
+use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
 use crate::sources;
 use crate::transfer::RouteArgs;
@@ -23,7 +24,8 @@ use crate::units;
 /// Measure how fast model files get into GPU memory
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  onehop bench load model/ --loads 5 --json\n\nThe first load's bytes are compared with the files, \
+    after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n\nWith several GPUs \
+                        each gets all of the model, which is read once. The first load's bytes are compared with the files, \
                         every later one's with the first's. What other loaders do with the same files is measured by \
                         bench/peers/run.py."
 )]
@@ -61,14 +63,16 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
     let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
     let plan = ring_plan(&model, &Selection::default())?;
-    let gpu = gpus::choose(&args.gpu)?;
-    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
-    let mut share = Share { gpu, plan, fit, rank: (0, 1) };
-    must_fit(std::slice::from_ref(&share))?;
+    let whole = |gpu: Chosen| {
+        let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+        Ok(Share { gpu, plan: plan.clone(), fit, rank: (0, 1) })
+    };
+    let mut shares = gpus::choose_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
+    must_fit(&shares)?;
     let (mut rows, mut first) = (Vec::new(), None);
     for _ in 0..args.loads {
         context.stop.check()?;
-        let (row, held) = load(&model, share, &options, context)?;
+        let (row, held) = load(&model, shares, &options, context)?;
         let sum = crc32c(&held);
         match first {
             None => verdict::compare(&model, &held, context)??,
@@ -80,39 +84,41 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         }
         first = Some(sum);
         rows.push(row);
-        share = held
-            .into_iter()
-            .map(|held| held.share)
-            .next()
-            .ok_or_else(|| CliError::Failed("no GPU".into()))?;
+        shares = held.into_iter().map(|held| held.share).collect();
     }
-    report(&model, &share, &rows)
+    report(&model, &shares, &rows)
 }
 
-fn load(model: &Model, share: Share, options: &Options, context: &Context) -> Result<(Row, Vec<Held>)> {
+fn load(model: &Model, shares: Vec<Share>, options: &Options, context: &Context) -> Result<(Row, Vec<Held>)> {
     let started = Instant::now();
-    let prepared = prepare(std::slice::from_ref(&share.plan), model, options)?;
+    let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
+    let prepared = Prepared::for_all(&plans, &model.files, options)?;
     let ring_seconds = started.elapsed().as_secs_f64();
     let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
-    let (held, document) = carry_out(model, vec![share], prepared, &wanted, context)?;
+    let (held, document) = carry_out(model, shares, prepared, &wanted, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
     Ok((Row { seconds, gbps, ring_seconds, route, limit: outcome.limit }, held))
 }
 
-fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
+fn report(model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
+    let bytes: u64 = shares.iter().map(|share| share.plan.tensor_bytes).sum();
+    let (model_bytes, tensors) =
+        shares.first().map_or((0, 0), |s| (s.plan.tensor_bytes, s.plan.tensors.len()));
+    let gpu = names(shares.iter().map(|share| &share.gpu));
     let mut rates: Vec<f64> = rows.iter().map(|row| row.gbps).collect();
     let middle = median(&mut rates);
     let limit = rows.iter().filter_map(|row| row.limit.gbps).reduce(f64::max);
     let what = rows.last().map_or("nothing", |row| row.limit.what);
     let (lowest, highest) = (rates.first().copied(), rates.last().copied());
     let first = rows.first().map(|row| row.gbps);
-    let simulated: Vec<_> = share.gpu.gpu.simulated().then_some("gpu").into_iter().collect();
+    let simulated = simulated(shares.iter());
     let document = json!({
-        "bytes": share.plan.tensor_bytes,
+        "bytes": bytes,
         "files": model.files.len(),
-        "tensors": share.plan.tensors.len(),
-        "gpu": share.gpu.gpu.name(),
+        "tensors": tensors,
+        "gpu": gpu,
+        "gpus": shares.len(),
         "simulated": simulated,
         "rows": rows,
         "first_gbps": first,
@@ -123,8 +129,10 @@ fn report(model: &Model, share: &Share, rows: &[Row]) -> Result<Report> {
         "verified": true,
     });
     let mut text = Text::default();
-    text.row("model", format!("{} in {} files", units::bytes(share.plan.tensor_bytes), model.files.len()));
-    text.row("gpu", format!("{}: {}", share.gpu.gpu.name(), share.gpu.why));
+    let files = units::count(model.files.len() as u64, "file");
+    let each = units::count(shares.len() as u64, "GPU");
+    text.row("model", format!("{} in {files}, all of it to {each}", units::bytes(model_bytes)));
+    text.row("gpu", format!("{gpu}: {}", shares.first().map_or("", |share| &share.gpu.why)));
     for (i, row) in rows.iter().enumerate() {
         let name = if i == 0 { "loads" } else { "" };
         text.row(
