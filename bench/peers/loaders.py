@@ -86,17 +86,17 @@ PACKAGES = {
 }
 
 
-def onehop_program(program, path, loads):
-    """The command, a process for each load; `seconds` count from when CUDA is up, as for the others."""
-    rows = []
-    for _ in range(loads):
-        run = subprocess.run([program, "load", path, "--json"], check=True, capture_output=True, text=True)
-        outcome = json.loads(run.stdout)
-        rows.append({"seconds": outcome["seconds"], "bytes": outcome["bytes"], "route": outcome["route"], "wrong": 0})
-    return rows
+def onehop_program(program, path, route):
+    """The command, a process for a load; `seconds` count from when CUDA is up, as for the others."""
+    run = subprocess.run([program, "load", path, "--route", route, "--json"], capture_output=True, text=True)
+    outcome = json.loads(run.stdout)
+    if run.returncode:
+        raise SystemExit(outcome["error"]["message"])
+    return {"seconds": outcome["seconds"], "bytes": outcome["bytes"], "route": outcome["route_why"], "wrong": 0}
 
 
-def onehop_verifies(program, path):
+def onehop_verifies(program, path, route):
     """Whether a load that compares every byte in GPU memory with the files finds them the same."""
-    run = subprocess.run([program, "load", path, "--verify", "--json"], capture_output=True, text=True)
+    command = [program, "load", path, "--route", route, "--verify", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True)
     return run.returncode == 0 and json.loads(run.stdout)["verified"] is True

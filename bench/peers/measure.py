@@ -15,6 +15,10 @@ import torch
 import loaders
 
 
+# The command's rows, and the routes that it is asked for.
+ROUTES = {"program": "auto", "cufile": "cufile"}
+
+
 def digest(tensor):
     """A number that depends on every byte and its place: 32-bit words times odd numbers, modulo 2^64."""
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -113,7 +117,7 @@ def drop(files):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=[*loaders.PACKAGES, "program", "expected", "ceilings", "read", "drop"])
+    parser.add_argument("what", choices=[*loaders.PACKAGES, *ROUTES, "expected", "ceilings", "read", "drop"])
     parser.add_argument("model")
     parser.add_argument("--loads", type=int, default=2)
     parser.add_argument("--cold", action="store_true")
@@ -129,13 +133,13 @@ def main():
                 while opened.read(64 << 20):
                     pass
         return None
-    if args.what == "program":
-        rows = []
+    if args.what in ROUTES:
+        route, rows = ROUTES[args.what], []
         for _ in range(args.loads):
             if args.cold:
                 drop(files)
-            rows += loaders.onehop_program(args.program, args.model, 1)
-        if not loaders.onehop_verifies(args.program, args.model):
+            rows.append(loaders.onehop_program(args.program, args.model, route))
+        if not loaders.onehop_verifies(args.program, args.model, route):
             rows[-1] |= {"wrong": 1, "first_wrong": ["by --verify"]}
         return {"loads": rows, "version": "command"}
     torch.cuda.init()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOADERS = ["program", "onehop", "instanttensor", "kvikio", "fastsafetensors", "runai", "safetensors"]
+LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "fastsafetensors", "runai", "safetensors"]
 
 
 def child(args, timeout):

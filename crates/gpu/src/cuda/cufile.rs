@@ -3,9 +3,10 @@
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
@@ -67,6 +68,8 @@ struct Calls {
 /// cuFile, started.
 struct Started {
     calls: Calls,
+    /// The memory that it was given: where it begins and ends.
+    known: Mutex<Vec<Range<u64>>>,
     /// In which memory lies; none for a model of cuFile, whose memory is the host's.
     context: Option<Arc<Context>>,
 }
@@ -153,7 +156,7 @@ impl CuFile {
         };
         // SAFETY: it takes nothing, and is called again by nobody who does not close it.
         within(context.as_deref(), || unsafe { open() })?.check("cuFileDriverOpen")?;
-        Ok(Self(Arc::new(Started { calls, context })))
+        Ok(Self(Arc::new(Started { calls, known: Mutex::default(), context })))
     }
 }
 
@@ -162,6 +165,20 @@ fn within<R>(context: Option<&Context>, call: impl FnOnce() -> R) -> Result<R> {
     match context {
         Some(context) => context.call(WHAT, |_| Ok(call())),
         None => Ok(call()),
+    }
+}
+
+impl Started {
+    fn known(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As cuFile wants memory named: by the beginning of what it was given, or else a buffer of its own is used, and the
+    /// distance from there.
+    fn place(&self, memory: &Region) -> (*mut c_void, i64) {
+        let at = memory.addr().0;
+        let base = self.known().iter().find(|known| known.contains(&at)).map_or(at, |known| known.start);
+        (base as *mut c_void, (at - base) as i64)
     }
 }
 
@@ -194,6 +211,7 @@ impl GpuFiles for CuFile {
         // SAFETY: the region is memory of this context, and is kept until it is taken back.
         within(self.0.context.as_deref(), || unsafe { register(at, bytes, 0) })?
             .check("cuFileBufRegister")?;
+        self.0.known().push(memory.addr().0..memory.addr().0 + bytes as u64);
         Ok(Box::new(Registered { cufile: self.clone(), memory: memory.clone() }))
     }
 
@@ -215,6 +233,11 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let (at, started) = (self.memory.addr().0 as *const c_void, &self.cufile.0);
+        let mut known = started.known();
+        if let Some(i) = known.iter().position(|known| known.start == self.memory.addr().0) {
+            known.swap_remove(i);
+        }
+        drop(known);
         let deregister = started.calls.buffer_deregister;
         // SAFETY: it was registered at this address, and nothing reads into it any more: reads end before they return.
         let _ = within(started.context.as_deref(), || unsafe { deregister(at) });
@@ -249,19 +272,20 @@ impl Opened {
 impl GpuFile for Opened {
     fn read(&self, into: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
-        let (read, to, bytes) = (started.calls.read, into.addr().0 as *mut c_void, into.len());
+        let (read, (base, offset), bytes) = (started.calls.read, started.place(into), into.len());
         // SAFETY: the region is memory of this context that lives across the call, which ends when the bytes are there.
-        let result =
-            within(started.context.as_deref(), || unsafe { read(self.handle, to, bytes, at as i64, 0) })?;
+        let result = within(started.context.as_deref(), || unsafe {
+            read(self.handle, base, bytes, at as i64, offset)
+        })?;
         self.moved("cuFileRead", result)
     }
 
     fn write(&self, from: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
-        let (write, memory, bytes) = (started.calls.write, from.addr().0 as *const c_void, from.len());
+        let (write, (base, offset), bytes) = (started.calls.write, started.place(from), from.len());
         // SAFETY: as for `read`.
         let result = within(started.context.as_deref(), || unsafe {
-            write(self.handle, memory, bytes, at as i64, 0)
+            write(self.handle, base, bytes, at as i64, offset)
         })?;
         self.moved("cuFileWrite", result)
     }
@@ -297,6 +321,7 @@ mod tests {
         typedef struct { int err, cu_err; } answer;
         typedef struct { int type; union { int fd; void *handle; } u; const void *ops; } description;
         static int buffers, handles;
+        static const void *base;
         answer cuFileDriverOpen(void) { return (answer){0, 0}; }
         answer cuFileDriverClose(void) { if (buffers || handles) abort(); return (answer){0, 0}; }
         answer cuFileHandleRegister(void **h, description *d) {
@@ -306,12 +331,13 @@ mod tests {
         void cuFileHandleDeregister(void *h) { handles--; free(h); }
         answer cuFileBufRegister(const void *p, size_t n, int flags) {
             if (n > 1 << 20) return (answer){5011, 801};
-            buffers++; return (answer){0, 0};
+            buffers++; base = p; return (answer){0, 0};
         }
         answer cuFileBufDeregister(const void *p) { buffers--; return (answer){0, 0}; }
         ssize_t cuFileRead(void *h, void *p, size_t n, off_t at, off_t to) {
             if (at == 1) { errno = EIO; return -1; }
             if (at == 2) return -5020;
+            if (buffers && p != base) return -5012;
             return pread(*(int *)h, (char *)p + to, n, at);
         }
         ssize_t cuFileWrite(void *h, const void *p, size_t n, off_t at, off_t from) {
@@ -353,6 +379,9 @@ mod tests {
         assert!(failed[0].contains("nput/output") && failed[1].contains("O_DIRECT"), "{failed:?}");
         memory.fill(0, 4096, 0xee).unwrap();
         assert_eq!(opened.write(&memory, 4096).unwrap(), 4096);
+        // A part of what it was given is named by the whole's beginning.
+        assert_eq!(opened.read(&memory.slice(1024..1040).unwrap(), 256).unwrap(), 16);
+        assert_eq!(memory.host().unwrap().to_vec(1023, 4).unwrap(), [0xee, 0, 1, 2]);
         assert_eq!(std::fs::read(&path).unwrap()[4095..4098], [255, 0xee, 0xee]);
         let refused = cufile.register(&region(2 << 20)).err().unwrap().to_string();
         assert!(refused.contains("5011, CUDA error 801"), "{refused}");
