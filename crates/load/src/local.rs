@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, open, statat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fcntl_setfl, fstat, open, statat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -41,6 +41,8 @@ impl LocalFile {
         let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
         let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
         regular(&name, FileType::from_raw_mode(stat.st_mode))?;
+        // Of a regular file it means nothing, and cuFile takes no file that has it.
+        fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::opening(&name, e))?;
         Ok(Self { file, path: path.into(), name, identity: Identity::of(&stat) })
     }
 

@@ -104,6 +104,7 @@ fn hint(code: c_int) -> &'static str {
         5008 => ": it does not take files of this file system",
         5011 => ": CUDA refused it",
         5012..=5017 => ": it does not take this memory",
+        5019 => ": it does not take files that were opened with such flags",
         5020 => ": the file has to be opened with O_DIRECT",
         5027 => {
             ": it could not make out the file's device; udev has to know it (ID_FS_USAGE, /run/udev in containers)"
