@@ -47,8 +47,11 @@ def test_a_signal_ends_it(long_load):
 
 
 def test_ctrl_c_is_a_keyboard_interrupt(long_load):
+    # Shells start what runs in the background with SIGINT ignored, and that is inherited.
     program = f"""
+import signal
 import onehop
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("begun", flush=True)
 try:
     while True:
