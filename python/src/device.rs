@@ -1,9 +1,11 @@
 //! From what people write for a device to a GPU.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu};
+use onehop_load::engine::Shelf;
 
 use crate::dlpack;
 use crate::error::{Error, Result};
@@ -35,6 +37,19 @@ impl Wish {
                 ))),
             },
         }
+    }
+
+    /// Where loads to it leave their ring for the next one.
+    pub(crate) fn shelf(&self) -> Arc<Shelf> {
+        static SHELVES: Mutex<BTreeMap<String, Arc<Shelf>>> = Mutex::new(BTreeMap::new());
+        let name = match self {
+            Self::Cpu => "cpu",
+            Self::Any => "0",
+            Self::Cuda(name) => name,
+        };
+        // A process that was forked meanwhile may find the lock taken for ever.
+        let Ok(mut shelves) = SHELVES.try_lock() else { return Arc::default() };
+        shelves.entry(name.into()).or_default().clone()
     }
 
     /// Opens it. CUDA takes a fifth of a second to start, unless somebody in this process has started it.

@@ -210,7 +210,7 @@ impl Work {
             // CUDA takes a while to start: everything that needs no GPU is done meanwhile.
             let gpu = scope.spawn(|| (device.open(), self.start.elapsed()));
             let plan = self.plan()?;
-            let prepared = Prepared::new(&plan, &model.files, options)?;
+            let prepared = Prepared::with_shelf(&plan, &model.files, options, device.shelf())?;
             let (device, took) = gpu.join().map_err(|_| Error::Lost)?;
             Ok::<_, Error>((plan, prepared, device?, took))
         })?;

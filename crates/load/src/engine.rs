@@ -15,6 +15,7 @@ mod choice;
 mod crew;
 mod direct;
 mod library;
+mod shelf;
 mod threads;
 
 use std::slice;
@@ -24,7 +25,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_os::HostMem;
+use onehop_os::{DmaMemory, HostMem};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -34,6 +35,8 @@ use crate::stream::Engine;
 use choice::{Choice, Way};
 use crew::{Crew, Job, Lane, Shared};
 use library::Library;
+use shelf::Ring;
+pub use shelf::Shelf;
 
 /// Bytes of a slot at most: copies of fewer bytes lose time between them, and more fall out of the caches of the processor
 /// that fills them.
@@ -51,6 +54,9 @@ const DIRECT_SLOTS: usize = 8;
 
 /// Bytes that are copied to see what the copy engine does.
 const COPIED: usize = 64 << 20;
+
+/// How long threads that have nothing left to do may take to end, if their ring is to be kept.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
@@ -109,7 +115,8 @@ pub struct Prepared {
     chunks: Vec<(Way, Job)>,
     sources: Vec<choice::Opened>,
     /// None for cuFile, which has its own.
-    ring: Option<HostMem>,
+    ring: Option<Ring>,
+    shelf: Option<Arc<Shelf>>,
     slot: usize,
     threads: usize,
     direct: bool,
@@ -125,11 +132,33 @@ impl Prepared {
         Self::for_all(&[plan], files, options)
     }
 
+    /// The same with the ring that an earlier load to this GPU has left, and which this load leaves for the next one.
+    ///
+    /// # Errors
+    /// As for [`Prepared::new`].
+    pub fn with_shelf(
+        plan: &Plan,
+        files: &[Box<dyn Source>],
+        options: &Options,
+        shelf: Arc<Shelf>,
+    ) -> Result<Self> {
+        Self::prepare(&[plan], files, options, Some(shelf))
+    }
+
     /// The same for several GPUs, with a plan for each; all plans are of the same files.
     ///
     /// # Errors
     /// As for [`Prepared::new`].
     pub fn for_all(plans: &[&Plan], files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
+        Self::prepare(plans, files, options, None)
+    }
+
+    fn prepare(
+        plans: &[&Plan],
+        files: &[Box<dyn Source>],
+        options: &Options,
+        shelf: Option<Arc<Shelf>>,
+    ) -> Result<Self> {
         // Whoever waits for a server needs no processor meanwhile.
         let remote = files.iter().any(|file| file.fetch().is_some());
         let most = if remote { MOST_THREADS } else { processors().min(MOST_THREADS) };
@@ -148,9 +177,15 @@ impl Prepared {
         let threads = threads.min(shared);
         let direct = chunks.len() > shared;
         let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
-        let ring = (!by_library).then(|| HostMem::touched(bytes.max(4096))).transpose();
-        let ring = ring.map_err(onehop_gpu::Error::from)?;
-        Ok(Self { chunks, sources, ring, slot, threads, direct, why_cached })
+        let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
+            _ if by_library => None,
+            Some(ring) => Some(ring),
+            None => {
+                let memory = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
+                Some(Ring { memory, known: None })
+            }
+        };
+        Ok(Self { chunks, sources, ring, shelf, slot, threads, direct, why_cached })
     }
 }
 
@@ -209,6 +244,9 @@ pub struct RingEngine {
     arrived: Receiver<Result<Chunk>>,
     account: Account,
     ring: Option<Region>,
+    /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
+    shelf: Option<Arc<Shelf>>,
+    stays: bool,
 }
 
 impl RingEngine {
@@ -225,8 +263,8 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { chunks, sources, ring, slot, threads, direct, why_cached } = prepared;
-        let Some(ring) = ring else {
+        let Prepared { chunks, sources, ring, shelf, slot, threads, direct, why_cached } = prepared;
+        let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
             let jobs = chunks.into_iter().map(|(_, job)| job).collect();
             return Ok(vec![Self::by_library(*gpu, plan, Shared::new(sources, jobs), threads)?]);
@@ -234,7 +272,10 @@ impl RingEngine {
         let mut ends = Vec::with_capacity(gpus.len());
         for (gpu, plan) in gpus.iter().zip(plans) {
             let arena = arena(*gpu, plan)?;
-            let ring = gpu.adopt(Place::PinnedHost, ring.clone())?;
+            let ring = match known.take() {
+                Some(known) => known,
+                None => gpu.adopt(Place::PinnedHost, ring.clone())?,
+            };
             ends.push(End { gpu: *gpu, arena, ring });
         }
         let account = Account {
@@ -269,10 +310,10 @@ impl RingEngine {
                 direct::run(shared, &mut lane, by_disk)
             })?;
         }
-        let crew = Arc::new(crew);
+        let (crew, stays) = (Arc::new(crew), gpus.iter().all(|gpu| !gpu.simulated()));
         let engine = |(End { arena, ring, .. }, arrived)| {
-            let (crew, account) = (crew.clone(), account.clone());
-            Self { arena, crew, arrived, account, ring: Some(ring) }
+            let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
+            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -289,7 +330,7 @@ impl RingEngine {
                 library::run(shared, &library, &arriving)
             })?;
         }
-        Ok(Self { arena, crew: Arc::new(crew), arrived, account, ring: None })
+        Ok(Self { arena, crew: Arc::new(crew), arrived, account, ring: None, shelf: None, stays: false })
     }
 
     /// What ends it from another thread.
@@ -361,6 +402,14 @@ impl Engine for RingEngine {
     }
 
     fn finish(self) -> Result<Region> {
+        if let (Some(shelf), Some(ring)) = (self.shelf, self.ring)
+            && !self.crew.shared.is_stopped()
+            // All threads have ended, so nothing reads the ring or writes it any more.
+            && matches!(self.arrived.recv_timeout(LEAVING), Err(RecvTimeoutError::Disconnected))
+            && let Some(memory) = ring.host().cloned()
+        {
+            shelf.put(Ring { memory, known: self.stays.then_some(ring) });
+        }
         Ok(self.arena)
     }
 }

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onehop_gpu::{Emulated, Region};
-use onehop_load::engine::{Options, Prepared, RingEngine, Route};
+use onehop_load::engine::{Options, Prepared, RingEngine, Route, Shelf};
 use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 
@@ -265,4 +266,35 @@ fn a_load_that_another_thread_stops_says_so() {
     let stopper = stream.engine().stopper();
     std::thread::spawn(move || stopper.stop()).join().unwrap();
     assert!(matches!(stream.next(), Err(Error::GivenUp)));
+}
+
+#[test]
+fn a_ring_is_left_for_the_next_load() {
+    let folder = Folder::new("shelf");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &SIZES);
+    let opened = Model::open(&Local, &[path]).unwrap();
+    let shelf = Arc::new(Shelf::default());
+    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let options = |threads, slot| Options { threads: Some(threads), slot: Some(slot), ..Options::default() };
+    let load = |options: Options| {
+        let prepared = Prepared::with_shelf(&plan, &opened.files, &options, shelf.clone()).unwrap();
+        Stream::new(plan.clone(), RingEngine::start(&Emulated::new(), &plan, prepared).unwrap())
+    };
+    let mut sizes = Vec::new();
+    // The third takes the second's larger ring; the fourth wants more than that.
+    for options in [options(1, 65536), options(2, 1 << 20), options(1, 65536), options(3, 1 << 20)] {
+        let stream = load(options);
+        sizes.push(stream.engine().account().ring_bytes);
+        let (plan, arena) = stream.finish().unwrap();
+        for tensor in &plan.tensors {
+            let (_, data) = tensors.iter().find(|(name, _)| *name == tensor.name).unwrap();
+            assert!(bytes_of(&arena, tensor) == *data, "{}", tensor.name);
+        }
+    }
+    assert!(sizes[0] < sizes[1] && sizes[1] == sizes[2] && sizes[2] < sizes[3], "{sizes:?}");
+    // One that is given up leaves none, for threads may still be at it; the next does well without.
+    drop(load(options(3, 1 << 20)));
+    let alone = load(options(1, 65536));
+    assert_eq!(alone.engine().account().ring_bytes, sizes[0]);
 }
