@@ -12,7 +12,7 @@ use onehop_target::client::RemoteTree;
 use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
-use onehop_usrbio::mount::FS_TYPE;
+use onehop_usrbio::mount::{FS_TYPE, OUR_SEMAPHORES};
 use onehop_usrbio::{Id, SHM};
 use rustix::fs::{CWD, FlockOperation, OFlags, flock, openat};
 use rustix::io::Errno;
@@ -377,7 +377,7 @@ fn remove_leftovers() {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with("sem.onehop-submit-ios.") {
+        if name.starts_with(OUR_SEMAPHORES) {
             let free = |file: &std::fs::File| flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
             if std::fs::File::open(entry.path()).is_ok_and(|file| free(&file)) {
                 let _ = std::fs::remove_file(entry.path());

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use onehop_target::tree::OpenFile;
+use onehop_target::wire::Access;
 
 use crate::{read, write};
 
@@ -12,8 +13,7 @@ use crate::{read, write};
 pub(crate) struct Open {
     pub inode: u64,
     uid: u32,
-    readable: bool,
-    writable: bool,
+    access: Access,
     file: Arc<dyn OpenFile>,
     closed: AtomicBool,
 }
@@ -27,8 +27,13 @@ impl Open {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether what is written is on the disk when it is acknowledged.
+    fn syncs(&self) -> bool {
+        self.access.sync || self.access.data_sync
+    }
+
     fn allows(&self, uid: u32, reads: bool) -> bool {
-        (self.uid == uid || uid == 0) && if reads { self.readable } else { self.writable }
+        (self.uid == uid || uid == 0) && if reads { self.access.read } else { self.access.write }
     }
 }
 
@@ -51,14 +56,8 @@ pub(crate) struct Opens {
 
 impl Opens {
     /// Adds one; gives its handle.
-    pub fn add(
-        &self,
-        inode: u64,
-        uid: u32,
-        (readable, writable): (bool, bool),
-        file: Arc<dyn OpenFile>,
-    ) -> u64 {
-        let open = Open { inode, uid, readable, writable, file, closed: AtomicBool::new(false) };
+    pub fn add(&self, inode: u64, uid: u32, access: Access, file: Arc<dyn OpenFile>) -> u64 {
+        let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.next.fetch_add(1, Ordering::Relaxed) + 1);
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
@@ -81,11 +80,12 @@ impl Opens {
         }
     }
 
-    /// The one that a ring of this user may read or write.
+    /// The one that a ring of this user may read or write; if any of them writes to the disk at once, that one.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
         let list = all.get(&inode).ok_or(NotOpen::Closed)?;
-        if let Some(open) = list.iter().find(|open| open.allows(uid, reads)) {
+        if let Some(open) = list.iter().filter(|open| open.allows(uid, reads)).max_by_key(|open| open.syncs())
+        {
             return Ok(open.clone());
         }
         let known = list.iter().any(|open| open.allows(uid, !reads));
@@ -107,13 +107,17 @@ mod tests {
     fn rings_use_what_their_user_has_open_and_nothing_else() {
         let opens = Opens::default();
         let null = || Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
-        let reader = opens.add(7, 1000, (true, false), null());
+        let reads = Access { read: true, ..Access::default() };
+        let reader = opens.add(7, 1000, reads, null());
         assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
         assert_eq!(opens.find(7, 1001, true).err(), Some(NotOpen::Closed));
         assert_eq!(opens.find(8, 1000, true).err(), Some(NotOpen::Closed));
-        let both = opens.add(7, 1000, (true, true), null());
+        let both = opens.add(7, 1000, Access { write: true, ..reads }, null());
         let held = opens.find(7, 1000, false).unwrap();
+        let synced = opens.add(7, 1000, Access { write: true, data_sync: true, ..reads }, null());
+        assert!(opens.find(7, 1000, false).unwrap().syncs() && !held.syncs());
+        opens.close(synced);
         opens.close(both);
         assert!(held.is_closed());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));

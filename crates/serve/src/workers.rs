@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_os::{Guard, HostMem, Semaphore};
+use onehop_usrbio::mount::OUR_SEMAPHORES;
 use onehop_usrbio::ring::{Done, Entry, Server};
 use onehop_usrbio::{Id, Priority, SHM};
 
@@ -69,7 +70,7 @@ pub(crate) struct Group {
 
 impl Group {
     fn new(uid: u32, priority: Priority) -> Result<Self> {
-        let path = Path::new(SHM).join(format!("sem.onehop-submit-ios.{}", Id::random()?));
+        let path = Path::new(SHM).join(format!("{OUR_SEMAPHORES}{}", Id::random()?));
         let failed = |call| {
             let path = path.clone();
             move |e: std::io::Error| Error::file(call, &path, e)

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use onehop_os::{HostMem, Semaphore};
+use onehop_os::HostMem;
 
-use crate::mount::{self, Mount};
+use crate::mount::{self, Mount, Submissions};
 use crate::ring::{Client, Completion, Request, bytes};
 use crate::{Error, Id, Name, Result, RingName, SHM};
 
@@ -122,7 +122,7 @@ pub struct Ring {
     name: Name,
     mem: HostMem,
     client: Client,
-    submissions: Semaphore,
+    submissions: Submissions,
 }
 
 impl Ring {
@@ -184,7 +184,7 @@ impl Ring {
     /// Waits for `least` completions and takes `most` at most, until a moment. Fewer than `least` come when that is over.
     ///
     /// # Errors
-    /// When what is in the ring contradicts itself.
+    /// When what is in the ring contradicts itself, or the daemon has ended and nothing more will come.
     pub fn wait(
         &self,
         out: &mut Vec<Completion>,
@@ -194,6 +194,7 @@ impl Ring {
     ) -> Result<usize> {
         let mut count = 0;
         let mut spun = None;
+        let (mut looked, mut is_served) = (Instant::now(), true);
         loop {
             let taken = self.client.take(out, most - count)?;
             count += taken;
@@ -207,6 +208,10 @@ impl Ring {
             }
             if count >= least.min(most) {
                 return Ok(count);
+            }
+            if !is_served {
+                // What it said before its end was taken just now.
+                return if count > 0 { Ok(count) } else { Err(Error::Gone) };
             }
             let left = match until {
                 None => nap,
@@ -223,12 +228,18 @@ impl Ring {
                 continue;
             }
             self.client.wait(left);
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                is_served = self.submissions.are_served();
+            }
         }
     }
 }
 
 /// How long a program looks before it sleeps.
 const SPIN: Duration = Duration::from_micros(10);
+/// How often a program that waits looks whether there is a daemon.
+const LOOK: Duration = Duration::from_millis(100);
 
 impl Drop for Ring {
     fn drop(&mut self) {

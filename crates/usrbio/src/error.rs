@@ -46,6 +46,11 @@ pub enum Error {
     /// The ring is full until completions are taken.
     #[error("as many are under way as the ring holds: take completions first")]
     Full,
+    /// The daemon that served the ring is no more.
+    #[error(
+        "the daemon has ended: what it did not answer may have been done or not; make rings and buffers anew"
+    )]
+    Gone,
     /// The GPU cannot do it.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
@@ -88,6 +93,7 @@ impl Error {
             // As 3FS has it, whatever the cause.
             Self::Memory(_) | Self::NoShared { .. } => Errno::IO,
             Self::Full => Errno::AGAIN,
+            Self::Gone => Errno::NOTCONN,
             Self::Gpu(onehop_gpu::Error::NoCuda { .. } | onehop_gpu::Error::NoSuchGpu { .. })
             | Self::NoDevice { .. } => Errno::NODEV,
             Self::Gpu(onehop_gpu::Error::NotSupported { .. }) | Self::NotPossible { .. } => Errno::NOTSUP,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use onehop_os::{HostMem, Semaphore};
-use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat};
 use rustix::io::Errno;
 
 use crate::{Error, IOVS, Name, OURS, Priority, Result, SHM};
@@ -121,14 +121,16 @@ impl Mount {
             .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
     }
 
-    /// The semaphore by which submissions of a priority are told.
+    /// How submissions of a priority are told.
     ///
     /// # Errors
-    /// When the daemon has none, or leads elsewhere than to shared memory.
-    pub fn submissions(&self, priority: Priority) -> Result<Semaphore> {
+    /// When the daemon has no semaphore for them, or leads elsewhere than to shared memory.
+    pub fn submissions(&self, priority: Priority) -> Result<Submissions> {
         let target = self.target(priority.link())?;
-        let mem = map(&target)?;
-        Ok(Semaphore::at(&mem, 0)?)
+        let (file, mem) = shared(&target)?;
+        let name = target.file_name().unwrap_or_default();
+        let is_ours = name.as_encoded_bytes().starts_with(OUR_SEMAPHORES.as_bytes());
+        Ok(Submissions { semaphore: Semaphore::at(&mem, 0)?, held: is_ours.then_some(file) })
     }
 
     /// Where our daemon listens for GPU memory; none where the mount is another's.
@@ -136,6 +138,34 @@ impl Mount {
     pub fn socket(&self) -> Option<PathBuf> {
         let link = self.path.join(OURS).join("socket");
         readlinkat(CWD, &link, Vec::new()).ok().map(|target| path_of(target.into_bytes()))
+    }
+}
+
+/// How the names of our daemon's semaphores in `/dev/shm` begin.
+pub const OUR_SEMAPHORES: &str = "sem.onehop-submit-ios.";
+
+/// The semaphore by which submissions are told.
+pub struct Submissions {
+    semaphore: Semaphore,
+    /// Its file, which our daemon holds a lock on while it lives. 3FS's does not.
+    held: Option<File>,
+}
+
+impl Submissions {
+    /// Tells that there is something to take.
+    pub fn post(&self) {
+        self.semaphore.post();
+    }
+
+    /// Whether anybody is there to take it, as far as one can know without waiting for an answer.
+    #[must_use]
+    pub fn are_served(&self) -> bool {
+        let Some(file) = &self.held else { return true };
+        let is_free = flock(file, FlockOperation::NonBlockingLockShared).is_ok();
+        if is_free {
+            let _ = flock(file, FlockOperation::Unlock);
+        }
+        !is_free
     }
 }
 
@@ -152,11 +182,16 @@ fn folder(path: &Path) -> Result<OwnedFd> {
 
 /// Maps a file of shared memory that a link led to.
 pub(crate) fn map(path: &Path) -> Result<HostMem> {
+    shared(path).map(|(_, mem)| mem)
+}
+
+fn shared(path: &Path) -> Result<(File, HostMem)> {
     if path.parent() != Some(Path::new(SHM)) {
         return Err(Error::Argument(format!("{} is not in {SHM}", path.display())));
     }
     let file = open(path)?;
-    Ok(HostMem::of_shared(&file)?)
+    let mem = HostMem::of_shared(&file)?;
+    Ok((file, mem))
 }
 
 /// Opens a file of shared memory: never a link, nor anything that is no file.

@@ -2,12 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, Options};
 
-use crate::bed::{Bed, LONG, command, compile, run, skipped, wait};
+use crate::bed::{Bed, LONG, command, compile, run, wait};
+use crate::processes::Killed;
 
 fn shared_memory(of: u32) -> usize {
     // Files in /dev/shm that a process has mapped.
@@ -49,50 +50,10 @@ fn a_killed_program_leaves_nothing() {
     }
 }
 
-/// Run by [`a_killed_daemon_hangs_nobody`] in a process of its own; nothing otherwise.
-#[test]
-fn daemon_of_another_process() {
-    let Ok(dir) = std::env::var("ONEHOP_TEST_DAEMON") else { return };
-    let dir = PathBuf::from(dir);
-    let _daemon = Daemon::start(Options::new(&dir.join("mnt"), &dir.join("root"))).unwrap();
-    std::fs::write(dir.join("ready"), "").unwrap();
-    std::thread::sleep(LONG);
-}
-
-/// A daemon in a process of its own, which is killed when this is dropped.
-struct Killed(Child);
-
-impl Killed {
-    fn daemon(bed: &Bed) -> Self {
-        let mut daemon = Command::new(std::env::current_exe().unwrap());
-        daemon.args(["--exact", "death::daemon_of_another_process"]).env("ONEHOP_TEST_DAEMON", &bed.dir);
-        Self(daemon.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_killed_daemon_hangs_nobody() {
     let mut bed = Bed::folder();
-    if std::fs::metadata("/dev/fuse").is_err() || !rustix::process::geteuid().is_root() {
-        return skipped("only root mounts and unmounts as it likes, and there must be a /dev/fuse");
-    }
-    let mut daemon = Killed::daemon(&bed);
-    let start = Instant::now();
-    while !bed.dir.join("ready").exists() {
-        if let Some(status) = daemon.0.try_wait().unwrap() {
-            return skipped(&format!("nothing can be mounted here: {status}"));
-        }
-        assert!(start.elapsed() < LONG);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let Some(daemon) = Killed::daemon(&bed, None) else { return };
     let Some(child) = stay(&bed) else { return };
     drop(daemon);
     let output = wait(child);

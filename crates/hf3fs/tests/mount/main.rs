@@ -4,6 +4,8 @@
 mod bed;
 mod death;
 mod hostile;
+mod outages;
+mod processes;
 mod target;
 mod users;
 

@@ -1,6 +1,7 @@
 //! Programs on the folder of a target: they notice nothing, not even that it is started anew.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,12 @@ use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use crate::bed::{Bed, LONG, command, compile, run, wait};
 use crate::files_through_the_kernel;
 
-fn key() -> Option<Key> {
+pub fn key() -> Option<Key> {
     Key::new(&[9; 32])
 }
 
-fn serve(bed: &Bed, address: &str) -> (Target, SocketAddr) {
+/// Serves the folder of a bed.
+pub fn serve(dir: &Path, address: &str) -> (Target, SocketAddr) {
     let start = Instant::now();
     // The port of a target that just ended may be busy for a moment.
     let acceptor = loop {
@@ -28,14 +30,14 @@ fn serve(bed: &Bed, address: &str) -> (Target, SocketAddr) {
         std::thread::sleep(Duration::from_millis(10));
     };
     let address = acceptor.local().unwrap();
-    let options = server::Options::new(&bed.dir.join("root"), key());
+    let options = server::Options::new(&dir.join("root"), key());
     (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
 }
 
 /// A mount of a target's folder.
 fn start() -> Option<(Bed, Target, SocketAddr)> {
     let bed = Bed::folder();
-    let (target, address) = serve(&bed, "127.0.0.1:0");
+    let (target, address) = serve(&bed.dir, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
     let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
     let options = Options::of_target(&bed.mount(), tree);
@@ -84,7 +86,7 @@ fn programs_go_on_when_the_target_is_started_anew() {
     while child.try_wait().unwrap().is_none() && restarts < 4 {
         std::thread::sleep(Duration::from_millis(100));
         assert!(target.drain(LONG));
-        target = serve(&bed, &address.to_string()).0;
+        target = serve(&bed.dir, &address.to_string()).0;
         restarts += 1;
     }
     let output = wait(child);

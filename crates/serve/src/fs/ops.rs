@@ -122,7 +122,7 @@ impl Mounted {
         let (parent, name, access) = (self.real(parent)?, named(name)?, access_of(flags));
         let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
         let (made, file) = self.tree.create(parent, &name, mode, access, exclusive, owner.plain())?;
-        let handle = self.shared.opens.add(made.node, owner.uid, (access.read, access.write), file);
+        let handle = self.shared.opens.add(made.node, owner.uid, access, file);
         Ok((attr(&made), handle))
     }
 
@@ -152,7 +152,7 @@ impl Mounted {
     pub(super) fn open_file(&self, uid: u32, inode: INodeNo, flags: OpenFlags) -> Result<u64, Errno> {
         let access = access_of(flags);
         let file = self.tree.open(self.real(inode)?, access)?;
-        Ok(self.shared.opens.add(inode.0, uid, (access.read, access.write), file))
+        Ok(self.shared.opens.add(inode.0, uid, access, file))
     }
 
     pub(super) fn read_file(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {

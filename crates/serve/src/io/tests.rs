@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 use onehop_target::tree::Local;
+use onehop_target::wire::Access;
 use onehop_usrbio::gpu::{Gpus, Memory, Mode};
 use onehop_usrbio::ring::{Client, Completion, Request, Server, bytes};
 use onehop_usrbio::{Id, Name, Priority, RingName};
@@ -44,7 +45,8 @@ impl Rig {
         std::fs::write(&path, vec![5; FILE as usize]).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        shared.opens.add(INODE, 1000, (true, true), Arc::new(Local::new(file)));
+        let access = Access { read: true, write: true, ..Access::default() };
+        shared.opens.add(INODE, 1000, access, Arc::new(Local::new(file)));
         let mem = HostMem::anonymous(SIZE).unwrap();
         let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
         let name = Name::buffer(host, 4096);

@@ -1,0 +1,140 @@
+//! A daemon that is killed while programs write to a target through it, and a target that falls silent: nothing hangs, programs get an
+//! error, and what was acknowledged is there.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use onehop_serve::Options;
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::tcp::TcpConnector;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::bed::{Bed, LONG, command, compile};
+use crate::processes::Killed;
+use crate::target::{key, serve};
+
+const RECORD: usize = 5000;
+
+/// A program that writes, and what it says.
+struct Journal {
+    child: Child,
+    said: Receiver<String>,
+    file: &'static str,
+    acknowledged: Vec<u64>,
+}
+
+impl Journal {
+    fn start(program: &Path, bed: &Bed, by: &'static str, first: u64) -> Self {
+        let mut journal = command(program);
+        journal.arg(bed.mount()).arg(bed.mount().join(by)).arg(first.to_string()).arg(by);
+        let mut child = journal.stdout(Stdio::piped()).spawn().unwrap();
+        let (say, said) = channel();
+        let out = child.stdout.take().unwrap();
+        std::thread::spawn(move || {
+            BufReader::new(out).lines().map_while(Result::ok).try_for_each(|l| say.send(l))
+        });
+        Self { child, said, file: by, acknowledged: Vec::new() }
+    }
+
+    /// Both kinds.
+    fn both(program: &Path, bed: &Bed, first: u64) -> [Self; 2] {
+        ["ring", "calls"].map(|by| Self::start(program, bed, by, first))
+    }
+
+    /// Waits until so many more records were acknowledged.
+    fn more(&mut self, count: usize) {
+        for _ in 0..count {
+            let line = self.said.recv_timeout(LONG).expect("nothing is written any more");
+            self.acknowledged.push(line.parse().expect("a record that failed"));
+        }
+    }
+
+    /// The error by which it ended, which has to come.
+    fn ended(&mut self) -> i32 {
+        loop {
+            let line = self.said.recv_timeout(LONG).expect("a program hangs, or was killed");
+            if let Some(error) = line.strip_prefix("ended by ") {
+                let start = Instant::now();
+                while self.child.try_wait().unwrap().is_none() {
+                    assert!(start.elapsed() < LONG, "a program does not end");
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                return error.parse().unwrap();
+            }
+            self.acknowledged.push(line.parse().unwrap());
+        }
+    }
+
+    /// Whether the target has all that was acknowledged; gives the number that comes next.
+    fn check(&self, bed: &Bed) -> u64 {
+        let bytes = std::fs::read(bed.dir.join("root").join(self.file)).unwrap();
+        for number in &self.acknowledged {
+            let at = *number as usize * RECORD;
+            let wanted = (0..RECORD).map(|i| (number * 31 + i as u64 * 7) as u8);
+            let have = bytes.get(at..at + RECORD).unwrap_or_default();
+            assert!(have.iter().copied().eq(wanted), "record {number} of {} is lost", self.file);
+        }
+        self.acknowledged.iter().max().unwrap() + 1
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // It has ended, unless its test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_killed_daemon_loses_nothing_that_a_target_acknowledged() {
+    let bed = Bed::folder();
+    let Some(program) = compile("crates/hf3fs/tests/programs/journal.c") else { return };
+    let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
+    let (mut first, mut before) = (0, Vec::new());
+    for _ in 0..3 {
+        let Some(daemon) = Killed::daemon(&bed, Some(address)) else { return };
+        let mut journals = Journal::both(&program, &bed, first);
+        journals.iter_mut().for_each(|journal| journal.more(50));
+        drop(daemon);
+        for journal in &mut journals {
+            let error = journal.ended();
+            assert!([-libc::ENOTCONN, -libc::ECONNABORTED].contains(&error), "{}: {error}", journal.file);
+        }
+        before.extend(journals);
+        first = before.iter().map(|journal| journal.check(&bed)).max().unwrap();
+    }
+    // Each round went on behind the ones before, whose records nobody overwrote.
+    assert!(first >= 150);
+}
+
+#[test]
+fn a_silent_target_is_given_up_in_time() {
+    let bed = Bed::folder();
+    let Some(program) = compile("crates/hf3fs/tests/programs/journal.c") else { return };
+    let (target, address) = Killed::target(&bed, "127.0.0.1:0");
+    let connector = TcpConnector::new(&address).unwrap();
+    let (stall, give_up) = (Duration::from_secs(1), Duration::from_secs(4));
+    let options = client::Options { stall, give_up, ..client::Options::new(key()) };
+    let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
+    let options = Options::of_target(&bed.mount(), tree);
+    let Some(bed) = bed.mounted(options) else { return };
+    let mut journals = Journal::both(&program, &bed, 0);
+    journals.iter_mut().for_each(|journal| journal.more(50));
+    // As a machine that stands still: connections stay, and nothing comes over them.
+    kill_process(Pid::from_child(&target.0), Signal::STOP).unwrap();
+    for journal in &mut journals {
+        assert_eq!(journal.ended(), -libc::ETIMEDOUT, "{}", journal.file);
+    }
+    let first = journals.iter().map(|journal| journal.check(&bed)).max().unwrap();
+    drop(target);
+    // Its successor serves the same mount.
+    let _target = Killed::target(&bed, &address);
+    let mut again = Journal::both(&program, &bed, first);
+    again.iter_mut().for_each(|journal| journal.more(50));
+    drop(again);
+    assert!(journals.iter().all(|journal| journal.check(&bed) <= first));
+}

@@ -1,0 +1,108 @@
+//! Daemons and targets in processes of their own, so that they can be killed.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use onehop_serve::{Daemon, Options};
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::tcp::TcpConnector;
+
+use crate::bed::{Bed, LONG, skipped};
+use crate::target::{key, serve};
+
+/// A process that is killed when this is dropped.
+pub struct Killed(pub Child);
+
+/// How long it stays if its test forgets it.
+const STAY: Duration = Duration::from_secs(300);
+
+impl Killed {
+    fn start(bed: &Bed, test: &str, of: &str) -> Self {
+        let _ = std::fs::remove_file(bed.dir.join("ready"));
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", test]).env("ONEHOP_TEST_PROCESS", &bed.dir).env("ONEHOP_TEST_OF", of);
+        Self(process.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// A mount of the bed's folder, or of a target's; none, and a line that says so, where there can be none.
+    pub fn daemon(bed: &Bed, target: Option<SocketAddr>) -> Option<Self> {
+        if std::fs::metadata("/dev/fuse").is_err() || !rustix::process::geteuid().is_root() {
+            skipped("only root mounts and unmounts as it likes, and there must be a /dev/fuse");
+            return None;
+        }
+        let of = target.map_or_else(String::new, |address| address.to_string());
+        let mut this = Self::start(bed, "processes::daemon", &of);
+        if let Err(status) = this.ready(bed) {
+            skipped(&format!("nothing can be mounted here: {status}"));
+            return None;
+        }
+        Some(this)
+    }
+
+    /// A target of the bed's folder, and its address.
+    pub fn target(bed: &Bed, address: &str) -> (Self, String) {
+        let mut this = Self::start(bed, "processes::target", address);
+        let address = this.ready(bed).unwrap_or_else(|status| panic!("no target: {status}"));
+        (this, address)
+    }
+
+    /// Waits until it says that it is ready; how it ended, if it did.
+    fn ready(&mut self, bed: &Bed) -> Result<String, std::process::ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Ok(text) = std::fs::read_to_string(bed.dir.join("ready")) {
+                return Ok(text);
+            }
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return Err(status);
+            }
+            assert!(start.elapsed() < LONG, "a process does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// In such a process: the folder, and what it is to serve or where.
+fn task() -> Option<(PathBuf, String)> {
+    let dir = std::env::var("ONEHOP_TEST_PROCESS").ok()?;
+    Some((dir.into(), std::env::var("ONEHOP_TEST_OF").unwrap()))
+}
+
+fn say_ready(dir: &std::path::Path, text: &str) {
+    std::fs::write(dir.join("ready.new"), text).unwrap();
+    std::fs::rename(dir.join("ready.new"), dir.join("ready")).unwrap();
+    std::thread::sleep(STAY);
+}
+
+/// Run by [`Killed::daemon`]; nothing otherwise.
+#[test]
+fn daemon() {
+    let Some((dir, target)) = task() else { return };
+    let options = if target.is_empty() {
+        Options::new(&dir.join("mnt"), &dir.join("root"))
+    } else {
+        let connector = TcpConnector::new(&target).unwrap();
+        let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
+        Options::of_target(&dir.join("mnt"), tree)
+    };
+    let _daemon = Daemon::start(options).unwrap();
+    say_ready(&dir, "");
+}
+
+/// Run by [`Killed::target`]; nothing otherwise.
+#[test]
+fn target() {
+    let Some((dir, address)) = task() else { return };
+    let (_target, address) = serve(&dir, &address);
+    say_ready(&dir, &address.to_string());
+}
