@@ -75,6 +75,9 @@ pub(crate) struct Args {
     /// Refuse all that would change something
     #[arg(long)]
     read_only: bool,
+    /// Acknowledge a write only when it is on the disk; without it the kernel has it, and fsync brings it there
+    #[arg(long, conflicts_with = "read_only")]
+    write_through: bool,
 }
 
 /// How often it is looked whether it is to end.
@@ -98,7 +101,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
     };
     let address = acceptor.address();
-    let options = Options { read_only: args.read_only, ..Options::new(&args.root, key) };
+    let options = Options {
+        read_only: args.read_only,
+        write_through: args.write_through,
+        ..Options::new(&args.root, key)
+    };
     let target = Target::start(options, vec![acceptor]).map_err(refused)?;
     // People, and scripts that wait for it, read this on stderr.
     eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());

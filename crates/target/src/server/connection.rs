@@ -1,7 +1,7 @@
 //! One connection of a client: reads what it asks for, does what needs no waiting, and hands the rest to those who may wait.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
@@ -24,12 +24,24 @@ pub(crate) struct Connection {
     pub session: Arc<Session>,
     under_way: AtomicU32,
     limit: Duration,
+    ended: AtomicBool,
 }
 
 impl Connection {
     pub fn new(link: Box<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
         session.joined();
-        Arc::new(Self { link, session, under_way: AtomicU32::new(0), limit })
+        Arc::new(Self { link, session, under_way: AtomicU32::new(0), limit, ended: AtomicBool::new(false) })
+    }
+
+    /// Whether nobody listens at its other end any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Says that nobody does.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.link.close();
     }
 
     /// Tells what came of a request. Who does not listen is cut off; what was done stays done, and the answer is kept.
@@ -71,7 +83,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, link: Box<dyn Link>) -> Result<()> {
         // What is wrong with it is of use to whoever wrote the other side.
         let _ = handshake::send(&*connection.link, Kind::Goodbye, error.to_string().as_bytes(), limits.stall);
     }
-    connection.link.close();
+    connection.end();
     match ended {
         Err(Error::Closed { .. }) => Ok(()),
         other => other,

@@ -29,7 +29,7 @@ use crate::buffers::Buffers;
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, Rules};
 use crate::turns::{Next, Queue};
-use crate::wire::{SessionId, Welcome};
+use crate::wire::{Access, SessionId, Welcome};
 use crate::{Error, Result, lock};
 use perform::Work;
 use session::Session;
@@ -94,6 +94,8 @@ pub struct Options {
     pub key: Option<Key>,
     /// Whether nothing may be changed.
     pub read_only: bool,
+    /// Whether writes are on the disk when they are acknowledged, without a sync.
+    pub write_through: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -102,7 +104,7 @@ impl Options {
     /// A folder, to be read and written by everybody who has the key.
     #[must_use]
     pub fn new(root: &Path, key: Option<Key>) -> Self {
-        Self { root: root.to_owned(), key, read_only: false, limits: Limits::default() }
+        Self { root: root.to_owned(), key, read_only: false, write_through: false, limits: Limits::default() }
     }
 }
 
@@ -193,6 +195,11 @@ impl Shared {
             read_only: self.options.read_only,
         };
         Ok((welcome, session))
+    }
+
+    /// How a file is opened that a client wants to open so.
+    fn access(&self, wanted: Access) -> Access {
+        Access { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
     }
 
     /// Has something done by a thread that may wait.

@@ -31,6 +31,10 @@ impl Work {
             session.over(id, &Reply::Done);
             return;
         }
+        if connection.has_ended() && session.leave_aside(id, &connection) {
+            // A client that lives asks again. One that was killed must not overwrite what its successor writes.
+            return;
+        }
         let done = perform(shared, &connection, &request, data);
         let (reply, data) = done.unwrap_or_else(|error| (failed(error), None));
         let stretch = data.as_ref().and_then(|(lent, len)| lent.stretch(*len).ok());
@@ -131,7 +135,8 @@ fn perform(
             Reply::Attr(folder.make(*parent, name, make, *owner)?)
         }
         Request::Create { parent, name, mode, access, exclusive, owner } => {
-            let (attr, file) = folder.create_local(*parent, name, *mode, *access, *exclusive, *owner)?;
+            let access = shared.access(*access);
+            let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, *owner)?;
             let file = session.add_file(file).inspect_err(|_| folder.forget(attr.node, 1))?;
             Reply::Created { attr, file }
         }
@@ -154,7 +159,7 @@ fn perform(
         }
         Request::Space => Reply::Space(folder.space()?),
         Request::Open { node, access } => {
-            Reply::Opened { file: session.add_file(folder.open_local(*node, *access)?)? }
+            Reply::Opened { file: session.add_file(folder.open_local(*node, shared.access(*access))?)? }
         }
         Request::Close { file } => {
             session.close_file(*file)?;

@@ -126,6 +126,16 @@ impl Session {
         id < lock(&self.answers).done
     }
 
+    /// Forgets what came by a connection that has ended, and was not begun; whether nobody has asked for it again meanwhile.
+    pub fn leave_aside(&self, id: u64, by: &Arc<Connection>) -> bool {
+        let mut answers = lock(&self.answers);
+        if matches!(answers.known.get(&id), Some(State::Running(who)) if !Arc::ptr_eq(who, by)) {
+            return false;
+        }
+        answers.known.remove(&id);
+        true
+    }
+
     /// Keeps an answer; gives who wants to know it, where that is written down.
     pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
         let mut answers = lock(&self.answers);
@@ -152,5 +162,46 @@ impl Session {
 
     pub fn close_file(&self, number: u64) -> Answer<()> {
         lock(&self.files).remove(&number).map(drop).ok_or(Errno::BADF)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::{TcpAcceptor, TcpConnector};
+    use crate::transport::{Acceptor, Connector, Link};
+    use crate::tree::Rules;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn link() -> (Box<dyn Link>, Box<dyn Link>) {
+        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+        let near =
+            TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap().connect(0, SOON).unwrap();
+        (acceptor.accept(SOON).unwrap().unwrap(), near)
+    }
+
+    #[test]
+    fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
+        let folder = std::fs::File::open("/").unwrap().into();
+        let folder = Folder::new(folder, Rules { for_others: true, most_nodes: 64 }).unwrap();
+        let session = Arc::new(Session::new([1; 16], 0, folder, 8));
+        let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
+        let connections: Vec<_> =
+            links.into_iter().map(|link| Connection::new(link, session.clone(), SOON)).collect();
+        let [first, second] = &connections[..] else { unreachable!() };
+        let request = Request::Write { file: 1, at: 0, len: 1, from: None };
+        let admitted = |id, by| session.admit(id, 0, &request, by);
+        assert!(matches!(admitted(0, first), Admit::Do));
+        assert!(!first.has_ended());
+        first.end();
+        assert!(first.has_ended() && session.leave_aside(0, first));
+        // Asked for again it is done, since it was not.
+        assert!(matches!(admitted(0, second), Admit::Do));
+        assert!(!session.leave_aside(0, first));
+        // Asked for again before its turn came: its turn counts.
+        assert!(matches!(admitted(1, first), Admit::Do));
+        assert!(matches!(admitted(1, second), Admit::Wait));
+        assert!(!session.leave_aside(1, first));
     }
 }

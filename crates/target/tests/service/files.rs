@@ -1,11 +1,14 @@
 //! Files of a target are as those of a folder.
 
+use std::path::Path;
+
 use onehop_os::HostMem;
 use onehop_target::client::RemoteTree;
 use onehop_target::server;
 use onehop_target::tcp::TcpConnector;
 use onehop_target::tree::{Folder, Memory, Rules, Tree};
-use onehop_target::wire::{Change, FileKind, Make, Name, Owner, ROOT};
+use onehop_target::wire::{Access, Change, FileKind, Make, Name, Owner, ROOT};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::bed::{BOTH, Bed, ME, READ, connect, key, name, options, start};
@@ -152,6 +155,38 @@ fn what_is_made_belongs_to_its_maker() {
     let me = rustix::process::geteuid();
     let wanted = if me.is_root() { 12_345 } else { me.as_raw() };
     assert_eq!(made.uid, wanted);
+}
+
+/// The flags with which this process, and so a target within it, has a file open.
+fn flags_of(path: &Path) -> OFlags {
+    let flags = |entry: std::fs::DirEntry| {
+        std::fs::read_link(entry.path()).ok().filter(|target| target == path)?;
+        let info = std::fs::read_to_string(Path::new("/proc/self/fdinfo").join(entry.file_name())).ok()?;
+        let octal = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        Some(OFlags::from_bits_retain(u32::from_str_radix(octal.trim(), 8).ok()?))
+    };
+    let mut all = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(flags);
+    // The target also holds a descriptor that is a mere path.
+    all.find(|flags| !flags.contains(OFlags::PATH)).unwrap()
+}
+
+#[test]
+fn writes_are_on_the_disk_first_where_that_is_wanted() {
+    let synced = Access { data_sync: true, ..BOTH };
+    for (write_through, access, wanted) in [(false, BOTH, false), (true, BOTH, true), (false, synced, true)] {
+        let bed = Bed::new();
+        let root = bed.root().canonicalize().unwrap();
+        std::fs::write(root.join("there"), "old").unwrap();
+        let (_target, address) = start(server::Options { write_through, ..bed.options() }, "127.0.0.1:0");
+        let tree = connect(address, options());
+        let node = tree.lookup(ROOT, &name("there")).unwrap().node;
+        let there = tree.open(node, access).unwrap();
+        let (_, made) = tree.create(ROOT, &name("made"), 0o600, access, true, ME).unwrap();
+        for (file, name) in [(there, "there"), (made, "made")] {
+            assert_eq!(file.write_bytes(b"new", 0).unwrap(), 3);
+            assert_eq!(flags_of(&root.join(name)).contains(OFlags::DSYNC), wanted, "{name} {write_through}");
+        }
+    }
 }
 
 #[test]
