@@ -172,10 +172,9 @@ impl Shared {
         let known = wanted.and_then(|id| sessions.get(&id).cloned());
         let session = match known {
             Some(session) => session,
-            None if sessions.len() >= self.options.limits.sessions => {
-                return Err(refused("it has as many clients as it can"));
-            }
             None => {
+                make_room(&mut sessions, self.options.limits.sessions)
+                    .ok_or_else(|| refused("it has as many clients as it can"))?;
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let rules = Rules { for_others: true, most_nodes: self.nodes };
                 let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
@@ -262,7 +261,7 @@ impl Shared {
                 Err(_) => std::thread::sleep(TICK),
             }
             let lease = self.options.limits.lease;
-            lock(&self.sessions).retain(|_, session| !session.is_left(lease));
+            lock(&self.sessions).retain(|_, session| session.gone_for().is_none_or(|time| time <= lease));
         }
     }
 }
@@ -353,6 +352,16 @@ impl Drop for Target {
             let _ = thread.join();
         }
     }
+}
+
+/// Sees that there is room for one more session: the one whose client has been gone for longest makes it. None where all are here.
+fn make_room(sessions: &mut HashMap<SessionId, Arc<Session>>, most: usize) -> Option<()> {
+    if sessions.len() < most {
+        return Some(());
+    }
+    let gone = sessions.values().filter_map(|session| Some((session.gone_for()?, session.id)));
+    let longest = gone.max_by_key(|(time, _)| *time)?.1;
+    sessions.remove(&longest).map(drop)
 }
 
 /// Every file that a client knows takes a descriptor; gives how many there may be.

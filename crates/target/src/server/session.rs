@@ -84,9 +84,9 @@ impl Session {
         self.connections.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether nobody has come back to it for so long.
-    pub fn is_left(&self, lease: Duration) -> bool {
-        self.connections.load(Ordering::Acquire) == 0 && lock(&self.left).elapsed() > lease
+    /// How long it has had no connection; none where it has one.
+    pub fn gone_for(&self) -> Option<Duration> {
+        (self.connections.load(Ordering::Acquire) == 0).then(|| lock(&self.left).elapsed())
     }
 
     /// Decides about a request that came in.

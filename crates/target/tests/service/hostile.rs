@@ -171,3 +171,27 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
         let _ = stream.read_to_end(&mut rest);
     }
 }
+
+#[test]
+fn clients_that_are_gone_make_room_for_others() {
+    let bed = Bed::new();
+    let mut of = server::Options { key: None, ..bed.options() };
+    of.limits.sessions = 3;
+    let (target, address) = start(of, "127.0.0.1:0");
+    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: false }).unwrap(), b"");
+    let proof = frame(Kind::Proof, 0, &pack(&Proof { proof: [0; 32], session: None }).unwrap(), b"");
+    let here = connect(address, onehop_target::client::Options { key: None, ..options() });
+    for _ in 0..10 {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(&[&hello[..], &proof].concat()).unwrap();
+        // It was let in if there is an answer to the proof, too.
+        assert!(stream.read(&mut [0; 1]).unwrap() > 0);
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    let start = Instant::now();
+    let late = connect(address, onehop_target::client::Options { key: None, ..options() });
+    assert!(late.attr(ROOT).is_ok() && here.attr(ROOT).is_ok() && start.elapsed() < LONG);
+    assert_eq!((target.report().sessions <= 3, here.report().sessions_lost), (true, 0));
+}
