@@ -79,7 +79,13 @@ int main(int argc, char **argv)
                 error = count;
             left -= count;
         }
-        if (error != 0)
+        if (error != 0) {
+            /* Its name in /dev/shm would stay: the daemon that takes such names away is no more. */
+            if (by_ring) {
+                hf3fs_iordestroy(&ior);
+                hf3fs_iovdestroy(&iov);
+            }
             return ended(error);
+        }
     }
 }
