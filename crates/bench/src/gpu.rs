@@ -1,6 +1,7 @@
 //! The GPU's side: owner and shared queues of an NVIDIA GPU against the null controller, which runs as a kernel beside
 //! them on the same GPU. Nothing is measured that is not checked: every entry by its seal, every outcome by the host.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_controller::Report;
@@ -96,7 +97,7 @@ impl Plan {
 pub struct GpuBench {
     pub(crate) gpu: CudaGpu,
     /// The same, with kernels that take the times.
-    metered: CudaGpu,
+    metered: Arc<dyn Gpu>,
     pub(crate) code: Code,
     limit: Duration,
 }
@@ -109,7 +110,6 @@ impl GpuBench {
     pub fn new(gpu: CudaGpu) -> Result<Self> {
         let code = gpu.load_rig()?;
         let metered = gpu.metered()?;
-        metered.load_kernels()?;
         Ok(Self { gpu, metered, code, limit: LIMIT })
     }
 
@@ -179,13 +179,13 @@ impl GpuBench {
 
     /// Has the times of a launch taken; gives them and the commands per second that it came to.
     fn times(&self, plan: &Plan) -> Result<(f64, Times)> {
-        let (rates, bed) = self.launches(&self.metered, plan, 1)?;
+        let (rates, bed) = self.launches(&*self.metered, plan, 1)?;
         let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;
         Ok((rates.first().copied().unwrap_or(0.0), times))
     }
 
     /// Launches one after the other, by one of the two sets of kernels, behind one that warms up.
-    fn launches(&self, gpu: &CudaGpu, plan: &Plan, launches: usize) -> Result<(Vec<f64>, Bed)> {
+    fn launches(&self, gpu: &dyn Gpu, plan: &Plan, launches: usize) -> Result<(Vec<f64>, Bed)> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.write_works()?;
         let launch = plan.launch(&bed);
@@ -202,7 +202,7 @@ impl GpuBench {
 }
 
 /// Runs a launch to its end; gives commands per second.
-fn launch_once(gpu: &CudaGpu, bed: &Bed, plan: &Plan, launch: &Launch) -> Result<f64> {
+fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &Plan, launch: &Launch) -> Result<f64> {
     bed.outcomes.fill(0, bed.outcomes.len(), 0)?;
     let job = KernelJob {
         works: bed.works.addr(),

@@ -27,6 +27,12 @@ impl Clock {
         cycles / self.per_ns
     }
 
+    /// A time in cycles.
+    #[must_use]
+    pub fn cycles(&self, time: Duration) -> u64 {
+        (time.as_nanos() as f64 * self.per_ns) as u64
+    }
+
     /// Billions of cycles per second.
     #[must_use]
     pub fn ghz(&self) -> f64 {

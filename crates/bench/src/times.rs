@@ -1,7 +1,7 @@
 //! What kernels that take the times have left: when each command began and ended, and what their warps did meanwhile.
 
-use onehop_device::params::times::{ITEM_BYTES, WARP_BYTES, WARP_WORDS, items_at, warps_at};
 use onehop_gpu::Region;
+use onehop_proto::kernel::times::{ITEM_BYTES, WARP_WORDS, end, items_at, warps_at};
 
 use crate::Result;
 use crate::bed::wrong;
@@ -20,7 +20,7 @@ pub(crate) struct Times {
 
 /// Bytes behind the outcomes of so many commands that so many warps want.
 pub(crate) fn bytes(commands: u32, warps: u32) -> usize {
-    (warps_at(commands) - u64::from(commands) * 8) as usize + warps as usize * WARP_BYTES as usize
+    (end(commands, warps) - u64::from(commands) * 8) as usize
 }
 
 /// Reads them from where the outcomes of a job lie.
@@ -37,7 +37,8 @@ pub(crate) fn read(outcomes: &Region, commands: u32, warps: u32) -> Result<Times
 fn evaluate(items: &[u64], warps: &[u64]) -> Result<Times> {
     let (items, warps) = (items.as_chunks::<2>().0, warps.as_chunks::<{ WARP_WORDS as usize }>().0);
     // Each processor has its own clock; they run at one rate.
-    let mut rates: Vec<_> = warps.iter().map(|[.., cycles, nanos]| *nanos as f64 / *cycles as f64).collect();
+    let mut rates: Vec<_> =
+        warps.iter().map(|[_, _, _, cycles, nanos, ..]| *nanos as f64 / *cycles as f64).collect();
     let nanos = median(&mut rates);
     if !(nanos > 0.01 && nanos < 100.0) {
         return Err(wrong(&format!("a cycle took {nanos} ns")));
@@ -66,7 +67,7 @@ mod tests {
     #[test]
     fn cycles_become_nanoseconds_and_shares() {
         let items: Vec<u64> = (0..100).flat_map(|i| [1000, 1000 + 2 * i]).collect();
-        let warps = [500, 300, 200, 1000, 500, 0, 100, 100, 2000, 1000];
+        let warps = [500, 300, 200, 1000, 500, 7, 7, 0, 100, 100, 2000, 1000, 7, 7];
         let times = evaluate(&items, &warps).unwrap();
         assert_eq!((times.p50_ns, times.p99_ns), (50.0, 99.0));
         assert_eq!((times.cycles_submit, times.cycles_complete), (4.0, 3.0));
@@ -74,14 +75,14 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_an_error() {
-        assert!(evaluate(&[5, 6, 0, 0], &[0, 0, 0, 10, 10]).is_err());
-        assert!(evaluate(&[5, 4], &[0, 0, 0, 10, 10]).is_err());
-        assert!(evaluate(&[5, 6], &[0; 5]).is_err());
+        assert!(evaluate(&[5, 6, 0, 0], &[0, 0, 0, 10, 10, 0, 0]).is_err());
+        assert!(evaluate(&[5, 4], &[0, 0, 0, 10, 10, 0, 0]).is_err());
+        assert!(evaluate(&[5, 6], &[0; 7]).is_err());
     }
 
     #[test]
     fn the_times_lie_behind_the_outcomes() {
-        assert_eq!(bytes(16, 2), 16 * 16 + 2 * 40);
-        assert!(bytes(1, 1) >= 120 + 16 + 40);
+        assert_eq!(bytes(16, 2), 16 * 16 + 2 * 56);
+        assert!(bytes(1, 1) >= 120 + 16 + 56);
     }
 }

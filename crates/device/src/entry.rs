@@ -9,12 +9,14 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 
-#[cfg(not(meter))]
-use crate::gpu::Lane;
-use crate::gpu::{Door, Gpu};
-#[cfg(meter)]
-use crate::meter::Metered as Lane;
+use crate::gpu::{Door, Gpu, Lane};
 use crate::params::{Job, LANES, Queue};
+
+/// What runs the kernels.
+#[cfg(not(meter))]
+type Warp = Lane;
+#[cfg(meter)]
+type Warp = kernel::Metered<Lane>;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -35,7 +37,7 @@ fn rings<M: Memory<Addr = GpuAddr>>(queue: &Queue, sq_door: M::Door, cq_door: M:
 }
 
 #[inline(always)]
-fn owner(queue: &Queue) -> OwnerQueue<Lane> {
+fn owner(queue: &Queue) -> OwnerQueue<Warp> {
     OwnerQueue {
         rings: rings(queue, Door::Sq, Door::Cq),
         scratch: GpuAddr(queue.control),
@@ -85,7 +87,7 @@ macro_rules! owner_kernel {
             let queue = || unsafe { queues.add(index as usize).read_volatile() };
             let warp = Lane::new(0, $words, [queue().sq_door, queue().cq_door]);
             #[cfg(meter)]
-            let warp = warp.begin(&work);
+            let warp = Warp::begin(warp, GpuAddr(work.outcomes), work.count);
             let (first, end) = share(work.count, index, warps);
             let exit = $run(&warp, || owner(&queue()), &job(&warp, &work), first, end);
             #[cfg(meter)]
@@ -151,7 +153,7 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
     let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door, queue.cq_door]);
     #[cfg(meter)]
-    let warp = warp.begin(&work);
+    let warp = Warp::begin(warp, GpuAddr(work.outcomes), work.count);
     if let Some(shared) = Shared::new(rings(&queue, Door::Sq, Door::Cq), GpuAddr(queue.control)) {
         let (items, dealt) = (share(work.count, index, warps), (index / count, warps.div_ceil(count)));
         let exit = run_group(&warp, &shared, &job(&warp, &work), items, dealt);

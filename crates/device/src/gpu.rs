@@ -485,4 +485,12 @@ impl Warp for Lane {
         unsafe { asm!("cp.async.wait_all;", options(nostack)) };
         Self::barrier();
     }
+
+    #[inline(always)]
+    fn cycles(&self) -> u64 {
+        let now;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov.u64 {0}, %clock64;", out(reg64) now, options(nomem, nostack)) };
+        now
+    }
 }

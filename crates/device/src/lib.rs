@@ -28,15 +28,13 @@ pub mod params;
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 pub mod gpu;
-#[cfg(all(target_arch = "nvptx64", meter))]
-mod meter;
 
 /// The kernels as PTX for sm_80 and later; the driver compiles it for the GPU at hand.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/onehop.ptx");
 
 /// The same kernels, which also write down when each command began and ended, and what their warps spent their time on:
-/// [`params::times`] says where. They are slower; for benchmarks.
+/// `onehop_proto::kernel::times` says where. They are slower; for benchmarks.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const METER_PTX: &str = include_str!("../ptx/meter.ptx");
 

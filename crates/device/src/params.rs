@@ -73,26 +73,3 @@ pub const SINGLE_SHARED_BYTES: u32 = (onehop_proto::kernel::SINGLE_WORDS + DOOR_
 
 /// Bytes of dynamic shared memory in shared mode, for each warp of a block.
 pub const GROUP_SHARED_BYTES: u32 = (onehop_proto::kernel::GROUP_WORDS + DOOR_WORDS) * 4;
-
-/// Where kernels of [`METER_PTX`](crate::METER_PTX) leave what they measured: behind the outcomes of their job.
-pub mod times {
-    /// Bytes of a command: the cycles at its beginning and at its end, by the clock of its warp's processor.
-    pub const ITEM_BYTES: u64 = 16;
-    /// Numbers of a warp, 64 bits each: cycles spent [idle, on submission, on completion](onehop_proto::kernel::Phase),
-    /// all its cycles, and all its nanoseconds.
-    pub const WARP_WORDS: u32 = 5;
-    /// Bytes of a warp.
-    pub const WARP_BYTES: u64 = WARP_WORDS as u64 * 8;
-
-    /// How far behind the first outcome the commands' times lie.
-    #[must_use]
-    pub const fn items_at(count: u32) -> u64 {
-        (count as u64 * 8).next_multiple_of(128)
-    }
-
-    /// How far behind the first outcome the warps' numbers lie.
-    #[must_use]
-    pub const fn warps_at(count: u32) -> u64 {
-        items_at(count) + count as u64 * ITEM_BYTES
-    }
-}

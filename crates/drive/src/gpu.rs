@@ -2,28 +2,29 @@
 
 mod cell;
 mod gate;
+mod launch;
 mod lend;
 mod memory;
+mod meter;
 mod plan;
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region, Running};
+use onehop_gpu::{Gpu, Place, Region};
 use onehop_proto::kernel::{Exit, Outcome, Work};
-use onehop_proto::queue::NO_CID;
 
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::drive::Inner;
 use crate::ladder::Incident;
-use crate::slots::retry_delays;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
+use launch::LaunchMemory;
 pub use lend::LentQueue;
 pub(crate) use memory::{Cmb, restore_cmb};
+use meter::Meter;
 use plan::{Batch, Plan};
 
 /// What the host writes into a queue's poison word, and why.
@@ -178,14 +179,9 @@ impl Drive {
 /// A command of a job, and how it stands.
 struct Item {
     work: Work,
+    /// The job that it belongs to.
+    job: usize,
     recoveries: u32,
-}
-
-/// The memory of one launch.
-struct LaunchMemory {
-    region: Region,
-    works: usize,
-    outcomes: usize,
 }
 
 impl GpuQueues {
@@ -194,7 +190,7 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn read(&self, ns: &Namespace, jobs: &[GpuJob], into: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Read, ns, jobs, into)
+        self.run(Op::Read, ns, jobs, into, None)
     }
 
     /// Has the GPU write blocks from a buffer.
@@ -202,10 +198,40 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn write(&self, ns: &Namespace, jobs: &[GpuJob], from: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Write, ns, jobs, from)
+        self.run(Op::Write, ns, jobs, from, None)
     }
 
-    fn run(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], buffer: &Buffer) -> Result<GpuReport> {
+    /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that take the times
+    /// ([`Gpu::metered`]); they are slower than the others. Gives what each job took: from when a warp began to write its
+    /// first command's entry (one in flight: rang its doorbell) until its last command's outcome was written down.
+    ///
+    /// # Errors
+    /// As for the others; and in shared mode, whose threads do not all take times.
+    pub fn timed(
+        &self,
+        metered: &dyn Gpu,
+        op: Op,
+        ns: &Namespace,
+        jobs: &[GpuJob],
+        buffer: &Buffer,
+    ) -> Result<(GpuReport, Vec<Duration>)> {
+        if self.setup.mode != GpuMode::Owner {
+            let why = "times are taken of queues in owner mode only".to_owned();
+            return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why });
+        }
+        let mut meter = Meter::new(metered, self.setup.queues.max(1).into(), jobs.len());
+        let report = self.run(op, ns, jobs, buffer, Some(&mut meter))?;
+        Ok((report, meter.times()))
+    }
+
+    fn run(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        jobs: &[GpuJob],
+        buffer: &Buffer,
+        meter: Option<&mut Meter<'_>>,
+    ) -> Result<GpuReport> {
         if op.writes() {
             self.drive.allow_writes()?;
         }
@@ -219,6 +245,7 @@ impl GpuQueues {
             op,
             ns,
             buffer,
+            meter,
             start: Instant::now(),
             count: plan.commands,
             nonces: self.drive.options.canary.then(Nonces::new),
@@ -257,11 +284,13 @@ impl GpuQueues {
 }
 
 /// A job under way.
-struct Run<'a> {
+struct Run<'a, 'm> {
     queues: &'a GpuQueues,
     op: Op,
     ns: &'a Namespace,
     buffer: &'a Buffer,
+    /// Where times are to be taken.
+    meter: Option<&'a mut Meter<'m>>,
     start: Instant,
     /// Commands in all.
     count: u64,
@@ -270,7 +299,7 @@ struct Run<'a> {
     report: GpuReport,
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     fn batches(&mut self, plan: &mut Plan<'_>) -> Result<()> {
         while let Some(batch) = plan.next_batch()? {
             self.batch(batch)?;
@@ -282,7 +311,8 @@ impl Run<'_> {
     fn batch(&mut self, batch: Batch) -> Result<()> {
         let drive = &self.queues.drive;
         let canaries = self.place_canaries(&batch.works)?;
-        let mut left = batch.works.into_iter().map(|(work, _)| Item { work, recoveries: 0 }).collect();
+        let mut left =
+            batch.works.into_iter().map(|(work, job, _)| Item { work, job, recoveries: 0 }).collect();
         let mut result = self.carry_out(&mut left);
         if result.is_ok() {
             result = self.wait_for_data(&canaries);
@@ -298,13 +328,13 @@ impl Run<'_> {
     }
 
     /// Marks the memory of reads, where they are to be guarded: one canary for each stretch without a gap.
-    fn place_canaries(&mut self, works: &[(Work, u64)]) -> Result<Vec<Canary>> {
+    fn place_canaries(&mut self, works: &[(Work, usize, u64)]) -> Result<Vec<Canary>> {
         let Some(nonces) = self.nonces.as_mut().filter(|_| self.op == Op::Read) else {
             return Ok(Vec::new());
         };
         let bytes = |work: &Work| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
         let mut stretches: Vec<(u64, u64)> = Vec::new();
-        for (work, offset) in works {
+        for (work, _, offset) in works {
             match stretches.last_mut() {
                 Some((start, len)) if *start + *len == *offset => *len += bytes(work),
                 _ => stretches.push((*offset, bytes(work))),
@@ -341,9 +371,14 @@ impl Run<'_> {
             if limit.is_zero() {
                 return Err(self.stopped(left, format!("its {:?} were over", queues.setup.limit)));
             }
-            let memory = queues.write_launch(left)?;
+            let meter = self.meter.as_deref_mut();
+            let memory = queues.write_launch(left, meter.as_deref())?;
             self.report.launches += 1;
-            let exits = queues.launch(self.ns, left.len() as u32, &memory, limit)?;
+            let gpu = meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
+            let exits = queues.launch(gpu, self.ns, left.len() as u32, &memory, limit)?;
+            if let Some(meter) = meter {
+                meter.read(left, &memory)?;
+            }
             let again = self.read_outcomes(left, &memory)?;
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
@@ -411,83 +446,6 @@ impl Run<'_> {
             }
             None => Ok(again),
         }
-    }
-}
-
-impl GpuQueues {
-    fn write_launch(&self, items: &[Item]) -> Result<LaunchMemory> {
-        let works = 0;
-        let outcomes = items.len() * Work::BYTES as usize;
-        let bytes = outcomes + items.len() * Outcome::BYTES as usize;
-        let region = self.gpu.alloc(Place::PinnedHost, bytes)?;
-        for (i, item) in items.iter().enumerate() {
-            let mut words = [0; Work::BYTES as usize];
-            for (to, word) in words.chunks_exact_mut(4).zip(item.work.words()) {
-                to.copy_from_slice(&word.to_le_bytes());
-            }
-            region.write(works + i * Work::BYTES as usize, &words)?;
-        }
-        Ok(LaunchMemory { region, works, outcomes })
-    }
-
-    /// Runs a kernel to its end. When this fails, the controller has let go of what the kernel gave it.
-    fn launch(
-        &self,
-        ns: &Namespace,
-        count: u32,
-        memory: &LaunchMemory,
-        limit: Duration,
-    ) -> Result<Vec<Exit>> {
-        let started = {
-            let mut state = self.drive.alive()?;
-            let queues = self.cell.ensure(&self.drive, &mut state, &*self.gpu)?;
-            let job = KernelJob {
-                works: memory.region.addr().plus(memory.works as u64),
-                outcomes: memory.region.addr().plus(memory.outcomes as u64),
-                count,
-                nsid: ns.nsid,
-                retries: self.drive.options.retries,
-                retry_delay: retry_delays(&self.drive),
-                stall: self.setup.stall,
-                limit,
-                poison: self.cell.poison_addr(),
-            };
-            let launch = match self.setup.mode {
-                GpuMode::Owner => Launch::Owner(queues),
-                GpuMode::Shared { threads } => Launch::Shared(queues, threads),
-            };
-            let started = self.gpu.launch(&launch, &job);
-            self.cell.running.store(started.is_ok(), Ordering::Release);
-            started
-        };
-        let exits = started.map_err(Error::from).and_then(|running| self.watch(running));
-        if let Err(error) = &exits {
-            // Nobody knows what it handed over before it failed.
-            self.recover(format!("a GPU launch that failed: {error}"), true)?;
-        }
-        exits
-    }
-
-    /// Waits for a launch, and ends it when the controller fails.
-    fn watch(&self, running: Box<dyn Running>) -> Result<Vec<Exit>> {
-        while !running.is_done() {
-            std::thread::sleep(Duration::from_micros(200));
-            match self.drive.control.status() {
-                Ok(status) if !status.cfs() => {}
-                _ => self.cell.poison(poison::FAILED),
-            }
-            if let Ok(mut state) = self.drive.admin.try_lock() {
-                // What the drive has to tell is only noted: somebody who asks for events has it served.
-                state.admin.look();
-            }
-        }
-        let exits = running.join();
-        self.cell.running.store(false, Ordering::Release);
-        let mut exits = exits?;
-        if self.cell.has_strays()? {
-            exits.push(Exit::Stray(NO_CID));
-        }
-        Ok(exits)
     }
 }
 

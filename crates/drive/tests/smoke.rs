@@ -2,8 +2,9 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use onehop_drive::{Drive, GpuJob, GpuMode, GpuSetup, Options, Placement};
+use onehop_drive::{Drive, GpuJob, GpuMode, GpuSetup, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
 
 fn open(spec: &str) -> (onehop_sim::Sim, Drive) {
@@ -34,6 +35,38 @@ fn cpu_writes_and_reads_back() {
         drop(drive);
         assert!(sim.violations().is_empty(), "{spec}: {:?}", sim.violations());
     }
+}
+
+/// Jobs of one command and of many, on queues of one command and of more: each has a time, and what the drive takes
+/// for a command is in it.
+#[test]
+fn jobs_of_a_gpu_have_their_times() {
+    let latency = Duration::from_micros(300);
+    let (sim, drive) = open("mem:16M?mdts=3&latency=300us");
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let metered = gpu.metered().unwrap();
+    let ns = drive.namespace(1).unwrap();
+    for (depth, blocks) in [(1, 8), (8, 8), (8, 256)] {
+        let setup = GpuSetup { depth, queues: 2, ..GpuSetup::new(Placement::TIER3) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let bytes = blocks * ns.format.lba_bytes();
+        let (_, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, 20 * bytes as usize).unwrap();
+        let jobs: Vec<_> = (0..20).map(|i| GpuJob { lba: i * blocks, blocks, offset: i * bytes }).collect();
+        for op in [Op::Read, Op::Write] {
+            let (report, times) = queues.timed(&*metered, op, ns, &jobs, &buffer).unwrap();
+            assert_eq!((report.bytes, times.len()), (20 * bytes, 20));
+            assert!(
+                times.iter().all(|time| *time >= latency && *time <= report.took),
+                "{times:?} {report:?}"
+            );
+        }
+    }
+    let setup = GpuSetup { mode: GpuMode::Shared { threads: 32 }, ..GpuSetup::new(Placement::TIER3) };
+    let shared = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (_, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, 4096).unwrap();
+    assert!(shared.timed(&*metered, Op::Read, ns, &[], &buffer).is_err());
+    drop((shared, drive));
+    assert!(sim.violations().is_empty(), "{:?}", sim.violations());
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use onehop_os::{DmaMemory, Heap, HostMem, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    Exit, GROUP_WORDS, Job, LOCAL_WORDS, OwnerQueue, run_group, run_owner, run_shared, run_single,
-    scratch_init, share,
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, OwnerQueue, Warp, run_group, run_owner, run_shared,
+    run_single, scratch_init, share,
 };
 use onehop_proto::queue::{self, Memory, Shared};
 
@@ -38,6 +38,8 @@ pub struct Emulated {
     space: Arc<Space>,
     lanes: u32,
     vram: Option<Vram>,
+    /// Whether its kernels take the times.
+    metered: bool,
 }
 
 /// Memory that is given to it as its own, and which of it is free.
@@ -76,7 +78,7 @@ impl Emulated {
     /// One whose warps have so many lanes.
     #[must_use]
     pub fn with_lanes(lanes: u32) -> Self {
-        Self { space: Space::new(), lanes: lanes.max(1), vram: None }
+        Self { space: Space::new(), lanes: lanes.max(1), vram: None, metered: false }
     }
 
     /// One with memory of its own: that of a device, so that a drive reaches it over the bus as it reaches a GPU's.
@@ -145,6 +147,10 @@ impl Gpu for Emulated {
         self.vram.is_some()
     }
 
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        Ok(Arc::new(Self { metered: true, ..self.clone() }))
+    }
+
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {
         match &self.vram {
             Some(vram) if place == Place::Vram => {
@@ -206,16 +212,17 @@ impl Gpu for Emulated {
                 let single = crate::is_single(queues);
                 for (index, queue) in queues.iter().copied().enumerate() {
                     let (space, lanes) = (self.space.clone(), self.lanes);
-                    let (first, end) = share(job.count, index as u32, of);
+                    let items = share(job.count, index as u32, of);
+                    let metered = self.metered;
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, LOCAL_WORDS);
-                        let job = kernel_job(&job, deadline);
-                        let exit = if single {
-                            run_single(&warp, || owner_queue(&queue), &job, first, end)
-                        } else {
-                            run_owner(&warp, || owner_queue(&queue), &job, first, end)
-                        };
-                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
+                        if !metered {
+                            return owner(&warp, &queue, single, &kernel_job(&job, deadline), items);
+                        }
+                        let warp = Metered::begin(warp, job.outcomes, job.count);
+                        let exit = owner(&warp, &queue, single, &kernel_job(&job, deadline), items);
+                        warp.report(index as u32);
+                        exit
                     })?;
                 }
             }
@@ -230,15 +237,21 @@ impl Gpu for Emulated {
                 let warps = if count.is_multiple_of(self.lanes) { *count / self.lanes } else { 0 };
                 let of = queues.len() as u32;
                 for (index, queue) in (0..warps).zip(queues.iter().cycle()) {
-                    let shared = shared_queue::<View>(queue)?;
-                    let (space, lanes) = (self.space.clone(), self.lanes);
-                    let (first, end) = share(job.count, index, warps);
+                    let queue = *queue;
+                    let dealt = (index / of, warps.div_ceil(of));
+                    let (space, lanes, metered) = (self.space.clone(), self.lanes, self.metered);
+                    let items = share(job.count, index, warps);
+                    // Refused here, and not by a thread of the launch.
+                    shared_queue::<View>(&queue)?;
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, GROUP_WORDS);
-                        let job = kernel_job(&job, deadline);
-                        let exit =
-                            run_group(&warp, &shared, &job, (first, end), (index / of, warps.div_ceil(of)));
-                        Exit::from_words(exit).unwrap_or(Exit::TimedOut)
+                        if !metered {
+                            return group(&warp, &queue, &kernel_job(&job, deadline), items, dealt);
+                        }
+                        let warp = Metered::begin(warp, job.outcomes, job.count);
+                        let exit = group(&warp, &queue, &kernel_job(&job, deadline), items, dealt);
+                        warp.report(index);
+                        exit
                     })?;
                 }
                 let alone = if warps == 0 { *count } else { 0 };
@@ -258,6 +271,36 @@ impl Gpu for Emulated {
     fn serve(&self, pairs: GpuAddr, count: u32, _limit: Duration) -> Result<Box<dyn Resident>> {
         Ok(Box::new(Controllers::start(&self.space, self.lanes, pairs, count)?))
     }
+}
+
+/// A warp's part of a launch in owner mode.
+fn owner<W: Warp<Addr = GpuAddr, Door = GpuAddr>>(
+    warp: &W,
+    queue: &KernelQueue,
+    single: bool,
+    job: &Job<W>,
+    (first, end): (u32, u32),
+) -> Exit {
+    let queue = || owner_queue(queue);
+    let exit = match single {
+        true => run_single(warp, queue, job, first, end),
+        false => run_owner(warp, queue, job, first, end),
+    };
+    Exit::from_words(exit).unwrap_or(Exit::TimedOut)
+}
+
+/// A warp's part of a launch in shared mode.
+fn group<W: Warp<Addr = GpuAddr, Door = GpuAddr>>(
+    warp: &W,
+    queue: &KernelQueue,
+    job: &Job<W>,
+    items: (u32, u32),
+    dealt: (u32, u32),
+) -> Exit {
+    let exit = shared_queue(queue)
+        .ok()
+        .and_then(|queue| Exit::from_words(run_group(warp, &queue, job, items, dealt)));
+    exit.unwrap_or(Exit::TimedOut)
 }
 
 fn owner_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) -> OwnerQueue<M> {

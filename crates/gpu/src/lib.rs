@@ -141,6 +141,15 @@ pub trait Gpu: Send + Sync {
     fn load_kernels(&self) -> Result<()> {
         Ok(())
     }
+    /// The same GPU with kernels that take the times: `onehop_proto::kernel::times` says where they leave them, behind the
+    /// outcomes of a job. They are slower, and take them of whole warps only.
+    ///
+    /// # Errors
+    /// When there are none for it, or they cannot be loaded.
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        let why = format!("{} has no kernels that take them", self.name());
+        Err(Error::NotSupported { what: "taking times".into(), why })
+    }
     /// New memory, zeroed.
     ///
     /// # Errors

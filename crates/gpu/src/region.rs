@@ -37,6 +37,12 @@ impl Place {
 pub(crate) trait DeviceBytes: Send + Sync {
     /// Copies bytes out.
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<()>;
+    /// Copies bytes out to host memory, which is checked as well.
+    fn read_to(&self, offset: usize, to: &HostMem, at: usize, bytes: usize) -> Result<()> {
+        let mut data = vec![0; bytes];
+        self.read(offset, &mut data)?;
+        Ok(to.write(at, &data)?)
+    }
     /// Copies bytes in; an aligned word of four bytes is never seen half written.
     fn write(&self, offset: usize, data: &[u8]) -> Result<()>;
     /// Sets every byte of a range.
@@ -138,6 +144,19 @@ impl Region {
         match &self.backing {
             Backing::Host { mem, .. } => mem.read(offset, out).map_err(Error::Memory),
             Backing::Device { mem, start } => mem.read(start + offset, out),
+        }
+    }
+
+    /// Copies bytes out of it to host memory, at `at`: by the copy engine straight to there, where that memory is pinned.
+    ///
+    /// # Errors
+    /// When either range does not lie within its memory, the host's is read-only, or the GPU failed.
+    pub fn read_to(&self, offset: usize, to: &HostMem, at: usize, bytes: usize) -> Result<()> {
+        self.check(offset, bytes)?;
+        to.check_writable_range(at, bytes)?;
+        match &self.backing {
+            Backing::Host { mem, .. } => Ok(to.write(at, &mem.to_vec(offset, bytes)?)?),
+            Backing::Device { mem, start } => mem.read_to(start + offset, to, at, bytes),
         }
     }
 

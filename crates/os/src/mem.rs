@@ -220,7 +220,11 @@ impl HostMem {
         Ok(())
     }
 
-    pub(crate) fn check_writable_range(&self, offset: usize, bytes: usize) -> Result<()> {
+    /// Checks that a range may be written.
+    ///
+    /// # Errors
+    /// When it does not lie within the memory, or that is read-only.
+    pub fn check_writable_range(&self, offset: usize, bytes: usize) -> Result<()> {
         self.check(offset, bytes)?;
         self.check_writable()
     }

@@ -1,11 +1,11 @@
-//! Many reads of files at once, straight from the disk into shared memory: io_uring with `O_DIRECT`.
+//! Many reads and writes of files at once, straight between the disk and shared memory: io_uring with `O_DIRECT`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::{Error, HostMem, Result};
 
@@ -16,12 +16,12 @@ const MOST_REGISTERED: usize = 1 << 30;
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: u32 = 60;
 
-/// A read that has ended.
+/// A read or write that has ended.
 #[derive(Debug)]
 pub struct Finished {
     /// What it was called.
     pub name: u64,
-    /// How many bytes were read: fewer than were asked for only before the file's end, or when it was interrupted.
+    /// How many bytes were moved. Fewer than were asked for: the file's end, a full disk, or it was interrupted.
     pub result: std::io::Result<usize>,
 }
 
@@ -32,7 +32,7 @@ struct Pending {
     _file: Arc<File>,
 }
 
-/// Reads under way into one piece of memory. Dropping it waits for them, as the kernel writes that memory.
+/// Reads under way into one piece of memory, and writes out of it. Dropping it waits for them, as the kernel uses that memory.
 pub struct Reads {
     ring: IoUring,
     memory: HostMem,
@@ -96,22 +96,52 @@ impl Reads {
     /// When the range does not lie within the memory, or there is no room.
     pub fn begin(&mut self, name: u64, file: &Arc<File>, at: u64, offset: usize, bytes: usize) -> Result<()> {
         self.memory.check_writable_range(offset, bytes)?;
+        self.push(name, file, offset, bytes, |fd, to, length, registered| match registered {
+            true => opcode::ReadFixed::new(fd, to, length, 0).offset(at).build(),
+            false => opcode::Read::new(fd, to, length).offset(at).build(),
+        })
+    }
+
+    /// Begins to write bytes of the memory, from `offset` on, into a file at `at`. It is under way as a read is; the memory is
+    /// not changed before it has ended, or the file has some of both.
+    ///
+    /// # Errors
+    /// As for [`Self::begin`].
+    pub fn begin_write(
+        &mut self,
+        name: u64,
+        file: &Arc<File>,
+        at: u64,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        self.memory.slice(offset..offset.saturating_add(bytes))?;
+        self.push(name, file, offset, bytes, |fd, from, length, registered| match registered {
+            true => opcode::WriteFixed::new(fd, from, length, 0).offset(at).build(),
+            false => opcode::Write::new(fd, from, length).offset(at).build(),
+        })
+    }
+
+    /// Puts an entry for a range of the memory, which was checked, into the ring.
+    fn push(
+        &mut self,
+        name: u64,
+        file: &Arc<File>,
+        offset: usize,
+        bytes: usize,
+        entry: impl FnOnce(types::Fd, *mut u8, u32, bool) -> squeue::Entry,
+    ) -> Result<()> {
         let full = || Error::System {
             call: "io_uring".into(),
-            source: std::io::Error::other("as many reads are under way as there is room for"),
+            source: std::io::Error::other("as many are under way as there is room for"),
             hint: "",
         };
         let (Ok(length), Some(slot)) = (u32::try_from(bytes), self.free.pop()) else { return Err(full()) };
-        let to = self.memory.host_ptr().wrapping_add(offset);
-        let fd = types::Fd(file.as_raw_fd());
-        let entry = if self.registered {
-            opcode::ReadFixed::new(fd, to, length, 0).offset(at).build()
-        } else {
-            opcode::Read::new(fd, to, length).offset(at).build()
-        };
+        let memory = self.memory.host_ptr().wrapping_add(offset);
+        let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.registered);
         self.pending[slot] = Some(Pending { name, _file: file.clone() });
-        // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read has
-        // ended; dropping `self` waits for that.
+        // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or write
+        // has ended; dropping `self` waits for that.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
             self.pending[slot] = None;
             self.free.push(slot);
@@ -167,7 +197,7 @@ impl Reads {
         }
     }
 
-    /// A read that has ended.
+    /// A read or write that has ended.
     pub fn ended(&mut self) -> Option<Finished> {
         let entry = self.ring.completion().next()?;
         let slot = entry.user_data() as usize;
@@ -261,6 +291,25 @@ mod tests {
         names.sort_unstable();
         assert!(names.into_iter().eq(0..17));
         assert_eq!(mem.to_vec(0, data.len()).unwrap(), data);
+    }
+
+    #[test]
+    fn what_is_written_is_in_the_file() {
+        let (file, mut data) = file(1 << 20);
+        let mem = HostMem::touched(64 << 10).unwrap();
+        let Some(mut ring) = ring(&mem, 2) else { return };
+        let more: Vec<u8> = data[..64 << 10].iter().map(|byte| !byte).collect();
+        mem.write(0, &more).unwrap();
+        data[8192..40960].copy_from_slice(&more[4096..36864]);
+        let file = Arc::new(file);
+        ring.begin_write(7, &file, 8192, 4096, 32768).unwrap();
+        assert!(ring.begin_write(8, &file, 0, 60 << 10, 8192).is_err(), "no such memory");
+        ring.wait(Duration::from_secs(5)).unwrap();
+        let done = ring.ended().unwrap();
+        assert_eq!((done.name, done.result.unwrap()), (7, 32768));
+        let all = HostMem::touched(1 << 20).unwrap();
+        assert_eq!(all.read_file(0, 1 << 20, &file, 0).unwrap(), 1 << 20);
+        assert_eq!(all.to_vec(0, 1 << 20).unwrap(), data);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A drive that onehop drives: GPU-initiated and CPU-initiated commands, straight into GPU memory or by way of the host's.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::thread::yield_now;
 
@@ -11,7 +12,7 @@ use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{HostMem, Port, cycles};
 
 use super::{Cell, Lane, Move, Target, Way, WhyNot};
-use crate::stats::Quantiles;
+use crate::stats::{Clock, Quantiles};
 use crate::{Error, Result};
 
 const ROUTES: [&str; 9] = [
@@ -38,6 +39,8 @@ pub struct DriveTarget {
     gpu: Arc<dyn Gpu>,
     bytes: u64,
     checker: (IoQueue, Buffer),
+    /// The GPU with kernels that take times.
+    metered: OnceCell<Arc<dyn Gpu>>,
 }
 
 impl DriveTarget {
@@ -61,7 +64,7 @@ impl DriveTarget {
         let bytes = plan.bytes.map_or(whole, |bytes| bytes.min(whole));
         let step = STEP.next_multiple_of(ns.format.transfer_bytes(1).unwrap_or(1).max(1));
         let checker = (drive.queue()?, drive.buffer(step as usize)?);
-        Ok(Self { drive, ns, gpu, bytes, checker })
+        Ok(Self { drive, ns, gpu, bytes, checker, metered: OnceCell::new() })
     }
 
     /// The drive.
@@ -117,16 +120,25 @@ impl DriveTarget {
 
     fn by_gpu(&self, cell: &Cell, placement: Placement, bytes: usize, op: Op) -> Result<Way> {
         self.gpu.load_kernels()?;
+        let metered = self.metered()?;
         let queues = u16::try_from(cell.threads).unwrap_or(u16::MAX);
         let setup = GpuSetup { queues, depth: cell.depth, ..GpuSetup::new(placement) };
         let queues = self.drive.gpu_queues(self.gpu.clone(), setup)?;
         let (memory, buffer) = self.drive.gpu_buffer(&*self.gpu, placement.data, bytes)?;
         let (ns, unit) = (self.ns.clone(), self.unit());
         let blocks = cell.block / unit;
-        let lane = GpuLane { queues, ns, op, buffer, unit, blocks, jobs: Vec::new() };
+        let lane = GpuLane { queues, metered, ns, op, buffer, unit, blocks, jobs: Vec::new() };
         let note = (placement == Placement::POSTED_CMB)
             .then(|| "submission queues in the drive's memory".to_owned());
         Ok(Way { lanes: vec![Box::new(lane)], memory, threads: cell.threads, depth: cell.depth, note })
+    }
+
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        if let Some(metered) = self.metered.get() {
+            return Ok(metered.clone());
+        }
+        let metered = self.gpu.metered()?;
+        Ok(self.metered.get_or_init(|| metered).clone())
     }
 
     fn by_cpu(
@@ -257,6 +269,7 @@ fn lacking(error: Error) -> Result<WhyNot> {
 /// Commands by GPU threads: all queues are one lane, whose launches are started by one thread.
 struct GpuLane {
     queues: GpuQueues,
+    metered: Arc<dyn Gpu>,
     ns: Namespace,
     op: Op,
     buffer: Buffer,
@@ -265,15 +278,28 @@ struct GpuLane {
     jobs: Vec<GpuJob>,
 }
 
-impl Lane for GpuLane {
-    fn pass(&mut self, moves: &[Move], _: &mut Quantiles) -> Result<()> {
+impl GpuLane {
+    fn describe(&mut self, moves: &[Move]) {
         let (unit, blocks) = (self.unit, self.blocks);
         self.jobs.clear();
         self.jobs.extend(moves.iter().map(|m| GpuJob { lba: m.at / unit, blocks, offset: m.slot }));
+    }
+}
+
+impl Lane for GpuLane {
+    fn pass(&mut self, moves: &[Move], _: &mut Quantiles) -> Result<()> {
+        self.describe(moves);
         match self.op {
             Op::Write => self.queues.write(&self.ns, &self.jobs, &self.buffer)?,
             _ => self.queues.read(&self.ns, &self.jobs, &self.buffer)?,
         };
+        Ok(())
+    }
+
+    fn timed_pass(&mut self, moves: &[Move], times: &mut Quantiles, clock: &Clock) -> Result<()> {
+        self.describe(moves);
+        let (_, took) = self.queues.timed(&*self.metered, self.op, &self.ns, &self.jobs, &self.buffer)?;
+        took.into_iter().for_each(|time| times.add(clock.cycles(time)));
         Ok(())
     }
 }
@@ -363,10 +389,8 @@ impl CpuLane {
         moves.nth(count - 1);
         if let (Op::Write, Landing::Staged { host, .. }) = (self.op, &self.landing) {
             let block = (self.blocks * self.unit) as usize;
-            let mut data = vec![0; block];
             for (m, stage, _) in &next {
-                self.memory.read(m.slot as usize, &mut data)?;
-                host.write(stage * block, &data)?;
+                self.memory.read_to(m.slot as usize, host, stage * block, block)?;
             }
         }
         let mut batch = self.queue.batch()?;

@@ -87,23 +87,23 @@ impl FileTarget {
         }
     }
 
-    /// Reads past the page cache, many at once from one thread, with copies behind them.
+    /// Past the page cache, many blocks at once from one thread: reads with copies behind them, writes with copies before.
     fn pinned(&self, cell: &Cell, bytes: usize) -> std::result::Result<Way, Lacking> {
-        if cell.io.writes() {
-            return Err(Lacking::Why(
-                "bytes out of GPU memory are copied by whoever writes them: cpu/memcpy".into(),
-            ));
-        }
         let file = self.direct(cell.block)?;
         let memory = self.gpu.arena(bytes)?;
         let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
         for _ in 0..cell.threads {
             let ring = self.gpu.alloc(Place::PinnedHost, cell.block as usize * cell.depth as usize)?;
             let host = host_of(&ring)?;
-            let reads = Reads::new(host, cell.depth).map_err(|e| Lacking::Why(e.to_string()))?;
+            let disk = Reads::new(host.clone(), cell.depth).map_err(|e| Lacking::Why(e.to_string()))?;
+            let (file, block, depth) = (file.clone(), cell.block as usize, cell.depth as usize);
+            if cell.io.writes() {
+                let memory = memory.clone();
+                lanes.push(Box::new(WriteLane { file, disk, host, memory, block, depth }));
+                continue;
+            }
             let copier = self.gpu.copier(&ring, &memory)?;
-            let (file, block) = (file.clone(), cell.block as usize);
-            lanes.push(Box::new(RingLane { file, reads, copier, block, depth: cell.depth as usize }));
+            lanes.push(Box::new(RingLane { file, reads: disk, copier, block, depth }));
         }
         Ok(Way { lanes, memory, threads: cell.threads, depth: cell.depth, note: None })
     }
@@ -320,6 +320,61 @@ impl Lane for RingLane {
     }
 }
 
+/// Copies into pinned memory and writes from there past the page cache by io_uring, one block while others are written.
+struct WriteLane {
+    file: Arc<File>,
+    disk: Reads,
+    host: HostMem,
+    memory: Region,
+    block: usize,
+    depth: usize,
+}
+
+impl Lane for WriteLane {
+    fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
+        let mut free: Vec<usize> = (0..self.depth).collect();
+        let mut begun = vec![0; self.depth];
+        let mut next = moves.iter();
+        loop {
+            while let Some(stage) = free.pop() {
+                let Some(m) = next.next() else {
+                    free.push(stage);
+                    break;
+                };
+                begun[stage] = cycles();
+                let at = stage * self.block;
+                self.memory.read_to(m.slot as usize, &self.host, at, self.block)?;
+                self.disk.begin_write(stage as u64, &self.file, m.at, at, self.block)?;
+                // The disk is not to wait for the next block's copy.
+                self.disk.submit()?;
+            }
+            if free.len() == self.depth {
+                return Ok(());
+            }
+            self.disk.wait(PATIENCE)?;
+            while let Some(end) = self.disk.ended() {
+                let put = end.result.map_err(|source| Error::File {
+                    call: "write",
+                    path: String::new(),
+                    source,
+                })?;
+                whole(put, self.block)?;
+                let stage = end.name as usize;
+                times.add(cycles().saturating_sub(begun[stage]));
+                free.push(stage);
+            }
+        }
+    }
+}
+
+/// Refuses a block that was written in part.
+fn whole(put: usize, block: usize) -> Result<()> {
+    match put == block {
+        true => Ok(()),
+        false => Err(Error::Wrong(format!("{put} of {block} bytes were written: the disk is full"))),
+    }
+}
+
 /// Reads out of the page cache into pinned memory, one part while the other is copied.
 struct CacheLane {
     file: Arc<File>,
@@ -382,12 +437,7 @@ impl Lane for CopyLane {
                 self.memory.read(m.slot as usize, &mut data)?;
                 self.host.write(0, &data)?;
                 let put = self.host.write_file(0, self.block, &self.file, m.at)?;
-                if put != self.block {
-                    return Err(Error::Wrong(format!(
-                        "{put} of {} bytes were written: the disk is full",
-                        self.block
-                    )));
-                }
+                whole(put, self.block)?;
             } else {
                 let got = self.host.read_file(0, self.block, &self.file, m.at)?;
                 if got != self.block {

@@ -103,44 +103,62 @@ pub(crate) fn measure(
     clock: &Clock,
 ) -> Result<Measured> {
     let parts = shares(order.places.len(), way.lanes.len());
-    let mut repeat = |way: &mut Way, passes: u64| -> Result<Took> {
+    // Passes are counted on from repeat to repeat: what an earlier one has left is never what this one has to bring.
+    let mut done = 0;
+    let mut repeat = |way: &mut Way, passes: u64, clock: Option<&Clock>| -> Result<Took> {
         data.before(&way.memory)?;
-        let took = run(&mut way.lanes, order, &parts, passes)?;
-        data.after(&way.memory, order, &parts, passes - 1)?;
+        let took = run(&mut way.lanes, order, &parts, done..done + passes, clock)?;
+        done += passes;
+        data.after(&way.memory, order, &parts, done - 1)?;
         Ok(took)
     };
     // The first pass touches all memory; the second tells how long one takes.
-    let first = repeat(&mut way, 1)?.wall;
-    let once = if first < effort.time { repeat(&mut way, 1)?.wall } else { first };
+    let first = repeat(&mut way, 1, None)?.wall;
+    let once = if first < effort.time { repeat(&mut way, 1, None)?.wall } else { first };
     let passes = (effort.time.as_nanos() / once.as_nanos().max(1)).clamp(1, MOST_PASSES.into()) as u64;
     let (mut all, mut times) = (Vec::new(), Quantiles::default());
     for _ in 0..effort.repeats.max(1) {
-        let mut took = repeat(&mut way, passes)?;
+        let mut took = repeat(&mut way, passes, None)?;
         times.append(&mut took.times);
         all.push((took.wall.as_secs_f64(), took.cpu.as_nanos() as f64));
     }
+    // Where taking times costs something, they are those of one more repeat, and the mean follows from the others.
+    let apart = times.is_empty();
+    if apart {
+        times = repeat(&mut way, passes, Some(clock))?.times;
+    }
     let ops = passes * order.places.len() as u64;
     let in_flight = (f64::from(way.threads) * f64::from(way.depth)).min(order.places.len() as f64);
-    Ok(evaluate(&all, &mut times, ops, order.block, in_flight, clock))
+    let mean = (!apart).then(|| clock.ns(times.mean()) / 1e3);
+    Ok(evaluate(&all, (mean, &mut times), ops, order.block, in_flight, clock))
 }
 
-/// Runs every lane on a thread of its own, all from one moment on.
-fn run(lanes: &mut [Box<dyn Lane>], order: &Order, parts: &[Range<usize>], passes: u64) -> Result<Took> {
+/// Runs every lane on a thread of its own, all from one moment on; with a clock, those take times that else do not.
+fn run(
+    lanes: &mut [Box<dyn Lane>],
+    order: &Order,
+    parts: &[Range<usize>],
+    passes: Range<u64>,
+    clock: Option<&Clock>,
+) -> Result<Took> {
     let barrier = Barrier::new(lanes.len() + 1);
     std::thread::scope(|scope| {
         let started: Vec<_> = lanes
             .iter_mut()
             .zip(parts)
             .map(|(lane, part)| {
-                let barrier = &barrier;
+                let (barrier, mut passes) = (&barrier, passes.clone());
                 scope.spawn(move || {
                     let (mut moves, mut times) = (Vec::with_capacity(part.len()), Quantiles::default());
                     barrier.wait();
                     // By its own clock: whoever started it may not be running when it begins.
                     let begun = Instant::now();
-                    let result = (0..passes).try_for_each(|pass| {
+                    let result = passes.try_for_each(|pass| {
                         order.moves(part, pass, &mut moves);
-                        lane.pass(&moves, &mut times)
+                        match clock {
+                            Some(clock) => lane.timed_pass(&moves, &mut times, clock),
+                            None => lane.pass(&moves, &mut times),
+                        }
                     });
                     result.map(|()| (times, begun, Instant::now()))
                 })
@@ -169,7 +187,7 @@ fn cpu_time() -> Duration {
 
 fn evaluate(
     all: &[(f64, f64)],
-    times: &mut Quantiles,
+    (mean, times): (Option<f64>, &mut Quantiles),
     ops: u64,
     block: u64,
     in_flight: f64,
@@ -183,7 +201,7 @@ fn evaluate(
     let repeats = all.len() as u64;
     let known = !times.is_empty();
     // Little's law: what is in flight is what comes in a second, times how long each stays.
-    let mean = if known { clock.ns(times.mean()) / 1e3 } else { in_flight / iops * 1e6 };
+    let mean = mean.unwrap_or(in_flight / iops * 1e6);
     let mut at = |share: f64| known.then(|| clock.ns(times.at(share)) / 1e3);
     Measured {
         data_set_kib: bytes * repeats as f64 / 1024.0,

@@ -20,8 +20,9 @@ pub(super) struct Plan<'a> {
     op: Op,
     ns: &'a Namespace,
     jobs: std::slice::Iter<'a, GpuJob>,
-    /// What is left of the job that was begun.
+    /// What is left of the job that was begun, and how many were begun.
     left: GpuJob,
+    begun: usize,
     buffer: &'a Buffer,
     pointers: Pointers,
     /// Blocks of one command.
@@ -36,8 +37,8 @@ pub(super) struct Plan<'a> {
 
 /// Commands that are carried out together.
 pub(super) struct Batch {
-    /// Each command, and where in the buffer its data starts.
-    pub(super) works: Vec<(Work, u64)>,
+    /// Each command, the job that it is of, and where in the buffer its data starts.
+    pub(super) works: Vec<(Work, usize, u64)>,
     pub(super) lists: Dma,
 }
 
@@ -72,6 +73,7 @@ impl<'a> Plan<'a> {
             ns,
             jobs: jobs.iter(),
             left: GpuJob { lba: 0, blocks: 0, offset: 0 },
+            begun: 0,
             buffer,
             pointers: Pointers {
                 page_shift: identity.page_shift,
@@ -103,18 +105,19 @@ impl<'a> Plan<'a> {
         let works = pieces
             .into_iter()
             .enumerate()
-            .map(|(i, piece)| {
+            .map(|(i, (job, piece))| {
                 let slot = ListSlot { lists: &lists, first_page: i as u64 * self.pages, page_shift };
-                Ok((self.describe(&piece, &slot)?, piece.offset))
+                Ok((self.describe(&piece, &slot)?, job, piece.offset))
             })
             .collect::<Result<Vec<_>>>()?;
         Ok(Some(Batch { works, lists }))
     }
 
-    /// What one command moves.
-    fn next_piece(&mut self) -> Option<GpuJob> {
+    /// What one command moves, and of which job.
+    fn next_piece(&mut self) -> Option<(usize, GpuJob)> {
         while self.left.blocks == 0 {
             self.left = *self.jobs.next()?;
+            self.begun += 1;
         }
         let piece = GpuJob { blocks: self.left.blocks.min(self.step), ..self.left };
         self.left = GpuJob {
@@ -122,7 +125,7 @@ impl<'a> Plan<'a> {
             blocks: self.left.blocks - piece.blocks,
             offset: piece.offset + self.ns.format.transfer_bytes(piece.blocks).unwrap_or(0),
         };
-        Some(piece)
+        Some((self.begun - 1, piece))
     }
 
     fn describe(&self, piece: &GpuJob, list: &ListSlot<'_>) -> Result<Work> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use onehop_os::Marks;
+use onehop_os::{HostMem, Marks};
 
 use super::driver::{DevicePtr, Driver, Failure, NOT_READY};
 use crate::{Error, Result};
@@ -163,6 +163,20 @@ impl Stream {
         self.context.call("copying out of GPU memory", |driver| {
             // SAFETY: `out` is borrowed until the stream was waited for; `from` has that many bytes, as the caller checked.
             unsafe { driver.copy_out(to, from, out.len(), self.raw) }?;
+            // SAFETY: the stream lives as long as self.
+            unsafe { driver.stream_wait(self.raw) }
+        })
+    }
+
+    /// Copies out of GPU memory to host memory, all of it. The caller has checked that the range is allocated, and the host
+    /// memory writable.
+    pub(super) fn copy_out_to(&self, from: DevicePtr, to: &HostMem) -> Result<()> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.context.call("copying out of GPU memory", |driver| {
+            // SAFETY: `to` is mapped and shared memory, which outlives the call; the stream is waited for before it returns.
+            unsafe { driver.copy_out(to.host_ptr().cast(), from, to.len(), self.raw) }?;
             // SAFETY: the stream lives as long as self.
             unsafe { driver.stream_wait(self.raw) }
         })

@@ -55,7 +55,7 @@ pub(super) struct Inner {
 
 impl CudaGpu {
     pub(super) fn new(context: Arc<Context>, device: Device, other_code: Option<String>) -> Result<Self> {
-        Self::with(context, device, other_code, None)
+        Self::with(context, device, other_code, None, Arc::default())
     }
 
     fn with(
@@ -63,6 +63,7 @@ impl CudaGpu {
         device: Device,
         other_code: Option<String>,
         servant: Option<CudaGpu>,
+        running: Arc<Activity>,
     ) -> Result<Self> {
         let copies = Arc::new(Stream::new(&context)?);
         let name = format!("{} at {}", device.name, device.pci);
@@ -74,20 +75,10 @@ impl CudaGpu {
             context,
             device,
             name,
-            running: Arc::default(),
+            running,
             other_code,
             servant,
         })))
-    }
-
-    /// The same GPU with the kernels that take the times: `onehop_device::params::times` says where they leave them, behind
-    /// the outcomes of a job.
-    ///
-    /// # Errors
-    /// When the GPU has failed.
-    pub fn metered(&self) -> Result<Self> {
-        let code = Some(onehop_device::METER_PTX.to_owned());
-        Self::with(self.0.context.clone(), self.0.device.clone(), code, self.0.servant.clone())
     }
 
     /// The same GPU, whose queues are served by controllers that run on another one, across the link between the two:
@@ -100,7 +91,8 @@ impl CudaGpu {
             other.0.context.reach(&self.0.context)?;
         }
         let code = self.0.other_code.clone();
-        Self::with(self.0.context.clone(), self.0.device.clone(), code, Some(other.clone()))
+        let (context, device) = (self.0.context.clone(), self.0.device.clone());
+        Self::with(context, device, code, Some(other.clone()), Arc::default())
     }
 
     /// The GPU on which controllers run.
@@ -304,6 +296,15 @@ impl Gpu for CudaGpu {
 
     fn load_kernels(&self) -> Result<()> {
         self.kernels().map(|_| ())
+    }
+
+    fn metered(&self) -> Result<Arc<dyn Gpu>> {
+        let Inner { context, device, servant, running, .. } = &*self.0;
+        let code = Some(onehop_device::METER_PTX.to_owned());
+        // Whoever passes doorbells on watches for its kernels as for ours.
+        let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
+        metered.load_kernels()?;
+        Ok(Arc::new(metered))
     }
 
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {

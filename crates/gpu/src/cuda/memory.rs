@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use onehop_os::{DmaBuf, Marks};
+use onehop_os::{DmaBuf, HostMem, Marks};
 
 use super::capabilities::{Capabilities, allocation};
 use super::context::{Context, Stream};
@@ -286,6 +286,10 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: Origin) {
 impl DeviceBytes for DeviceMemory {
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.stream.copy_out(self.at + offset as u64, out)
+    }
+
+    fn read_to(&self, offset: usize, to: &HostMem, at: usize, bytes: usize) -> Result<()> {
+        self.stream.copy_out_to(self.at + offset as u64, &to.slice(at..at + bytes)?)
     }
 
     fn write(&self, offset: usize, data: &[u8]) -> Result<()> {

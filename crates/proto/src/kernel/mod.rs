@@ -6,6 +6,7 @@ mod group;
 mod handle;
 mod job;
 mod lent;
+mod meter;
 mod owner;
 mod shared;
 mod single;
@@ -16,6 +17,7 @@ pub use group::{GROUP_WORDS, run_group};
 pub use handle::{Gate, Handle, signal};
 pub use job::{Exit, Job, Outcome, Work, share};
 pub use lent::{Command, Lent, LentOp};
+pub use meter::{Metered, times};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use shared::run_shared;
 pub use single::{SINGLE_WORDS, run_single};
@@ -102,6 +104,11 @@ pub trait Warp: Memory {
     /// Waits for what was begun by [`Self::fetch`] on all lanes.
     fn fetched(&self);
 
+    /// A clock that is quick to read: cycles of the processor that the warp runs on, where there is one.
+    #[inline(always)]
+    fn cycles(&self) -> u64 {
+        self.now()
+    }
     /// A lane begins with the command of an item. Says so to those who measure, as the next two do; to nobody, as a rule.
     #[inline(always)]
     fn begun(&self, _item: u32) {}
