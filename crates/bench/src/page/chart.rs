@@ -18,7 +18,7 @@ const KINDS: usize = 10;
 pub struct Chart {
     /// What it shows.
     pub title: String,
-    /// The values of x, with what people read: they are laid out evenly.
+    /// The values of x, with what people read, or nothing: they are laid out evenly.
     pub x: Vec<(f64, String)>,
     /// What x is.
     pub x_label: String,
@@ -130,7 +130,7 @@ impl Chart {
             );
         }
         let _ = write!(out, "<path class=\"frame\" d=\"M{left} {top}V{bottom}H{right}\"/>");
-        for (value, text) in &self.x {
+        for (value, text) in self.x.iter().filter(|(_, text)| !text.is_empty()) {
             let _ = write!(
                 out,
                 "<text class=\"tick x\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
@@ -149,13 +149,13 @@ impl Chart {
             (top + bottom) / 2.0,
             escape(&self.y_label)
         );
-        for limit in self.limits.iter().filter(|limit| axis.shows(limit.y)) {
-            let y = axis.at(limit.y);
+        let shown: Vec<&Line> = self.limits.iter().filter(|limit| axis.shows(limit.y)).collect();
+        let places: Vec<f64> = shown.iter().map(|limit| axis.at(limit.y)).collect();
+        for ((limit, y), label) in shown.iter().zip(&places).zip(labels(&places)) {
             let _ = write!(
                 out,
-                "<path class=\"limit\" d=\"M{left} {y:.1}H{right}\"/><text class=\"limit\" x=\"{:.1}\" y=\"{:.1}\">{}: {}</text>",
+                "<path class=\"limit\" d=\"M{left} {y:.1}H{right}\"/><text class=\"limit\" x=\"{:.1}\" y=\"{label:.1}\">{}: {}</text>",
                 left + 6.0,
-                if y < top + 14.0 { y + 13.0 } else { y - 4.0 },
                 escape(&short(&limit.name)),
                 figures(limit.y)
             );
@@ -188,6 +188,24 @@ impl Chart {
         }
         out.push_str("</g>\n");
     }
+}
+
+/// Where the words for lines at these heights stand: right above or below, or further off, so that none lie on others.
+fn labels(lines: &[f64]) -> Vec<f64> {
+    const HIGH: f64 = 13.0;
+    let [.., top, bottom] = INNER;
+    let mut taken: Vec<f64> = Vec::new();
+    for y in lines {
+        let below = (0..20).map(|i| y + HIGH * f64::from(i + 1));
+        let above = (0..20).map(|i| y - 4.0 - HIGH * f64::from(i));
+        let free = |place: &f64| {
+            (top + 10.0..bottom - 3.0).contains(place)
+                && taken.iter().all(|other| (other - place).abs() >= HIGH)
+        };
+        let place = above.clone().take(1).chain(below).chain(above).find(free);
+        taken.push(place.unwrap_or(y - 4.0));
+    }
+    taken
 }
 
 /// A shape for each kind of line: colours alone do not tell them apart on paper.

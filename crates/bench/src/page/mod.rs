@@ -3,12 +3,18 @@
 
 mod axis;
 mod chart;
+mod load;
+mod queue;
 mod sweep;
 
 use std::fmt::Write;
 
 pub use chart::{Chart, Line, Point, Series};
+pub use load::{LoadRow, Loads, load_page};
+pub use queue::{QueueRow, Queues, queue_page};
 pub use sweep::sweep_page;
+
+use crate::results::Machine;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
@@ -141,6 +147,33 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Where and when something was measured.
+fn machine_facts(machine: &Machine) -> Vec<(String, String)> {
+    let pair = |name: &str, value: String| (name.to_owned(), value);
+    vec![
+        pair("Processors", format!("{} × {}", machine.processors, machine.cpu)),
+        pair("Kernel", machine.kernel.clone()),
+        pair("onehop", machine.onehop.clone()),
+        pair("When", date(machine.unix_time)),
+    ]
+}
+
+/// A moment as people write it, in UTC.
+fn date(unix: u64) -> String {
+    let (days, seconds) = ((unix / 86_400) as i64, unix % 86_400);
+    // Years begin in March here, so that the leap day comes last.
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day = shifted.rem_euclid(146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let of_month = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = year + era * 400 + next;
+    format!("{year:04}-{month:02}-{of_month:02} {:02}:{:02} UTC", seconds / 3600, seconds % 3600 / 60)
+}
+
 impl Page {
     /// The page as HTML.
     #[must_use]
@@ -237,6 +270,18 @@ pub(crate) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dates() {
+        for (unix, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (1_795_305_600, "2026-11-22 00:00 UTC"),
+            (4_107_542_340, "2100-02-28 23:59 UTC"),
+        ] {
+            assert_eq!(date(unix), text);
+        }
+    }
 
     #[test]
     fn numbers_for_people() {

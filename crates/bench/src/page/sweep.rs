@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::chart::Scale;
-use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, size};
+use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, machine_facts, size};
 use crate::results::{IoType, Measured, Results, Row};
 
 /// Routes in the order in which people read them; each has its kind of line.
@@ -46,14 +46,13 @@ const METHOD: [&str; 7] = [
     "A pass moves each block of the row once; a repeat is as many passes as take the row's time. The first passes warm up and do not count.",
     "A figure is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
     "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads of the drive or file by itself. A row with a wrong byte has no figures.",
-    "A block's time is from when it is asked for until it lies in GPU memory. Routes whose commands the GPU gives tell their mean only, which follows from what is in flight and how much comes in a second.",
+    "A block's time is from when it is asked for until it lies in GPU memory. Where the GPU gives the commands, the mean follows from what is in flight and how much comes in a second; p50, p99 and p99.9 are those of one more repeat, by slower kernels that read the GPU's clock at each command.",
     "CPU time is that of the whole process, all threads, waiting by polling included; simulated drives and GPUs run in it.",
     "What waits for each block (cuFile, cpu/memcpy, cpu/cached) has a thread for each block in flight.",
     "DataSetSize, IOSize (KiB), Throughput (GiB/s), Avg_Latency (us) and total_time (s) are named and counted as gdsio does; GB/s are 10^9 bytes.",
 ];
 
 fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
-    let machine = &results.machine;
     let pair = |name: &str, value: String| (name.to_owned(), value);
     let mut facts = vec![
         pair("Drive or file", results.target.clone()),
@@ -62,33 +61,15 @@ fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
             "Simulated",
             if results.simulated.is_empty() { "nothing".into() } else { results.simulated.join(", ") },
         ),
-        pair("Processors", format!("{} × {}", machine.processors, machine.cpu)),
-        pair("Kernel", machine.kernel.clone()),
-        pair("onehop", machine.onehop.clone()),
-        pair("When", date(machine.unix_time)),
-        pair("Rows", format!("{measured} measured, {} not possible here", results.rows.len() - measured)),
     ];
+    facts.extend(machine_facts(&results.machine));
+    let lacking = results.rows.len() - measured;
+    facts.push(pair("Rows", format!("{measured} measured, {lacking} not possible here")));
     facts.extend(results.limits.iter().map(|limit| {
         let name = if limit.hard { "Limit" } else { "Held against" };
         pair(name, format!("{:.1} GB/s: {}", limit.gbps, limit.what))
     }));
     facts
-}
-
-/// A moment as people write it, in UTC.
-fn date(unix: u64) -> String {
-    let (days, seconds) = ((unix / 86_400) as i64, unix % 86_400);
-    // Years begin in March here, so that the leap day comes last.
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let day = shifted.rem_euclid(146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let of_month = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = year + era * 400 + next;
-    format!("{year:04}-{month:02}-{of_month:02} {:02}:{:02} UTC", seconds / 3600, seconds % 3600 / 60)
 }
 
 fn sections(results: &Results) -> Vec<Section> {
@@ -304,18 +285,6 @@ fn lacking(results: &Results) -> Table {
 mod tests {
     use super::*;
     use crate::results::tests::sample;
-
-    #[test]
-    fn dates() {
-        for (unix, text) in [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_782_400, "2000-02-29 00:00 UTC"),
-            (1_795_305_600, "2026-11-22 00:00 UTC"),
-            (4_107_542_340, "2100-02-28 23:59 UTC"),
-        ] {
-            assert_eq!(date(unix), text);
-        }
-    }
 
     #[test]
     fn every_row_is_on_the_page() {

@@ -1,10 +1,14 @@
 //! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
 
+mod compare;
 mod limits;
 pub(crate) mod report;
 mod sweep;
 
-use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, RingsAt, Row};
+use std::path::PathBuf;
+
+use onehop_bench::page::{QueueRow, Queues, queue_page};
+use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, RingsAt};
 use serde_json::json;
 
 use crate::commands::Context;
@@ -62,7 +66,7 @@ enum Who {
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop bench queue --depth 1,64 --json\n  onehop bench queue --side gpu --queues \
-                        1,16,64 --depth 256\n\nThe CPU's side is measured against the null controller unless -d names \
+                        1,16,64 --depth 256\n  onehop bench queue --report here\n\nThe CPU's side is measured against the null controller unless -d names \
                         a drive: it answers at once and moves nothing, within the doorbell write, so that what is left \
                         is the driver's own cost. The GPU's side is measured against a null controller that runs on the \
                         same GPU. Each controller's own share is printed beside it."
@@ -106,6 +110,9 @@ struct QueueArgs {
     /// GPU: commands of one launch; without it 200 000 for each queue, 16 million at most, and a tenth at depth 1
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64_000_000))]
     commands: Option<u32>,
+    /// Also write queue.html, a page with pictures, and queue.json into this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
 }
 
 /// Runs it.
@@ -115,8 +122,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         What::Sweep(args) => return sweep::run(args, context),
         What::Load(args) => return super::load::bench::run(args, context),
     };
+    report::folder(args.report.as_deref())?;
+    let machine = report::machine();
     let mut text = Text::default();
-    let mut document = json!({});
+    let mut facts: Vec<(String, String)> = Vec::new();
+    let mut fact = |name: &str, value: &str| facts.push((name.to_owned(), value.to_owned()));
+    let mut document = json!({ "machine": machine });
     let mut rows = Vec::new();
     if args.side.contains(&Side::Cpu) {
         let null = format!("sim:{NULL_DRIVE}");
@@ -124,30 +135,34 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         let clock = Clock::calibrate();
         text.row("drive", drive);
         text.row("clock", format!("{:.2} GHz (time-stamp counter)", clock.ghz()));
+        fact("Drive of the CPU's side", drive);
+        fact("Clock", &format!("{:.2} GHz (time-stamp counter)", clock.ghz()));
         document["drive"] = json!(drive);
         document["cycles_per_ns"] = json!(clock.ghz());
         for depth in &args.depth {
             context.stop.check()?;
             let queue = CpuQueue::open(drives::find(drive)?.port, *depth, args.block)?;
-            rows.push(Line { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
+            rows.push(QueueRow { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
         }
     }
     if args.side.contains(&Side::Gpu) {
         let mut gpu = gpus::cuda_only(&args.gpu)?;
         let name = gpu.device().name.clone();
         text.row("gpu", &name);
+        fact("GPU", &name);
         document["gpu"] = json!(name);
         if let Some(other) = &args.controller_gpu {
             let other = gpus::cuda_only(&GpuArg { gpu: Some(other.clone()) })?;
             gpu = gpu.served_by(&other)?;
             let name = other.device().pci.clone();
             text.row("controller on", &name);
+            fact("Controller on", &name);
             document["controller_gpu"] = json!(name);
         }
         let bench = GpuBench::new(gpu)?;
         for (plan, rings, controller) in plans(args) {
             context.stop.check()?;
-            rows.push(Line { row: bench.row(&plan)?, rings, controller });
+            rows.push(QueueRow { row: bench.row(&plan)?, rings, controller });
         }
     }
     table(&mut text, &rows);
@@ -161,6 +176,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
             })
             .collect::<Vec<_>>()
     );
+    if let Some(folder) = &args.report {
+        let page = queue_page(&Queues { machine: &machine, facts, rows: &rows });
+        report::write(folder, "queue", &page, &document, &mut text)?;
+    }
     Report::new(document, text)
 }
 
@@ -201,21 +220,14 @@ fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str, &'static str)> {
     plans
 }
 
-/// A row, where its rings lie, and on what the controller runs.
-struct Line {
-    row: Row,
-    rings: &'static str,
-    controller: &'static str,
-}
-
-fn table(text: &mut Text, lines: &[Line]) {
+fn table(text: &mut Text, lines: &[QueueRow]) {
     text.line("");
     text.line(
         "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc         p50 ns         p99 ns \
          regs   limit",
     );
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
-    for Line { row, rings, controller } in lines {
+    for QueueRow { row, rings, controller } in lines {
         let limit = row.controller_ns.map_or("the drive".to_owned(), |ns| {
             format!("the controller ({controller}): {ns:.2} ns, {:.0} M/s", 1e3 / ns)
         });

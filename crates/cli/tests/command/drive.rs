@@ -1,6 +1,6 @@
 //! `onehop drive …`.
 
-use crate::run::{Dir, code, onehop, refuse, stdout, succeed};
+use crate::run::{Dir, assert_page, code, onehop, refuse, stdout, succeed};
 
 #[test]
 fn list_finds_nothing_to_complain_about() {
@@ -94,6 +94,11 @@ fn bench_queue_measures_and_names_its_limit() {
     let real = succeed(&["bench", "queue", "-d", "sim:mem:4M", "--depth", "4", "--block", "8K"]);
     assert_eq!(real["rows"][0]["block"], 8192);
     assert!(real["rows"][0]["controller_ns"].is_null());
+    let dir = Dir::new();
+    let folder = dir.file("report");
+    let reported = succeed(&["bench", "queue", "--depth", "4", "--report", &folder]);
+    assert_page(&folder, "queue", &reported, "What a command costs");
+
     refuse(&["bench", "queue", "--depth", "0"], 2, "");
     refuse(&["bench", "queue", "--block", "1000"], 2, "");
     refuse(&["bench", "queue", "-d", "sim:mem:4M?mqes=3", "--depth", "64"], 2, "3 deep");

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::run::{Dir, json, onehop, refuse, skip, stdout, succeed};
+use crate::run::{Dir, assert_page, json, onehop, refuse, skip, stdout, succeed};
 
 /// A safetensors file of bytes that are all different; gives their check sum.
 fn model(path: &Path, tensors: &[(&str, usize)], seed: u32) -> u32 {
@@ -240,6 +240,9 @@ fn a_bench_loads_again_and_again_and_checks_each() {
     assert!(rate(&bench["lowest_gbps"]) <= rate(&bench["median_gbps"]));
     let (code, both) = json(&["bench", "load", text(&file), "-g", "emu,emu", "--loads", "2"]);
     assert_eq!((code, &both["bytes"], &both["gpus"]), (0, &json!(2 * bytes), &json!(2)), "{both}");
+    let folder = dir.file("report");
+    let reported = succeed(&["bench", "load", text(&file), "-g", "emu", "--loads", "2", "--report", &folder]);
+    assert_page(&folder, "load", &reported, "Loading a model");
     refuse(&["bench", "load", text(&file), "--loads", "0"], 2, "loads");
     refuse(&["bench", "load", text(&file), "-g", "emu", "--route", "cufile"], 3, "cuFile cannot be used");
     refuse(&["bench", "load", text(&dir.path().join("absent.safetensors"))], 1, "absent");

@@ -55,6 +55,17 @@ pub fn refuse(args: &[&str], wanted: i32, holds: &str) -> Value {
     document
 }
 
+/// A report's page says this and loads nothing; the raw figures beside it are those that were printed.
+pub fn assert_page(folder: &str, name: &str, document: &Value, says: &str) {
+    let page = std::fs::read_to_string(format!("{folder}/{name}.html")).unwrap();
+    let written = std::fs::read(format!("{folder}/{name}.json")).unwrap();
+    assert_eq!(&serde_json::from_slice::<Value>(&written).unwrap(), document);
+    assert!(page.contains("<svg") && page.contains(says));
+    for loads in ["http:", "https:", "url(", "@import", " src="] {
+        assert!(!page.contains(loads), "the page loads something: {loads}");
+    }
+}
+
 /// Says that a test could not run, past the test runner's capture, for whoever counts what was skipped.
 pub fn skip(why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());

@@ -5,11 +5,36 @@ use std::io::Read;
 use std::path::Path;
 
 use onehop_bench::page::Page;
-use onehop_bench::results::{MOST_BYTES, Results, ResultsError};
+use onehop_bench::results::{MOST_BYTES, Machine, Results, ResultsError};
 use serde::Serialize;
 
 use crate::error::{CliError, Result};
 use crate::report::Text;
+
+/// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
+pub(crate) fn folder(folder: Option<&Path>) -> Result<()> {
+    let Some(folder) = folder else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
+    let probe = folder.join(".onehop-report");
+    let written = std::fs::write(&probe, b"");
+    let _ = std::fs::remove_file(&probe);
+    written.map_err(|e| CliError::file("writing", folder, e))
+}
+
+/// This machine, now.
+pub(crate) fn machine() -> Machine {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Machine {
+        cpu: name.map_or("unknown", |(_, name)| name.trim()).to_owned(),
+        processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        onehop: env!("CARGO_PKG_VERSION").to_owned(),
+        unix_time: now.map_or(0, |time| time.as_secs()),
+    }
+}
 
 /// Writes NAME.html and NAME.json into a folder, and says so.
 pub(crate) fn write(

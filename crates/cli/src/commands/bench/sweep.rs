@@ -3,16 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use onehop_bench::compare::{Verdict, compare};
-use onehop_bench::page::{Page, size, sweep_page};
-use onehop_bench::results::{IoType, Limit, Machine, Measured, Results, Row};
+use onehop_bench::page::{size, sweep_page};
+use onehop_bench::results::{IoType, Limit, Measured, Results, Row};
 use onehop_bench::sweep::{
     Cell, DrivePlan, DriveTarget, Effort, FileTarget, Sweep, Target, impossible, unmeasured,
 };
-use serde_json::json;
 
 use super::limits::Limits;
-use super::report;
+use super::{compare, report};
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
@@ -129,18 +127,18 @@ const OVER: &str = "its turn did not come within the time (--budget)";
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     if let [before, after] = &args.compare[..] {
-        return side_by_side(before, after, args.report.as_deref());
+        return compare::side_by_side(before, after, args.report.as_deref());
     }
     for route in &args.route {
         if !ROUTES.contains(&route.as_str()) {
             return Err(CliError::Usage(format!("--route: routes are {}", ROUTES.join(", "))));
         }
     }
-    let gpu = gpus::choose(&args.gpu)?;
-    if let Some(folder) = &args.report {
-        // Before anything is measured: minutes later is too late to learn that there is no room.
-        std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
+    if args.block.contains(&0) || args.size == Some(0) {
+        return Err(CliError::Usage("--block and --size are sizes above 0, such as 4K and 1G".into()));
     }
+    let gpu = gpus::choose(&args.gpu)?;
+    report::folder(args.report.as_deref())?;
     if let Some(path) = &args.create {
         let scratch = Scratch::make(path, args.size.unwrap_or(CREATED), context)?;
         let target = FileTarget::open(&scratch.0, true, None, gpu.gpu.clone())?;
@@ -347,7 +345,7 @@ fn measure(args: &Args, target: &dyn Target, of: &Of<'_>, gpu: &Chosen, context:
     if let Some(folder) = &args.report {
         report::write(folder, "sweep", &sweep_page(&results), &results, &mut text)?;
     }
-    let failure = too_fast(&results.rows);
+    let failure = too_fast(&results.rows).or_else(|| nothing(&results.rows));
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
@@ -360,20 +358,22 @@ fn once(rows: Vec<Row>) -> Vec<Row> {
 }
 
 fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let info = read("/proc/cpuinfo");
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let machine = Machine {
-        cpu: name.map_or("unknown", |(_, name)| name.trim()).to_owned(),
-        processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        onehop: env!("CARGO_PKG_VERSION").to_owned(),
-        unix_time: now.map_or(0, |time| time.as_secs()),
-    };
     let drive = of.drive.is_some_and(|(_, simulated)| simulated).then(|| "drive".to_owned());
     let simulated = drive.into_iter().chain(gpu.gpu.simulated().then(|| "gpu".to_owned())).collect();
-    Results::new(machine, of.target.clone(), gpu.gpu.name().to_owned(), simulated)
+    Results::new(report::machine(), of.target.clone(), gpu.gpu.name().to_owned(), simulated)
+}
+
+/// Rows without any figures are no measurement.
+fn nothing(rows: &[Row]) -> Option<CliError> {
+    if rows.iter().any(|row| row.result.is_some()) {
+        return None;
+    }
+    let why = rows.iter().find_map(|row| row.note.clone()).unwrap_or_else(|| "there is no row".into());
+    Some(CliError::not_possible(
+        "measuring any row of this sweep",
+        why,
+        "Ask for other routes, sizes or depths",
+    ))
 }
 
 fn too_fast(rows: &[Row]) -> Option<CliError> {
@@ -465,100 +465,4 @@ fn line(row: &Row, m: &Measured) -> String {
         m.cpu_ns_per_byte * 1024.0,
         share
     )
-}
-
-/// Two earlier runs.
-fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -> Result<Report> {
-    let (one, two) = (report::read(before)?, report::read(after)?);
-    let found = compare(&one, &two);
-    let mut text = Text::default();
-    text.row("before", before.display());
-    text.row("after", after.display());
-    for what in &found.differ {
-        text.row("differ in", what);
-    }
-    text.line("");
-    let count = |verdict| found.changes.iter().filter(|change| change.verdict == verdict).count();
-    for change in found.changes.iter().filter(|change| change.verdict != Verdict::Same) {
-        let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |rate| format!("{rate:.3}"));
-        let percent =
-            |share: Option<f64>| share.map_or_else(String::new, |share| format!("{:+.1} %", share * 100.0));
-        text.line(format!(
-            "{:<7} {:<10} {:<9} {:>6} depth {:>4} × {:<3} {:>8} to {:>8} GB/s  {}{}",
-            change.verdict.name(),
-            change.route,
-            change.io.name(),
-            size(change.block),
-            change.depth,
-            change.threads,
-            rate(change.before),
-            rate(change.after),
-            percent(change.change),
-            change.noise.map_or_else(String::new, |noise| format!(" (noise {:.1} %)", noise * 100.0)),
-        ));
-    }
-    let words =
-        [Verdict::Faster, Verdict::Slower, Verdict::Same, Verdict::Unsure, Verdict::Gone, Verdict::New]
-            .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
-    text.row("rows", words.join(", "));
-    if let Some(folder) = folder {
-        report::write(folder, "compare", &comparison_page(&found, before, after), &found, &mut text)?;
-    }
-    Report::new(json!(found), text)
-}
-
-fn comparison_page(found: &onehop_bench::compare::Comparison, before: &Path, after: &Path) -> Page {
-    use onehop_bench::page::{Cell, Column, Section, Table};
-    let columns = vec![
-        Column::new("verdict", "whether the difference is larger than the noise of both runs"),
-        Column::new("route", "the way that the bytes took"),
-        Column::new("IoType", "as gdsio says it"),
-        Column::new("IOSize", "bytes of a block"),
-        Column::minor("depth", "blocks in flight for each thread"),
-        Column::minor("Threads", "threads"),
-        Column::new("before", "GB/s of the first run"),
-        Column::new("after", "GB/s of the second run"),
-        Column::new("change", "of the first run"),
-        Column::minor("noise", "how large a change has to be to count"),
-    ];
-    let percent = |share: Option<f64>| match share {
-        Some(share) => Cell::number(share, format!("{:+.1} %", share * 100.0)),
-        None => Cell::maybe(None),
-    };
-    let row = |change: &onehop_bench::compare::Change| {
-        let class = match change.verdict {
-            Verdict::Faster => "good",
-            Verdict::Slower => "bad",
-            _ => "dim",
-        };
-        vec![
-            Cell { class, ..Cell::text(change.verdict.name()) },
-            Cell::text(&change.route),
-            Cell::text(change.io.name()),
-            Cell::number(change.block as f64, size(change.block)),
-            Cell::number(change.depth.into(), change.depth.to_string()),
-            Cell::number(change.threads.into(), change.threads.to_string()),
-            Cell::maybe(change.before),
-            Cell::maybe(change.after),
-            percent(change.change),
-            percent(change.noise),
-        ]
-    };
-    let table = Table { columns, rows: found.changes.iter().map(row).collect() };
-    Page {
-        title: "Two sweeps side by side".into(),
-        lead:
-            "A difference counts where it is larger than half of both runs' spreads together, and than 2 %."
-                .into(),
-        facts: vec![
-            ("Before".into(), before.display().to_string()),
-            ("After".into(), after.display().to_string()),
-            (
-                "They differ in".into(),
-                if found.differ.is_empty() { "nothing else".into() } else { found.differ.join("; ") },
-            ),
-        ],
-        sections: vec![Section { title: "Rows".into(), table: Some(table), ..Section::default() }],
-        method: Vec::new(),
-    }
 }

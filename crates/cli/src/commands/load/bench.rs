@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use onehop_bench::median;
+use onehop_bench::page::{LoadRow, Loads, load_page};
 use onehop_load::engine::{Options, Prepared};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
@@ -14,6 +15,7 @@ use super::account::{names, simulated};
 use super::local::{Wanted, carry_out, ring_plan};
 use super::{Held, Route, Share, crc32c, must_fit, parse_route, verdict};
 use crate::commands::Context;
+use crate::commands::bench::report;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
@@ -24,7 +26,8 @@ use crate::units;
 /// Measure how fast model files get into GPU memory
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n\nWith several GPUs \
+    after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
+                        --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
                         every later one's with the first's. What other loaders do with the same files is measured by \
                         bench/peers/run.py."
@@ -40,6 +43,9 @@ pub(crate) struct Args {
     /// How often they are loaded
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     loads: u32,
+    /// Also write load.html, a page with a picture, and load.json into this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
 }
 
 /// One load.
@@ -60,6 +66,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         let why = "files of a mounted file system are the kernel's to read";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
+    report::folder(args.report.as_deref())?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
     let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
     let plan = ring_plan(&model, &Selection::default())?;
@@ -86,7 +93,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         rows.push(row);
         shares = held.into_iter().map(|held| held.share).collect();
     }
-    report(&model, &shares, &rows)
+    finish(args, &model, &shares, &rows)
 }
 
 fn load(model: &Model, shares: Vec<Share>, options: &Options, context: &Context) -> Result<(Row, Vec<Held>)> {
@@ -101,7 +108,7 @@ fn load(model: &Model, shares: Vec<Share>, options: &Options, context: &Context)
     Ok((Row { seconds, gbps, ring_seconds, route, limit: outcome.limit }, held))
 }
 
-fn report(model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
+fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
     let bytes: u64 = shares.iter().map(|share| share.plan.tensor_bytes).sum();
     let (model_bytes, tensors) =
         shares.first().map_or((0, 0), |s| (s.plan.tensor_bytes, s.plan.tensors.len()));
@@ -113,7 +120,9 @@ fn report(model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
     let (lowest, highest) = (rates.first().copied(), rates.last().copied());
     let first = rows.first().map(|row| row.gbps);
     let simulated = simulated(shares.iter());
+    let machine = report::machine();
     let document = json!({
+        "machine": machine,
         "bytes": bytes,
         "files": model.files.len(),
         "tensors": tensors,
@@ -150,5 +159,31 @@ fn report(model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
         |limit: f64| format!("{what}: {limit:.2} GB/s; {:.1} % of it were reached", middle / limit * 100.0);
     text.row("limit", limit.map_or(format!("{what}; nobody measured it"), reached));
     text.row("verified", "yes: the first load's bytes with the files, the others' with the first's");
+    if let Some(folder) = &args.report {
+        let loads: Vec<LoadRow> = rows.iter().map(row_of_page).collect();
+        let paths: Vec<_> = args.files.iter().map(|file| file.display().to_string()).collect();
+        let facts = vec![
+            ("Model".to_owned(), paths.join(", ")),
+            (
+                "Tensors".to_owned(),
+                format!("{tensors}, {} in {files}, all of it to {each}", units::bytes(model_bytes)),
+            ),
+            ("GPU".to_owned(), gpu),
+            ("Median".to_owned(), format!("{middle:.2} GB/s")),
+        ];
+        let page = load_page(&Loads { machine: &machine, facts, simulated: &simulated, rows: &loads });
+        report::write(folder, "load", &page, &document, &mut text)?;
+    }
     Report::new(document, text)
+}
+
+fn row_of_page(row: &Row) -> LoadRow {
+    let Row { seconds, gbps, ring_seconds, route, limit } = row;
+    LoadRow {
+        gbps: *gbps,
+        seconds: *seconds,
+        ring_seconds: *ring_seconds,
+        route: (*route).to_owned(),
+        limit: (limit.what.to_owned(), limit.gbps),
+    }
 }
