@@ -144,6 +144,10 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
         list.push(needs.cufile());
         return list;
     }
+    if route == "cpu/pinned" && is_ours(pair) {
+        list.extend([needs.awake(), needs.takeable(), needs.copies()]);
+        return list;
+    }
     if matches!(route, "cpu/pinned" | "cpu/cached") {
         list.extend([needs.block_device(), needs.copies()]);
         return list;
@@ -164,6 +168,11 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
         }
     }
     list
+}
+
+/// Whether the drive was taken from the kernel for drivers like onehop's.
+fn is_ours(pair: &Pair<'_>) -> bool {
+    matches!(pair.device.driver.as_deref(), Some("vfio-pci" | "onehop"))
 }
 
 fn card_needs(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Vec<Need> {
@@ -217,7 +226,7 @@ fn said(needs: &[Need]) -> String {
 
 /// The command that would tell, where this build has one.
 fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
-    if kind != "nvme" || matches!(route, "cpu/cached" | "cufile") {
+    if kind != "nvme" || route == "cpu/cached" {
         return None;
     }
     let gpu = pair.gpu.ordinal.map_or_else(|| pair.gpu.address.to_string(), |ordinal| ordinal.to_string());
@@ -228,7 +237,15 @@ fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Opti
     };
     let device = format!("'{}{via}'", pair.device.address);
     Some(match (route, direction) {
-        ("cpu/pinned", _) => format!("Try it: onehop read FILE -g {gpu} --route {route} --verify"),
+        ("cufile", Direction::ToGpu) => {
+            format!("Measure it: onehop bench sweep --file FILE -g {gpu} --route cufile")
+        }
+        ("cufile", Direction::FromGpu) => {
+            format!("Measure it: onehop bench sweep --create FILE --io write -g {gpu} --route cufile")
+        }
+        ("cpu/pinned", _) if !is_ours(pair) => {
+            format!("Try it: onehop read FILE -g {gpu} --route {route} --verify")
+        }
         (_, Direction::ToGpu) => {
             format!("Try it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify")
         }

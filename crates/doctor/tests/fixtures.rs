@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use machines::ALL;
 use onehop_doctor::{
-    Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render,
+    Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
 };
 use onehop_pci::{Record, Root};
 
@@ -105,6 +105,39 @@ fn every_check_says_what_to_do() {
     }
 }
 
+/// Programs read this: fields and words stay, and every id stands in the documentation.
+#[test]
+fn the_json_is_as_documented() {
+    let documented = fs::read_to_string(folder().join("../../../docs/doctor.md")).unwrap();
+    for (name, compose) in ALL {
+        let json = serde_json::to_value(judge(compose().0)).unwrap();
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(keys(&json), "advice checks routes system", "{name}");
+        for check in json["checks"].as_array().unwrap() {
+            assert_eq!(keys(check), "about evidence fix found group id status why", "{name}");
+            let (id, group) = (check["id"].as_str().unwrap(), check["group"].as_str().unwrap());
+            assert!(documented.contains(&format!("`{id}`")), "docs/doctor.md does not name {id}");
+            assert!(
+                id.starts_with(&format!("{group}.")) || (id, group) == ("pci.garbage", "place"),
+                "{id} {group}"
+            );
+            let status = check["status"].as_str().unwrap();
+            assert!(["pass", "info", "unknown", "warn", "fail"].contains(&status), "{status}");
+        }
+        for row in json["routes"].as_array().unwrap() {
+            assert_eq!(keys(row), "device direction fix gpu kind reason route verdict", "{name}");
+            assert!(["nvme", "rdma", "sdr"].contains(&row["kind"].as_str().unwrap()));
+            assert!(["to_gpu", "from_gpu"].contains(&row["direction"].as_str().unwrap()));
+            assert!(["yes", "no", "untested"].contains(&row["verdict"].as_str().unwrap()));
+        }
+        for advice in json["advice"].as_array().unwrap() {
+            assert_eq!(keys(advice), "change device direction gpu next now", "{name}");
+        }
+    }
+}
+
 #[test]
 fn the_b550_machine_as_found() {
     let found = machine("b550-rtx3090-before");
@@ -138,8 +171,13 @@ fn the_b550_machine_afterwards() {
     );
     let (verdict, _, fix) = found.route(drive, ToGpu, "gpu/tier2");
     assert!(verdict == No && fix.contains("RMForceStaticBar1"), "{fix}");
-    let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/pinned");
+    let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/cached");
     assert!(verdict == No && reason.contains("vfio-pci"), "{reason}");
+    let (verdict, _, fix) = found.route(drive, ToGpu, "cpu/pinned");
+    assert!(
+        verdict == Untested && fix.contains("-d '0000:0b:00.0?via=pagemap'"),
+        "by onehop's driver: {fix}"
+    );
     assert_eq!(found.change(drive, ToGpu).1, Some("gpu/tier1"));
     assert!(found.change(drive, ToGpu).2.contains("?via=pagemap"));
 }
@@ -175,12 +213,32 @@ fn an_h100_behind_a_switch() {
 }
 
 #[test]
+fn a_drive_that_the_module_has() {
+    let (found, drive) = (machine("h100-module-bound-strict"), "0000:19:00.0");
+    for id in ["kernel.onehop", "kernel.onehop_device", "gpu.dma_buf", "drive.link"] {
+        assert_eq!(found.status(id), Status::Pass, "{id}");
+    }
+    assert!(!found.has("iommu.lazy"), "its group is strict");
+    let (verdict, reason, fix) = found.route(drive, ToGpu, "cpu/direct");
+    assert_eq!(verdict, Untested, "{reason}");
+    assert!(fix.contains(&format!("onehop read -d '{drive}?via=kmod'")), "{fix}");
+    // The module lets a user have the drive; NVIDIA's driver does not let one have its doorbells.
+    let (verdict, _, fix) = found.route(drive, ToGpu, "gpu/tier3");
+    assert!(verdict == No && fix.contains("PeerMappingOverride"), "{fix}");
+    let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/cached");
+    assert!(verdict == No && reason.contains("onehop"), "{reason}");
+}
+
+#[test]
 fn a_laptop_asleep() {
     let found = machine("laptop-vmd-gpu-asleep");
     assert_eq!((found.status("gpu.cuda"), found.status("gpu.link")), (Status::Fail, Status::Info));
     assert_eq!((found.status("drive.vmd"), found.status("drive.use")), (Status::Warn, Status::Info));
     assert_eq!(found.status("gpu.register_bar"), Status::Warn, "565 under 6.11 has no follow_pfn");
     assert!(found.has("gpu.others"));
+    let root = Root::recorded(ALL.iter().find(|(name, _)| *name == "laptop-vmd-gpu-asleep").unwrap().1().0);
+    let tree = topo::tree(&facts(&root), false);
+    assert!(tree.contains("└─ 10000:e1:00.0"), "a drive whose port is not shown is: {tree}");
     assert!(found.routes.iter().all(|row| row.verdict == No));
 }
 

@@ -1,11 +1,12 @@
 //! Systems that lie, break off, run in circles: nothing panics, and what is odd is said.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../pci/tests/common/compose.rs"]
-mod compose;
+mod machines;
 
-use compose::{DOWNSTREAM, Function, MEM64, Machine, PREF64};
-use onehop_doctor::{Diagnosis, Facts, Only, Status, Style, Wish, examine, recorded_files, render, topo};
+use machines::compose::{DOWNSTREAM, Function, MEM64, Machine, PREF64};
+use onehop_doctor::{
+    Diagnosis, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
+};
 use onehop_pci::{Content, Record, Root};
 use proptest::prelude::*;
 use serde_json::json;
@@ -179,6 +180,122 @@ fn without_a_list_of_mounts_no_drive_counts_as_free() {
     let diagnosis = all(machine.0);
     let used = diagnosis.checks.iter().find(|check| check.id == "drive.use").unwrap();
     assert_eq!(used.status, Status::Unknown);
+}
+
+/// What is done to a record, at a place that a number picks.
+#[derive(Clone, Debug)]
+enum Harm {
+    Remove,
+    Deny,
+    Text(String),
+    /// The file's own text with one number in it replaced.
+    Number(String),
+    /// The file's own text, cut off.
+    Cut(usize),
+    Link(String),
+    Unlink,
+    Folder(Vec<String>),
+    Answer(String),
+}
+
+fn harm() -> impl Strategy<Value = Harm> {
+    let number = prop_oneof![
+        Just("0".to_owned()),
+        Just("-1".to_owned()),
+        Just("18446744073709551615".to_owned()),
+        Just("0xffffffffffffffff".to_owned()),
+        Just("340282366920938463463374607431768211456".to_owned()),
+        Just("1e999".to_owned()),
+    ];
+    let target = prop_oneof![
+        ".{0,40}",
+        "(\\.\\./){0,8}(devices/pci0000:00/|)(0000:[0-9a-f]{2}:[0-9a-f]{2}\\.[0-7]/?){0,9}",
+        "/sys/bus/pci/devices/.{0,12}",
+    ];
+    let json = prop_oneof![
+        Just("null".to_owned()),
+        Just("[]".to_owned()),
+        Just("{\"Ok\":{}}".to_owned()),
+        Just("{\"error\":null,\"version\":2147483647,\"gpus\":[{}]}".to_owned()),
+        Just("{\"Err\":7}".to_owned()),
+    ];
+    prop_oneof![
+        Just(Harm::Remove),
+        Just(Harm::Deny),
+        ".{0,60}".prop_map(Harm::Text),
+        number.prop_map(Harm::Number),
+        (0_usize..200).prop_map(Harm::Cut),
+        target.prop_map(Harm::Link),
+        Just(Harm::Unlink),
+        proptest::collection::vec(".{0,16}", 0..8).prop_map(Harm::Folder),
+        json.prop_map(Harm::Answer),
+    ]
+}
+
+/// The key that a number picks.
+fn pick<V>(map: &std::collections::BTreeMap<String, V>, at: prop::sample::Index) -> Option<String> {
+    (!map.is_empty()).then(|| map.keys().nth(at.index(map.len())).cloned()).flatten()
+}
+
+fn harmed(record: &mut Record, harm: Harm, at: prop::sample::Index) {
+    let file = pick(&record.files, at);
+    let own = file.as_ref().and_then(|path| match record.files.get(path) {
+        Some(Content::Text(text)) => Some(text.clone()),
+        _ => None,
+    });
+    let mut put = |content| drop(file.clone().map(|path| record.files.insert(path, content)));
+    match harm {
+        Harm::Remove => drop(file.map(|path| record.files.remove(&path))),
+        Harm::Deny => put(Content::Denied { denied: true }),
+        Harm::Text(text) => put(Content::Text(text)),
+        Harm::Number(number) => {
+            let own = own.unwrap_or_default();
+            let old = own
+                .split(|c: char| !c.is_ascii_alphanumeric())
+                .find(|word| word.starts_with(char::is_numeric));
+            put(Content::Text(old.map_or(number.clone(), |old| own.replacen(old, &number, 1))));
+        }
+        Harm::Cut(length) => put(Content::Text(own.unwrap_or_default().chars().take(length).collect())),
+        Harm::Link(target) => drop(pick(&record.links, at).map(|path| record.links.insert(path, target))),
+        Harm::Unlink => drop(pick(&record.links, at).map(|path| record.links.remove(&path))),
+        Harm::Folder(names) => {
+            let folder = file.and_then(|path| path.rsplit_once('/').map(|(folder, _)| folder.to_owned()));
+            drop(folder.map(|folder| record.folders.insert(folder, names)));
+        }
+        Harm::Answer(json) => {
+            let answer = serde_json::from_str(&json).unwrap();
+            drop(pick(&record.answers, at).map(|question| record.answers.insert(question, answer)));
+        }
+    }
+}
+
+/// What holds whatever a system says: who reads it is told what to do, and nothing is promised that was not tried.
+fn sensible(diagnosis: &Diagnosis) {
+    for check in &diagnosis.checks {
+        let bad = matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
+        assert!(!bad || check.fix.is_some(), "{} has no fix: {}", check.id, check.found);
+        assert!(!check.found.is_empty() && !check.why.is_empty(), "{}", check.id);
+    }
+    for row in &diagnosis.routes {
+        assert!(!row.reason.is_empty(), "{} {}", row.device, row.route);
+        let tried = matches!(row.route, "cpu/pinned" | "cpu/cached");
+        assert!(row.verdict != Verdict::Yes || tried, "{} {}: {}", row.device, row.route, row.reason);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn any_harm_to_any_machine(
+        which in any::<prop::sample::Index>(),
+        harms in proptest::collection::vec((harm(), any::<prop::sample::Index>()), 1..24),
+    ) {
+        let mut record = which.get(&machines::ALL).1().0;
+        harms.into_iter().for_each(|(harm, at)| harmed(&mut record, harm, at));
+        // Also as it is read from a file.
+        let record = Record::parse(&record.to_bytes()).unwrap();
+        sensible(&all(record));
+    }
 }
 
 proptest! {

@@ -155,13 +155,16 @@ impl Tree {
         self.groups.get(&device.iommu_group?)
     }
 
-    /// The devices right below a bridge, or below a host bridge.
+    /// The devices right below a bridge, or below a host bridge. A bridge that is not shown is passed over.
     pub fn children<'a>(
         &'a self,
         host: &'a str,
         bridge: Option<Address>,
     ) -> impl Iterator<Item = &'a Device> {
-        let right_below = move |device: &&Device| device.parents.last().copied() == bridge;
+        let nearest = |device: &Device| {
+            device.parents.iter().rev().find(|parent| self.devices.contains_key(parent)).copied()
+        };
+        let right_below = move |device: &&Device| nearest(device) == bridge;
         self.devices.values().filter(right_below).filter(move |device| device.host == host)
     }
 

@@ -27,7 +27,7 @@ pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
         power(device),
         link(device),
         state(drive),
-        Some(limits(drive)),
+        Some(limits(drive, facts.place.root)),
         cmb(drive),
         hmb(drive),
         vmd(device),
@@ -106,7 +106,10 @@ fn state(drive: &Drive) -> Option<Check> {
     )
 }
 
-fn limits(drive: &Drive) -> Check {
+/// What would tell where the drive did not answer.
+const ASK: &str = "The drive did not say (Identify): onehop drive identify -d ADDRESS, once nobody else uses it; dmesg | grep nvme";
+
+fn limits(drive: &Drive, root: bool) -> Check {
     let why = "how deep queues and how long transfers may be";
     let mut words = Vec::new();
     words.extend(drive.queue_entries.map(|n| format!("queues of {n} entries as the kernel uses them")));
@@ -136,8 +139,10 @@ fn limits(drive: &Drive) -> Check {
     }
     let asked = identity.is_some();
     let status = if asked { Status::Info } else { Status::Unknown };
-    check("drive.limits", status, words.join(", "), why)
-        .fix_if(!asked, "Run as root: MDTS and SGLs are the drive's own answer (Identify)")
+    check("drive.limits", status, words.join(", "), why).fix_if(
+        !asked,
+        if root { ASK } else { "Run as root: MDTS and SGLs are the drive's own answer (Identify)" },
+    )
 }
 
 fn cmb(drive: &Drive) -> Option<Check> {

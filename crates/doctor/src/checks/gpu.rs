@@ -4,6 +4,7 @@ use onehop_gpu::cuda::register_gap;
 
 use crate::check::{Check, Group, Status, bytes, rate};
 use crate::facts::Facts;
+use crate::facts::cuda::LATE;
 use crate::facts::gpu::Gpu;
 use crate::facts::nvml::Health;
 use crate::facts::place::capability;
@@ -82,7 +83,7 @@ fn cuda(facts: &Facts) -> Check {
         None => check(Status::Unknown, "nobody asked CUDA on this system".into())
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
         Some(cuda) => match &cuda.error {
-            Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts)),
+            Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts, error)),
             None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
                 .fix("Unset CUDA_VISIBLE_DEVICES, or give the container its GPUs (--gpus all)"),
             None => check(
@@ -98,7 +99,11 @@ fn cuda(facts: &Facts) -> Check {
     }
 }
 
-fn cuda_fix(facts: &Facts) -> &'static str {
+fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
+    if error.starts_with(LATE) {
+        return "Ask again with a longer --patience: a GPU that sleeps, or a driver that is not kept loaded, takes seconds to wake \
+                (nvidia-persistenced keeps it ready)";
+    }
     match (&facts.nvidia.version, facts.nvidia.device_files) {
         (None, _) => "Load NVIDIA's kernel driver first: see gpu.driver",
         (Some(_), false) => {

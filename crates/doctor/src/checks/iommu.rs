@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
 use crate::pair::list;
-use crate::routes::needs::IOMMU_ON;
+use crate::routes::needs::iommu_on;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![mode(facts)];
@@ -34,7 +34,7 @@ fn mode(facts: &Facts) -> Check {
         } else {
             "an IOMMU that no device is behind"
         };
-        return check(Status::Warn, found.into()).fix(IOMMU_ON);
+        return check(Status::Warn, found.into()).fix(iommu_on(facts));
     }
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for group in groups.values() {

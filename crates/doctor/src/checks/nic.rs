@@ -129,6 +129,6 @@ fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check>
         Some(false) => check(Status::Fail, format!("{place}, and the IOMMU does not translate (identity)"))
             .fix("Boot without iommu=pt, or give the board's group the type DMA: echo DMA > /sys/kernel/iommu_groups/N/type, with no driver bound"),
         None => check(Status::Fail, format!("{place}, and there is no IOMMU to translate"))
-            .fix(crate::routes::needs::IOMMU_ON),
+            .fix(crate::routes::needs::iommu_on(facts)),
     })
 }

@@ -71,6 +71,9 @@ impl Cuda {
     }
 }
 
+/// How an answer begins that did not come in time.
+pub(crate) const LATE: &str = "it did not answer within";
+
 /// Asks CUDA and tries each GPU, but waits no longer than this: a driver that hangs must not hang the doctor.
 ///
 /// `registers` is a drive whose registers are shown to each GPU: they are mapped, and one that says what the drive can do
@@ -83,7 +86,7 @@ pub(super) fn ask(patience: Duration, registers: Option<Address>) -> Cuda {
     }
     answer.recv_timeout(patience).unwrap_or_else(|_| {
         Cuda::failed(format!(
-            "it did not answer within {} ms; it may be starting (nvidia-persistenced keeps it ready) or hang: ask again with a \
+            "{LATE} {} ms; it may be starting (nvidia-persistenced keeps it ready) or hang: ask again with a \
              longer --patience",
             patience.as_millis()
         ))

@@ -4,6 +4,7 @@ use onehop_gpu::cuda::register_gap;
 use onehop_pci::Device;
 
 use crate::check::bytes;
+use crate::facts::Facts;
 use crate::facts::cuda::Registers;
 use crate::facts::drive::Drive;
 use crate::facts::place::capability;
@@ -99,12 +100,16 @@ impl Needs<'_> {
         }
     }
 
-    /// cuFile is there, and this build calls it.
+    /// cuFile is there.
     pub(super) fn cufile(&self) -> Need {
-        Need::new(
-            State::Missing,
-            "this build does not call libcufile; the check cufile.library says whether it is there",
-        )
+        match &self.pair.facts.cufile.library {
+            Some(_) => Need::new(
+                State::Unknown,
+                "onehop calls cuFile as a baseline to measure against; the check cufile.mode says which way it would take",
+            ),
+            None => Need::new(State::Missing, "libcufile was not found")
+                .fix("Install NVIDIA's package of it (libcufile), for which nothing but a comparison has any use here"),
+        }
     }
 
     /// The device is in D0.
@@ -168,7 +173,7 @@ impl Needs<'_> {
                 State::Missing,
                 "there is no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
             )
-            .fix(IOMMU_ON);
+            .fix(iommu_on(facts));
         };
         let others: Vec<_> = group
             .devices
@@ -369,7 +374,14 @@ impl Needs<'_> {
 }
 
 /// What to do where there is no IOMMU.
-pub(crate) const IOMMU_ON: &str = "Switch the IOMMU on: VT-d or AMD-Vi in the firmware's setup, and intel_iommu=on on the kernel's command line \
+/// What gives a machine an IOMMU.
+pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
+    if facts.kernel.cpu.virtual_machine { IOMMU_OF_A_VM } else { IOMMU_ON }
+}
+
+const IOMMU_OF_A_VM: &str =
+    "A virtual machine has the IOMMU that its host gives it (QEMU: -device intel-iommu), or none";
+const IOMMU_ON: &str = "Switch the IOMMU on: VT-d or AMD-Vi in the firmware's setup, and intel_iommu=on on the kernel's command line \
                                    (AMD: no amd_iommu=off)";
 
 fn is_vfio(device: &Device) -> bool {

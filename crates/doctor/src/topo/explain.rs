@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::short_name;
 use crate::check::{bytes, rate};
 use crate::facts::Facts;
-use crate::pair::{Pair, Passes};
+use crate::pair::{Pair, Passes, list};
 
 /// The two ways between a device and a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,6 +26,8 @@ pub struct Explanation {
     pub class: Option<PathClass>,
     /// Bridges on the way.
     pub bridges: Vec<Address>,
+    /// Those of them whose access control sends packets up to the root complex.
+    pub redirects: Vec<Address>,
     /// The device's registers on the bus.
     pub registers: Option<Bar>,
     /// The GPU's memory on the bus.
@@ -55,6 +57,7 @@ pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanati
         gpu_address: gpu.address,
         class: pair.path.as_ref().map(|path| path.class),
         bridges: pair.path.as_ref().map(|path| path.bridges().collect()).unwrap_or_default(),
+        redirects: pair.redirecting().0,
         registers: pair.device.bar(0).filter(|bar| bar.assigned).copied(),
         window: gpu.window.filter(|bar| bar.assigned),
         address_words: address_words(facts, pair.device, gpu.window.as_ref()),
@@ -75,7 +78,8 @@ fn address_words(facts: &Facts, device: &Device, window: Option<&Bar>) -> String
     match facts.tree.group_of(device).and_then(onehop_pci::Group::translates) {
         Some(true) => format!("an IOVA, which the IOMMU turns into {at} + offset"),
         Some(false) => format!("{at} + offset, as the IOMMU passes addresses on"),
-        None => format!("{at} + offset, as there is no IOMMU"),
+        None if facts.tree.groups.is_empty() => format!("{at} + offset, as there is no IOMMU"),
+        None => format!("{at} + offset, as no IOMMU group is shown for it"),
     }
 }
 
@@ -83,10 +87,14 @@ impl Explanation {
     /// What the bytes pass in between.
     pub(crate) fn middle(&self) -> String {
         let class = self.class.map_or("a way that is not told", PathClass::text);
-        if self.bridges.is_empty() {
-            return class.into();
+        let mut words = class.to_owned();
+        if !self.bridges.is_empty() {
+            words = format!("{class}: {}", list(&self.bridges));
         }
-        format!("{class}: {}", crate::pair::list(&self.bridges))
+        if !self.redirects.is_empty() && self.class.is_some_and(PathClass::below_root) {
+            words.push_str("; access control sends it up to the root complex and back");
+        }
+        words
     }
 
     pub(crate) fn registers_words(&self) -> String {

@@ -101,6 +101,28 @@ pub fn h100_user() -> Machine {
     machine
 }
 
+/// The drive was given to our module, by an administrator who also made its translations strict.
+pub fn h100_bound() -> Machine {
+    let mut machine = h100(
+        "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; the kernel module onehop has the drive, its group is \
+         strict, and a user may open it",
+        false,
+        0,
+    );
+    machine.there("/sys/module/onehop").there(&format!("/dev/onehop-{DRIVE}"));
+    let device = format!("/sys/bus/pci/devices/{DRIVE}");
+    machine.file(&format!("{device}/onehop_missing"), "nothing\n");
+    machine.link(&format!("{device}/driver"), "../../../../bus/pci/drivers/onehop");
+    machine.file("/sys/kernel/iommu_groups/42/type", "DMA\n");
+    // What the kernel's own driver made of it has gone with that.
+    let nvme = format!("{device}/nvme/");
+    machine
+        .0
+        .files
+        .retain(|path, _| !path.starts_with(&nvme) && !path.starts_with("/sys/class/block/nvme0n1"));
+    machine
+}
+
 pub fn two_sockets() -> Machine {
     let mut machine =
         base("two EPYC 9654: the GPU at one, the drive at the other", EPYC, "6.1.0-28-amd64", true);
