@@ -151,17 +151,21 @@ impl Chart {
         );
         let shown: Vec<&Line> = self.limits.iter().filter(|limit| axis.shows(limit.y)).collect();
         let places: Vec<f64> = shown.iter().map(|limit| axis.at(limit.y)).collect();
-        for ((limit, y), label) in shown.iter().zip(&places).zip(labels(&places)) {
+        for y in &places {
+            let _ = write!(out, "<path class=\"limit\" d=\"M{left} {y:.1}H{right}\"/>");
+        }
+        for series in &self.series {
+            self.draw(series, &axis, &mut out);
+        }
+        // Words come last: they are read through no line.
+        for (limit, label) in shown.iter().zip(labels(&places)) {
             let _ = write!(
                 out,
-                "<path class=\"limit\" d=\"M{left} {y:.1}H{right}\"/><text class=\"limit\" x=\"{:.1}\" y=\"{label:.1}\">{}: {}</text>",
+                "<text class=\"limit\" x=\"{:.1}\" y=\"{label:.1}\">{}: {}</text>",
                 left + 6.0,
                 escape(&short(&limit.name)),
                 figures(limit.y)
             );
-        }
-        for series in &self.series {
-            self.draw(series, &axis, &mut out);
         }
         out.push_str("</svg>\n");
         out
