@@ -15,12 +15,13 @@ is_away() { [ -z "$(controller "$1")" ]; }
 function_of() { basename "$(readlink -f "/sys/class/nvme/$1/device")"; }
 said() { dmesg | grep -q "$1"; }
 
-# fio SERIAL NAME OPTION...: direct I/O in four threads, 64 commands deep each.
+# fio SERIAL NAME OPTION...: direct I/O in four threads, 64 commands deep each. Where the drive has gone, fio is not to make a
+# file of its name, which would keep the drive's own from coming back.
 load_fio() {
     local serial=$1
     shift
-    fio --filename="$(block "$serial")" --direct=1 --ioengine=libaio --iodepth=64 --numjobs=4 --thread --group_reporting \
-        --minimal "$@" 2>/dev/null
+    fio --filename="$(block "$serial")" --allow_file_create=0 --direct=1 --ioengine=libaio --iodepth=64 --numjobs=4 \
+        --thread --group_reporting --minimal "$@" 2>/dev/null
 }
 # Writes 4 MiB in each thread at random, in all sizes from a block to 64 KiB, and reads it back.
 verified() {
