@@ -11,6 +11,8 @@ use crate::{Address, Error, Result, Root, kmod, pagemap, vfio};
 pub enum Via {
     /// VFIO: needs an IOMMU, and keeps the device inside of what it is given.
     Vfio,
+    /// VFIO by iommufd, on kernels that have it: no mapped BARs, but dma-bufs of vfio-pci.
+    Iommufd,
     /// Our kernel module: with an IOMMU or without, and GPU memory whose driver exports it.
     Module,
     /// Physical addresses: needs root and no IOMMU, and nothing keeps the device anywhere.
@@ -19,13 +21,14 @@ pub enum Via {
 
 impl Via {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vfio, Self::Module, Self::PageMap];
+    pub const ALL: [Self; 4] = [Self::Vfio, Self::Iommufd, Self::Module, Self::PageMap];
 
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
+            Self::Iommufd => "iommufd",
             Self::Module => "kmod",
             Self::PageMap => "pagemap",
         }
@@ -37,7 +40,7 @@ impl FromStr for Via {
 
     fn from_str(text: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|via| via.name() == text);
-        found.ok_or_else(|| Error::garbage("via", text, "way: vfio, kmod or pagemap"))
+        found.ok_or_else(|| Error::garbage("via", text, "way: vfio, iommufd, kmod or pagemap"))
     }
 }
 
@@ -59,7 +62,11 @@ impl FromStr for DriveName {
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let via = option.strip_prefix("via=");
             let via = via.ok_or_else(|| {
-                Error::garbage("the drive's name", option, "option: via=vfio, via=kmod or via=pagemap")
+                Error::garbage(
+                    "the drive's name",
+                    option,
+                    "option: via=vfio, via=iommufd, via=kmod or via=pagemap",
+                )
             });
             name.via = Some(via?.parse()?);
         }
@@ -77,6 +84,7 @@ impl FromStr for DriveName {
 pub fn open(root: &Root, name: DriveName) -> Result<Port> {
     match name.via.unwrap_or(Via::Vfio) {
         Via::Vfio => vfio::open(root, name.address),
+        Via::Iommufd => vfio::open_by_iommufd(root, name.address),
         Via::Module => kmod::open(root, name.address),
         Via::PageMap => pagemap::open(root, name.address),
     }

@@ -68,3 +68,14 @@ fn a_module_that_is_not_there_is_told_how_to_get() {
     let told = refusal(&shared(Some(0)), "0000:04:00.0?via=kmod");
     assert!(told.contains("onehop is not loaded") && told.contains("docs/kernel-module.md"), "{told}");
 }
+
+#[test]
+fn a_kernel_without_iommufd_is_told_before_anything_is_changed() {
+    let mut machine = Machine::new("a drive alone");
+    machine
+        .add(&Function::new(DRIVE, (0x144d, 0xa80a), 0x010802).driver("nvme").group(9, "DMA-FQ"))
+        .folder("/sys/kernel/iommu_groups/9/devices", &[DRIVE])
+        .there("/sys/bus/pci/drivers/vfio-pci");
+    let told = refusal(&Root::recorded(machine.0), "0000:04:00.0?via=iommufd");
+    assert!(told.contains("/dev/iommu") && told.contains("CONFIG_IOMMUFD"), "{told}");
+}

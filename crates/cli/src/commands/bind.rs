@@ -52,6 +52,10 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     text.row("now", now.as_deref().unwrap_or("no driver: none that is loaded wants it"));
     if let (Some(group), Some("vfio-pci")) = (&group, now.as_deref()) {
         text.row("file", format!("/dev/vfio/{group}: whoever may open it may drive it"));
+        let own = root.list(&format!("/sys/bus/pci/devices/{}/vfio-dev", name.address)).unwrap_or_default();
+        for own in own {
+            text.row("file", format!("/dev/vfio/devices/{own}, with /dev/iommu: for `?via=iommufd`"));
+        }
     }
     let missing = root.text(&format!("/sys/bus/pci/devices/{}/onehop_missing", name.address)).ok();
     if let Some(missing) = &missing {

@@ -95,7 +95,7 @@ fn what_this_build_does_not_have() {
     for command in ["bind", "unbind", "recover"] {
         refuse(&["drive", command, "-d", "sim:mem:1M"], 2, "only real drives");
     }
-    refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio, kmod or pagemap");
+    refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio, iommufd, kmod or pagemap");
 }
 
 #[test]

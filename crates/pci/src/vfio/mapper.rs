@@ -1,13 +1,15 @@
-//! Bus addresses by the type1 IOMMU: one stretch for each piece of memory, wherever its pages are.
+//! Bus addresses by VFIO: one stretch for each piece of memory, wherever its pages are.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
+use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
 
-use super::{Device, sys};
+use super::Device;
+use crate::Result;
 use crate::pages::{PAGE, Span};
-use crate::{Error, Result};
 
 /// Addresses below are left alone: a null pointer that a device follows is to be a fault.
 const FIRST: u64 = 16 << 20;
@@ -28,18 +30,62 @@ struct Space {
 
 impl VfioMapper {
     pub(super) fn new(device: Arc<Device>, name: &str) -> Result<Self> {
-        let mut ranges =
-            sys::iova_ranges(device.container()).map_err(|e| Error::call("VFIO_IOMMU_GET_INFO", e))?;
+        let mut ranges = device.iommu().ranges()?;
         if ranges.is_empty() {
             ranges.push(ALWAYS);
         }
         let free = ranges.into_iter().map(heap).collect();
-        let name = format!("vfio, for {name}");
+        let name = format!("vfio ({}), for {name}", device.iommu().name());
         Ok(Self { name, space: Arc::new(Space { device, free: Mutex::new(free) }) })
     }
 
     fn cannot(&self, why: impl Into<String>) -> onehop_os::Error {
         onehop_os::Error::CannotMap { mapper: self.name.clone(), why: why.into() }
+    }
+
+    /// Addresses for as many pages, where `map` lets the device reach them.
+    fn place(
+        &self,
+        pages: (usize, usize),
+        bytes: usize,
+        memory: Option<HostMem>,
+        map: impl FnOnce(u64) -> std::result::Result<(), String>,
+    ) -> onehop_os::Result<Mapped> {
+        let (len, skip) = pages;
+        let none = || self.cannot(format!("the IOMMU has no {len} bus addresses left in a row"));
+        let at = self.space.take(len).ok_or_else(none)?;
+        if let Err(why) = map(at as u64) {
+            self.space.give(at, len);
+            return Err(self.cannot(why));
+        }
+        let undo = Undo { space: self.space.clone(), at, len, _memory: memory };
+        let run = Run { addr: BusAddr((at + skip) as u64), len: bytes as u64 };
+        Ok(Mapped::new(vec![run], Box::new(undo)))
+    }
+
+    fn host(&self, host: &HostMem) -> onehop_os::Result<Mapped> {
+        if host.is_empty() {
+            return Err(self.cannot("it has no bytes"));
+        }
+        let Span { start, len, skip } = Span::of(host);
+        self.place((len, skip), host.len(), Some(host.clone()), |at| {
+            let iommu = self.space.device.iommu();
+            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped there.
+            let mapped = unsafe { iommu.map(start as *mut u8, at, len as u64) };
+            mapped.map_err(|(call, error)| why(call, &error, len, iommu.takes_dma_bufs()))
+        })
+    }
+
+    fn dma_buf(&self, buffer: &DmaBuf) -> onehop_os::Result<Mapped> {
+        let page = PAGE as u64;
+        let (start, bytes) = (buffer.offset / page * page, buffer.bytes as usize);
+        let skip = (buffer.offset - start) as usize;
+        let whole = skip.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(PAGE));
+        let len = whole.filter(|_| bytes > 0).ok_or_else(|| self.cannot(format!("it has {bytes} bytes")))?;
+        self.place((len, skip), bytes, None, |at| {
+            let mapped = self.space.device.iommu().map_dma_buf(buffer.fd.as_fd(), start, at, len as u64);
+            mapped.map_err(|error| why_not_imported(&error))
+        })
     }
 }
 
@@ -69,13 +115,13 @@ struct Undo {
     space: Arc<Space>,
     at: usize,
     len: usize,
-    _memory: HostMem,
+    _memory: Option<HostMem>,
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
         // What cannot be unmapped is not given out again.
-        if sys::unmap(self.space.device.container(), self.at as u64, self.len as u64).is_ok() {
+        if self.space.device.iommu().unmap(self.at as u64, self.len as u64).is_ok() {
             self.space.give(self.at, self.len);
         }
     }
@@ -91,49 +137,53 @@ impl Mapper for VfioMapper {
     }
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
-        let host = memory.host().ok_or_else(|| {
-            self.cannot(
+        let buffer = if self.space.device.iommu().takes_dma_bufs() { memory.dma_buf() } else { None };
+        match (buffer, memory.host()) {
+            // Whose memory the CPU reaches too is tried by its pages where the kernel does not take its dma-buf.
+            (Some(Ok(buffer)), host) => self.dma_buf(&buffer).or_else(|error| host.map_or(Err(error), |host| self.host(host))),
+            (_, Some(host)) => self.host(host),
+            (Some(Err(error)), None) => Err(self.cannot(error.to_string())),
+            (None, None) => Err(self.cannot(
                 "it is memory of a GPU that this process has not mapped; VFIO reaches a GPU's memory only through a \
                  mapping of its BAR1 (static BAR1). Use our kernel module (`?via=kmod`), or a route with data in host memory",
-            )
-        })?;
-        if host.is_empty() {
-            return Err(self.cannot("it has no bytes"));
+            )),
         }
-        let Span { start, len, skip } = Span::of(host);
-        let at = self
-            .space
-            .take(len)
-            .ok_or_else(|| self.cannot(format!("the IOMMU has no {len} bus addresses left in a row")))?;
-        let container = self.space.device.container();
-        // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped here.
-        if let Err(e) = unsafe { sys::map(container, start as *mut u8, at as u64, len as u64) } {
-            self.space.give(at, len);
-            return Err(self.cannot(why(&e, len)));
-        }
-        let undo = Undo { space: self.space.clone(), at, len, _memory: host.clone() };
-        let run = Run { addr: BusAddr((at + skip) as u64), len: host.len() as u64 };
-        Ok(Mapped::new(vec![run], Box::new(undo)))
     }
 }
 
-fn why(error: &std::io::Error, len: usize) -> String {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+fn why_not_imported(error: &io::Error) -> String {
+    let of_others = "the kernel's iommufd takes dma-bufs of vfio-pci alone, from 7.0 on. Use our kernel module (`?via=kmod`), or a \
+                     route with data in host memory";
     match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOTTY | libc::EBADF) => {
+            format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}; {of_others}")
+        }
+        Some(libc::ENODEV) => {
+            format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}; whoever exported it has taken it back")
+        }
+        _ => format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}"),
+    }
+}
+
+fn why(call: &str, error: &io::Error, len: usize, iommufd: bool) -> String {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let because = match error.raw_os_error() {
         Some(libc::ENOMEM) => format!(
-            "VFIO_IOMMU_MAP_DMA of {len} bytes: {error}; this process may lock {} of memory (`ulimit -l`); raise the limit, \
-             or be root",
+            "; this process may lock {} of memory (`ulimit -l`); raise the limit, or be root",
             limit.map_or("any amount".into(), |bytes| format!("{} KiB", bytes >> 10))
         ),
-        Some(libc::EFAULT) => format!(
-            "VFIO_IOMMU_MAP_DMA of {len} bytes: {error}; some of it is no memory that the kernel pins, such as a BAR that was \
-             taken away"
-        ),
-        Some(libc::ENOSPC) => {
-            format!(
-                "VFIO_IOMMU_MAP_DMA: {error}; too many pieces of memory are mapped (vfio_iommu_type1.dma_entry_limit)"
-            )
+        Some(libc::EFAULT) if iommufd => {
+            "; some of it is no memory that the kernel pins. iommufd takes no mapped BARs; VFIO's \
+                                          groups do (`?via=vfio`, CONFIG_VFIO_CONTAINER)"
+                .into()
         }
-        _ => format!("VFIO_IOMMU_MAP_DMA of {len} bytes: {error}"),
-    }
+        Some(libc::EFAULT) => {
+            "; some of it is no memory that the kernel pins, such as a BAR that was taken away".into()
+        }
+        Some(libc::ENOSPC) => {
+            "; too many pieces of memory are mapped (vfio_iommu_type1.dma_entry_limit)".to_owned()
+        }
+        _ => String::new(),
+    };
+    format!("{call} of {len} bytes: {error}{because}")
 }

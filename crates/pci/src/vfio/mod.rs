@@ -1,15 +1,15 @@
 //! Devices behind an IOMMU, by VFIO: whatever memory this process has mapped, the device reaches at addresses of our choice,
 //! and nothing else.
 
+mod iommu;
+mod iommufd;
 mod mapper;
 mod refusal;
 mod sys;
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use onehop_os::{FunctionReset, HostMem, Port};
@@ -17,6 +17,7 @@ use onehop_os::{FunctionReset, HostMem, Port};
 use crate::bars::Bars;
 use crate::claim::{Claim, Owner};
 use crate::{Address, Error, Kind, Result, Root};
+use iommu::Iommu;
 use mapper::VfioMapper;
 pub(crate) use sys::parse_ranges;
 
@@ -24,11 +25,37 @@ pub(crate) use sys::parse_ranges;
 const COMMAND: u64 = 4;
 const DECODE_AND_MASTER: u16 = 0x6;
 
-/// Opens a device of this machine.
+/// Opens a device of this machine: by its group, as type1 takes mappings of other devices' BARs; where the kernel has no
+/// containers for groups, by iommufd.
 pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
+    open_by(root, address, |root, address| {
+        if iommu::only_iommufd(root) {
+            iommu::by_iommufd(root, address)
+        } else {
+            iommu::by_group(root, address)
+        }
+    })
+}
+
+/// Opens a device of this machine by iommufd.
+pub(crate) fn open_by_iommufd(root: &Root, address: Address) -> Result<Port> {
+    refusal::before(root, address)?;
+    iommu::has_iommufd(root, address)?;
+    open_by(root, address, iommu::by_iommufd)
+}
+
+fn open_by(
+    root: &Root,
+    address: Address,
+    how: impl Fn(&Root, Address) -> Result<(File, Iommu)>,
+) -> Result<Port> {
     refusal::before(root, address)?;
     let claim = Claim::take(root, Kind::Drive, address, Owner::Vfio, &[])?;
-    let device = Arc::new(Device::open(root, address, claim)?);
+    let (file, iommu) = how(root, address)?;
+    let device = Device { file: Some(file), iommu: Some(iommu), claim: Some(claim), address };
+    let failed = |e| Error::call("switching the device's memory and bus mastering on", e);
+    device.decode_and_master().map_err(failed)?;
+    let device = Arc::new(device);
     let name = address.to_string();
     let reset: Option<Arc<dyn FunctionReset>> = match sys::can_reset(device.file()) {
         Ok(true) => Some(device.clone()),
@@ -41,48 +68,21 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
 
 /// A device that this process drives. The last handle on it gives it back.
 struct Device {
-    // The device is closed before its group, its group before its IOMMU, and all of that before it is given back.
+    // The device is closed before its IOMMU, and both before it is given back.
     file: Option<File>,
-    group: Option<File>,
-    container: Option<File>,
+    iommu: Option<Iommu>,
     claim: Option<Claim>,
     address: Address,
 }
 
 impl Device {
-    fn open(root: &Root, address: Address, claim: Claim) -> Result<Self> {
-        let number = refusal::group(root, address)?;
-        let name = format!("/dev/vfio/{number}");
-        let at = |path: &str| root.folder().unwrap_or(Path::new("/")).join(path.trim_start_matches('/'));
-        let open = |path: &str| File::options().read(true).write(true).open(at(path));
-        let container = open("/dev/vfio/vfio").map_err(|e| refusal::container(address, &e))?;
-        let failed = |call: &'static str| move |e: io::Error| Error::call(call, e);
-        if sys::api_version(&container).map_err(failed("VFIO_GET_API_VERSION"))? != sys::API_VERSION
-            || !sys::has_type1_v2(&container).map_err(failed("VFIO_CHECK_EXTENSION"))?
-        {
-            return Err(refusal::no_type1(address));
-        }
-        let group = open(&name).map_err(|e| refusal::open_group(root, address, &name, &e))?;
-        if !sys::is_viable(&group).map_err(failed("VFIO_GROUP_GET_STATUS"))? {
-            return Err(refusal::not_viable(root, address, number));
-        }
-        sys::set_container(&group, &container).map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
-        sys::set_iommu(&container).map_err(|e| refusal::set_iommu(address, &e))?;
-        let text = CString::new(address.to_string()).unwrap_or_default();
-        let file: File = sys::device(&group, &text).map_err(failed("VFIO_GROUP_GET_DEVICE_FD"))?.into();
-        let (file, group, container) = (Some(file), Some(group), Some(container));
-        let device = Self { file, group, container, claim: Some(claim), address };
-        device.decode_and_master().map_err(failed("switching the device's memory and bus mastering on"))?;
-        Ok(device)
-    }
-
     fn file(&self) -> &File {
         // Taken only by drop.
         self.file.as_ref().unwrap_or_else(|| unreachable!("the device is open while it lives"))
     }
 
-    fn container(&self) -> &File {
-        self.container.as_ref().unwrap_or_else(|| unreachable!("the container is open while it lives"))
+    fn iommu(&self) -> &Iommu {
+        self.iommu.as_ref().unwrap_or_else(|| unreachable!("its IOMMU is open while it lives"))
     }
 
     fn decode_and_master(&self) -> io::Result<()> {
@@ -98,8 +98,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         // Closing the device ends its bus mastering and resets it. Only then may it get another driver.
         self.file = None;
-        self.group = None;
-        self.container = None;
+        self.iommu = None;
         if let Some(claim) = self.claim.take() {
             // The guardian has said on stderr what it could not do.
             let _ = claim.give_back();

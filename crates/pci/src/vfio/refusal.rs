@@ -151,3 +151,49 @@ pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
     };
     refused(address, format!("VFIO_SET_IOMMU: {error}"), fix)
 }
+
+/// One of iommufd's files cannot be opened.
+pub(super) fn iommufd(address: Address, name: &str, error: &io::Error) -> Error {
+    let fix = match error.raw_os_error() {
+        Some(libc::ENOENT) => {
+            "Use a kernel with CONFIG_IOMMUFD (`modprobe iommufd`), or VFIO's groups (`?via=vfio`)"
+        }
+        Some(libc::EACCES | libc::EPERM) => "Be root, or have root give this file to your user (chown)",
+        _ => "`dmesg` says why",
+    };
+    refused(address, format!("{name}: {error}"), fix)
+}
+
+/// The kernel's VFIO has no files for single devices.
+pub(super) fn no_device_file(address: Address) -> Error {
+    let why = "the kernel's VFIO gives it no file of its own, only its group's".to_owned();
+    refused(address, why, "Use a kernel with CONFIG_VFIO_DEVICE_CDEV, or VFIO's groups (`?via=vfio`)")
+}
+
+/// The device is not given to our iommufd.
+pub(super) fn bind(root: &Root, address: Address, error: &io::Error) -> Error {
+    let call = format!("VFIO_DEVICE_BIND_IOMMUFD: {error}");
+    let number = group(root, address).unwrap_or_default();
+    match error.raw_os_error() {
+        Some(libc::EPERM) => refused(
+            address,
+            call,
+            "The machine's interrupts are not kept apart: switch interrupt remapping on in the firmware, or accept that with \
+             iommufd.allow_unsafe_interrupts=1",
+        ),
+        Some(libc::EBUSY | libc::EINVAL) => match others(root, address, number, true) {
+            others if others.is_empty() => refused(
+                address,
+                format!("{call}; another program has it, or the rest of its IOMMU group {number}"),
+                "Stop that program",
+            ),
+            others => shared(root, address, number, &others),
+        },
+        _ => refused(address, call, "`dmesg` says why"),
+    }
+}
+
+/// The device cannot have an address space of ours.
+pub(super) fn attach(address: Address, error: &io::Error) -> Error {
+    refused(address, format!("VFIO_DEVICE_ATTACH_IOMMUFD_PT: {error}"), "`dmesg` says why")
+}

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Ioctls of VFIO take no size: `_IO(';', 100 + n)`.
-const fn request(n: u32) -> libc::Ioctl {
+pub(super) const fn request(n: u32) -> libc::Ioctl {
     ((b';' as u32) << 8 | (100 + n)) as libc::Ioctl
 }
 
@@ -102,7 +102,7 @@ unsafe fn call(file: &impl AsRawFd, request: libc::Ioctl, arg: *mut libc::c_void
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-fn with<T>(file: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> io::Result<i32> {
+pub(super) fn with<T>(file: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> io::Result<i32> {
     // SAFETY: `value` is the structure of this request, of the size that its first field says.
     unsafe { call(file, request, (&raw mut *value).cast()) }
 }
@@ -112,7 +112,7 @@ fn number(file: &impl AsRawFd, request: libc::Ioctl, value: i32) -> io::Result<i
     unsafe { call(file, request, value as usize as *mut libc::c_void) }
 }
 
-const fn size_of<T>() -> u32 {
+pub(super) const fn size_of<T>() -> u32 {
     std::mem::size_of::<T>() as u32
 }
 
