@@ -152,7 +152,7 @@ impl Mapper for VfioMapper {
 }
 
 fn why_not_imported(error: &io::Error) -> String {
-    let of_others = "the kernel's iommufd takes dma-bufs of vfio-pci alone, from 7.0 on. Use our kernel module (`?via=kmod`), or a \
+    let of_others = "the kernel's iommufd takes dma-bufs of vfio-pci, if any. Use our kernel module (`?via=kmod`), or a \
                      route with data in host memory";
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOTTY | libc::EBADF) => {
