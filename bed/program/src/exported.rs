@@ -1,12 +1,11 @@
 //! Memory that another driver exports: a drive is given its dma-buf and not its pages.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use onehop_os::{DmaBuf, DmaMemory, HostMem, Mapped, Mapper};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::report::{Failed, offset_in};
 
@@ -17,20 +16,15 @@ pub(crate) struct Exported {
 }
 
 impl Exported {
-    /// What `kmod-test export` sends: the dma-buf, a file to map, where in it and how much.
+    /// What `kmod-test export` leaves to us: where in a file the memory is, how long, the numbers of a dma-buf and of that file.
     pub(crate) fn receive() -> Result<Self, Failed> {
-        let mut text = [0; 16];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        recvmsg(rustix::stdio::stdin(), &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::empty())?;
-        let rights = |message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        };
-        let fds: Vec<OwnedFd> = control.drain().filter_map(rights).flatten().collect();
-        let [buffer, view] =
-            <[OwnedFd; 2]>::try_from(fds).map_err(|_| "no dma-buf came by standard input")?;
-        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| text[at + i]));
+        let mut told = [0; 24];
+        std::io::stdin().read_exact(&mut told)?;
+        let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| told[at + i]));
+        let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
+        let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+        let inherited = |at: usize| pidfd_getfd(&own, half(at) as i32, PidfdGetfdFlags::empty());
+        let (buffer, view) = (inherited(16)?, inherited(20)?);
         let memory = HostMem::of_device(view, word(0), usize::try_from(word(8))?)?;
         Ok(Self { buffer, memory })
     }
