@@ -221,6 +221,8 @@ void case_aer(char **arg)
 	unsigned int domain, bus, dev, fn;
 	int fd = open("/dev/aer_inject", O_WRONLY);
 	struct pollfd p = { .events = POLLPRI };
+	void *bar = MAP_FAILED;
+	double since;
 
 	if (fd < 0 || sscanf(arg[0], "%x:%x:%x.%x", &domain, &bus, &dev, &fn) != 4)
 		die("no aer_inject");
@@ -234,6 +236,10 @@ void case_aer(char **arg)
 		die("aer_inject");
 	check(poll(&p, 1, 5000) == 1, "the error is told");
 	usleep(1500000);
+	/* Until the kernel has brought the device back, its BARs cannot be mapped. */
+	for (since = now(); now() < since + 20 && bar == MAP_FAILED; usleep(100000))
+		bar = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, oh, OH_BAR_OFFSET(0));
+	check(bar != MAP_FAILED, "the device comes back");
 	check_stopped(OH_STOPPED_ERROR, "a fatal error");
 }
 

@@ -2,6 +2,7 @@
 /* kmod-test CASE...: tests of the onehop module, one case a run. */
 #include <fcntl.h>
 #include <stdarg.h>
+#include <signal.h>
 #include <time.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -112,9 +113,24 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 
+static pid_t first;
+
+/* A case that is killed has failed. Its children may be meant to be. */
+static void killed(int number)
+{
+	if (getpid() == first)
+		printf("FAIL %s: ended by signal %d\n", running, number);
+	signal(number, SIG_DFL);
+	raise(number);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned int i;
+
+	first = getpid();
+	signal(SIGBUS, killed);
+	signal(SIGSEGV, killed);
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	nvme_bdf = getenv("NVME");
