@@ -14,7 +14,7 @@ use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
 use onehop_usrbio::mount::{FS_TYPE, OUR_SEMAPHORES};
 use onehop_usrbio::{Id, SHM};
-use rustix::fs::{CWD, FlockOperation, OFlags, flock, openat};
+use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, StatxFlags, flock, openat, statx};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -393,7 +393,9 @@ fn remove_leftovers() {
 
 /// What a daemon that was killed has left: a mount that answers nothing.
 fn unmount_stale(path: &Path) {
-    if matches!(rustix::fs::stat(path), Err(Errno::NOTCONN)) {
+    // Asked of the file system itself: the kernel remembers what a dead one said.
+    let (flags, mask) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    if matches!(statx(CWD, path, flags, mask), Err(Errno::NOTCONN)) {
         // Where this is not ours to do, opening the folder says what is wrong.
         let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
     }

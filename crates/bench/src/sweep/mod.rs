@@ -7,6 +7,7 @@ mod drive;
 mod file;
 mod measure;
 mod order;
+mod remote;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::{Clock, Error, Result};
 
 pub use drive::{DrivePlan, DriveTarget};
 pub use file::FileTarget;
+pub use remote::RemoteTarget;
 
 /// A way of asking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +107,8 @@ pub fn xfer_type(route: &str) -> &'static str {
         "cpu/pinned" => "CPU_ASYNC_GPU",
         "cpu/memcpy" => "CPU_GPU",
         "cpu/cached" => "CPU_CACHED_GPU",
+        // Host memory at both ends.
+        "tcp/host" | "rdma/host" => "CPUONLY",
         _ => "GPUD",
     }
 }

@@ -4,6 +4,7 @@ mod compare;
 mod limits;
 pub(crate) mod report;
 mod sweep;
+mod target;
 
 use std::path::PathBuf;
 
@@ -31,6 +32,7 @@ enum What {
     Queue(QueueArgs),
     Sweep(sweep::Args),
     Load(super::load::bench::Args),
+    Target(target::Args),
 }
 
 /// Who drives the queues.
@@ -121,6 +123,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         What::Queue(args) => args,
         What::Sweep(args) => return sweep::run(args, context),
         What::Load(args) => return super::load::bench::run(args, context),
+        What::Target(args) => return target::run(args, context),
     };
     report::folder(args.report.as_deref())?;
     let machine = report::machine();

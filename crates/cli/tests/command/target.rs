@@ -68,3 +68,38 @@ fn who_might_be_let_in_by_mistake() {
     refuse(&["mount", root, "--target", "nowhere"], 2, "HOST:PORT");
     refuse(&["mount", root, "--target", "127.0.0.1:1"], 1, "connecting to");
 }
+
+#[test]
+fn a_connection_is_measured() {
+    let of = [
+        "--json",
+        "bench",
+        "target",
+        "--size",
+        "64K",
+        "--block",
+        "4K,1M",
+        "--depth",
+        "1,2",
+        "--repeats",
+        "1",
+    ];
+    let more = ["--io", "randread,write", "--time", "1ms", "--transport", "tcp"];
+    let output = command(&[&of[..], &more].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8, "{report:#}");
+    for row in rows {
+        if row["block"] == 4096 {
+            assert!(
+                row["result"]["verified"] == true && row["result"]["limit"]["gbps"].as_f64().unwrap() > 0.0,
+                "{row:#}"
+            );
+        } else {
+            assert!(row["note"].as_str().unwrap().contains("0 such blocks"), "{row:#}");
+        }
+    }
+    refuse(&["bench", "target", "--target", "127.0.0.1:1", "--transport", "tcp,rdma"], 2, "one --transport");
+    refuse(&["bench", "target", "--target", "127.0.0.1:1"], 1, "127.0.0.1:1");
+}

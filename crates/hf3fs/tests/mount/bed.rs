@@ -88,6 +88,8 @@ impl Drop for Bed {
         if let Some(daemon) = self.daemon.take() {
             daemon.end().unwrap();
         }
+        // What a killed daemon has left.
+        while rustix::mount::unmount(self.mount(), rustix::mount::UnmountFlags::DETACH).is_ok() {}
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

@@ -76,7 +76,7 @@ fn copy_rate(gpu: &Chosen) -> Result<Limit> {
 }
 
 /// How fast all processors together copy in memory: what every byte of a model costs at least once.
-fn memory_rate() -> Result<Limit> {
+pub(super) fn memory_rate() -> Result<Limit> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let one = || -> Result<f64> {
         let memory = onehop_os::HostMem::touched(MEASURED)?;

@@ -97,7 +97,7 @@ pub(crate) struct Args {
     compare: Vec<PathBuf>,
 }
 
-fn parse_io(text: &str) -> std::result::Result<IoType, String> {
+pub(super) fn parse_io(text: &str) -> std::result::Result<IoType, String> {
     IoType::parse(text).ok_or_else(|| "read, randread, write and randwrite can be done".into())
 }
 
@@ -364,7 +364,7 @@ fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
 }
 
 /// Rows without any figures are no measurement.
-fn nothing(rows: &[Row]) -> Option<CliError> {
+pub(super) fn nothing(rows: &[Row]) -> Option<CliError> {
     if rows.iter().any(|row| row.result.is_some()) {
         return None;
     }
@@ -376,7 +376,7 @@ fn nothing(rows: &[Row]) -> Option<CliError> {
     ))
 }
 
-fn too_fast(rows: &[Row]) -> Option<CliError> {
+pub(super) fn too_fast(rows: &[Row]) -> Option<CliError> {
     let wrong = impossible(rows);
     let first = wrong.first()?;
     let (measured, limit) = (first.result.as_ref()?, first.result.as_ref()?.limit.as_ref()?);
@@ -403,6 +403,12 @@ fn text(results: &Results, gpu: &Chosen) -> Text {
             format!("{}: these figures say nothing about hardware", results.simulated.join(", ")),
         );
     }
+    rows(results, &mut text);
+    text
+}
+
+/// The limits, and a line for each row.
+pub(super) fn rows(results: &Results, text: &mut Text) {
     for Limit { what, gbps, hard } in &results.limits {
         let kind = if *hard { "limit" } else { "beside" };
         text.row(kind, format!("{gbps:.2} GB/s: {what}"));
@@ -442,7 +448,6 @@ fn text(results: &Results, gpu: &Chosen) -> Text {
         "verified",
         format!("{}: every byte of the last pass of every repeat", units::count(all as u64, "row")),
     );
-    text
 }
 
 fn line(row: &Row, m: &Measured) -> String {

@@ -1,0 +1,298 @@
+//! `onehop bench target`: what goes over a connection to a target, by TCP and by RDMA, for sizes and depths.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onehop_bench::results::{IoType, Limit, Results};
+use onehop_bench::sweep::{Cell, Effort, RemoteTarget, Sweep};
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::rdma::{RdmaAcceptor, RdmaConnector};
+use onehop_target::server::{self, Target};
+use onehop_target::tcp::{TcpAcceptor, TcpConnector};
+use onehop_target::transport::{Acceptor, Connector};
+use onehop_target::tree::{OpenFile, Tree};
+use onehop_target::wire::{Access, Name, Owner, ROOT};
+
+use super::{limits, report, sweep};
+use crate::commands::Context;
+use crate::commands::target::{Transport, key, ports, refused};
+use crate::error::{CliError, Result};
+use crate::progress::Bar;
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Measure what goes over a connection to a target, by TCP and by RDMA, over sizes and depths
+#[derive(clap::Args)]
+#[command(
+    visible_alias = "rdma",
+    after_help = "Examples:\n  onehop bench target\n  onehop bench target --block 4K,1M --depth 1,32 --io read --json\n  \
+                        onehop bench target --target storage1:7464 --key-file key --transport rdma\n\nWithout --target there is a \
+                        target in this process, at --listen. A file of --size bytes is made in its folder, and removed \
+                        afterwards; what is measured lies in the target's page cache, and goes to and from memory of this machine. \
+                        Every row's bytes are compared with what another connection reads."
+)]
+pub(crate) struct Args {
+    /// The target: HOST:PORT [default: one in this process]
+    #[arg(long, conflicts_with_all = ["listen", "root"])]
+    target: Option<String>,
+    /// The file with the target's key, which nobody else may read
+    #[arg(long, requires = "target")]
+    key_file: Option<PathBuf>,
+    /// Where the target in this process listens; for RDMA an address of a card
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// The folder that the target in this process serves [default: one in the folder for temporary files]
+    #[arg(long)]
+    root: Option<PathBuf>,
+    /// How bytes go [default: both ways; with --target tcp]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    transport: Vec<Transport>,
+    /// RDMA devices to use, the first ones first; all that are up by default
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    nic: Vec<String>,
+    /// Bytes of the file
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
+    size: u64,
+    /// What is done: read, randread, write, randwrite
+    #[arg(long, value_name = "IO", value_delimiter = ',', default_value = "read,write", value_parser = sweep::parse_io)]
+    io: Vec<IoType>,
+    /// Bytes of a block, one row each
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K,64K,1M,4M", value_parser = units::parse_size)]
+    block: Vec<u64>,
+    /// Blocks in flight
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=256))]
+    depth: Vec<u32>,
+    /// How often each row is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// About how long each time
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_time)]
+    time: Duration,
+}
+
+/// Bytes that are written at once when the file is made.
+const PIECE: usize = 1 << 20;
+/// Bytes of a pass at most, which all lie in memory.
+const PASS: u64 = 64 << 20;
+const READ_WRITE: Access =
+    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+
+/// A connection and the file there.
+struct Side {
+    _tree: RemoteTree,
+    file: Arc<dyn OpenFile>,
+}
+
+/// A folder for a target of ours, which goes with the value if we made it.
+struct Root(PathBuf, bool);
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if self.1 {
+            // The file in it went before.
+            let _ = std::fs::remove_dir(&self.0);
+        }
+    }
+}
+
+/// The file, which goes with the value.
+struct Scratch<'a> {
+    tree: &'a RemoteTree,
+    name: Name,
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        let _ = self.tree.remove(ROOT, &self.name, false);
+    }
+}
+
+/// Runs it.
+pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
+    let transports = match (&args.target, args.transport.as_slice()) {
+        (Some(_), []) => vec![Transport::Tcp],
+        (Some(_), [_, _, ..]) => {
+            return Err(CliError::Usage("a target speaks one --transport".into()));
+        }
+        (None, []) => vec![Transport::Rdma, Transport::Tcp],
+        (_, asked) => asked.to_vec(),
+    };
+    let key = key(args.key_file.as_ref())?;
+    let options = client::Options::new(key);
+    let root = args.target.is_none().then(|| folder(args)).transpose()?;
+    let (mut served, mut sides) = (Vec::new(), Vec::new());
+    for transport in &transports {
+        let address = match (&args.target, &root) {
+            (Some(target), _) => Ok(target.clone()),
+            (None, root) => serve(*transport, args, root.as_ref()).map(|(target, address)| {
+                served.push(target);
+                address
+            }),
+        };
+        // Where nothing but RDMA is wanted, and there is none, there is nothing to measure.
+        match address.and_then(|address| tree(*transport, &address, args, &options)) {
+            Ok(tree) => sides.push((*transport, Ok(tree))),
+            Err(error) if transports.len() > 1 => sides.push((*transport, Err(error.to_string()))),
+            Err(error) => return Err(error),
+        }
+    }
+    let check = match (&args.target, served.first()) {
+        (Some(address), _) => tree(transports[0], address, args, &options)?,
+        _ => {
+            let (target, address) = serve(Transport::Tcp, args, root.as_ref())?;
+            served.push(target);
+            tree(Transport::Tcp, &address, args, &options)?
+        }
+    };
+    let scratch = make(&check, args.size, context)?;
+    let mut files = [
+        Err("it was not asked for (--transport)".to_owned()),
+        Err("it was not asked for (--transport)".to_owned()),
+    ];
+    for (transport, tree) in sides {
+        let side = tree.and_then(|tree| side(tree, &scratch.name).map_err(|e| e.to_string()));
+        files[usize::from(transport == Transport::Rdma)] = side;
+    }
+    let opened = open(&check, &scratch.name)?;
+    measure(args, &transports, files, opened, context)
+}
+
+fn folder(args: &Args) -> Result<Root> {
+    if let Some(root) = &args.root {
+        return Ok(Root(root.clone(), false));
+    }
+    let path = std::env::temp_dir().join(format!("onehop-bench-target-{}", std::process::id()));
+    std::fs::create_dir(&path).map_err(|e| CliError::file("creating", &path, e))?;
+    Ok(Root(path, true))
+}
+
+/// A target in this process, and where it listens.
+fn serve(transport: Transport, args: &Args, root: Option<&Root>) -> Result<(Target, String)> {
+    let Some(root) = root else { return Err(CliError::Usage("a target of ours has a folder".into())) };
+    let acceptor: Box<dyn Acceptor> = match transport {
+        Transport::Tcp => Box::new(TcpAcceptor::listen(&args.listen).map_err(refused)?),
+        Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
+    };
+    let address = acceptor.address();
+    let target = Target::start(server::Options::new(&root.0, None), vec![acceptor]).map_err(refused)?;
+    Ok((target, address))
+}
+
+fn tree(transport: Transport, address: &str, args: &Args, options: &client::Options) -> Result<RemoteTree> {
+    let connector: Box<dyn Connector> = match transport {
+        Transport::Tcp => Box::new(TcpConnector::new(address).map_err(refused)?),
+        Transport::Rdma => Box::new(RdmaConnector::new(address, ports(&args.nic)?).map_err(refused)?),
+    };
+    RemoteTree::connect(connector, options.clone()).map_err(refused)
+}
+
+fn failed(what: &str, error: impl std::fmt::Display) -> CliError {
+    CliError::Failed(format!("{what} at the target: {error}"))
+}
+
+/// Makes the file, of bytes that look random.
+fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &Context) -> Result<Scratch<'a>> {
+    let text = format!(".onehop-bench-{}-{}", std::process::id(), bytes);
+    let name = Name::new(text.as_bytes()).ok_or_else(|| failed("making a file", "its name"))?;
+    // A target that is not root gives it to its own user.
+    let me = Owner { uid: 0, gid: 0 };
+    let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, me);
+    let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
+    let scratch = Scratch { tree, name };
+    let (mut state, mut piece) = (0x9e37_79b9_7f4a_7c15_u64, vec![0_u8; PIECE]);
+    let mut done = 0;
+    while done < bytes {
+        context.stop.check()?;
+        for word in piece.as_chunks_mut::<8>().0 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *word = state.to_le_bytes();
+        }
+        let count = (bytes - done).min(PIECE as u64) as usize;
+        match file.write_bytes(&piece[..count], done).map_err(|e| failed("writing a file", e))? {
+            0 => return Err(failed("writing a file", "it takes no more")),
+            written => done += written as u64,
+        }
+    }
+    Ok(scratch)
+}
+
+fn open(tree: &RemoteTree, name: &Name) -> Result<Arc<dyn OpenFile>> {
+    let found = tree.lookup(ROOT, name).and_then(|attr| tree.open(attr.node, READ_WRITE));
+    found.map_err(|e| failed("opening a file", std::io::Error::from(e)))
+}
+
+fn side(tree: RemoteTree, name: &Name) -> Result<Side> {
+    Ok(Side { file: open(&tree, name)?, _tree: tree })
+}
+
+fn measure(
+    args: &Args,
+    transports: &[Transport],
+    [tcp, rdma]: [std::result::Result<Side, String>; 2],
+    check: Arc<dyn OpenFile>,
+    context: &Context,
+) -> Result<Report> {
+    let file = |side: &std::result::Result<Side, String>| {
+        side.as_ref().map(|s| s.file.clone()).map_err(Clone::clone)
+    };
+    let target = RemoteTarget::new(file(&tcp), file(&rdma), check, args.size);
+    let local = args.target.is_none();
+    let (memory, loopback) = (limits::memory_rate()?, if local { Some(loopback_rate()?) } else { None });
+    let limit = |route: &str, _: IoType| match (route, &loopback) {
+        ("tcp/host", Some(loopback)) => Some(loopback.clone()),
+        _ => Some(memory.clone()),
+    };
+    let effort = Effort { bytes: PASS, ops: 4096, time: args.time, repeats: args.repeats };
+    let sweep_of = Sweep::new(&target, effort, &limit);
+    let routes: Vec<&str> =
+        transports.iter().map(|t| if *t == Transport::Tcp { "tcp/host" } else { "rdma/host" }).collect();
+    let name = args.target.clone().unwrap_or_else(|| format!("a target in this process, at {}", args.listen));
+    let mut results =
+        Results::new(report::machine(), name, "none: memory of this machine".into(), Vec::new());
+    let bar = Bar::new("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
+    for io in &args.io {
+        for (block, depth) in args.block.iter().flat_map(|b| args.depth.iter().map(move |d| (*b, *d))) {
+            context.stop.check()?;
+            let cell = Cell { io: *io, block, depth, threads: 1 };
+            results.rows.extend(sweep_of.cell(&cell, &routes, &mut |_| context.stop.check().is_ok())?);
+            bar.add(1);
+        }
+    }
+    context.stop.check()?;
+    results.limits = loopback.into_iter().chain([memory]).collect();
+    drop(bar);
+    let mut text = Text::default();
+    text.row("measured", &results.target);
+    sweep::rows(&results, &mut text);
+    let failure = sweep::nothing(&results.rows).or_else(|| sweep::too_fast(&results.rows));
+    Ok(Report::new(&results, text)?.failed(failure))
+}
+
+/// What one TCP connection of this machine to itself carries, with nothing done to the bytes.
+fn loopback_rate() -> Result<Limit> {
+    use std::io::{Read, Write};
+    const BYTES: usize = 256 << 20;
+    let io = |e: std::io::Error| CliError::Failed(format!("a connection to this machine itself: {e}"));
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(io)?;
+    let mut near = TcpStream::connect(listener.local_addr().map_err(io)?).map_err(io)?;
+    let mut far = listener.accept().map_err(io)?.0;
+    let sender = std::thread::spawn(move || {
+        let piece = vec![7; PIECE];
+        (0..BYTES / PIECE).try_for_each(|_| near.write_all(&piece))
+    });
+    let (start, mut piece, mut came) = (Instant::now(), vec![0; PIECE], 0);
+    loop {
+        match far.read(&mut piece).map_err(io)? {
+            0 => break,
+            count => came += count,
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64().max(1e-9);
+    sender.join().map_err(|_| CliError::Failed("a thread that sends panicked".into()))?.map_err(io)?;
+    let what = "one TCP connection of this machine to itself, as measured".into();
+    Ok(Limit { what, gbps: came as f64 / 1e9 / seconds, hard: false })
+}
