@@ -6,7 +6,7 @@
 //! both, side by side: each chunk goes the way that is shorter for it, and the account tells how many bytes went which.
 //! The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
-//! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes ([`library`]).
+//! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.
 //!
 //! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What all of them want is read once and copied
 //! to each; where each wants its rank's part, the parts take turns.
