@@ -62,6 +62,12 @@ boot() {
         -nodefaults -serial "file:$dir/serial" -display none -no-reboot </dev/null >"$dir/qemu" 2>&1
 }
 
+# Whether the kernel gave up before anything of ours ran in it. QEMU's threads do not always survive that a kernel patches its
+# own code; such a guest has tested nothing, and may be booted once more.
+ended_early() {
+    grep -aq 'Kernel panic' "$dir/serial" && ! grep -aqE '^(==|PASS|FAIL|SKIP)' "$dir/serial"
+}
+
 # The guest's lines, in DIR/log, and whether it came to its end.
 heard() {
     local status=$1
