@@ -9,6 +9,7 @@ mod fat;
 mod gpus;
 mod memory;
 mod model;
+mod noise;
 mod progress;
 mod report;
 mod route;

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
 
 use crate::error::{CliError, Result};
+use crate::noise::Noise;
 
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
@@ -70,29 +71,5 @@ pub(crate) fn hashes(model: &Model) -> Result<BTreeMap<String, String>> {
         Some((_, json)) => serde_json::from_str(json)
             .map_err(|e| CliError::Failed(format!("the safetensors header: {HASHES}: {e}"))),
         None => Ok(BTreeMap::new()),
-    }
-}
-
-/// Bytes that nobody would write by accident (xorshift64*).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        // Zero is the one state that gives nothing but zeroes.
-        let mut x = if self.0 == 0 { 0x9e37_79b9_7f4a_7c15 } else { self.0 };
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        self.0 = x;
-        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut out = vec![0; count];
-        for chunk in out.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
-        out
     }
 }

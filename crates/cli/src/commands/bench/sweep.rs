@@ -15,6 +15,7 @@ use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
+use crate::noise::Noise;
 use crate::progress::Bar;
 use crate::report::{Report, Text};
 use crate::units;
@@ -189,16 +190,10 @@ impl Scratch {
         let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
         let scratch = Self(path.to_owned());
         let bar = Bar::new("filling the file", bytes);
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let (mut done, mut piece) = (0, vec![0_u8; 1 << 20]);
+        let (mut done, mut noise, mut piece) = (0, Noise(0), vec![0_u8; 1 << 20]);
         while done < bytes {
             context.stop.check()?;
-            for word in piece.as_chunks_mut::<8>().0 {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                *word = state.to_le_bytes();
-            }
+            noise.fill(&mut piece);
             let count = (bytes - done).min(piece.len() as u64);
             std::io::Write::write_all(&mut file, &piece[..count as usize]).map_err(failed)?;
             done += count;

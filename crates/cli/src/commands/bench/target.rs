@@ -19,6 +19,7 @@ use super::{limits, report, sweep};
 use crate::commands::Context;
 use crate::commands::target::{Transport, key, ports, refused};
 use crate::error::{CliError, Result};
+use crate::noise::Noise;
 use crate::progress::Bar;
 use crate::report::{Report, Text};
 use crate::units;
@@ -201,16 +202,11 @@ fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &Context) -> Result<Scrat
     let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, me);
     let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
     let scratch = Scratch { tree, name };
-    let (mut state, mut piece) = (0x9e37_79b9_7f4a_7c15_u64, vec![0_u8; PIECE]);
+    let (mut noise, mut piece) = (Noise(0), vec![0_u8; PIECE]);
     let mut done = 0;
     while done < bytes {
         context.stop.check()?;
-        for word in piece.as_chunks_mut::<8>().0 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *word = state.to_le_bytes();
-        }
+        noise.fill(&mut piece);
         let count = (bytes - done).min(PIECE as u64) as usize;
         match file.write_bytes(&piece[..count], done).map_err(|e| failed("writing a file", e))? {
             0 => return Err(failed("writing a file", "it takes no more")),

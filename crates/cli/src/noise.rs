@@ -1,0 +1,31 @@
+//! Bytes that nobody would write by accident (xorshift64*), for models and files that are made up.
+
+/// A stream of them, begun by a number.
+pub(crate) struct Noise(pub(crate) u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        // Zero is the one state that gives nothing but zeroes.
+        let mut x = if self.0 == 0 { 0x9e37_79b9_7f4a_7c15 } else { self.0 };
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        self.0 = x;
+        x.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// The next of them.
+    pub(crate) fn fill(&mut self, out: &mut [u8]) {
+        for chunk in out.chunks_mut(8) {
+            let word = self.next().to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    /// So many of them.
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut out = vec![0; count];
+        self.fill(&mut out);
+        out
+    }
+}
