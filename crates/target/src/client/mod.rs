@@ -381,7 +381,9 @@ impl Client {
                 self.repeated.fetch_add(1, Ordering::Relaxed);
             }
             sent = true;
-            match lane.exchange(&call, (id, lock(&self.outstanding).done()), body, data, until) {
+            // Not within the `match`, whose end is where a lock taken there would be let go of: after the answer.
+            let done = lock(&self.outstanding).done();
+            match lane.exchange(&call, (id, done), body, data, until) {
                 Ended::Answered(reply, bytes) => return Ok((reply, bytes)),
                 Ended::Lost => {}
                 Ended::GaveUp => return Err(Errno::TIMEDOUT.into()),

@@ -5,3 +5,4 @@ mod bed;
 mod files;
 mod hostile;
 mod outages;
+mod together;
