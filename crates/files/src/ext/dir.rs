@@ -76,11 +76,9 @@ impl Ext {
             let bad = || damaged(format!("directory {} has a broken entry", dir.number));
             let head = list.get(at..at + HEAD).ok_or_else(bad)?;
             let len = self.record_len(u16_at(head, 4));
-            // Without the feature, this byte belongs to the length of the name.
-            let (name_len, kind) = match self.sb.filetype() {
-                true => (usize::from(head[6]), kind(head[7])),
-                false => (u16_at(head, 6).into(), None),
-            };
+            // The last byte may be set without the feature: by the entry that holds a checksum.
+            let name_len = usize::from(head[6]);
+            let kind = if self.sb.filetype() { kind(head[7]) } else { None };
             if !len.is_multiple_of(4) || len < HEAD + name_len || at + len > list.len() {
                 return Err(bad());
             }

@@ -77,10 +77,10 @@ fn the_fuse_driver_agrees() {
         return;
     }
     let mut rng = Rng::new();
-    for cluster in ["512", "4K", "128K"] {
+    for options in ["-c 512", "-c 4K -b 64K", "-c 128K", "-c 32K -b 4M --pack-bitmap", "-c 1K -b 1K"] {
         let scratch = Scratch::new();
         let image = scratch.image("image", if large() { 320 } else { 64 } << 20, 0xA5);
-        run("mkfs.exfat", &["-c", cluster, "-L", "Label", &image]);
+        run("mkfs.exfat", &options.split(' ').chain(["-L", "Label", &image]).collect::<Vec<_>>());
         let at = scratch.path("mounted");
         std::fs::create_dir_all(&at).unwrap();
         let Some(mounted) = Mounted::new(&image, &at) else { return };

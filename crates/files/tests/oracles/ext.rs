@@ -3,7 +3,7 @@
 use onehop_files::{File, Place, Volume};
 
 use crate::support::{
-    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, run_with,
+    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, run_with, try_run,
 };
 
 pub const TOOLS: [&str; 3] = ["mke2fs", "debugfs", "e2fsck"];
@@ -175,6 +175,7 @@ const KINDS: &[&str] = &[
     "-t ext3 -b 1024 -I 128",
     "-t ext4 -b 1024",
     "-t ext4 -b 1024 -I 128",
+    "-t ext4 -b 1024 -O ^filetype",
     "-t ext4 -b 2048 -O inline_data",
     "-t ext4 -b 4096",
     "-t ext4 -b 8192 -O ^64bit",
@@ -205,11 +206,89 @@ fn every_kind_of_file_system_reads_as_it_was_written() {
     for kind in KINDS {
         check(kind, &mut rng, if kind.contains("65536") { 64 << 20 } else { 16 << 20 });
     }
+    for _ in 0..if large() { 60 } else { 2 } {
+        check_any(&mut rng);
+    }
     if large() {
         for _ in 0..8 {
             for kind in KINDS {
                 check(kind, &mut rng, 96 << 20);
             }
+        }
+    }
+}
+
+/// Options that nobody chose together; those that mke2fs will not have are passed over.
+fn check_any(rng: &mut Rng) {
+    const FEATURES: [&str; 26] = [
+        "extents",
+        "64bit",
+        "flex_bg",
+        "meta_bg",
+        "resize_inode",
+        "sparse_super",
+        "sparse_super2",
+        "inline_data",
+        "bigalloc",
+        "metadata_csum",
+        "metadata_csum_seed",
+        "uninit_bg",
+        "orphan_file",
+        "has_journal",
+        "fast_commit",
+        "large_dir",
+        "ea_inode",
+        "quota",
+        "project",
+        "mmp",
+        "encrypt",
+        "verity",
+        "casefold",
+        "dir_index",
+        "filetype",
+        "huge_file",
+    ];
+    loop {
+        let block = 1024_u64 << rng.below(7);
+        let inode = (128_u64 << rng.below(4)).min(block);
+        let mut features = Vec::new();
+        for feature in FEATURES {
+            if !rng.chance(30) {
+                continue;
+            }
+            features.push(format!("{}{feature}", if rng.chance(40) { "^" } else { "" }));
+        }
+        let mut options =
+            format!("-t {} -b {block} -I {inode}", ["ext2", "ext3", "ext4"][rng.below(3) as usize]);
+        if !features.is_empty() {
+            options += &format!(" -O {}", features.join(","));
+        }
+        let mut size = 24 << 20;
+        if features.iter().any(|f| f == "bigalloc") {
+            let cluster = (block << (1 + rng.below(5))).min(131_072);
+            options += &format!(" -C {cluster}");
+            // Every file takes one.
+            size = size.max(cluster << 10);
+        }
+        if rng.chance(30) {
+            options += &format!(" -g {}", (8 + 8 * rng.below(64)) * 8);
+        }
+        if rng.chance(30) {
+            options += &format!(" -E stride={},stripe_width={}", 1 << rng.below(6), 64);
+        }
+        if rng.chance(20) {
+            options += &format!(" -G {}", 1 << rng.below(7));
+        }
+        if rng.chance(20) {
+            options += &format!(" -J size={}", 1 + rng.below(8));
+        }
+        let scratch = Scratch::new();
+        let image = scratch.image("empty", size, 0xA5);
+        let args: Vec<_> = ["-q", "-F"].into_iter().chain(options.split(' ')).chain([&image[..]]).collect();
+        let (taken, _) = try_run("mke2fs", &args, "");
+        let sound = try_run("e2fsck", &["-f", "-n", &image], "").0;
+        if taken && sound {
+            return check(&options, rng, size);
         }
     }
 }

@@ -79,7 +79,39 @@ fn every_kind_of_fat_reads_as_it_was_written() {
             println!("{round}: mkfs.vfat {options}");
             check(&mut rng, options, mib << 20, fs);
         }
+        check_any(&mut rng);
     }
+}
+
+/// Options that nobody chose together.
+fn check_any(rng: &mut Rng) {
+    let fat32 = large() && rng.chance(30);
+    let (fs, least, most) = match fat32 {
+        true => ("FAT32", 66_000, 70_000),
+        false if rng.chance(50) => ("FAT12", 500, 4_000),
+        false => ("FAT16", 4_200, 65_000),
+    };
+    let sector = 512 << if fat32 { rng.below(2) } else { rng.below(4) };
+    let mut per_cluster = 1 << rng.below(8);
+    while per_cluster > 1 && least * sector * per_cluster > 48 << 20 {
+        per_cluster /= 2;
+    }
+    let clusters = (least + rng.below(most - least)).min((64 << 20) / (sector * per_cluster)).max(least);
+    let mut options = format!("-F {} -S {sector} -s {per_cluster} -f {}", &fs[3..], 1 + rng.below(2));
+    if rng.chance(50) {
+        options += &format!(" -R {}", 32 + rng.below(100));
+    }
+    if rng.chance(50) && !fat32 {
+        options += &format!(" -r {}", 512 * (1 + rng.below(4)));
+    }
+    if rng.chance(30) {
+        options += " -a";
+    }
+    if rng.chance(30) {
+        options += " -M 0xf0";
+    }
+    println!("mkfs.vfat {options}, {clusters} clusters");
+    check(rng, &options, clusters * sector * per_cluster + (1 << 20), fs);
 }
 
 fn check(rng: &mut Rng, options: &str, size: u64, fs: &str) {

@@ -102,6 +102,9 @@ fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
         "-t ext3 -b 1024 -N 60000",
         "-t ext2 -b 4096 -N 60000",
         "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg,^64bit,^resize_inode,meta_bg -N 60000",
+        "-t ext4 -b 2048 -I 1024 -O ^filetype,metadata_csum_seed,orphan_file,large_dir,ea_inode -N 60000",
+        "-t ext4 -b 4096 -I 128 -O ^extents,^64bit,^has_journal,sparse_super2,^resize_inode -N 60000",
+        "-t ext4 -b 4096 -O fast_commit,mmp,stable_inodes,verity -E stride=16,stripe_width=64,nodiscard -N 60000",
     ];
     for kind in kinds {
         println!("{kind}");
