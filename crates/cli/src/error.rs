@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::report;
 use crate::route::WhyNot;
 
 /// The result of everything here.
@@ -161,7 +162,7 @@ impl CliError {
             Self::NoRoute(tried) => (None, None, tried.clone()),
             _ => (None, None, Vec::new()),
         };
-        let (kind, exit_code, message) = (self.kind(), self.code(), self.to_string());
+        let (kind, exit_code, message) = (self.kind(), self.code(), report::shown(&self.to_string()));
         ErrorDoc { kind, exit_code, message, reason, fix, tried }
     }
 }

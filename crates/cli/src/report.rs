@@ -58,7 +58,7 @@ impl Report {
         if json {
             print_document(&self.document);
         } else {
-            print_text(&self.text.0);
+            print_text(&visible(&self.text.0));
         }
         self.failure.as_ref().map_or(0, |error| {
             complain(error);
@@ -92,7 +92,26 @@ fn print_text(text: &str) {
 }
 
 fn complain(error: &CliError) {
-    let _ = writeln!(std::io::stderr(), "onehop: {error}");
+    let _ = writeln!(std::io::stderr(), "onehop: {}", shown(&error.to_string()));
+}
+
+/// Text with names of strangers in it, for a terminal: nothing that it would obey, and no name as long as a file.
+pub(crate) fn shown(text: &str) -> String {
+    const EACH: usize = 2000;
+    let text = visible(text);
+    let length = text.chars().count();
+    let left_out = length.saturating_sub(2 * EACH);
+    if left_out == 0 {
+        return text;
+    }
+    let end = text.chars().skip(length - EACH);
+    text.chars().take(EACH).chain(format!(" … ({left_out} characters) … ").chars()).chain(end).collect()
+}
+
+/// The same without control characters, but for the ends of lines.
+fn visible(text: &str) -> String {
+    let each = |c: char| if c.is_control() && c != '\n' { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(each).collect()
 }
 
 /// A number that may be too large for a JSON reader: as text then.

@@ -129,7 +129,7 @@ pub fn combined(plan: &Plan, sums: &[u32]) -> u32 {
 /// Holds the CRC32C of each tensor in GPU memory against a manifest, which knows whole tensors only.
 ///
 /// # Errors
-/// When one differs, or the manifest does not know it.
+/// When one differs, or the manifest does not know it, or knows one that the model does not hold: a file that was lost.
 pub fn against(
     manifest: &Manifest,
     model: &Model,
@@ -137,6 +137,9 @@ pub fn against(
     sums: &[u32],
 ) -> Result<(), crate::manifest::Error> {
     let infos: HashMap<&str, _> = model.tensors.iter().map(|t| (t.info.name.as_str(), &t.info)).collect();
+    if let Some(lost) = manifest.tensors.keys().find(|name| !infos.contains_key(name.as_str())) {
+        return Err(crate::manifest::Error::NotInModel(lost.clone()));
+    }
     let whole = plan.tensors.iter().zip(sums).filter(|(placed, _)| placed.whole);
     let mut known = whole.filter_map(|(placed, sum)| Some((infos.get(placed.name.as_str())?, sum)));
     known.try_for_each(|(info, sum)| manifest.check(info, *sum))

@@ -26,7 +26,7 @@ pub enum Error {
         file: String,
     },
     /// It is no regular file.
-    #[error("{file} is {what}; a model is a file, or a directory of files")]
+    #[error("{file} is {what}, not a regular file")]
     Odd {
         /// Which.
         file: String,

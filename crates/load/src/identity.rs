@@ -96,6 +96,6 @@ pub(crate) fn oddity(kind: FileType) -> &'static str {
         FileType::BlockDevice => "a block device",
         FileType::Directory => "a directory",
         FileType::Symlink => "a symbolic link",
-        _ => "neither a file nor a directory",
+        _ => "of a kind that is not known",
     }
 }

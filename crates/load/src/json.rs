@@ -207,6 +207,7 @@ impl Visitor<'_> for WholeVisitor {
     }
 
     fn visit_f64<E>(self, n: f64) -> Result<Whole, E> {
-        Ok(Whole(Err(n.to_string())))
+        // With its point: 16.0 is not taken for 16.
+        Ok(Whole(Err(format!("{n:?}"))))
     }
 }

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fcntl_setfl, fstat, open, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, FsWord, Mode, OFlags, PROC_SUPER_MAGIC, fcntl_setfl, fstat, fstatfs, open, statat,
+};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -41,6 +43,9 @@ impl LocalFile {
         let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
         let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
         regular(&name, FileType::from_raw_mode(stat.st_mode))?;
+        if made_up(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
+            return Err(Error::Odd { file: name, what: "made up by the kernel as it is read" });
+        }
         // Of a regular file it means nothing, and cuFile takes no file that has it.
         fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::opening(&name, e))?;
         Ok(Self { file, path: path.into(), name, identity: Identity::of(&stat) })
@@ -115,10 +120,8 @@ impl Store for Local {
         let failed = |e: std::io::Error| Error::Open { file: name.clone(), source: e };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(path).map_err(failed)? {
-            // Names that are not UTF-8 end in nothing that is looked for.
-            if let Ok(entry) = entry.map_err(failed)?.file_name().into_string() {
-                names.push(entry);
-            }
+            // A name that is not UTF-8 comes out as one that cannot be opened: it must not be passed over.
+            names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
             if names.len() > MAX_NAMES {
                 return Err(Error::Crowded { directory: name, most: MAX_NAMES });
             }
@@ -136,6 +139,14 @@ fn kind(path: &Path) -> Result<FileType> {
     let stat = statat(CWD, path, AtFlags::empty());
     stat.map(|s| FileType::from_raw_mode(s.st_mode))
         .map_err(|e| Error::opening(&path.display().to_string(), e))
+}
+
+/// Whether a file system's files have no bytes and no length of their own, by its magic number.
+fn made_up(magic: FsWord) -> bool {
+    const SYSFS: FsWord = 0x6265_6572;
+    const DEBUGFS: FsWord = 0x6462_6720;
+    const TRACEFS: FsWord = 0x7472_6163;
+    [PROC_SUPER_MAGIC, SYSFS, DEBUGFS, TRACEFS].contains(&magic)
 }
 
 fn regular(name: &str, kind: FileType) -> Result<()> {

@@ -163,25 +163,6 @@ impl Manifest {
         json::write(self)
     }
 
-    /// Whether it speaks of exactly these tensors.
-    ///
-    /// # Errors
-    /// When one is missing on either side, or is of another type or shape.
-    pub fn covers<'a>(&self, tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Result<(), Error> {
-        let mut count = 0;
-        let mut names = std::collections::HashSet::new();
-        for tensor in tensors {
-            self.entry(tensor)?;
-            names.insert(tensor.name.as_str());
-            count += 1;
-        }
-        if count == self.tensors.len() {
-            return Ok(());
-        }
-        let stray = self.tensors.keys().find(|name| !names.contains(name.as_str()));
-        stray.map_or(Ok(()), |name| Err(Error::NotInModel(name.clone())))
-    }
-
     /// Whether `crc32c` is the check sum of the tensor, all of it: a rank's part of one has no entry.
     ///
     /// # Errors

@@ -231,6 +231,6 @@ fn rank(args: &Args, gpu: usize, of: usize) -> Result<(u64, u64)> {
     Ok((rank, ranks))
 }
 
-fn read_manifest(path: &Path) -> Result<Manifest> {
-    Ok(Manifest::read(&onehop_load::LocalFile::open(path)?)?)
+fn read_manifest(path: &Path) -> Result<(&Path, Manifest)> {
+    Ok((path, Manifest::read(&onehop_load::LocalFile::open(path)?)?))
 }

@@ -71,6 +71,9 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     if let Some(path) = &args.file {
+        if let Some(out) = &args.out {
+            refuse_same(out, path)?;
+        }
         let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
         let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
         return load::read(&load::Part { path, offset, len, gpu, route, verify, out }, context);
@@ -302,11 +305,15 @@ pub(crate) fn mismatch(at: u64, block: u64, lba: u64) -> CliError {
     ))
 }
 
-/// The file to write must not be the one that holds the drive's blocks.
-fn refuse_same(out: &Path, image: &Path) -> Result<()> {
+/// The file to write must not be the one that is read, or holds the drive's blocks.
+fn refuse_same(out: &Path, read: &Path) -> Result<()> {
     let identity = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-    if identity(out).is_some() && identity(out) == identity(image) {
-        return Err(CliError::Usage(format!("--out {} is the drive's own image file", out.display())));
+    if identity(out).is_some() && identity(out) == identity(read) {
+        return Err(CliError::Usage(format!(
+            "--out {} is the file that is read, {}",
+            out.display(),
+            read.display()
+        )));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::run::{Dir, assert_page, json, onehop, refuse, skip, stdout, succeed};
+use crate::run::{Dir, assert_page, code, json, onehop, refuse, skip, stderr, stdout, succeed};
 
 /// A safetensors file of bytes that are all different; gives their check sum.
 fn model(path: &Path, tensors: &[(&str, usize)], seed: u32) -> u32 {
@@ -103,6 +103,8 @@ fn files_of_this_machine_are_read_whatever_they_hold() {
     refuse(&["read", &file, "-g", "emu", "--route", "gpu/tier3"], 3, "mounted");
     refuse(&["read", "/nowhere", "-g", "emu"], 1, "nowhere");
     refuse(&["read", "/dev/null", "-g", "emu"], 1, "device");
+    refuse(&["read", &file, "-g", "emu", "--len", "10", "--out", &file], 2, "the file that is read");
+    assert!(std::fs::read(&file).unwrap() == data);
 }
 
 #[test]
@@ -170,6 +172,52 @@ fn what_cannot_be_loaded_says_why() {
     }
     std::fs::write(&file, b"not a model").unwrap();
     refuse(&["load", text(&file), "-g", "emu"], 1, "safetensors");
+}
+
+/// What strangers call things is told without what a terminal would obey, and not at any length.
+#[test]
+fn names_of_strangers_in_messages() {
+    let dir = Dir::new();
+    let file = dir.path().join("m\u{1b}[2J.safetensors");
+    let entry = format!(r#""{}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, "x".repeat(1 << 20));
+    let header = format!("{{{entry},{entry}}}");
+    std::fs::write(&file, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0]].concat()).unwrap();
+    let output = onehop(&["load", text(&file), "-g", "emu"]);
+    let told = stderr(&output);
+    assert_eq!(code(&output), 1, "{told:.5000}");
+    assert!(
+        told.contains("m\\u{1b}[2J.safetensors") && told.contains("twice") && told.len() < 5000,
+        "{told:.5000}"
+    );
+}
+
+#[test]
+fn a_manifest_is_held_against_the_model() {
+    let dir = Dir::new();
+    let file = dir.path().join("m.safetensors");
+    let header = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+    std::fs::write(&file, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), b"abc"].concat())
+        .unwrap();
+    let manifest = dir.path().join("sums.json");
+    let against = |wanted: i32, tensors: &[(&str, &str)], holds: &str| {
+        let entry = |(name, crc): &(&str, &str)| {
+            format!(r#""{name}":{{"dtype":"U8","shape":[3],"bytes":3,"crc32c":"{crc}"}}"#)
+        };
+        let entries: Vec<_> = tensors.iter().map(entry).collect();
+        std::fs::write(&manifest, format!(r#"{{"onehop_manifest":1,"tensors":{{{}}}}}"#, entries.join(",")))
+            .unwrap();
+        let args = ["load", text(&file), "-g", "emu", "--manifest", text(&manifest)];
+        if wanted == 0 {
+            assert_eq!(succeed(&args)["verified"], json!(true));
+        } else {
+            refuse(&args, wanted, holds);
+        }
+    };
+    let sum = format!("{:08x}", crc32c::crc32c(b"abc"));
+    against(0, &[("a", &sum)], "");
+    against(1, &[("a", "00000000")], "sums.json: the tensor \"a\" is not what it was");
+    against(1, &[], "sums.json: it has no check sum of the tensor \"a\"");
+    against(1, &[("a", &sum), ("lost", &sum)], "\"lost\", which the model does not hold");
 }
 
 /// An ext4 image with these files; none where there is no mke2fs.

@@ -2,6 +2,7 @@
 
 pub mod gguf;
 pub mod index;
+mod other;
 pub mod safetensors;
 
 use std::collections::HashSet;

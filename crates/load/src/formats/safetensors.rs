@@ -7,7 +7,7 @@
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess};
 
-use super::{MAX_HEADER, TensorInfo, fetch, twice};
+use super::{MAX_HEADER, TensorInfo, fetch, other, twice};
 use crate::dtype::{Dtype, Sizeless};
 use crate::json::{self, Each, Fault, Object, Pairs, Skip, Wholes};
 use crate::source::Source;
@@ -41,6 +41,9 @@ pub enum Error {
     /// The limit.
     #[error("its header is said to be {0} bytes long; the format's limit is {MAX_HEADER}")]
     HeaderTooLong(u64),
+    /// Another kind of file, by its first bytes.
+    #[error("it is {0}")]
+    Other(&'static str),
     /// The file ends within the header.
     #[error("its header is said to be {said} bytes long, but the file ends {left} bytes after the length")]
     Truncated {
@@ -206,7 +209,10 @@ pub fn read(file: &dyn Source) -> crate::Result<Header> {
         return Err(refused(Error::NoLength(file.bytes())));
     }
     file.read_at(0, &mut prefix)?;
-    let bytes = header_bytes(prefix, file.bytes()).map_err(refused)?;
+    let bytes = match header_bytes(prefix, file.bytes()) {
+        Ok(bytes) => bytes,
+        Err(why) => return Err(refused(other::kind(file)?.map_or(why, Error::Other))),
+    };
     parse(&fetch(file, PREFIX, bytes - PREFIX)?, file.bytes()).map_err(refused)
 }
 

@@ -8,10 +8,12 @@ pub enum Error {
     #[error("no file was named")]
     Nothing,
     /// A directory without a model.
-    #[error("{directory} holds no *.safetensors.index.json, no *.safetensors and no *.gguf")]
+    #[error("{directory} holds no *.safetensors.index.json, no *.safetensors and no *.gguf{instead}")]
     Empty {
         /// Which.
         directory: String,
+        /// What it holds instead, and what to do.
+        instead: String,
     },
     /// A directory with several models.
     #[error("{directory} holds several models ({}); name one of them", names.join(", "))]
@@ -22,7 +24,7 @@ pub enum Error {
         names: Vec<String>,
     },
     /// A tensor in two files.
-    #[error("the tensor {tensor:?} is in {} and in {}", files[0], files[1])]
+    #[error("the tensor {tensor:?} is in {} and in {}; name the files that belong together", files[0], files[1])]
     TwoFiles {
         /// Which tensor.
         tensor: String,
@@ -50,14 +52,26 @@ pub enum Error {
         why: Box<crate::Error>,
     },
     /// The parts together have too few tensors, or too many.
-    #[error("the parts of {part} hold {found} tensors together, but {said} by their split.tensors.count")]
+    #[error(
+        "the parts of the model hold {found} tensors together, but {part} has {said} for its split.tensors.count"
+    )]
     TensorsMissing {
-        /// The first part.
+        /// The part that tells another number.
         part: String,
-        /// What they say.
-        said: u64,
+        /// What it says.
+        said: String,
         /// What there is.
         found: u64,
+    },
+    /// A part of a split file that has no name of one, so that nobody knows the others.
+    #[error(
+        "{part} is one of {count} parts by its split.count, and should be named like NAME-00001-of-{count:05}.gguf"
+    )]
+    LonePart {
+        /// Which.
+        part: String,
+        /// How many there are.
+        count: u64,
     },
     /// A part of another format.
     #[error("{part} has the name of a part of a split GGUF file, but is none")]

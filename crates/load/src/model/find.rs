@@ -1,7 +1,9 @@
 //! What a path means: a file, the parts of a split file, an index, or whatever of these a directory holds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
 
 use super::Error;
 use crate::Result;
@@ -11,6 +13,8 @@ use crate::source::{Kind, Store};
 const INDEX: &str = "model.safetensors.index.json";
 /// Most parts of a split file.
 const MAX_PARTS: u64 = 99_999;
+const SAFETENSORS: &str = ".safetensors";
+const GGUF: &str = ".gguf";
 
 /// What there is at a path.
 pub(super) enum Found {
@@ -23,10 +27,11 @@ pub(super) enum Found {
 }
 
 /// The parts `BASE-00001-of-00003.gguf` and so on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Split {
     directory: PathBuf,
     base: String,
+    ending: &'static str,
     /// How many parts there are.
     pub count: u64,
 }
@@ -34,12 +39,16 @@ pub(super) struct Split {
 impl Split {
     /// The path of part `no`, from 0.
     pub fn part(&self, no: u64) -> PathBuf {
-        self.directory.join(format!("{}-{:05}-of-{:05}.gguf", self.base, no + 1, self.count))
+        self.directory.join(self.name(no))
+    }
+
+    fn name(&self, no: u64) -> String {
+        format!("{}-{:05}-of-{:05}{}", self.base, no + 1, self.count, self.ending)
     }
 
     /// The split file that a part of this name belongs to.
-    fn of(directory: &Path, name: &str) -> Option<Self> {
-        let stem = name.strip_suffix(".gguf")?;
+    fn of(directory: &Path, name: &str, ending: &'static str) -> Option<Self> {
+        let stem = name.strip_suffix(ending)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (base, no) = rest.rsplit_once('-')?;
         let number = |text: &str| {
@@ -48,7 +57,15 @@ impl Split {
         };
         let (no, count) = (number(no)?, number(count)?);
         let fits = (1..=count).contains(&no) && count <= MAX_PARTS;
-        fits.then(|| Self { directory: directory.into(), base: base.into(), count })
+        fits.then(|| Self { directory: directory.into(), base: base.into(), ending, count })
+    }
+
+    /// Whether all of its parts are among the names of its directory.
+    fn complete(&self, names: &BTreeSet<String>) -> Result<()> {
+        let Some(no) = (0..self.count).find(|no| !names.contains(&self.name(*no))) else { return Ok(()) };
+        let part = self.part(no).display().to_string();
+        let why = Box::new(crate::Error::Open { file: part.clone(), source: Errno::NOENT.into() });
+        Err(Error::MissingPart { part, count: self.count, why }.into())
     }
 }
 
@@ -62,7 +79,7 @@ pub(super) fn find(store: &dyn Store, path: &Path) -> Result<Found> {
         return Ok(Found::Index(path.into()));
     }
     let beside = path.parent().unwrap_or(Path::new(""));
-    Ok(Split::of(beside, name).map_or_else(|| Found::Files(vec![path.into()]), Found::Split))
+    Ok(Split::of(beside, name, GGUF).map_or_else(|| Found::Files(vec![path.into()]), Found::Split))
 }
 
 /// The index if there is one; else all safetensors files; else one GGUF file or the parts of one.
@@ -75,15 +92,34 @@ fn directory(store: &dyn Store, path: &Path) -> Result<Found> {
     } else if let Some(index) = only(path, &indexes)? {
         return Ok(Found::Index(path.join(index)));
     }
-    let shards = ending(".safetensors");
+    let shards = ending(SAFETENSORS);
     if !shards.is_empty() {
+        // No index tells what there should be; their names may.
+        let splits: HashSet<_> =
+            shards.iter().filter_map(|name| Split::of(path, name, SAFETENSORS)).collect();
+        splits.iter().try_for_each(|split| split.complete(&names))?;
         return Ok(Found::Files(shards.iter().map(|name| path.join(name)).collect()));
     }
-    let mut ggufs = ending(".gguf");
+    let mut ggufs = ending(GGUF);
     // The parts of one file count as one.
-    ggufs.dedup_by(|a, b| Split::of(path, a).is_some_and(|a| Split::of(path, b) == Some(a)));
-    let name = only(path, &ggufs)?.ok_or_else(|| Error::Empty { directory: path.display().to_string() })?;
-    Ok(Split::of(path, name).map_or_else(|| Found::Files(vec![path.join(name)]), Found::Split))
+    ggufs.dedup_by(|a, b| Split::of(path, a, GGUF).is_some_and(|a| Split::of(path, b, GGUF) == Some(a)));
+    let name = only(path, &ggufs)?
+        .ok_or_else(|| Error::Empty { directory: path.display().to_string(), instead: instead(&names) })?;
+    Ok(Split::of(path, name, GGUF).map_or_else(|| Found::Files(vec![path.join(name)]), Found::Split))
+}
+
+/// What a directory holds in the place of a model.
+fn instead(names: &BTreeSet<String>) -> String {
+    if names.contains("model_index.json") {
+        return "; its model_index.json tells of several models: name a directory in it".into();
+    } else if names.contains("snapshots") && names.contains("blobs") {
+        return "; it is a cache of huggingface_hub: name a directory in its snapshots".into();
+    }
+    let torch = [".bin", ".pt", ".pth", ".ckpt"];
+    let others = names.iter().find(|name| torch.iter().any(|end| name.ends_with(end)));
+    others.map_or_else(String::new, |name| {
+        format!("; {name} and its like are not read: convert them to safetensors")
+    })
 }
 
 /// The only one of these names, if there is any.

@@ -85,7 +85,15 @@ impl Parts {
     }
 
     fn files(&mut self, store: &dyn Store, paths: &[PathBuf]) -> Result<()> {
-        paths.iter().try_for_each(|path| self.add(store.open(path)?))
+        for path in paths {
+            self.add(store.open(path)?)?;
+            if let Some(Contents::Gguf(header)) = self.contents.last()
+                && let Some(count @ 2..) = says(header, "split.count")
+            {
+                return Err(Error::LonePart { part: path.display().to_string(), count }.into());
+            }
+        }
+        Ok(())
     }
 
     /// The shards that an index names, each held against what the index says of it.
@@ -104,7 +112,7 @@ impl Parts {
 
     /// The parts of a split GGUF file, each held against what it says of itself.
     fn split(&mut self, store: &dyn Store, split: &Split) -> Result<()> {
-        let (mut total, mut found) = (None, 0);
+        let first = self.contents.len();
         for no in 0..split.count {
             let path = split.part(no);
             let file = store.open(&path).map_err(|why| Error::MissingPart {
@@ -121,15 +129,17 @@ impl Parts {
                 let part = path.display().to_string();
                 return Err(Error::WrongPart { part, no, count: split.count, said }.into());
             }
-            total = total.or(says(header, "split.tensors.count"));
-            found += header.tensors.len() as u64;
         }
-        match total {
-            Some(said) if said != found => {
-                Err(Error::TensorsMissing { part: split.part(0).display().to_string(), said, found }.into())
+        let parts = self.contents.get(first..).unwrap_or_default();
+        let found = parts.iter().map(|part| part.tensors().len() as u64).sum();
+        for (no, part) in (0..).zip(parts) {
+            let Contents::Gguf(header) = part else { continue };
+            if let Some(said) = header.value("split.tensors.count").filter(|n| n.whole() != Some(found)) {
+                let (part, said) = (split.part(no).display().to_string(), said.brief());
+                return Err(Error::TensorsMissing { part, said, found }.into());
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     fn model(self) -> Result<Model> {

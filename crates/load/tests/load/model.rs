@@ -1,6 +1,8 @@
 //! Models on disk: indexes, directories, split files; and everything that a path may lead to instead of a file.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -99,6 +101,46 @@ fn a_directory_without_an_index() {
     );
 }
 
+/// Without an index nothing but names tells that a part of a model is missing.
+#[test]
+fn a_directory_with_a_shard_too_few() {
+    let dir = Dir::new();
+    dir.write("model-00001-of-00003.safetensors", shard(&["a"]));
+    dir.write("model-00003-of-00003.safetensors", shard(&["c"]));
+    dir.write("model-00001-of-00004.safetensors", shard(&["d"]));
+    let why = refused(dir.path());
+    assert!(matches!(&why, Error::Model(ModelError::MissingPart { count: 3 | 4, .. })), "{why}");
+    fs::remove_file(dir.path().join("model-00001-of-00004.safetensors")).unwrap();
+    let why = refused(dir.path()).to_string();
+    assert!(why.contains("split into 3 parts") && why.contains("model-00002-of-00003.safetensors"), "{why}");
+    dir.write("model-00002-of-00003.safetensors", shard(&["b"]));
+    assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b", "c"]);
+    // Whoever names a file gets that.
+    assert_eq!(names(&open(dir.path().join("model-00002-of-00003.safetensors")).unwrap()), ["b"]);
+    fs::write(dir.path().join(OsStr::from_bytes(b"m\xff.safetensors")), shard(&["e"])).unwrap();
+    assert!(matches!(refused(dir.path()), Error::Open { .. }));
+}
+
+#[test]
+fn directories_that_hold_something_else() {
+    let says = |names: &[&str], what: &str| {
+        let dir = Dir::new();
+        names.iter().for_each(|name| drop(dir.write(name, "{}")));
+        let why = refused(dir.path());
+        assert!(
+            matches!(why, Error::Model(ModelError::Empty { .. })) && why.to_string().contains(what),
+            "{why}"
+        );
+    };
+    says(
+        &["config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"],
+        "00002.bin and its like",
+    );
+    says(&["model_index.json", "unet/diffusion_pytorch_model.safetensors"], "name a directory in it");
+    says(&["blobs/0123", "snapshots/4567/model.safetensors", "refs/main"], "in its snapshots");
+    says(&["config.json", "model.safetensors.incomplete"], "no *.gguf");
+}
+
 #[test]
 fn split_files() {
     let dir = Dir::new();
@@ -115,13 +157,29 @@ fn split_files() {
         .tensor("t3", &[8], 0, 32);
     dir.write("m-00003-of-00003.gguf", more.file(32, 64));
     let why = refused(dir.path());
-    assert!(matches!(why, Error::Model(ModelError::TensorsMissing { said: 3, found: 4, .. })), "{why}");
+    assert!(matches!(why, Error::Model(ModelError::TensorsMissing { found: 4, .. })), "{why}");
     dir.write("m-00003-of-00003.gguf", part(1, 3, "t2"));
     assert!(matches!(refused(dir.path()), Error::Model(ModelError::WrongPart { no: 2, count: 3, .. })));
     dir.write("m-00003-of-00003.gguf", Gguf::default().file(32, 0));
     assert!(matches!(refused(dir.path()), Error::Model(ModelError::WrongPart { said: (None, None), .. })));
     dir.write("m-00003-of-00003.gguf", shard(&["t2"]));
     assert!(matches!(refused(dir.path()), Error::Model(ModelError::NoGguf { .. })));
+    // A negative count, in a part that is not the first.
+    let negative = Gguf::default()
+        .key("split.no", 2, &2u16.to_le_bytes())
+        .key("split.count", 2, &3u16.to_le_bytes())
+        .key("split.tensors.count", 5, &(-3i32).to_le_bytes())
+        .tensor("t2", &[8], 0, 0);
+    dir.write("m-00003-of-00003.gguf", negative.file(32, 32));
+    let why = refused(dir.path());
+    assert!(
+        matches!(&why, Error::Model(ModelError::TensorsMissing { said, .. }) if said == "I32(-3)"),
+        "{why}"
+    );
+    fs::rename(dir.path().join("m-00002-of-00003.gguf"), dir.path().join("renamed.gguf")).unwrap();
+    let why = refused(dir.path().join("renamed.gguf"));
+    assert!(matches!(why, Error::Model(ModelError::LonePart { count: 3, .. })), "{why}");
+    fs::rename(dir.path().join("renamed.gguf"), dir.path().join("m-00002-of-00003.gguf")).unwrap();
     fs::remove_file(dir.path().join("m-00003-of-00003.gguf")).unwrap();
     assert!(matches!(refused(dir.path()), Error::Model(ModelError::MissingPart { count: 3, .. })));
 }
@@ -203,6 +261,8 @@ fn what_is_no_file() {
     assert_eq!(odd(at("fifo")), "a FIFO");
     assert_eq!(odd(at("socket")), "a socket");
     assert_eq!(odd(at("zero")), "a character device");
+    // Its length is 0, and it is not empty.
+    assert_eq!(odd("/proc/self/status".into()), "made up by the kernel as it is read");
     // As a shard of an index, where a file is named and nothing else will do.
     for (name, what) in [("fifo", "a FIFO"), ("directory", "a directory"), ("zero", "a character device")] {
         let path = dir.write("model.safetensors.index.json", index(&[("x", name)]));
@@ -278,7 +338,16 @@ fn files_that_are_no_models() {
     let safetensors = |bytes: &[u8]| matches!(refused(dir.write("m", bytes)), Error::Safetensors { .. });
     assert!(safetensors(b""));
     assert!(safetensors(b"GGU"));
-    assert!(safetensors(b"PK\x03\x04 a pickle of torch, in a zip"));
+    let kinds: [(&[u8], &str); 4] = [
+        (b"PK\x03\x04 a pickle of torch, in a zip", "a ZIP archive"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "HTML"),
+        (b"{\"error\":\"no access\"}", "JSON"),
+    ];
+    for (bytes, what) in kinds {
+        let why = refused(dir.write("m", bytes));
+        assert!(matches!(why, Error::Safetensors { .. }) && why.to_string().contains(what), "{why}");
+    }
     assert!(matches!(refused(dir.write("m", b"GGUF")), Error::Gguf { .. }));
     // A header that is too long for the file must not be allocated; a sparse file shows how little its length means.
     let sparse = dir.write("m", (1u64 << 40).to_le_bytes());

@@ -1,5 +1,7 @@
 //! Whether what lies in GPU memory is what it should be.
 
+use std::path::Path;
+
 use onehop_load::{Manifest, Model, check};
 
 use super::Held;
@@ -51,11 +53,11 @@ pub(super) fn compare(model: &Model, held: &[Held], context: &Context) -> Result
 }
 
 /// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
-pub(super) fn against(manifest: &Manifest, model: &Model, held: &[Held]) -> Result<()> {
+pub(super) fn against((path, manifest): &(&Path, Manifest), model: &Model, held: &[Held]) -> Result<()> {
     for Held { share, sums, .. } in held {
         let sums = sums.as_deref().unwrap_or_default();
         let wrong = check::against(manifest, model, &share.plan, sums);
-        wrong.map_err(|why| CliError::Mismatch(why.to_string()))?;
+        wrong.map_err(|why| CliError::Mismatch(format!("{}: {why}", path.display())))?;
     }
     Ok(())
 }

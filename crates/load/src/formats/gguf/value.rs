@@ -131,7 +131,7 @@ impl Value {
     }
 
     /// For messages: not longer than a line.
-    pub(super) fn brief(&self) -> String {
+    pub(crate) fn brief(&self) -> String {
         match self {
             Self::Array(array) => format!("an array of {}", array.len()),
             other => format!("{other:?}").chars().take(60).collect(),
