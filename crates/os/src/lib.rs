@@ -18,6 +18,7 @@ pub mod page_cache;
 mod reads;
 mod seam;
 mod sem;
+mod socket;
 mod udmabuf;
 
 pub use clock::{Deadline, cycles};

@@ -1,4 +1,5 @@
-//! Frames over TCP: for machines without RDMA. Data goes inline, and checksums are computed while it is in the processor's cache.
+//! Frames over TCP: for machines without RDMA. Data goes inline: the kernel takes it from where it is and puts it where it belongs, and
+//! checksums are computed while it is in the processor's cache.
 
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,12 +11,16 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::lock;
-use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch};
-use crate::wire::{HEAD_BYTES, Head, Remote};
+use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch, checksum_on};
+use crate::wire::{HEAD_BYTES, Head, MOST_BODY, Remote};
 use crate::{Error, Result};
 
-/// Bytes that are taken from or given to the kernel at once.
-const CHUNK: usize = 128 << 10;
+/// Bytes of data that are taken from the kernel at once: few enough that they are in the cache when their checksum is computed.
+const CHUNK: usize = 256 << 10;
+/// Bytes that are taken at once while heads and bodies are looked for: whatever of them is data is copied once more.
+const AHEAD: usize = 16 << 10;
+/// What came and was not looked at yet: a whole head and body have room, and what came with them.
+const INPUT: usize = HEAD_BYTES + MOST_BODY + AHEAD;
 /// The least that a connection has to carry: who brings less than this in the long run stalls.
 const BYTES_A_SECOND: u64 = 1 << 20;
 
@@ -23,7 +28,7 @@ const BYTES_A_SECOND: u64 = 1 << 20;
 pub struct TcpLink {
     stream: TcpStream,
     peer: String,
-    /// What is about to be sent; whose lock one has may send.
+    /// The head and the body that are about to be sent; whose lock one has may send.
     out: Mutex<Vec<u8>>,
     /// What came and was not looked at yet.
     input: Mutex<Input>,
@@ -55,6 +60,10 @@ fn ready(fd: impl std::os::fd::AsFd, what: PollFlags, until: Instant) -> std::re
     }
 }
 
+fn plain(error: onehop_os::Error) -> std::io::Error {
+    error.errno().map_or_else(|| std::io::Error::other(error), std::io::Error::from_raw_os_error)
+}
+
 impl TcpLink {
     /// A connection that is there.
     ///
@@ -65,66 +74,73 @@ impl TcpLink {
         let failed = |e: std::io::Error| Error::io("setting up the connection with", &peer, e);
         stream.set_nonblocking(true).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        let input = Mutex::new(Input { bytes: vec![0; CHUNK], from: 0, to: 0 });
+        let input = Mutex::new(Input { bytes: vec![0; INPUT], from: 0, to: 0 });
         Ok(Self { stream, peer, out: Mutex::default(), input })
     }
 
-    fn failed(&self, call: &'static str, errno: Errno) -> Error {
-        match errno {
-            Errno::CONNRESET | Errno::PIPE | Errno::NOTCONN => Error::Closed { peer: self.peer.clone() },
-            other => Error::io(call, &self.peer, other),
+    fn failed(&self, call: &'static str, error: std::io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected => {
+                Error::Closed { peer: self.peer.clone() }
+            }
+            _ => Error::io(call, &self.peer, error),
         }
     }
 
-    fn give(&self, mut bytes: &[u8], limit: Duration, until: Instant) -> Result<()> {
-        while !bytes.is_empty() {
-            match send(&self.stream, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let there = ready(&self.stream, PollFlags::OUT, until);
-                    if !there.map_err(|e| self.failed("waiting to send to", e))? {
-                        return Err(Error::TimedOut { peer: self.peer.clone(), what: "take a frame", limit });
+    /// Makes a call as soon as the socket can do something; none where that takes too long.
+    fn when_ready(
+        &self,
+        call: &'static str,
+        what: PollFlags,
+        until: Instant,
+        mut attempt: impl FnMut() -> std::io::Result<usize>,
+    ) -> Result<Option<usize>> {
+        loop {
+            match attempt() {
+                Ok(count) => return Ok(Some(count)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if !ready(&self.stream, what, until).map_err(|e| self.failed(call, e.into()))? {
+                        return Ok(None);
                     }
                 }
-                Err(error) => return Err(self.failed("sending to", error)),
+                Err(error) => return Err(self.failed(call, error)),
             }
         }
-        Ok(())
     }
 
-    /// Has more bytes in the input: false where none came in time.
-    fn more(&self, input: &mut Input, until: Instant) -> Result<bool> {
+    /// Takes bytes when some have come; gives how many, or none where that took too long.
+    fn came(&self, until: Instant, take: impl FnMut() -> std::io::Result<usize>) -> Result<Option<usize>> {
+        match self.when_ready("receiving from", PollFlags::IN, until, take)? {
+            Some(0) => Err(Error::Closed { peer: self.peer.clone() }),
+            other => Ok(other),
+        }
+    }
+
+    /// Has more bytes in the input, as many as are wanted at most; false where none came in time.
+    fn more(&self, input: &mut Input, wanted: usize, until: Instant) -> Result<bool> {
         if input.from == input.to {
             (input.from, input.to) = (0, 0);
-        } else if input.to == input.bytes.len() {
+        } else if input.bytes.len() - input.to < wanted {
             input.bytes.copy_within(input.from..input.to, 0);
             (input.from, input.to) = (0, input.to - input.from);
         }
-        loop {
-            let room = &mut input.bytes[input.to..];
-            match recv(&self.stream, room, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(Error::Closed { peer: self.peer.clone() }),
-                Ok((count, _)) => {
-                    input.to += count;
-                    return Ok(true);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    let there = ready(&self.stream, PollFlags::IN, until);
-                    if !there.map_err(|e| self.failed("waiting for", e))? {
-                        return Ok(false);
-                    }
-                }
-                Err(error) => return Err(self.failed("receiving from", error)),
-            }
-        }
+        let end = input.bytes.len().min(input.to + wanted);
+        let room = &mut input.bytes[input.to..end];
+        let count = self.came(until, || Ok(recv(&self.stream, &mut *room, RecvFlags::DONTWAIT)?.0))?;
+        input.to += count.unwrap_or(0);
+        Ok(count.is_some())
+    }
+
+    fn late(&self, limit: Duration) -> Error {
+        Error::TimedOut { peer: self.peer.clone(), what: "finish a frame", limit }
     }
 
     fn fill(&self, input: &mut Input, bytes: usize, limit: Duration, until: Instant) -> Result<()> {
         while input.to - input.from < bytes {
-            if !self.more(input, until)? {
-                return Err(Error::TimedOut { peer: self.peer.clone(), what: "finish a frame", limit });
+            let missing = bytes - (input.to - input.from);
+            if !self.more(input, missing.max(AHEAD), until)? {
+                return Err(self.late(limit));
             }
         }
         Ok(())
@@ -138,16 +154,48 @@ impl TcpLink {
         let until = due(limit, bytes);
         let (mut done, mut crc) = (0, 0);
         while done < bytes {
-            self.fill(input, 1, limit, until)?;
-            let part = &input.bytes[input.from..input.to.min(input.from + bytes - done)];
-            crc = crc32c::crc32c_append(crc, part);
-            if let Some(to) = to {
-                to.mem.write(to.at + done, part)?;
+            match to {
+                Some(to) if input.from == input.to => {
+                    let (at, most) = (to.at + done, CHUNK.min(bytes - done));
+                    let take = || to.mem.receive(&self.stream, at, most).map_err(plain);
+                    let len = self.came(until, take)?.ok_or_else(|| self.late(limit))?;
+                    crc = checksum_on(crc, &to.mem, at, len)?;
+                    done += len;
+                }
+                _ => {
+                    self.fill(input, 1, limit, until)?;
+                    let part = &input.bytes[input.from..input.to.min(input.from + bytes - done)];
+                    crc = crc32c::crc32c_append(crc, part);
+                    if let Some(to) = to {
+                        to.mem.write(to.at + done, part)?;
+                    }
+                    done += part.len();
+                    input.from += part.len();
+                }
             }
-            done += part.len();
-            input.from += part.len();
         }
         head.check_data(crc, &self.peer)
+    }
+
+    /// Sends all of a frame, whose head and body are `front`.
+    fn give(&self, front: &[u8], data: Option<&Stretch>, limit: Duration) -> Result<()> {
+        let data_len = data.map_or(0, |data| data.len);
+        let until = due(limit, data_len);
+        let mut done = 0;
+        while done < front.len() + data_len {
+            let (front, skip) = (&front[done.min(front.len())..], done.saturating_sub(front.len()));
+            let give = || match data {
+                Some(data) => {
+                    data.mem.send(&self.stream, front, data.at + skip, data.len - skip).map_err(plain)
+                }
+                None => Ok(send(&self.stream, front, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?),
+            };
+            let Some(count) = self.when_ready("sending to", PollFlags::OUT, until, give)? else {
+                return Err(Error::TimedOut { peer: self.peer.clone(), what: "take a frame", limit });
+            };
+            done += count;
+        }
+        Ok(())
     }
 }
 
@@ -161,31 +209,16 @@ impl Link for TcpLink {
     }
 
     fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
-        let data = frame.data.map_or(0, |data| data.len);
-        let mut out = lock(&self.out);
-        let until = due(limit, data);
-        out.clear();
-        out.extend_from_slice(&frame.head.to_bytes());
-        out.extend_from_slice(frame.body);
-        let mut done = 0;
-        loop {
-            if let Some(from) = frame.data {
-                let (start, part) = (out.len(), (data - done).min(CHUNK));
-                out.resize(start + part, 0);
-                from.mem.read(from.at + done, &mut out[start..])?;
-                done += part;
-            }
-            self.give(&out, limit, until)?;
-            out.clear();
-            if done >= data {
-                return Ok(());
-            }
-        }
+        let mut front = lock(&self.out);
+        front.clear();
+        front.extend_from_slice(&frame.head.to_bytes());
+        front.extend_from_slice(frame.body);
+        self.give(&front, frame.data, limit)
     }
 
     fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
-        if input.from == input.to && !self.more(&mut input, Instant::now() + limit)? {
+        if input.from == input.to && !self.more(&mut input, AHEAD, Instant::now() + limit)? {
             return Ok(None);
         }
         let until = Instant::now() + stall;

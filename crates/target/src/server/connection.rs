@@ -11,12 +11,18 @@ use super::session::{Admit, Session};
 use super::{Shared, TICK};
 use crate::buffers::Lent;
 use crate::handshake;
-use crate::transport::{Incoming, Link, Outgoing, Stretch, checksum};
+use crate::transport::{Incoming, Link, Outgoing, Stretch};
 use crate::wire::{Head, Kind, Reply, Request, pack, unpack};
 use crate::{Error, Result};
 
 /// What is read at once, by the thread that reads requests: more would keep it from the next.
 const MOST_AT_ONCE: usize = 128 << 10;
+
+/// Data of an answer, and its checksum.
+pub(crate) struct Summed {
+    pub data: Stretch,
+    pub crc: u32,
+}
 
 /// A connection that was let in.
 pub(crate) struct Connection {
@@ -45,21 +51,20 @@ impl Connection {
     }
 
     /// Tells what came of a request. Who does not listen is cut off; what was done stays done, and the answer is kept.
-    pub fn answer(&self, id: u64, reply: &Reply, data: Option<&Stretch>) {
+    pub fn answer(&self, id: u64, reply: &Reply, data: Option<&Summed>) {
         self.under_way.fetch_sub(1, Ordering::AcqRel);
         if self.tell(id, reply, data).is_err() {
             self.link.close();
         }
     }
 
-    fn tell(&self, id: u64, reply: &Reply, data: Option<&Stretch>) -> Result<()> {
+    fn tell(&self, id: u64, reply: &Reply, summed: Option<&Summed>) -> Result<()> {
         let body = pack(reply)?;
         let mut head = Head::new(Kind::Reply, id, &body);
-        if let Some(data) = data {
-            head.data = data.len as u32;
-            head.data_crc = checksum(data)?;
+        if let Some(Summed { data, crc }) = summed {
+            (head.data, head.data_crc) = (data.len as u32, *crc);
         }
-        self.link.send(&Outgoing { head, body: &body, data }, self.limit)
+        self.link.send(&Outgoing { head, body: &body, data: summed.map(|summed| &summed.data) }, self.limit)
     }
 }
 

@@ -7,11 +7,14 @@ use onehop_os::HostMem;
 use rustix::io::Errno;
 
 use super::Shared;
-use super::connection::Connection;
+use super::connection::{Connection, Summed};
 use crate::buffers::Lent;
-use crate::transport::{Stretch, checksum};
+use crate::transport::{Stretch, checksum, checksum_on};
 use crate::tree::{Answer, Memory, OpenFile, Tree, errno};
 use crate::wire::{MOST_DATA, Remote, Reply, Request};
+
+/// Bytes that are read at once: enough for a disk, and few enough for the cache.
+const PART: usize = 512 << 10;
 
 /// Something that waits for its turn.
 pub(crate) struct Work {
@@ -37,8 +40,7 @@ impl Work {
         }
         let done = perform(shared, &connection, &request, data);
         let (reply, data) = done.unwrap_or_else(|error| (failed(error), None));
-        let stretch = data.as_ref().and_then(|(lent, len)| lent.stretch(*len).ok());
-        tell(&connection, id, &request, &reply, stretch.as_ref());
+        tell(&connection, id, &request, &reply, data.as_ref().map(|(_lent, summed)| summed));
     }
 }
 
@@ -47,7 +49,7 @@ fn failed(error: Errno) -> Reply {
 }
 
 /// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.
-fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Stretch>) {
+fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
     let who = if request.only_looks() { None } else { by.session.over(id, reply) };
     match who {
         Some(other) if !Arc::ptr_eq(&other, by) => {
@@ -83,15 +85,17 @@ pub(crate) fn at_once(
                 return false;
             }
             let data = Stretch { mem: scratch.clone(), at: 0, len: wanted };
+            let Ok(crc) = checksum(&data) else { return false };
             shared.stats.read.fetch_add(wanted as u64, Ordering::Relaxed);
-            connection.answer(id, &Reply::Count { bytes: *len, crc: 0 }, Some(&data));
+            connection.answer(id, &Reply::Count { bytes: *len, crc: 0 }, Some(&Summed { data, crc }));
             true
         }
         _ => false,
     }
 }
 
-type Performed = (Reply, Option<(Lent, usize)>);
+/// An answer, and its data with the buffer that this is in.
+type Performed = (Reply, Option<(Lent, Summed)>);
 
 fn perform(
     shared: &Shared,
@@ -205,20 +209,33 @@ fn read(
     let file = connection.session.file(file)?;
     let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
     let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-    let to = Memory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
-    let count = file.read(to, at).map_err(|e| errno(&e))?;
+    let (count, crc) = read_and_sum(&*file, &stretch, at)?;
     shared.stats.read.fetch_add(count as u64, Ordering::Relaxed);
-    let mut reply = Reply::Count { bytes: count as u32, crc: 0 };
+    let (bytes, whole) = (count as u32, Stretch { len: count, ..stretch });
     if count == 0 {
-        return Ok((reply, None));
+        return Ok((Reply::Count { bytes, crc: 0 }, None));
     }
-    let Some(remote) = into else { return Ok((reply, Some((lent, count)))) };
-    let whole = Stretch { len: count, ..stretch };
+    let Some(remote) = into else {
+        return Ok((Reply::Count { bytes, crc: 0 }, Some((lent, Summed { data: whole, crc }))));
+    };
     connection.link.put(&whole, remote, limit).map_err(|_| Errno::COMM)?;
-    if let Reply::Count { crc, .. } = &mut reply {
-        *crc = checksum(&whole).map_err(|_| Errno::IO)?;
+    Ok((Reply::Count { bytes, crc }, None))
+}
+
+/// Reads in parts, so that each is in the cache when its checksum is computed; gives how many bytes there were.
+fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64) -> Answer<(usize, u32)> {
+    let (mut done, mut crc) = (0, 0);
+    while done < to.len {
+        let len = PART.min(to.len - done);
+        let part = Memory { mem: &to.mem, at: to.at + done, len, shared: false };
+        let count = file.read(part, at + done as u64).map_err(|e| errno(&e))?;
+        crc = checksum_on(crc, &to.mem, to.at + done, count).map_err(|_| Errno::IO)?;
+        done += count;
+        if count < len {
+            break;
+        }
     }
-    Ok((reply, None))
+    Ok((done, crc))
 }
 
 fn write(
