@@ -46,15 +46,30 @@ impl<'a> Pair<'a> {
         Some(Self { facts, gpu, gpu_device, device, path })
     }
 
-    /// The narrowest link on the way, in bytes per second: now, and at best; with the name of its device.
+    /// The narrowest link on the way, in bytes per second: now, and at best; with the name of its device. None where a cable
+    /// is on the way, whose ports say Gen1 x4 whatever it carries.
     pub fn narrowest(&self) -> Option<(f64, f64, Address)> {
         let path = self.path.as_ref()?;
+        if self.by_cable() {
+            return None;
+        }
         let ends = [self.device.address, self.gpu_device.address];
         let links = path.up.iter().chain(&path.down).chain(&ends).filter_map(|address| {
             let link = self.facts.device(*address)?.best_link();
             Some((link.rate()?, link.max_rate().unwrap_or(0.0), *address))
         });
         links.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Whether one of the two hangs behind a cable (Thunderbolt, USB4).
+    pub fn by_cable(&self) -> bool {
+        self.device.behind_cable || self.gpu_device.behind_cable
+    }
+
+    /// Ends of the way whose links are not told.
+    pub fn links_not_told(&self) -> Vec<Address> {
+        let ends = [self.device, self.gpu_device];
+        ends.iter().filter(|end| end.best_link().rate().is_none()).map(|end| end.address).collect()
     }
 
     /// Ports on the way that send packets up to the root, and those that could not be asked.
@@ -103,18 +118,18 @@ impl<'a> Pair<'a> {
     /// What the CPU's root complex does with packets from one device to another.
     fn root_complex(&self, path: &Path, write: bool) -> Passes {
         let cpu = &self.facts.kernel.cpu;
+        let name = if cpu.name.is_empty() { "this CPU" } else { &cpu.name };
         let far = matches!(path.class, PathClass::Node | PathClass::Sys);
         let amd = cpu.vendor == "AuthenticAMD" && cpu.family >= ZEN;
         let server = ["EPYC", "Threadripper", "Xeon"].iter().any(|name| cpu.name.contains(name));
         if (amd && server) || self.trusted_intel(path) {
             if path.class == PathClass::Sys {
                 return Passes::Perhaps(format!(
-                    "{} forwards it and the kernel trusts it to, but between sockets that is slow and was not seen to work \
-                     everywhere",
-                    cpu.name
+                    "{name} forwards it and the kernel trusts it to, but between sockets that is slow and was not seen to work \
+                     everywhere"
                 ));
             }
-            return Passes::Expected(format!("the kernel's P2PDMA trusts the root complex of {}", cpu.name));
+            return Passes::Expected(format!("the kernel's P2PDMA trusts the root complex of {name}"));
         }
         match (amd, far, write) {
             (true, false, true) => Passes::Perhaps(
@@ -129,7 +144,9 @@ impl<'a> Pair<'a> {
             (false, false, false) if cpu.vendor == "GenuineIntel" && !server => {
                 Passes::Doubtful("Intel client root complexes were seen to forward writes only".into())
             }
-            _ => Passes::Perhaps("nothing is known of this root complex".into()),
+            _ => Passes::Perhaps(
+                "the kernel's P2PDMA does not list this root complex, and nobody has told of one like it".into(),
+            ),
         }
     }
 

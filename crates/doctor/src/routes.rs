@@ -152,7 +152,7 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
         list.extend([needs.block_device(), needs.copies()]);
         return list;
     }
-    list.extend([needs.awake(), needs.not_used(), needs.takeable()]);
+    list.extend([needs.awake(), needs.not_used(), needs.takeable(), needs.namespaces()]);
     if route.starts_with("gpu/") {
         list.push(needs.doorbells());
     }

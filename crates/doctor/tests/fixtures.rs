@@ -6,7 +6,7 @@ mod machines;
 use std::fs;
 use std::path::PathBuf;
 
-use machines::ALL;
+use machines::{ALL, odd};
 use onehop_doctor::{
     Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
 };
@@ -38,6 +38,10 @@ impl Told for Diagnosis {
         })
     }
 
+    fn found(&self, id: &str) -> String {
+        self.checks.iter().find(|check| check.id == id).map(|check| check.found.clone()).unwrap_or_default()
+    }
+
     fn has(&self, id: &str) -> bool {
         self.checks.iter().any(|check| check.id == id)
     }
@@ -59,6 +63,7 @@ impl Told for Diagnosis {
 
 trait Told {
     fn status(&self, id: &str) -> Status;
+    fn found(&self, id: &str) -> String;
     fn has(&self, id: &str) -> bool;
     fn route(&self, device: &str, direction: Direction, route: &str) -> (Verdict, String, String);
     fn change(&self, device: &str, direction: Direction) -> (Option<&str>, Option<&str>, &str);
@@ -313,4 +318,72 @@ fn one_gpu_and_one_device_can_be_asked_for() {
     let only = Only { gpu: None, device: Some("0000:03:00.0".parse().unwrap()) };
     let found = examine(&facts(&root), &only, None);
     assert!(!found.routes.is_empty() && found.routes.iter().all(|row| row.device == "0000:03:00.0"));
+}
+
+#[test]
+fn a_cable_bounds_nothing_by_what_its_ports_say() {
+    let found = machine("thunderbolt-rtx4090");
+    for id in ["gpu.link", "path.limit"] {
+        assert_eq!(found.status(id), Status::Info, "{id}");
+        assert!(found.found(id).contains("cable"), "{}", found.found(id));
+    }
+}
+
+#[test]
+fn a_gpu_that_another_driver_has() {
+    let (found, drive) = (machine("two-gpus-one-vfio"), "0000:42:00.0");
+    assert!(found.found("gpu.present").contains("which the driver vfio-pci has"));
+    let row = found.routes.iter().find(|row| row.gpu == "0000:c1:00.0" && row.route == "cpu/pinned").unwrap();
+    assert!(row.verdict == No && row.reason.contains("vfio-pci has it"), "{}", row.reason);
+    assert!(row.fix.as_deref().unwrap().contains("0000:c1:00.0/driver_override"));
+    assert_eq!(found.route(drive, ToGpu, "cpu/pinned").0, Yes, "the other GPU works");
+    let laid_out = found.checks.iter().filter(|check| check.id == "gpu.static_bar1");
+    assert_eq!(laid_out.count(), 1, "NVIDIA's driver lays out its own alone");
+}
+
+#[test]
+fn a_group_that_holds_the_gpu() {
+    let (found, drive) = (machine("nested-switch-shared-group"), "0000:46:00.0");
+    assert_eq!((found.status("path.class"), found.status("iommu.group")), (Status::Pass, Status::Warn));
+    let (verdict, reason, fix) = found.route(drive, ToGpu, "cpu/direct");
+    assert!(verdict == No && reason.contains("0000:45:00.0"), "{reason}");
+    assert!(fix.contains("CUDA needs the GPU") && !fix.contains("to vfio-pci"), "{fix}");
+}
+
+#[test]
+fn a_machine_that_is_no_pc() {
+    let found = machine("arm-no-smmu");
+    let fixes: Vec<_> = found.checks.iter().filter_map(|check| check.fix.as_deref()).collect();
+    assert!(fixes.iter().all(|fix| !fix.contains("intel_iommu") && !fix.contains("VT-d")), "{fixes:?}");
+    assert_eq!((found.status("iommu.mode"), found.status("path.p2p_write")), (Status::Warn, Status::Unknown));
+}
+
+#[test]
+fn what_is_not_there_is_not_recommended() {
+    let found = judge(odd::no_namespace().0);
+    assert_eq!(found.status("drive.link"), Status::Unknown);
+    assert!(found.found("path.limit").starts_with("at most"), "{}", found.found("path.limit"));
+    let (_, reason, fix) = found.route("0000:19:00.0", ToGpu, "gpu/tier1");
+    assert!(reason.contains("no namespace") && fix.contains("create-ns"), "{reason} {fix}");
+    let found = judge(odd::intel_two_bridges().0);
+    for id in ["gpu.driver", "gpu.dma_buf"] {
+        assert_eq!(found.status(id), Status::Info, "open modules do not drive a Volta: {id}");
+    }
+}
+
+#[test]
+fn what_is_hidden_or_garbage_is_unknown() {
+    let found = judge(odd::no_pci().0);
+    assert_eq!(found.status("gpu.driver"), Status::Unknown, "CUDA works: it is loaded");
+    let found = judge(odd::garbage().0);
+    assert_eq!(
+        (found.status("gpu.driver"), found.status("kernel.version")),
+        (Status::Unknown, Status::Unknown)
+    );
+    assert!(!found.found("path.p2p_write").ends_with(' '), "{}", found.found("path.p2p_write"));
+    let (verdict, reason, _) = found.route("0000:1a:00.0", ToGpu, "cpu/direct");
+    assert_eq!(verdict, Untested, "{reason}");
+    let found = judge(odd::mounts_garbage().0);
+    assert_eq!(found.status("drive.use"), Status::Unknown);
+    assert_eq!(found.route("0000:19:00.0", ToGpu, "gpu/tier1").0, No);
 }

@@ -131,6 +131,8 @@ pub struct Device {
     pub parents: Vec<Address>,
     /// Whether a host bridge that is a device itself (Intel VMD) lies on the way.
     pub behind_vmd: bool,
+    /// Whether it hangs behind a cable (Thunderbolt, USB4): the firmware marks such ports.
+    pub behind_cable: bool,
     /// What was told and is wrong, or may not be read by this user.
     pub problems: Vec<Error>,
 }
@@ -177,6 +179,7 @@ impl Device {
             host,
             parents,
             behind_vmd,
+            behind_cable: look.word("removable").is_some_and(|word| word == "removable"),
             problems: Vec::new(),
         };
         // Reading a sleeping device's config space would wake it; perfmon devices are many and tell nothing.

@@ -213,11 +213,17 @@ struct Mounts {
 impl Mounts {
     /// Without the list of mounts nothing may be taken for unused.
     fn read(root: &Root) -> Result<Self> {
-        let mounts = root.bytes("/proc/self/mountinfo", MAX_MOUNTS)?;
+        let path = "/proc/self/mountinfo";
+        let mounts = root.bytes(path, MAX_MOUNTS)?;
+        let mounts = String::from_utf8_lossy(&mounts);
+        let list: Vec<_> = mounts.lines().filter_map(mount).collect();
+        if list.is_empty() && !mounts.trim().is_empty() {
+            return Err(Error::garbage(path, &mounts, "list of mounts"));
+        }
         // A kernel without swap has no such file.
         let swaps = root.text("/proc/swaps").unwrap_or_default();
         Ok(Self {
-            list: String::from_utf8_lossy(&mounts).lines().filter_map(mount).collect(),
+            list,
             swaps: swaps
                 .lines()
                 .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
@@ -272,7 +278,7 @@ mod tests {
         put(&root, "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
         put(&root, "sys/class/block/nvme0n1/nvme0n1p1/dev", "259:1\n");
         put(&root, "proc/swaps", "Filename Type\n/dev/sda1 partition\n");
-        put(&root, "proc/self/mountinfo", "nonsense\n");
+        put(&root, "proc/self/mountinfo", "1 0 0:5 / /proc rw - proc proc rw\n");
         root
     }
 

@@ -67,7 +67,7 @@ impl PathClass {
             Self::Pix => "one PCIe switch",
             Self::Pxb => "several PCIe switches",
             Self::Phb => "the CPU's root complex",
-            Self::Node => "two host bridges of one NUMA node",
+            Self::Node => "two host bridges, of one NUMA node as far as it is told",
             Self::Sys => "the link between NUMA nodes",
         }
     }
@@ -191,8 +191,11 @@ impl Tree {
             (Some(_), _) if up.len() <= 1 && down.len() <= 1 => PathClass::Pix,
             (Some(_), _) => PathClass::Pxb,
             (None, true) => PathClass::Phb,
-            (None, false) if from.numa_node == to.numa_node => PathClass::Node,
-            (None, false) => PathClass::Sys,
+            // Where the firmware does not tell a node, two are not told apart.
+            (None, false) => match (from.numa_node, to.numa_node) {
+                (Some(one), Some(other)) if one != other => PathClass::Sys,
+                _ => PathClass::Node,
+            },
         };
         Some(Path { class, up, common, down })
     }

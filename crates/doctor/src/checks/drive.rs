@@ -87,7 +87,17 @@ fn power(device: &Device) -> Option<Check> {
 fn link(device: &Device) -> Option<Check> {
     let link = device.best_link();
     let why = "no byte goes faster than the drive's link";
-    let (now, best) = (link.now()?, link.best()?);
+    if device.behind_cable {
+        let found = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
+        return Some(check("drive.link", Status::Info, found, why).by("removable"));
+    }
+    let (Some(now), Some(best)) = (link.now(), link.best()) else {
+        let asked = link.speed.is_some() || link.width.is_some() || device.config.is_some();
+        return asked.then(|| {
+            check("drive.link", Status::Unknown, "not told", why)
+                .fix("lspci -vv (root) shows LnkSta; in a virtual machine ask on the host")
+        });
+    };
     let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
     if link.rate() < link.max_rate() && !device.is_asleep() {
         return Some(check("drive.link", Status::Warn, format!("{now}{carries}, of {best}"), why)

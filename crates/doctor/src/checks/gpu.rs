@@ -26,7 +26,7 @@ fn present(facts: &Facts) -> Check {
             .fix("Everything runs with the emulated GPU (-g emu), and says so; onehop demo shows it")
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
-    let names: Vec<_> = facts.gpus.iter().map(crate::routes::gpu_title).collect();
+    let names: Vec<_> = facts.gpus.iter().map(|gpu| titled(facts, gpu)).collect();
     let hidden = facts.gpus.iter().any(|gpu| facts.device(gpu.address).is_none());
     if hidden {
         let found = format!("{}; CUDA shows it, and the PCI bus does not", names.join(", "));
@@ -34,6 +34,15 @@ fn present(facts: &Facts) -> Check {
             .fix("Run where /sys shows the PCI bus: a sandbox or container hides the way to the GPU");
     }
     Check::new("gpu.present", Group::Gpu, Status::Pass, names.join(", "), why)
+}
+
+/// With the driver that has it, where that is not NVIDIA's.
+fn titled(facts: &Facts, gpu: &Gpu) -> String {
+    let title = crate::routes::gpu_title(gpu);
+    match facts.device(gpu.address).and_then(|device| device.driver.as_deref()) {
+        Some(other) if other != "nvidia" => format!("{title}, which the driver {other} has"),
+        _ => title,
+    }
 }
 
 /// GPUs of others, which CUDA does not drive.
@@ -61,6 +70,14 @@ fn flavour(facts: &Facts) -> Check {
         Check::new("gpu.driver", Group::Gpu, status, found, why).by("/proc/driver/nvidia/version")
     };
     let Some(version) = &nvidia.version else {
+        // What works is there, whatever /proc and /sys hide.
+        if facts.gpus.iter().any(|gpu| gpu.cuda.is_some()) {
+            return check(
+                Status::Unknown,
+                "CUDA shows a GPU, so it is loaded; its version is not shown here".into(),
+            )
+            .fix("Run where /proc/driver/nvidia is shown, or ask nvidia-smi");
+        }
         let nouveau = facts.kernel.has("nouveau");
         let found = if nouveau { "nouveau has the GPU" } else { "NVIDIA's kernel driver is not loaded" };
         return check(Status::Fail, found.into())
@@ -68,11 +85,27 @@ fn flavour(facts: &Facts) -> Check {
     };
     match nvidia.open {
         Some(true) => check(Status::Pass, format!("{version}, open kernel modules")),
+        Some(false) if before_turing(facts) => {
+            let found = format!(
+                "{version}, proprietary kernel modules: there are no others for GPUs older than Turing"
+            );
+            check(Status::Info, found)
+        }
         Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules"))
             .fix("Install the open flavour of the same version (nvidia-open; Turing or later)"),
         None => check(Status::Unknown, format!("{version}; it does not tell its flavour"))
             .fix("modinfo -F license nvidia: the open flavour says Dual MIT/GPL"),
     }
+}
+
+/// Whether all GPUs that told their generation are older than those that the open kernel modules drive.
+fn before_turing(facts: &Facts) -> bool {
+    let mut told = facts.gpus.iter().filter_map(|gpu| Some(gpu.cuda.as_ref()?.compute)).peekable();
+    told.peek().is_some() && told.all(old)
+}
+
+fn old(compute: (i32, i32)) -> bool {
+    compute != (0, 0) && compute < (7, 5)
 }
 
 fn cuda(facts: &Facts) -> Check {
@@ -207,6 +240,10 @@ fn dma_buf(gpu: &Gpu) -> Option<Check> {
         |status, found: String| Check::new("gpu.dma_buf", Group::Gpu, status, found, why).about(gpu.address);
     Some(match &cuda.dma_buf {
         Some(Ok(())) => check(Status::Pass, "a dma-buf of 2 MiB was made".into()).by("tried: cuMemGetHandleForAddressRange"),
+        Some(Err(error)) if old(cuda.compute) => {
+            let found = format!("{error}: GPUs older than Turing make none");
+            check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
+        }
         Some(Err(error)) => check(Status::Warn, error.clone())
             .fix("Dma-bufs need the open kernel modules and a data centre or RTX professional GPU; GeForce boards make none")
             .by("tried: cuMemGetHandleForAddressRange"),
@@ -293,6 +330,10 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     if device.is_asleep() {
         let found = "asleep: its link is down or slow until it is used, which is no fault";
         return Some(check(Status::Info, found.into()));
+    }
+    if device.behind_cable {
+        let found = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
+        return Some(check(Status::Info, found.into()).by("removable"));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
         return Some(

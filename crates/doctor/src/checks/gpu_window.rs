@@ -82,6 +82,9 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     facts.nvidia.version.as_ref()?;
+    // Another driver lays it out as it likes.
+    let driver = facts.device(gpu.address).and_then(|device| device.driver.as_deref());
+    driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {
         return Some(check(Status::Info, "not asked for: a large BAR1 alone is not a static one".into())
             .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\"")

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
 use crate::pair::list;
-use crate::routes::needs::iommu_on;
+use crate::routes::needs::{KEEP_THE_GPU, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![mode(facts)];
@@ -66,10 +66,14 @@ fn lazy(facts: &Facts) -> Option<Check> {
     })
 }
 
+const GIVE_ALL: &str =
+    "Give those to vfio-pci too, or use a slot at the CPU, where bridges keep devices apart";
+
 fn shared(facts: &Facts) -> Vec<Check> {
     let why = "VFIO hands out whole groups: everything in it has to be given up together";
     let one = |address| {
-        let device = facts.device(address)?;
+        // What is behind VMD nobody takes, whatever its group holds.
+        let device = facts.device(address).filter(|device| !device.behind_vmd)?;
         let (number, group) = (device.iommu_group?, facts.tree.group_of(device)?);
         let others: Vec<_> = group
             .devices
@@ -84,7 +88,7 @@ fn shared(facts: &Facts) -> Vec<Check> {
             check(Status::Pass, format!("alone in group {number}"))
         } else {
             check(Status::Warn, format!("group {number} also holds {}", list(&others)))
-                .fix("Give those to vfio-pci too, or use a slot at the CPU, where bridges keep devices apart")
+                .fix(if facts.has_gpu(&others) { KEEP_THE_GPU } else { GIVE_ALL })
         })
     };
     facts.drives.iter().filter_map(|drive| one(drive.address?)).collect()

@@ -40,11 +40,17 @@ fn class(pair: &Pair<'_>) -> Check {
     };
     let found = format!("{}: {}{through}", path.class.name(), path.class.text());
     check("path.class", status, found, why)
-        .fix_if(
-            status == Status::Warn,
-            "Move one of them to a slot of the other's CPU, best behind the same switch",
-        )
+        .fix_if(status == Status::Warn, closer(path.class))
         .by("/sys/bus/pci/devices: where the links lead; NUMA nodes")
+}
+
+fn closer(class: onehop_pci::PathClass) -> &'static str {
+    match class {
+        onehop_pci::PathClass::Sys => {
+            "Move one of them to a slot of the other's CPU, best behind the same switch"
+        }
+        _ => "Move one of them to a slot below the other's host bridge, best behind the same switch",
+    }
 }
 
 fn access_control(pair: &Pair<'_>) -> Option<Check> {
@@ -89,12 +95,21 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
 }
 
 fn narrowest(pair: &Pair<'_>) -> Option<Check> {
-    let (now, best, at) = pair.narrowest()?;
     let why = "the narrowest link bounds what any route can reach; a result above it is a false one";
+    if pair.by_cable() {
+        let found = "a cable (Thunderbolt, USB4) is on the way: its ports say Gen1 x4 whatever it carries";
+        return Some(check("path.limit", Status::Info, found, why).by("removable"));
+    }
+    let (now, best, at) = pair.narrowest()?;
     let link = pair.facts.device(at)?.best_link();
     let words = format!("{} at {at} ({})", rate(now), link.now().unwrap_or_default());
     let slow_gpu = at == pair.gpu_device.address && now < best;
-    let found = if slow_gpu { format!("{words}, which idles: {} when it works", rate(best)) } else { words };
+    let mut found =
+        if slow_gpu { format!("{words}, which idles: {} when it works", rate(best)) } else { words };
+    let not_told = pair.links_not_told();
+    if !not_told.is_empty() {
+        found = format!("at most {found}; the link of {} is not told", list(&not_told));
+    }
     Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the way"))
 }
 

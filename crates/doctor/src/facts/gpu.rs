@@ -30,7 +30,7 @@ impl Nvidia {
         let registry = params.lines().find_map(|line| line.strip_prefix("RegistryDwords:"));
         Self {
             version: by_module.or_else(|| text.as_deref().and_then(version_in)),
-            open: text.map(|text| text.contains("Open Kernel Module")),
+            open: text.as_deref().and_then(flavour_in),
             registry: registry.unwrap_or_default().trim().trim_matches('"').to_owned(),
             helpers: ["nvidia_fs", "nvidia_peermem", "gdrdrv"]
                 .into_iter()
@@ -54,6 +54,11 @@ impl Nvidia {
         };
         self.registry.split(';').any(same)
     }
+}
+
+fn flavour_in(text: &str) -> Option<bool> {
+    let open = text.contains("Open Kernel Module");
+    (open || text.contains("Kernel Module")).then_some(open)
 }
 
 /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`

@@ -119,6 +119,12 @@ impl Facts {
         drives.chain(cards).chain(self.sdrs.iter().map(|sdr| sdr.address)).collect()
     }
 
+    /// Whether one of these is a GPU.
+    #[must_use]
+    pub fn has_gpu(&self, addresses: &[Address]) -> bool {
+        self.gpus.iter().any(|gpu| addresses.contains(&gpu.address))
+    }
+
     /// The PCI device of a GPU, a drive or a card; none for what the bus does not show.
     #[must_use]
     pub fn device(&self, address: Address) -> Option<&Device> {

@@ -65,12 +65,30 @@ impl Needs<'_> {
             (_, _, Some(Err(why))) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
                 .fix("See the check gpu.cuda"),
             (_, Some(_), None) => Need::new(State::Unknown, "CUDA shows the GPU, and it was not opened"),
-            (Some(cuda), None, _) => {
-                let why = cuda.error.clone().unwrap_or_else(|| "it does not show this GPU".into());
-                Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
-                    .fix("See the check gpu.cuda")
-            }
+            (Some(cuda), None, _) => match &cuda.error {
+                Some(why) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
+                    .fix("See the check gpu.cuda"),
+                None => self.hidden_gpu(),
+            },
             (None, None, _) => Need::new(State::Unknown, "nobody asked CUDA"),
+        }
+    }
+
+    /// CUDA works, and shows other GPUs than this.
+    fn hidden_gpu(&self) -> Need {
+        let device = self.pair.gpu_device;
+        match device.driver.as_deref() {
+            Some("nvidia") => Need::new(State::Missing, "CUDA cannot use the GPU: it does not show this GPU")
+                .fix("Unset CUDA_VISIBLE_DEVICES, or give the container this GPU too"),
+            driver => {
+                let has = driver
+                    .map_or_else(|| "no driver has it".into(), |name| format!("the driver {name} has it"));
+                Need::new(State::Missing, format!("CUDA cannot use the GPU: {has}")).fix(format!(
+                    "Give it to NVIDIA's driver once nobody uses it: echo nvidia > \
+                     /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root)",
+                    device.address
+                ))
+            }
         }
     }
 
@@ -92,12 +110,22 @@ impl Needs<'_> {
         let works = self.drive.is_some_and(|drive| !drive.namespaces.is_empty());
         match driver {
             Some("nvme") if works => Need::new(State::Tried, "the kernel's driver serves the drive"),
-            Some("nvme") => Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive"),
+            Some("nvme") => self.namespaces(),
             Some(other) => Need::new(State::Missing, format!("the drive belongs to the driver {other}"))
                 .fix("Give it back to the kernel: echo nvme > driver_override, then drivers_probe"),
             None => Need::new(State::Missing, "no driver has the drive")
                 .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
         }
+    }
+
+    /// The drive has something to read, as far as the kernel's driver shows it.
+    pub(super) fn namespaces(&self) -> Need {
+        let kernels = self.pair.device.driver.as_deref() == Some("nvme");
+        if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
+            return Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive")
+                .fix("nvme list-ns and nvme create-ns, attach-ns (nvme-cli, root): without a namespace there is nothing to read");
+        }
+        Need::new(State::Met, "nothing says that the drive has no namespace")
     }
 
     /// cuFile is there.
@@ -186,7 +214,11 @@ impl Needs<'_> {
                 State::Missing,
                 format!("its IOMMU group also holds {}, which VFIO would need as well", list(&others)),
             )
-            .fix("Give those to vfio-pci too, or put the drive into a slot of its own");
+            .fix(if facts.has_gpu(&others) {
+                KEEP_THE_GPU
+            } else {
+                "Give those to vfio-pci too, or put the drive into a slot of its own"
+            });
         }
         if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
             return Need::new(State::Missing, "this kernel has no vfio-pci")
@@ -321,6 +353,10 @@ impl Needs<'_> {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
         let peermem = facts.nvidia.helpers.contains(&"nvidia_peermem");
         match gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref()) {
+            Some(Ok(())) if facts.kernel.version() == (0, 0) => Need::new(
+                State::Unknown,
+                "which kernel this is was not told; verbs register dma-bufs from 5.12 on",
+            ),
             Some(Ok(())) if facts.kernel.version() >= (5, 12) => Need::new(
                 State::Met,
                 "a dma-buf of GPU memory was made, which verbs register from kernel 5.12 on",
@@ -373,11 +409,22 @@ impl Needs<'_> {
     }
 }
 
-/// What to do where there is no IOMMU.
+/// What to do where a drive's group holds the GPU, which VFIO would need as well.
+pub(crate) const KEEP_THE_GPU: &str = "CUDA needs the GPU that is in the group: load the kernel module onehop, which takes a drive \
+                                       without its group (docs/kernel-module.md), or put the drive into another slot";
+
 /// What gives a machine an IOMMU.
 pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
-    if facts.kernel.cpu.virtual_machine { IOMMU_OF_A_VM } else { IOMMU_ON }
+    let cpu = &facts.kernel.cpu;
+    match cpu.vendor.as_str() {
+        _ if cpu.virtual_machine => IOMMU_OF_A_VM,
+        "GenuineIntel" | "AuthenticAMD" => IOMMU_ON,
+        _ => IOMMU_OF_OTHERS,
+    }
 }
+
+const IOMMU_OF_OTHERS: &str = "Switch the IOMMU (on ARM the SMMU) on in the firmware's setup; dmesg | grep -iE 'iommu|smmu' says what the \
+                               kernel found";
 
 const IOMMU_OF_A_VM: &str =
     "A virtual machine has the IOMMU that its host gives it (QEMU: -device intel-iommu), or none";

@@ -4,6 +4,7 @@
 pub mod compose;
 
 mod desktops;
+pub mod odd;
 mod others;
 mod servers;
 
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 pub type Named = (&'static str, fn() -> Machine);
 
 /// All of them.
-pub const ALL: [Named; 18] = [
+pub const ALL: [Named; 22] = [
     ("b550-rtx3090-before", desktops::b550_before),
     ("b550-rtx3090-after", desktops::b550_after),
     ("am5-rtx5090-rebar-off", desktops::am5_rebar_off),
@@ -33,6 +34,10 @@ pub const ALL: [Named; 18] = [
     ("container-h100", others::container),
     ("server-no-gpu", others::no_gpu),
     ("old-driver-new-kernel", others::old_driver),
+    ("thunderbolt-rtx4090", odd::thunderbolt),
+    ("arm-no-smmu", odd::arm_smmu),
+    ("nested-switch-shared-group", odd::nested_switch),
+    ("two-gpus-one-vfio", odd::two_gpus),
 ];
 
 pub const ROOT_CAPS: &str = "000001ffffffffff";

@@ -101,6 +101,10 @@ pub(super) fn memory_rate() -> Result<Limit> {
 /// The narrowest link above a device; a GPU's at its best, as it slows down when it has nothing to do.
 fn link(tree: &Tree, address: Address, at_best: bool) -> Option<(String, f64)> {
     let device = tree.get(address)?;
+    // A cable's ports say Gen1 x4 whatever passes it: that bounds nothing.
+    if device.behind_cable {
+        return None;
+    }
     let own = device.best_link();
     let links = std::iter::once(own)
         .chain(device.parents.iter().filter_map(|port| Some(tree.get(*port)?.best_link())));
