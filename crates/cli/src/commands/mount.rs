@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// The file with the target's key, which nobody else may read
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
+    /// Connections to the target
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "target", value_parser = clap::value_parser!(u32).range(1..=64))]
+    connections: u32,
     /// Seconds after which what a target does not answer fails
     #[arg(long, default_value_t = 60, requires = "target", value_parser = clap::value_parser!(u32).range(1..))]
     give_up: u32,
@@ -68,7 +71,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 fn of_target(args: &Args, target: &str) -> Result<Options> {
     let key = super::target::key(args.key_file.as_ref())?;
     let give_up = Duration::from_secs(args.give_up.into());
-    let options = client::Options { give_up, ..client::Options::new(key) };
+    let lanes = args.connections as usize;
+    let options = client::Options { give_up, lanes, ..client::Options::new(key) };
     let refused = super::target::refused;
     let connector: Box<dyn Connector> = match args.transport {
         Transport::Tcp => Box::new(TcpConnector::new(target).map_err(refused)?),

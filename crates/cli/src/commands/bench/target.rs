@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// The folder that the target in this process serves [default: one in the folder for temporary files]
     #[arg(long)]
     root: Option<PathBuf>,
+    /// Connections to the target
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    connections: u32,
     /// How bytes go [default: both ways; with --target tcp]
     #[arg(long, value_enum, value_delimiter = ',')]
     transport: Vec<Transport>,
@@ -121,7 +124,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
         (_, asked) => asked.to_vec(),
     };
     let key = key(args.key_file.as_ref())?;
-    let options = client::Options::new(key);
+    let options = client::Options { lanes: args.connections as usize, ..client::Options::new(key) };
     let root = args.target.is_none().then(|| folder(args)).transpose()?;
     let (mut served, mut sides) = (Vec::new(), Vec::new());
     for transport in &transports {
