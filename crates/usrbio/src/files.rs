@@ -12,6 +12,7 @@ use rustix::io::Errno;
 pub struct Registered {
     copy: OwnedFd,
     inode: u64,
+    device: (u32, u32),
     access: OFlags,
 }
 
@@ -41,27 +42,33 @@ pub fn is_3fs(file: impl AsFd) -> bool {
 pub struct Files(RwLock<HashMap<RawFd, Arc<Registered>>>);
 
 impl Files {
-    /// Registers one; gives the number of the copy.
+    /// Registers one; gives the number of the copy. A number that was registered, closed and given to another file is the
+    /// other file's from now on: what is asked for by it must not go to the one before.
     ///
     /// # Errors
-    /// `EBADF` where it is no file of 3FS, `EINVAL` where its number is registered already, and what the system says.
+    /// `EBADF` where it is no file of 3FS, `EINVAL` where it is registered already, and what the system says.
     pub fn register(&self, number: RawFd, file: BorrowedFd<'_>) -> Result<RawFd, Errno> {
         use std::os::fd::AsRawFd;
         if !is_3fs(file) {
             return Err(Errno::BADF);
         }
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if all.contains_key(&number) {
-            return Err(Errno::INVAL);
-        }
         let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
+        let (inode, device) = (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor));
+        let access = fcntl_getfl(file)?;
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(&number) {
+            let mode = |flags: OFlags| flags & OFlags::RWMODE;
+            if (known.inode, known.device, mode(known.access)) == (inode, device, mode(access)) {
+                return Err(Errno::INVAL);
+            }
+            forget(&mut all, number);
+        }
         let copy = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
         let copied = copy.as_raw_fd();
         if all.contains_key(&copied) {
             return Err(Errno::INVAL);
         }
-        let access = fcntl_getfl(file)?;
-        let registered = Arc::new(Registered { copy, inode: stat.stx_ino, access });
+        let registered = Arc::new(Registered { copy, inode, device, access });
         all.insert(number, registered.clone());
         all.insert(copied, registered);
         Ok(copied)
@@ -75,10 +82,14 @@ impl Files {
 
     /// Gives one up, by either number.
     pub fn give_up(&self, number: RawFd) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gone) = all.remove(&number) {
-            all.retain(|_, other| !Arc::ptr_eq(other, &gone));
-        }
+        forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
+    }
+}
+
+/// Takes one out, under both of its numbers.
+fn forget(all: &mut HashMap<RawFd, Arc<Registered>>, number: RawFd) {
+    if let Some(gone) = all.remove(&number) {
+        all.retain(|_, other| !Arc::ptr_eq(other, &gone));
     }
 }
 

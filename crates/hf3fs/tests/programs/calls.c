@@ -200,6 +200,23 @@ static void host(const char *path)
     CHECK(st.st_nlink, 2);
 
     hf3fs_dereg_fd(copy);
+
+    /* A number that was closed and not given up, and is another file's by now: no bytes of the file before. */
+    char next[512];
+    snprintf(next, sizeof next, "%s.next", path);
+    int before = open(path, O_RDONLY);
+    CHECK(hf3fs_reg_fd(before, 0) < 0, 1);
+    CHECK(close(before), 0);
+    int after = open(next, O_RDWR | O_CREAT, 0600);
+    CHECK(after, before);
+    CHECK(pwrite(after, "next", 4, 0), 4);
+    CHECK(hf3fs_reg_fd(after, 0) < 0, 1);
+    CHECK(hf3fs_reg_fd(after, 0), EINVAL);
+    CHECK(one(&in, &iov, true, 0, after, 0, 100), 4);
+    CHECK(memcmp(iov.base, "next", 5), 0);
+    hf3fs_dereg_fd(after);
+    CHECK(close(after), 0);
+    CHECK(unlink(next), 0);
     hf3fs_iovunlink(&iov);
     hf3fs_iordestroy(&in);
     hf3fs_iordestroy(&out);
