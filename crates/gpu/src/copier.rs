@@ -60,6 +60,14 @@ pub trait Copier: Send {
     /// # Errors
     /// When the rows do not lie within the memory, or the GPU fails.
     fn copy(&mut self, rows: &Rows) -> Result<()>;
+    /// Begins to copy all of these, in any order among themselves. Many in one call keep a copy engine from pausing between
+    /// them.
+    ///
+    /// # Errors
+    /// As for [`Copier::copy`]; some of them may have been begun.
+    fn copy_all(&mut self, all: &[Rows]) -> Result<()> {
+        all.iter().try_for_each(|rows| self.copy(rows))
+    }
     /// The point behind all copies that were begun.
     ///
     /// # Errors

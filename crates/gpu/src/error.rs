@@ -59,6 +59,14 @@ pub enum Error {
         /// What to do about it, or nothing.
         hint: String,
     },
+    /// The GPU took something on, and it neither ended nor failed.
+    #[error("{what}: nothing came of it within {seconds} s; nvidia-smi and dmesg say more")]
+    Silent {
+        /// What was being done.
+        what: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// The GPU, its driver or the platform cannot do it.
     #[error("{what} is not possible here: {why}")]
     NotSupported {

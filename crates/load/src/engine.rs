@@ -1,10 +1,10 @@
 //! The engine of `cpu/cached` and `cpu/pinned`: bytes of files through a small ring of pinned host memory into the arena,
 //! filling and copying at the same time.
 //!
-//! What the page cache has, threads copy out of it, each with two slots of the ring and a stream of copies of its own. What
-//! only the disk has, one thread reads past the page cache, many reads at once, into slots of its own. A load may have
-//! both, side by side: each chunk goes the way that is shorter for it, and the account tells how many bytes went which.
-//! The ring stays in the processor's last cache when it is small; that is worth more than more slots.
+//! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
+//! batches. What only the disk has, one thread reads past the page cache, many reads at once, into slots of its
+//! own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
+//! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
 //! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.
 //!
@@ -13,16 +13,18 @@
 
 mod choice;
 mod crew;
+mod desk;
 mod direct;
 mod library;
 mod shelf;
 mod threads;
 
-use std::slice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
+use std::{slice, thread};
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, HostMem};
@@ -34,19 +36,20 @@ use crate::source::Source;
 use crate::stream::Engine;
 use choice::{Choice, Way};
 use crew::{Crew, Job, Lane, Shared};
+use desk::Desk;
 use library::Library;
 use shelf::Ring;
 pub use shelf::Shelf;
+use threads::Filler;
 
-/// Bytes of a slot at most: copies of fewer bytes lose time between them, and more fall out of the caches of the processor
-/// that fills them.
-const SLOT: usize = 4 << 20;
+/// Bytes of a slot at most: more fall out of the caches of the processor that fills them.
+const SLOT: usize = 2 << 20;
 /// Bytes of a slot at least: a copy of less costs more to begin than to make.
 const LEAST_SLOT: usize = 1 << 20;
 /// Threads that read out of the page cache at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
 const MOST_THREADS: usize = 16;
-/// Slots of a thread: one is filled while the other is copied.
-const SLOTS: usize = 2;
+/// Slots for each thread: one is filled while the others are copied.
+const SLOTS: usize = 3;
 /// Bytes of a read by cuFile: enough for it to work on several parts of its own at once.
 const LIBRARY_READ: usize = 16 << 20;
 /// Slots of the thread that reads past the page cache.
@@ -269,15 +272,6 @@ impl RingEngine {
             let jobs = chunks.into_iter().map(|(_, job)| job).collect();
             return Ok(vec![Self::by_library(*gpu, plan, Shared::new(sources, jobs), threads)?]);
         };
-        let mut ends = Vec::with_capacity(gpus.len());
-        for (gpu, plan) in gpus.iter().zip(plans) {
-            let arena = arena(*gpu, plan)?;
-            let ring = match known.take() {
-                Some(known) => known,
-                None => gpu.adopt(Place::PinnedHost, ring.clone())?,
-            };
-            ends.push(End { gpu: *gpu, arena, ring });
-        }
         let account = Account {
             threads: threads + usize::from(direct),
             ring_bytes: ring.len() as u64,
@@ -288,32 +282,46 @@ impl RingEngine {
             chunks.into_iter().partition(|(way, _)| *way == Way::Shared);
         let jobs = |list: Vec<(Way, Job)>| list.into_iter().map(|(_, job)| job);
         let mut crew = Crew::new(Shared::new(sources, jobs(by_cache).collect()));
-        let (senders, receivers): (Vec<_>, Vec<_>) = ends.iter().map(|_| channel()).unzip();
-        let mut from = 0;
-        let mut lane = |slots: usize| -> Result<Lane> {
-            let range = from..from + slots * slot;
-            from = range.end;
+        let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
+        let real = gpus.iter().all(|gpu| !gpu.simulated());
+        // A copy engine is best kept busy from one place; copies that the CPU makes itself go on side by side.
+        let desks = if real { threads.min(1) } else { threads };
+        let fillers = threads / desks.max(1);
+        let share = fillers * SLOTS * slot;
+        let part = |range: Range<usize>| ring.slice(range).map_err(onehop_gpu::Error::from);
+        let desks = (0..desks).map(|i| (Arc::new(Desk::new(fillers, SLOTS)), i * share..(i + 1) * share));
+        let desks: Vec<_> = desks.collect();
+        // They need no GPU to begin with.
+        for (desk, range) in &desks {
+            for index in 0..fillers {
+                let (ring, desk) = (part(range.clone())?, desk.clone());
+                let filler = Filler { index, ring, slot_bytes: slot, desk };
+                crew.spawn("reads cached bytes", &senders, move |shared| filler.run(shared))?;
+            }
+        }
+        let ends = gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, plan, &ring, known.take()));
+        let ends = ends.collect::<Result<Vec<_>>>()?;
+        let lane = |range: Range<usize>| -> Result<Lane> {
             let copiers =
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
             let copiers = copiers.collect::<Result<_>>()?;
-            let ring = ring.slice(range.clone()).map_err(onehop_gpu::Error::from)?;
-            Ok(Lane { ring, slot, copiers, arrived: senders.clone() })
+            Ok(Lane { ring: part(range)?, slot, copiers, arrived: senders.clone() })
         };
-        let lanes = (0..threads).map(|_| lane(SLOTS)).collect::<Result<Vec<_>>>()?;
-        let disk = if direct { Some(lane(DIRECT_SLOTS)?) } else { None };
-        for mut lane in lanes {
-            crew.spawn("reads cached bytes", &senders, move |shared| threads::run(shared, &mut lane))?;
+        for (desk, range) in desks {
+            desk.open(lane(range)?);
         }
-        if let Some(mut lane) = disk {
+        if direct {
+            let shared_bytes = threads * SLOTS * slot;
+            let mut lane = lane(shared_bytes..shared_bytes + DIRECT_SLOTS * slot)?;
             let by_disk = jobs(by_disk).collect();
             crew.spawn("reads from the disk", &senders, move |shared| {
                 direct::run(shared, &mut lane, by_disk)
             })?;
         }
-        let (crew, stays) = (Arc::new(crew), gpus.iter().all(|gpu| !gpu.simulated()));
+        let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays }
+            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -373,7 +381,11 @@ impl RingEngine {
 
 /// New memory for what a plan loads.
 fn arena(gpu: &dyn Gpu, plan: &Plan) -> Result<Region> {
-    Ok(gpu.arena(usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX))?)
+    /// More pieces than this take longer to zero one by one.
+    const FEW: usize = 64;
+    let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
+    let gaps: Vec<_> = plan.gaps().iter().map(|gap| gap.start as usize..gap.end as usize).collect();
+    Ok(if gaps.len() <= FEW { gpu.arena_to_fill(bytes, &gaps)? } else { gpu.arena(bytes)? })
 }
 
 /// Where the bytes of a load end: one for each GPU.
@@ -381,6 +393,22 @@ struct End<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
     ring: Region,
+}
+
+impl<'a> End<'a> {
+    /// New memory for what a plan loads, and the ring as this GPU knows it. To zero the one and to register the other take
+    /// some milliseconds each.
+    fn new(gpu: &'a dyn Gpu, plan: &Plan, ring: &HostMem, known: Option<Region>) -> Result<Self> {
+        thread::scope(|scope| {
+            let arena = scope.spawn(|| arena(gpu, plan));
+            let ring = match known {
+                Some(known) => known,
+                None => gpu.adopt(Place::PinnedHost, ring.clone())?,
+            };
+            let arena = arena.join().map_err(|_| Error::Incomplete)??;
+            Ok(Self { gpu, arena, ring })
+        })
+    }
 }
 
 impl Engine for RingEngine {

@@ -266,21 +266,13 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// An event that a thread sleeps for, and that keeps no time.
-    pub(super) fn waitable(context: &Arc<Context>) -> Result<Self> {
-        const BLOCKING_SYNC: u32 = 1;
+    /// An event that keeps no time, and interrupts nobody: the copy engine makes no pause for it.
+    pub(super) fn silent(context: &Arc<Context>) -> Result<Self> {
         const DISABLE_TIMING: u32 = 2;
         let mut raw = null_mut();
-        let flags = BLOCKING_SYNC | DISABLE_TIMING;
         // SAFETY: `raw` lives across the call, and the context is current in it.
-        context.call("making an event", |driver| unsafe { driver.event_create(&mut raw, flags) })?;
+        context.call("making an event", |driver| unsafe { driver.event_create(&mut raw, DISABLE_TIMING) })?;
         Ok(Self { context: context.clone(), raw })
-    }
-
-    /// Waits until the work before it has ended; an error if it failed.
-    pub(super) fn wait(&self, what: &str) -> Result<()> {
-        // SAFETY: the handle lives as long as self.
-        self.context.call(what, |driver| unsafe { driver.event_wait(self.raw) })
     }
 
     pub(super) fn record(&self, stream: &Stream) -> Result<()> {

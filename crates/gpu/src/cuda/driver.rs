@@ -125,11 +125,13 @@ functions! {
     event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" since "4.0" (event: sys::CUevent);
     event_record = "cuEventRecord" since "2.0" (event: sys::CUevent, stream: sys::CUstream);
-    event_wait = "cuEventSynchronize" since "2.0" (event: sys::CUevent);
     event_query = "cuEventQuery" since "2.0" (event: sys::CUevent);
     event_elapsed = "cuEventElapsedTime" since "2.0" (ms: *mut f32, from: sys::CUevent, to: sys::CUevent);
     copy_in = "cuMemcpyHtoDAsync_v2" since "3.2" (
         to: DevicePtr, from: *const c_void, bytes: usize, stream: sys::CUstream);
+    copy_batch = "cuMemcpyBatchAsync_v2" since "13.0" (
+        to: *mut DevicePtr, from: *mut DevicePtr, bytes: *mut usize, count: usize, how: *mut sys::CUmemcpyAttributes,
+        first_of_each: *mut usize, ways: usize, stream: sys::CUstream);
     copy_out = "cuMemcpyDtoHAsync_v2" since "3.2" (
         to: *mut c_void, from: DevicePtr, bytes: usize, stream: sys::CUstream);
     set_column = "cuMemsetD2D32Async" since "3.2" (

@@ -1,5 +1,6 @@
 //! One NVIDIA GPU.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,9 @@ use crate::{
 };
 
 /// Preparing a queue is a short kernel.
+/// Of memory, whatever its length.
+const ALL: Range<usize> = 0..usize::MAX;
+
 const PREPARE: Duration = Duration::from_secs(5);
 /// Launch memory of at most this size is kept for the next launch: registering host memory costs more than most launches.
 const KEPT_BYTES: usize = 256 << 10;
@@ -118,7 +122,14 @@ impl CudaGpu {
     /// # Errors
     /// When there is none left, or this kind cannot be had.
     pub fn alloc_device(&self, kind: DeviceKind, bytes: usize) -> Result<Region> {
-        let memory = DeviceMemory::new(&self.0.context, &self.0.copies, self.capabilities(), kind, bytes)?;
+        self.device_memory(kind, bytes, &[ALL])
+    }
+
+    /// The same, zeroed only in these ranges.
+    fn device_memory(&self, kind: DeviceKind, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
+        let on = (&self.0.context, &self.0.copies);
+        let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), kind, bytes)?;
+        memory.zero(blank)?;
         let region = Region::on_device(GpuAddr(memory.at), memory.bytes, Arc::new(memory));
         // The allocation is longer; the region is what was asked for, in pages, as for every other kind of memory.
         region.slice(0..bytes.max(1).next_multiple_of(4096))
@@ -336,9 +347,13 @@ impl Gpu for CudaGpu {
     }
 
     fn arena(&self, bytes: usize) -> Result<Region> {
+        self.arena_to_fill(bytes, &[ALL])
+    }
+
+    fn arena_to_fill(&self, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
         // Memory of the other kind is synchronous: a copy to it would end before the call does.
         let kind = if self.capabilities().vmm { DeviceKind::Exportable } else { DeviceKind::Plain };
-        self.alloc_device(kind, bytes)
+        self.device_memory(kind, bytes, blank)
     }
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {

@@ -1,6 +1,7 @@
 //! GPU memory: plain allocations, and those made apart from their addresses, which can be exported.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// New memory, zeroed.
+    /// New memory. What is in it nobody knows.
     pub(super) fn new(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
@@ -62,12 +63,18 @@ impl DeviceMemory {
         kind: DeviceKind,
         bytes: usize,
     ) -> Result<Self> {
-        let memory = match kind {
-            DeviceKind::Plain => Self::plain(context, stream, bytes)?,
-            DeviceKind::Exportable => Self::exportable(context, stream, can, bytes)?,
-        };
-        stream.fill(memory.at, memory.bytes, 0)?;
-        Ok(memory)
+        match kind {
+            DeviceKind::Plain => Self::plain(context, stream, bytes),
+            DeviceKind::Exportable => Self::exportable(context, stream, can, bytes),
+        }
+    }
+
+    /// Zeroes these ranges, as far as they lie in it.
+    pub(super) fn zero(&self, ranges: &[Range<usize>]) -> Result<()> {
+        let within = ranges.iter().map(|range| range.start.min(self.bytes)..range.end.min(self.bytes));
+        within
+            .filter(|range| !range.is_empty())
+            .try_for_each(|range| self.stream.fill(self.at + range.start as u64, range.len(), 0))
     }
 
     fn plain(context: &Arc<Context>, stream: &Arc<Stream>, bytes: usize) -> Result<Self> {

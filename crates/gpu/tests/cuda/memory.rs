@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use onehop_gpu::cuda::{Arg, DeviceKind, Need};
-use onehop_gpu::{Error, Gpu, Place, Region};
+use onehop_gpu::{Error, Gpu, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, Marks};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -184,4 +184,42 @@ fn other_devices_writes_can_be_flushed() {
         tell(&format!("{need:?}: {flushed:?}"));
         assert_eq!(flushed.is_ok(), visibility.host_flush);
     }
+}
+
+#[test]
+fn copies_of_one_call_land_as_single_ones() {
+    let Some(bench) = bench("copies_of_one_call_land_as_single_ones") else { return };
+    let (rows, bytes) = (37, 3 << 20);
+    let host = bench.gpu.alloc(Place::PinnedHost, bytes).unwrap();
+    let data = random(11, bytes);
+    host.write(0, &data).unwrap();
+    // Whole rows of odd lengths and places, some of no bytes, and columns between them.
+    let all: Vec<Rows> = (0..rows)
+        .map(|i| {
+            let (at, row) = (i * 81_000 + i % 7, [0, 1, 4095, 65_537, 4096, 80_000][i % 6]);
+            if i % 5 == 4 {
+                Rows { from: at, to: at + 3, row: 100, rows: 9, step: 4097 }
+            } else {
+                Rows { from: at, to: at + 3, row, rows: 1, step: row }
+            }
+        })
+        .collect();
+    let mut expected = vec![0; bytes];
+    for rows in &all {
+        for row in 0..rows.rows {
+            let (from, to) = (rows.from + row * rows.step, rows.to + row * rows.row);
+            expected[to..to + rows.row].copy_from_slice(&data[from..from + rows.row]);
+        }
+    }
+    let blank = [0..bytes - 1, bytes - 1..usize::MAX, bytes * 9..bytes * 10];
+    let arena = bench.gpu.arena_to_fill(bytes, &blank).unwrap();
+    let mut copier = bench.gpu.copier(&host, &arena).unwrap();
+    copier.copy_all(&all).unwrap();
+    let mark = copier.mark().unwrap();
+    copier.wait(mark).unwrap();
+    assert!(copier.is_over(mark).unwrap());
+    assert!(bytes_of(&arena) == expected);
+    let outside = Rows { from: bytes - 1, to: 0, row: 2, rows: 1, step: 2 };
+    assert!(copier.copy_all(&[all[1], outside]).is_err());
+    copier.copy_all(&[]).unwrap();
 }

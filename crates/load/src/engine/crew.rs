@@ -78,31 +78,35 @@ pub(super) struct Lane {
     pub(super) arrived: Vec<Sender<Result<Chunk>>>,
 }
 
-/// Where the copies of a slot end: for each GPU that gets them.
+/// Where copies end: for each GPU that gets some.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
 impl Lane {
-    /// Begins to copy what was read into a slot.
-    pub(super) fn copy(&mut self, slot: usize, job: &Job) -> Result<Marks> {
-        let start = slot * self.slot;
-        let mut marks = Vec::with_capacity(job.gpus.len());
-        for gpu in job.gpus.clone() {
-            let Some(copier) = self.copiers.get_mut(gpu) else { return Err(Error::Incomplete) };
-            for copy in &job.chunk.copies {
-                copier.copy(&Rows {
+    /// Begins to copy what was read into these slots.
+    pub(super) fn copy<'a>(&mut self, full: impl Iterator<Item = (usize, &'a Job)> + Clone) -> Result<Marks> {
+        let mut marks = Vec::with_capacity(self.copiers.len());
+        for (gpu, copier) in self.copiers.iter_mut().enumerate() {
+            let wanted = full.clone().filter(|(_, job)| job.gpus.contains(&gpu));
+            let rows = wanted.flat_map(|(slot, job)| {
+                let start = slot * self.slot;
+                job.chunk.copies.iter().map(move |copy| Rows {
                     from: start + copy.slot as usize,
                     to: copy.to as usize,
                     row: copy.row as usize,
                     rows: copy.rows as usize,
                     step: copy.step as usize,
-                })?;
+                })
+            });
+            let rows: Vec<Rows> = rows.collect();
+            if !rows.is_empty() {
+                copier.copy_all(&rows)?;
+                marks.push((gpu, copier.mark()?));
             }
-            marks.push((gpu, copier.mark()?));
         }
         Ok(marks)
     }
 
-    /// Waits until a slot may be filled again.
+    /// Waits until the slots may be filled again.
     pub(super) fn wait(&mut self, marks: &Marks) -> Result<()> {
         for (gpu, mark) in marks {
             if let Some(copier) = self.copiers.get_mut(*gpu) {
@@ -112,7 +116,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether it may be.
+    /// Whether they may be.
     pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
         for (gpu, mark) in marks {
             if let Some(copier) = self.copiers.get_mut(*gpu)

@@ -188,7 +188,7 @@ impl Disk<'_> {
             }
         }
         if let Slot::Reading(job, _) = std::mem::replace(slot, Slot::Free) {
-            let marks = self.lane.copy(piece.slot, &job)?;
+            let marks = self.lane.copy(std::iter::once((piece.slot, &job)))?;
             self.slots[piece.slot] = Slot::Copying(job, marks);
             self.copying.push_back(piece.slot);
         }

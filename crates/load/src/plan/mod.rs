@@ -250,6 +250,22 @@ impl Plan {
         self.options.align.max(self.options.landing)
     }
 
+    /// What the tensors leave free in the arena, and all behind it.
+    #[must_use]
+    pub fn gaps(&self) -> Vec<Indices<u64>> {
+        let mut taken: Vec<_> = self.tensors.iter().map(|t| t.at..t.at + t.bytes).collect();
+        taken.sort_unstable_by_key(|range| range.start);
+        let (mut gaps, mut end) = (Vec::new(), 0);
+        for range in taken {
+            if range.start > end {
+                gaps.push(end..range.start);
+            }
+            end = end.max(range.end);
+        }
+        gaps.push(end..u64::MAX);
+        gaps
+    }
+
     /// Whether it fits into so much memory.
     #[must_use]
     pub fn fit(&self, free_gpu_bytes: u64) -> Fit {

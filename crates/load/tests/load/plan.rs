@@ -155,6 +155,14 @@ fn check(plan: &Plan) {
     places.sort_unstable();
     assert!(places.windows(2).all(|w| w[0].1 <= w[1].0), "tensors overlap");
     assert!(places.last().is_none_or(|(_, end)| *end <= plan.gpu_bytes));
+    let gaps = plan.gaps().into_iter().map(|gap| (gap.start, gap.end));
+    let mut all: Vec<_> = places.iter().copied().chain(gaps).collect();
+    all.sort_unstable();
+    let met = all.windows(2).all(|w| w[0].1 == w[1].0);
+    assert!(
+        met && all[0].0 == 0 && all[all.len() - 1].1 == u64::MAX,
+        "tensors and gaps are everything, each byte once"
+    );
     let padding = align * plan.pieces.len() as u64;
     let holes: u64 = places.len() as u64 * align;
     assert!(plan.gpu_bytes <= plan.tensor_bytes + padding + holes + slack.max(plan.tensor_bytes / 100));

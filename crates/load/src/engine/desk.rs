@@ -1,0 +1,112 @@
+//! Where the threads that fill slots hand them in, and get them back empty. Whoever comes here looks after the copies.
+//!
+//! A copy engine pauses for some microseconds between copies that come one by one, but not between those of one call. So
+//! what is full waits for company as long as the engine has something to do.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::crew::{Job, Lane, Marks, Shared};
+use crate::error::Result;
+
+/// Bytes that are worth a call: as many go nearly as fast as any number.
+const BATCH: usize = 16 << 20;
+/// How long a thread without a slot sleeps before it looks for copies that are over: a small part of what a batch takes.
+const GLANCE: Duration = Duration::from_micros(50);
+
+/// A slot with what was read into it.
+pub(super) struct Full {
+    pub(super) slot: usize,
+    pub(super) job: Job,
+    /// Whose slot it is.
+    pub(super) filler: usize,
+}
+
+pub(super) struct Desk(Mutex<State>);
+
+struct State {
+    /// None until the GPU knows the ring.
+    lane: Option<Lane>,
+    waiting: VecDeque<Full>,
+    under_way: VecDeque<(Marks, Vec<Full>)>,
+    /// Each filler's empty slots: those of others are in other processors' caches.
+    empty: Vec<Vec<usize>>,
+}
+
+impl Desk {
+    /// For so many fillers with so many slots each.
+    pub(super) fn new(fillers: usize, slots: usize) -> Self {
+        let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
+        Self(Mutex::new(State { lane: None, waiting: VecDeque::new(), under_way: VecDeque::new(), empty }))
+    }
+
+    /// Copies go this way from now on.
+    pub(super) fn open(&self, lane: Lane) {
+        self.state().lane = Some(lane);
+    }
+
+    /// An empty slot of this filler; none when the load was given up.
+    pub(super) fn slot(&self, filler: usize, shared: &Shared) -> Result<Option<usize>> {
+        self.until(shared, |state| state.empty.get_mut(filler).and_then(Vec::pop))
+    }
+
+    pub(super) fn hand_in(&self, full: Full) -> Result<()> {
+        let mut state = self.state();
+        state.waiting.push_back(full);
+        state.attend()
+    }
+
+    /// Waits until everything that was handed in has been copied.
+    pub(super) fn finish(&self, shared: &Shared) -> Result<()> {
+        self.until(shared, |state| (state.waiting.is_empty() && state.under_way.is_empty()).then_some(()))?;
+        Ok(())
+    }
+
+    /// Looks after the copies until there is an answer; none when the load was given up.
+    fn until<T>(
+        &self,
+        shared: &Shared,
+        mut answer: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<Option<T>> {
+        while !shared.is_stopped() {
+            let mut state = self.state();
+            if let Some(answer) = answer(&mut state) {
+                return Ok(Some(answer));
+            }
+            state.attend()?;
+            if let Some(answer) = answer(&mut state) {
+                return Ok(Some(answer));
+            }
+            drop(state);
+            std::thread::sleep(GLANCE);
+        }
+        Ok(None)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Gives back what was copied, and hands over what is full if it is worth a call or the engine would run dry.
+    fn attend(&mut self) -> Result<()> {
+        let Some(lane) = &mut self.lane else { return Ok(()) };
+        while let Some((marks, _)) = self.under_way.front()
+            && lane.is_over(marks)?
+        {
+            for full in self.under_way.pop_front().into_iter().flat_map(|(_, batch)| batch) {
+                self.empty.get_mut(full.filler).into_iter().for_each(|empty| empty.push(full.slot));
+                lane.tell(full.job);
+            }
+        }
+        let most = (BATCH / lane.slot).max(1);
+        while self.waiting.len() >= most || (self.under_way.is_empty() && !self.waiting.is_empty()) {
+            let batch: Vec<Full> = self.waiting.drain(..most.min(self.waiting.len())).collect();
+            let marks = lane.copy(batch.iter().map(|full| (full.slot, &full.job)))?;
+            self.under_way.push_back((marks, batch));
+        }
+        Ok(())
+    }
+}
