@@ -83,7 +83,7 @@ pub enum Route {
 pub struct Options {
     /// How bytes may go.
     pub route: Route,
-    /// Threads that read; without it as many as there are processors, and sixteen at most. From servers: connections,
+    /// Threads that read; without it one for each processor less an eighth of them, and sixteen at most. From servers: connections,
     /// sixteen without it.
     pub threads: Option<usize>,
     /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
@@ -164,7 +164,7 @@ impl Prepared {
     ) -> Result<Self> {
         // Whoever waits for a server needs no processor meanwhile.
         let remote = files.iter().any(|file| file.fetch().is_some());
-        let most = if remote { MOST_THREADS } else { processors().min(MOST_THREADS) };
+        let most = if remote { MOST_THREADS } else { spared(processors()).min(MOST_THREADS) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
         let bytes = plans.iter().map(|plan| plan.read_bytes).sum();
         let by_library = options.route == Route::CuFile;
@@ -222,6 +222,11 @@ fn jobs(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> 
 
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Of so many processors, those that read: the driver and the kernel want some of many.
+fn spared(processors: usize) -> usize {
+    processors - processors / 8
 }
 
 /// A slot for each thread to fill and one to copy, a few times over.

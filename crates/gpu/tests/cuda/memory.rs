@@ -219,7 +219,7 @@ fn copies_of_one_call_land_as_single_ones() {
     copier.wait(mark).unwrap();
     assert!(copier.is_over(mark).unwrap());
     assert!(bytes_of(&arena) == expected);
-    let outside = Rows { from: bytes - 1, to: 0, row: 2, rows: 1, step: 2 };
+    let outside = Rows { from: host.len() - 1, to: 0, row: 2, rows: 1, step: 2 };
     assert!(copier.copy_all(&[all[1], outside]).is_err());
     copier.copy_all(&[]).unwrap();
 }
