@@ -83,10 +83,10 @@ pub enum Route {
 pub struct Options {
     /// How bytes may go.
     pub route: Route,
-    /// Threads that read; without it one for each processor less an eighth of them, and sixteen at most. From servers: connections,
-    /// sixteen without it.
+    /// Threads that read; without it one for each processor less an eighth of them, and sixteen at most. From servers:
+    /// connections, sixteen without it.
     pub threads: Option<usize>,
-    /// Bytes of a slot; without it what suits the load, and 4 MiB at most.
+    /// Bytes of a slot; without it what suits the load, and 2 MiB at most.
     pub slot: Option<usize>,
 }
 
