@@ -14,9 +14,10 @@ use crate::copier::{Copier, Mark, Rows};
 use crate::{Error, Region, Result};
 
 const WHAT: &str = "copying to GPU memory";
-/// How long a thread asks again and again whether copies are over, before it naps in between.
+/// How long a thread asks again and again whether copies are over, before it sleeps in between.
 const SHORT: Duration = Duration::from_micros(30);
-const NAP: Duration = Duration::from_micros(20);
+/// How long it sleeps at most.
+const NAP: Duration = Duration::from_micros(500);
 /// How long copies may take: a thousand times what the ring's take.
 const LONGEST: Duration = Duration::from_secs(60);
 /// CUDA_ERROR_NOT_SUPPORTED.
@@ -192,9 +193,9 @@ impl Copier for CudaCopier {
                     LONGEST.as_secs()
                 )));
             }
-            // Small copies are over before a thread can be put to sleep and woken.
+            // Small copies are over before a thread can be put to sleep and woken. Of long ones an eighth is lost at most.
             if waited > SHORT {
-                std::thread::sleep(NAP);
+                std::thread::sleep((waited / 8).min(NAP));
             }
         }
         Ok(())
