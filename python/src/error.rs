@@ -88,9 +88,14 @@ fn load_kind(error: &Load) -> Kind<'_> {
         | Load::Model(model::Error::MissingPart { why, .. }) => load_kind(why),
         Load::Loop { .. } | Load::Odd { .. } => Kind::of("FileError"),
         Load::Ended { .. } | Load::Changed { .. } => Kind::of("ChangedFileError"),
-        Load::Manifest { why: manifest::Error::Differs { .. } | manifest::Error::Other { .. }, .. } => {
-            Kind::of("VerificationError")
-        }
+        Load::Manifest {
+            why:
+                manifest::Error::Differs { .. }
+                | manifest::Error::Other { .. }
+                | manifest::Error::NotListed(_)
+                | manifest::Error::NotInModel(_),
+            ..
+        } => Kind::of("VerificationError"),
         Load::Crowded { .. }
         | Load::TooLong { .. }
         | Load::Safetensors { .. }

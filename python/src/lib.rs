@@ -22,4 +22,8 @@ mod _native {
     use super::outcome::{Limit, Outcome, WhyNot};
     #[pymodule_export]
     use super::tensor::Tensor;
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "its name in Python")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 }

@@ -1,6 +1,7 @@
 """What is loaded is what the files hold: compared with the bytes that were written, and with safetensors."""
 
 import json
+import os
 import random
 import struct
 
@@ -171,6 +172,12 @@ def test_manifests(tmp_path, device):
     manifest.write_text(json.dumps({"onehop_manifest": 1, "tensors": entries}))
     with pytest.raises(onehop.errors.VerificationError, match=victim):
         onehop.load(path, device, manifest=manifest)
+    # One tensor more than the model has: a file of it may be lost.
+    lost = {"dtype": "U8", "shape": [1], "bytes": 1, "crc32c": "00000000"}
+    entries[victim]["crc32c"] = f"{crc32c(tensors[victim][2]):08x}"
+    manifest.write_text(json.dumps({"onehop_manifest": 1, "tensors": entries | {"lost": lost}}))
+    with pytest.raises(onehop.errors.VerificationError, match="lost"):
+        onehop.load(path, device, manifest=manifest)
     manifest.write_text("{}")
     with pytest.raises(onehop.errors.FormatError):
         onehop.load(path, device, manifest=manifest)
@@ -227,3 +234,13 @@ def test_streams_hand_out_all_and_can_be_left(tmp_path, device):
 def test_every_type_is_covered_here():
     named = set(NUMPY) | set(ML_DTYPES) | {"F4", "F6_E2M3", "F6_E3M2"}
     assert named == set(DTYPES)
+
+
+def test_paths_of_every_kind(tmp_path, device):
+    tensors = random_model(5, count=2)
+    path = safetensors_file(tmp_path / "m", tensors)
+    odd = os.fsencode(tmp_path) + b"/m\xff.safetensors"
+    os.link(path, odd)
+    for one in [path, str(path), os.fsencode(path), [path], odd, os.fsdecode(odd)]:
+        assert set(onehop.load(one, device).tensors) == set(tensors)
+    assert onehop.__version__.count(".") == 2

@@ -21,6 +21,7 @@ from ._native import Model as _Model
 from ._native import Outcome as Outcome
 from ._native import Tensor as Tensor
 from ._native import WhyNot as WhyNot
+from ._native import __version__ as __version__
 from .errors import OnehopError as OnehopError
 
 __all__ = [
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 #: A file, a directory, an index, or several that are one model.
-Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+Paths = Union[str, bytes, "os.PathLike[str]", Sequence[Union[str, bytes, "os.PathLike[str]"]]]
 #: "cuda:0", 0, a torch.device, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
 Device = Union[str, int, None, Any]
 Patterns = Union[str, Sequence[str], None]
@@ -276,8 +277,8 @@ class safe_open:
 
 
 def _open(path: Paths) -> _Model:
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return _Model([os.fspath(path) for path in paths])
+    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+    return _Model([os.fsdecode(path) for path in paths])
 
 
 def _device(device: Device) -> Optional[str]:
@@ -311,6 +312,8 @@ def _job(
 ) -> _Job:
     if (rank is None) != (cuts is None):
         raise errors.RequestError("rank says which part, cuts which tensors are cut: it takes both, or neither")
+    if threads is not None and threads < 1:
+        raise errors.RequestError(f"threads={threads}: at least one has to read")
     return model.load(
         device=_device(device),
         only=_list(names),
@@ -321,7 +324,7 @@ def _job(
         route=route,
         threads=threads,
         verify=verify,
-        manifest=None if manifest is None else os.fspath(manifest),
+        manifest=None if manifest is None else os.fsdecode(manifest),
         measure_limit=measure_limit,
     )
 

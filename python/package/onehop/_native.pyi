@@ -2,7 +2,9 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, final
 
-__all__ = ["Job", "Limit", "Model", "Outcome", "Tensor", "WhyNot"]
+__all__ = ["Job", "Limit", "Model", "Outcome", "Tensor", "WhyNot", "__version__"]
+
+__version__: str
 
 @final
 class Tensor:
