@@ -109,6 +109,40 @@ int oh_start(struct oh_dev *d, const struct oh_start *a)
 	return r;
 }
 
+/* A virtual function has no bit of its own for it. */
+static bool oh_has_config(struct pci_dev *pdev)
+{
+	u16 command = 0;
+
+	pci_read_config_word(pdev, PCI_COMMAND, &command);
+	return pdev->is_virtfn || (!PCI_POSSIBLE_ERROR(command) && command & PCI_COMMAND_MEMORY);
+}
+
+/* What the device was given before it was bound, with bus mastering off. The core's own copy is used up by each reset. */
+static void oh_restore_config(struct oh_dev *d)
+{
+	pci_load_saved_state(d->pdev, d->saved);
+	pci_restore_state(d->pdev);
+}
+
+/*
+ * After an error the kernel resets the bus above the device, and if it then finds that its recovery failed it leaves the
+ * device without a configuration; each later reset would save and restore that. So it gets back what it had, the driver that
+ * has it next too. The channel counts as frozen until then; from a permanent failure the kernel lets no device return, and
+ * such a one does not answer here. With the device's lock held, as in all that changes the channel.
+ */
+bool oh_bring_back(struct oh_dev *d)
+{
+	if (!oh_has_config(d->pdev)) {
+		oh_restore_config(d);
+		if (!oh_has_config(d->pdev))
+			return false;
+		pci_warn(d->pdev, "the kernel's recovery left it without a configuration; it has that of before\n");
+	}
+	cmpxchg(&d->pdev->error_state, pci_channel_io_frozen, pci_channel_io_normal);
+	return true;
+}
+
 /* The function that resets calls our reset_prepare(), which has to know that it was us. */
 static int oh_reset_function(struct oh_dev *d, int (*reset)(struct pci_dev *))
 {
@@ -120,7 +154,7 @@ static int oh_reset_function(struct oh_dev *d, int (*reset)(struct pci_dev *))
 	WRITE_ONCE(d->resetter, current);
 	r = reset(d->pdev);
 	WRITE_ONCE(d->resetter, NULL);
-	return r;
+	return r || oh_has_config(d->pdev) ? r : -EIO;
 }
 
 int oh_reset(struct oh_dev *d)
@@ -197,12 +231,14 @@ static pci_ers_result_t oh_error_detected(struct pci_dev *pdev, pci_channel_stat
 	return state == pci_channel_io_perm_failure ? PCI_ERS_RESULT_DISCONNECT : PCI_ERS_RESULT_NEED_RESET;
 }
 
+/* Whoever has started DMA again since the error was told is told once more. */
 static pci_ers_result_t oh_slot_reset(struct pci_dev *pdev)
 {
-	pci_restore_state(pdev);
-	pci_save_state(pdev);	/* restoring used it up */
-	pci_clear_master(pdev);
-	return PCI_ERS_RESULT_RECOVERED;
+	struct oh_dev *d = pci_get_drvdata(pdev);
+
+	oh_stop(d, OH_STOPPED_ERROR);
+	oh_restore_config(d);
+	return oh_has_config(pdev) ? PCI_ERS_RESULT_RECOVERED : PCI_ERS_RESULT_DISCONNECT;
 }
 
 static void oh_error_resume(struct pci_dev *pdev)
@@ -210,11 +246,20 @@ static void oh_error_resume(struct pci_dev *pdev)
 	oh_bars(pci_get_drvdata(pdev), false);
 }
 
+static void oh_reset_done(struct pci_dev *pdev)
+{
+	struct oh_dev *d = pci_get_drvdata(pdev);
+
+	if (oh_bring_back(d) && !READ_ONCE(d->going))
+		oh_bars(d, false);
+}
+
 const struct pci_error_handlers oh_error_handlers = {
 	.error_detected = oh_error_detected,
 	.slot_reset = oh_slot_reset,
 	.resume = oh_error_resume,
 	.reset_prepare = oh_reset_prepare,
+	.reset_done = oh_reset_done,
 };
 
 /*

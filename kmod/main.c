@@ -21,6 +21,7 @@ static void oh_dev_free(struct kref *ref)
 	struct oh_dev *d = container_of(ref, struct oh_dev, ref);
 
 	xa_destroy(&d->maps);
+	kfree(d->saved);
 	kfree(d);
 }
 
@@ -283,8 +284,9 @@ static struct oh_dev *oh_dev_new(struct pci_dev *pdev)
 	return d;
 }
 
-static int oh_prepare(struct pci_dev *pdev)
+static int oh_prepare(struct oh_dev *d)
 {
+	struct pci_dev *pdev = d->pdev;
 	int r = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 
 	if (r)
@@ -294,7 +296,11 @@ static int oh_prepare(struct pci_dev *pdev)
 	dma_set_seg_boundary(&pdev->dev, ULONG_MAX);
 	pci_clear_master(pdev);
 	pci_intx(pdev, 0);	/* nobody would serve it */
-	return pci_save_state(pdev);
+	r = pci_save_state(pdev);
+	if (r)
+		return r;
+	d->saved = pci_store_saved_state(pdev);
+	return d->saved ? 0 : -ENOMEM;
 }
 
 static int oh_probe(struct pci_dev *pdev, const struct pci_device_id *id)
@@ -310,7 +316,7 @@ static int oh_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	r = pci_request_mem_regions(pdev, "onehop");
 	if (r)
 		goto disable;
-	r = oh_prepare(pdev);
+	r = oh_prepare(d);
 	if (r)
 		goto release;
 	pci_set_drvdata(pdev, d);
@@ -347,6 +353,8 @@ static void oh_remove(struct pci_dev *pdev)
 	oh_bars(d, true);
 	/* The core holds the device's lock. The form with __ would not bring the configuration back. */
 	oh_teardown(d, pci_reset_function_locked);
+	if (!oh_bring_back(d))
+		pci_warn(pdev, "it does not answer; removing it and scanning the bus may bring it back\n");
 	mutex_unlock(&d->lock);
 	wake_up_interruptible(&d->wait);
 	pci_release_mem_regions(pdev);

@@ -27,6 +27,7 @@ struct oh_dev {
 	struct list_head node;		/* in oh_devices */
 	char name[40];
 	struct kref ref;
+	struct pci_saved_state *saved;	/* its configuration when it was bound */
 
 	unsigned long open;		/* bit 0: somebody has it */
 	bool going;			/* remove() has begun: it has the device's lock for good, and tears down */
@@ -103,6 +104,7 @@ void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *));
 bool oh_translated(struct oh_dev *d);
 u32 oh_missing(struct oh_dev *d);
 bool oh_can_reset(struct oh_dev *d);
+bool oh_bring_back(struct oh_dev *d);
 extern const struct pci_error_handlers oh_error_handlers;
 extern const struct dev_pm_ops oh_pm_ops;
 

@@ -86,6 +86,30 @@ void case_inflight(char **arg)
 	check(true, "the next session works");
 }
 
+/* A session that was stopped goes on. */
+static void check_again(void)
+{
+	struct pollfd p = { .fd = oh, .events = POLLPRI };
+
+	check(oh_start(0) == -EBUSY, "no start without a reset");
+	check(!oh_reset() && !oh_start(0) && !nvme_up() && !transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) &&
+	      has_pattern(host + 8 * PAGE, 16, 8), "after a reset everything works again");
+	check(poll(&p, 1, 0) == 0, "and poll() is quiet");
+}
+
+static bool touch_is_sigbus(void)
+{
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		(void)*(volatile u32 *)bar0;
+		_exit(0);
+	}
+	wait_for(pid, &status);
+	return WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS;
+}
+
 /* Has DMA been stopped for this reason, does poll() tell, and does the drive really do nothing? */
 static void check_stopped(u32 reason, const char *what)
 {
@@ -102,10 +126,7 @@ static void check_stopped(u32 reason, const char *what)
 	check(transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) == -1 && !has_pattern(host + 8 * PAGE, 16, 8),
 	      "a command after that does nothing");
 	patience = 5;
-	check(oh_start(0) == -EBUSY, "no start without a reset");
-	check(!oh_reset() && !oh_start(0) && !nvme_up() && !transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) &&
-	      has_pattern(host + 8 * PAGE, 16, 8), "after a reset everything works again");
-	check(poll(&p, 1, 0) == 0, "and poll() is quiet");
+	check_again();
 }
 
 /* revoke HOW [inflight]: the exporter takes the buffer back. HOW: exporter, pinned, vfio-close, vfio-reset, vfio-memory */
@@ -167,8 +188,6 @@ void case_unbind(char **arg)
 	struct pollfd p = { .fd = -1, .events = POLLIN };
 	struct oh_info info;
 	struct map m;
-	int status;
-	pid_t pid;
 
 	nvme_open();
 	p.fd = oh;
@@ -180,13 +199,7 @@ void case_unbind(char **arg)
 	      map_user(&m, host, PAGE) == -ENODEV, "all calls fail after it");
 	check(poll(&p, 1, 0) == 1 && p.revents & POLLHUP, "poll() tells of it");
 	check(!(config16(nvme_bdf, 4) & 4), "bus mastering is off");
-	pid = fork();
-	if (!pid) {
-		(void)*(volatile u32 *)bar0;
-		_exit(0);
-	}
-	wait_for(pid, &status);
-	check(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS, "a touch of the BAR is SIGBUS");
+	check(touch_is_sigbus(), "a touch of the BAR is SIGBUS");
 	write_file("/sys/bus/pci/drivers_probe", nvme_bdf);
 	close(oh);
 	nvme_open();
@@ -214,33 +227,81 @@ void case_suspend(char **arg)
 	check_stopped(OH_STOPPED_SUSPEND, "sleep");
 }
 
-/* aer: PCIe reports a fatal error at the port above the device. */
-void case_aer(char **arg)
+static void aer_inject(const char *bdf)
 {
 	struct { u8 bus, dev, fn; u32 uncorrected, corrected, header[4], domain; } a = { .uncorrected = 1 << 4 };
 	unsigned int domain, bus, dev, fn;
 	int fd = open("/dev/aer_inject", O_WRONLY);
-	struct pollfd p = { .events = POLLPRI };
-	void *bar = MAP_FAILED;
-	double since;
 
-	if (fd < 0 || sscanf(arg[0], "%x:%x:%x.%x", &domain, &bus, &dev, &fn) != 4)
+	if (fd < 0 || sscanf(bdf, "%x:%x:%x.%x", &domain, &bus, &dev, &fn) != 4)
 		die("no aer_inject");
-	nvme_open();
-	p.fd = oh;
 	a.bus = bus;
 	a.dev = dev;
 	a.fn = fn;
 	a.domain = domain;
 	if (write(fd, &a, sizeof(a)) != sizeof(a))
 		die("aer_inject");
-	check(poll(&p, 1, 5000) == 1, "the error is told");
-	usleep(1500000);
-	/* Until the kernel has brought the device back, its BARs cannot be mapped. */
-	for (since = now(); now() < since + 20 && bar == MAP_FAILED; usleep(100000))
-		bar = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, oh, OH_BAR_OFFSET(0));
-	check(bar != MAP_FAILED, "the device comes back");
-	check_stopped(OH_STOPPED_ERROR, "a fatal error");
+	close(fd);
+}
+
+/* What the kernel says at the end of its recovery of a port, in the log from here on. */
+static bool recovered(int log)
+{
+	double since = now();
+	char line[1024];
+	ssize_t n;
+
+	while (now() < since + 60) {
+		n = read(log, line, sizeof(line) - 1);
+		if (n <= 0) {
+			usleep(20000);
+			continue;
+		}
+		line[n] = 0;
+		if (strstr(line, "device recovery successful"))
+			return true;
+		if (strstr(line, "device recovery failed"))
+			return false;
+	}
+	die("the kernel's recovery has not ended within a minute");
+}
+
+/* The port reports a fatal error; how its recovery ends is what is expected. */
+static void break_link(const char *port, bool lost)
+{
+	int log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
+
+	if (log < 0 || lseek(log, 0, SEEK_END) < 0)
+		die("no /dev/kmsg");
+	aer_inject(port);
+	check(recovered(log) == !lost, "the kernel's recovery %s", lost ? "fails" : "succeeds");
+	check(lost == !(config16(nvme_bdf, 4) & 2), "and leaves the device %s its configuration", lost ? "without" : "with");
+	close(log);
+}
+
+/*
+ * aer PORT recovered|lost [idle]: PCIe reports a fatal error at the port above the device, of which the kernel brings the
+ * device back, or does not. idle: while nobody has it.
+ */
+void case_aer(char **arg)
+{
+	bool lost = !strcmp(arg[1], "lost");
+	struct pollfd p = { .events = POLLPRI };
+
+	if (arg[2]) {
+		break_link(arg[0], lost);
+		return;
+	}
+	nvme_open();
+	p.fd = oh;
+	break_link(arg[0], lost);
+	if (!lost) {
+		check_stopped(OH_STOPPED_ERROR, "a fatal error");
+		return;
+	}
+	check(oh_get_info().stopped & OH_STOPPED_ERROR && poll(&p, 1, 0) == 1 && p.revents & POLLPRI, "the error is told");
+	check(touch_is_sigbus(), "a touch of the BAR is SIGBUS");
+	check_again();
 }
 
 /* peer-gone: the device whose BAR is mapped is removed. */
