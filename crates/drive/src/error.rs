@@ -115,7 +115,7 @@ pub enum Error {
         drive: String,
     },
     /// There is no such namespace.
-    #[error("{drive} has no active namespace {nsid}")]
+    #[error("{drive} has no active namespace {nsid}; `onehop drive identify` shows those that it has")]
     NoNamespace {
         /// The drive.
         drive: String,

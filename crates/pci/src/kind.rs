@@ -1,6 +1,11 @@
 //! What kinds of device may be taken from their drivers.
 
+use std::time::{Duration, Instant};
+
 use crate::{Address, Class, Error, Result, Root, Usage};
+
+/// How long a program that has a drive open may take to close it.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a program takes a device for. What it is not is not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,9 +20,21 @@ impl Kind {
     /// An error where a device must not be taken.
     pub(crate) fn allows(self, root: &Root, address: Address) -> Result<()> {
         match self {
-            Self::Drive => Usage::of(root, address)?.refusal().map_or(Ok(()), Err),
+            Self::Drive => drive(root, address),
             Self::Board => board(root, address),
         }
+    }
+}
+
+fn drive(root: &Root, address: Address) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let usage = Usage::of(root, address)?;
+        let Some(refusal) = usage.refusal() else { return Ok(()) };
+        if !usage.is_only_open() || begun.elapsed() >= CLOSED_WITHIN {
+            return Err(refusal);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -23,6 +23,7 @@ pub mod kmod;
 mod link;
 mod names;
 mod nvme;
+mod openers;
 #[allow(unsafe_code, reason = "io_uring pins memory of whoever calls")]
 mod pagemap;
 mod pages;

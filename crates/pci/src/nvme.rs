@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
+use crate::openers::Openers;
 use crate::{Address, Class, Error, Result, Root};
 
 /// The PCI class of NVMe controllers, without the programming interface.
@@ -49,16 +50,22 @@ pub struct BlockDevice {
     pub bytes: u64,
     /// Where it, or a part of it, is mounted.
     pub mounted: Vec<String>,
-    /// Devices built on it, or on a part of it: device mapper, RAID.
+    /// Devices built on it, or on a part of it: device mapper, RAID, loop devices.
     pub held_by: Vec<String>,
     /// Whether it, or a part of it, is swapped to.
     pub swap: bool,
     /// The one of it, or of its parts, that somebody has to himself for whatever reason.
     pub claimed: Option<String>,
+    /// Programs that have it, or a part of it, open beside others.
+    pub opened_by: Vec<String>,
 }
 
 impl BlockDevice {
     fn in_use(&self) -> bool {
+        self.is_taken() || !self.opened_by.is_empty()
+    }
+
+    fn is_taken(&self) -> bool {
         self.swap || !self.mounted.is_empty() || !self.held_by.is_empty() || self.claimed.is_some()
     }
 
@@ -79,6 +86,9 @@ impl BlockDevice {
         }
         if let Some(claimed) = self.claimed.as_ref().filter(|_| users.is_empty()) {
             users.push(format!("{claimed} is mounted, held or opened exclusively by somebody"));
+        }
+        if !self.opened_by.is_empty() {
+            users.push(format!("{name} is open in {}", self.opened_by.join(", ")));
         }
         users
     }
@@ -143,6 +153,11 @@ impl Usage {
         }))
     }
 
+    /// Whether it is used by programs alone that have it open, which may be for a moment: as udev does, when it finds it.
+    pub(crate) fn is_only_open(&self) -> bool {
+        self.in_use && !self.namespaces.iter().any(BlockDevice::is_taken)
+    }
+
     /// Who uses it, in words; none where nobody does.
     #[must_use]
     pub fn users(&self) -> Option<String> {
@@ -180,19 +195,33 @@ fn namespace(root: &Root, name: String, used: &Mounts) -> BlockDevice {
         held_by: Vec::new(),
         swap: false,
         claimed: None,
+        opened_by: Vec::new(),
         name,
     };
+    // The character device beside it, by which programs give it commands.
+    let beside = device.name.replacen("nvme", "ng", 1);
+    let number = root.text(&format!("/sys/class/nvme-generic/{beside}/dev")).unwrap_or_default();
+    device.opened_by.extend(used.openers.of(&number));
     let places = std::iter::once((device.name.clone(), at.clone()))
         .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
     for (own, folder) in places {
         let number = root.text(&format!("{folder}/dev")).unwrap_or_default();
         device.mounted.extend(used.of(&own, &number));
         device.held_by.extend(root.list(&format!("{folder}/holders")).unwrap_or_default());
+        device.held_by.extend(
+            used.loops
+                .iter()
+                .filter(|(_, file)| *file == format!("/dev/{own}"))
+                .map(|(name, _)| name.clone()),
+        );
+        device.opened_by.extend(used.openers.of(&number));
         device.swap |= used.swaps.contains(&format!("/dev/{own}"));
         if root.answer(&format!("claimed:{own}"), || is_claimed(&own)).unwrap_or(false) {
             device.claimed.get_or_insert(own);
         }
     }
+    device.opened_by.sort();
+    device.opened_by.dedup();
     device
 }
 
@@ -203,11 +232,14 @@ fn is_claimed(name: &str) -> bool {
     matches!(rustix::fs::open(format!("/dev/{name}"), flags, Mode::empty()), Err(rustix::io::Errno::BUSY))
 }
 
-/// What the kernel says is mounted and swapped to.
+/// What the kernel says is mounted, swapped to and open.
 struct Mounts {
     /// Device number, source, mount point.
     list: Vec<(String, String, String)>,
     swaps: Vec<String>,
+    /// Loop devices, and the files that they read: the kernel does not count them as holders of a device.
+    loops: Vec<(String, String)>,
+    openers: Openers,
 }
 
 impl Mounts {
@@ -228,6 +260,8 @@ impl Mounts {
                 .lines()
                 .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
                 .collect(),
+            loops: loops(root),
+            openers: Openers::read(root),
         })
     }
 
@@ -236,6 +270,16 @@ impl Mounts {
         let source = format!("/dev/{name}");
         self.list.iter().filter(move |(dev, from, _)| dev == number || *from == source).map(|m| m.2.clone())
     }
+}
+
+fn loops(root: &Root) -> Vec<(String, String)> {
+    let names = root.list("/sys/class/block").unwrap_or_default();
+    let file = |name: &String| root.text(&format!("/sys/class/block/{name}/loop/backing_file")).ok();
+    names
+        .into_iter()
+        .filter(|name| name.starts_with("loop"))
+        .filter_map(|name| file(&name).map(|file| (name, file)))
+        .collect()
 }
 
 /// A line of mountinfo: `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS … - TYPE SOURCE …`.
@@ -327,6 +371,9 @@ mod tests {
         assert!(refused("swap", "proc/swaps", "/dev/nvme0n1p1 partition").contains("used for swap"));
         let holder = "sys/class/block/nvme0n1/nvme0n1p1/holders/md0/x";
         assert!(refused("held", holder, "").contains("held by md0"));
+        let backing = "sys/class/block/loop3/loop/backing_file";
+        assert!(refused("loop", backing, "/dev/nvme0n1p1\n").contains("held by loop3"));
+        assert_eq!(refused("file", backing, "/images/nvme0n1\n"), "");
     }
 
     #[test]

@@ -73,5 +73,8 @@ fn users(ns: &BlockDevice) -> String {
     if let Some(claimed) = ns.claimed.as_ref().filter(|_| words.is_empty()) {
         words.push_str(&format!(", {claimed} is mounted elsewhere, held or opened exclusively"));
     }
+    if !ns.opened_by.is_empty() {
+        words.push_str(&format!(", open in {}", ns.opened_by.join(", ")));
+    }
     words
 }

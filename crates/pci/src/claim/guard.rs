@@ -25,6 +25,14 @@ struct Prepared {
     complaint: Vec<u8>,
 }
 
+/// All that the guardian needs.
+struct Work {
+    steps: Vec<Prepared>,
+    /// The device's folder, and what is said where there is none: a device that has left the bus is not given back.
+    device: CString,
+    left: Vec<u8>,
+}
+
 /// The guardian, as its parent sees it.
 pub(crate) struct Guard {
     /// While this is open the guardian sleeps.
@@ -41,7 +49,7 @@ impl Guard {
         steps: &[Step],
         kept: &[BorrowedFd<'_>],
     ) -> Result<Self> {
-        let prepared = steps.iter().map(|step| prepare(folder, address, step)).collect::<Result<Vec<_>>>()?;
+        let work = prepare(folder, address, steps)?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|e| Error::call("pipe2", e.into()))?;
         let mut keep: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
@@ -61,7 +69,7 @@ impl Guard {
         let failed = std::io::Error::last_os_error();
         if child == 0 {
             // SAFETY: this is the child of the fork above.
-            unsafe { watch(read.as_raw_fd(), &keep, &prepared) }
+            unsafe { watch(read.as_raw_fd(), &keep, &work) }
         }
         // SAFETY: `old` was written by the first call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
@@ -98,7 +106,10 @@ impl Guard {
             return Err(Error::Refused {
                 what: format!("giving {} back to its driver", self.address),
                 why: why.into(),
-                fix: format!("See `dmesg`, and try `onehop drive unbind -d {}`", self.address),
+                fix: format!(
+                    "See `dmesg`, and try `onehop drive unbind -d {0}`; for a drive that does not answer `onehop drive recover -d {0}`",
+                    self.address
+                ),
             });
         }
     }
@@ -111,10 +122,23 @@ impl Drop for Guard {
     }
 }
 
-fn prepare(folder: &Path, address: Address, step: &Step) -> Result<Prepared> {
-    let at = folder.join(step.path.trim_start_matches('/'));
-    let path = CString::new(at.as_os_str().as_bytes())
-        .map_err(|_| Error::garbage("a name in the system's files", &step.path, "plain path"))?;
+fn prepare(folder: &Path, address: Address, steps: &[Step]) -> Result<Work> {
+    let steps = steps.iter().map(|step| prepare_step(folder, address, step)).collect::<Result<Vec<_>>>()?;
+    let device = file(folder, &format!("/sys/bus/pci/devices/{address}"))?;
+    let left = format!(
+        "onehop: {address} has left the bus and is not given back; `onehop drive recover -d {address}` looks for it again\n"
+    );
+    Ok(Work { steps, device, left: left.into_bytes() })
+}
+
+fn file(folder: &Path, path: &str) -> Result<CString> {
+    let at = folder.join(path.trim_start_matches('/'));
+    CString::new(at.as_os_str().as_bytes())
+        .map_err(|_| Error::garbage("a name in the system's files", path, "plain path"))
+}
+
+fn prepare_step(folder: &Path, address: Address, step: &Step) -> Result<Prepared> {
+    let path = file(folder, &step.path)?;
     let text = String::from_utf8_lossy(&step.bytes);
     let complaint =
         format!("onehop: {address} is not given back: writing {:?} into {} failed\n", text.trim(), step.path);
@@ -132,7 +156,7 @@ fn prepare(folder: &Path, address: Address, step: &Step) -> Result<Prepared> {
 ///
 /// # Safety
 /// Only in a freshly forked child, which it ends.
-unsafe fn watch(pipe: RawFd, keep: &[RawFd], steps: &[Prepared]) -> ! {
+unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &Work) -> ! {
     // SAFETY: async-signal-safe calls only, on memory made before the fork and descriptors of this process.
     unsafe {
         // Out of reach of the terminal's Ctrl-C.
@@ -150,11 +174,16 @@ unsafe fn watch(pipe: RawFd, keep: &[RawFd], steps: &[Prepared]) -> ! {
         // Nothing is ever written: this returns when the last other end has closed.
         while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
         let mut failed = 0;
-        for step in steps {
-            if !write(step) && step.must {
-                failed = 1;
-                libc::write(2, step.complaint.as_ptr().cast(), step.complaint.len());
+        for step in &work.steps {
+            if write(step) || !step.must {
+                continue;
             }
+            if libc::access(work.device.as_ptr(), libc::F_OK) != 0 {
+                libc::write(2, work.left.as_ptr().cast(), work.left.len());
+                break;
+            }
+            failed = 1;
+            libc::write(2, step.complaint.as_ptr().cast(), step.complaint.len());
         }
         libc::_exit(failed)
     }

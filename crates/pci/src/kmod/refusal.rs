@@ -29,6 +29,8 @@ pub enum Refusal {
     ResetLater,
     /// Bus mastering was taken away meanwhile.
     Stopped(Stopped),
+    /// It answers nothing, or has lost its configuration and does not take it back.
+    Silent,
     /// Something is mapped, and that cannot be changed under it.
     Mapped,
     /// A run of addresses lies beyond those that the device has.
@@ -107,6 +109,7 @@ impl Refusal {
                 "its bus mastering was taken away meanwhile".into()
             }
             Self::Stopped(stopped) => format!("its bus mastering was taken away: {stopped}"),
+            Self::Silent => "it does not answer on the bus, or has lost its configuration".into(),
             Self::Mapped => "memory is mapped for it".into(),
             Self::Mask { bits, offset, addr } => {
                 format!(
@@ -152,6 +155,11 @@ impl Refusal {
             Self::NoReset => "Whoever drives it has to vouch that its engines are quiet".into(),
             Self::ResetNeeded | Self::Stopped(_) => "Reset it, and map and start again".into(),
             Self::ResetLater => "Try again".into(),
+            Self::Silent => {
+                "Take it off the bus and have the kernel look for it again: `onehop drive recover`, or for a device that is no drive \
+                 write 1 to `remove` in its folder in sysfs, and then to /sys/bus/pci/rescan"
+                    .into()
+            }
             Self::Mapped => "Unmap it first".into(),
             Self::Mask { .. } => {
                 "Switch the IOMMU on, translating (not iommu=pt): it gives addresses that the device has".into()
@@ -213,7 +221,7 @@ pub(super) fn command(error: &io::Error, stopped: impl FnOnce() -> Stopped) -> R
         Some(libc::EOPNOTSUPP) => Refusal::NoReset,
         Some(libc::EBUSY) => Refusal::ResetNeeded,
         Some(libc::EAGAIN) => Refusal::Stopped(stopped()),
-        Some(libc::EIO) => Refusal::Other("it does not answer on the bus".into()),
+        Some(libc::EIO) => Refusal::Silent,
         _ => Refusal::Other(error.to_string()),
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn by_group(root: &Root, address: Address) -> Result<(File, Iommu)> {
     sys::set_container(&group, &container).map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
     sys::set_iommu(&container).map_err(|e| refusal::set_iommu(address, &e))?;
     let text = CString::new(address.to_string()).unwrap_or_default();
-    let device: File = sys::device(&group, &text).map_err(failed("VFIO_GROUP_GET_DEVICE_FD"))?.into();
+    let device: File = sys::device(&group, &text).map_err(|e| refusal::device(address, &e))?.into();
     Ok((device, Iommu::Type1 { _group: group, container }))
 }
 

@@ -152,6 +152,19 @@ pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
     refused(address, format!("VFIO_SET_IOMMU: {error}"), fix)
 }
 
+/// The group does not give the device.
+pub(super) fn device(address: Address, error: &io::Error) -> Error {
+    let call = format!("VFIO_GROUP_GET_DEVICE_FD: {error}");
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENODEV) => refused(
+            address,
+            format!("{call}; it is being taken off the bus, or away from vfio-pci"),
+            format!("Try again; `onehop drive recover -d {address}` looks for a drive that has left the bus"),
+        ),
+        _ => refused(address, call, "`dmesg` says why"),
+    }
+}
+
 /// One of iommufd's files cannot be opened.
 pub(super) fn iommufd(address: Address, name: &str, error: &io::Error) -> Error {
     let fix = match error.raw_os_error() {
