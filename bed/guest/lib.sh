@@ -48,6 +48,9 @@ load() {
     done
 }
 
+# Older kernels' ext4 asks for its sums by name.
+load_ext4() { load crc32c_generic ext4; }
+
 # The driver that has a device; nothing if none has.
 driver() {
     local link

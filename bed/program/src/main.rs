@@ -15,6 +15,7 @@ mod suite;
 
 use std::process::ExitCode;
 
+use onehop_drive::{Drive, Options};
 use onehop_os::{HostMem, Port};
 use onehop_pci::Root;
 
@@ -73,12 +74,20 @@ fn vram(name: &str) -> Result<HostMem, Failed> {
     Ok(onehop_pci::bar_memory(&Root::here(), name.parse()?, None)?)
 }
 
-/// The suite that every controller has to pass.
+/// The suite that every controller has to pass, with the format that the drive has.
 fn driver_suite(drive: &str) -> Result<(), Failed> {
+    let format = Drive::open(port(drive)?, Options::default())?.namespace(1)?.format;
+    let plain = suite::Case {
+        lba: format.lba_bytes() as u32,
+        ms: format.metadata,
+        ext: format.extended,
+        loses_metadata: format.metadata > 0,
+        ..suite::PLAIN
+    };
     for case in [
-        suite::PLAIN,
-        suite::Case { depth: 1, queues: 1, sgl: false, ..suite::PLAIN },
-        suite::Case { depth: 63, queues: 4, ..suite::PLAIN },
+        plain,
+        suite::Case { depth: 1, queues: 1, sgl: false, ..plain },
+        suite::Case { depth: 63, queues: 4, ..plain },
     ] {
         let port = port(drive)?;
         let what = format!("the driver's suite, {} queues, {} deep, {drive}", case.queues, case.depth);

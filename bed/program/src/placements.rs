@@ -1,4 +1,5 @@
 //! Every placement of queues and data: written from there, read back by another way, read into there, and told to the host.
+//! One queue pair of the drive is enough for it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -91,27 +92,25 @@ impl Test {
 
     fn by_gpu(&mut self, placement: Placement, mode: GpuMode) -> Result<(), Failed> {
         let (job, data) = self.blocks();
-        let queues = if mode == GpuMode::Owner { 2 } else { 1 };
+        let queues = if mode == GpuMode::Owner { self.drive.identity().queues.min(2) as u16 } else { 1 };
         let setup = GpuSetup { mode, queues, depth: 16, ..GpuSetup::new(placement) };
-        let queues = self.drive.gpu_queues(self.gpu.clone(), setup)?;
         let (from, source) = self.memory(placement.data)?;
         from.write(0, &data)?;
-        queues.write(&self.ns, &[job], &source)?;
+        self.drive.gpu_queues(self.gpu.clone(), setup)?.write(&self.ns, &[job], &source)?;
         self.compare_with_drive(&job, &data)?;
         let (into, target) = self.memory(placement.data)?;
-        queues.read(&self.ns, &[job], &target)?;
+        self.drive.gpu_queues(self.gpu.clone(), setup)?.read(&self.ns, &[job], &target)?;
         self.arrived(into, &data)
     }
 
     fn by_cpu(&mut self, place: Place) -> Result<(), Failed> {
         let (job, data) = self.blocks();
-        let queue = self.drive.queue()?;
         let (from, source) = self.memory(place)?;
         from.write(0, &data)?;
-        queue.write(&self.ns, job.lba, job.blocks, &source, 0)?;
+        self.drive.queue()?.write(&self.ns, job.lba, job.blocks, &source, 0)?;
         self.compare_with_drive(&job, &data)?;
         let (into, target) = self.memory(place)?;
-        queue.read(&self.ns, job.lba, job.blocks, &target, 0)?;
+        self.drive.queue()?.read(&self.ns, job.lba, job.blocks, &target, 0)?;
         self.arrived(into, &data)
     }
 
