@@ -106,7 +106,7 @@ fn load_kind(error: &Load) -> Kind<'_> {
         Load::Plan(_) => Kind::of("RequestError"),
         Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
         Load::Gpu(_) => Kind::of("DeviceError"),
-        Load::Stalled { .. } => Kind::of("StalledError"),
+        Load::Stalled { .. } | Load::Slow { .. } => Kind::of("StalledError"),
         Load::GivenUp => Kind::of("CancelledError"),
         _ => Kind::of("OnehopError"),
     }

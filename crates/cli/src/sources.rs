@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use onehop_load::{Local, Store};
 
 use crate::error::Result;
+use crate::stop::StopFlag;
 
 /// What reads the files that are named so.
-pub(crate) fn store(paths: &[PathBuf]) -> Result<Box<dyn Store>> {
+pub(crate) fn store(paths: &[PathBuf], stop: &StopFlag) -> Result<Box<dyn Store>> {
     match paths.iter().find(|path| is_address(path)) {
         None => Ok(Box::new(Local)),
-        Some(first) => anywhere(first),
+        Some(first) => anywhere(first, stop),
     }
 }
 
@@ -20,7 +21,7 @@ fn is_address(path: &Path) -> bool {
 }
 
 #[cfg(not(feature = "remote"))]
-fn anywhere(first: &Path) -> Result<Box<dyn Store>> {
+fn anywhere(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
     Err(crate::error::CliError::not_possible(
         format!("loading {}", first.display()),
         "this build reads nothing from servers",
@@ -29,14 +30,14 @@ fn anywhere(first: &Path) -> Result<Box<dyn Store>> {
 }
 
 #[cfg(feature = "remote")]
-fn anywhere(_: &Path) -> Result<Box<dyn Store>> {
+fn anywhere(_: &Path, stop: &StopFlag) -> Result<Box<dyn Store>> {
     use onehop_load::remote::{Config, Remote};
 
     let s3 = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.to_str().filter(|name| name.starts_with("AWS_"))?.to_ascii_lowercase();
         Some((name, value.to_str()?.to_owned()))
     });
-    let remote = Remote::new(Config { s3: s3.collect(), ..Config::default() })?;
+    let remote = Remote::new(Config { s3: s3.collect(), stopped: stop.shared(), ..Config::default() })?;
     Ok(Box::new(both::Anywhere(remote)))
 }
 

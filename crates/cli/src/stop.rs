@@ -35,6 +35,12 @@ impl StopFlag {
         self.asked.load(Ordering::SeqCst)
     }
 
+    /// The flag itself, for whatever waits elsewhere.
+    #[cfg(feature = "remote")]
+    pub(crate) fn shared(&self) -> Arc<AtomicBool> {
+        self.asked.clone()
+    }
+
     /// From now on only an orderly end: for what would stay behind otherwise, and takes no time to end. `timeout` and shells
     /// signal a process and its group, which is twice.
     pub(crate) fn end_in_order(&self) {

@@ -126,7 +126,7 @@ pub enum Error {
     Gpu(#[from] onehop_gpu::Error),
     /// Neither the disk nor the GPU answered.
     #[error(
-        "nothing has arrived for {waited:?}: the disk, or the GPU, does not answer; the kernel's log may say which"
+        "nothing has arrived for {waited:?}: the disk or server that has the files, or the GPU, does not answer; the kernel's log may say which"
     )]
     Stalled {
         /// How long that was waited for.
@@ -161,6 +161,14 @@ pub enum Error {
         tries: u32,
         /// What went wrong the last time.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A server is too slow to be waited for.
+    #[error("{file}: the server has not given all of it after {waited:?}")]
+    Slow {
+        /// Which.
+        file: String,
+        /// How long that was waited for.
+        waited: std::time::Duration,
     },
     /// What a server has is not what it had.
     #[error("{file} changed on its server while it was loaded: it was {was}, and is {now}")]

@@ -7,6 +7,7 @@ mod file;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,12 +38,14 @@ pub struct Config {
     pub idle: Duration,
     /// How often a read is tried again.
     pub retries: u32,
+    /// Set to have whatever waits for a server end soon.
+    pub stopped: Arc<AtomicBool>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let (connect, idle) = (Duration::from_secs(10), Duration::from_secs(30));
-        Self { s3: Vec::new(), connect, idle, retries: 5 }
+        Self { s3: Vec::new(), connect, idle, retries: 5, stopped: Arc::default() }
     }
 }
 

@@ -1,8 +1,10 @@
 //! An object on a server, as a file that can be read anywhere.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -19,6 +21,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long the first retry waits; each further one twice as long as the one before, up to a limit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// How long a look at an object or a header of it may take, and how many bytes of one have to come in a second more.
+const PATIENCE: Duration = Duration::from_secs(120);
+const SLOWEST: u64 = 64 << 10;
 
 /// Why a read ended.
 pub(super) enum Failure {
@@ -59,18 +64,26 @@ impl From<object_store::Error> for Failure {
 }
 
 /// What an object is known by.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 struct Looks {
     bytes: u64,
     tag: Option<String>,
-    modified: i64,
+    modified: String,
     version: Option<String>,
+}
+
+impl fmt::Display for Looks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {}", self.bytes, self.modified)?;
+        self.tag.iter().try_for_each(|tag| write!(f, " with the tag {tag}"))?;
+        self.version.iter().try_for_each(|version| write!(f, ", version {version}"))
+    }
 }
 
 impl Looks {
     fn of(meta: &ObjectMeta) -> Self {
-        let modified = meta.last_modified.timestamp_millis();
-        Self { bytes: meta.size, tag: meta.e_tag.clone(), modified, version: meta.version.clone() }
+        let (tag, version) = (meta.e_tag.clone(), meta.version.clone());
+        Self { bytes: meta.size, tag, modified: meta.last_modified.to_string(), version }
     }
 
     /// The tag to ask with. A weak one is compared only: `If-Match` never holds for it.
@@ -99,7 +112,7 @@ impl RemoteFile {
         location: Location,
         config: Config,
     ) -> Result<Self> {
-        let looks = Looks { bytes: 0, tag: None, modified: 0, version: None };
+        let looks = Looks { bytes: 0, tag: None, modified: String::new(), version: None };
         let inner = Inner { name, runtime, store, location, config, looks };
         let looks = inner.look()?;
         Ok(Self(Arc::new(Inner { looks, ..inner })))
@@ -110,12 +123,24 @@ impl Inner {
     /// What it is now.
     fn look(&self) -> Result<Looks> {
         let mut looks = None;
-        self.insist(&|| true, async || {
-            let meta = self.in_time(self.store.head(&self.location), &|| true).await??;
-            looks = Some(Looks::of(&meta));
-            Ok(())
+        self.patiently(0, |go_on| {
+            self.insist(go_on, async || {
+                let meta = self.in_time(self.store.head(&self.location), go_on).await??;
+                looks = Some(Looks::of(&meta));
+                Ok(())
+            })
         })?;
         looks.ok_or(Error::Incomplete)
+    }
+
+    /// Has `work` go on while nobody has asked for the end, but no longer than so many bytes may take.
+    fn patiently<T>(&self, bytes: u64, work: impl FnOnce(&dyn Fn() -> bool) -> Result<T>) -> Result<T> {
+        let (begun, limit) = (Instant::now(), PATIENCE + Duration::from_secs(bytes / SLOWEST));
+        let stopped = || self.config.stopped.load(Ordering::Relaxed);
+        match work(&|| !stopped() && begun.elapsed() < limit) {
+            Err(Error::GivenUp) if !stopped() => Err(Error::Slow { file: self.name.clone(), waited: limit }),
+            other => other,
+        }
     }
 
     /// Tries until it works, or may not be tried again; tells how often it was.
@@ -165,8 +190,8 @@ impl Inner {
         }
     }
 
-    fn changed(&self, now: impl std::fmt::Debug) -> Failure {
-        let (was, now) = (format!("{:?}", self.looks), format!("{now:?}"));
+    fn changed(&self, now: impl fmt::Display) -> Failure {
+        let (was, now) = (self.looks.to_string(), now.to_string());
         Failure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
     }
 
@@ -242,7 +267,7 @@ impl Source for RemoteFile {
             buffer[at as usize..][..part.len()].copy_from_slice(part);
             Ok(())
         };
-        self.0.fetch(offset, bytes, &|| true, &mut take).map(|_| ())
+        self.0.patiently(bytes, |go_on| self.0.fetch(offset, bytes, go_on, &mut take)).map(|_| ())
     }
 
     fn fetch(&self) -> Option<Arc<dyn Fetch>> {

@@ -49,6 +49,10 @@ fn start_with(idle: Duration) -> (Server, Remote, PathBuf) {
     (server, remote, path)
 }
 
+fn config(s3: Vec<(String, String)>, idle: Duration) -> Config {
+    Config { s3, connect: LONG, idle, retries: 4, ..Config::default() }
+}
+
 fn remote(server: &Server, idle: Duration) -> Remote {
     let s3 = [
         ("aws_endpoint", server.url("")),
@@ -59,7 +63,7 @@ fn remote(server: &Server, idle: Duration) -> Remote {
         ("aws_profile", "means nothing".into()),
     ];
     let s3 = s3.map(|(name, value)| (name.to_owned(), value)).to_vec();
-    Remote::new(Config { s3, connect: LONG, idle, retries: 4 }).unwrap()
+    Remote::new(config(s3, idle)).unwrap()
 }
 
 const SLOT: usize = 256 << 10;
@@ -215,4 +219,24 @@ fn a_load_that_is_given_up_ends_soon() {
     drop(engine);
     // The server would have it wait for twenty seconds.
     assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the server");
+}
+
+/// Nobody has to wait for a header that does not come.
+#[test]
+fn whoever_does_not_want_to_wait_for_a_header_need_not() {
+    let (server, _, path) = start();
+    server.goes(Wrong::Hangs);
+    let config = config(Vec::new(), LONG);
+    let (stopped, remote) = (config.stopped.clone(), Remote::new(config).unwrap());
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(|| Model::open(&remote, &[path]).err());
+        while server.state.requests.load(Ordering::Relaxed) < 2 && !opened.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stopped.store(true, Ordering::Relaxed);
+        assert!(matches!(opened.join().unwrap(), Some(Error::GivenUp)));
+    });
+    // The server would have it wait for twenty seconds.
+    assert!(begun.elapsed() < Duration::from_secs(15), "it waited for the server");
 }

@@ -68,7 +68,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     };
     report::folder(args.report.as_deref())?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
-    let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
+    let model = Model::open(&*sources::store(&args.files, &context.stop)?, &args.files);
+    let model = model.map_err(|e| verdict::given_up(e, context))?;
     let plan = ring_plan(&model, &Selection::default())?;
     let whole = |gpu: Chosen| {
         let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));

@@ -8,7 +8,7 @@ use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 
 use super::account::{Document, document, show_plan, tell};
-use super::verdict::{self, Verdict};
+use super::verdict::{self, Verdict, given_up};
 use super::{Args, Held, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
@@ -34,7 +34,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
     // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
     let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
-    let model = Model::open(&*sources::store(&args.files)?, &args.files)?;
+    let model = Model::open(&*sources::store(&args.files, &context.stop)?, &args.files);
+    let model = model.map_err(|e| given_up(e, context))?;
     let plans =
         (0..count).map(|i| ring_plan(&model, &selection(args, i, count)?)).collect::<Result<Vec<_>>>()?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
@@ -100,7 +101,7 @@ pub(super) fn carry_out(
     streams.iter_mut().try_for_each(|stream| arrive(stream, &bar, context))?;
     let took = begin.elapsed();
     drop(bar);
-    model.still_same()?;
+    model.still_same().map_err(|e| given_up(e, context))?;
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
     let rate = match (&streams[..], &gpus[..]) {
         ([stream], [gpu]) => stream.engine().copy_rate(*gpu)?,
