@@ -119,7 +119,11 @@ fn the_drives_own_image_is_not_overwritten() {
     let (drive, link) = (format!("sim:{image}"), dir.file("link.bin"));
     std::fs::hard_link(&image, &link).unwrap();
     for out in [&image, &link] {
-        refuse(&["read", "-d", &drive, "--lba", "0", "--blocks", "1", "--out", out], 2, "image");
+        refuse(
+            &["read", "-d", &drive, "--lba", "0", "--blocks", "1", "--out", out],
+            2,
+            "the file that is read",
+        );
     }
     assert!(std::fs::read(&image).unwrap() == data);
 }
