@@ -20,11 +20,11 @@ mod shelf;
 mod threads;
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-use std::{slice, thread};
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, HostMem};
@@ -401,18 +401,14 @@ struct End<'a> {
 }
 
 impl<'a> End<'a> {
-    /// New memory for what a plan loads, and the ring as this GPU knows it. To zero the one and to register the other take
-    /// some milliseconds each.
+    /// New memory for what a plan loads, and the ring as this GPU knows it.
     fn new(gpu: &'a dyn Gpu, plan: &Plan, ring: &HostMem, known: Option<Region>) -> Result<Self> {
-        thread::scope(|scope| {
-            let arena = scope.spawn(|| arena(gpu, plan));
-            let ring = match known {
-                Some(known) => known,
-                None => gpu.adopt(Place::PinnedHost, ring.clone())?,
-            };
-            let arena = arena.join().map_err(|_| Error::Incomplete)??;
-            Ok(Self { gpu, arena, ring })
-        })
+        let arena = arena(gpu, plan)?;
+        let ring = match known {
+            Some(known) => known,
+            None => gpu.adopt(Place::PinnedHost, ring.clone())?,
+        };
+        Ok(Self { gpu, arena, ring })
     }
 }
 

@@ -188,10 +188,7 @@ impl Copier for CudaCopier {
         while !self.is_over(mark)? {
             let waited = start.elapsed();
             if waited > LONGEST {
-                return Err(Error::Launch(format!(
-                    "{WHAT}: nothing came of it within {} s",
-                    LONGEST.as_secs()
-                )));
+                return Err(Error::Silent { what: WHAT.into(), seconds: LONGEST.as_secs() });
             }
             // Small copies are over before a thread can be put to sleep and woken. Of long ones an eighth is lost at most.
             if waited > SHORT {

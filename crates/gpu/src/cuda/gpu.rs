@@ -29,10 +29,9 @@ use crate::{
     Result, Running,
 };
 
-/// Preparing a queue is a short kernel.
 /// Of memory, whatever its length.
 const ALL: Range<usize> = 0..usize::MAX;
-
+/// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
 /// Launch memory of at most this size is kept for the next launch: registering host memory costs more than most launches.
 const KEPT_BYTES: usize = 256 << 10;

@@ -84,6 +84,9 @@ pub(super) type Marks = Vec<(usize, Mark)>;
 impl Lane {
     /// Begins to copy what was read into these slots.
     pub(super) fn copy<'a>(&mut self, full: impl Iterator<Item = (usize, &'a Job)> + Clone) -> Result<Marks> {
+        if full.clone().any(|(_, job)| job.gpus.end > self.copiers.len()) {
+            return Err(Error::Incomplete);
+        }
         let mut marks = Vec::with_capacity(self.copiers.len());
         for (gpu, copier) in self.copiers.iter_mut().enumerate() {
             let wanted = full.clone().filter(|(_, job)| job.gpus.contains(&gpu));
