@@ -50,6 +50,10 @@ pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const BLOCKS_PTX: &str = include_str!("../ptx/blocks.ptx");
 
+/// The PTX of the kernel that reads registers, of `peek.rs`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PEEK_PTX: &str = include_str!("../ptx/peek.ptx");
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     #[test]
@@ -73,6 +77,7 @@ mod tests {
             assert!(lines.any(|line| line.ends_with(&function)), "{name}");
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
+        assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
         for (name, bytes) in
             [("samples_convert", 48), ("samples_spectrum", 40), ("samples_check", 32), ("crc32c", 40)]
         {

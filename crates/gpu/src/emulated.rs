@@ -8,8 +8,8 @@ use std::time::Duration;
 use onehop_os::{DmaMemory, Heap, HostMem, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, OwnerQueue, Warp, run_group, run_owner, run_shared,
-    run_single, scratch_init, share,
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, OwnerQueue, PeekNotes, Warp, run_group, run_owner,
+    run_peek, run_shared, run_single, scratch_init, share,
 };
 use onehop_proto::queue::{self, Memory, Shared};
 
@@ -20,7 +20,7 @@ use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
     BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
-    Rings, Running,
+    Rings, Running, peek,
 };
 
 /// Lanes of an emulated warp.
@@ -181,6 +181,15 @@ impl Gpu for Emulated {
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
         let (base, unmap) = self.space.map_registers(regs);
         Ok(Doorbells::direct(base, Box::new(unmap)))
+    }
+
+    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        peek::check(count)?;
+        let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
+        let (at, limit) = (PeekNotes(notes.addr()), nanos(limit));
+        let read = move |view: &View, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
+        self.start(1, read)?.join()?;
+        peek::values(&notes)
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {

@@ -15,6 +15,7 @@ mod error;
 mod files;
 mod jobs;
 mod meeting;
+mod peek;
 mod region;
 mod relay;
 mod resident;
@@ -210,6 +211,18 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the BAR cannot be registered.
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells>;
+    /// Has one thread of the GPU read `count` neighbouring registers, 16 at most, from `first` on, which
+    /// [`Self::map_registers`] gave: what each of them said. The first that is all ones is the last that was read, as nobody answered
+    /// for it; none is begun after `limit`. No route needs this, and where such reads are lost they may take the device's link
+    /// down, or the GPU with it: for those who ask what becomes of them.
+    ///
+    /// # Errors
+    /// When it cannot be started, the GPU fails, or a read neither ends nor fails: then nothing of this GPU is given back any more.
+    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        let _ = (first, count, limit);
+        let why = format!("{} has no kernel for it", self.name());
+        Err(Error::NotSupported { what: "reading registers by the GPU".into(), why })
+    }
     /// Prepares the control memory of a queue that was just created.
     ///
     /// # Errors

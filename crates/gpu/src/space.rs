@@ -193,6 +193,17 @@ impl View {
     }
 }
 
+impl View {
+    /// A register of a device.
+    pub(crate) fn register(&self, at: GpuAddr) -> u32 {
+        let (regs, offset) = self.with("register read", at, 4, |mapping, offset| match &mapping.target {
+            Target::Registers(regs) => (regs.clone(), offset as u32),
+            Target::Memory(_) => Self::fault("register read", at, 4, "memory and no register"),
+        });
+        regs.read32(offset)
+    }
+}
+
 impl Memory for View {
     type Addr = GpuAddr;
     type Door = GpuAddr;

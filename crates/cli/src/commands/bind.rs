@@ -17,8 +17,8 @@ use crate::report::{Report, Text};
 pub(crate) struct BindArgs {
     #[command(flatten)]
     drive: DriveArg,
-    /// The kernel driver that gets it: vfio-pci, or onehop
-    #[arg(long, value_name = "NAME", default_value = "vfio-pci")]
+    /// The kernel driver that gets it; others are not meant for drives, and may not survive one
+    #[arg(long, value_name = "NAME", default_value = "vfio-pci", value_parser = ["vfio-pci", "onehop"])]
     driver: String,
 }
 

@@ -1,6 +1,7 @@
 //! `onehop drive check-p2p`: what this machine lets a drive and a GPU do to each other, step by step, by transfers whose
 //! bytes are compared.
 
+mod registers;
 mod routes;
 mod steps;
 
@@ -20,10 +21,10 @@ use steps::{Bench, Row, State};
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop drive check-p2p -d 0000:0b:00.0 -g 0\n  onehop drive check-p2p -d 'sim:mem:64M?cmb=16M' -g emu\n\n\
-                  Only blocks are read, and compared; the drive's contents stay as they are. The GPU never reads the drive's \
-                  registers: no route needs that, and on some machines it takes the drive's link down. The exit code is 1 \
-                  if a step gave wrong bytes or the drive does not even serve the CPU, and 0 if all was told that there is \
-                  to tell."
+                  Only blocks are read, and compared; the drive's contents stay as they are. The GPU reads the drive's \
+                  registers on request only (--gpu-reads-registers), after everything else. The exit code is 1 if a step \
+                  gave wrong bytes or the drive does not serve the CPU, before or afterwards, and 0 if all was told that \
+                  there is to tell."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -36,6 +37,12 @@ pub(crate) struct Args {
     /// The namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
     nsid: u32,
+    /// Have the GPU read the drive's registers (BAR0), too, as the last step. No route needs it. A root complex or a switch
+    /// that loses such reads may take the drive's link down, until the power is switched off and on, or leave the GPU
+    /// waiting until it is reset; on a healthy one nothing changes. The first answer of all ones ends the step, and a GPU that
+    /// does not answer is given up after the time limit and ten seconds
+    #[arg(long)]
+    gpu_reads_registers: bool,
     /// How long a command may take before its step counts as failed
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "2s")]
     timeout: Duration,
@@ -47,8 +54,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let port = drives::find(&args.drive.drive)?.port;
     let (drive, simulated) = (port.name.clone(), port.simulated);
     let mapper = port.mapper.name().to_owned();
-    let mut bench = Bench::new(port, gpu.gpu.clone(), args.nsid, args.lba, args.timeout);
+    let mut bench =
+        Bench::new(port, gpu.gpu.clone(), (args.nsid, args.lba), args.timeout, args.gpu_reads_registers);
     let rows = bench.run(&context.stop)?;
+    let gone = bench.gone();
     drop(bench);
     let routes = routes::of(&rows);
     let mut text = Text::default();
@@ -70,6 +79,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let wrong = rows.iter().find(|row| row.wrong_bytes);
     let failure = wrong.map(|row| CliError::Mismatch(format!("{}: {}", row.what, row.why)));
     let failure = failure.or_else(|| steps::first_needed(&rows).map(CliError::Failed));
+    let failure = failure.or_else(|| gone.map(CliError::Drive));
     let mut simulated: Vec<_> = simulated.then_some("drive").into_iter().collect();
     simulated.extend(gpu.gpu.simulated().then_some("gpu"));
     let document = json!({

@@ -21,7 +21,7 @@ use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
 use super::memory::{DeviceKind, DeviceMemory};
 use super::resident::Staying;
-use super::{Device, registers};
+use super::{Device, peek, registers};
 use crate::copier::AtOnce;
 use crate::relay::Activity;
 use crate::{
@@ -377,6 +377,10 @@ impl Gpu for CudaGpu {
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
         registers::map(&self.0.context, self.capabilities(), &self.0.running, regs)
+    }
+
+    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        peek::run(self, first, count, limit)
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {

@@ -33,6 +33,7 @@ mod launch;
 mod memory;
 mod module;
 mod nvml;
+mod peek;
 mod registers;
 mod resident;
 mod surroundings;

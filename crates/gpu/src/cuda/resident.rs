@@ -38,6 +38,11 @@ impl Residents {
         drop(left);
     }
 
+    /// One more that stays, for good: nothing is given back any more.
+    pub(super) fn stay(&self) {
+        self.begin();
+    }
+
     fn begin(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).staying += 1;
     }

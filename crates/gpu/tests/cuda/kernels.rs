@@ -112,6 +112,39 @@ fn registers_that_cannot_be_mapped_say_why() {
     }
 }
 
+/// A page of host memory stands in for registers: what loads of its words bring is what is in it, all ones as well.
+#[test]
+fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
+    let Some(bench) = bench("registers_are_read_one_by_one_up_to_the_first_that_is_all_ones") else { return };
+    let page = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let words: Vec<u32> = (0..16).map(|i| 0x2014_07ff + i).collect();
+    words.iter().zip((8..).step_by(4)).for_each(|(word, at)| page.signal(at, *word).unwrap());
+    let first = page.addr().plus(8);
+    let peek = |count, limit| bench.gpu.peek(first, count, limit);
+    let second = Duration::from_secs(1);
+    let start = Instant::now();
+    assert_eq!(peek(3, second).unwrap(), words[..3]);
+    tell(&format!("three registers by a kernel, loading it included: {:?}", start.elapsed()));
+    assert_eq!(peek(16, second).unwrap(), words);
+    assert!(peek(0, second).is_err() && peek(17, second).is_err());
+    // Zero is an answer, and all ones is the last that is asked for.
+    page.signal(8, 0).unwrap();
+    page.signal(12, u32::MAX).unwrap();
+    assert_eq!(peek(3, second).unwrap(), [0, u32::MAX]);
+    page.signal(8, u32::MAX).unwrap();
+    assert_eq!(peek(3, second).unwrap(), [u32::MAX]);
+}
+
+#[test]
+fn the_address_of_doorbells_that_are_passed_on_is_no_register() {
+    let Some(bench) = bench("the_address_of_doorbells_that_are_passed_on_is_no_register") else { return };
+    let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let doorbells = bench.gpu.map_registers(Arc::new(Heard { writes: Mutex::default(), ack })).unwrap();
+    assert!(doorbells.is_relayed());
+    // What is read there is the relay's page, whatever the registers hold: who asks for reads asks first whether it is relayed.
+    assert_eq!(bench.gpu.peek(doorbells.at(0), 3, Duration::from_secs(1)).unwrap(), [u32::MAX]);
+}
+
 fn queue(control: &Region) -> KernelQueue {
     let zero = GpuAddr(0);
     let rings = Rings { sq: zero, cq: zero, sq_door: zero, cq_door: zero, sq_entries: 64, cq_entries: 64 };

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Namespace, Op, Options, Placement};
 use onehop_gpu::{Gpu, Place};
 use onehop_os::Port;
-use onehop_proto::regs::{Cap, Version, offset};
 use serde::{Serialize, Serializer};
 
+use super::registers;
 use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
@@ -41,12 +41,23 @@ pub(crate) struct Row {
     pub what: &'static str,
     #[serde(rename = "verdict")]
     pub state: State,
-    /// Why not; empty where it works.
+    /// Why not, or what shows it; empty where the name of the step says all.
     pub why: String,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
     /// It was reported as done, and other bytes were there than on the drive.
     pub wrong_bytes: bool,
+}
+
+impl Row {
+    fn untested(id: &'static str, what: &'static str, why: String) -> Self {
+        Self { id, what, state: State::Untested, why, took: Duration::ZERO, wrong_bytes: false }
+    }
+
+    /// One that was not tried because one before it failed.
+    fn after(before: &str, id: &'static str, what: &'static str) -> Self {
+        Self::untested(id, what, format!("not tried, as '{before}' failed"))
+    }
 }
 
 fn seconds<S: Serializer>(took: &Duration, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -82,19 +93,27 @@ pub(crate) fn first_needed(rows: &[Row]) -> Option<String> {
 
 /// A drive, a GPU, and what they are tried with.
 pub(crate) struct Bench {
-    port: Port,
-    gpu: Arc<dyn Gpu>,
+    pub(super) port: Port,
+    pub(super) gpu: Arc<dyn Gpu>,
     nsid: u32,
     lba: u64,
-    patience: Duration,
+    pub(super) patience: Duration,
+    /// Whether the GPU is to read registers.
+    reads: bool,
     drive: Option<(Drive, Namespace)>,
     /// The block as the CPU read it into host memory.
     block: Vec<u8>,
 }
 
 impl Bench {
-    pub(crate) fn new(port: Port, gpu: Arc<dyn Gpu>, nsid: u32, lba: u64, patience: Duration) -> Self {
-        Self { port, gpu, nsid, lba, patience, drive: None, block: Vec::new() }
+    pub(crate) fn new(
+        port: Port,
+        gpu: Arc<dyn Gpu>,
+        (nsid, lba): (u32, u64),
+        patience: Duration,
+        reads: bool,
+    ) -> Self {
+        Self { port, gpu, nsid, lba, patience, reads, drive: None, block: Vec::new() }
     }
 
     /// Tries every step that the ones before it allow.
@@ -104,15 +123,7 @@ impl Bench {
         for (id, what, step) in STEPS {
             stop.check()?;
             if let Some(before) = gone {
-                let why = format!("not tried, as '{before}' failed");
-                rows.push(Row {
-                    id,
-                    what,
-                    state: State::Untested,
-                    why,
-                    took: Duration::ZERO,
-                    wrong_bytes: false,
-                });
+                rows.push(Row::after(before, id, what));
                 continue;
             }
             let begun = Instant::now();
@@ -133,16 +144,18 @@ impl Bench {
                 gone = Some(id);
             }
         }
+        stop.check()?;
+        // Last, because nothing may work after it.
+        rows.push(match gone {
+            Some(before) => Row::after(before, registers::ID, registers::WHAT),
+            None if self.reads => self.gpu_reads(),
+            None => Row::untested(registers::ID, registers::WHAT, registers::UNASKED.to_owned()),
+        });
         Ok(rows)
     }
 
     fn registers(&mut self) -> Result<()> {
-        let regs = &self.port.regs;
-        let (cap, version) = (Cap(regs.read64(offset::CAP)), Version(regs.read32(offset::VS)));
-        if cap.gone() || version.0 == u32::MAX {
-            return Err(Error::Gone { drive: self.port.name.clone(), register: "CAP" }.into());
-        }
-        Ok(())
+        self.gone().map_or(Ok(()), |error| Err(error.into()))
     }
 
     fn bring_up(&mut self) -> Result<()> {

@@ -1,0 +1,146 @@
+//! The step that is tried on request only: the GPU reads the drive's registers.
+
+use std::time::Instant;
+
+use onehop_drive::Error;
+use onehop_proto::regs::{Cap, offset};
+
+use super::steps::{Bench, Row, State};
+use crate::error::Result;
+
+pub(super) const ID: &str = "gpu-reads";
+pub(super) const WHAT: &str = "the GPU reads the drive's registers (BAR0)";
+pub(super) const UNASKED: &str = "not tried (only on request: --gpu-reads-registers); no route needs it, and where such \
+                                  reads are lost they may take the drive's link down until the power is switched off and on";
+const NO_MEMORY: &str = "not tried: these registers are no memory that this GPU could read, a thread of the CPU passes its \
+                         doorbells on";
+
+/// What is read: neighbouring words that never change and are never all ones.
+const WORDS: [&str; 3] = ["CAP", "the upper half of CAP", "VS"];
+
+/// How it came out, why, and whether other bytes came than are there.
+type Verdict = (State, String, bool);
+
+impl Bench {
+    /// Has the GPU read, and compares with what the CPU reads; then looks whether the drive is still there.
+    pub(super) fn gpu_reads(&self) -> Row {
+        let begun = Instant::now();
+        let (state, mut why, wrong_bytes) =
+            self.peek().unwrap_or_else(|error| (State::No, error.to_string(), false));
+        if state != State::Yes && self.gone().is_some() {
+            why.push_str("; the CPU, too, reads all ones now: the drive has gone");
+        }
+        Row { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
+    }
+
+    fn peek(&self) -> Result<Verdict> {
+        if let Some(error) = self.gone() {
+            return Err(error.into());
+        }
+        let regs = &self.port.regs;
+        let doorbells = self.gpu.map_registers(regs.clone())?;
+        if doorbells.is_relayed() {
+            return Ok((State::Untested, NO_MEMORY.to_owned(), false));
+        }
+        let want = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
+        let seen = self.gpu.peek(doorbells.at(offset::CAP), WORDS.len() as u32, self.patience)?;
+        Ok(judge(want, &seen))
+    }
+
+    /// The error to end with where the drive does not answer the CPU any more.
+    pub(crate) fn gone(&self) -> Option<Error> {
+        let gone = || Error::Gone { drive: self.port.name.clone(), register: "CAP" };
+        Cap(self.port.regs.read64(offset::CAP)).gone().then(gone)
+    }
+}
+
+/// What the GPU's words tell beside the CPU's.
+fn judge(want: [u32; 3], seen: &[u32]) -> Verdict {
+    for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
+        if *seen == u32::MAX {
+            let why = format!(
+                "it got all ones for {name}, where the CPU reads {want:#010x}: the way to the drive loses such reads"
+            );
+            return (State::No, why, false);
+        }
+        if *seen != want {
+            return (State::No, format!("it got {seen:#010x} for {name}, and the CPU {want:#010x}"), true);
+        }
+    }
+    if seen.len() < want.len() {
+        let why = format!("its time was over after {} of {} registers", seen.len(), want.len());
+        return (State::No, why, false);
+    }
+    let [low, high, version] = want;
+    (State::Yes, format!("CAP {high:#010x}'{low:08x} and VS {version:#010x}, as the CPU reads them"), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use onehop_gpu::Emulated;
+    use onehop_os::Registers;
+
+    use super::*;
+    use crate::stop::StopFlag;
+
+    #[test]
+    fn only_what_the_cpu_reads_too_is_a_yes() {
+        let want = [0x1ff, 0x20, 0x10400];
+        let told = |seen: &[u32]| judge(want, seen);
+        assert_eq!(told(&want).0, State::Yes);
+        for (seen, words, wrong) in [
+            (&[u32::MAX][..], "all ones for CAP,", false),
+            (&[0x1ff, u32::MAX], "all ones for the upper half", false),
+            (&[0x1ff, 0x20], "after 2 of 3", false),
+            (&[], "after 0 of 3", false),
+            (&[0x1ff, 0x20, 0], "0x00000000 for VS, and the CPU 0x00010400", true),
+        ] {
+            let (state, why, wrong_bytes) = told(seen);
+            assert!(state == State::No && why.contains(words) && wrong_bytes == wrong, "{seen:x?}: {why}");
+        }
+    }
+
+    /// Registers that a GPU's threads cannot read; perhaps nobody can any more once one has tried.
+    struct Lossy {
+        regs: Arc<dyn Registers>,
+        breaks: bool,
+        broken: AtomicBool,
+    }
+
+    impl Registers for Lossy {
+        fn read32(&self, offset: u32) -> u32 {
+            let by_gpu = std::thread::current().name() == Some("emulated gpu");
+            self.broken.fetch_or(by_gpu && self.breaks, Ordering::AcqRel);
+            let lost = by_gpu || self.broken.load(Ordering::Acquire);
+            if lost { u32::MAX } else { self.regs.read32(offset) }
+        }
+        fn write32(&self, offset: u32, value: u32) {
+            self.regs.write32(offset, value);
+        }
+        fn size(&self) -> u32 {
+            self.regs.size()
+        }
+    }
+
+    #[test]
+    fn reads_that_are_lost_are_told_and_are_the_last_thing_that_is_tried() {
+        for (reads, breaks) in [(false, true), (true, false), (true, true)] {
+            let sim = onehop_sim::open("mem:8M").unwrap();
+            let mut port = sim.port();
+            port.regs = Arc::new(Lossy { regs: port.regs.clone(), breaks, broken: AtomicBool::new(false) });
+            let gpu = Arc::new(Emulated::new());
+            let mut bench = Bench::new(port, gpu, (1, 0), Duration::from_secs(5), reads);
+            let rows = bench.run(&StopFlag::default()).unwrap();
+            let (last, others) = rows.split_last().unwrap();
+            assert!(others.iter().all(|row| row.state == State::Yes || row.id == "sq-cmb"), "{others:#?}");
+            assert_eq!(last.state, if reads { State::No } else { State::Untested });
+            assert_eq!(last.why.contains("loses such reads"), reads, "{}", last.why);
+            assert_eq!(last.why.contains("has gone"), reads && breaks, "{}", last.why);
+            assert_eq!(bench.gone().is_some(), reads && breaks);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Reading a device's registers by a kernel that may never come back.
+
+use std::time::{Duration, Instant};
+
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::PeekNotes;
+
+use super::gpu::CudaGpu;
+use super::kernels::Call;
+use super::module::{Arg, Module, Shape};
+use crate::{Error, Gpu, Place, Result, peek};
+
+const WHAT: &str = "the kernel that reads registers";
+
+/// See [`Gpu::peek`].
+pub(super) fn run(gpu: &CudaGpu, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+    peek::check(count)?;
+    let function = Module::load(&gpu.0.context, onehop_device::PEEK_PTX)?.function("onehop_peek")?;
+    let notes = gpu.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
+    let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+    let call = Call {
+        function: &function,
+        shape: Shape { blocks: 1, threads: 1, shared: 0 },
+        args: vec![Arg::U64(first.0), Arg::U32(count), Arg::U64(notes.addr().0), Arg::U64(nanos)],
+    };
+    let begun = Instant::now();
+    // SAFETY: the arguments are those of peek.rs in the device crate; the result holds the notes until the kernel has ended,
+    // and `first` is what the caller was given for a device's registers.
+    let mut work = unsafe { gpu.start(WHAT, &call, limit, Some(notes.clone())) }?;
+    match work.wait() {
+        Ok(_) => peek::values(&notes),
+        Err(Error::Launch(_)) => {
+            leave(gpu);
+            let what = match notes.word(PeekNotes::BEGUN as usize)? {
+                0 => format!("starting {WHAT}"),
+                which => format!("the GPU's read of register {which} of {count}"),
+            };
+            Err(Error::Silent { what, seconds: begun.elapsed().as_secs() })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Leaves the GPU to a kernel that waits for an answer on the bus: whoever gave anything back would wait with it.
+fn leave(gpu: &CudaGpu) {
+    gpu.0.context.driver.residents.stay();
+    std::mem::forget(gpu.clone());
+}

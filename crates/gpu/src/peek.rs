@@ -1,0 +1,94 @@
+//! What a GPU's thread noted of registers that it was to read.
+
+use onehop_proto::kernel::{MOST_PEEKED, PeekNotes};
+
+use crate::{Error, Region, Result};
+
+/// Checks how many registers are to be read.
+pub(crate) fn check(count: u32) -> Result<()> {
+    if (1..=MOST_PEEKED).contains(&count) {
+        return Ok(());
+    }
+    Err(Error::Launch(format!("{count} registers to read; 1 to {MOST_PEEKED} can be")))
+}
+
+/// What has come back so far.
+pub(crate) fn values(notes: &Region) -> Result<Vec<u32>> {
+    let ended = notes.word(PeekNotes::ENDED as usize)?.min(MOST_PEEKED);
+    (0..ended).map(|index| notes.word((PeekNotes::VALUES + index * 4) as usize)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use onehop_os::Registers;
+
+    use crate::{Emulated, Error, Gpu, Place};
+
+    /// Registers that count how often they are read, and hold their offsets up to `ones`.
+    struct Counted {
+        reads: AtomicU32,
+        ones: u32,
+    }
+
+    impl Registers for Counted {
+        fn read32(&self, offset: u32) -> u32 {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            if offset < self.ones { offset } else { u32::MAX }
+        }
+        fn write32(&self, _offset: u32, _value: u32) {}
+        fn size(&self) -> u32 {
+            4096
+        }
+    }
+
+    /// Registers that take their time.
+    struct Slow;
+
+    impl Registers for Slow {
+        fn read32(&self, _offset: u32) -> u32 {
+            std::thread::sleep(Duration::from_millis(60));
+            0
+        }
+        fn write32(&self, _offset: u32, _value: u32) {}
+        fn size(&self) -> u32 {
+            4096
+        }
+    }
+
+    #[test]
+    fn none_is_begun_when_the_time_is_over() {
+        let gpu = Emulated::new();
+        let doorbells = gpu.map_registers(Arc::new(Slow)).unwrap();
+        assert!(gpu.peek(doorbells.at(0), 16, Duration::from_millis(50)).unwrap().len() <= 1);
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_first_that_is_all_ones_is_the_last_that_is_read() {
+        let gpu = Emulated::new();
+        for (ones, count, want) in
+            [(4096, 3, &[8, 12, 16][..]), (12, 3, &[8, u32::MAX]), (0, 16, &[u32::MAX]), (4096, 1, &[8])]
+        {
+            let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones });
+            let doorbells = gpu.map_registers(regs.clone()).unwrap();
+            assert_eq!(gpu.peek(doorbells.at(8), count, SECOND).unwrap(), want);
+            assert_eq!(regs.reads.load(Ordering::Relaxed) as usize, want.len());
+        }
+    }
+
+    #[test]
+    fn what_is_no_register_is_not_read() {
+        let gpu = Emulated::new();
+        let memory = gpu.alloc(Place::Vram, 4096).unwrap();
+        assert!(matches!(gpu.peek(memory.addr(), 1, SECOND), Err(Error::Fault { .. })));
+        assert!(gpu.peek(memory.addr(), 0, SECOND).is_err() && gpu.peek(memory.addr(), 17, SECOND).is_err());
+        let doorbells =
+            gpu.map_registers(Arc::new(Counted { reads: AtomicU32::new(0), ones: 4096 })).unwrap();
+        assert!(matches!(gpu.peek(doorbells.at(4092), 2, SECOND), Err(Error::Fault { .. })));
+    }
+}
