@@ -44,9 +44,8 @@ impl Claim {
         owner: Owner,
         hold: &[BorrowedFd<'_>],
     ) -> Result<Self> {
-        kind.allows(root, address)?;
         let machine = Machine::of(root)?;
-        let turn = machine.turn(address)?;
+        let turn = machine.turn(root, kind, address)?;
         let before = Before::read(root, address)?;
         before.present(root, address)?;
         let back: Vec<_> = give(address, &before, owner);
@@ -65,36 +64,59 @@ impl Claim {
     }
 }
 
-/// Gives a device to a driver, or back to the one that the kernel chooses, to stay.
+/// Gives a device to a driver, or back to the one that the kernel chooses, to stay. If the driver does not take it, all is as it
+/// was before.
 ///
 /// # Errors
-/// When it is in use, or the driver does not take it.
+/// When it is in use, there is no such driver, or it does not take it.
 pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
-    kind.allows(root, address)?;
     let machine = Machine::of(root)?;
-    let _turn = machine.turn(address)?;
+    let _turn = machine.turn(root, kind, address)?;
+    if let Some(driver) = driver {
+        loaded(root, address, driver)?;
+    }
     let before = Before::read(root, address)?;
     before.present(root, address)?;
-    if before.driver.as_deref() != driver || driver.is_none() {
-        machine.carry_out(address, &steps::hand_to(address, &before, driver))?;
+    if driver.is_some() && before.driver.as_deref() == driver {
+        return Ok(before.driver);
     }
     let wanted = |now: &Option<String>| driver.is_none_or(|driver| now.as_deref() == Some(driver));
-    let now = machine.wait(root, address, wanted)?;
-    if let (Some(driver), false) = (driver, wanted(&now)) {
-        return Err(not_taken(address, driver, now.as_deref()));
+    let handed = machine
+        .carry_out(address, &steps::hand_to(address, &before, driver))
+        .and_then(|()| machine.wait(root, address, wanted));
+    let failed = match (handed, driver) {
+        (Ok(now), Some(driver)) if !wanted(&now) => not_taken(address, driver, now.as_deref()),
+        (Ok(now), _) => return Ok(now),
+        (Err(error), _) => error,
+    };
+    let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
+    machine.carry_out(address, &steps::put_back(address, &before, now.as_deref()))?;
+    Err(failed)
+}
+
+/// An error for a driver that the kernel does not have. Nothing is taken from another for it.
+fn loaded(root: &Root, address: Address, driver: &str) -> Result<()> {
+    let is_name = !driver.is_empty() && !driver.contains('/') && !driver.starts_with('.');
+    if is_name && root.exists(&format!("/sys/bus/pci/drivers/{driver}")) {
+        return Ok(());
     }
-    Ok(now)
+    Err(Error::Refused {
+        what: format!("giving {address} to {}", driver.escape_debug()),
+        why: "the kernel has loaded no driver of this name".into(),
+        fix: format!("Load it (`modprobe {}`) and try again", driver.escape_debug()),
+    })
 }
 
 /// Takes a device off the bus and has the kernel look for it again: for one that reads as all ones.
 ///
 /// # Errors
-/// When it is in use, cannot be taken off, or does not come back.
+/// When it is in use, another program of onehop drives it, it cannot be taken off, or it does not come back.
 pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
     let machine = Machine::of(root)?;
     let folder = format!("/sys/bus/pci/devices/{address}");
     if root.exists(&folder) {
-        Kind::Drive.allows(root, address)?;
+        // Who drives it must not lose it, and by VFIO the kernel would wait for them without an end.
+        let _turn = machine.turn(root, Kind::Drive, address)?;
         machine.carry_out(address, &[Step::must(format!("{folder}/remove"), "1")])?;
     }
     machine.carry_out(address, &[Step::must("/sys/bus/pci/rescan".into(), "1")])?;
@@ -149,8 +171,11 @@ impl Machine {
         self.folder.join(path.trim_start_matches('/'))
     }
 
-    /// The device to ourselves, among programs of ours. The lock is on one of the kernel's own files, so nothing is left.
-    fn turn(&self, address: Address) -> Result<File> {
+    /// A device that may be taken, to ourselves among programs of ours. The lock is on one of the kernel's own files, so nothing
+    /// is left.
+    fn turn(&self, root: &Root, kind: Kind, address: Address) -> Result<File> {
+        // Who is refused does not stand in the way of others, and waits for nobody to be told why.
+        kind.allows(root, address)?;
         let path = format!("/sys/bus/pci/devices/{address}/config");
         let file = File::open(self.at(&path)).map_err(|e| Error::io(&path, &e))?;
         let begun = Instant::now();
@@ -164,6 +189,8 @@ impl Machine {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
+        // Who had it may have given it back meanwhile, and somebody put it to use.
+        kind.allows(root, address)?;
         Ok(file)
     }
 

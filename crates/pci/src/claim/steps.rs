@@ -176,6 +176,25 @@ pub(crate) fn hand_to(address: Address, before: &Before, driver: Option<&str>) -
     steps
 }
 
+/// The steps that undo those of `hand_to`, as far as they went: a driver has the device `now`, or none has.
+pub(crate) fn put_back(address: Address, before: &Before, now: Option<&str>) -> Vec<Step> {
+    let over = before.driver_override.as_deref().unwrap_or("\n");
+    let mut steps = vec![Step::may(format!("/sys/bus/pci/devices/{address}/driver_override"), over)];
+    if now == before.driver.as_deref() {
+        return steps;
+    }
+    if let Some(driver) = now {
+        steps.push(Step::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
+    }
+    if before.lazy {
+        steps.push(Step::may(format!("/sys/bus/pci/devices/{address}/iommu_group/type"), LAZY));
+    }
+    if let Some(driver) = &before.driver {
+        steps.push(Step::must(format!("/sys/bus/pci/drivers/{driver}/bind"), &address.to_string()));
+    }
+    steps
+}
+
 /// Reserves it for a driver, and takes it from the one that has it. While no driver has it, its IOMMU group can be made
 /// strict, which our module is to have: kernels that cannot do that, or groups of several devices, stay as they are.
 fn change(address: Address, before: &Before, to: &str) -> Vec<Step> {
@@ -297,6 +316,22 @@ mod tests {
         // One that nobody had is bound to nobody.
         let given = shown(&give(address(), &used_by(None), Owner::Nobody));
         assert!(!given.iter().any(|step| step.ends_with("bind 0000:0b:00.0")), "{given:?}");
+    }
+
+    #[test]
+    fn what_no_driver_took_goes_back() {
+        let back = |before: &Before, now: Option<&str>| shown(&put_back(address(), before, now));
+        let over = "devices/0000:0b:00.0/driver_override ";
+        assert_eq!(back(&used_by(Some("nvme")), None), [over, "drivers/nvme/bind 0000:0b:00.0"]);
+        assert_eq!(back(&used_by(None), Some("other")), [over, "drivers/other/unbind 0000:0b:00.0"]);
+        let lazy = Before { lazy: true, driver_override: Some("mine".into()), ..used_by(Some("mine")) };
+        let mine = "devices/0000:0b:00.0/driver_override mine";
+        // It never left.
+        assert_eq!(back(&lazy, Some("mine")), [mine]);
+        assert_eq!(
+            back(&lazy, None),
+            [mine, "devices/0000:0b:00.0/iommu_group/type DMA-FQ", "drivers/mine/bind 0000:0b:00.0"]
+        );
     }
 
     #[test]

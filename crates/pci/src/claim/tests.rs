@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use super::*;
 
 const DEVICE: &str = "0000:0b:00.0";
+/// A driver that takes no device.
+const REFUSES: &str = "refuses";
 /// A busy machine takes its time.
 const SOON: Duration = Duration::from_secs(30);
 /// Where the child of a test finds its machine.
@@ -117,6 +119,9 @@ fn turn(folder: &Path) {
     let probed = asked(bus.join("drivers_probe"));
     for driver in &drivers {
         let name = driver.file_name().unwrap().to_str().unwrap();
+        if name == REFUSES {
+            continue;
+        }
         if asked(driver.join("bind")) || (probed && over.starts_with(name)) {
             let _ = symlink(format!("../../drivers/{name}"), &link);
         }
@@ -200,6 +205,35 @@ fn binding_to_stay() {
     assert_eq!(bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap().as_deref(), Some("vfio-pci"));
     // What was there before is there again after others have used it.
     take(&root).unwrap().give_back().unwrap();
+    assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+}
+
+#[test]
+fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
+    let machine = Fake::new("unwanted", &["nvme", REFUSES]);
+    let (root, address) = (machine.root(), DEVICE.parse().unwrap());
+    for driver in ["vfio-pci", "", ".", "..", "../drivers/nvme", "a\nb"] {
+        let error = bind(&root, Kind::Drive, address, Some(driver)).unwrap_err().to_string();
+        assert!(error.contains("no driver of this name"), "{driver:?}: {error}");
+        assert_eq!(machine.driver().as_deref(), Some("nvme"));
+        assert_eq!(machine.text("driver_override"), "(null)");
+    }
+    let error = bind(&root, Kind::Drive, address, Some(REFUSES)).unwrap_err().to_string();
+    assert!(error.contains("no driver took it"), "{error}");
+    machine.wait_for("nvme");
+    assert_eq!(machine.text("driver_override"), "");
+}
+
+#[test]
+fn what_another_program_drives_stays_on_the_bus() {
+    let machine = Fake::new("stays", &["nvme", "vfio-pci"]);
+    let (root, address) = (machine.root(), DEVICE.parse().unwrap());
+    let _claim = take(&root).unwrap();
+    for error in
+        [rescan(&root, address, SOON).unwrap_err(), bind(&root, Kind::Drive, address, None).unwrap_err()]
+    {
+        assert!(error.to_string().contains("another program of onehop has it"), "{error}");
+    }
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
 }
 

@@ -184,6 +184,12 @@ impl Function {
         self
     }
 
+    /// Another link of its folder.
+    pub fn linked(mut self, name: &str, target: &str) -> Self {
+        self.links.push((name.into(), target.into()));
+        self
+    }
+
     pub fn group(mut self, number: u32, kind: &str) -> Self {
         self.group = Some((number, kind.into()));
         self
