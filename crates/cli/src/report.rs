@@ -1,7 +1,7 @@
 //! What a command has to say: a document for machines, text for people. Only this module writes to stdout.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,9 +29,26 @@ impl Text {
     }
 }
 
+/// What machines read.
+enum Document {
+    Whole(Value),
+    Streamed(Box<dyn Streamed>),
+}
+
+/// What can be written without being made as a whole before.
+trait Streamed {
+    fn write(&self, out: &mut dyn Write) -> serde_json::Result<()>;
+}
+
+impl<T: Serialize> Streamed for T {
+    fn write(&self, out: &mut dyn Write) -> serde_json::Result<()> {
+        serde_json::to_writer_pretty(out, self)
+    }
+}
+
 /// How a command came out.
 pub(crate) struct Report {
-    document: Value,
+    document: Document,
     text: Text,
     failure: Option<CliError>,
 }
@@ -41,12 +58,17 @@ impl Report {
     pub(crate) fn new(document: impl Serialize, text: Text) -> Result<Self> {
         let document = serde_json::to_value(document)
             .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
-        Ok(Self { document, text, failure: None })
+        Ok(Self { document: Document::Whole(document), text, failure: None })
+    }
+
+    /// The same with a document that may be long: it is written as it is gone through. Nothing in it can have failed.
+    pub(crate) fn streamed(document: impl Serialize + 'static, text: Text) -> Self {
+        Self { document: Document::Streamed(Box::new(document)), text, failure: None }
     }
 
     /// There is a report, but what it tells is a failure.
     pub(crate) fn failed(mut self, failure: Option<CliError>) -> Self {
-        if let (Some(failure), Value::Object(fields)) = (&failure, &mut self.document) {
+        if let (Some(failure), Document::Whole(Value::Object(fields))) = (&failure, &mut self.document) {
             fields.insert("error".into(), json!(failure.document()));
         }
         self.failure = failure;
@@ -55,14 +77,14 @@ impl Report {
 
     /// Prints it; gives the exit code.
     pub(crate) fn print(&self, json: bool) -> u8 {
-        if json {
-            print_document(&self.document);
-        } else {
-            print_text(&visible(&self.text.0));
-        }
-        self.failure.as_ref().map_or(0, |error| {
+        let lost = match &self.document {
+            _ if !json => print_text(&visible(&self.text.0)),
+            Document::Whole(document) => print_document(document),
+            Document::Streamed(document) => print_streamed(&**document),
+        };
+        [self.failure.as_ref(), lost.err().as_ref()].into_iter().flatten().fold(0, |code, error| {
             complain(error);
-            error.code()
+            if code == 0 { error.code() } else { code }
         })
     }
 }
@@ -78,17 +100,33 @@ pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
 
 /// Prints the document of an error.
 pub(crate) fn print_error_document(error: &CliError) {
-    print_document(&json!({ "error": error.document() }));
+    // It stands on stderr, too.
+    let _ = print_document(&json!({ "error": error.document() }));
 }
 
-fn print_document(document: &Value) {
-    print_text(&format!("{document:#}\n"));
+fn print_document(document: &Value) -> Result<()> {
+    print_text(&format!("{document:#}\n"))
 }
 
-fn print_text(text: &str) {
-    // A reader that has seen enough closes the pipe; that is no failure of ours.
+fn print_streamed(document: &dyn Streamed) -> Result<()> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let written = document.write(&mut out).map_err(std::io::Error::from);
+    printed(written.and_then(|()| writeln!(out)).and_then(|()| out.flush()))
+}
+
+fn print_text(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+fn printed(written: std::io::Result<()>) -> Result<()> {
+    match written {
+        // A reader that has seen enough closes the pipe; that is no failure of ours.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::Failed(format!(
+            "what there is to say cannot be written to standard output: {error}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn complain(error: &CliError) {

@@ -7,8 +7,8 @@ use crate::{Error, HostMem, Result};
 /// A huge page of the processors that matter here.
 const HUGE: usize = 2 << 20;
 
-/// What one thread touches at least; below it a second thread costs more than it saves.
-const SHARE: usize = 64 << 20;
+/// What one thread touches at least: two milliseconds, to which the start of a thread adds little.
+const SHARE: usize = 8 << 20;
 
 /// Threads that touch pages: one thread needs about a quarter of a second for each GiB, eight an eighth of that.
 const MOST_THREADS: usize = 8;

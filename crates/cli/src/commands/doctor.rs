@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Write down what is read and answered, into DIR/system.json: it holds names, serial numbers and mount points
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     record: Option<PathBuf>,
-    /// Also say why each check matters, and where it was read
+    /// Also say why each check matters, and where it was read; and show every pair of a GPU and a device
     #[arg(long)]
     all: bool,
     /// How long CUDA may take to answer

@@ -4,6 +4,7 @@ mod account;
 pub(crate) mod bench;
 mod local;
 pub(crate) mod owned;
+mod planned;
 mod verdict;
 
 use std::path::{Path, PathBuf};

@@ -114,10 +114,18 @@ fn verdicts(check: &serde_json::Value, list: &str, name: &str) -> Vec<(String, S
 
 #[test]
 fn check_p2p_shows_what_works() {
-    let check = succeed(&["drive", "check-p2p", "-d", "sim:mem:8M?cmb=1M", "-g", "emu"]);
-    let steps = verdicts(&check, "steps", "id");
-    assert_eq!(steps.len(), 11);
+    let check = ["drive", "check-p2p", "-d", "sim:mem:8M?cmb=1M", "-g", "emu"];
+    let all = succeed(&[&check[..], &["--gpu-reads-registers"]].concat());
+    let steps = verdicts(&all, "steps", "id");
+    assert_eq!(steps.len(), 12);
     assert!(steps.iter().all(|(_, verdict)| verdict == "yes"), "{steps:?}");
+    assert!(all["steps"][11]["why"].as_str().unwrap().ends_with("as the CPU reads them"), "{all}");
+    // The GPU reads no registers unasked.
+    let check = succeed(&check);
+    let unasked = &check["steps"][11];
+    assert_eq!((unasked["id"].as_str(), unasked["verdict"].as_str()), (Some("gpu-reads"), Some("untested")));
+    assert!(unasked["why"].as_str().unwrap().contains("--gpu-reads-registers"), "{unasked}");
+    assert_eq!(check["routes"], all["routes"]);
     assert_eq!(check["simulated"], serde_json::json!(["drive", "gpu"]));
     // Without a memory buffer there is no queue in it, and every route all the same.
     let check = succeed(&["drive", "check-p2p", "-d", "sim:mem:8M", "-g", "emu", "--lba", "7"]);

@@ -1,6 +1,6 @@
 //! What is refused, with which code and which words.
 
-use crate::run::{Dir, refuse, succeed};
+use crate::run::{Dir, code, command, refuse, stderr, succeed};
 
 #[test]
 fn writes_ask_for_the_serial_and_a_yes() {
@@ -138,4 +138,16 @@ fn files_that_cannot_be_used() {
     refuse(&[&write[..], &[&dir.file("")]].concat(), 2, "regular file");
     refuse(&["drive", "identify", "-d", &format!("sim:{nowhere}")], 1, "no such file");
     refuse(&["drive", "identify", "-d", "qtest:/nonexistent.sock,/nonexistent"], 1, "");
+}
+
+#[test]
+fn what_cannot_be_told_is_a_failure() {
+    for more in [&[][..], &["--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let args = [&["drive", "identify", "-d", "sim:mem:1M"], more].concat();
+        let ended = command(&args).stdout(full).output().unwrap();
+        let said = stderr(&ended);
+        assert_eq!(code(&ended), 1, "{said}");
+        assert!(said.contains("standard output"), "{said}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use onehop_bench::results::{IoType, Limit};
+use onehop_doctor::Cpu;
 use onehop_gpu::Place;
 use onehop_gpu::cuda::Nvml;
 use onehop_pci::{Address, Link, Root, Speed, Tree};
@@ -28,7 +29,10 @@ pub(super) struct Limits {
 impl Limits {
     /// Looks at the links, and measures the rest.
     pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, said: Option<f64>) -> Result<Self> {
-        let tree = Tree::scan(&Root::here()).ok();
+        let root = Root::here();
+        // A virtual machine's ports, and devices that it emulates, need not show the real links: that bounds nothing.
+        let real = !Cpu::read(&root).virtual_machine;
+        let tree = real.then(|| Tree::scan(&root).ok()).flatten();
         let hard = |what: String, gbps: f64| Limit { what, gbps, hard: true };
         let simulated = gpu.gpu.simulated() || drive.is_some_and(|(_, simulated)| simulated);
         let copy = if gpu.gpu.simulated() { None } else { Some(copy_rate(gpu)?) };

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
+use onehop_load::Model;
 use onehop_load::engine::Account;
 use onehop_load::outcome::Outcome;
-use onehop_load::{Model, Plan};
 use serde::Serialize;
 use serde_json::json;
 
 use super::{Held, Share, crc32c};
-use crate::error::{CliError, Result};
 use crate::gpus::Chosen;
-use crate::report::{Report, Text};
+use crate::report::Text;
 use crate::units;
 
 /// How a load went.
@@ -125,75 +124,6 @@ pub(super) fn document(
 
 pub(super) fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<&'static str> {
     if shares.any(|share| share.gpu.gpu.simulated()) { vec!["gpu"] } else { Vec::new() }
-}
-
-/// What a load would do.
-pub(super) fn show_plan(model: &Model, shares: &[Share], route: &str) -> Result<Report> {
-    let Some(Share { plan: first, gpu, .. }) = shares.first() else {
-        return Err(CliError::Usage("no GPU was named".into()));
-    };
-    let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
-    let (bytes, gpu_bytes, read_bytes) =
-        (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes), sum(|plan| plan.read_bytes));
-    let mut text = Text::default();
-    text.row(
-        "model",
-        format!(
-            "{} in {}, {}",
-            units::count(first.tensors.len() as u64, "tensor"),
-            units::count(first.files.len() as u64, "file"),
-            model.format
-        ),
-    );
-    let ranges = shares.iter().map(|share| share.plan.ranges.len() as u64).sum();
-    text.row("reads", format!("{} in {}", units::bytes(read_bytes), units::count(ranges, "range")));
-    text.row("arena", format!("{} for {} of tensors", units::bytes(gpu_bytes), units::bytes(bytes)));
-    text.row("gpu", format!("{}: {}", names(shares.iter().map(|share| &share.gpu)), gpu.why));
-    text.row("route", route);
-    if first.options.direct {
-        let direct = sum(Plan::direct_bytes);
-        let rest = read_bytes - direct;
-        text.row(
-            "",
-            format!("{} land where they belong, {} by a slot", units::bytes(direct), units::bytes(rest)),
-        );
-    }
-    let each = shares.iter().map(|share| {
-        text.row("fits", fits(share));
-        let Share { gpu, plan, fit, rank } = share;
-        json!({
-            "gpu": gpu.gpu.name(), "rank": rank.0, "ranks": rank.1, "bytes": plan.tensor_bytes,
-            "gpu_bytes": plan.gpu_bytes, "read_bytes": plan.read_bytes, "ranges": plan.ranges, "arena": plan.tensors,
-            "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
-            "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes),
-        })
-    });
-    let each: Vec<_> = each.collect();
-    let fit = shares.iter().map(|share| share.fit).collect::<Option<Vec<_>>>();
-    let peak = shares.iter().map(|s| s.fit.map_or(s.plan.gpu_bytes, |fit| fit.peak_gpu_bytes)).sum::<u64>();
-    let document = json!({
-        "files": first.files.len(), "format": model.format, "tensors": first.tensors.len(), "bytes": bytes,
-        "gpu_bytes": gpu_bytes, "read_bytes": read_bytes, "ranges": first.ranges, "arena": first.tensors,
-        "peak_gpu_bytes": peak, "fits": fit.as_ref().map(|all| all.iter().all(|fit| fit.fits)),
-        "free_gpu_bytes": fit.map(|all| all.iter().map(|fit| fit.free_gpu_bytes).sum::<u64>()),
-        "gpu": names(shares.iter().map(|share| &share.gpu)), "gpus": each,
-        "simulated": simulated(shares.iter()),
-        "route": route,
-    });
-    Report::new(document, text)
-}
-
-/// Whether a GPU has the room, in words.
-fn fits(share: &Share) -> String {
-    match &share.fit {
-        Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
-        Some(fit) => format!(
-            "NO: {} are free, {} are missing",
-            units::bytes(fit.free_gpu_bytes),
-            units::bytes(fit.missing_bytes)
-        ),
-        None => "the emulated GPU takes what host memory there is".into(),
-    }
 }
 
 /// The account in words.

@@ -1,11 +1,12 @@
 //! `onehop bench load`: load after load of the same files, each checked, beside what limits them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_bench::median;
 use onehop_bench::page::{LoadRow, Loads, load_page};
-use onehop_load::engine::{Options, Prepared};
+use onehop_load::engine::{Options, Prepared, Shelf};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
 use serde::Serialize;
@@ -29,7 +30,8 @@ use crate::units;
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
-                        every later one's with the first's. What other loaders do with the same files is measured by \
+                        every later one's with the first's. A load's memory is new, and given back before the next one: --pause 0 \
+                        measures that too. What other loaders do with the same files is measured by \
                         bench/peers/run.py."
 )]
 pub(crate) struct Args {
@@ -43,6 +45,9 @@ pub(crate) struct Args {
     /// How often they are loaded
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     loads: u32,
+    /// Milliseconds between loads: one that begins as soon as the load before has given its memory back is slower
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=5_000))]
+    pause: u64,
     /// Also write load.html, a page with a picture, and load.json into this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
@@ -54,7 +59,7 @@ struct Row {
     /// From when the ring is there until the last tensor is.
     seconds: f64,
     gbps: f64,
-    /// What the ring took before.
+    /// What the ring took before; next to nothing where the load before has left it.
     ring_seconds: f64,
     route: &'static str,
     limit: Limit,
@@ -77,10 +82,15 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     };
     let mut shares = gpus::choose_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
     must_fit(&shares)?;
+    // As a program has it that loads one model after the other. Several GPUs share a ring that is made anew for them.
+    let shelf = Arc::new(Shelf::default());
     let (mut rows, mut first) = (Vec::new(), None);
-    for _ in 0..args.loads {
+    for turn in 0..args.loads {
+        if turn > 0 {
+            std::thread::sleep(Duration::from_millis(args.pause));
+        }
         context.stop.check()?;
-        let (row, held) = load(&model, shares, &options, context)?;
+        let (row, held) = load(&model, shares, &options, &shelf, context)?;
         let sum = crc32c(&held);
         match first {
             None => verdict::compare(&model, &held, context)??,
@@ -97,10 +107,21 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     finish(args, &model, &shares, &rows)
 }
 
-fn load(model: &Model, shares: Vec<Share>, options: &Options, context: &Context) -> Result<(Row, Vec<Held>)> {
+fn load(
+    model: &Model,
+    shares: Vec<Share>,
+    options: &Options,
+    shelf: &Arc<Shelf>,
+    context: &Context,
+) -> Result<(Row, Vec<Held>)> {
     let started = Instant::now();
-    let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
-    let prepared = Prepared::for_all(&plans, &model.files, options)?;
+    let prepared = match &shares[..] {
+        [share] => Prepared::with_shelf(&share.plan, &model.files, options, shelf.clone())?,
+        _ => {
+            let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
+            Prepared::for_all(&plans, &model.files, options)?
+        }
+    };
     let ring_seconds = started.elapsed().as_secs_f64();
     let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
     let (held, document) = carry_out(model, shares, prepared, &wanted, context)?;
@@ -129,6 +150,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         "tensors": tensors,
         "gpu": gpu,
         "gpus": shares.len(),
+        "pause_ms": args.pause,
         "simulated": simulated,
         "rows": rows,
         "first_gbps": first,
@@ -154,7 +176,11 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         );
     }
     if let (Some(lowest), Some(highest)) = (lowest, highest) {
-        text.row("median", format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}"));
+        let pause = args.pause;
+        text.row(
+            "median",
+            format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}, {pause} ms between loads"),
+        );
     }
     let reached =
         |limit: f64| format!("{what}: {limit:.2} GB/s; {:.1} % of it were reached", middle / limit * 100.0);

@@ -7,7 +7,8 @@ use onehop_load::engine::{Account, Options, Prepared, RingEngine, Route as Ring}
 use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 
-use super::account::{Document, document, show_plan, tell};
+use super::account::{Document, document, tell};
+use super::planned::show_plan;
 use super::verdict::{self, Verdict, given_up};
 use super::{Args, Held, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
 use crate::commands::Context;
@@ -51,7 +52,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
             Ring::Pinned => "cpu/pinned",
             Ring::CuFile => "cufile",
         };
-        return show_plan(&model, &shares, if remote { "cpu/remote" } else { local });
+        return show_plan(&model, shares, if remote { "cpu/remote" } else { local });
     };
     must_fit(&shares)?;
     let sums = context.json || args.verify || manifest.is_some();

@@ -10,9 +10,9 @@ use onehop_gpu::Region;
 use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
 use serde::Serialize;
 
-use super::account::{self, OnGpu};
+use super::account::OnGpu;
 use super::verdict::{self, Verdict};
-use super::{Args, Held, Share, crc32c, must_fit, read_manifest, selection, shares};
+use super::{Args, Held, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
@@ -109,7 +109,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
         };
         let mut routes = shares.iter().map(route).collect::<Result<Vec<_>>>()?;
         routes.dedup();
-        return account::show_plan(model, &shares, &routes.join(", "));
+        return planned::show_plan(model, shares, &routes.join(", "));
     }
     must_fit(&shares)?;
     let sums = context.json || args.verify || manifest.is_some();

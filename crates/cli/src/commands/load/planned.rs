@@ -1,0 +1,131 @@
+//! What a load would do: `onehop load --plan`.
+//!
+//! A model may have a million tensors. Their list is in the document for machines, which is written as it is gone through.
+
+use onehop_load::{Model, Plan};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::{Value, json};
+
+use super::Share;
+use super::account::{names, simulated};
+use crate::error::{CliError, Result};
+use crate::report::{Report, Text};
+use crate::units;
+
+/// Tells what a load would do.
+pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Result<Report> {
+    let Some(Share { plan: first, .. }) = shares.first() else {
+        return Err(CliError::Usage("no GPU was named".into()));
+    };
+    let text = tell(model, &shares, first, route);
+    let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
+    let fit = shares.iter().map(|share| share.fit).collect::<Option<Vec<_>>>();
+    let peak = shares.iter().map(|s| s.fit.map_or(s.plan.gpu_bytes, |fit| fit.peak_gpu_bytes)).sum::<u64>();
+    let summary = json!({
+        "files": first.files.len(), "format": model.format, "tensors": first.tensors.len(),
+        "bytes": sum(|plan| plan.tensor_bytes), "gpu_bytes": sum(|plan| plan.gpu_bytes),
+        "read_bytes": sum(|plan| plan.read_bytes),
+        "peak_gpu_bytes": peak, "fits": fit.as_ref().map(|all| all.iter().all(|fit| fit.fits)),
+        "free_gpu_bytes": fit.map(|all| all.iter().map(|fit| fit.free_gpu_bytes).sum::<u64>()),
+        "gpu": names(shares.iter().map(|share| &share.gpu)), "simulated": simulated(shares.iter()),
+        "route": route,
+    });
+    let gpus = shares.into_iter().map(OnGpu::new).collect();
+    Ok(Report::streamed(Planned { summary, gpus }, text))
+}
+
+/// The document: its first GPU's lists are its own too.
+struct Planned {
+    summary: Value,
+    gpus: Vec<OnGpu>,
+}
+
+impl Serialize for Planned {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        fields(&mut map, &self.summary)?;
+        if let Some(first) = self.gpus.first() {
+            lists(&mut map, &first.plan)?;
+        }
+        map.serialize_entry("gpus", &self.gpus)?;
+        map.end()
+    }
+}
+
+/// What a GPU would get.
+struct OnGpu {
+    summary: Value,
+    plan: Plan,
+}
+
+impl OnGpu {
+    fn new(share: Share) -> Self {
+        let Share { gpu, plan, fit, rank } = share;
+        let summary = json!({
+            "gpu": gpu.gpu.name(), "rank": rank.0, "ranks": rank.1, "bytes": plan.tensor_bytes,
+            "gpu_bytes": plan.gpu_bytes, "read_bytes": plan.read_bytes,
+            "peak_gpu_bytes": fit.map_or(plan.gpu_bytes, |f| f.peak_gpu_bytes), "fits": fit.map(|f| f.fits),
+            "free_gpu_bytes": fit.map(|f| f.free_gpu_bytes),
+        });
+        Self { summary, plan }
+    }
+}
+
+impl Serialize for OnGpu {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        fields(&mut map, &self.summary)?;
+        lists(&mut map, &self.plan)?;
+        map.end()
+    }
+}
+
+fn fields<M: SerializeMap>(map: &mut M, summary: &Value) -> std::result::Result<(), M::Error> {
+    summary.as_object().into_iter().flatten().try_for_each(|(name, value)| map.serialize_entry(name, value))
+}
+
+/// What is as long as the model.
+fn lists<M: SerializeMap>(map: &mut M, plan: &Plan) -> std::result::Result<(), M::Error> {
+    map.serialize_entry("ranges", &plan.ranges)?;
+    map.serialize_entry("arena", &plan.tensors)
+}
+
+fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> Text {
+    let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
+    let (bytes, gpu_bytes, read_bytes) =
+        (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes), sum(|plan| plan.read_bytes));
+    let mut text = Text::default();
+    let parts =
+        [units::count(first.tensors.len() as u64, "tensor"), units::count(first.files.len() as u64, "file")];
+    text.row("model", format!("{} in {}, {}", parts[0], parts[1], model.format));
+    let ranges = shares.iter().map(|share| share.plan.ranges.len() as u64).sum();
+    text.row("reads", format!("{} in {}", units::bytes(read_bytes), units::count(ranges, "range")));
+    text.row("arena", format!("{} for {} of tensors", units::bytes(gpu_bytes), units::bytes(bytes)));
+    let why = shares.first().map_or("", |share| &share.gpu.why);
+    text.row("gpu", format!("{}: {why}", names(shares.iter().map(|share| &share.gpu))));
+    text.row("route", route);
+    if first.options.direct {
+        let direct = sum(Plan::direct_bytes);
+        let rest = read_bytes - direct;
+        let ways =
+            format!("{} land where they belong, {} by a slot", units::bytes(direct), units::bytes(rest));
+        text.row("", ways);
+    }
+    for share in shares {
+        text.row("fits", fits(share));
+    }
+    text
+}
+
+/// Whether a GPU has the room, in words.
+fn fits(share: &Share) -> String {
+    match &share.fit {
+        Some(fit) if fit.fits => format!("yes: {} are free", units::bytes(fit.free_gpu_bytes)),
+        Some(fit) => format!(
+            "NO: {} are free, {} are missing",
+            units::bytes(fit.free_gpu_bytes),
+            units::bytes(fit.missing_bytes)
+        ),
+        None => "the emulated GPU takes what host memory there is".into(),
+    }
+}
