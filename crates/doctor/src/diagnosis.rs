@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::check::{Check, Status};
 use crate::facts::Facts;
 use crate::routes::{self, Advice, Row};
-use crate::{checks, topo};
+use crate::{checks, near, topo};
 
 /// All checks and routes of a machine.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +22,9 @@ pub struct Diagnosis {
     /// Names for addresses: for people.
     #[serde(skip)]
     pub(crate) names: Vec<(String, String)>,
+    /// Pairs of a GPU and a device for which another GPU is closer to the device: for people.
+    #[serde(skip)]
+    pub(crate) distant: Vec<(String, String)>,
 }
 
 /// Which devices matter; none for all.
@@ -45,6 +48,7 @@ pub fn examine(facts: &Facts, only: &Only, system: Option<&str>) -> Diagnosis {
         system: system.map(str::to_owned),
         advice: routes::advice(&routes),
         names: topo::names(facts),
+        distant: near::distant(facts),
         checks,
         routes,
     }

@@ -1,6 +1,6 @@
 //! A GPU and another device: the way between them, and what it lets through in which direction.
 
-use onehop_pci::{Address, Device, Path, PathClass};
+use onehop_pci::{Address, Device, Link, Path, PathClass};
 
 use crate::facts::Facts;
 use crate::facts::gpu::Gpu;
@@ -46,30 +46,44 @@ impl<'a> Pair<'a> {
         Some(Self { facts, gpu, gpu_device, device, path })
     }
 
-    /// The narrowest link on the way, in bytes per second: now, and at best; with the name of its device. None where a cable
-    /// is on the way, whose ports say Gen1 x4 whatever it carries.
-    pub fn narrowest(&self) -> Option<(f64, f64, Address)> {
+    /// The narrowest link on the way: bytes per second, the link, and its device. None where links bound nothing.
+    pub fn narrowest(&self) -> Option<(f64, Link, Address)> {
         let path = self.path.as_ref()?;
-        if self.by_cable() {
+        if self.unbounded().is_some() {
             return None;
         }
         let ends = [self.device.address, self.gpu_device.address];
         let links = path.up.iter().chain(&path.down).chain(&ends).filter_map(|address| {
-            let link = self.facts.device(*address)?.best_link();
-            Some((link.rate()?, link.max_rate().unwrap_or(0.0), *address))
+            let link = self.awake(*address)?;
+            Some((link.rate()?, link, *address))
         });
         links.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
-    /// Whether one of the two hangs behind a cable (Thunderbolt, USB4).
-    pub fn by_cable(&self) -> bool {
-        self.device.behind_cable || self.gpu_device.behind_cable
+    /// A link as it is when bytes pass it: an idle GPU slows its own, and so both of its ends.
+    fn awake(&self, address: Address) -> Option<Link> {
+        let link = self.facts.link(self.facts.device(address)?);
+        let ends = [Some(self.gpu_device.address), self.gpu_device.parents.last().copied()];
+        let speed = if ends.contains(&Some(address)) { link.max_speed.or(link.speed) } else { link.speed };
+        Some(Link { speed, ..link })
+    }
+
+    /// Why what the links on the way say bounds nothing, and where that is told.
+    pub fn unbounded(&self) -> Option<(String, &'static str)> {
+        if self.facts.kernel.cpu.virtual_machine {
+            let why = "a virtual machine's ports need not show the real links";
+            return Some((why.into(), "/proc/cpuinfo: hypervisor"));
+        }
+        [self.device, self.gpu_device].into_iter().find_map(|end| {
+            let (why, by) = self.facts.link_that_bounds_nothing(end)?;
+            Some((format!("{} is {why}", end.address), by))
+        })
     }
 
     /// Ends of the way whose links are not told.
     pub fn links_not_told(&self) -> Vec<Address> {
         let ends = [self.device, self.gpu_device];
-        ends.iter().filter(|end| end.best_link().rate().is_none()).map(|end| end.address).collect()
+        ends.iter().filter(|end| self.facts.link(end).rate().is_none()).map(|end| end.address).collect()
     }
 
     /// Ports on the way that send packets up to the root, and those that could not be asked.
@@ -121,7 +135,8 @@ impl<'a> Pair<'a> {
         let name = if cpu.name.is_empty() { "this CPU" } else { &cpu.name };
         let far = matches!(path.class, PathClass::Node | PathClass::Sys);
         let amd = cpu.vendor == "AuthenticAMD" && cpu.family >= ZEN;
-        let server = ["EPYC", "Threadripper", "Xeon"].iter().any(|name| cpu.name.contains(name));
+        let server = ["EPYC", "Threadripper", "Xeon"].iter().any(|name| cpu.name.contains(name))
+            && !is_desktop_epyc(&cpu.name);
         if (amd && server) || self.trusted_intel(path) {
             if path.class == PathClass::Sys {
                 return Passes::Perhaps(format!(
@@ -166,6 +181,12 @@ impl<'a> Pair<'a> {
         let both = |list: &[u16]| known(list, self.device) && known(list, self.gpu_device);
         both(&INTEL_TRUSTED) || (same && both(&INTEL_SAME_BRIDGE))
     }
+}
+
+/// Whether a processor is an EPYC 4004 or 4005: a desktop's die, with its root complex, under a server's name.
+fn is_desktop_epyc(name: &str) -> bool {
+    let number = |word: &str| word.len() >= 4 && word.as_bytes()[..4].iter().all(u8::is_ascii_digit);
+    name.contains("EPYC") && name.split(' ').any(|word| word.starts_with('4') && number(word))
 }
 
 /// Addresses in a sentence.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::check::{Check, Status};
 use crate::diagnosis::Diagnosis;
+use crate::near::nearest;
 use crate::routes::{Advice, Direction, Row, Verdict};
 
 /// How it is shown.
@@ -18,6 +19,8 @@ pub struct Style {
 /// A diagnosis as text.
 #[must_use]
 pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
+    let (diagnosis, hidden) = if style.all { (diagnosis.clone(), 0) } else { nearest(diagnosis) };
+    let diagnosis = &diagnosis;
     let mut text = String::new();
     if let Some(system) = &diagnosis.system {
         let _ = writeln!(text, "recorded system: {system}");
@@ -29,6 +32,12 @@ pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
         }
     }
     routes(&mut text, diagnosis, style);
+    if hidden > 0 {
+        let _ = writeln!(
+            text,
+            "  not shown: {hidden} pairs of a device and a GPU that is not its closest; --all shows them, -g and -d one"
+        );
+    }
     fixes(&mut text, diagnosis, style);
     text.trim_start().to_owned()
 }

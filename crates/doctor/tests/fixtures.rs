@@ -6,7 +6,7 @@ mod machines;
 use std::fs;
 use std::path::PathBuf;
 
-use machines::{ALL, odd};
+use machines::{ALL, odd, rare};
 use onehop_doctor::{
     Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
 };
@@ -386,4 +386,99 @@ fn what_is_hidden_or_garbage_is_unknown() {
     let found = judge(odd::mounts_garbage().0);
     assert_eq!(found.status("drive.use"), Status::Unknown);
     assert_eq!(found.route("0000:19:00.0", ToGpu, "gpu/tier1").0, No);
+}
+
+#[test]
+fn a_desktops_die_is_one_whatever_its_name() {
+    let found = machine("desktop-epyc-l4");
+    assert_eq!(
+        (found.status("path.p2p_write"), found.status("path.p2p_read")),
+        (Status::Unknown, Status::Warn)
+    );
+    let limit = found.found("path.limit");
+    assert!(limit.starts_with("7.9 GB/s") && limit.contains("idles"), "an idle GPU bounds nothing: {limit}");
+    let far = machine("epyc-two-sockets");
+    assert!(!far.found("path.p2p_write").contains("desktop"), "EPYCs of servers are servers");
+}
+
+#[test]
+fn links_that_say_nothing_are_no_fault() {
+    let found = machine("grace-hopper");
+    for id in ["gpu.link", "path.limit", "path.class"] {
+        assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));
+    }
+    assert!(found.found("place.vm").contains("Server of one Grace Hopper"));
+    let found = judge(rare::qemu().0);
+    for id in ["gpu.link", "drive.link", "path.limit"] {
+        assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));
+    }
+    let window = found.checks.iter().find(|check| check.id == "gpu.bar1").unwrap();
+    assert!(window.fix.as_deref().unwrap().contains("its host"), "{window:?}");
+    assert!(found.found("gpu.register_bar").contains("not loaded"));
+}
+
+#[test]
+fn functions_that_are_lent_are_no_gpus() {
+    let found = machine("vgpu-host");
+    assert!(found.found("gpu.present").ends_with("; 2 virtual functions for virtual machines"));
+    assert!(found.routes.iter().all(|row| row.gpu == "0000:17:00.0"));
+    let link = |about: &str| {
+        let check = found.checks.iter().find(|c| c.id == "drive.link" && c.about.as_deref() == Some(about));
+        check.unwrap().found.clone()
+    };
+    assert_eq!(link("0000:18:00.1"), link("0000:18:00.0"), "a virtual function has its owner's link");
+    let limits = found.checks.iter().find(|c| c.fix.as_deref().is_some_and(|fix| fix.starts_with("Ask it:")));
+    assert!(limits.unwrap().fix.as_deref().unwrap().contains("-d 0000:18:00.1"));
+    let tree = topo::tree(&facts(&Root::recorded(rare::vgpu_host().0)), false);
+    assert!(tree.contains("virtual function of 0000:17:00.0"), "{tree}");
+    // One that CUDA shows is one.
+    let mut machine = rare::vgpu_host();
+    machines::cuda(
+        &mut machine,
+        12040,
+        &[machines::cuda_gpu("0000:17:00.4", "A30-4C", 4, machines::works())],
+    );
+    assert!(judge(machine.0).routes.iter().any(|row| row.gpu == "0000:17:00.4"));
+}
+
+#[test]
+fn gpus_that_only_cuda_shows() {
+    let found = machine("jetson-orin");
+    assert_eq!((found.status("gpu.present"), found.status("gpu.dma_buf")), (Status::Info, Status::Info));
+    assert!(!found.has("gpu.bar1") && found.found("gpu.present").contains("processor's memory"));
+    let found = judge(rare::wsl().0);
+    let present = found.checks.iter().find(|check| check.id == "gpu.present").unwrap();
+    assert!(present.fix.as_deref().unwrap().contains("WSL"), "{present:?}");
+    assert_eq!(found.status("gpu.register_bar"), Status::Unknown, "the driver's version is not told");
+    assert!(!found.has("gpu.others") && found.found("place.vm").contains("WSL"));
+}
+
+#[test]
+fn words_that_have_no_end_are_cut() {
+    let mut machine = rare::vgpu_host();
+    machine.file("/sys/bus/pci/devices/0000:18:00.0/nvme/nvme0/model", &"M".repeat(100_000));
+    let found = judge(machine.0);
+    assert!(
+        found.found("drive.present").len() < 100
+            && render(&found, Style { colour: false, all: true }).len() < 40_000
+    );
+}
+
+#[test]
+fn of_many_pairs_people_are_shown_the_closest() {
+    let found = judge(rare::many().0);
+    let pairs = |text: &str| text.matches("  <->  ").count();
+    let text = render(&found, Style { colour: false, all: false });
+    assert_eq!(pairs(&text), 16, "two GPUs for each of eight drives: {text}");
+    assert!(text.contains("not shown: 48 pairs") && !text.contains("SYS:"), "{text}");
+    assert_eq!(pairs(&render(&found, Style { colour: false, all: true })), 64);
+    assert_eq!(found.advice.len(), 128, "programs get them all");
+}
+
+#[test]
+fn the_module_takes_a_drive_out_of_a_group_with_the_gpu() {
+    let (_, compose) = ALL.iter().find(|(name, _)| *name == "nested-switch-shared-group").unwrap();
+    let mut machine = compose();
+    machine.there("/sys/module/onehop");
+    assert_eq!(judge(machine.0).status("iommu.group"), Status::Info);
 }

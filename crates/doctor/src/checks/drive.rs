@@ -25,9 +25,9 @@ pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
         Some(users(drive)),
         Some(driver(device)),
         power(device),
-        link(device),
+        link(facts, device),
         state(drive),
-        Some(limits(drive, facts.place.root)),
+        Some(limits(drive, device, facts.place.root)),
         cmb(drive),
         hmb(drive),
         vmd(device),
@@ -47,7 +47,8 @@ fn users(drive: &Drive) -> Check {
         Some(Ok(users)) => check("drive.use", Status::Info, users.clone(), why)
             .fix("Use another drive for direct routes; cpu/pinned and cpu/cached leave this one as it is")
             .by(by),
-        Some(Err(error)) => check("drive.use", Status::Unknown, error.clone(), why).fix("Mount /proc"),
+        Some(Err(error)) => check("drive.use", Status::Unknown, error.clone(), why)
+            .fix("Run where /proc is mounted and may be read; root may read all of it"),
     }
 }
 
@@ -84,12 +85,11 @@ fn power(device: &Device) -> Option<Check> {
     ))
 }
 
-fn link(device: &Device) -> Option<Check> {
-    let link = device.best_link();
+fn link(facts: &Facts, device: &Device) -> Option<Check> {
+    let link = facts.link(device);
     let why = "no byte goes faster than the drive's link";
-    if device.behind_cable {
-        let found = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
-        return Some(check("drive.link", Status::Info, found, why).by("removable"));
+    if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
+        return Some(check("drive.link", Status::Info, found, why).by(by));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
         let asked = link.speed.is_some() || link.width.is_some() || device.config.is_some();
@@ -99,6 +99,11 @@ fn link(device: &Device) -> Option<Check> {
         });
     };
     let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
+    if link.rate() < link.max_rate() && facts.kernel.cpu.virtual_machine {
+        let found =
+            format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
+        return Some(check("drive.link", Status::Info, found, why).fix("Ask on the host: lspci -vv"));
+    }
     if link.rate() < link.max_rate() && !device.is_asleep() {
         return Some(check("drive.link", Status::Warn, format!("{now}{carries}, of {best}"), why)
             .fix("Use a slot with the drive's generation and lanes; slots of the chipset are often older or shared")
@@ -119,7 +124,7 @@ fn state(drive: &Drive) -> Option<Check> {
 /// What would tell where the drive did not answer.
 const ASK: &str = "The drive did not say (Identify): onehop drive identify -d ADDRESS, once nobody else uses it; dmesg | grep nvme";
 
-fn limits(drive: &Drive, root: bool) -> Check {
+fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
     let why = "how deep queues and how long transfers may be";
     let mut words = Vec::new();
     words.extend(drive.queue_entries.map(|n| format!("queues of {n} entries as the kernel uses them")));
@@ -145,7 +150,7 @@ fn limits(drive: &Drive, root: bool) -> Check {
             "the kernel's driver does not have it, so nothing is told",
             why,
         )
-        .fix("onehop drive identify -d ADDRESS, once it is bound");
+        .fix(format!("Ask it: onehop drive identify -d {} (root)", device.address));
     }
     let asked = identity.is_some();
     let status = if asked { Status::Info } else { Status::Unknown };

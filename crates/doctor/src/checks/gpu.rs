@@ -5,7 +5,7 @@ use onehop_gpu::cuda::register_gap;
 use crate::check::{Check, Group, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::cuda::LATE;
-use crate::facts::gpu::Gpu;
+use crate::facts::gpu::{Gpu, is_lent};
 use crate::facts::nvml::Health;
 use crate::facts::place::capability;
 
@@ -27,13 +27,31 @@ fn present(facts: &Facts) -> Check {
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
     let names: Vec<_> = facts.gpus.iter().map(|gpu| titled(facts, gpu)).collect();
-    let hidden = facts.gpus.iter().any(|gpu| facts.device(gpu.address).is_none());
-    if hidden {
-        let found = format!("{}; CUDA shows it, and the PCI bus does not", names.join(", "));
-        return Check::new("gpu.present", Group::Gpu, Status::Warn, found, why)
-            .fix("Run where /sys shows the PCI bus: a sandbox or container hides the way to the GPU");
+    let mut found = names.join(", ");
+    if let Some(gpu) = facts.gpus.iter().find(|gpu| facts.device(gpu.address).is_none()) {
+        return hidden(facts, gpu, &found, why);
     }
-    Check::new("gpu.present", Group::Gpu, Status::Pass, names.join(", "), why)
+    let lent = |device: &&onehop_pci::Device| is_lent(device) && !facts.has_gpu(&[device.address]);
+    let lent = facts.tree.devices.values().filter(lent).count();
+    if lent > 0 {
+        found = format!("{found}; {} for virtual machines", plural(lent, "virtual function"));
+    }
+    Check::new("gpu.present", Group::Gpu, Status::Pass, found, why)
+}
+
+/// A GPU that CUDA shows, and the bus does not.
+fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
+    let check =
+        |status, words| Check::new("gpu.present", Group::Gpu, status, format!("{found}; {words}"), why);
+    if gpu.in_the_chip() {
+        return check(Status::Info, "a part of the processor's chip, with the processor's memory and no BAR")
+            .fix("Load files by cpu/pinned; direct routes are for GPUs on the PCI bus");
+    }
+    let check = check(Status::Warn, "CUDA shows it, and the PCI bus does not");
+    if facts.kernel.in_windows() {
+        return check.fix("Windows has the GPU and the drives (WSL): start Linux itself for direct routes");
+    }
+    check.fix("Run where /sys shows the PCI bus: a sandbox or container hides the way to the GPU")
 }
 
 /// With the driver that has it, where that is not NVIDIA's.
@@ -48,7 +66,9 @@ fn titled(facts: &Facts, gpu: &Gpu) -> String {
 /// GPUs of others, which CUDA does not drive.
 fn others(facts: &Facts) -> Option<Check> {
     let other = |device: &&onehop_pci::Device| {
-        device.vendor != 0x10de && matches!(device.class.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200)
+        // What WSL has in the place of a GPU is NVIDIA's by another way.
+        let by_wsl = device.driver.as_deref() == Some("dxgkrnl");
+        device.vendor != 0x10de && matches!(device.class.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200) && !by_wsl
     };
     let found: Vec<_> = facts
         .tree
@@ -137,6 +157,10 @@ fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
         return "Ask again with a longer --patience: a GPU that sleeps, or a driver that is not kept loaded, takes seconds to wake \
                 (nvidia-persistenced keeps it ready)";
     }
+    if error.contains("(803)") {
+        return "The kernel module that is loaded and libcuda are of different versions: restart after an upgrade, or unload the module \
+                nvidia and load it again";
+    }
     match (&facts.nvidia.version, facts.nvidia.device_files) {
         (None, _) => "Load NVIDIA's kernel driver first: see gpu.driver",
         (Some(_), false) => {
@@ -173,23 +197,25 @@ fn registers(facts: &Facts) -> Check {
         return check(Status::Warn, gap)
             .fix("Install NVIDIA's open kernel modules, 570.133.07 or later, and load them");
     }
+    let known = nvidia.numbers().is_some() && kernel != (0, 0);
+    if !known {
+        let loaded = nvidia.version.is_some() || facts.gpus.iter().any(|gpu| gpu.cuda.is_some());
+        let found = if loaded {
+            "the versions of driver and kernel are not told"
+        } else {
+            "NVIDIA's driver is not loaded, so this cannot be told"
+        };
+        return check(Status::Unknown, found.into()).fix("See gpu.driver");
+    }
     let admin = facts.place.can(capability::SYS_ADMIN) || nvidia.has("PeerMappingOverride");
     if !admin {
         return check(Status::Warn, "this driver can; it lets only administrators".into()).fix(
             "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
         );
     }
-    let known = nvidia.numbers().is_some() && kernel != (0, 0);
-    if known {
-        let found = format!(
-            "driver {} can under kernel {}.{}",
-            nvidia.version.as_deref().unwrap_or("?"),
-            kernel.0,
-            kernel.1
-        );
-        return check(Status::Pass, found).by("known combinations of driver and kernel");
-    }
-    check(Status::Unknown, "the versions of driver and kernel are not told".into()).fix("See gpu.driver")
+    let version = nvidia.version.as_deref().unwrap_or("?");
+    let found = format!("driver {version} can under kernel {}.{}", kernel.0, kernel.1);
+    check(Status::Pass, found).by("known combinations of driver and kernel")
 }
 
 fn helpers(facts: &Facts) -> Check {
@@ -242,6 +268,10 @@ fn dma_buf(gpu: &Gpu) -> Option<Check> {
         Some(Ok(())) => check(Status::Pass, "a dma-buf of 2 MiB was made".into()).by("tried: cuMemGetHandleForAddressRange"),
         Some(Err(error)) if old(cuda.compute) => {
             let found = format!("{error}: GPUs older than Turing make none");
+            check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
+        }
+        Some(Err(error)) if gpu.in_the_chip() => {
+            let found = format!("{error}: there is no BAR that other devices could reach it by");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
         Some(Err(error)) => check(Status::Warn, error.clone())
@@ -323,7 +353,7 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
             |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
         return link_by_nvml(health(facts, gpu)?, check);
     };
-    let link = device.best_link();
+    let link = facts.link(device);
     let why = "no byte goes faster than the narrowest link on its way";
     let check =
         |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
@@ -331,17 +361,22 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
         let found = "asleep: its link is down or slow until it is used, which is no fault";
         return Some(check(Status::Info, found.into()));
     }
-    if device.behind_cable {
-        let found = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
-        return Some(check(Status::Info, found.into()).by("removable"));
+    if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
+        return Some(check(Status::Info, found.into()).by(by));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
         return Some(
-            check(Status::Unknown, "not told".into()).fix("In a virtual machine ask on the host: lspci -vv"),
+            check(Status::Unknown, "not told".into())
+                .fix("lspci -vv (root) shows LnkSta; in a virtual machine ask on the host"),
         );
     };
     let room = facts.tree.get(*device.parents.last()?).map(|port| port.best_link()).unwrap_or_default();
     let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
+    if link.width < link.max_width && facts.kernel.cpu.virtual_machine {
+        let found =
+            format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
+        return Some(check(Status::Info, found).fix("Ask on the host: lspci -vv"));
+    }
     if link.width < link.max_width {
         let fix = match slot {
             Some(lanes) => {

@@ -12,14 +12,20 @@ const STATIC_ALIGN: u64 = 512 << 20;
 const USUAL: u64 = 256 << 20;
 
 pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
-    [size(gpu), resizable(gpu), fixed(facts, gpu), memory_enabled(facts, gpu)].into_iter().flatten().collect()
+    [size(facts, gpu), resizable(facts, gpu), fixed(facts, gpu), memory_enabled(facts, gpu)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
-fn size(gpu: &Gpu) -> Option<Check> {
+fn size(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let why = "other devices reach GPU memory only through BAR1";
     let check = |status, found: String| {
         Check::new("gpu.bar1", Group::Gpu, status, found, why).about(gpu.address).by("resource, row 1")
     };
+    if gpu.in_the_chip() {
+        return None;
+    }
     let Some(bar) = gpu.window else {
         return Some(
             check(Status::Unknown, "no BAR of memory is shown".into())
@@ -38,17 +44,21 @@ fn size(gpu: &Gpu) -> Option<Check> {
         Some(true) => check(Status::Pass, format!("{place}{below}, for {}", memory(gpu))),
         Some(false) => {
             check(Status::Warn, format!("{place}{below}: a window on {}, not all of it", memory(gpu)))
-                .fix(rebar(gpu))
+                .fix(rebar(facts, gpu))
         }
         None if bar.size <= USUAL => {
-            check(Status::Warn, format!("{place}{below}: a small window")).fix(rebar(gpu))
+            check(Status::Warn, format!("{place}{below}: a small window")).fix(rebar(facts, gpu))
         }
         None => check(Status::Info, format!("{place}{below}; how much memory the GPU has was not told")),
     })
 }
 
-fn rebar(gpu: &Gpu) -> &'static str {
+fn rebar(facts: &Facts, gpu: &Gpu) -> &'static str {
     match gpu.resizable {
+        _ if facts.kernel.cpu.virtual_machine => {
+            "A virtual machine has it as its host has it: switch on Above 4G Decoding and Resizable BAR there, then pass the GPU through \
+             again"
+        }
         Some(_) => {
             "Switch on Above 4G Decoding and Resizable BAR (Smart Access Memory) in the firmware's setup"
         }
@@ -58,7 +68,7 @@ fn rebar(gpu: &Gpu) -> &'static str {
     }
 }
 
-fn resizable(gpu: &Gpu) -> Option<Check> {
+fn resizable(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let why = "a BAR that is resized to all of the memory needs no window";
     let check = |status, found: String| {
         Check::new("gpu.rebar", Group::Gpu, status, found, why).about(gpu.address).by("PCI capability 0x15")
@@ -70,7 +80,7 @@ fn resizable(gpu: &Gpu) -> Option<Check> {
     } else if gpu.whole() == Some(true) {
         check(Status::Pass, format!("{now}, enough for all of its memory (it could be {most})"))
     } else {
-        check(Status::Warn, format!("{now}, and it could be {most}")).fix(rebar(gpu))
+        check(Status::Warn, format!("{now}, and it could be {most}")).fix(rebar(facts, gpu))
     })
 }
 
@@ -92,7 +102,8 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     }
     if gpu.whole() == Some(false) {
         return Some(
-            check(Status::Warn, "asked for, but BAR1 is smaller than the memory".into()).fix(rebar(gpu)),
+            check(Status::Warn, "asked for, but BAR1 is smaller than the memory".into())
+                .fix(rebar(facts, gpu)),
         );
     }
     if !bar.start.is_multiple_of(STATIC_ALIGN) {

@@ -43,7 +43,10 @@ fn mode(facts: &Facts) -> Check {
     let kinds: Vec<_> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
     let units =
         if facts.kernel.iommu_units.is_empty() { "IOMMU" } else { &facts.kernel.iommu_units.join(", ") };
-    check(Status::Pass, format!("{units}: {} groups ({})", groups.len(), kinds.join(", ")))
+    check(
+        Status::Pass,
+        format!("{units}: {} ({})", super::gpu::plural(groups.len(), "group"), kinds.join(", ")),
+    )
 }
 
 /// A group that flushes its translations late leaves a device able to write into memory that was taken away from it.
@@ -87,8 +90,15 @@ fn shared(facts: &Facts) -> Vec<Check> {
         Some(if others.is_empty() {
             check(Status::Pass, format!("alone in group {number}"))
         } else {
-            check(Status::Warn, format!("group {number} also holds {}", list(&others)))
-                .fix(if facts.has_gpu(&others) { KEEP_THE_GPU } else { GIVE_ALL })
+            let found = format!("group {number} also holds {}", list(&others));
+            let with_gpu = facts.has_gpu(&others);
+            if with_gpu && facts.module.loaded {
+                return Some(check(
+                    Status::Info,
+                    format!("{found}: nothing for VFIO; the module onehop takes the drive alone"),
+                ));
+            }
+            check(Status::Warn, found).fix(if with_gpu { KEEP_THE_GPU } else { GIVE_ALL })
         })
     };
     facts.drives.iter().filter_map(|drive| one(drive.address?)).collect()

@@ -34,8 +34,12 @@ fn class(pair: &Pair<'_>) -> Check {
     };
     let bridges: Vec<_> = path.bridges().collect();
     let through = if bridges.is_empty() { String::new() } else { format!(", by {}", list(&bridges)) };
-    let status = match path.class {
-        onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node => Status::Warn,
+    let far = matches!(path.class, onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node);
+    // Neither of them has slots to choose from.
+    let fixed = pair.facts.kernel.cpu.virtual_machine || pair.facts.by_c2c(pair.gpu_device.address);
+    let status = match (far, fixed) {
+        (true, false) => Status::Warn,
+        (true, true) => Status::Info,
         _ => Status::Pass,
     };
     let found = format!("{}: {}{through}", path.class.name(), path.class.text());
@@ -96,19 +100,19 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
 
 fn narrowest(pair: &Pair<'_>) -> Option<Check> {
     let why = "the narrowest link bounds what any route can reach; a result above it is a false one";
-    if pair.by_cable() {
-        let found = "a cable (Thunderbolt, USB4) is on the way: its ports say Gen1 x4 whatever it carries";
-        return Some(check("path.limit", Status::Info, found, why).by("removable"));
+    if let Some((reason, by)) = pair.unbounded() {
+        let found = format!("no limit can be told: {reason}");
+        return Some(check("path.limit", Status::Info, found, why).by(by));
     }
-    let (now, best, at) = pair.narrowest()?;
-    let link = pair.facts.device(at)?.best_link();
-    let words = format!("{} at {at} ({})", rate(now), link.now().unwrap_or_default());
-    let slow_gpu = at == pair.gpu_device.address && now < best;
-    let mut found =
-        if slow_gpu { format!("{words}, which idles: {} when it works", rate(best)) } else { words };
+    let (most, link, at) = pair.narrowest()?;
+    let mut found = format!("{} at {at} ({})", rate(most), link.now().unwrap_or_default());
     let not_told = pair.links_not_told();
     if !not_told.is_empty() {
         found = format!("at most {found}; the link of {} is not told", list(&not_told));
+    }
+    let gpu = pair.gpu_device.best_link();
+    if gpu.speed < gpu.max_speed && gpu.speed.is_some() {
+        found.push_str("; the GPU's link idles, and counts as it is when it works");
     }
     Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the way"))
 }

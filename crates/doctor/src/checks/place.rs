@@ -46,14 +46,17 @@ fn machine(facts: &Facts) -> Check {
     let why =
         "in a virtual machine the host decides which device reaches which, and the tree is not the real one";
     if facts.kernel.cpu.virtual_machine {
+        let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
         let what = product.map_or_else(String::new, |name| format!(" ({name})"));
         return Check::new("place.vm", Group::Place, Status::Info, format!("a virtual machine{what}"), why)
             .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
             .by("/proc/cpuinfo: hypervisor");
     }
     if facts.kernel.cpu.vendor.is_empty() {
-        let check = Check::new("place.vm", Group::Place, Status::Unknown, "the CPU does not tell", why);
-        return check.fix("systemd-detect-virt tells more");
+        let what = product.map_or_else(String::new, |name| format!("; the firmware calls it {name}"));
+        let found = format!("the CPU does not tell{what}");
+        return Check::new("place.vm", Group::Place, Status::Unknown, found, why)
+            .fix("systemd-detect-virt tells more");
     }
     let found = product.unwrap_or_else(|| "no virtual machine".into());
     Check::new("place.vm", Group::Place, Status::Pass, found, why).by("/proc/cpuinfo")

@@ -97,7 +97,9 @@ impl Drive {
     /// What people call it.
     #[must_use]
     pub fn title(&self) -> String {
-        self.model.clone().unwrap_or_else(|| "NVMe drive".into())
+        // What Identify has room for; a file may hold anything.
+        let model = self.model.as_ref().map(|model| model.chars().take(40).collect());
+        model.unwrap_or_else(|| "NVMe drive".into())
     }
 }
 

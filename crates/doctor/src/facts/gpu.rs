@@ -88,7 +88,11 @@ pub struct Gpu {
 
 impl Gpu {
     pub(super) fn all(root: &Root, tree: &Tree, cuda: Option<&Cuda>) -> Vec<Self> {
-        let on_bus = tree.devices.values().filter(|device| is_nvidia(device));
+        let by_cuda = |device: &Device| {
+            cuda.is_some_and(|cuda| cuda.gpus.iter().any(|gpu| gpu.pci.parse() == Ok(device.address)))
+        };
+        let mine = |device: &&Device| is_nvidia(device) && (!is_lent(device) || by_cuda(device));
+        let on_bus = tree.devices.values().filter(mine);
         let mut gpus: Vec<_> = on_bus.map(|device| Self::one(root, device, cuda)).collect();
         // A sandbox may hide the bus and give CUDA all the same.
         let shown = cuda.into_iter().flat_map(|cuda| cuda.gpus.iter().enumerate());
@@ -140,6 +144,13 @@ impl Gpu {
         self.cuda.as_ref().map(|gpu| gpu.memory).filter(|bytes| *bytes > 0)
     }
 
+    /// Whether it is a part of the processor's chip (Tegra: Jetson, DRIVE, IGX), by its generation: no GPU on a card has these.
+    #[must_use]
+    pub fn in_the_chip(&self) -> bool {
+        const TEGRA: [(i32, i32); 6] = [(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)];
+        self.cuda.as_ref().is_some_and(|gpu| TEGRA.contains(&gpu.compute))
+    }
+
     /// Whether the window shows all of its memory.
     #[must_use]
     pub fn whole(&self) -> Option<bool> {
@@ -150,6 +161,11 @@ impl Gpu {
 /// Whether this is a GPU that CUDA may drive: of NVIDIA, and no virtual function's audio.
 pub(super) fn is_nvidia(device: &Device) -> bool {
     device.vendor == NVIDIA && device.class.base() == 3
+}
+
+/// Whether this is a virtual function of a GPU, which its host lends to a virtual machine: CUDA drives the GPU itself.
+pub(crate) fn is_lent(device: &Device) -> bool {
+    is_nvidia(device) && device.physical_function.is_some()
 }
 
 /// Whether an output of the card is connected.

@@ -133,6 +133,12 @@ impl Kernel {
         self.modules.contains(&module)
     }
 
+    /// Whether this is Linux within Windows (WSL).
+    #[must_use]
+    pub fn in_windows(&self) -> bool {
+        self.release.to_ascii_lowercase().contains("microsoft") && self.release.contains("WSL")
+    }
+
     /// Whether the kernel refuses what would let root get round it.
     #[must_use]
     pub fn locked(&self) -> bool {
@@ -141,7 +147,9 @@ impl Kernel {
 }
 
 impl Cpu {
-    fn read(root: &Root) -> Self {
+    /// Looks at it.
+    #[must_use]
+    pub fn read(root: &Root) -> Self {
         // All CPUs are alike: the first one's lines tell.
         let first = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).into_owned();

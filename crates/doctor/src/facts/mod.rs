@@ -6,6 +6,7 @@ pub mod drive;
 pub mod file;
 pub mod gpu;
 pub mod kernel;
+mod links;
 pub mod module;
 pub mod nic;
 pub mod nvml;

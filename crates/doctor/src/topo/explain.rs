@@ -62,10 +62,7 @@ pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanati
         window: gpu.window.filter(|bar| bar.assigned),
         address_words: address_words(facts, pair.device, gpu.window.as_ref()),
         passes,
-        limit: pair.narrowest().map(|(now, best, at)| {
-            let idle = at == gpu.address && now < best;
-            format!("{} at {at}", rate(if idle { best } else { now }))
-        }),
+        limit: pair.narrowest().map(|(most, _, at)| format!("{} at {at}", rate(most))),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::explain::Explanation;
-use super::svg::{STYLE, escape, picture};
+use super::svg::{STYLE, drawn, escape};
 use crate::facts::Facts;
 
 /// A page with the tree and, for each pair, its two ways.
@@ -15,13 +15,20 @@ pub fn page(facts: &Facts, all: bool, system: Option<&str>, ways: &[Explanation]
     if let Some(system) = system {
         let _ = writeln!(body, "<p class=\"lead\">Recorded system: {}</p>", escape(system));
     }
-    let _ = writeln!(body, "<h2>PCIe tree</h2>\n<div class=\"wide\">{}</div>", picture(facts, all));
+    let (tree, wide) = drawn(facts, all);
+    // Told where the picture has no room.
+    let hint = format!("@media(max-width:{:.0}px){{.hint{{display:block}}}}", wide + AROUND);
+    let _ = writeln!(
+        body,
+        "<h2>PCIe tree</h2>\n<p class=\"hint\">Move the picture sideways to see all of it.</p>\n<div class=\"wide\" \
+         tabindex=\"0\">{tree}</div>"
+    );
     for way in ways {
         let _ = writeln!(body, "{}", section(way));
     }
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-         content=\"width=device-width,initial-scale=1\">\n<title>PCIe tree: {}</title>\n<style>{PAGE}</style>\n</head>\n<body>\n\
+         content=\"width=device-width,initial-scale=1\">\n<title>PCIe tree: {}</title>\n<style>{PAGE}{hint}</style>\n</head>\n<body>\n\
          {body}<footer>Made by onehop topo. Addresses are those of the bus.</footer>\n</body>\n</html>\n",
         escape(cpu)
     )
@@ -139,13 +146,15 @@ fn wrap(text: &str) -> Vec<String> {
     rows
 }
 
+/// What a page has beside a picture, in pixels.
+const AROUND: f64 = 46.0;
 const PAGE: &str = "
 :root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;max-width:1180px;margin:0 auto;padding:1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin:1.6rem 0 .6rem}
-.lead{opacity:.8}.wide{overflow-x:auto;border:1px solid #9aa8b566;border-radius:8px;padding:.4rem}
+.lead{opacity:.8}.hint{display:none;opacity:.8;font-size:.85rem;margin:.2rem 0 .4rem}.wide{overflow-x:auto;border:1px solid #9aa8b566;border-radius:8px;padding:.4rem}
 .wide svg{display:block}.ways{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1rem}
 figure{margin:0;border:1px solid #9aa8b566;border-radius:8px;padding:.7rem}figcaption{font-weight:600;margin-bottom:.5rem}
 figure svg{width:100%;height:auto;display:block}footer{margin-top:2rem;opacity:.7;font-size:.85rem}
-@media print{.wide{overflow:visible}.wide svg{max-width:100%;height:auto}}
+@media print{.hint{display:none!important}.wide{overflow:visible}.wide svg{max-width:100%;height:auto}}
 ";

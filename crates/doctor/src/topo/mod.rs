@@ -86,6 +86,7 @@ fn remarks(tree: &Tree, device: &Device) -> Vec<String> {
     let acs = device.config.as_ref().and_then(|config| config.acs).filter(|acs| acs.redirects());
     words.extend(acs.map(|_| "ACS redirects".to_owned()));
     words.extend(device.is_asleep().then(|| "asleep".to_owned()));
+    words.extend(device.physical_function.map(|owner| format!("virtual function of {owner}")));
     words
 }
 

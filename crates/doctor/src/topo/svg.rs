@@ -16,6 +16,11 @@ const LETTER: f64 = 7.3;
 /// The tree as an SVG document; it takes its colours from the page, or brings its own.
 #[must_use]
 pub fn picture(facts: &Facts, all: bool) -> String {
+    drawn(facts, all).0
+}
+
+/// The same, and how wide it is.
+pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
     let mut body = String::new();
     let (mut y, mut widest) = (PAD, 0.0_f64);
     for host in facts.tree.hosts() {
@@ -56,10 +61,11 @@ pub fn picture(facts: &Facts, all: bool) -> String {
         y += PAD;
     }
     let wide = widest + PAD as f64;
-    format!(
+    let drawn = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide:.0} {y}\" width=\"{wide:.0}\" height=\"{y}\" role=\"img\" \
          aria-label=\"PCIe tree\">\n<style>{STYLE}</style>\n{body}</svg>\n"
-    )
+    );
+    (drawn, wide)
 }
 
 /// The rows in a device's box.

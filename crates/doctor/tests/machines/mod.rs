@@ -6,6 +6,7 @@ pub mod compose;
 mod desktops;
 pub mod odd;
 mod others;
+pub mod rare;
 mod servers;
 
 use compose::*;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 pub type Named = (&'static str, fn() -> Machine);
 
 /// All of them.
-pub const ALL: [Named; 22] = [
+pub const ALL: [Named; 26] = [
     ("b550-rtx3090-before", desktops::b550_before),
     ("b550-rtx3090-after", desktops::b550_after),
     ("am5-rtx5090-rebar-off", desktops::am5_rebar_off),
@@ -38,6 +39,10 @@ pub const ALL: [Named; 22] = [
     ("arm-no-smmu", odd::arm_smmu),
     ("nested-switch-shared-group", odd::nested_switch),
     ("two-gpus-one-vfio", odd::two_gpus),
+    ("desktop-epyc-l4", rare::desktop_epyc),
+    ("grace-hopper", rare::grace_hopper),
+    ("vgpu-host", rare::vgpu_host),
+    ("jetson-orin", rare::jetson),
 ];
 
 pub const ROOT_CAPS: &str = "000001ffffffffff";

@@ -1,0 +1,35 @@
+//! Links that say nothing of what they carry.
+
+use onehop_pci::{Address, Device, Link};
+
+use super::Facts;
+
+/// Boards whose GPU and CPU are joined by NVLink-C2C.
+const BY_C2C: [&str; 3] = ["GH200", "GB200", "GB300"];
+
+impl Facts {
+    /// Whether a GPU is joined to its CPU by NVLink-C2C.
+    #[must_use]
+    pub fn by_c2c(&self, address: Address) -> bool {
+        let gpu = self.gpus.iter().find(|gpu| gpu.address == address);
+        gpu.is_some_and(|gpu| BY_C2C.iter().any(|name| gpu.name.contains(name)))
+    }
+
+    /// Why a device's link bounds nothing, whatever it says, and where that is told.
+    #[must_use]
+    pub fn link_that_bounds_nothing(&self, device: &Device) -> Option<(&'static str, &'static str)> {
+        if device.behind_cable {
+            let why = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
+            return Some((why, "removable"));
+        }
+        let c2c = "joined to its CPU by NVLink-C2C, of whose rate its PCIe link tells nothing";
+        self.by_c2c(device.address).then_some((c2c, "the GPU's name"))
+    }
+
+    /// A device's link: of a virtual function the one of the physical function, as it has none of its own.
+    #[must_use]
+    pub fn link(&self, device: &Device) -> Link {
+        let owner = device.physical_function.and_then(|address| self.device(address));
+        owner.unwrap_or(device).best_link()
+    }
+}
