@@ -238,7 +238,7 @@ fn trim(value: f64) -> String {
 
 /// What fits into a picture.
 fn short(name: &str) -> String {
-    const FITS: usize = 46;
+    const FITS: usize = 54;
     if name.chars().count() <= FITS {
         return name.into();
     }

@@ -229,16 +229,25 @@ impl Section {
 
 impl Table {
     fn write(&self, body: &mut String) {
-        let class = |column: &Column| if column.minor { " class=\"minor\"" } else { "" };
         let _ = write!(body, "<div class=\"wide\" tabindex=\"0\"><table>\n<thead><tr>");
-        for column in &self.columns {
+        // A column without a word in it takes room from the others.
+        let said =
+            |at: &usize| self.rows.iter().any(|row| row.get(*at).is_some_and(|cell| !cell.text.is_empty()));
+        let columns: Vec<usize> = (0..self.columns.len()).filter(said).collect();
+        for at in &columns {
+            let column = &self.columns[*at];
             let (name, about) = (escape(&column.name), escape(&column.about));
-            let _ = write!(body, "<th{} title=\"{about}\">{name}</th>", class(column));
+            let minor = if column.minor { "minor" } else { "" };
+            let of_numbers =
+                self.rows.iter().any(|row| row.get(*at).is_some_and(|cell| cell.value.is_some()));
+            let number = if of_numbers { "number" } else { "" };
+            let _ = write!(body, "<th class=\"{minor} {number}\" title=\"{about}\">{name}</th>");
         }
         let _ = writeln!(body, "</tr></thead>\n<tbody>");
         for row in &self.rows {
             let _ = write!(body, "<tr>");
-            for (column, cell) in self.columns.iter().zip(row) {
+            let cells = columns.iter().filter_map(|at| Some((&self.columns[*at], row.get(*at)?)));
+            for (column, cell) in cells {
                 let minor = if column.minor { " minor" } else { "" };
                 let number = if cell.value.is_some() { " number" } else { "" };
                 let value = cell.value.map_or_else(String::new, |value| format!(" data-value=\"{value}\""));

@@ -1,10 +1,10 @@
 //! The page of a sweep: for each kind of I/O what a route reaches by block size, how long a block takes, what it costs the CPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::chart::Scale;
 use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, machine_facts, size};
-use crate::results::{IoType, Measured, Results, Row};
+use crate::results::{IoType, Limit, Measured, Results, Row};
 
 /// Routes in the order in which people read them; each has its kind of line.
 const ROUTES: [&str; 9] = [
@@ -67,9 +67,13 @@ fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
     facts.push(pair("Rows", format!("{measured} measured, {lacking} not possible here")));
     facts.extend(results.limits.iter().map(|limit| {
         let name = if limit.hard { "Limit" } else { "Held against" };
-        pair(name, format!("{:.1} GB/s: {}", limit.gbps, limit.what))
+        pair(name, held_against(limit))
     }));
     facts
+}
+
+fn held_against(limit: &Limit) -> String {
+    format!("{:.1} GB/s: {}", limit.gbps, limit.what)
 }
 
 fn sections(results: &Results) -> Vec<Section> {
@@ -212,6 +216,7 @@ fn table(results: &Results) -> Table {
         Column::new("Threads", "threads, or queues that a warp owns each"),
         Column::new("GB/s", "10^9 bytes a second: the median of the repeats"),
         Column::minor("±", "half of the way from the slowest to the fastest repeat"),
+        Column::new("of limit", "how much of what it is held against"),
         Column::minor("Throughput", "GiB a second, as gdsio counts"),
         Column::new("IOPS", "blocks a second"),
         Column::minor("Avg_Latency", "mean time of a block, us"),
@@ -219,15 +224,19 @@ fn table(results: &Results) -> Table {
         Column::minor("p99", "99 of 100 take no longer, us"),
         Column::minor("p99.9", "999 of 1000 take no longer, us"),
         Column::minor("CPU ns/KiB", "processor time of the process for 1024 bytes"),
-        Column::new("of limit", "how much of what it is held against"),
         Column::minor("limit", "what it is held against"),
         Column::minor("note", "what else is to be known"),
     ];
-    let rows = results.rows.iter().filter_map(|row| Some(cells(row, row.result.as_ref()?))).collect();
+    let measured = || results.rows.iter().filter_map(|row| Some((row, row.result.as_ref()?)));
+    let limits: HashSet<String> =
+        measured().filter_map(|(_, m)| Some(held_against(m.limit.as_ref()?))).collect();
+    // What holds for all rows stands above, under "Held against".
+    let several = limits.len() > 1;
+    let rows = measured().map(|(row, m)| cells(row, m, several)).collect();
     Table { columns, rows }
 }
 
-fn cells(row: &Row, m: &Measured) -> Vec<Cell> {
+fn cells(row: &Row, m: &Measured, several: bool) -> Vec<Cell> {
     let share = m.of_limit.map_or_else(
         || Cell::maybe(None),
         |share| {
@@ -235,8 +244,7 @@ fn cells(row: &Row, m: &Measured) -> Vec<Cell> {
             Cell { class, ..Cell::number(share, format!("{:.0} %", share * 100.0)) }
         },
     );
-    let limit =
-        m.limit.as_ref().map_or_else(String::new, |limit| format!("{:.1} GB/s: {}", limit.gbps, limit.what));
+    let limit = m.limit.as_ref().filter(|_| several).map_or_else(String::new, held_against);
     let note = row.note.clone().unwrap_or_default();
     vec![
         Cell::text(&row.route),
@@ -247,6 +255,7 @@ fn cells(row: &Row, m: &Measured) -> Vec<Cell> {
         Cell::number(row.threads.into(), row.threads.to_string()),
         Cell::maybe(Some(m.gbps)),
         Cell::maybe(Some(m.spread())),
+        share,
         Cell::maybe(Some(m.throughput_gib)),
         Cell::maybe(Some(m.iops)),
         Cell::maybe(Some(m.avg_latency_us)),
@@ -254,7 +263,6 @@ fn cells(row: &Row, m: &Measured) -> Vec<Cell> {
         Cell::maybe(m.p99_us),
         Cell::maybe(m.p999_us),
         Cell::maybe(Some(m.cpu_ns_per_byte * 1024.0)),
-        share,
         Cell { class: "note dim", ..Cell::text(limit) },
         Cell { class: "note dim", ..Cell::text(note) },
     ]
