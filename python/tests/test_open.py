@@ -119,3 +119,23 @@ def test_streams_of_open_files(tmp_path, device):
             assert {n: t.tobytes() for n, t in f.stream()} == {n: d for n, (_, _, d) in tensors.items()}
         wanted = next(iter(tensors))
         assert [n for n, _ in f.stream(names=wanted)] == [wanted]
+
+
+def test_files_are_closed_behind_their_with(tmp_path):
+    safetensors.numpy.save_file({"t": numpy.arange(12.0).reshape(3, 4)}, tmp_path / "m")
+    with safetensors.safe_open(tmp_path / "m", "np") as theirs, onehop.safe_open(tmp_path / "m", "np") as ours:
+        parts = [f.get_slice("t") for f in (theirs, ours)]
+        stream = ours.stream()
+    for ask in [
+        lambda f: f.keys(), lambda f: f.offset_keys(), lambda f: f.metadata(), lambda f: f.get_tensor("t"),
+        lambda f: f.get_slice("t"), lambda f: f.get_tensors(),
+    ]:  # fmt: skip
+        with pytest.raises(safetensors.SafetensorError, match="closed"):
+            ask(theirs)
+        with pytest.raises(onehop.errors.RequestError, match="closed"):
+            ask(ours)
+    with pytest.raises(ValueError, match="closed"):
+        ours.stream()
+    # What was taken out of them goes on.
+    assert [(part[1:2] == [[4, 5, 6, 7]]).all() for part in parts] == [True, True]
+    assert [name for name, _ in stream] == ["t"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
 from . import errors as errors
 from ._frameworks import converter as _converter
@@ -24,12 +24,18 @@ from ._native import WhyNot as WhyNot
 from ._native import __version__ as __version__
 from .errors import OnehopError as OnehopError
 
+if TYPE_CHECKING:
+    # Python has it from 3.11 on, type checkers always.
+    from typing_extensions import Unpack
+
 __all__ = [
     "Limit",
+    "LoadOptions",
     "Loaded",
     "OnehopError",
     "Outcome",
     "Stream",
+    "StreamOptions",
     "Tensor",
     "WhyNot",
     "errors",
@@ -47,6 +53,27 @@ Patterns = Union[str, Sequence[str], None]
 
 #: How often whoever watches a load is told how far it is, in seconds.
 _TELL = 0.1
+
+
+class StreamOptions(TypedDict, total=False):
+    """What to load and how, the options of `stream`: `load` says what each is."""
+
+    names: Patterns
+    without: Patterns
+    dtypes: Patterns
+    rank: Optional[Tuple[int, int]]
+    cuts: Optional[Mapping[str, int]]
+    route: str
+    threads: Optional[int]
+    verify: bool
+    manifest: Union[str, "os.PathLike[str]", None]
+    measure_limit: bool
+
+
+class LoadOptions(StreamOptions, total=False):
+    """The options of `load`."""
+
+    progress: Optional[Callable[[int, int], object]]
 
 
 @dataclass(frozen=True)
@@ -159,9 +186,11 @@ def load(
     return Loaded(in_order, outcome, model.metadata())
 
 
-def load_file(path: Paths, device: Device = None, **options: Any) -> Dict[str, Any]:
+def load_file(
+    path: Paths, device: Device = None, *, framework: Optional[str] = None, **options: Unpack[LoadOptions]
+) -> Dict[str, Any]:
     """The tensors of model files, by name: what `load` gives, without how it went. Takes the options of `load`."""
-    return load(path, device, **options).tensors
+    return load(path, device, framework=framework, **options).tensors
 
 
 def stream(
@@ -237,13 +266,20 @@ class safe_open:
     ) -> None:
         self._convert = _converter(framework)
         self._device = _device(device)
-        self._model = _open(filename)
+        self._opened: Optional[_Model] = _open(filename)
+
+    @property
+    def _model(self) -> _Model:
+        if self._opened is None:
+            raise errors.RequestError("the files are closed: the `with` that had them open has ended")
+        return self._opened
 
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Files are closed when this and what is loaded from it are gone."""
+        """No more can be asked of the files. They are closed when slices and streams of them are gone too, which go on."""
+        self._opened = None
 
     def keys(self) -> List[str]:
         """The names of all tensors, in order."""
@@ -271,8 +307,8 @@ class safe_open:
         """A tensor of which parts can be loaded: `f.get_slice(name)[:, 128:256]`."""
         return Slice(self._model, name, self._device, self._convert)
 
-    def stream(self, **options: Any) -> Stream:
-        """Loads many of them, and hands each out as soon as it is there. Takes the options of `load` that select."""
+    def stream(self, **options: Unpack[StreamOptions]) -> Stream:
+        """Loads many of them, and hands each out as soon as it is there. Takes the options of `stream`."""
         return Stream(_job(self._model, self._device, **options), self._convert)
 
 

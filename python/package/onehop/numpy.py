@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict
 
-from . import Paths
+from . import LoadOptions, Paths
 from . import load_file as _load_file
 from .torch import check_backend as _check_backend
 
 if TYPE_CHECKING:
     import numpy
+    from typing_extensions import Unpack
 
 
-def load_file(filename: Paths, *, backend: str = "mmap", **options: Any) -> Dict[str, "numpy.ndarray[Any, Any]"]:
+def load_file(
+    filename: Paths, *, backend: str = "mmap", **options: Unpack[LoadOptions]
+) -> Dict[str, "numpy.ndarray[Any, Any]"]:
     """The tensors of a file, as safetensors.numpy.load_file gives them, and those of BF16 and F8 with ml_dtypes.
 
     backend is how safetensors reads, and changes nothing here. Takes the options of onehop.load beside.

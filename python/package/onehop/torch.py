@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Dict
 
-from . import Device, Paths
+from . import Device, LoadOptions, Paths
 from . import load_file as _load_file
 from .errors import RequestError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
 
 def load_file(
-    filename: Paths, device: Device = "cpu", *, backend: str = "mmap", **options: Any
+    filename: Paths, device: Device = "cpu", *, backend: str = "mmap", **options: Unpack[LoadOptions]
 ) -> Dict[str, "torch.Tensor"]:
     """The tensors of a file, as safetensors.torch.load_file gives them.
 
