@@ -1,6 +1,9 @@
 # What the beds share whose guests have devices that `onehop sim serve` serves. Sourced by bed/vfio-user and bed/sdr, which
 # set bed, onehop, limit (seconds that a guest may take) and, for each guest, dir.
 
+# As in bed/run: a kernel that does not doubt its clocks, and does without what an emulated processor need not fear.
+fewer="tsc=reliable no_timer_check mitigations=off cryptomgr.notests rcupdate.rcu_expedited=1"
+
 work=$(mktemp -d)
 servers=() served=()
 finish() {
@@ -58,7 +61,7 @@ boot() {
     timeout -k 5 "$limit" "$bed/sid" qemu -machine q35,kernel-irqchip=split,memory-backend=ram \
         -object memory-backend-memfd,id=ram,size=1G,share=on -accel tcg,thread=multi -cpu max -smp 4 -m 1G \
         "$@" "${devices[@]}" -kernel "$ONEHOP_BED/kernel-$kernel/vmlinuz" -initrd "$dir/initramfs" \
-        -append "console=ttyS0 panic=-1 quiet $append" \
+        -append "console=ttyS0 panic=-1 quiet $fewer $append" \
         -nodefaults -serial "file:$dir/serial" -display none -no-reboot </dev/null >"$dir/qemu" 2>&1
 }
 

@@ -8,11 +8,13 @@ skip() { echo "SKIP $JOB: $*"; }
 check() {
     local what=$1
     shift
-    if "$@" >/tmp/said 2>&1; then
+    local got=0
+    "$@" >/tmp/said 2>&1 || got=$?
+    if [ $got = 0 ]; then
         pass "$what"
     else
         sed 's/^/    /' /tmp/said
-        fail "$what (status $?: $*)"
+        fail "$what (status $got: $*)"
     fi
 }
 
@@ -32,19 +34,22 @@ status() {
 
 # The addresses of the devices with this VENDOR:DEVICE.
 device() {
-    local at
+    local at vendor id
     for at in /sys/bus/pci/devices/*; do
-        [ "$(cat "$at/vendor"):$(cat "$at/device")" != "$1" ] || echo "${at##*/}"
+        read -r vendor <"$at/vendor"
+        read -r id <"$at/device"
+        [ "$vendor:$id" != "$1" ] || echo "${at##*/}"
     done
 }
 
 # Loads modules by name, with all that they need; what is built in is there already.
 load() {
-    local module file
+    local module for file name
     for module in "$@"; do
-        grep "^$module " /modules/order | while read -r _ file; do
-            [ -e "/sys/module/$(echo "${file%.ko}" | tr - _)" ] || insmod "/modules/$file"
-        done
+        while read -r for file; do
+            name=${file%.ko}
+            [ "$for" != "$module" ] || [ -e "/sys/module/${name//-/_}" ] || insmod "/modules/$file"
+        done </modules/order
     done
 }
 
