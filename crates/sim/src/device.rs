@@ -68,6 +68,8 @@ pub(crate) struct Device {
     pub shutdown: Option<u64>,
     pub sqs: Vec<Option<Sq>>,
     pub cqs: Vec<Option<Cq>>,
+    /// Completion queues that the host deleted and has not created again.
+    pub deleted_cqs: BTreeSet<u16>,
     pub generation: u64,
     pub namespaces: Vec<Namespace>,
     pub features: Features,
@@ -121,6 +123,7 @@ impl Device {
             shutdown: None,
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
+            deleted_cqs: BTreeSet::new(),
             generation: 0,
             namespaces: namespaces(&config, engine.as_ref().and_then(|e| e.blocks()))?,
             features: Features::new(&config),
@@ -192,6 +195,7 @@ impl Device {
     pub(crate) fn drop_queues(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
+        self.deleted_cqs.clear();
         self.ready.clear();
         self.timers.clear();
         self.lost.clear();

@@ -98,7 +98,8 @@ impl Device {
 
     fn ring_cq(&mut self, qid: u16, value: u32, shadowed: bool) {
         let Some(cq) = self.cqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else {
-            let detail = format!("head {value} was written for a completion queue that does not exist");
+            let state = if self.deleted_cqs.contains(&qid) { "has been deleted" } else { "does not exist" };
+            let detail = format!("head {value} was written for a completion queue that {state}");
             return self.bad_ring(Rule::DoorbellUnknownQueue, qid, detail);
         };
         if value >= cq.size {

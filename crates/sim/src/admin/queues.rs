@@ -25,6 +25,7 @@ impl Device {
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Cqe::BYTES)?;
         self.generation += 1;
+        self.deleted_cqs.remove(&ask.qid);
         self.cqs[usize::from(ask.qid)] = Some(Cq::new(entries, ask.interrupt, ring, self.generation));
         self.lend_cq(ask.qid, ask.base.0, entries, entries as usize * Cqe::BYTES)?;
         Ok(0)
@@ -185,6 +186,7 @@ impl Device {
             None => Err(Status::INVALID_QUEUE_ID.with_dnr().into()),
             Some(0) => {
                 self.cqs[usize::from(qid)] = None;
+                self.deleted_cqs.insert(qid);
                 if let Some(engine) = &self.engine {
                     engine.delete_cq(qid);
                 }

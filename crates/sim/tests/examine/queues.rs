@@ -84,6 +84,11 @@ fn deletion_goes_submission_first() {
     host.delete_pair(1);
     host.ring_sq(1, 1);
     host.broke(Rule::DoorbellUnknownQueue);
+    host.ring_cq(1, 1);
+    host.ring_cq(2, 1);
+    let heads: Vec<_> = host.sim.violations().into_iter().filter(|v| v.detail.starts_with("head")).collect();
+    assert!(heads[0].detail.ends_with("that has been deleted"), "{heads:?}");
+    assert!(heads[1].detail.ends_with("that does not exist"), "{heads:?}");
     host.create_pair(1, 8);
     assert!(host.write(1, &[1; 512], 512).is_ok());
 }
