@@ -5,12 +5,19 @@
 fewer="tsc=reliable no_timer_check mitigations=off cryptomgr.notests rcupdate.rcu_expedited=1"
 
 work=$(mktemp -d)
-servers=() served=()
+# Of this shell: the guest and the servers that it waits for, and shells that do the same beside it.
+guest='' servers=() served=() running=()
 finish() {
+    end_guest
     [ ${#servers[@]} -eq 0 ] || kill "${servers[@]}" 2>/dev/null || true
+    # Each ends its own guest.
+    [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null || true
+    wait
     rm -rf "$work"
 }
 trap finish EXIT
+trap 'exit 130' INT TERM HUP
+end_guest() { [ -z "$guest" ] || kill "$guest" 2>/dev/null || true; }
 
 sid=$("$bed/sid")
 busybox=$sid/usr/bin/busybox
@@ -62,7 +69,10 @@ boot() {
         -object memory-backend-memfd,id=ram,size=1G,share=on -accel tcg,thread=multi -cpu max -smp 4 -m 1G \
         "$@" "${devices[@]}" -kernel "$ONEHOP_BED/kernel-$kernel/vmlinuz" -initrd "$dir/initramfs" \
         -append "console=ttyS0 panic=-1 quiet $fewer $append" \
-        -nodefaults -serial "file:$dir/serial" -display none -no-reboot </dev/null >"$dir/qemu" 2>&1
+        -nodefaults -serial "file:$dir/serial" -display none -no-reboot </dev/null >"$dir/qemu" 2>&1 &
+    # Waited for like this, a signal ends the wait, and QEMU with it.
+    guest=$!
+    wait $guest
 }
 
 # Whether the kernel gave up before anything of ours ran in it. QEMU's threads do not always survive that a kernel patches its

@@ -27,7 +27,7 @@ impl Device {
         };
         let rings = &mut self.counts.rest;
         *(if is_cq { &mut rings.cq_doorbells } else { &mut rings.sq_doorbells }) += 1;
-        if !self.may_ring(qid) {
+        if !self.may_ring(qid, is_cq, value) {
             return;
         }
         let shadowed = self.shadow.is_some() && qid != 0;
@@ -48,16 +48,17 @@ impl Device {
     }
 
     /// Whether any doorbell may be rung now.
-    fn may_ring(&self, qid: u16) -> bool {
-        if self.regs.cc.shn() != Cc::SHN_NONE {
-            self.breach(Rule::DoorbellAfterShutdown, Some(qid), "a doorbell was rung after CC.SHN was set");
-            return false;
-        }
-        if self.phase != Phase::Ready {
-            self.breach(Rule::DoorbellNotReady, Some(qid), "a doorbell was rung while CSTS.RDY was 0");
-            return false;
-        }
-        true
+    fn may_ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
+        let (rule, state) = if self.regs.cc.shn() != Cc::SHN_NONE {
+            (Rule::DoorbellAfterShutdown, "after CC.SHN was set")
+        } else if self.phase != Phase::Ready {
+            (Rule::DoorbellNotReady, "while CSTS.RDY was 0")
+        } else {
+            return true;
+        };
+        let what = if is_cq { "head" } else { "tail" };
+        self.breach(rule, Some(qid), format!("{what} {value} of queue {qid} was written {state}"));
+        false
     }
 
     fn bad_ring(&mut self, rule: Rule, qid: u16, detail: String) {

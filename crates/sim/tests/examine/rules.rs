@@ -243,6 +243,15 @@ fn doorbells_before_ready() {
     host.set_admin_queue();
     host.ring_sq(0, 1);
     host.broke_only(Rule::DoorbellNotReady);
+    host.ring_cq(0, 1);
+    let details: Vec<_> = host.sim.violations().into_iter().map(|v| v.detail).collect();
+    assert_eq!(
+        details,
+        [
+            "tail 1 of queue 0 was written while CSTS.RDY was 0",
+            "head 1 of queue 0 was written while CSTS.RDY was 0"
+        ]
+    );
 }
 
 #[test]
