@@ -5,10 +5,11 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-bed/cuda.sh pack DIR   builds the tests and the binary here, and puts them into DIR with this script and QEMU
+bed/cuda.sh pack DIR   builds the tests and the binary here, and puts them into DIR with this script, QEMU and compute-sanitizer
 DIR/cuda.sh run        on the GPU machine: runs all of it; each part has a time limit
+DIR/cuda.sh sanitize   there: every kernel under compute-sanitizer's memcheck, racecheck and synccheck, on less work
 
-`run` exits 1 if a test fails, or a transfer that should work does not; the whole log is DIR/log.
+Both exit 1 if a test fails, or a transfer that should work does not; the whole log is DIR/log or DIR/sanitizer-log.
 Where there is no GPU the tests use the emulated one, or say that they were skipped.
 TEXT
 }
@@ -38,6 +39,7 @@ pack() {
     done
     cp bed/cuda.sh "$dir"
     kernels "$dir"
+    pack_sanitizer "$dir"
     if command -v qemu-system-x86_64 >/dev/null; then
         pack_qemu "$dir"
     else
@@ -90,6 +92,13 @@ kernels() {
     strip -o "$dir/libonehop.so" "$target/cuda-example/libonehop.so"
     test=$(cargo test --release -p onehop-capi --test cuda --no-run 2>&1 | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
     strip -o "$dir/kernels-test" "$test"
+}
+
+# What of NVIDIA's package runs programs of 64 bits.
+pack_sanitizer() {
+    local dir=$1 from=${CARGO_TARGET_DIR:-target}/sanitizer
+    [ -d "$from" ] || python3 -m pip install --quiet --no-deps --target "$from" nvidia-cuda-sanitizer-api==13.5.25
+    tar -C "$from/nvidia/cu13" --exclude={docs,include,x86} -cJf "$dir/sanitizer.txz" compute-sanitizer
 }
 
 failed=0
@@ -174,6 +183,40 @@ checks() {
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 
+# Kernels of the queues, of the rig, of check sums and registers, of samples, and those that link with other people's.
+sanitized() {
+    local tool=$1
+    shift
+    # It does not know the attributes that older drivers do not have.
+    expect 120 compute-sanitizer/compute-sanitizer --tool "$tool" --error-exitcode 9 --report-api-errors no "$@"
+}
+
+sanitize() {
+    local tool mode
+    if ! nvidia-smi --query-gpu=name,driver_version --format=csv; then
+        echo "FAILED: there is no NVIDIA GPU here"
+        failed=1
+        return
+    fi
+    [ -d compute-sanitizer ] || tar xJf sanitizer.txz
+    compute-sanitizer/compute-sanitizer --version | tail -n 1
+    export CUDA_MODULE_LOADING=EAGER ONEHOP_TEST_GPU=0 ONEHOP_TEST_KERNELS=. RUST_BACKTRACE=0
+    # The sanitizer holds a second launch back until the first has ended: controllers on the GPU end by themselves.
+    export ONEHOP_GPU_ITEMS=512 ONEHOP_GPU_COMMANDS=1024 ONEHOP_GPU_SECONDS=6 ONEHOP_GPU_QUEUES=2
+    export ONEHOP_GPU_RANGES=40 ONEHOP_GPU_MIB=16
+    for tool in memcheck racecheck synccheck; do
+        sanitized $tool ./test-gpu --test-threads=1 every_kernel_once many_commands each_of_the_kernels_ends_by_itself
+        sanitized $tool ./test-cuda --test-threads=1 sums:: registers_are_read_one_by_one
+        sanitized $tool ./kernels-test --test-threads=1 every_call_is_answered pointers_are_chased
+        for mode in --queues=1 --mode=shared --depth=1; do
+            sanitized $tool ./onehop demo -g 0 --route gpu/tier1 --size 1M $mode
+        done
+        sanitized $tool ./onehop sdr selftest -g 0 --buffer 64K --device 'sim:usdr?signal=counter&rate=10M&patient=1'
+        sanitized $tool ./onehop sdr rx -g 0 --device 'sim:usdr?signal=tone&rate=10M&patient=1' --seconds 0.2
+    done
+    echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing was found" || echo "something FAILED")"
+}
+
 case ${1:-} in
 pack)
     [ $# -eq 2 ] || { usage >&2; exit 2; }
@@ -183,6 +226,11 @@ run)
     cd "$(dirname "$0")"
     # The file of the tests must lie where a disk's file system is.
     checks > >(tee log) 2>&1
+    [ $failed -eq 0 ]
+    ;;
+sanitize)
+    cd "$(dirname "$0")"
+    sanitize > >(tee sanitizer-log) 2>&1
     [ $failed -eq 0 ]
     ;;
 *)

@@ -1,8 +1,7 @@
 # What the beds share whose guests have devices that `onehop sim serve` serves. Sourced by bed/vfio-user and bed/sdr, which
 # set bed, onehop, limit (seconds that a guest may take) and, for each guest, dir.
 
-# As in bed/run: a kernel that does not doubt its clocks, and does without what an emulated processor need not fear.
-fewer="tsc=reliable no_timer_check mitigations=off cryptomgr.notests rcupdate.rcu_expedited=1"
+. "$bed/kernels.sh"
 
 work=$(mktemp -d)
 # Of this shell: the guest and the servers that it waits for, and shells that do the same beside it.
@@ -75,18 +74,13 @@ boot() {
     wait $guest
 }
 
-# Whether the kernel gave up before anything of ours ran in it. QEMU's threads do not always survive that a kernel patches its
-# own code; such a guest has tested nothing, and may be booted once more.
-ended_early() {
-    grep -aq 'Kernel panic' "$dir/serial" && ! grep -aqE '^(==|PASS|FAIL|SKIP)' "$dir/serial"
-}
-
 # The guest's lines, in DIR/log, and whether it came to its end.
 heard() {
     local status=$1
     tr -d '\r' <"$dir/serial" >"$dir/log" || touch "$dir/log"
     if [ "$status" != 0 ] || ! grep -q '^END' "$dir/log"; then
         echo "FAIL guest: QEMU ended with status $status, the guest $(grep -c '^END' "$dir/log") times in order"
+        grep -aE 'BUG:|Oops:|Kernel panic' "$dir/log" | head -n 5 | sed 's/^/    /' || true
         tail -n 25 "$dir/log" | sed 's/^/    /'
         sed 's/^/    qemu: /' "$dir/qemu" | head -n 10
     fi

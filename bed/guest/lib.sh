@@ -32,6 +32,14 @@ status() {
     fi
 }
 
+# answered COMMAND...: its end is an answer, neither a panic nor a signal.
+answered() {
+    "$@" >/tmp/said 2>&1
+    local got=$?
+    sed 's/^/    /' /tmp/said | head -n 3
+    case $got in 0 | 1 | 2 | 3) return 0 ;; *) return 1 ;; esac
+}
+
 # The addresses of the devices with this VENDOR:DEVICE.
 device() {
     local at vendor id

@@ -163,9 +163,9 @@ void case_udmabuf(char **arg)
 	int fd, r;
 
 	nvme_open();
-	fd = udmabuf(4 * MIB, &view);
+	fd = udmabuf(4 * MIB, &view, true);
 	try_dmabuf("udmabuf", fd, view);
-	fd = udmabuf(4 * MIB, &view);
+	fd = udmabuf(4 * MIB, &view, true);
 	check(!map_dmabuf(&m, fd, OH_MAP_NOPIN), "a udmabuf can be mapped without a pin");
 	r = map_do(&m, OH_MAP_DMABUF, (struct oh_map){ .fd = fd, .flags = OH_MAP_CHUNKED, .chunk = MIB });
 	if (translated())

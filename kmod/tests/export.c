@@ -19,7 +19,7 @@ static struct memory make(const char *kind)
 	u8 *view;
 
 	if (!strcmp(kind, "udmabuf")) {
-		m.fd[0] = m.fd[1] = udmabuf(m.len, &view);
+		m.fd[0] = m.fd[1] = udmabuf(m.len, &view, false);
 		munmap(view, m.len);
 	} else if (!strcmp(kind, "vfio")) {
 		vfio_open(vram_bdf);

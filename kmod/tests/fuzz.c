@@ -160,7 +160,7 @@ static void surroundings(void)
 	fds[3] = eventfd(0, 0);
 	fds[4] = oh;
 	if (!access("/dev/udmabuf", R_OK)) {
-		fds[5] = udmabuf(MIB, &view);
+		fds[5] = udmabuf(MIB, &view, false);
 		fds[6] = dma_heap(AREA, &view);
 	}
 	known[0] = (u64)(uintptr_t)area;

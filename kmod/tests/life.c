@@ -53,7 +53,7 @@ void case_inflight(char **arg)
 	if (user)
 		view = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	else
-		fd = udmabuf(MIB, &view);
+		fd = udmabuf(MIB, &view, false);
 	/* The memory stays with this process, and the session is another's. */
 	pid = fork();
 	if (!pid) {
@@ -357,7 +357,7 @@ void case_unprivileged(char **arg)
 	struct map m, n;
 	u8 *at = mmap(NULL, 16 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *view;
 	bool dmabufs = !access("/dev/udmabuf", R_OK);
-	int fd = dmabufs ? udmabuf(4 * MIB, &view) : -1;
+	int fd = dmabufs ? udmabuf(4 * MIB, &view, false) : -1;
 
 	become_user();
 	nvme_open();

@@ -28,18 +28,21 @@ static u8 *view_of(int fd, u64 len, u64 offset, const char *what)
 	return view;
 }
 
-int udmabuf(u64 len, u8 **view)
+int udmabuf(u64 len, u8 **view, bool scattered)
 {
 	struct { u32 memfd, flags; u64 offset, size; } a = { .flags = 1, .size = len };
 	int device = open("/dev/udmabuf", O_RDWR), memfd = memfd_create("buffer", MFD_ALLOW_SEALING), fd;
 
 	if (device < 0 || memfd < 0 || ftruncate(memfd, len) || fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK))
 		die("no udmabuf");
+	*view = view_of(memfd, len, 0, "the memfd");
+	/* Every other page first: neighbours lie apart, however tidy the free memory is. */
+	for (u64 at = 0; scattered && at < 2 * len; at += 2 * PAGE)
+		(*view)[at < len ? at : at - len + PAGE] = 0;
 	a.memfd = memfd;
 	fd = ioctl(device, _IOW('u', 0x42, a), &a);
 	if (fd < 0)
 		die("UDMABUF_CREATE");
-	*view = view_of(memfd, len, 0, "the memfd");
 	close(memfd);
 	close(device);
 	return fd;

@@ -77,7 +77,7 @@ void case_cycles(char **arg)
 	long cycles = atol(arg[0]), i, before = 0;
 	u8 *at = memory(16 * PAGE), *view;
 	bool dmabufs = !access("/dev/udmabuf", R_OK);
-	int fd = dmabufs ? udmabuf(16 * PAGE, &view) : -1;
+	int fd = dmabufs ? udmabuf(16 * PAGE, &view, false) : -1;
 	s32 event = eventfd(0, 0);
 	double begun = now();
 

@@ -86,7 +86,7 @@ void pattern(volatile void *at, u64 lba, u32 blocks);
 bool has_pattern(const volatile void *at, u64 lba, u32 blocks);
 
 /* memory.c: where dma-bufs come from */
-int udmabuf(u64 len, u8 **view);
+int udmabuf(u64 len, u8 **view, bool scattered);
 int dma_heap(u64 len, u8 **view);
 u8 *sysfs_bar(const char *bdf, int bar);
 extern int vramexp;

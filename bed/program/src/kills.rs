@@ -59,9 +59,9 @@ pub(crate) fn run(drive: &str, vram: &str, count: &str, serial: &str) -> Result<
                 if !name.ends_with("vfio") {
                     stopped(at)?;
                 }
-                both.iter().try_for_each(|(what, mem)| quiet(mem, what)).map_err(told)?;
+                quiet(&both).map_err(told)?;
                 back_with_the_kernel(at, serial).map_err(told)?;
-                both.iter().try_for_each(|(what, mem)| quiet(mem, what)).map_err(told)?;
+                quiet(&both).map_err(told)?;
             }
             ensure(working > 0, || "no victim ever worked".into())
         },
@@ -124,18 +124,23 @@ fn back_with_the_kernel(address: &str, serial: &str) -> Result<(), Failed> {
     }
 }
 
-/// Nothing is written there any more, and nothing was ever written beside the target.
-fn quiet(mem: &HostMem, what: &str) -> Result<(), Failed> {
-    mem.fill(GUARD, TARGET, AFTER)?;
+/// Nothing is written there any more, and nothing was ever written beside the targets.
+fn quiet(memories: &[(&str, &HostMem)]) -> Result<(), Failed> {
+    for (_, mem) in memories {
+        mem.fill(GUARD, TARGET, AFTER)?;
+    }
     std::thread::sleep(QUIET);
-    let bytes = mem.to_vec(0, WHOLE)?;
-    let (front, rest) = bytes.split_at(GUARD);
-    let (target, back) = rest.split_at(TARGET);
-    let untouched = front.iter().chain(back).all(|byte| *byte == ON_GUARD);
-    ensure(untouched, || format!("a guard page in {what} was written"))?;
-    ensure(target.iter().all(|byte| *byte == AFTER), || {
-        format!("{what} was written after the drive was given back")
-    })
+    for (what, mem) in memories {
+        let bytes = mem.to_vec(0, WHOLE)?;
+        let (front, rest) = bytes.split_at(GUARD);
+        let (target, back) = rest.split_at(TARGET);
+        let untouched = front.iter().chain(back).all(|byte| *byte == ON_GUARD);
+        ensure(untouched, || format!("a guard page in {what} was written"))?;
+        ensure(target.iter().all(|byte| *byte == AFTER), || {
+            format!("{what} was written after the drive was given back")
+        })?;
+    }
+    Ok(())
 }
 
 /// Reads into VRAM and shared memory until it is killed.

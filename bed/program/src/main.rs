@@ -27,7 +27,7 @@ onehop-bed kills DRIVE VRAM COUNT SERIAL
 onehop-bed victim DRIVE VRAM SHARED-FILE
 onehop-bed rdma-far NIC ADDRESS:PORT
 onehop-bed rdma-near NIC ADDRESS:PORT VRAM-FILE VRAM
-onehop-bed rdma-unplugged NIC ADDRESS:PORT READY-FILE AGAIN-FILE
+onehop-bed rdma-unplugged NIC ADDRESS:PORT FOLDER
 onehop-bed compare LOG VRAM-FILE DISK-FILE
 onehop-bed sdr ...
   DRIVE: 0000:00:01.0?via=vfio   VRAM: the address of the device whose BAR stands for a GPU's memory,
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         ["victim", drive, vram, shared] => kills::victim(drive, vram, shared),
         ["rdma-far", nic, address] => rdma::far(nic, address),
         ["rdma-near", nic, address, vram, bar] => rdma::near(nic, address, vram, bar),
-        ["rdma-unplugged", nic, address, ready, again] => rdma::unplugged(nic, address, ready, again),
+        ["rdma-unplugged", nic, address, signs] => rdma::unplugged(nic, address, signs),
         ["sdr", ref more @ ..] => sdr::run(more),
         ["compare", log, vram, disk] => compare::run(log, vram, disk),
         _ => {

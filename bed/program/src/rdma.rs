@@ -305,15 +305,16 @@ fn killed(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
 }
 
 /// Puts bytes of its own into `far`'s answers until the net fails under it, and says how long that took to be noticed; then
-/// connects again.
-pub(crate) fn unplugged(device: &str, address: &str, ready: &str, again: &str) -> Result<(), Failed> {
+/// connects again. `signs` is a folder: it makes `ready` there, and `broken` when it has noticed, and waits for `again`.
+pub(crate) fn unplugged(device: &str, address: &str, signs: &str) -> Result<(), Failed> {
+    let sign = |name| std::path::Path::new(signs).join(name);
     let nic = nic(device)?;
     check("a link that goes down is noticed, and the connection is made again", || {
         let channel = meet(&nic, address)?;
         let mem = HostMem::anonymous(4096)?;
         let own = registered(&nic, &mem)?;
         told(&channel, b'p', &own.remote(0, 4096)?, 1)?;
-        std::fs::write(ready, "")?;
+        std::fs::write(sign("ready"), "")?;
         let start = Instant::now();
         let why = loop {
             ensure(start.elapsed() < 3 * LIMIT, || "the link never went down".into())?;
@@ -321,10 +322,11 @@ pub(crate) fn unplugged(device: &str, address: &str, ready: &str, again: &str) -
                 break why;
             }
         };
+        std::fs::write(sign("broken"), "")?;
         println!("    {why}");
         ensure(channel.is_broken(), || format!("not broken, though {why}"))?;
         let deadline = Deadline::after(3 * LIMIT);
-        while !std::path::Path::new(again).exists() && !deadline.passed() {
+        while !sign("again").exists() && !deadline.passed() {
             std::thread::sleep(Duration::from_millis(20));
         }
         // The device's own address may have gone with the link, and come back.

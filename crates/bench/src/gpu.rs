@@ -144,7 +144,7 @@ impl GpuBench {
         let ceiling = self.ceiling(plan)?;
         let (mut rates, regs) = self.rates(plan, LAUNCHES)?;
         let iops = median(&mut rates);
-        let (timed, times) = self.times(plan)?;
+        let (timed, times) = self.times(plan, 1)?;
         let (mode, threads) = match plan.mode {
             Mode::Owner => ("owner", 32),
             Mode::Shared(threads) => ("shared", threads),
@@ -177,9 +177,17 @@ impl GpuBench {
         Ok((rates, self.gpu.kernel_registers(&plan.launch(&bed))?))
     }
 
-    /// Has the times of a launch taken; gives them and the commands per second that it came to.
-    fn times(&self, plan: &Plan) -> Result<(f64, Times)> {
-        let (rates, bed) = self.launches(&*self.metered, plan, 1)?;
+    /// One launch of the kernels that take the times, and nothing behind it: whether they were written.
+    ///
+    /// # Errors
+    /// When the GPU fails, or anything comes out other than it should.
+    pub fn times_once(&self, plan: &Plan) -> Result<()> {
+        self.times(plan, 0).map(drop)
+    }
+
+    /// Has the times of the last of some launches taken; gives them and the commands per second that it came to.
+    fn times(&self, plan: &Plan, launches: usize) -> Result<(f64, Times)> {
+        let (rates, bed) = self.launches(&*self.metered, plan, launches)?;
         let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;
         Ok((rates.first().copied().unwrap_or(0.0), times))
     }

@@ -6,7 +6,7 @@ use onehop_bench::{Controller, GpuBench, Mode, Plan, RingsAt};
 
 use super::{Rig, number};
 
-/// One launch of every kernel beside the null controller, also under compute-sanitizer, which needs a controller that soon
+/// One launch of every kernel, and of those that take the times, beside the null controller, also under compute-sanitizer, which needs a controller that soon
 /// ends by itself: `ONEHOP_GPU_SECONDS=5`.
 #[test]
 fn every_kernel_once() {
@@ -26,6 +26,7 @@ fn every_kernel_once() {
         };
         // What it measures is checked: every entry, every outcome.
         bench.rates(&plan, 0).unwrap();
+        bench.times_once(&plan).unwrap();
     }
 }
 
