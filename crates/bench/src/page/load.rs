@@ -48,7 +48,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
         [] => String::new(),
         parts => format!(
             " Simulated: {}. These figures say what the software costs, and nothing about hardware.",
-            parts.join(", ")
+            parts.join(", ").replace("gpu", "GPU")
         ),
     };
     let mut limits: Vec<Line> = Vec::new();

@@ -22,7 +22,7 @@ const ROUTES: [&str; 9] = [
 /// The page of these results.
 #[must_use]
 pub fn sweep_page(results: &Results) -> Page {
-    let models = match results.simulated.as_slice() {
+    let models = match simulated(results).as_slice() {
         [] => String::new(),
         parts => format!(
             " The {} here {} simulated: these figures say what the software costs, and nothing about hardware.",
@@ -42,6 +42,11 @@ pub fn sweep_page(results: &Results) -> Page {
     }
 }
 
+/// What is simulated, as people write it.
+fn simulated(results: &Results) -> Vec<&str> {
+    results.simulated.iter().map(|part| if part == "gpu" { "GPU" } else { part }).collect()
+}
+
 const METHOD: [&str; 7] = [
     "A pass moves each block of the row once; a repeat is as many passes as take the row's time. The first passes warm up and do not count.",
     "A figure is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
@@ -59,7 +64,7 @@ fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
         pair("GPU", results.gpu.clone()),
         pair(
             "Simulated",
-            if results.simulated.is_empty() { "nothing".into() } else { results.simulated.join(", ") },
+            if results.simulated.is_empty() { "nothing".into() } else { simulated(results).join(", ") },
         ),
     ];
     facts.extend(machine_facts(&results.machine));

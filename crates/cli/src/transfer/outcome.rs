@@ -191,15 +191,15 @@ impl Outcome {
 
 impl QueueUse {
     fn words(&self) -> String {
-        let depth = self.depth;
+        let depth = units::count(self.depth.into(), "command");
         match (self.mode, self.threads) {
-            ("cpu", _) => format!("1 queue of the CPU, up to {depth} commands in flight"),
+            ("cpu", _) => format!("1 queue of the CPU, up to {depth} in flight"),
             (_, Some(threads)) => {
-                format!("1 queue shared by {threads} GPU threads, up to {depth} commands in flight")
+                format!("1 queue shared by {threads} GPU threads, up to {depth} in flight")
             }
             _ => {
                 let queues = units::count(self.count.into(), "queue");
-                format!("{queues}, each owned by a warp, up to {depth} commands in flight on each")
+                format!("{queues}, each owned by a warp, up to {depth} in flight on each")
             }
         }
     }
