@@ -6,8 +6,8 @@ use onehop_bench::{Controller, GpuBench, Mode, Plan, RingsAt};
 
 use super::{Rig, number};
 
-/// One launch of every kernel, and of those that take the times, beside the null controller, also under compute-sanitizer, which needs a controller that soon
-/// ends by itself: `ONEHOP_GPU_SECONDS=5`.
+/// One launch of every kernel, and of those that take the times, beside the null controller, also under compute-sanitizer,
+/// which needs a controller that soon ends by itself: `ONEHOP_GPU_SECONDS=5`.
 #[test]
 fn every_kernel_once() {
     let Some(rig) = Rig::open("every_kernel_once") else { return };
