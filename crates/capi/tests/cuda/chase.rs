@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::cuda::{Arg, Code};
 use onehop_gpu::{Gpu, Place};
 
-use crate::{Machine, all_said, tell};
+use crate::{Machine, all_said, tell, unfair};
 
 const RUST: &str = include_str!("../../../device/ptx/pointer_chase.ptx");
 
@@ -50,7 +50,7 @@ fn follow(
         let (hops, answer) = (word(at + 16), word(at + 20) as i32);
         assert!(got == want && hops == HOPS && answer == 0, "{what}, {first}: {got:?} {hops} {answer}");
     }
-    assert_eq!(lent.recoveries(), 0, "{what}: {:?}", bed.drive.incidents());
+    assert!(lent.recoveries() == 0 || unfair(), "{what}: {:?}", bed.drive.incidents());
     lent.take_back().unwrap();
     assert_eq!(bed.sim.violations(), [], "{what}");
     let each = Duration::from_secs_f64(took.as_secs_f64() / f64::from(HOPS));
@@ -60,13 +60,18 @@ fn follow(
     ));
 }
 
+/// Whether that many threads get on: where those of a warp keep each other waiting, one warp's.
+fn get_on(((blocks, threads), _): &((u32, u32), u32)) -> bool {
+    !unfair() || blocks * threads <= 32
+}
+
 #[test]
 fn pointers_are_chased_in_rust() {
     let Some(machine) = Machine::open("pointers_are_chased_in_rust") else { return };
     let code = machine.gpu.link_code(RUST).unwrap();
-    for (shape, depth) in
-        [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023), ((128, 4), 1023), ((16, 64), 1023)]
-    {
+    let shapes =
+        [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023), ((128, 4), 1023), ((16, 64), 1023)];
+    for (shape, depth) in shapes.into_iter().filter(get_on) {
         follow(&machine, &format!("Rust, {shape:?}"), &code, "chase", (shape, 1), depth);
     }
 }
@@ -76,10 +81,11 @@ fn pointers_are_chased_in_cpp() {
     let test = "pointers_are_chased_in_cpp";
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "pointer_chase.ptx") else { return };
-    for (shape, depth) in [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023)] {
+    let shapes = [((1, 1), 31), ((1, 32), 31), ((8, 64), 7), ((8, 64), 1023)];
+    for (shape, depth) in shapes.into_iter().filter(get_on) {
         follow(&machine, &format!("C++, {shape:?}"), &code, "chase", (shape, 1), depth);
     }
-    for (shape, depth) in [((1, 1), 31), ((2, 64), 1023)] {
+    for (shape, depth) in [((1, 1), 31), ((2, 64), 1023)].into_iter().filter(get_on) {
         follow(&machine, &format!("C++, four at once, {shape:?}"), &code, "chase_many", (shape, 4), depth);
     }
 }
