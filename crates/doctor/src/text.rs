@@ -56,12 +56,13 @@ fn one(text: &mut String, check: &Check, style: Style) {
 
 fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     if diagnosis.routes.is_empty() {
-        let _ = writeln!(
-            text,
-            "\n{}\n  no GPU and device to go between; the emulated GPU (-g emu) and simulated drives (-d sim:…) \
-                                work on every machine",
-            style.strong("routes")
-        );
+        let gpu = diagnosis.checks.iter().any(|c| c.id == "gpu.present" && c.status == Status::Pass);
+        let why = if gpu {
+            "no drive or card on the bus; files come into GPU memory by cpu/pinned and cpu/cached all the same"
+        } else {
+            "no NVIDIA GPU; the emulated one (-g emu) and simulated drives (-d sim:…) work on every machine"
+        };
+        let _ = writeln!(text, "\n{}\n  {why}", style.strong("routes"));
         return;
     }
     let _ = writeln!(

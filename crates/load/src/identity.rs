@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
 /// What tells one state of a file from another.
@@ -84,18 +84,5 @@ impl Identity {
         } else {
             None
         }
-    }
-}
-
-/// What a file is that cannot hold a model, in words.
-pub(crate) fn oddity(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Fifo => "a FIFO",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice => "a character device",
-        FileType::BlockDevice => "a block device",
-        FileType::Directory => "a directory",
-        FileType::Symlink => "a symbolic link",
-        _ => "of a kind that is not known",
     }
 }

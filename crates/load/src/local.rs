@@ -4,13 +4,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use onehop_os::file::oddity;
 use rustix::fs::{
     AtFlags, CWD, FileType, FsWord, Mode, OFlags, PROC_SUPER_MAGIC, fcntl_setfl, fstat, fstatfs, open, statat,
 };
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::identity::{Change, Identity, oddity};
+use crate::identity::{Change, Identity};
 use crate::source::{Kind, Source, Store};
 
 /// Most names of one directory that are looked at.

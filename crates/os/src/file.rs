@@ -1,10 +1,25 @@
-//! What only ioctls tell of a file: where its bytes are, which one of its number it is, which file system has it.
+//! What a file is, and what only ioctls tell of it: where its bytes are, which one of its number it is, which file system has it.
 
 use std::os::fd::AsFd;
 
+use rustix::fs::FileType;
 use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
 
 use crate::{Error, Result};
+
+/// What is no regular file, in words.
+#[must_use]
+pub fn oddity(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        _ => "of a kind that is not known",
+    }
+}
 
 /// Extents that one call asks for: more make it no faster.
 const PER_CALL: usize = 128;

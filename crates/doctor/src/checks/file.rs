@@ -3,19 +3,32 @@
 use crate::check::{Check, Group, Status, bytes};
 use crate::checks::gpu::plural;
 use crate::facts::Facts;
-use crate::facts::file::FileFacts;
+use crate::facts::file::{FileFacts, Trouble};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .files
         .iter()
-        .flat_map(|file| [chain(facts, file), direct(file)])
+        .flat_map(|file| [there(file), chain(facts, file), direct(file)])
         .flatten()
         .map(|(file, check)| check.about(file))
         .collect()
 }
 
 type Told<'a> = Option<(&'a str, Check)>;
+
+fn there(file: &FileFacts) -> Told<'_> {
+    let (found, fix) = match file.trouble.as_ref()? {
+        Trouble::Missing => ("there is no such file".to_owned(), "Name a file that is there"),
+        Trouble::Odd(what) if what == "a directory" => ("it is a directory".to_owned(), "Name a file in it"),
+        Trouble::Odd(what) => (format!("it is {what}"), "Name a plain file"),
+        Trouble::Refused => ("it is not for this user to read".to_owned(), "Ask as somebody who may read it"),
+        Trouble::Failed(why) => (why.clone(), ""),
+    };
+    let why = "only of a file that can be read can it be told which ways its bytes have";
+    let check = Check::new("file.there", Group::File, Status::Warn, found, why).fix_if(!fix.is_empty(), fix);
+    Some((&file.path, check.by("tried: stat, open")))
+}
 
 fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> Told<'a> {
     let why = "a drive knows blocks: a direct route needs to know which are the file's";

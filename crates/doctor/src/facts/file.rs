@@ -1,12 +1,14 @@
 //! Files: the file system and the drives that they are on, and whether the page cache can be passed by.
 
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use onehop_files::live::{LiveFile, System};
+use onehop_os::file::oddity;
 use onehop_pci::Root;
-use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
 /// What is known of a file.
@@ -14,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub struct FileFacts {
     /// Its path.
     pub path: String,
+    /// Why nothing more is known of it: it cannot be opened, or is no plain file.
+    pub trouble: Option<Trouble>,
     /// Its file system.
     pub fs: Option<String>,
     /// Its extents, where the file system tells true ones; or why it does not.
@@ -22,6 +26,19 @@ pub struct FileFacts {
     pub direct: Option<Result<(), String>>,
     /// The kernel's alignment for that: memory, offset.
     pub direct_align: Option<(u32, u32)>,
+}
+
+/// Why a file cannot be looked at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Trouble {
+    /// There is none of that name.
+    Missing,
+    /// What it is instead of a plain file.
+    Odd(String),
+    /// It is not ours to read.
+    Refused,
+    /// What else the system said.
+    Failed(String),
 }
 
 /// Where a file's bytes are.
@@ -49,6 +66,13 @@ pub fn recorded(root: &Root) -> Vec<std::path::PathBuf> {
 }
 
 fn look(path: &Path) -> FileFacts {
+    if let Some(trouble) = trouble(path) {
+        return FileFacts {
+            path: path.display().to_string(),
+            trouble: Some(trouble),
+            ..FileFacts::default()
+        };
+    }
     let live = LiveFile::open(path, &System::default());
     let (fs, places) = match live {
         Ok(file) => (Some(file.fs_name().to_owned()), Ok(places(&file))),
@@ -56,6 +80,7 @@ fn look(path: &Path) -> FileFacts {
     };
     FileFacts {
         path: path.display().to_string(),
+        trouble: None,
         fs,
         places: Some(places),
         direct: Some(read_direct(path).map_err(|error| error.to_string())),
@@ -72,12 +97,32 @@ fn places(file: &LiveFile) -> Places {
     }
 }
 
+/// What is no plain file is not opened: that alone may set a device going.
+fn trouble(path: &Path) -> Option<Trouble> {
+    let opened = std::fs::metadata(path).and_then(|about| match about.file_type() {
+        kind if kind.is_file() => open(path, OFlags::empty()).map(|_| None),
+        _ => Ok(Some(FileType::from_raw_mode(about.mode()))),
+    });
+    match opened {
+        Ok(kind) => kind.map(|kind| Trouble::Odd(oddity(kind).into())),
+        Err(error) => Some(match error.kind() {
+            ErrorKind::NotFound => Trouble::Missing,
+            ErrorKind::PermissionDenied => Trouble::Refused,
+            _ => Trouble::Failed(error.to_string()),
+        }),
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
+    let flags = (flags | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
 /// Opening is not enough: some file systems open such a file and refuse to read it.
 fn read_direct(path: &Path) -> std::io::Result<()> {
-    let flags = (OFlags::DIRECT | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let file = open(path, OFlags::DIRECT)?;
     if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("it is no plain file"));
+        return Err(std::io::Error::other("it is no plain file any more"));
     }
     let mut room = vec![0_u8; 2 * 4096];
     let start = room.as_ptr().align_offset(4096);
@@ -88,4 +133,20 @@ fn align(path: &Path) -> Option<(u32, u32)> {
     let about = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
     let told = about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && about.stx_dio_offset_align != 0;
     told.then_some((about.stx_dio_mem_align, about.stx_dio_offset_align))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_looked_at_says_why() {
+        let trouble = |path: &str| look(Path::new(path)).trouble;
+        assert_eq!(trouble("/"), Some(Trouble::Odd("a directory".into())));
+        assert_eq!(trouble("/dev/null"), Some(Trouble::Odd("a character device".into())));
+        assert_eq!(trouble("/nobody/has/this"), Some(Trouble::Missing));
+        assert!(matches!(trouble("/proc/version/x"), Some(Trouble::Failed(_))));
+        let here = look(Path::new("/proc/self/exe"));
+        assert!(here.trouble.is_none() && here.places.is_some() && here.direct.is_some());
+    }
 }

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use onehop_os::file as ioctls;
+use onehop_os::file::{self as ioctls, oddity};
 use rustix::fs::{AtFlags, OFlags, Statx, StatxAttributes, StatxFlags};
 
 use crate::volume::FileId;
@@ -261,7 +261,7 @@ fn stat(file: &File, shown: &str) -> Result<Statx> {
 fn unreadable(about: &Statx) -> Option<String> {
     let kind = rustix::fs::FileType::from_raw_mode(about.stx_mode.into());
     if kind != rustix::fs::FileType::RegularFile {
-        return Some(format!("it is no plain file but a {kind:?}"));
+        return Some(format!("it is no plain file but {}", oddity(kind)));
     }
     let has = |attribute| about.stx_attributes.contains(attribute);
     let what = if has(StatxAttributes::ENCRYPTED) {
