@@ -124,6 +124,8 @@ pub struct Prepared {
     threads: usize,
     direct: bool,
     why_cached: Option<String>,
+    /// Memory of each GPU that is there already.
+    arenas: Vec<Region>,
 }
 
 impl Prepared {
@@ -188,7 +190,14 @@ impl Prepared {
                 Some(Ring { memory, known: None })
             }
         };
-        Ok(Self { chunks, sources, ring, shelf, slot, threads, direct, why_cached })
+        let arenas = Vec::new();
+        Ok(Self { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas })
+    }
+
+    /// Has the bytes go into memory that is there already, an arena of an earlier load to each GPU, instead of new memory.
+    #[must_use]
+    pub fn into_arenas(self, arenas: Vec<Region>) -> Self {
+        Self { arenas, ..self }
     }
 }
 
@@ -271,11 +280,18 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { chunks, sources, ring, shelf, slot, threads, direct, why_cached } = prepared;
+        let Prepared { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas } = prepared;
+        let mut arenas = arenas.into_iter();
         let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
             let jobs = chunks.into_iter().map(|(_, job)| job).collect();
-            return Ok(vec![Self::by_library(*gpu, plan, Shared::new(sources, jobs), threads)?]);
+            return Ok(vec![Self::by_library(
+                *gpu,
+                plan,
+                Shared::new(sources, jobs),
+                threads,
+                arenas.next(),
+            )?]);
         };
         let account = Account {
             threads: threads + usize::from(direct),
@@ -304,7 +320,10 @@ impl RingEngine {
                 crew.spawn("reads cached bytes", &senders, move |shared| filler.run(shared))?;
             }
         }
-        let ends = gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, plan, &ring, known.take()));
+        let ends = gpus.iter().zip(plans).map(|(gpu, plan)| {
+            let arena = arena(*gpu, plan, arenas.next())?;
+            End::new(*gpu, arena, &ring, known.take())
+        });
         let ends = ends.collect::<Result<Vec<_>>>()?;
         let lane = |range: Range<usize>| -> Result<Lane> {
             let copiers =
@@ -332,8 +351,14 @@ impl RingEngine {
     }
 
     /// Has threads hand the chunks to cuFile.
-    fn by_library(gpu: &dyn Gpu, plan: &Plan, shared: Shared, threads: usize) -> Result<Self> {
-        let arena = arena(gpu, plan)?;
+    fn by_library(
+        gpu: &dyn Gpu,
+        plan: &Plan,
+        shared: Shared,
+        threads: usize,
+        there: Option<Region>,
+    ) -> Result<Self> {
+        let arena = arena(gpu, plan, there)?;
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
         let account = Account { threads, cufile_way: Some(library.way()), ..Account::default() };
         let (mut crew, (arrives, arrived)) = (Crew::new(shared), channel());
@@ -384,13 +409,31 @@ impl RingEngine {
     }
 }
 
-/// New memory for what a plan loads.
-fn arena(gpu: &dyn Gpu, plan: &Plan) -> Result<Region> {
+/// Memory for what a plan loads, new unless there is some: zeros where no tensor comes to lie.
+fn arena(gpu: &dyn Gpu, plan: &Plan, there: Option<Region>) -> Result<Region> {
     /// More pieces than this take longer to zero one by one.
     const FEW: usize = 64;
     let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
     let gaps: Vec<_> = plan.gaps().iter().map(|gap| gap.start as usize..gap.end as usize).collect();
-    Ok(if gaps.len() <= FEW { gpu.arena_to_fill(bytes, &gaps)? } else { gpu.arena(bytes)? })
+    let few = gaps.len() <= FEW;
+    let Some(arena) = there else {
+        return Ok(if few { gpu.arena_to_fill(bytes, &gaps)? } else { gpu.arena(bytes)? });
+    };
+    let there = arena.len();
+    if there < bytes || arena.addr().0 % plan.arena_align() != 0 {
+        return Err(Error::Arena {
+            bytes: plan.gpu_bytes,
+            align: plan.arena_align(),
+            there: there as u64,
+            at: arena.addr().0,
+        });
+    }
+    let all = 0..there;
+    for gap in if few { &gaps[..] } else { slice::from_ref(&all) } {
+        let start = gap.start.min(there);
+        arena.fill(start, gap.end.min(there) - start, 0)?;
+    }
+    Ok(arena)
 }
 
 /// Where the bytes of a load end: one for each GPU.
@@ -401,9 +444,8 @@ struct End<'a> {
 }
 
 impl<'a> End<'a> {
-    /// New memory for what a plan loads, and the ring as this GPU knows it.
-    fn new(gpu: &'a dyn Gpu, plan: &Plan, ring: &HostMem, known: Option<Region>) -> Result<Self> {
-        let arena = arena(gpu, plan)?;
+    /// The arena, and the ring as this GPU knows it.
+    fn new(gpu: &'a dyn Gpu, arena: Region, ring: &HostMem, known: Option<Region>) -> Result<Self> {
         let ring = match known {
             Some(known) => known,
             None => gpu.adopt(Place::PinnedHost, ring.clone())?,

@@ -132,6 +132,20 @@ pub enum Error {
         /// How long that was waited for.
         waited: std::time::Duration,
     },
+    /// Memory that was given for the tensors does not suit them.
+    #[error(
+        "the tensors take {bytes} bytes at a multiple of {align}; the GPU memory that was given for them is {there} bytes at {at:#x}"
+    )]
+    Arena {
+        /// What they take.
+        bytes: u64,
+        /// What its address must be a multiple of.
+        align: u64,
+        /// What there is.
+        there: u64,
+        /// Its address.
+        at: u64,
+    },
     /// Whoever asked for it did not want to wait any longer.
     #[error("it was given up before it was done")]
     GivenUp,

@@ -270,6 +270,36 @@ fn a_load_that_another_thread_stops_says_so() {
 }
 
 #[test]
+fn an_arena_takes_load_after_load() {
+    let folder = Folder::new("arena");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &SIZES);
+    let opened = Model::open(&Local, &[path]).unwrap();
+    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let gpu = Emulated::new();
+    let load = |arenas| {
+        let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap().into_arenas(arenas);
+        Ok::<_, Error>(Stream::new(plan.clone(), RingEngine::start(&gpu, &plan, prepared)?).finish()?.1)
+    };
+    let first = load(Vec::new()).unwrap();
+    let (place, all) = (first.addr(), first.len());
+    first.fill(0, all, 0xab).unwrap();
+    let again = load(vec![first]).unwrap();
+    assert_eq!((again.addr(), again.len()), (place, all));
+    for tensor in &plan.tensors {
+        let (_, data) = tensors.iter().find(|(name, _)| *name == tensor.name).unwrap();
+        assert!(bytes_of(&again, tensor) == *data, "{}", tensor.name);
+    }
+    for gap in plan.gaps() {
+        let mut bytes = vec![1; (gap.end.min(all as u64) - gap.start) as usize];
+        again.read(gap.start as usize, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "{gap:?}");
+    }
+    let half = again.slice(0..all / 2).unwrap();
+    assert!(matches!(load(vec![half]), Err(Error::Arena { .. })));
+}
+
+#[test]
 fn a_ring_is_left_for_the_next_load() {
     let folder = Folder::new("shelf");
     let path = folder.0.join("m.safetensors");

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_bench::median;
 use onehop_bench::page::{LoadRow, Loads, load_page};
+use onehop_gpu::Region;
 use onehop_load::engine::{Options, Prepared, Shelf};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
@@ -30,8 +31,8 @@ use crate::units;
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
-                        every later one's with the first's. A load's memory is new, and given back before the next one: --pause 0 \
-                        measures that too. What other loaders do with the same files is measured by \
+                        every later one's with the first's. A load's memory is new, and given back before the next one, unless --keep \
+                        says otherwise; --pause 0 measures that too. What other loaders do with the same files is measured by \
                         bench/peers/run.py."
 )]
 pub(crate) struct Args {
@@ -48,6 +49,10 @@ pub(crate) struct Args {
     /// Milliseconds between loads: one that begins as soon as the load before has given its memory back is slower
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=5_000))]
     pause: u64,
+    /// Load into the memory of the load before, as a program does that loads new weights in place of old ones; without it
+    /// each load's memory is new
+    #[arg(long)]
+    keep: bool,
     /// Also write load.html, a page with a picture, and load.json into this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
@@ -85,12 +90,15 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     // As a program has it that loads one model after the other. Several GPUs share a ring that is made anew for them.
     let shelf = Arc::new(Shelf::default());
     let (mut rows, mut first) = (Vec::new(), None);
+    let mut arenas = Vec::new();
     for turn in 0..args.loads {
         if turn > 0 {
             std::thread::sleep(Duration::from_millis(args.pause));
         }
         context.stop.check()?;
-        let (row, held) = load(&model, shares, &options, &shelf, context)?;
+        // Nothing of the load before may pass for this one's.
+        arenas.iter().try_for_each(|arena: &Region| arena.fill(0, arena.len(), turn as u8))?;
+        let (row, held) = load(&model, shares, arenas, &options, &shelf, context)?;
         let sum = crc32c(&held);
         match first {
             None => verdict::compare(&model, &held, context)??,
@@ -102,7 +110,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         }
         first = Some(sum);
         rows.push(row);
-        shares = held.into_iter().map(|held| held.share).collect();
+        (shares, arenas) = held.into_iter().map(|held| (held.share, held.arena)).unzip();
+        if !args.keep {
+            arenas.clear();
+        }
     }
     finish(args, &model, &shares, &rows)
 }
@@ -110,6 +121,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 fn load(
     model: &Model,
     shares: Vec<Share>,
+    arenas: Vec<Region>,
     options: &Options,
     shelf: &Arc<Shelf>,
     context: &Context,
@@ -124,7 +136,7 @@ fn load(
     };
     let ring_seconds = started.elapsed().as_secs_f64();
     let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
-    let (held, document) = carry_out(model, shares, prepared, &wanted, context)?;
+    let (held, document) = carry_out(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
     Ok((Row { seconds, gbps, ring_seconds, route, limit: outcome.limit }, held))
@@ -151,6 +163,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         "gpu": gpu,
         "gpus": shares.len(),
         "pause_ms": args.pause,
+        "memory": if args.keep { "kept" } else { "new" },
         "simulated": simulated,
         "rows": rows,
         "first_gbps": first,
@@ -177,9 +190,10 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
     }
     if let (Some(lowest), Some(highest)) = (lowest, highest) {
         let pause = args.pause;
+        let into = if args.keep { "into the first load's memory" } else { "each into new memory" };
         text.row(
             "median",
-            format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}, {pause} ms between loads"),
+            format!("{middle:.2} GB/s, from {lowest:.2} to {highest:.2}, {pause} ms between loads, {into}"),
         );
     }
     let reached =
