@@ -288,6 +288,10 @@ fn a_bench_loads_again_and_again_and_checks_each() {
     assert!(rate(&bench["lowest_gbps"]) <= rate(&bench["median_gbps"]));
     let (code, both) = json(&["bench", "load", text(&file), "-g", "emu,emu", "--loads", "2"]);
     assert_eq!((code, &both["bytes"], &both["gpus"]), (0, &json!(2 * bytes), &json!(2)), "{both}");
+    for gpus in ["emu", "emu,emu"] {
+        let (code, kept) = json(&["bench", "load", text(&file), "-g", gpus, "--loads", "3", "--keep"]);
+        assert_eq!((code, &kept["memory"], &kept["verified"]), (0, &json!("kept"), &json!(true)), "{kept}");
+    }
     let folder = dir.file("report");
     let reported = succeed(&["bench", "load", text(&file), "-g", "emu", "--loads", "2", "--report", &folder]);
     assert_page(&folder, "load", &reported, "Loading a model");
