@@ -284,6 +284,8 @@ fn an_sdr_host() {
 fn other_places() {
     let vm = machine("vm-a100-passthrough");
     assert_eq!((vm.status("place.vm"), vm.status("path.p2p_write")), (Status::Info, Status::Unknown));
+    // There is no port above it.
+    assert_eq!(vm.status("gpu.link"), Status::Pass);
     assert_eq!(vm.route("0000:00:06.0", ToGpu, "cpu/pinned").0, Yes);
     let inside = machine("container-h100");
     assert_eq!(

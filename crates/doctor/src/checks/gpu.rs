@@ -370,7 +370,8 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
                 .fix("lspci -vv (root) shows LnkSta; in a virtual machine ask on the host"),
         );
     };
-    let room = facts.tree.get(*device.parents.last()?).map(|port| port.best_link()).unwrap_or_default();
+    let port = device.parents.last().and_then(|port| facts.tree.get(*port));
+    let room = port.map(|port| port.best_link()).unwrap_or_default();
     let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
     if link.width < link.max_width && facts.kernel.cpu.virtual_machine {
         let found =

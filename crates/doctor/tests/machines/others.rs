@@ -20,6 +20,7 @@ pub fn vm() -> Machine {
             &Function::new("0000:00:05.0", (0x10de, 0x20b2), 0x030200)
                 .bar(0, 0xfc00_0000, 16 * MIB, MEM32)
                 .bar(1, 0x20_0000_0000, 128 * GIB, PREF64)
+                .lanes((4, 16), (4, 16))
                 .driver("nvidia"),
         )
         .add(
