@@ -1,10 +1,11 @@
-//! What a machine can do, part by part: `ring_limits FILE [THREADS…]` reads a file by threads into slots of pinned memory, with
-//! and without the copies behind it.
+//! What a machine can do, part by part: `ring_limits FILE [THREADS…]` has threads go through memory and copy it, and reads a
+//! file by threads into slots of pinned memory, with and without the copies behind it.
 #![allow(clippy::unwrap_used, reason = "an example may fail")]
 
 use std::fs::File;
+use std::hint::black_box;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::cuda::Cuda;
@@ -18,6 +19,19 @@ fn main() {
     let file = File::open(&path).unwrap();
     let bytes = file.metadata().unwrap().len();
     let gpu = Cuda::load().and_then(|cuda| cuda.open("0")).ok();
+    let memory = vec![1_u64; 2 << 27];
+    for &count in &threads {
+        let looked = through(&memory, count, |part, _| part.iter().fold(0, |sum, word| sum ^ word));
+        let copied = through(&memory, count, |part, slot| {
+            let slot = &mut slot[..part.len()];
+            slot.copy_from_slice(part);
+            black_box(slot)[0]
+        });
+        println!(
+            "memory {count:>2} threads: looked at {looked:>6.2} GB/s, copied to a slot {copied:>6.2} GB/s"
+        );
+    }
+    drop(memory);
     for slot in [1_usize << 20, 2 << 20, 4 << 20] {
         for &count in &threads {
             for mode in ["read", "read and copy", "copy", "one stream: read and copy", "one stream: copy"] {
@@ -33,6 +47,24 @@ fn main() {
             }
         }
     }
+}
+
+/// GB/s of threads that do something with each 2 MiB of memory, each with a slot of its own.
+fn through(memory: &[u64], count: usize, work: impl Fn(&[u64], &mut [u64]) -> u64 + Sync) -> f64 {
+    const WORDS: usize = 1 << 18;
+    let next = AtomicUsize::new(0);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| {
+                let mut slot = vec![0; WORDS];
+                while let Some(part) = memory.chunks(WORDS).nth(next.fetch_add(1, Ordering::Relaxed)) {
+                    black_box(work(part, &mut slot));
+                }
+            });
+        }
+    });
+    size_of_val(memory) as f64 / 1e9 / start.elapsed().as_secs_f64()
 }
 
 fn run(
