@@ -431,6 +431,8 @@ pub const REPORT_BYTES: u32 = Report::BYTES + KEPT * Violation::BYTES;
 pub const MAX_FAULTS: u32 = 8;
 /// Bytes of a command that waits.
 pub const PARKED_BYTES: u32 = 96;
+/// Where among these it stands what one waits for, a word; 0 if none is there.
+pub const PARKED_KIND: u32 = 64;
 /// Bytes of a piece of a transfer.
 pub const SPAN_BYTES: u32 = 16;
 /// Pieces of a transfer that need no room in memory.

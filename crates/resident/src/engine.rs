@@ -101,7 +101,9 @@ impl Engine {
 
     fn start(&self, state: &mut State) -> Result<()> {
         if state.warps.is_none() {
-            locked(&self.table).set_searched(true)?;
+            // Held until every warp has looked through it.
+            let mut table = locked(&self.table);
+            table.set_searched(true)?;
             self.pairs.reset()?;
             state.slots.iter_mut().for_each(|slot| slot.breaches = 0);
             let count = self.pairs.numbers().count() as u32;
@@ -211,7 +213,10 @@ impl IoEngine for Engine {
             page_shift: sq.page_shift,
             faults: &given,
         };
-        if !self.pairs.begin(sq.qid, &begin).map_err(internal)? {
+        let table = locked(&self.table);
+        let begun = self.pairs.begin(sq.qid, &begin).map_err(internal)?;
+        drop(table);
+        if !begun {
             state.complain(sq.qid, "its warp did not begin".to_owned());
             return Err(Status::INTERNAL_ERROR);
         }
@@ -297,5 +302,71 @@ impl IoEngine for Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop(&mut locked(&self.state));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use onehop_controller::Range;
+    use onehop_gpu::Emulated;
+    use onehop_proto::BusAddr;
+
+    use super::*;
+    use crate::pair::Common;
+
+    #[test]
+    fn queues_begin_while_memory_comes_and_goes() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let mut table = Table::new(&*gpu, 1024).unwrap();
+        let rings = gpu.alloc(Place::Vram, 8192).unwrap();
+        let place = |bus, target| Range { bus, bytes: 4096, target };
+        table.add(place(0x10000, rings.addr())).unwrap();
+        table.add(place(0x20000, rings.addr().plus(4096))).unwrap();
+        let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
+        let common = Common {
+            namespace: namespace.addr(),
+            blocks: 8,
+            lba_shift: 9,
+            max_bytes: 4096,
+            ranges: table.addr(),
+            range_count: table.room(),
+            limit: LIMIT,
+        };
+        let pairs = Pairs::new(&*gpu, common, 1, 4096).unwrap();
+        let table = Arc::new(Mutex::new(table));
+        let engine = Engine::new(
+            gpu.clone(),
+            table.clone(),
+            pairs,
+            Arc::new(Namespace(namespace)),
+            (Vec::new(), LIMIT),
+        );
+        let over = AtomicBool::new(false);
+        let all_begun = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bus = 0x30000;
+                while !over.load(Ordering::Relaxed) {
+                    let all: Vec<_> = (0..500).map(|i| bus + (i << 12)).collect();
+                    all.iter().for_each(|bus| locked(&table).add(place(*bus, rings.addr())).unwrap());
+                    all.iter().rev().for_each(|bus| locked(&table).remove(*bus).unwrap());
+                    bus += all.len() as u64 * 4096;
+                }
+            });
+            let all_begun = (0..100).try_for_each(|_| {
+                let queue =
+                    |base| NewQueue { qid: 1, entries: 4, base: BusAddr(base), memory: None, page_shift: 12 };
+                engine.create_cq(&queue(0x10000)).unwrap();
+                let begun = engine.create_sq(&queue(0x20000), 1);
+                engine.delete_sq(1);
+                engine.delete_cq(1);
+                begun
+            });
+            over.store(true, Ordering::Relaxed);
+            all_begun
+        });
+        assert_eq!((all_begun, engine.breaches()), (Ok(()), Vec::new()));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use onehop_controller::layout::{
-    KEPT, LOCAL_SPANS, MAX_FAULTS, PARKED_BYTES, REPORT_BYTES, SPAN_BYTES, Violation, control,
+    KEPT, LOCAL_SPANS, MAX_FAULTS, PARKED_BYTES, PARKED_KIND, REPORT_BYTES, SPAN_BYTES, Violation, control,
 };
 use onehop_controller::{Fault, Pair, Report};
 use onehop_gpu::{Gpu, Place, Region, Result};
@@ -153,7 +153,8 @@ impl Pairs {
         put(&self.descriptors, usize::from(qid - 1) * Pair::BYTES as usize, &pair.words())
     }
 
-    /// Lets a warp that rests begin with a new pair; false if it does not answer.
+    /// Lets a warp that rests begin with a new pair; false if it does not answer. It looks through all that is mapped first,
+    /// which must stand still meanwhile.
     pub(crate) fn begin(&self, qid: u16, begin: &Begin<'_>) -> Result<bool> {
         self.describe(qid, begin)?;
         for (i, fault) in begin.faults.iter().enumerate() {
@@ -161,8 +162,11 @@ impl Pairs {
         }
         self.rest.signal(self.at(qid, self.places.sq_door), 0)?;
         self.rest.signal(self.at(begin.cqid, self.places.cq_door), 0)?;
+        // Whoever has looked and is content clears the places for commands that wait.
+        let waiting = self.at(qid, self.places.parked) + PARKED_KIND as usize;
+        self.rest.signal(waiting, u32::MAX)?;
         self.rest.signal(self.at(qid, self.places.control), control::RUN)?;
-        self.wait(qid, 0)
+        Ok(self.wait(qid, 0)? && self.wait_for(waiting, 0)?)
     }
 
     /// Has a warp let go of its pair; false if it does not answer.
@@ -173,9 +177,12 @@ impl Pairs {
 
     /// Waits until a warp rests, or does not.
     pub(crate) fn wait(&self, qid: u16, resting: u32) -> Result<bool> {
-        let at = self.at(qid, self.places.report + core::mem::offset_of!(Report, resting));
+        self.wait_for(self.at(qid, self.places.report + core::mem::offset_of!(Report, resting)), resting)
+    }
+
+    fn wait_for(&self, at: usize, word: u32) -> Result<bool> {
         let start = Instant::now();
-        while self.rest.word(at)? != resting {
+        while self.rest.word(at)? != word {
             if start.elapsed() > PATIENCE {
                 return Ok(false);
             }

@@ -5,11 +5,11 @@ use onehop_proto::{GpuAddr, Sqe};
 
 use super::faults::Effect;
 use super::{BATCH, ENTRIES, Server, word};
-use crate::layout::PARKED_BYTES;
+use crate::layout::{PARKED_BYTES, PARKED_KIND};
 use crate::warp::Engine;
 
 /// Words of a record, after the sixteen of its command.
-pub(super) const KIND: u32 = 16;
+pub(super) const KIND: u32 = PARKED_KIND / 4;
 const DUE: u32 = 17;
 const EFFECT: u32 = 19;
 const A: u32 = 20;
