@@ -58,7 +58,7 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     if diagnosis.routes.is_empty() {
         let gpu = diagnosis.checks.iter().any(|c| c.id == "gpu.present" && c.status == Status::Pass);
         let why = if gpu {
-            "no drive or card on the bus; files come into GPU memory by cpu/pinned and cpu/cached all the same"
+            "no drive or card that could go direct; the checks above say whether bytes can be copied into GPU memory"
         } else {
             "no NVIDIA GPU; the emulated one (-g emu) and simulated drives (-d sim:…) work on every machine"
         };

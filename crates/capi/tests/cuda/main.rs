@@ -73,8 +73,8 @@ const BLOCK: u64 = 512;
 const DATA: usize = 64 << 20;
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Whether a tool has the kernels whose threads of one warp do not all get on, as racecheck's do: who has a lock is not run
-/// while others wait for it, until they give up. Commands are then asked for again.
+/// Whether a tool has the kernels whose threads of one warp do not all get on, as under racecheck: they give up commands, which
+/// are then asked for again.
 fn unfair() -> bool {
     std::env::var_os("ONEHOP_GPU_UNFAIR").is_some()
 }
