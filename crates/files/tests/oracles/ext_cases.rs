@@ -116,7 +116,7 @@ fn large_directories_plain_and_hashed() {
     if !have(&TOOLS) {
         return;
     }
-    // mke2fs looks through all of a directory for each name that it adds.
+    // mke2fs looks through all of a directory for each name that it adds: `kernel` has a larger one.
     let (directories, names) = if large() { (10, 10_000) } else { (1, 2_500) };
     let mut want = tree([]);
     // Blocks of 64 KiB are too dear for many files with data.

@@ -123,6 +123,43 @@ fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
     }
 }
 
+#[test]
+fn one_directory_of_many_names() {
+    if !have(&TOOLS) || !have(&["mount", "umount"]) {
+        return;
+    }
+    // The kernel hashes names as it adds them; mke2fs looks through the whole directory for each.
+    let names = if large() { 100_000 } else { 4_000 };
+    for kind in ["-b 1024", "-b 4096 -O ^metadata_csum", "-b 4096 -O large_dir,inline_data"] {
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, &format!("-t ext4 -N 110000 {kind}"), &Tree::new(), 256 << 20);
+        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        let many = mounted.0.join("many");
+        std::fs::create_dir(&many).unwrap();
+        for i in 0..names {
+            let text = if i % 100 == 0 { format!("{i}") } else { String::new() };
+            std::fs::write(many.join(format!("{i}-a-name-of-some-length")), text).unwrap();
+        }
+        // Blocks of the directory that have room again, and names that moved into them.
+        for i in (0..names).step_by(7) {
+            let from = many.join(format!("{i}-a-name-of-some-length"));
+            std::fs::rename(from, many.join(format!("moved-{i}"))).unwrap();
+        }
+        let mut theirs = Tree::new();
+        gather(&mounted.0, b"", &mut theirs);
+        drop(mounted);
+        let depth = run("debugfs", &["-R", "htree_dump /many", &image]);
+        // As many do not fit below the root alone.
+        let levels = if large() { "Indirect levels: 1" } else { "Indirect levels:" };
+        assert!(depth.contains(levels), "{kind}: the directory has no such tree");
+        let volume = open(&image);
+        assert_same(&without_lost_found(harvest(&volume, &image)), &without_lost_found(theirs));
+        assert_eq!(volume.lookup("many/moved-700").unwrap().size(), 3);
+        assert_eq!(volume.lookup(&format!("many/{}-a-name-of-some-length", names - 2)).unwrap().size(), 0);
+        assert!(volume.lookup("many/700-a-name-of-some-length").is_err(), "it has been renamed");
+    }
+}
+
 /// While it is mounted and written to, the image says so.
 fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
     let mut byte = [0];
