@@ -53,9 +53,11 @@ impl<W: Engine> Server<'_, W> {
     /// How many commands there are that can also be completed.
     fn available(&self) -> u32 {
         let (warp, pair) = (self.warp, &self.pair);
-        // The tail is read last, with acquire: whatever the host wrote before it rang is seen by what follows.
+        // The tail is read first, with acquire: whatever the host wrote before it rang is seen by what follows, and so are
+        // the entries that it gave back in the completion queue before it asked for more.
+        let tail = warp.load_acquire(pair.sq_door);
         self.ring_cq(warp.load_acquire(pair.cq_door));
-        self.ring_sq(warp.load_acquire(pair.sq_door));
+        self.ring_sq(tail);
         let waiting = distance(self.get(word::HEAD), self.get(word::TAIL), pair.sq_entries);
         let posted = distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), pair.cq_entries);
         let room = (pair.cq_entries - 1 - posted).saturating_sub(self.get(word::OWED));
