@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
-use onehop_load::engine::{self, Prepared, RingEngine, Stopper};
+use onehop_load::engine::{self, Arena, Prepared, RingEngine, Stopper};
 use onehop_load::model::Tensor as Entry;
 use onehop_load::plan::{Options, Placed};
 use onehop_load::stream::Stream;
@@ -206,19 +206,24 @@ impl Work {
 
     fn load(&self) -> Result<Outcome> {
         let Request { model, device, options, .. } = &self.request;
-        let (plan, prepared, device, gpu_start) = std::thread::scope(|scope| {
-            // CUDA takes a while to start: everything that needs no GPU is done meanwhile.
-            let gpu = scope.spawn(|| (device.open(), self.start.elapsed()));
-            let plan = self.plan()?;
-            let prepared = Prepared::with_shelf(&plan, &model.files, options, device.shelf())?;
-            let (device, took) = gpu.join().map_err(|_| Error::Lost)?;
-            Ok::<_, Error>((plan, prepared, device?, took))
-        })?;
-        fits(&plan, &device)?;
         let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
         let manifest = manifest.transpose()?;
+        let plan = self.plan()?;
+        let (prepared, device, begin) = std::thread::scope(|scope| {
+            // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
+            // meanwhile.
+            let gpu = scope.spawn(|| {
+                let device = device.open()?;
+                let begin = Instant::now();
+                fits(&plan, &device)?;
+                let arena = Arena::new(&*device.gpu, &plan)?;
+                Ok::<_, Error>((device, arena, begin))
+            });
+            let prepared = Prepared::with_shelf(&plan, &model.files, options, device.shelf())?;
+            let (device, arena, begin) = gpu.join().map_err(|_| Error::Lost)??;
+            Ok::<_, Error>((prepared.into_arenas(vec![arena]), device, begin))
+        })?;
         self.shared.total.store(plan.tensor_bytes, Ordering::Release);
-        let begin = Instant::now();
         let engine = RingEngine::start(&*device.gpu, &plan, prepared)?;
         *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine.stopper());
         // Whoever cancelled before there was a stopper has left word.
@@ -230,7 +235,7 @@ impl Work {
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
         let (plan, arena) = stream.finish()?;
         let verified_by = self.verify(&plan, &device, &arena, manifest.as_ref())?;
-        let start = Start { begun: self.start, gpu: gpu_start };
+        let start = Start { begun: self.start, gpu: begin - self.start };
         let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
         Ok(Outcome::new(model, &device, account, went, &start, verified_by))
     }

@@ -111,7 +111,7 @@ fn queues_and_loads_are_well_formed() {
         let load = |i: usize| LoadRow {
             gbps: 40.0 + (i % 7) as f64,
             seconds: 0.1,
-            ring_seconds: 0.01,
+            prepare_seconds: 0.01,
             route: "cpu/cached".into(),
             limit: (
                 if i.is_multiple_of(2) { "the copy engine" } else { "the disk" }.into(),

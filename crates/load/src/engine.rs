@@ -11,6 +11,7 @@
 //! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What all of them want is read once and copied
 //! to each; where each wants its rank's part, the parts take turns.
 
+mod arena;
 mod choice;
 mod crew;
 mod desk;
@@ -34,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
+pub use arena::Arena;
 use choice::{Choice, Way};
 use crew::{Crew, Job, Lane, Shared};
 use desk::Desk;
@@ -124,8 +126,8 @@ pub struct Prepared {
     threads: usize,
     direct: bool,
     why_cached: Option<String>,
-    /// Memory of each GPU that is there already.
-    arenas: Vec<Region>,
+    /// Each GPU's memory, where it is there already.
+    arenas: Vec<Arena>,
 }
 
 impl Prepared {
@@ -194,9 +196,9 @@ impl Prepared {
         Ok(Self { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas })
     }
 
-    /// Has the bytes go into memory that is there already, an arena of an earlier load to each GPU, instead of new memory.
+    /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
     #[must_use]
-    pub fn into_arenas(self, arenas: Vec<Region>) -> Self {
+    pub fn into_arenas(self, arenas: Vec<Arena>) -> Self {
         Self { arenas, ..self }
     }
 }
@@ -282,16 +284,15 @@ impl RingEngine {
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas } = prepared;
         let mut arenas = arenas.into_iter();
+        let mut room = |gpu: &dyn Gpu, plan: &Plan| match arenas.next() {
+            Some(arena) => Ok(arena.into_region()),
+            None => Arena::new(gpu, plan).map(Arena::into_region),
+        };
         let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
             let jobs = chunks.into_iter().map(|(_, job)| job).collect();
-            return Ok(vec![Self::by_library(
-                *gpu,
-                plan,
-                Shared::new(sources, jobs),
-                threads,
-                arenas.next(),
-            )?]);
+            let arena = room(*gpu, plan)?;
+            return Ok(vec![Self::by_library(*gpu, arena, Shared::new(sources, jobs), threads)?]);
         };
         let account = Account {
             threads: threads + usize::from(direct),
@@ -320,10 +321,8 @@ impl RingEngine {
                 crew.spawn("reads cached bytes", &senders, move |shared| filler.run(shared))?;
             }
         }
-        let ends = gpus.iter().zip(plans).map(|(gpu, plan)| {
-            let arena = arena(*gpu, plan, arenas.next())?;
-            End::new(*gpu, arena, &ring, known.take())
-        });
+        let ends =
+            gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
         let lane = |range: Range<usize>| -> Result<Lane> {
             let copiers =
@@ -351,14 +350,7 @@ impl RingEngine {
     }
 
     /// Has threads hand the chunks to cuFile.
-    fn by_library(
-        gpu: &dyn Gpu,
-        plan: &Plan,
-        shared: Shared,
-        threads: usize,
-        there: Option<Region>,
-    ) -> Result<Self> {
-        let arena = arena(gpu, plan, there)?;
+    fn by_library(gpu: &dyn Gpu, arena: Region, shared: Shared, threads: usize) -> Result<Self> {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
         let account = Account { threads, cufile_way: Some(library.way()), ..Account::default() };
         let (mut crew, (arrives, arrived)) = (Crew::new(shared), channel());
@@ -407,33 +399,6 @@ impl RingEngine {
         };
         Ok(Some(onehop_gpu::copy_rate(gpu, &from)?))
     }
-}
-
-/// Memory for what a plan loads, new unless there is some: zeros where no tensor comes to lie.
-fn arena(gpu: &dyn Gpu, plan: &Plan, there: Option<Region>) -> Result<Region> {
-    /// More pieces than this take longer to zero one by one.
-    const FEW: usize = 64;
-    let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
-    let gaps: Vec<_> = plan.gaps().iter().map(|gap| gap.start as usize..gap.end as usize).collect();
-    let few = gaps.len() <= FEW;
-    let Some(arena) = there else {
-        return Ok(if few { gpu.arena_to_fill(bytes, &gaps)? } else { gpu.arena(bytes)? });
-    };
-    let there = arena.len();
-    if there < bytes || arena.addr().0 % plan.arena_align() != 0 {
-        return Err(Error::Arena {
-            bytes: plan.gpu_bytes,
-            align: plan.arena_align(),
-            there: there as u64,
-            at: arena.addr().0,
-        });
-    }
-    let all = 0..there;
-    for gap in if few { &gaps[..] } else { slice::from_ref(&all) } {
-        let start = gap.start.min(there);
-        arena.fill(start, gap.end.min(there) - start, 0)?;
-    }
-    Ok(arena)
 }
 
 /// Where the bytes of a load end: one for each GPU.

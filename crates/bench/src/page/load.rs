@@ -9,10 +9,10 @@ use crate::results::Machine;
 pub struct LoadRow {
     /// 10^9 bytes a second.
     pub gbps: f64,
-    /// From when the ring was there until the last tensor was.
+    /// From when it was asked for until the last tensor was there.
     pub seconds: f64,
-    /// What the ring took before.
-    pub ring_seconds: f64,
+    /// Of them, until the memory and the ring were there.
+    pub prepare_seconds: f64,
     /// The way that the bytes took.
     pub route: String,
     /// What limits it, and how much that is where it is known.
@@ -32,7 +32,7 @@ pub struct Loads<'a> {
 }
 
 const METHOD: [&str; 3] = [
-    "The time of a load is from when the ring of pinned memory is there until the last tensor lies in GPU memory; the ring is made anew for each.",
+    "The time of a load is from when it is asked for, with the files' headers read and the GPU up, until the last tensor lies in GPU memory. Loads to one GPU find the ring of pinned memory that the first has made; several GPUs share one that each load makes anew.",
     "The first load's bytes are compared with the files, every later one's with the first's. One wrong byte ends the command, and there is no page.",
     "What a load is held against is measured after it, by the same process; GB/s are 10^9 bytes.",
 ];
@@ -98,7 +98,7 @@ fn table(rows: &[LoadRow]) -> Table {
         Column::new("load", "in their order"),
         Column::new("GB/s", "10^9 bytes a second"),
         Column::new("seconds", "from when the ring was there"),
-        Column::minor("ring", "seconds that the ring took before"),
+        Column::minor("prepare", "seconds of them, until the memory and the ring were there"),
         Column::new("route", "the way that the bytes took"),
         Column::new("of limit", "how much of what it is held against"),
         Column::minor("limit", "what it is held against"),
@@ -111,7 +111,7 @@ fn table(rows: &[LoadRow]) -> Table {
             Cell::number(i as f64, (i + 1).to_string()),
             Cell::maybe(Some(row.gbps)),
             Cell::maybe(Some(row.seconds)),
-            Cell::maybe(Some(row.ring_seconds)),
+            Cell::maybe(Some(row.prepare_seconds)),
             Cell::text(&row.route),
             gbps.filter(|limit| *limit > 0.0).map_or_else(|| Cell::maybe(None), of),
             Cell { class: "note dim", ..Cell::text(limit) },
@@ -129,7 +129,7 @@ mod tests {
         let row = |gbps: f64, limit| LoadRow {
             gbps,
             seconds: 1.0 / gbps,
-            ring_seconds: 0.01,
+            prepare_seconds: 0.01,
             route: "cpu/cached".into(),
             limit: ("the copy engine".into(), limit),
         };

@@ -1,7 +1,9 @@
 //! Which way each chunk goes: out of the page cache, or past it; or all of them by cuFile.
 
 use std::fs::File;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::{self, Builder, ScopedJoinHandle};
 
 use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, open_direct};
 
@@ -79,8 +81,33 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
         }
         _ => Way::Shared,
     };
-    let chunks = plan.chunks(slot)?.map(|chunk| (way(&chunk), chunk)).collect();
-    Ok(Choice { chunks, sources, why_cached })
+    let chunks: Vec<Chunk> = plan.chunks(slot)?.collect();
+    let asks = route == Route::Auto && sources.iter().any(|source| source.direct.is_some());
+    let ways = if asks { side_by_side(&chunks, way) } else { chunks.iter().map(way).collect() };
+    Ok(Choice { chunks: ways.into_iter().zip(chunks).collect(), sources, why_cached })
+}
+
+/// The way of each chunk. The kernel looks at every page of a file to tell what it has of it, which takes milliseconds for
+/// gigabytes; several threads may ask it at once.
+fn side_by_side(chunks: &[Chunk], way: impl Fn(&Chunk) -> Way + Sync) -> Vec<Way> {
+    /// Chunks that are worth a thread.
+    const SHARE: usize = 256;
+    let share = chunks.len().div_ceil(super::processors()).max(SHARE);
+    let way = &way;
+    thread::scope(|scope| {
+        let parts = chunks.chunks(share).map(|part| {
+            let ask = move || part.iter().map(way).collect::<Vec<_>>();
+            // Where there can be no more threads this one asks.
+            Builder::new().spawn_scoped(scope, ask).map_err(|_| ask())
+        });
+        let parts: Vec<_> = parts.collect();
+        let answer = |part| match part {
+            // A panic in one of them is a defect, and goes on here.
+            Ok(thread) => ScopedJoinHandle::join(thread).unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(answer) => answer,
+        };
+        parts.into_iter().flat_map(answer).collect()
+    })
 }
 
 /// The file, open to be read past the page cache in blocks of this size; or why not.

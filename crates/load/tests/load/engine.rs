@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onehop_gpu::{Emulated, Region};
-use onehop_load::engine::{Options, Prepared, RingEngine, Route, Shelf};
+use onehop_load::engine::{Arena, Options, Prepared, RingEngine, Route, Shelf};
 use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 
@@ -277,14 +277,15 @@ fn an_arena_takes_load_after_load() {
     let opened = Model::open(&Local, &[path]).unwrap();
     let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
     let gpu = Emulated::new();
-    let load = |arenas| {
-        let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap().into_arenas(arenas);
-        Ok::<_, Error>(Stream::new(plan.clone(), RingEngine::start(&gpu, &plan, prepared)?).finish()?.1)
+    let load = |arena: Arena| {
+        let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
+        let engine = RingEngine::start(&gpu, &plan, prepared.into_arenas(vec![arena])).unwrap();
+        Stream::new(plan.clone(), engine).finish().unwrap().1
     };
-    let first = load(Vec::new()).unwrap();
+    let first = load(Arena::new(&gpu, &plan).unwrap());
     let (place, all) = (first.addr(), first.len());
     first.fill(0, all, 0xab).unwrap();
-    let again = load(vec![first]).unwrap();
+    let again = load(Arena::again(first, &plan).unwrap());
     assert_eq!((again.addr(), again.len()), (place, all));
     for tensor in &plan.tensors {
         let (_, data) = tensors.iter().find(|(name, _)| *name == tensor.name).unwrap();
@@ -296,7 +297,7 @@ fn an_arena_takes_load_after_load() {
         assert!(bytes.iter().all(|byte| *byte == 0), "{gap:?}");
     }
     let half = again.slice(0..all / 2).unwrap();
-    assert!(matches!(load(vec![half]), Err(Error::Arena { .. })));
+    assert!(matches!(Arena::again(half, &plan), Err(Error::Arena { .. })));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use onehop_bench::median;
 use onehop_bench::page::{LoadRow, Loads, load_page};
 use onehop_gpu::Region;
-use onehop_load::engine::{Options, Prepared, Shelf};
+use onehop_load::engine::{Arena, Options, Prepared, Shelf};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
 use serde::Serialize;
@@ -61,11 +61,11 @@ pub(crate) struct Args {
 /// One load.
 #[derive(Serialize)]
 struct Row {
-    /// From when the ring is there until the last tensor is.
+    /// From when the load is asked for, with the headers read and the GPU up, until the last tensor is there.
     seconds: f64,
     gbps: f64,
-    /// What the ring took before; next to nothing where the load before has left it.
-    ring_seconds: f64,
+    /// Of them, until the memory and the ring were there and it was decided how the bytes go.
+    prepare_seconds: f64,
     route: &'static str,
     limit: Limit,
 }
@@ -121,25 +121,40 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 fn load(
     model: &Model,
     shares: Vec<Share>,
-    arenas: Vec<Region>,
+    kept: Vec<Region>,
     options: &Options,
     shelf: &Arc<Shelf>,
     context: &Context,
 ) -> Result<(Row, Vec<Held>)> {
     let started = Instant::now();
-    let prepared = match &shares[..] {
-        [share] => Prepared::with_shelf(&share.plan, &model.files, options, shelf.clone())?,
-        _ => {
-            let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
-            Prepared::for_all(&plans, &model.files, options)?
-        }
-    };
-    let ring_seconds = started.elapsed().as_secs_f64();
-    let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO };
+    let (prepared, arenas) = std::thread::scope(|scope| {
+        let arenas = scope.spawn(|| make_arenas(&shares, kept));
+        let prepared = match &shares[..] {
+            [share] => Prepared::with_shelf(&share.plan, &model.files, options, shelf.clone())?,
+            _ => {
+                let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
+                Prepared::for_all(&plans, &model.files, options)?
+            }
+        };
+        let arenas = arenas.join().map_err(|_| CliError::Failed("making GPU memory panicked".into()))??;
+        Ok::<_, CliError>((prepared, arenas))
+    })?;
+    let prepare_seconds = started.elapsed().as_secs_f64();
+    let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO, begin: started };
     let (held, document) = carry_out(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
-    Ok((Row { seconds, gbps, ring_seconds, route, limit: outcome.limit }, held))
+    Ok((Row { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, held))
+}
+
+/// Memory for each share: what was kept, or else new.
+fn make_arenas(shares: &[Share], kept: Vec<Region>) -> Result<Vec<Arena>> {
+    let mut kept = kept.into_iter();
+    let arena = |share: &Share| match kept.next() {
+        Some(there) => Arena::again(there, &share.plan),
+        None => Arena::new(&*share.gpu.gpu, &share.plan),
+    };
+    Ok(shares.iter().map(arena).collect::<std::result::Result<_, _>>()?)
 }
 
 fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
@@ -183,8 +198,8 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         text.row(
             name,
             format!(
-                "{:.2} GB/s by {} in {:.4} s; the ring took {:.4} s before",
-                row.gbps, row.route, row.seconds, row.ring_seconds
+                "{:.2} GB/s by {} in {:.4} s, of which {:.4} s to prepare",
+                row.gbps, row.route, row.seconds, row.prepare_seconds
             ),
         );
     }
@@ -219,11 +234,11 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
 }
 
 fn row_of_page(row: &Row) -> LoadRow {
-    let Row { seconds, gbps, ring_seconds, route, limit } = row;
+    let Row { seconds, gbps, prepare_seconds, route, limit } = row;
     LoadRow {
         gbps: *gbps,
         seconds: *seconds,
-        ring_seconds: *ring_seconds,
+        prepare_seconds: *prepare_seconds,
         route: (*route).to_owned(),
         limit: (limit.what.to_owned(), limit.gbps),
     }

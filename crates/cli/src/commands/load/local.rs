@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     };
     must_fit(&shares)?;
     let sums = context.json || args.verify || manifest.is_some();
-    let wanted = Wanted { sums, started: start, gpu_start };
+    let wanted = Wanted { sums, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
         compared: if args.verify { Some(verdict::compare(&model, &held, context)?) } else { None },
@@ -81,6 +81,8 @@ pub(super) struct Wanted {
     pub(super) sums: bool,
     pub(super) started: Instant,
     pub(super) gpu_start: Duration,
+    /// From when the load's time counts.
+    pub(super) begin: Instant,
 }
 
 pub(super) fn carry_out(
@@ -91,7 +93,6 @@ pub(super) fn carry_out(
     context: &Context,
 ) -> Result<(Vec<Held>, Document)> {
     context.stop.check()?;
-    let begin = Instant::now();
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
@@ -100,7 +101,7 @@ pub(super) fn carry_out(
         engines.into_iter().zip(&plans).map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
     // One after the other: what arrives for the others meanwhile is taken down, and told when they are asked.
     streams.iter_mut().try_for_each(|stream| arrive(stream, &bar, context))?;
-    let took = begin.elapsed();
+    let took = wanted.begin.elapsed();
     drop(bar);
     model.still_same().map_err(|e| given_up(e, context))?;
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
@@ -167,10 +168,11 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let plan = ring_plan(&model, &Selection::default())?;
     let prepared = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() })?;
     let gpu = gpus::choose(part.gpu)?;
-    let wanted = Wanted { sums: true, started: start, gpu_start: start.elapsed() };
+    let gpu_start = start.elapsed();
     let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
     must_fit(&shares)?;
+    let wanted = Wanted { sums: true, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
     let verdict = Verdict { compared, manifest: None };
