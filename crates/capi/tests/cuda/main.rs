@@ -73,8 +73,7 @@ const BLOCK: u64 = 512;
 const DATA: usize = 64 << 20;
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Whether a tool has the kernels whose threads of one warp do not all get on, as under racecheck: they give up commands, which
-/// are then asked for again.
+/// Whether a tool has the kernels in which threads of one warp that wait for each other do not all get on, as racecheck does.
 fn unfair() -> bool {
     std::env::var_os("ONEHOP_GPU_UNFAIR").is_some()
 }
@@ -91,7 +90,7 @@ impl Bed {
             writable: true,
             abort_wait: Duration::from_millis(200),
             ready_limit: Duration::from_secs(2),
-            retries: if unfair() { 1000 } else { 2 },
+            retries: 2,
             ..Options::default()
         };
         let drive = Drive::open(sim.port(), times).unwrap();
