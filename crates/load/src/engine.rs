@@ -36,7 +36,6 @@ use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
-use choice::{Choice, Way};
 use crew::{Crew, Job, Lane, Shared};
 use desk::Desk;
 use library::Library;
@@ -117,15 +116,12 @@ pub struct Account {
 
 /// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
 pub struct Prepared {
-    chunks: Vec<(Way, Job)>,
-    sources: Vec<choice::Opened>,
+    work: Work,
     /// None for cuFile, which has its own.
     ring: Option<Ring>,
     shelf: Option<Arc<Shelf>>,
     slot: usize,
     threads: usize,
-    direct: bool,
-    why_cached: Option<String>,
     /// Each GPU's memory, where it is there already.
     arenas: Vec<Arena>,
 }
@@ -179,11 +175,10 @@ impl Prepared {
         };
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
-        let (chunks, sources, why_cached) = jobs(plans, files, slot as u64, options.route)?;
-        let shared = chunks.iter().filter(|(way, _)| *way == Way::Shared).count();
-        let threads = threads.min(shared);
-        let direct = chunks.len() > shared;
-        let bytes = slot * (threads * SLOTS + if direct { DIRECT_SLOTS } else { 0 });
+        let work = Work::new(plans, files, slot as u64, options.route)?;
+        let threads = threads.min(work.shared.len());
+        let direct = if work.direct.is_empty() { 0 } else { DIRECT_SLOTS };
+        let bytes = slot * (threads * SLOTS + direct);
         let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
             _ if by_library => None,
             Some(ring) => Some(ring),
@@ -193,7 +188,7 @@ impl Prepared {
             }
         };
         let arenas = Vec::new();
-        Ok(Self { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas })
+        Ok(Self { work, ring, shelf, slot, threads, arenas })
     }
 
     /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
@@ -204,31 +199,44 @@ impl Prepared {
 }
 
 /// What is to be done, and with what.
-type Jobs = (Vec<(Way, Job)>, Vec<choice::Opened>, Option<String>);
+struct Work {
+    /// For the threads that share what there is to do.
+    shared: Vec<Job>,
+    /// For the one that reads past the page cache.
+    direct: Vec<Job>,
+    sources: Vec<choice::Opened>,
+    why_cached: Option<String>,
+}
 
-/// The chunks of all plans: once where all GPUs want the same, else one plan's after the other's in turn, so that the
-/// GPUs fill up side by side.
-fn jobs(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Jobs> {
-    let [first, others @ ..] = plans else { return Ok((Vec::new(), Vec::new(), None)) };
-    let Choice { chunks, sources, why_cached } = choice::choose(first, files, slot, route)?;
-    if others.iter().all(|plan| plan == first) {
-        let all = |(way, chunk)| (way, Job { chunk, gpus: 0..plans.len() });
-        return Ok((chunks.into_iter().map(all).collect(), sources, why_cached));
-    }
-    let mut queues = vec![chunks.into_iter()];
-    for plan in others {
-        queues.push(choice::choose(plan, files, slot, route)?.chunks.into_iter());
-    }
-    let mut jobs = Vec::new();
-    loop {
-        let before = jobs.len();
-        for (gpu, queue) in queues.iter_mut().enumerate() {
-            jobs.extend(queue.next().map(|(way, chunk)| (way, Job { chunk, gpus: gpu..gpu + 1 })));
+impl Work {
+    /// The chunks of all plans: once where all GPUs want the same, else one plan's after the other's in turn, so that the
+    /// GPUs fill up side by side.
+    fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
+        let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
+        let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
+        let (mut shared, mut direct) = (Vec::new(), Vec::new());
+        let (mut sources, mut why_cached) = (Vec::new(), None);
+        for plan in plans.iter().take(distinct) {
+            let choice = choice::choose(plan, files, slot, route)?;
+            shared.push(choice.shared);
+            direct.push(choice.direct);
+            (sources, why_cached) = (choice.sources, choice.why_cached);
         }
-        if jobs.len() == before {
-            return Ok((jobs, sources, why_cached));
+        Ok(Self { shared: in_turn(shared, gpus), direct: in_turn(direct, gpus), sources, why_cached })
+    }
+}
+
+/// Chunks of several lists, each for so many GPUs of its own.
+fn in_turn(lists: Vec<Vec<Chunk>>, gpus: usize) -> Vec<Job> {
+    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
+    let mut jobs = Vec::with_capacity(lists.iter().map(|list| list.len()).sum());
+    while lists.iter().any(|list| list.len() > 0) {
+        for (i, list) in lists.iter_mut().enumerate() {
+            let gpus = i * gpus..(i + 1) * gpus;
+            jobs.extend(list.next().map(|chunk| Job { chunk, gpus }));
         }
     }
+    jobs
 }
 
 fn processors() -> usize {
@@ -282,7 +290,9 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { chunks, sources, ring, shelf, slot, threads, direct, why_cached, arenas } = prepared;
+        let Prepared { work, ring, shelf, slot, threads, arenas } = prepared;
+        let Work { shared, direct, sources, why_cached } = work;
+        let shared = Shared::new(sources, shared.into());
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| match arenas.next() {
             Some(arena) => Ok(arena.into_region()),
@@ -290,20 +300,16 @@ impl RingEngine {
         };
         let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
-            let jobs = chunks.into_iter().map(|(_, job)| job).collect();
             let arena = room(*gpu, plan)?;
-            return Ok(vec![Self::by_library(*gpu, arena, Shared::new(sources, jobs), threads)?]);
+            return Ok(vec![Self::by_library(*gpu, arena, shared, threads)?]);
         };
         let account = Account {
-            threads: threads + usize::from(direct),
+            threads: threads + usize::from(!direct.is_empty()),
             ring_bytes: ring.len() as u64,
             why_cached,
             ..Account::default()
         };
-        let (by_cache, by_disk): (Vec<_>, Vec<_>) =
-            chunks.into_iter().partition(|(way, _)| *way == Way::Shared);
-        let jobs = |list: Vec<(Way, Job)>| list.into_iter().map(|(_, job)| job);
-        let mut crew = Crew::new(Shared::new(sources, jobs(by_cache).collect()));
+        let mut crew = Crew::new(shared);
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
         // A copy engine is best kept busy from one place; copies that the CPU makes itself go on side by side.
@@ -333,13 +339,11 @@ impl RingEngine {
         for (desk, range) in desks {
             desk.open(lane(range)?);
         }
-        if direct {
+        if !direct.is_empty() {
             let shared_bytes = threads * SLOTS * slot;
             let mut lane = lane(shared_bytes..shared_bytes + DIRECT_SLOTS * slot)?;
-            let by_disk = jobs(by_disk).collect();
-            crew.spawn("reads from the disk", &senders, move |shared| {
-                direct::run(shared, &mut lane, by_disk)
-            })?;
+            let read = move |shared: &Shared| direct::run(shared, &mut lane, direct);
+            crew.spawn("reads from the disk", &senders, read)?;
         }
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {

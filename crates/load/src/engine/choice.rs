@@ -15,7 +15,7 @@ use crate::source::{Fetch, Source};
 /// The way of a chunk: by the threads that share what there is to do, who read the page cache, a server, or by cuFile; or by
 /// the one that reads past the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+enum Way {
     Shared,
     Direct,
 }
@@ -34,8 +34,10 @@ pub(super) enum Origin {
     Server(Arc<dyn Fetch>),
 }
 
+/// The chunks of each way, and what they are read from.
 pub(super) struct Choice {
-    pub(super) chunks: Vec<(Way, Chunk)>,
+    pub(super) shared: Vec<Chunk>,
+    pub(super) direct: Vec<Chunk>,
     pub(super) sources: Vec<Opened>,
     pub(super) why_cached: Option<String>,
 }
@@ -74,17 +76,25 @@ pub(super) fn choose(plan: &Plan, files: &[Box<dyn Source>], slot: u64, route: R
         });
     }
     let way = |chunk: &Chunk| match sources.get(chunk.file) {
-        _ if route == Route::CuFile => Way::Shared,
         Some(Opened { direct: Some(_), .. }) if route == Route::Pinned => Way::Direct,
         Some(Opened { direct: Some(_), origin: Origin::Local(file), .. }) if !mostly_cached(file, chunk) => {
             Way::Direct
         }
         _ => Way::Shared,
     };
-    let chunks: Vec<Chunk> = plan.chunks(slot)?.collect();
-    let asks = route == Route::Auto && sources.iter().any(|source| source.direct.is_some());
-    let ways = if asks { side_by_side(&chunks, way) } else { chunks.iter().map(way).collect() };
-    Ok(Choice { chunks: ways.into_iter().zip(chunks).collect(), sources, why_cached })
+    let all: Vec<Chunk> = plan.chunks(slot)?.collect();
+    if sources.iter().all(|source| source.direct.is_none()) || route == Route::CuFile {
+        return Ok(Choice { shared: all, direct: Vec::new(), sources, why_cached });
+    }
+    let ways = if route == Route::Auto { side_by_side(&all, way) } else { all.iter().map(way).collect() };
+    let (mut shared, mut direct) = (Vec::with_capacity(all.len()), Vec::new());
+    for (way, chunk) in ways.into_iter().zip(all) {
+        match way {
+            Way::Shared => shared.push(chunk),
+            Way::Direct => direct.push(chunk),
+        }
+    }
+    Ok(Choice { shared, direct, sources, why_cached })
 }
 
 /// The way of each chunk. The kernel looks at every page of a file to tell what it has of it, which takes milliseconds for
