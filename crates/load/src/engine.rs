@@ -226,7 +226,7 @@ impl Work {
     }
 }
 
-/// Chunks of several lists, each for so many GPUs of its own.
+/// The chunks of these lists in turn; each list is for so many GPUs.
 fn in_turn(lists: Vec<Vec<Chunk>>, gpus: usize) -> Vec<Job> {
     let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
     let mut jobs = Vec::with_capacity(lists.iter().map(|list| list.len()).sum());
@@ -294,9 +294,8 @@ impl RingEngine {
         let Work { shared, direct, sources, why_cached } = work;
         let shared = Shared::new(sources, shared.into());
         let mut arenas = arenas.into_iter();
-        let mut room = |gpu: &dyn Gpu, plan: &Plan| match arenas.next() {
-            Some(arena) => Ok(arena.into_region()),
-            None => Arena::new(gpu, plan).map(Arena::into_region),
+        let mut room = |gpu: &dyn Gpu, plan: &Plan| {
+            arenas.next().map_or_else(|| Arena::new(gpu, plan), Ok)?.region_for(plan)
         };
         let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };

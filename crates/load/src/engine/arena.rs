@@ -36,15 +36,8 @@ impl Arena {
     /// # Errors
     /// When the tensors do not fit, or the GPU failed.
     pub fn again(there: Region, plan: &Plan) -> Result<Self> {
-        let (bytes, align) = (there.len(), plan.arena_align());
-        if (bytes as u64) < plan.gpu_bytes || !there.addr().0.is_multiple_of(align) {
-            return Err(Error::Arena {
-                bytes: plan.gpu_bytes,
-                align,
-                there: bytes as u64,
-                at: there.addr().0,
-            });
-        }
+        let there = Self(there).region_for(plan)?;
+        let bytes = there.len();
         for gap in gaps(plan).as_deref().unwrap_or(slice::from_ref(&(0..bytes))) {
             let start = gap.start.min(bytes);
             there.fill(start, gap.end.min(bytes) - start, 0)?;
@@ -52,8 +45,14 @@ impl Arena {
         Ok(Self(there))
     }
 
-    pub(super) fn into_region(self) -> Region {
-        self.0
+    /// The memory, if it is large enough and lies well.
+    pub(super) fn region_for(self, plan: &Plan) -> Result<Region> {
+        let (bytes, align) = (plan.gpu_bytes, plan.arena_align());
+        let (there, at) = (self.0.len() as u64, self.0.addr().0);
+        if there < bytes || !at.is_multiple_of(align) {
+            return Err(Error::Arena { bytes, align, there, at });
+        }
+        Ok(self.0)
     }
 }
 

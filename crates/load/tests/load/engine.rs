@@ -298,6 +298,12 @@ fn an_arena_takes_load_after_load() {
     }
     let half = again.slice(0..all / 2).unwrap();
     assert!(matches!(Arena::again(half, &plan), Err(Error::Arena { .. })));
+    // One that was made for less.
+    let part = Plan::new(&opened, &Selection::default().only(&tensors[0].0), plan::Options::ring()).unwrap();
+    assert!(part.gpu_bytes < plan.gpu_bytes);
+    let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
+    let small = prepared.into_arenas(vec![Arena::new(&gpu, &part).unwrap()]);
+    assert!(matches!(RingEngine::start(&gpu, &plan, small), Err(Error::Arena { .. })));
 }
 
 #[test]
