@@ -5,7 +5,7 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
-use onehop_controller::{Exit, Scoped, Warp, Wide, check, litmus, null, serve};
+use onehop_controller::{Exit, Scoped, Warp, Wide, check, litmus, null, null_far, serve};
 use onehop_device::gpu::Gpu;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
@@ -126,6 +126,27 @@ impl Warp for Lane {
     }
 
     #[inline(always)]
+    fn local4(&self, at: u32) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(at), options(nostack));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn set_local4(&self, at: u32, words: [u32; 4]) {
+        let [a, b, c, d] = words;
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("st.shared.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};",
+                in(reg32) self.shared(at), in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+        }
+    }
+
+    #[inline(always)]
     fn add_local(&self, at: u32, value: u32) -> u32 {
         let old: u32;
         // SAFETY: within the shared memory that the launch asked for.
@@ -197,6 +218,7 @@ macro_rules! kernel {
 
 kernel!(onehop_serve, serve, onehop_controller::Pair::BYTES);
 kernel!(onehop_null, null, onehop_controller::Pair::BYTES);
+kernel!(onehop_null_far, null_far, onehop_controller::Pair::BYTES);
 kernel!(onehop_check, check, onehop_controller::layout::Check::BYTES);
 kernel!(onehop_litmus_submit, litmus::submit, onehop_controller::layout::Litmus::BYTES);
 kernel!(onehop_litmus_fetch, litmus::fetch, onehop_controller::layout::Litmus::BYTES);

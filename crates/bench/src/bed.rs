@@ -95,6 +95,8 @@ pub(crate) struct Bed {
     pub(crate) outcomes: Region,
     pub(crate) queues: Vec<KernelQueue>,
     commands: u32,
+    /// Whether a controller on the GPU reads the submission queues across the bus.
+    far: bool,
 }
 
 impl Bed {
@@ -135,6 +137,7 @@ impl Bed {
             doors,
             _control: control,
             commands: size.commands,
+            far: sq_at != Place::Vram,
         })
     }
 
@@ -217,7 +220,8 @@ impl Bed {
         }
         self.word.signal(0, control::RUN)?;
         let count = self.queues.len() as u32;
-        Ok(run.gpu.start_rig(run.code, Rig::Null, self.pairs.addr(), count, run.limit)?)
+        let rig = if self.far { Rig::NullFar } else { Rig::Null };
+        Ok(run.gpu.start_rig(run.code, rig, self.pairs.addr(), count, run.limit)?)
     }
 
     /// Has the controller end, or waits until it does; its reports are there then.

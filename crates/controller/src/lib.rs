@@ -30,7 +30,7 @@ mod warp;
 
 pub use content::{block_of, check, content};
 pub use layout::{Fault, FaultKind, Pair, Range, Report, Violation};
-pub use null::{NULL_BATCH, NULL_LOCAL_WORDS, null};
+pub use null::{NULL_BATCH, NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, null, null_far};
 pub use report::Exit;
 pub use rule::Rule;
 pub use seal::{is_sealed, seal, sealed};

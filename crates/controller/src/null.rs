@@ -1,8 +1,9 @@
 //! The null controller: answers at once, moves nothing. What a driver's own speed is measured against, so it has to be
 //! the faster of the two.
 //!
-//! A turn: one lane reads the tail doorbell; up to 128 entries are read, four by each lane side by side; each entry's
-//! seal is checked; the completions are stored, sixteen bytes each, the last command first if that is asked for.
+//! A turn: one lane reads the tail doorbell; up to 128 entries are read, four by each lane side by side, or by way of local
+//! words if they lie behind a bus ([`null_far`]); each entry's seal is checked; the completions are stored, sixteen
+//! bytes each, the last command first if that is asked for.
 //!
 //! **Order.** The doorbell is read with acquire, and a warp barrier stands between that and the entries: what the
 //! driver wrote before it rang is read. Another barrier stands between the entries and the completions, which report
@@ -39,15 +40,21 @@ mod local {
     /// Positions by identifier.
     pub const TABLE: u32 = BATCH + super::NULL_BATCH;
     pub const TABLE_WORDS: u32 = 1024;
+    /// The entries of a turn, where they lie behind a bus.
+    pub const ENTRIES: u32 = (TABLE + TABLE_WORDS).next_multiple_of(4);
+    /// From one to the next: four words more than they have, or the lanes that read them would meet in the same banks.
+    pub const ENTRY: u32 = 20;
 }
 
 /// Local words that [`null`] needs.
 pub const NULL_LOCAL_WORDS: u32 = local::TABLE + local::TABLE_WORDS;
+/// Local words that [`null_far`] needs.
+pub const NULL_FAR_LOCAL_WORDS: u32 = local::ENTRIES + NULL_BATCH * local::ENTRY;
 
 const BROKEN: u32 = 1 << 16;
 
 /// How far it has come; the same on all lanes.
-struct Null<'a, W: Engine> {
+struct Null<'a, W: Engine, const FAR: bool> {
     warp: &'a W,
     pair: Pair,
     voice: Voice,
@@ -76,8 +83,18 @@ enum Wish {
 /// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host or the clock ends it.
 /// Needs [`NULL_LOCAL_WORDS`] local words.
 pub fn null<W: Engine>(warp: &W, at: W::Addr) -> Exit {
+    run::<W, false>(warp, at)
+}
+
+/// The same for a submission queue that lies behind a bus. Needs [`NULL_FAR_LOCAL_WORDS`] local words.
+pub fn null_far<W: Engine>(warp: &W, at: W::Addr) -> Exit {
+    run::<W, true>(warp, at)
+}
+
+#[inline(always)]
+fn run<W: Engine, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
     let begun = warp.now();
-    let mut server = Null::new(warp, Pair::load(warp, at), begun);
+    let mut server = Null::<W, FAR>::new(warp, Pair::load(warp, at), begun);
     loop {
         let exit = if server.is_fit() { server.run() } else { Some(Exit::Refused) };
         let exit = exit.or_else(|| server.rest());
@@ -89,7 +106,7 @@ pub fn null<W: Engine>(warp: &W, at: W::Addr) -> Exit {
     }
 }
 
-impl<'a, W: Engine> Null<'a, W> {
+impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
     #[inline(always)]
     fn new(warp: &'a W, pair: Pair, begun: u64) -> Self {
         let most = NULL_BATCH.min(4 * warp.lanes());
@@ -216,24 +233,11 @@ impl<'a, W: Engine> Null<'a, W> {
     fn turn<const K: u32>(&mut self, n: u32) {
         let (warp, flags) = (self.warp, self.pair.flags);
         let lanes = warp.lanes();
-        warp.each(|lane| {
-            // Reads first, all of them, then their use: so they are under way together. Positions past the end are
-            // read as the last one, which costs nothing and saves the branch.
-            // Written out: an array that a loop runs over would lie in memory.
-            let [i0, i1, i2, i3] = [lane, lane + lanes, lane + 2 * lanes, lane + 3 * lanes];
-            let e0 = self.read(i0.min(n - 1));
-            let e1 = if K > 1 { self.read(i1.min(n - 1)) } else { e0 };
-            let e2 = if K > 2 { self.read(i2.min(n - 1)) } else { e0 };
-            let e3 = if K > 2 { self.read(i3.min(n - 1)) } else { e0 };
-            self.check(i0, n, &e0, flags);
-            if K > 1 {
-                self.check(i1, n, &e1, flags);
-            }
-            if K > 2 {
-                self.check(i2, n, &e2, flags);
-                self.check(i3, n, &e3, flags);
-            }
-        });
+        if FAR {
+            self.fetch_far::<K>(n, flags);
+        } else {
+            self.fetch::<K>(n, flags);
+        }
         if flags & flag::FENCE != 0 {
             warp.once(|| warp.fence());
         }
@@ -253,15 +257,106 @@ impl<'a, W: Engine> Null<'a, W> {
         self.cq_tail = wrap(end, self.pair.cq_entries);
     }
 
+    /// Reads and checks `n` entries, whole ones by each lane.
+    #[inline(always)]
+    fn fetch<const K: u32>(&self, n: u32, flags: u32) {
+        let lanes = self.warp.lanes();
+        self.warp.each(|lane| {
+            // Reads first, all of them, then their use: so they are under way together. Positions past the end are
+            // read as the last one, which costs nothing and saves the branch.
+            // Written out: an array that a loop runs over would lie in memory.
+            let [i0, i1, i2, i3] = [lane, lane + lanes, lane + 2 * lanes, lane + 3 * lanes];
+            let e0 = self.read(i0.min(n - 1));
+            let e1 = if K > 1 { self.read(i1.min(n - 1)) } else { e0 };
+            let e2 = if K > 2 { self.read(i2.min(n - 1)) } else { e0 };
+            let e3 = if K > 2 { self.read(i3.min(n - 1)) } else { e0 };
+            self.check(i0, n, &e0, flags);
+            if K > 1 {
+                self.check(i1, n, &e1, flags);
+            }
+            if K > 2 {
+                self.check(i2, n, &e2, flags);
+                self.check(i3, n, &e3, flags);
+            }
+        });
+    }
+
+    /// The same by way of local words, where neighbouring lanes read neighbouring bytes: a bus brings lines of 128 bytes, and
+    /// has only so many reads under way.
+    #[inline(always)]
+    fn fetch_far<const K: u32>(&self, n: u32, flags: u32) {
+        let lanes = self.warp.lanes();
+        self.warp.each(|lane| {
+            let [p0, p1, p2, p3] = [0, 4, 8, 12].map(|row| self.pieces(lane + row * lanes, n));
+            let r0 = self.read_pieces(p0);
+            let r1 = if K > 1 { self.read_pieces(p1) } else { r0 };
+            let r2 = if K > 2 { self.read_pieces(p2) } else { r0 };
+            let r3 = if K > 2 { self.read_pieces(p3) } else { r0 };
+            self.keep(p0, r0);
+            if K > 1 {
+                self.keep(p1, r1);
+            }
+            if K > 2 {
+                self.keep(p2, r2);
+                self.keep(p3, r3);
+            }
+        });
+        self.warp.each(|lane| {
+            for k in 0..K {
+                let i = lane + k * lanes;
+                if i < n {
+                    self.check(i, n, &self.kept(i), flags);
+                }
+            }
+        });
+    }
+
     #[inline(always)]
     fn read(&self, i: u32) -> Sqe {
+        let at = self.entry_at(i);
+        self.gather(|quarter| self.warp.load4(at.plus(u64::from(quarter) * 16)))
+    }
+
+    /// Where the turn's entry `i` lies.
+    #[inline(always)]
+    fn entry_at(&self, i: u32) -> W::Addr {
         let slot = wrap(self.head + i, self.pair.sq_entries);
-        let at = self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64);
-        let [a, b, c, d] = self.warp.load4(at);
-        let [e, f, g, h] = self.warp.load4(at.plus(16));
-        let [i, j, k, l] = self.warp.load4(at.plus(32));
-        let [m, n, o, p] = self.warp.load4(at.plus(48));
+        self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64)
+    }
+
+    /// An entry of four quarters.
+    #[inline(always)]
+    fn gather(&self, quarter: impl Fn(u32) -> [u32; 4]) -> Sqe {
+        let [a, b, c, d] = quarter(0);
+        let [e, f, g, h] = quarter(1);
+        let [i, j, k, l] = quarter(2);
+        let [m, n, o, p] = quarter(3);
         Sqe { dw: [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] }
+    }
+
+    /// The numbers of four quarters of the turn's `n` entries: this one and those one, two and three rows of lanes behind.
+    /// One past the end is the last.
+    #[inline(always)]
+    fn pieces(&self, first: u32, n: u32) -> [u32; 4] {
+        [0, 1, 2, 3].map(|row| (first + row * self.warp.lanes()).min(4 * n - 1))
+    }
+
+    #[inline(always)]
+    fn read_pieces(&self, pieces: [u32; 4]) -> [[u32; 4]; 4] {
+        pieces.map(|piece| self.warp.load4(self.entry_at(piece / 4).plus(u64::from(piece % 4) * 16)))
+    }
+
+    #[inline(always)]
+    fn keep(&self, [p0, p1, p2, p3]: [u32; 4], [r0, r1, r2, r3]: [[u32; 4]; 4]) {
+        for (piece, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
+            let at = local::ENTRIES + piece / 4 * local::ENTRY + piece % 4 * 4;
+            self.warp.set_local4(at, words);
+        }
+    }
+
+    #[inline(always)]
+    fn kept(&self, i: u32) -> Sqe {
+        self.gather(|quarter| self.warp.local4(local::ENTRIES + i * local::ENTRY + quarter * 4))
     }
 
     #[inline(always)]

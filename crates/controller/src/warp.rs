@@ -19,6 +19,19 @@ pub trait Warp: Memory {
     fn local(&self, at: u32) -> u32;
     /// Writes one.
     fn set_local(&self, at: u32, value: u32);
+    /// Reads four words; `at` is a multiple of four.
+    #[inline(always)]
+    fn local4(&self, at: u32) -> [u32; 4] {
+        [self.local(at), self.local(at + 1), self.local(at + 2), self.local(at + 3)]
+    }
+    /// Writes four words; `at` is a multiple of four.
+    #[inline(always)]
+    fn set_local4(&self, at: u32, [a, b, c, d]: [u32; 4]) {
+        self.set_local(at, a);
+        self.set_local(at + 1, b);
+        self.set_local(at + 2, c);
+        self.set_local(at + 3, d);
+    }
     /// Adds to one and gives the old value; lanes that add at the same time are all counted.
     fn add_local(&self, at: u32, value: u32) -> u32;
 }

@@ -136,6 +136,18 @@ macro_rules! modify {
     }};
 }
 
+macro_rules! exchange {
+    ($op:literal, $at:expr, $old:expr, $new:expr) => {{
+        let seen: u32;
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!(concat!($op, " {0}, [{1}], {2}, {3};"),
+                out(reg32) seen, in(reg64) $at.0, in(reg32) $old, in(reg32) $new, options(nostack))
+        };
+        seen
+    }};
+}
+
 /// What a thread and a warp's lane do alike.
 macro_rules! memory {
     () => {
@@ -219,13 +231,7 @@ macro_rules! memory {
 
     #[inline(always)]
     fn compare_exchange(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
-        let seen: u32;
-        // SAFETY: the host vouches for the addresses that it describes to a kernel.
-        unsafe {
-            asm!("atom.acq_rel.sys.global.cas.b32 {0}, [{1}], {2}, {3};",
-                out(reg32) seen, in(reg64) at.0, in(reg32) old, in(reg32) new, options(nostack));
-        }
-        seen
+        exchange!("atom.acq_rel.sys.global.cas.b32", at, old, new)
     }
 
     #[inline(always)]
@@ -245,13 +251,12 @@ macro_rules! memory {
 
     #[inline(always)]
     fn compare_exchange_acquire(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
-        let seen: u32;
-        // SAFETY: the host vouches for the addresses that it describes to a kernel.
-        unsafe {
-            asm!("atom.acquire.sys.global.cas.b32 {0}, [{1}], {2}, {3};",
-                out(reg32) seen, in(reg64) at.0, in(reg32) old, in(reg32) new, options(nostack));
-        }
-        seen
+        exchange!("atom.acquire.sys.global.cas.b32", at, old, new)
+    }
+
+    #[inline(always)]
+    fn compare_exchange_relaxed(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
+        exchange!("atom.relaxed.sys.global.cas.b32", at, old, new)
     }
 
     #[inline(always)]

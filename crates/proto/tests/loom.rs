@@ -36,7 +36,7 @@ const SQ: u32 = 64;
 enum Fences {
     All,
     None,
-    /// All but the first of each thread: in a warp that is the one between its entries and their stamps.
+    /// All but the first of each thread: in a warp that is the one between its entries and what tells others of them.
     ButTheFirst,
 }
 
@@ -141,6 +141,12 @@ impl Memory for Mem {
             .compare_exchange(old, new, Ordering::Acquire, Ordering::Acquire)
             .unwrap_or_else(|seen| seen)
     }
+    fn compare_exchange_relaxed(&self, at: At, old: u32, new: u32) -> u32 {
+        self.model
+            .word(at.0)
+            .compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed)
+            .unwrap_or_else(|seen| seen)
+    }
     fn fence(&self) {
         let first = !self.fenced.replace(true);
         match self.model.fences {
@@ -232,7 +238,8 @@ impl Controller {
         Self { rings, head: 0, done: 0 }
     }
 
-    /// Fetches what the doorbell covers and answers with the eleventh dword, last come first served.
+    /// Fetches what the doorbell covers and answers with the eleventh dword, last come first served; from 200 on that is
+    /// the status too.
     fn step(&mut self, mem: &Mem, tail: u32) {
         fence(Ordering::Acquire);
         let mut batch = Vec::new();
@@ -257,7 +264,8 @@ impl Controller {
             mem.pause();
         }
         let phase = (self.done / entries) % 2 == 0;
-        let cqe = Cqe::new(tag, self.head as u16, 1, cid, Status(0), phase);
+        let status = if tag < 200 { Status(0) } else { Status(tag as u16) };
+        let cqe = Cqe::new(tag, self.head as u16, 1, cid, status, phase);
         let at = self.rings.cq.plus(slot * 16);
         mem.store(at, cqe.dw[0]);
         mem.store(at.plus(8), cqe.dw[2]);
@@ -350,10 +358,10 @@ fn shared_model(entries: u32, each: u32) {
     let user = move |mem: Mem, me: u32| {
         let bounds = queue.bounds(1);
         for i in 0..each {
-            let tag = 101 + me * 10 + i;
+            let tag = 201 + me * 10 + i;
             let token = queue.submit(&mem, &Sqe::new(2, 1).with_dw(10, tag), &bounds).unwrap();
-            let done = queue.wait(&mem, &token, &bounds).unwrap();
-            assert_eq!(done.result, tag, "another command's completion");
+            let status = queue.wait(&mem, &token, &bounds).unwrap();
+            assert_eq!(u32::from(status.0), tag, "another command's completion");
         }
     };
     let other = {
@@ -365,49 +373,99 @@ fn shared_model(entries: u32, each: u32) {
     assert_eq!(mem.load(control.plus(layout.strays())), 0);
 }
 
+/// A queue in shared mode, and a job of reads for warps.
+#[derive(Clone, Copy)]
+struct Group {
+    control: At,
+    layout: SharedLayout,
+    works: At,
+    outcomes: At,
+    poison: At,
+    count: u32,
+}
+
+impl Group {
+    fn new(rings: &Rings<Mem>, count: u32) -> Self {
+        let control = At(after(rings));
+        let layout = SharedLayout::new(rings.sq_entries, rings.cq_entries).unwrap();
+        let works = At((control.0 + layout.bytes()).next_multiple_of(16));
+        let outcomes = works.plus(count * Work::BYTES);
+        let poison = outcomes.plus(count * Outcome::BYTES);
+        Self { control, layout, works, outcomes, poison, count }
+    }
+
+    fn bytes(&self) -> u32 {
+        self.poison.0 + 4
+    }
+
+    fn prepare(&self, mem: &Mem, rings: Rings<Mem>) -> Shared<Mem> {
+        let queue = Shared::new(rings, self.control).unwrap();
+        queue.initialise(mem);
+        for i in 0..self.count {
+            let work = Work { lba: u64::from(101 + i), prp1: 0, prp2: 0, blocks: 1, control: 2 };
+            for (k, word) in work.words().into_iter().enumerate() {
+                mem.store(self.works.plus(i * Work::BYTES + k as u32 * 4), word);
+            }
+        }
+        queue
+    }
+
+    /// A warp carries out its share, of the `index`th of `of`.
+    fn run(&self, mem: &Mem, queue: &Shared<Mem>, (index, of): (u32, u32)) {
+        let job = Job {
+            works: self.works,
+            outcomes: self.outcomes,
+            count: self.count,
+            nsid: 1,
+            retries: 0,
+            retry_delay: [0; 4],
+            stall: u64::MAX,
+            deadline: 1,
+            poison: self.poison,
+        };
+        let each = self.count / of;
+        let exit = run_group(mem, queue, &job, (index * each, (index + 1) * each), (index, of));
+        assert_eq!(Exit::from_words(exit), Some(Exit::Finished));
+        for item in index * each..(index + 1) * each {
+            let outcome = Outcome::from_word(mem.load(self.outcomes.plus(item * Outcome::BYTES)));
+            assert_eq!(outcome, Outcome::Done(Status(0)));
+        }
+    }
+}
+
 /// Two warps carry out a job together; the controller runs within the doorbell write of whoever rings.
 fn group_model(fences: Fences, entries: u32, lanes: u32, each: u32) {
     let rings = rings(entries, entries);
-    let control = At(after(&rings));
-    let layout = SharedLayout::new(entries, entries).unwrap();
-    let works = At((control.0 + layout.bytes()).next_multiple_of(16));
-    let outcomes = works.plus(2 * each * Work::BYTES);
-    let poison = outcomes.plus(2 * each * Outcome::BYTES);
-    let mem = Mem::new(poison.0 + 4, fences).with_inline_controller(rings);
-    let queue = Shared::new(rings, control).unwrap();
-    queue.initialise(&mem);
-    for i in 0..2 * each {
-        let work = Work { lba: u64::from(101 + i), prp1: 0, prp2: 0, blocks: 1, control: 2 };
-        for (k, word) in work.words().into_iter().enumerate() {
-            mem.store(works.plus(i * Work::BYTES + k as u32 * 4), word);
-        }
-    }
-    let job = move || Job {
-        works,
-        outcomes,
-        count: 2 * each,
-        nsid: 1,
-        retries: 0,
-        retry_delay: [0; 4],
-        stall: u64::MAX,
-        deadline: 1,
-        poison,
-    };
-    let user = move |mem: Mem, me: u32| {
-        let exit = run_group(&mem, &queue, &job(), (me * each, (me + 1) * each), (me, 2));
-        assert_eq!(Exit::from_words(exit), Some(Exit::Finished));
-        for item in me * each..(me + 1) * each {
-            let outcome = Outcome::from_word(mem.load(outcomes.plus(item * Outcome::BYTES)));
-            assert_eq!(outcome, Outcome::Done(Status(0)));
-        }
-    };
+    let group = Group::new(&rings, 2 * each);
+    let mem = Mem::new(group.bytes(), fences).with_inline_controller(rings);
+    let queue = group.prepare(&mem, rings);
     let other = {
         let mem = mem.warp(lanes);
-        thread::spawn(move || user(mem, 1))
+        thread::spawn(move || group.run(&mem, &queue, (1, 2)))
     };
-    user(mem.warp(lanes), 0);
+    group.run(&mem.warp(lanes), &queue, (0, 2));
     other.join().unwrap();
-    assert_eq!(mem.load(control.plus(layout.strays())), 0);
+    assert_eq!(mem.load(group.control.plus(group.layout.strays())), 0);
+}
+
+/// A warp has a queue to itself, and so rings for what it has just written; the controller is somebody else.
+fn lone_group_model(fences: Fences, commands: u32) {
+    let rings = rings(2, 2);
+    let group = Group::new(&rings, commands);
+    let mem = Mem::new(group.bytes(), fences);
+    let queue = group.prepare(&mem, rings);
+    let device = {
+        let mem = mem.clone();
+        thread::spawn(move || {
+            let mut controller = Controller::new(rings);
+            while controller.done < commands {
+                let tail = mem.load(At(SQ_DOOR));
+                controller.step(&mem, tail);
+            }
+        })
+    };
+    group.run(&mem.warp(1), &queue, (0, 1));
+    device.join().unwrap();
 }
 
 fn explore(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
@@ -473,5 +531,16 @@ fn group_of_two() {
 #[test]
 #[should_panic(expected = "a stale or torn entry")]
 fn group_without_its_fences_is_caught() {
-    explore(1, || group_model(Fences::ButTheFirst, 4, 2, 2));
+    explore(2, || group_model(Fences::ButTheFirst, 4, 1, 1));
+}
+
+#[test]
+fn group_alone() {
+    explore(2, || lone_group_model(Fences::All, 2));
+}
+
+#[test]
+#[should_panic(expected = "a stale or torn entry")]
+fn group_alone_without_its_fences_is_caught() {
+    explore(2, || lone_group_model(Fences::None, 2));
 }

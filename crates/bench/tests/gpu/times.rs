@@ -13,8 +13,14 @@ fn every_kernel_once() {
     let Some(rig) = Rig::open("every_kernel_once") else { return };
     let limit = Duration::from_secs(number("ONEHOP_GPU_SECONDS", 60));
     let bench = GpuBench::new(rig.gpu.clone()).unwrap().within(limit);
-    for (mode, depth) in [(Mode::Owner, 1), (Mode::Owner, 32), (Mode::Shared(64), 63)] {
-        let rings = RingsAt::Vram;
+    // A controller reads rings in host memory by a kernel of its own.
+    let plans = [
+        (Mode::Owner, 1, RingsAt::Vram),
+        (Mode::Owner, 32, RingsAt::Vram),
+        (Mode::Shared(64), 63, RingsAt::Vram),
+        (Mode::Owner, 32, RingsAt::Host),
+    ];
+    for (mode, depth, rings) in plans {
         let plan = Plan {
             mode,
             queues: 1,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use onehop_controller::layout::{Litmus, Tally, control, flag};
 use onehop_controller::litmus::{LITMUS_LOCAL_WORDS, complete, consume, fetch, submit};
-use onehop_controller::{Exit, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, sealed, serve};
+use onehop_controller::{
+    Exit, NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, null_far, sealed, serve,
+};
 use onehop_proto::kernel::Work;
 use onehop_proto::queue::{Event, Memory, Owner, Rings, Slot};
 use onehop_proto::{GpuAddr, Sqe, nvm};
@@ -91,12 +93,14 @@ fn lanes_of_the_model_agree() {
 
 #[test]
 fn lanes_of_the_null_controller_agree() {
+    let command = |i: u32| {
+        let work = Work { lba: u64::from(i), prp1: 4096, prp2: 0, blocks: 1, control: 2 };
+        sealed(work, 1).command(1)
+    };
     for flags in [0, flag::REVERSE | flag::CHECK_CIDS | flag::FENCE] {
         let pair = Pair { flags, ..Setup::default().pair };
-        drive(pair, NULL_LOCAL_WORDS, null::<Lane>, 2000, |i| {
-            let work = Work { lba: u64::from(i), prp1: 4096, prp2: 0, blocks: 1, control: 2 };
-            sealed(work, 1).command(1)
-        });
+        drive(pair, NULL_LOCAL_WORDS, null::<Lane>, 2000, command);
+        drive(pair, NULL_FAR_LOCAL_WORDS, null_far::<Lane>, 2000, command);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The null controller: every command answered once, in the order asked for; broken entries found.
 
 use onehop_controller::layout::flag;
-use onehop_controller::{NULL_LOCAL_WORDS, Pair, Rule, null, seal, sealed};
+use onehop_controller::{NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, Pair, Rule, null, null_far, seal, sealed};
 use onehop_proto::kernel::Work;
 use onehop_proto::{Sqe, Status};
 
@@ -13,6 +13,13 @@ fn rig(pair: Pair, lanes: u32) -> Rig {
     Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_LOCAL_WORDS, null::<Turns>)
 }
 
+/// The one for queues behind a bus.
+fn far(pair: Pair, lanes: u32) -> Rig {
+    Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_FAR_LOCAL_WORDS, null_far::<Turns>)
+}
+
+type MakeRig = fn(Pair, u32) -> Rig;
+
 fn entry(i: u64) -> Sqe {
     let work = Work { lba: i * 8, prp1: 0x40_0000_0000 + (i << 12), prp2: 0, blocks: 8, control: 2 };
     sealed(work, 1).command(1)
@@ -20,11 +27,18 @@ fn entry(i: u64) -> Sqe {
 
 #[test]
 fn every_command_is_answered_once() {
-    for (flags, lanes) in
-        [(0, 32), (flag::REVERSE, 32), (flag::REVERSE | flag::CHECK_CIDS, 32), (flag::FENCE, 3)]
-    {
+    let manners: [(u32, u32, MakeRig); 7] = [
+        (0, 32, rig),
+        (flag::REVERSE, 32, rig),
+        (flag::REVERSE | flag::CHECK_CIDS, 32, rig),
+        (flag::FENCE, 3, rig),
+        (0, 32, far),
+        (flag::REVERSE | flag::CHECK_CIDS, 32, far),
+        (0, 3, far),
+    ];
+    for (flags, lanes, make) in manners {
         let pair = Pair { flags, sq_entries: 257, cq_entries: 200, ..Setup::default().pair };
-        let mut rig = rig(pair, lanes);
+        let mut rig = make(pair, lanes);
         let mut rng = Rng(u64::from(flags) + 1);
         let (mut sent, mut in_flight) = (0, Vec::new());
         while sent < 5000 {
@@ -77,8 +91,13 @@ fn a_small_completion_queue_is_never_overrun() {
 
 #[test]
 fn broken_entries_and_identifiers_are_found() {
+    finds_what_is_broken(rig);
+    finds_what_is_broken(far);
+}
+
+fn finds_what_is_broken(make: MakeRig) {
     let pair = Pair { flags: flag::CHECK_CIDS, sq_entries: 64, cq_entries: 64, ..Setup::default().pair };
-    let mut rig = rig(pair, 32);
+    let mut rig = make(pair, 32);
     for i in 0..40 {
         let mut sqe = entry(i);
         if i == 7 {

@@ -139,6 +139,8 @@ pub enum Rig {
     Serve,
     /// The null controller; descriptors are `Pair`s.
     Null,
+    /// The same for submission queues behind a bus.
+    NullFar,
     /// Compares memory with blocks; descriptors are `Check`s.
     Check,
     /// Litmus experiments; descriptors are `Litmus`.
@@ -152,29 +154,39 @@ pub enum Rig {
 }
 
 impl Rig {
-    const ALL: [Self; 7] =
-        [Self::Serve, Self::Null, Self::Check, Self::Submit, Self::Fetch, Self::Complete, Self::Consume];
+    const ALL: [Self; 8] = [
+        Self::Serve,
+        Self::Null,
+        Self::NullFar,
+        Self::Check,
+        Self::Submit,
+        Self::Fetch,
+        Self::Complete,
+        Self::Consume,
+    ];
 
     /// Warps of a block. Null controllers keep together, or with many of them none of the GPU's processors would be left to
     /// what is measured.
     const fn warps(self) -> u32 {
         match self {
-            Self::Null => 4,
+            Self::Null | Self::NullFar => 4,
             _ => 1,
         }
     }
 
     /// Whether it is a controller, which stays until its host ends it.
     const fn stays(self) -> bool {
-        matches!(self, Self::Serve | Self::Null)
+        matches!(self, Self::Serve | Self::Null | Self::NullFar)
     }
 
     /// Its entry, and the words of shared memory that a warp of it needs.
     const fn kernel(self) -> (&'static str, u32) {
-        use onehop_controller::{NULL_LOCAL_WORDS, SERVE_LOCAL_WORDS, litmus::LITMUS_LOCAL_WORDS};
+        use onehop_controller::litmus::LITMUS_LOCAL_WORDS;
+        use onehop_controller::{NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, SERVE_LOCAL_WORDS};
         match self {
             Self::Serve => ("onehop_serve", SERVE_LOCAL_WORDS),
             Self::Null => ("onehop_null", NULL_LOCAL_WORDS),
+            Self::NullFar => ("onehop_null_far", NULL_FAR_LOCAL_WORDS),
             Self::Check => ("onehop_check", 0),
             Self::Submit => ("onehop_litmus_submit", LITMUS_LOCAL_WORDS),
             Self::Fetch => ("onehop_litmus_fetch", LITMUS_LOCAL_WORDS),

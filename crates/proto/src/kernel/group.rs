@@ -11,7 +11,7 @@ mod places;
 
 use super::slots::{moment, set_moment};
 use super::{Exit, Job, Phase, Warp};
-use crate::queue::shared::{DONE, FREE, STATE, is_after, word};
+use crate::queue::shared::{DONE, FREE, STATE, is_after, was_busy, word};
 use crate::queue::{Address, Shared};
 
 /// The most lanes of a warp.
@@ -46,8 +46,7 @@ mod local {
     pub const DUE: u32 = RETRIES + LIST;
     pub const SLOT: u32 = DUE + 2 * LIST;
     pub const DW3: u32 = SLOT + LIST;
-    pub const RESULT: u32 = DW3 + LIST;
-    pub const WORDS: u32 = RESULT + LIST;
+    pub const WORDS: u32 = DW3 + LIST;
     /// How commands ended: looked at after the last completions were handed out.
     pub const ENDED: u32 = DW3;
     /// The identifiers that the slots had last: looked at before any completion is.
@@ -161,7 +160,7 @@ impl<W: Warp> Group<'_, W> {
     #[inline(always)]
     fn batch(&self, listed: u32) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
-        let (mut step, mut over, mut count) = (Step::Due, false, 0);
+        let (mut step, mut stamped, mut over, mut count) = (Step::Due, false, false, 0);
         let (mut rounds, mut looks) = (0u32, 0u32);
         self.begin(u64::MAX);
         // One loop for all steps, so that draining and looking at the clock are in the code once.
@@ -174,10 +173,10 @@ impl<W: Warp> Group<'_, W> {
                 count = self.reserve(listed);
                 if count > 0 {
                     self.write(count);
-                    step = Step::Publish;
+                    (step, stamped) = (Step::Publish, false);
                 }
             }
-            if step == Step::Publish && self.publish(warp.local(local::TICKET).wrapping_add(count - 1)) {
+            if step == Step::Publish && self.publish(count, &mut stamped) {
                 step = Step::End;
                 warp.spent(Phase::Submit);
             }
@@ -218,50 +217,70 @@ impl<W: Warp> Group<'_, W> {
         count
     }
 
-    /// Whether the doorbell covers `last`; rings it for everybody where nobody else does.
+    /// Whether the doorbell covers the batch of `count` commands; rings it where nobody else does: for the batch alone if
+    /// it is its turn, else, once it is `stamped`, for everybody.
     #[inline(always)]
-    fn publish(&self, last: u32) -> bool {
+    fn publish(&self, count: u32, stamped: &mut bool) -> bool {
         let (warp, queue) = (self.warp, self.queue);
         let lock = queue.at(word::TAIL_LOCK);
-        warp.sync();
-        warp.once(|| {
-            let tail = warp.load(queue.at(word::TAIL));
-            let mut verdict = WAIT;
-            if is_after(tail, last) {
-                verdict = GO_ON;
-            } else if warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
-                verdict = LATE;
-                warp.set_local(local::BASE, warp.load(queue.at(word::TAIL)));
+        let first = warp.local(local::TICKET);
+        let end = first.wrapping_add(count);
+        loop {
+            warp.sync();
+            warp.once(|| {
+                // Both are under way at once.
+                let (tail, held) = (warp.load(queue.at(word::TAIL)), warp.load(lock));
+                let mut verdict = WAIT;
+                if is_after(tail, end.wrapping_sub(1)) {
+                    verdict = GO_ON;
+                } else if (*stamped || tail == first)
+                    && held == 0
+                    && warp.compare_exchange_acquire(lock, 0, 1) == 0
+                {
+                    verdict = LATE;
+                    // The tail does not pass entries without a stamp: it still stands before them.
+                    let base = if *stamped { warp.load(queue.at(word::TAIL)) } else { first };
+                    warp.set_local(local::BASE, base);
+                }
+                warp.set_local(local::VERDICT, verdict);
+            });
+            match warp.local(local::VERDICT) {
+                LATE => break,
+                WAIT if !*stamped => {
+                    // The release of the entries, for whoever rings for them.
+                    warp.fence();
+                    self.stamp(count);
+                    *stamped = true;
+                }
+                verdict => return verdict == GO_ON,
             }
-            warp.set_local(local::VERDICT, verdict);
-        });
-        let verdict = warp.local(local::VERDICT);
-        if verdict != LATE {
-            return verdict == GO_ON;
         }
         let old = warp.local(local::BASE);
-        let most = (warp.lanes() * W::PLACES).min(queue.rings.sq_entries - 1);
-        let stamped = warp.take(
-            most,
-            |place| {
-                let ticket = old.wrapping_add(place);
-                let stamp = warp.load(queue.stamp(queue.sq_slot(ticket)));
-                ([stamp, 0], stamp == ticket.wrapping_add(1))
-            },
-            |_, _| true,
-        );
-        let tail = old.wrapping_add(stamped.count);
-        if stamped.count > 0 {
+        let mut tail = end;
+        if !*stamped {
+            self.stamp(count);
+        } else {
+            let most = (warp.lanes() * W::PLACES).min(queue.rings.sq_entries - 1);
+            let found = warp.take(
+                most,
+                |place| {
+                    let ticket = old.wrapping_add(place);
+                    let stamp = warp.load(queue.stamp(queue.sq_slot(ticket)));
+                    ([stamp, 0], stamp == ticket.wrapping_add(1))
+                },
+                |_, _| true,
+            );
+            tail = old.wrapping_add(found.count);
+        }
+        if tail != old {
             let rung = queue.at(word::DOORBELLS);
-            warp.once(|| {
-                // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
-                warp.store(queue.at(word::TAIL), tail);
-                warp.store(rung, warp.load(rung).wrapping_add(1));
-            });
-            // The acquire for the stamps, and the release of the entries behind them.
+            // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
+            warp.once(|| warp.store(queue.at(word::TAIL), tail));
+            // The acquire for the stamps, and the release of the entries.
             warp.fence();
             warp.once(|| {
                 warp.ring(queue.rings.sq_door, queue.sq_slot(tail));
+                warp.store(rung, warp.load(rung).wrapping_add(1));
                 // The next holder's ring must not overtake this one on its way: it would be taken back by it, and the
                 // controller would take a whole ring for new.
                 warp.store_release(lock, 0);
@@ -270,7 +289,7 @@ impl<W: Warp> Group<'_, W> {
             // Nothing was written; what the last holder left is handed on.
             warp.once(|| _ = warp.fetch_and_relaxed(lock, 0));
         }
-        is_after(tail, last)
+        is_after(tail, end.wrapping_sub(1))
     }
 
     /// Hands out the completions that are there: `GO_ON` if there were some, `LATE` if none, `WAIT` if somebody else is
@@ -284,9 +303,10 @@ impl<W: Warp> Group<'_, W> {
         warp.sync();
         warp.once(|| {
             let mut verdict = LATE;
+            let held = warp.load(lock);
             if sure || !alone || self.is_completed(warp.load(queue.at(word::CQ_HEAD))) {
                 verdict = WAIT;
-                if warp.load(lock) == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
+                if held == 0 && warp.compare_exchange_acquire(lock, 0, 1) == 0 {
                     verdict = GO_ON;
                     warp.set_local(local::BASE, warp.load(queue.at(word::CQ_HEAD)));
                 }
@@ -334,10 +354,6 @@ impl<W: Warp> Group<'_, W> {
         let (warp, queue) = (self.warp, self.queue);
         // The acquire for the completions, on the lanes that have read them.
         warp.fence();
-        self.spread(count, |place| {
-            let (at, _) = queue.cq_slot(head.wrapping_add(place));
-            warp.set_local(local::RESULT + place, warp.load(at));
-        });
         warp.once(|| {
             let next = head.wrapping_add(count);
             warp.store(queue.at(word::CQ_HEAD), next);
@@ -348,8 +364,22 @@ impl<W: Warp> Group<'_, W> {
             // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
             warp.ring(queue.rings.cq_door, next & (queue.rings.cq_entries - 1));
         });
-        self.spread(count, |place| {
-            queue.settle(warp, warp.local(local::RESULT + place), warp.local(local::DW3 + place));
+        const { assert!(W::PLACES <= 4) };
+        // Each lane's at once, and only then what came of them: each is a way to memory and back.
+        warp.each(|lane| {
+            let places = [0, 1, 2, 3].map(|row| lane + row * warp.lanes());
+            let settle = |place| {
+                if place < count { queue.try_settle(warp, warp.local(local::DW3 + place)) } else { FREE }
+            };
+            let seen = [settle(places[0]), settle(places[1]), settle(places[2]), settle(places[3])];
+            let mut strays = 0;
+            for (place, seen) in places.into_iter().zip(seen) {
+                let stray = place < count && !was_busy(warp.local(local::DW3 + place), seen);
+                strays += u32::from(stray);
+            }
+            if strays > 0 {
+                warp.fetch_add(queue.at(word::STRAYS), strays);
+            }
         });
     }
 

@@ -19,8 +19,8 @@ use super::{Answer, Gate, signal};
 use crate::GpuAddr;
 use crate::nvm::opcode;
 use crate::prp::Standing;
-use crate::queue::{Address, Bounds, Done, Memory, Shared, Stop, SubmitError, Token};
-use crate::{BusAddr, Sqe};
+use crate::queue::{Address, Bounds, Memory, Shared, Stop, SubmitError, Token};
+use crate::{BusAddr, Sqe, Status};
 
 /// What to do with blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -368,23 +368,23 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         let Some(token) = self.queue.token(command.cid as u16) else { return Answer::Spent };
         if !waits {
             match self.look(mem, &token) {
-                Some(done) => return self.settle(mem, command, done),
+                Some(status) => return self.settle(mem, command, status),
                 None if self.bounds(mem, command).check(mem).is_ok() => return Answer::Pending,
                 None => {}
             }
         }
         match self.queue.wait(mem, &token, &self.bounds(mem, command)) {
-            Ok(done) => self.settle(mem, command, done),
+            Ok(status) => self.settle(mem, command, status),
             Err(stop) => self.lose(mem, command, stop),
         }
     }
 
     /// Looks once, for everybody.
     #[inline(always)]
-    fn look(&self, mem: &M, token: &Token) -> Option<Done> {
-        let done = self.queue.test(mem, token);
-        if done.is_some() {
-            return done;
+    fn look(&self, mem: &M, token: &Token) -> Option<Status> {
+        let status = self.queue.test(mem, token);
+        if status.is_some() {
+            return status;
         }
         self.queue.hand_out(mem, false);
         self.queue.test(mem, token)
@@ -392,13 +392,13 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
 
     /// A command has been completed.
     #[inline(always)]
-    fn settle(&self, mem: &M, command: &mut Command, done: Done) -> Answer {
-        if !again(done.status, command.retries, self.handle.retries(mem)) {
+    fn settle(&self, mem: &M, command: &mut Command, status: Status) -> Answer {
+        if !again(status, command.retries, self.handle.retries(mem)) {
             command.phase = phase::ENDED;
-            return if done.status.is_ok() { Answer::Done } else { Answer::Failed(done.status) };
+            return if status.is_ok() { Answer::Done } else { Answer::Failed(status) };
         }
         command.retries += 1;
-        command.due = due(mem, done.status, self.handle.retry_delay(mem));
+        command.due = due(mem, status, self.handle.retry_delay(mem));
         command.phase = phase::READY;
         Answer::Pending
     }

@@ -125,6 +125,7 @@ impl<W: Warp> Memory for Metered<W> {
         fn fetch_and_relaxed(at: W::Addr, mask: u32) -> u32;
         fn fetch_and_acquire(at: W::Addr, mask: u32) -> u32;
         fn compare_exchange_acquire(at: W::Addr, old: u32, new: u32) -> u32;
+        fn compare_exchange_relaxed(at: W::Addr, old: u32, new: u32) -> u32;
         fn combine(at: W::Addr, f: impl FnOnce(u32) -> u64) -> (u64, u32);
         fn fence();
         fn fence_all();

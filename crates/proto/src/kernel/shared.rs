@@ -1,7 +1,7 @@
 //! Shared mode: each thread carries out its own items on a queue pair that all threads share.
 
 use super::{Exit, Job, Outcome};
-use crate::queue::{Bounds, Done, Drained, Memory, Shared, SubmitError};
+use crate::queue::{Bounds, Drained, Memory, Shared, SubmitError};
 
 /// Carries out the items `first`, `first + stride` … of a job, one after the other.
 pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u32, stride: u32) -> Exit {
@@ -29,8 +29,7 @@ fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> 
             SubmitError::Stopped(stop) => left(Outcome::Pending, stop),
             SubmitError::InDoubt(stop) => left(Outcome::InDoubt, stop),
         })?;
-        let Done { status, .. } =
-            queue.wait(mem, &token, &bounds).map_err(|stop| left(Outcome::InDoubt, stop))?;
+        let status = queue.wait(mem, &token, &bounds).map_err(|stop| left(Outcome::InDoubt, stop))?;
         if !job.again(status, retries) {
             Outcome::Done(status).store(mem, job, item, retries);
             return Ok(());

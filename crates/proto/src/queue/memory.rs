@@ -97,6 +97,11 @@ pub trait Memory {
     fn compare_exchange_acquire(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
         self.compare_exchange(at, old, new)
     }
+    /// [`Self::compare_exchange`] that orders nothing: for what a fence stands around already.
+    #[inline(always)]
+    fn compare_exchange_relaxed(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
+        self.compare_exchange(at, old, new)
+    }
     /// Does something once for all threads that come here together. `at` stands for what is done and to which queue: for
     /// whoever names it, anyone's `f` will do. `f` is given how many they are and does not wait for any of them; each is
     /// told what it gave, and a number of its own below that count. What any of them did before is before `f`, and `f` is

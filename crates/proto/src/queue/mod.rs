@@ -21,4 +21,4 @@ pub use cid::{CidSpace, MAX_SLOTS, NO_CID};
 pub use memory::{Address, Memory};
 pub use owner::{Event, Full, Owner, Slot};
 pub use ring::{Ring, RingState, Rings};
-pub use shared::{Done, Drained, Shared, SharedLayout, SubmitError, Token};
+pub use shared::{Drained, Shared, SharedLayout, SubmitError, Token};

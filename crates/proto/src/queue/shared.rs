@@ -23,21 +23,37 @@ pub(crate) mod word {
     pub const FREE: u32 = 0x140;
 }
 
-const SLOT_BYTES: u32 = 16;
+const SLOT_BYTES: u32 = 8;
 pub(crate) const STATE: u32 = 0;
-const RESULT: u32 = 4;
-pub(crate) const CID: u32 = 8;
+pub(crate) const CID: u32 = 4;
 
 pub(crate) const FREE: u32 = 0;
-pub(crate) const BUSY: u32 = 1;
+const BUSY: u32 = 1;
 pub(crate) const DONE: u32 = 2;
-const CLAIMED: u32 = 3;
+
+/// The state of a slot while the controller has its command: a completion of another life does not fit it.
+#[inline(always)]
+pub(crate) const fn busy(cid: u16) -> u32 {
+    BUSY | (cid as u32) << 16
+}
+
+/// The state of a slot whose command this last dword of a completion has ended.
+#[inline(always)]
+pub(crate) const fn done(dw3: u32) -> u32 {
+    dw3 & !0x1_ffff | DONE
+}
 
 /// How many completions a drain takes before it rings.
 const BATCH: usize = 8;
 
 /// How often whoever gives up looks whether somebody else is done with handing out completions.
 const LAST_LOOKS: u32 = 1000;
+
+/// Whether a slot that was in this state had the command of this completion.
+#[inline(always)]
+pub(crate) const fn was_busy(dw3: u32, state: u32) -> bool {
+    state == busy(dw3 as u16)
+}
 
 /// The sizes of a shared queue: both rings are powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,15 +136,6 @@ impl Token {
     pub fn cid(&self) -> u16 {
         self.cid
     }
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Done {
-    /// Its status.
-    pub status: Status,
-    /// Its result dword.
-    pub result: u32,
 }
 
 /// What came of looking for completions.
@@ -248,15 +255,14 @@ impl<M: Memory> Shared<M> {
 
     /// How the command ended, if it has. Its slot is then free and the token spent.
     #[inline]
-    pub fn test(&self, mem: &M, token: &Token) -> Option<Done> {
+    pub fn test(&self, mem: &M, token: &Token) -> Option<Status> {
         let slot = self.slot(token.slot);
         let state = mem.load_acquire(slot);
         if state & 3 != DONE {
             return None;
         }
-        let done = Done { status: Status((state >> 17) as u16), result: mem.load(slot.plus(RESULT)) };
         self.free(mem, token);
-        Some(done)
+        Some(Status((state >> 17) as u16))
     }
 
     /// Waits for the command within `bounds`, draining for everybody meanwhile.
@@ -264,12 +270,12 @@ impl<M: Memory> Shared<M> {
     /// # Errors
     /// Why the wait ended. The command is then still in flight and its memory still the controller's.
     #[inline]
-    pub fn wait(&self, mem: &M, token: &Token, bounds: &Bounds<M>) -> Result<Done, Stop> {
+    pub fn wait(&self, mem: &M, token: &Token, bounds: &Bounds<M>) -> Result<Status, Stop> {
         let mut over = None;
         let mut looks = 0;
         loop {
-            if let Some(done) = self.test(mem, token) {
-                return Ok(done);
+            if let Some(status) = self.test(mem, token) {
+                return Ok(status);
             }
             let drained = self.hand_out(mem, over.is_some());
             if drained == Drained::Some {
@@ -333,14 +339,18 @@ impl<M: Memory> Shared<M> {
     /// Hands out one batch and gives its size.
     fn drain_batch(&self, mem: &M) -> usize {
         let head = mem.load(self.at(word::CQ_HEAD));
-        let mut taken = [[0u32; 2]; BATCH];
+        let mut taken = [0u32; BATCH];
         let mut count = 0;
         let mut sqhd = 0;
         let limit = (BATCH as u32).min((1 << self.layout.cq_shift) - 1) as usize;
         while count < limit {
-            let Some(cqe) = self.completion(mem, head.wrapping_add(count as u32)) else { break };
-            taken[count] = [cqe.dw[0], cqe.dw[3]];
-            sqhd = cqe.sqhd();
+            let (at, phase) = self.cq_slot(head.wrapping_add(count as u32));
+            let [dw2, dw3] = mem.load_pair(at.plus(8));
+            if dw3 >> 16 & 1 != phase {
+                break;
+            }
+            taken[count] = dw3;
+            sqhd = dw2 as u16;
             count += 1;
         }
         if count == 0 {
@@ -356,8 +366,8 @@ impl<M: Memory> Shared<M> {
         }
         // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
         mem.ring(self.rings.cq_door, next & ((1 << self.layout.cq_shift) - 1));
-        for entry in taken.iter().take(count) {
-            self.settle(mem, entry[0], entry[1]);
+        for dw3 in taken.iter().take(count) {
+            self.settle(mem, *dw3);
         }
         count
     }
@@ -367,16 +377,6 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn cq_slot(&self, count: u32) -> (M::Addr, u32) {
         let place = count & ((1 << self.layout.cq_shift) - 1);
         (self.rings.cq.plus(place * Cqe::BYTES as u32), !(count >> self.layout.cq_shift) & 1)
-    }
-
-    #[inline(always)]
-    fn completion(&self, mem: &M, count: u32) -> Option<Cqe> {
-        let (at, phase) = self.cq_slot(count);
-        let dw3 = mem.load_acquire(at.plus(12));
-        if dw3 >> 16 & 1 != phase {
-            return None;
-        }
-        Some(Cqe { dw: [mem.load(at), 0, mem.load(at.plus(8)), dw3] })
     }
 
     /// Where the submission head is to move to, as the controller says; none for values that cannot be true.
@@ -394,21 +394,21 @@ impl<M: Memory> Shared<M> {
 
     /// Leaves a completion with its command's slot. Only for the holder of the completion lock.
     #[inline(always)]
-    pub(crate) fn settle(&self, mem: &M, result: u32, dw3: u32) {
-        let cid = dw3 as u16;
-        if let Some(id) = self.space.slot(cid) {
-            let slot = self.slot(id);
-            // Claimed before anything else of it is looked at: of two lanes that hold completions of one command, the
-            // second finds it taken, or finds the next life of the slot, which it leaves as it is.
-            if mem.compare_exchange_acquire(slot, BUSY, CLAIMED) == BUSY {
-                if mem.load(slot.plus(CID)) as u16 == cid {
-                    mem.store_pair(slot, [dw3 & !0x1_ffff | DONE, result]);
-                    return;
-                }
-                mem.store(slot, BUSY);
-            }
+    pub(crate) fn settle(&self, mem: &M, dw3: u32) {
+        if !was_busy(dw3, self.try_settle(mem, dw3)) {
+            mem.fetch_add(self.at(word::STRAYS), 1);
         }
-        mem.fetch_add(self.at(word::STRAYS), 1);
+    }
+
+    /// Ends the command of a completion, and gives what [`was_busy`] is to be asked. In one step: of two lanes that
+    /// hold completions of one command, the second finds it ended, or finds the next life of the slot. Behind the fence that
+    /// follows the completion.
+    #[inline(always)]
+    pub(crate) fn try_settle(&self, mem: &M, dw3: u32) -> u32 {
+        match self.space.slot(dw3 as u16) {
+            Some(id) => mem.compare_exchange_relaxed(self.slot(id), busy(dw3 as u16), done(dw3)),
+            None => FREE,
+        }
     }
 
     fn take_cid(&self, mem: &M, bounds: &Bounds<M>) -> Result<Token, Stop> {
@@ -455,7 +455,7 @@ impl<M: Memory> Shared<M> {
         let slot = self.slot(id);
         let cid = self.space.next(mem.load(slot.plus(CID)) as u16);
         mem.store(slot.plus(CID), CidSpace::left(cid));
-        mem.store_release(slot.plus(STATE), BUSY);
+        mem.store_release(slot.plus(STATE), busy(cid));
         Token { slot: id, cid }
     }
 

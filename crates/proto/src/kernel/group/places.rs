@@ -3,7 +3,7 @@
 use super::{GROUPS, Group, local};
 use crate::Sqe;
 use crate::kernel::Warp;
-use crate::queue::shared::{BUSY, CID, STATE, word};
+use crate::queue::shared::{CID, STATE, busy, word};
 use crate::queue::{Address, CidSpace};
 
 impl<W: Warp> Group<'_, W> {
@@ -91,7 +91,7 @@ impl<W: Warp> Group<'_, W> {
         }
     }
 
-    /// Writes the entries; then, behind the warp's fence, their stamps.
+    /// Writes the entries.
     #[inline(always)]
     pub(super) fn write(&self, count: u32) {
         let (warp, queue, job) = (self.warp, self.queue, self.job);
@@ -109,7 +109,7 @@ impl<W: Warp> Group<'_, W> {
         self.spread(count, |i| {
             let cid = queue.space.next(warp.local(local::LAST + i) as u16);
             warp.store(slot(i).plus(CID), CidSpace::left(cid));
-            warp.store(slot(i).plus(STATE), BUSY);
+            warp.store(slot(i).plus(STATE), busy(cid));
             let item = warp.local(local::ITEM + i);
             warp.begun(item);
             let work = job.work(warp, item);
@@ -121,7 +121,13 @@ impl<W: Warp> Group<'_, W> {
             let sqe = work.command(job.nsid).with_cid(cid);
             warp.store_entry(queue.rings.sq.plus(place * Sqe::BYTES as u32), &sqe.dw);
         });
-        warp.fence();
+    }
+
+    /// Says of the entries that they are complete.
+    #[inline(always)]
+    pub(super) fn stamp(&self, count: u32) {
+        let (warp, queue) = (self.warp, self.queue);
+        let ticket = warp.local(local::TICKET);
         self.spread(count, |i| {
             let ticket = ticket.wrapping_add(i);
             warp.store(queue.stamp(queue.sq_slot(ticket)), ticket.wrapping_add(1));
