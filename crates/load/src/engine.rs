@@ -2,8 +2,8 @@
 //! filling and copying at the same time.
 //!
 //! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
-//! batches. What only the disk has, one thread reads past the page cache, many reads at once, into slots of its
-//! own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
+//! batches. What they do not find there they leave to one thread that reads past the page cache, many reads at once, into
+//! slots of its own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
 //! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
 //! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.
@@ -36,8 +36,9 @@ use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
-use crew::{Crew, Job, Lane, Shared};
+use crew::{Crew, Lane, Shared, Turns};
 use desk::Desk;
+use direct::Supply;
 use library::Library;
 use shelf::Ring;
 pub use shelf::Shelf;
@@ -121,7 +122,9 @@ pub struct Prepared {
     ring: Option<Ring>,
     shelf: Option<Arc<Shelf>>,
     slot: usize,
+    /// Threads that share what there is to do, and slots of the one that reads past the page cache.
     threads: usize,
+    direct: usize,
     /// Each GPU's memory, where it is there already.
     arenas: Vec<Arena>,
 }
@@ -176,8 +179,10 @@ impl Prepared {
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
         let work = Work::new(plans, files, slot as u64, options.route)?;
-        let threads = threads.min(work.shared.len());
-        let direct = if work.direct.is_empty() { 0 } else { DIRECT_SLOTS };
+        let alone = options.route == Route::Pinned;
+        let threads = if alone { 0 } else { threads.min(work.chunks) };
+        let direct = work.sources.iter().any(|source| source.direct.is_some());
+        let direct = if direct { DIRECT_SLOTS.min(work.chunks) } else { 0 };
         let bytes = slot * (threads * SLOTS + direct);
         let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
             _ if by_library => None,
@@ -188,7 +193,7 @@ impl Prepared {
             }
         };
         let arenas = Vec::new();
-        Ok(Self { work, ring, shelf, slot, threads, arenas })
+        Ok(Self { work, ring, shelf, slot, threads, direct, arenas })
     }
 
     /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
@@ -200,43 +205,27 @@ impl Prepared {
 
 /// What is to be done, and with what.
 struct Work {
-    /// For the threads that share what there is to do.
-    shared: Vec<Job>,
-    /// For the one that reads past the page cache.
-    direct: Vec<Job>,
+    turns: Turns,
+    /// How many chunks there are at least.
+    chunks: usize,
     sources: Vec<choice::Opened>,
     why_cached: Option<String>,
 }
 
 impl Work {
-    /// The chunks of all plans: once where all GPUs want the same, else one plan's after the other's in turn, so that the
-    /// GPUs fill up side by side.
+    /// The chunks of all plans; once where all GPUs want the same.
     fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
         let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
         let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
-        let (mut shared, mut direct) = (Vec::new(), Vec::new());
-        let (mut sources, mut why_cached) = (Vec::new(), None);
-        for plan in plans.iter().take(distinct) {
-            let choice = choice::choose(plan, files, slot, route)?;
-            shared.push(choice.shared);
-            direct.push(choice.direct);
-            (sources, why_cached) = (choice.sources, choice.why_cached);
-        }
-        Ok(Self { shared: in_turn(shared, gpus), direct: in_turn(direct, gpus), sources, why_cached })
+        let plans = plans.get(..distinct.min(plans.len())).unwrap_or(plans);
+        let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0);
+        let (sources, why_cached) = choice::open(files, block, route)?;
+        let list = |(i, plan): (usize, &&Plan)| Ok((plan.chunks(slot)?, i * gpus..(i + 1) * gpus));
+        let lists = plans.iter().enumerate().map(list).collect::<Result<_>>()?;
+        let chunks = plans.iter().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
+        let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+        Ok(Self { turns: Turns::new(lists), chunks, sources, why_cached })
     }
-}
-
-/// The chunks of these lists in turn; each list is for so many GPUs.
-fn in_turn(lists: Vec<Vec<Chunk>>, gpus: usize) -> Vec<Job> {
-    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
-    let mut jobs = Vec::with_capacity(lists.iter().map(|list| list.len()).sum());
-    while lists.iter().any(|list| list.len() > 0) {
-        for (i, list) in lists.iter_mut().enumerate() {
-            let gpus = i * gpus..(i + 1) * gpus;
-            jobs.extend(list.next().map(|chunk| Job { chunk, gpus }));
-        }
-    }
-    jobs
 }
 
 fn processors() -> usize {
@@ -290,9 +279,9 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { work, ring, shelf, slot, threads, arenas } = prepared;
-        let Work { shared, direct, sources, why_cached } = work;
-        let shared = Shared::new(sources, shared.into());
+        let Prepared { work, ring, shelf, slot, threads, direct, arenas } = prepared;
+        let Work { turns, sources, why_cached, .. } = work;
+        let shared = Shared::new(sources, turns);
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| {
             arenas.next().map_or_else(|| Arena::new(gpu, plan), Ok)?.region_for(plan)
@@ -302,12 +291,7 @@ impl RingEngine {
             let arena = room(*gpu, plan)?;
             return Ok(vec![Self::by_library(*gpu, arena, shared, threads)?]);
         };
-        let account = Account {
-            threads: threads + usize::from(!direct.is_empty()),
-            ring_bytes: ring.len() as u64,
-            why_cached,
-            ..Account::default()
-        };
+        let account = Account { threads, ring_bytes: ring.len() as u64, why_cached, ..Account::default() };
         let mut crew = Crew::new(shared);
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
@@ -318,11 +302,13 @@ impl RingEngine {
         let part = |range: Range<usize>| ring.slice(range).map_err(onehop_gpu::Error::from);
         let desks = (0..desks).map(|i| (Arc::new(Desk::new(fillers, SLOTS)), i * share..(i + 1) * share));
         let desks: Vec<_> = desks.collect();
+        let (disk, found) = channel();
+        let disk = (direct > 0).then_some(disk);
         // They need no GPU to begin with.
         for (desk, range) in &desks {
             for index in 0..fillers {
-                let (ring, desk) = (part(range.clone())?, desk.clone());
-                let filler = Filler { index, ring, slot_bytes: slot, desk };
+                let (ring, desk, disk) = (part(range.clone())?, desk.clone(), disk.clone());
+                let filler = Filler { index, ring, slot_bytes: slot, desk, disk };
                 crew.spawn("reads cached bytes", &senders, move |shared| filler.run(shared))?;
             }
         }
@@ -338,10 +324,11 @@ impl RingEngine {
         for (desk, range) in desks {
             desk.open(lane(range)?);
         }
-        if !direct.is_empty() {
+        if direct > 0 {
             let shared_bytes = threads * SLOTS * slot;
-            let mut lane = lane(shared_bytes..shared_bytes + DIRECT_SLOTS * slot)?;
-            let read = move |shared: &Shared| direct::run(shared, &mut lane, direct);
+            let mut lane = lane(shared_bytes..shared_bytes + direct * slot)?;
+            let supply = if threads == 0 { Supply::All } else { Supply::Found(found) };
+            let read = move |shared: &Shared| direct::run(shared, &mut lane, &supply);
             crew.spawn("reads from the disk", &senders, read)?;
         }
         let crew = Arc::new(crew);
@@ -375,9 +362,11 @@ impl RingEngine {
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
     #[must_use]
     pub fn account(&self) -> Account {
+        let direct_bytes = self.crew.shared.direct_bytes.load(Ordering::Acquire);
         Account {
             cached_bytes: self.crew.shared.cached_bytes.load(Ordering::Acquire),
-            direct_bytes: self.crew.shared.direct_bytes.load(Ordering::Acquire),
+            direct_bytes,
+            threads: self.account.threads + usize::from(direct_bytes > 0),
             cufile_bytes: self.crew.shared.cufile_bytes.load(Ordering::Acquire),
             remote_bytes: self.crew.shared.remote_bytes.load(Ordering::Acquire),
             retries: self.crew.shared.retries.load(Ordering::Acquire),

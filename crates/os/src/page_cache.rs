@@ -215,14 +215,6 @@ fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     Ok(there.iter().filter(|page| **page & 1 != 0).count() as u64 * page)
 }
 
-/// Takes a file's clean pages out of the page cache: for measurements that want the disk.
-///
-/// # Errors
-/// When the kernel refuses.
-pub fn drop_cached(file: &File) -> Result<()> {
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).map_err(|e| Error::system("fadvise", e))
-}
-
 /// Whether a file's bytes lie in memory alone: there is nothing behind the page cache.
 #[must_use]
 pub fn is_in_memory(file: &File) -> bool {

@@ -524,7 +524,7 @@ fn group_of_one_that_must_wait_for_a_slot() {
 
 #[test]
 fn group_of_two() {
-    // Two preemptions take six minutes, and were gone through too.
+    // Two preemptions take a minute, and were gone through too.
     explore(1, || group_model(Fences::All, 4, 2, 2));
 }
 

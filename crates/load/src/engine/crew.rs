@@ -1,6 +1,5 @@
 //! The threads of a load, and what they have in common.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -13,7 +12,7 @@ use onehop_os::HostMem;
 
 use super::choice::Opened;
 use crate::error::{Error, Result};
-use crate::plan::Chunk;
+use crate::plan::{Chunk, Chunks};
 
 /// How long the threads of a load that is over may take to end.
 const END: Duration = Duration::from_secs(10);
@@ -25,11 +24,41 @@ pub(super) struct Job {
     pub(super) gpus: Range<usize>,
 }
 
+/// The chunks of all plans, made as they are asked for: one plan's after the other's in turn, so that the GPUs fill up side
+/// by side.
+pub(super) struct Turns {
+    /// Each with the GPUs that get its chunks.
+    lists: Vec<(Chunks, Range<usize>)>,
+    next: usize,
+}
+
+impl Turns {
+    pub(super) fn new(lists: Vec<(Chunks, Range<usize>)>) -> Self {
+        Self { lists, next: 0 }
+    }
+}
+
+impl Iterator for Turns {
+    type Item = Job;
+
+    fn next(&mut self) -> Option<Job> {
+        for _ in 0..self.lists.len() {
+            let turn = self.next % self.lists.len();
+            self.next = turn + 1;
+            let (chunks, gpus) = self.lists.get_mut(turn)?;
+            if let Some(chunk) = chunks.next() {
+                return Some(Job { chunk, gpus: gpus.clone() });
+            }
+        }
+        None
+    }
+}
+
 /// What all threads of a load have in common.
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
     /// What no thread has taken yet.
-    left: Mutex<VecDeque<Job>>,
+    left: Mutex<Turns>,
     stop: AtomicBool,
     pub(super) cached_bytes: AtomicU64,
     pub(super) direct_bytes: AtomicU64,
@@ -39,7 +68,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(sources: Vec<Opened>, left: VecDeque<Job>) -> Self {
+    pub(super) fn new(sources: Vec<Opened>, left: Turns) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
@@ -58,7 +87,7 @@ impl Shared {
         if self.is_stopped() {
             return None;
         }
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     pub(super) fn stop(&self) {

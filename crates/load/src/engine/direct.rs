@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use onehop_os::{Finished, Reads};
 
-use super::DIRECT_SLOTS;
 use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::{Error, Result};
 
@@ -51,27 +51,59 @@ struct Disk<'a> {
     pieces: Vec<Option<Piece>>,
 }
 
-pub(super) fn run(shared: &Shared, lane: &mut Lane, jobs: Vec<Job>) -> Result<()> {
+/// Where its chunks come from.
+pub(super) enum Supply {
+    /// They are all its own.
+    All,
+    /// Others have not found them in the page cache.
+    Found(Receiver<Job>),
+}
+
+impl Supply {
+    /// The next one, if there is one by now.
+    fn now(&self, shared: &Shared) -> Option<Job> {
+        match self {
+            Self::All => shared.next(),
+            Self::Found(found) => found.try_recv().ok(),
+        }
+    }
+
+    /// The next one; none when there will be none, or the load was given up.
+    fn next(&self, shared: &Shared) -> Option<Job> {
+        let Self::Found(found) = self else { return shared.next() };
+        while !shared.is_stopped() {
+            match found.recv_timeout(LOOK) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        None
+    }
+}
+
+pub(super) fn run(shared: &Shared, lane: &mut Lane, supply: &Supply) -> Result<()> {
+    // Many loads find all in the page cache, and need no more than this of it.
+    let Some(first) = supply.next(shared) else { return Ok(()) };
     let reads = Reads::new(lane.ring.clone(), DEPTH).map_err(onehop_gpu::Error::from)?;
+    let slots = (0..lane.ring.len() / lane.slot).map(|_| Slot::Free).collect();
     let mut disk = Disk {
         shared,
         lane,
         reads,
-        slots: (0..DIRECT_SLOTS).map(|_| Slot::Free).collect(),
+        slots,
         copying: VecDeque::new(),
         waiting: VecDeque::new(),
         pieces: vec![None; DEPTH as usize],
     };
-    let mut jobs = jobs.into_iter();
-    let mut next = jobs.next();
+    let mut next = Some(first);
     loop {
         if shared.is_stopped() {
             return Ok(());
         }
         while let Some(slot) = disk.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            let Some(job) = next.take() else { break };
+            let Some(job) = next.take().or_else(|| supply.now(shared)) else { break };
             disk.plan(slot, job);
-            next = jobs.next();
         }
         disk.begin()?;
         disk.settle(false)?;
@@ -80,8 +112,11 @@ pub(super) fn run(shared: &Shared, lane: &mut Lane, jobs: Vec<Job>) -> Result<()
             disk.collect()?;
         } else if !disk.copying.is_empty() {
             disk.settle(true)?;
-        } else if next.is_none() && disk.waiting.is_empty() {
-            return Ok(());
+        } else if disk.waiting.is_empty() {
+            next = supply.next(shared);
+            if next.is_none() {
+                return Ok(());
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A plan in pieces that fit into the slots of a ring, in the order of the files.
 
-use super::{Error, Landing, Plan};
+use super::{Error, Landing, Piece, Plan, Range};
 
 /// A read of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +106,12 @@ impl Chunk {
 
 /// The chunks of a plan, made as they are asked for.
 #[derive(Clone, Debug)]
-pub struct Chunks<'p> {
-    plan: &'p Plan,
+pub struct Chunks {
+    /// Of the plan, as it was when this began.
+    block: u64,
+    lengths: Vec<u64>,
+    ranges: Vec<Range>,
+    pieces: Vec<Piece>,
     size: u64,
     next: u64,
     /// Where it stands: range, piece, row, and the byte in the row.
@@ -124,19 +128,30 @@ struct Span {
     bytes: u64,
 }
 
-impl<'p> Chunks<'p> {
-    pub(super) fn new(plan: &'p Plan, bytes: u64) -> Result<Self, Error> {
+impl Chunks {
+    pub(super) fn new(plan: &Plan, bytes: u64) -> Result<Self, Error> {
         let block = plan.options.block;
         if bytes < block {
             return Err(Error::Chunk { bytes, block });
         }
         // Kept below anything that could wrap.
         let size = bytes.min(1 << 62) / block * block;
-        Ok(Self { plan, size, next: 0, range: 0, piece: 0, row: 0, byte: 0 })
+        Ok(Self {
+            block,
+            lengths: plan.files.iter().map(|file| file.bytes).collect(),
+            ranges: plan.ranges.clone(),
+            pieces: plan.pieces.clone(),
+            size,
+            next: 0,
+            range: 0,
+            piece: 0,
+            row: 0,
+            byte: 0,
+        })
     }
 
     fn span(&self) -> Option<Span> {
-        let piece = self.plan.pieces.get(self.piece)?;
+        let piece = self.pieces.get(self.piece)?;
         let from = piece.from + self.row * piece.step + self.byte;
         let to = piece.to + self.row * piece.row + self.byte;
         Some(Span { from, to, bytes: piece.row - self.byte })
@@ -144,31 +159,32 @@ impl<'p> Chunks<'p> {
 
     /// Goes on by `bytes` of the span.
     fn pass(&mut self, bytes: u64) {
-        let Some(piece) = self.plan.pieces.get(self.piece) else { return };
+        let Some(piece) = self.pieces.get(self.piece) else { return };
         self.byte += bytes;
         if self.byte == piece.row {
             (self.byte, self.row) = (0, self.row + 1);
         }
         if self.row == piece.rows {
             (self.row, self.piece) = (0, self.piece + 1);
-            let done = self.plan.ranges.get(self.range).is_none_or(|r| self.piece >= r.pieces.end);
+            let done = self.ranges.get(self.range).is_none_or(|r| self.piece >= r.pieces.end);
             self.range += usize::from(done);
         }
     }
 }
 
-impl Iterator for Chunks<'_> {
+impl Iterator for Chunks {
     type Item = Chunk;
 
     fn next(&mut self) -> Option<Chunk> {
-        let first = self.plan.ranges.get(self.range)?;
-        let mut fill = Fill::new(self.plan, first.file, self.size);
-        let ring = matches!(first.landing, Landing::Shifted { .. });
+        let &Range { file, start, landing, .. } = self.ranges.get(self.range)?;
+        let length = self.lengths.get(file).copied().unwrap_or(0);
+        let mut fill = Fill::new(self.block, length, self.size);
+        let ring = matches!(landing, Landing::Shifted { .. });
         let began = self.range;
         while let Some(span) = self.span() {
-            let Some(range) = self.plan.ranges.get(self.range) else { break };
+            let Some(range) = self.ranges.get(self.range) else { break };
             // Only what goes through a ring anyway shares a slot.
-            let shares = ring && range.file == first.file && matches!(range.landing, Landing::Shifted { .. });
+            let shares = ring && range.file == file && matches!(range.landing, Landing::Shifted { .. });
             if self.range != began && !shares {
                 break;
             }
@@ -178,13 +194,13 @@ impl Iterator for Chunks<'_> {
             }
             self.pass(taken);
         }
-        let direct = match (first.landing, fill.reads.first()) {
-            (Landing::Direct { at }, Some(read)) => Some(at + (read.offset - first.start)),
+        let direct = match (landing, fill.reads.first()) {
+            (Landing::Direct { at }, Some(read)) => Some(at + (read.offset - start)),
             _ => None,
         };
         let index = self.next;
         self.next += 1;
-        Some(Chunk { index, file: first.file, reads: fill.reads, copies: fill.copies, direct })
+        Some(Chunk { index, file, reads: fill.reads, copies: fill.copies, direct })
     }
 }
 
@@ -198,9 +214,8 @@ struct Fill {
 }
 
 impl Fill {
-    fn new(plan: &Plan, file: usize, size: u64) -> Self {
-        let length = plan.files.get(file).map_or(0, |f| f.bytes);
-        Self { block: plan.options.block, length, left: size, reads: Vec::new(), copies: Vec::new() }
+    fn new(block: u64, length: u64, size: u64) -> Self {
+        Self { block, length, left: size, reads: Vec::new(), copies: Vec::new() }
     }
 
     /// Takes as much of a span as there is room for, and tells how much that is.

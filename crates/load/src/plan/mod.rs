@@ -278,7 +278,7 @@ impl Plan {
     ///
     /// # Errors
     /// When not even a block fits.
-    pub fn chunks(&self, bytes: u64) -> Result<Chunks<'_>, Error> {
+    pub fn chunks(&self, bytes: u64) -> Result<Chunks, Error> {
         Chunks::new(self, bytes)
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +10,8 @@ use onehop_gpu::{Emulated, Region};
 use onehop_load::engine::{Arena, Options, Prepared, RingEngine, Route, Shelf};
 use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
+use onehop_os::page_cache::cached_bytes;
+use rustix::fs::{Advice, fadvise};
 
 /// A folder that goes with the test. Here and not in /tmp, which may lie in memory: O_DIRECT is wanted.
 pub struct Folder(pub PathBuf);
@@ -117,6 +120,42 @@ fn every_byte_by_every_way() {
             }
             opened.still_same().unwrap();
         }
+    }
+}
+
+/// What of a file is in memory comes from there, and the rest past the page cache, side by side. A chunk that is there for the
+/// most part is read as it is, and nothing ahead of it.
+#[test]
+fn what_is_not_in_the_page_cache_is_read_past_it() {
+    const MIB: u64 = 1 << 20;
+    let folder = Folder::new("part");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &[2 << 20; 12]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let (file, there, all) = (File::open(&path).unwrap(), 10 * MIB - (MIB >> 2), 24 * MIB);
+    let of = |range: std::ops::Range<u64>| cached_bytes(&file, range.start, range.end - range.start).unwrap();
+    for (threads, slot) in [(1, MIB), (3, MIB >> 2), (3, 4 * MIB)] {
+        file.read_exact_at(&mut vec![0; all as usize], 0).unwrap();
+        fadvise(&file, there, None, Advice::DontNeed).unwrap();
+        if of(0..there) < there || of(there + MIB..all) > 0 {
+            println!("SKIP: this file system keeps what it is to drop, or drops what it is to keep");
+            return;
+        }
+        let options = Options { threads: Some(threads), slot: Some(slot as usize), ..Options::default() };
+        let mut stream = start(&opened, options).unwrap();
+        if let Some(why) = stream.engine().account().why_cached {
+            println!("SKIP: {why}");
+            return;
+        }
+        while let Some(lent) = stream.next().unwrap() {
+            let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
+            assert!(bytes_of(lent.arena, lent.tensor) == *data, "{}", lent.tensor.name);
+        }
+        let account = stream.engine().account();
+        let near = |wanted: u64| wanted - slot..=wanted + slot + MIB;
+        assert!(near(there).contains(&account.cached_bytes), "{account:?}");
+        assert!(near(all - there).contains(&account.direct_bytes), "{account:?}");
+        assert_eq!(account.threads, threads + 1);
     }
 }
 
