@@ -314,7 +314,7 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
     #[inline(always)]
     fn read(&self, i: u32) -> Sqe {
         let at = self.entry_at(i);
-        self.gather(|quarter| self.warp.load4(at.plus(u64::from(quarter) * 16)))
+        of_quarters(|quarter| self.warp.load4(at.plus(u64::from(quarter) * 16)))
     }
 
     /// Where the turn's entry `i` lies.
@@ -322,16 +322,6 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
     fn entry_at(&self, i: u32) -> W::Addr {
         let slot = wrap(self.head + i, self.pair.sq_entries);
         self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64)
-    }
-
-    /// An entry of four quarters.
-    #[inline(always)]
-    fn gather(&self, quarter: impl Fn(u32) -> [u32; 4]) -> Sqe {
-        let [a, b, c, d] = quarter(0);
-        let [e, f, g, h] = quarter(1);
-        let [i, j, k, l] = quarter(2);
-        let [m, n, o, p] = quarter(3);
-        Sqe { dw: [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] }
     }
 
     /// The numbers of four quarters of the turn's `n` entries: this one and those one, two and three rows of lanes behind.
@@ -356,7 +346,7 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
 
     #[inline(always)]
     fn kept(&self, i: u32) -> Sqe {
-        self.gather(|quarter| self.warp.local4(local::ENTRIES + i * local::ENTRY + quarter * 4))
+        of_quarters(|quarter| self.warp.local4(local::ENTRIES + i * local::ENTRY + quarter * 4))
     }
 
     #[inline(always)]
@@ -462,6 +452,15 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
             }
         });
     }
+}
+
+#[inline(always)]
+fn of_quarters(quarter: impl Fn(u32) -> [u32; 4]) -> Sqe {
+    let [a, b, c, d] = quarter(0);
+    let [e, f, g, h] = quarter(1);
+    let [i, j, k, l] = quarter(2);
+    let [m, n, o, p] = quarter(3);
+    Sqe { dw: [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] }
 }
 
 #[inline(always)]
