@@ -57,7 +57,7 @@ impl Served {
         rules
     }
 
-    fn within(&self, what: &str, holds: impl Fn() -> bool) {
+    fn within(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let until = Instant::now() + LONG;
         while !holds() {
             assert!(Instant::now() < until, "{what}: {:?}", self.board.violations());
@@ -89,6 +89,12 @@ fn receiver(session: &Arc<Session>, format: Format) -> Receiver {
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
     let options = RxOptions { only: Some(Route::Pinned), ..RxOptions::new(shape(format)) };
     Receiver::open(session, &gpu, &options).unwrap()
+}
+
+/// Gives back what has arrived. A board on whose every buffer a slow test still sits does nothing that it could be told off for.
+fn make_room(flowing: &mut Receiver) {
+    // What goes wrong with it now is what is looked for elsewhere.
+    let _ = flowing.acquire(Duration::ZERO);
 }
 
 #[test]
@@ -156,7 +162,10 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     flowing.acquire(LONG).unwrap().unwrap();
     // Memory space stays on.
     served.client.write(CONFIG, 4, &[2]);
-    served.within("the board noticed nothing", || served.rules().contains(&Rule::BusMaster));
+    served.within("the board noticed nothing", || {
+        make_room(&mut flowing);
+        served.rules().contains(&Rule::BusMaster)
+    });
     served.client.write(CONFIG, 4, &[6]);
     flowing.stop().unwrap();
     drop((flowing, session));
@@ -171,9 +180,10 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     let all = [24 | 2 << 32, 0, 0].map(u64::to_le_bytes).concat();
     served.client.request(onehop_vfio_user::wire::command::DMA_UNMAP, &all, &[]).unwrap();
     served.within("the board noticed nothing", || {
-        let told = |v: &onehop_board::Violation| {
-            v.rule == Rule::Unmapped && v.detail.contains(&format!("{:#x}", addresses[0]))
-        };
+        make_room(&mut flowing);
+        let names = |v: &onehop_board::Violation, at: &u32| v.detail.contains(&format!("{at:#x}"));
+        let told =
+            |v: &onehop_board::Violation| v.rule == Rule::Unmapped && addresses.iter().any(|at| names(v, at));
         served.board.violations().iter().any(told)
     });
     served.client.request(onehop_vfio_user::wire::command::RESET, &[], &[]).unwrap();
