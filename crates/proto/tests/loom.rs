@@ -274,19 +274,22 @@ impl Controller {
     }
 }
 
+/// A controller on a thread of its own, until it has answered so many commands.
+fn controller_apart(mem: &Mem, rings: Rings<Mem>, commands: u32) -> thread::JoinHandle<()> {
+    let mem = mem.clone();
+    thread::spawn(move || {
+        let mut controller = Controller::new(rings);
+        while controller.done < commands {
+            let tail = mem.load(At(SQ_DOOR));
+            controller.step(&mem, tail);
+        }
+    })
+}
+
 fn owner_model(fences: Fences, sq_entries: u32, cq_entries: u32, commands: u32) {
     let rings = rings(sq_entries, cq_entries);
     let mem = Mem::new(after(&rings), fences);
-    let device = {
-        let mem = mem.clone();
-        thread::spawn(move || {
-            let mut controller = Controller::new(rings);
-            while controller.done < commands {
-                let tail = mem.load(At(SQ_DOOR));
-                controller.step(&mem, tail);
-            }
-        })
-    };
+    let device = controller_apart(&mem, rings, commands);
     let mut owner = Owner::new(rings, vec![Slot::default(); 8]);
     let mut tags = [0; 8];
     let (mut next, mut finished) = (0, 0);
@@ -454,16 +457,7 @@ fn lone_group_model(fences: Fences, commands: u32) {
     let group = Group::new(&rings, commands);
     let mem = Mem::new(group.bytes(), fences);
     let queue = group.prepare(&mem, rings);
-    let device = {
-        let mem = mem.clone();
-        thread::spawn(move || {
-            let mut controller = Controller::new(rings);
-            while controller.done < commands {
-                let tail = mem.load(At(SQ_DOOR));
-                controller.step(&mem, tail);
-            }
-        })
-    };
+    let device = controller_apart(&mem, rings, commands);
     group.run(&mem.warp(1), &queue, (0, 1));
     device.join().unwrap();
 }
