@@ -14,6 +14,7 @@ NAMES = {
     "onehop": "onehop.torch.load_file",
     "instanttensor": "InstantTensor",
     "kvikio": "KvikIO, raw read",
+    "kvikio-direct": "KvikIO, past the cache",
     "fastsafetensors": "fastsafetensors",
     "runai": "Run:ai streamer",
     "safetensors": "safetensors",
@@ -38,7 +39,7 @@ def figures(result):
 def limit(state, limits):
     """What no loader can be faster than, and its name: cold, a second disk reads as fast as it likes, so this one is a measure only."""
     if state == "cold":
-        return limits.get("disk"), "O_DIRECT, 16 threads"
+        return limits.get("disk"), "O_DIRECT, " + limits.get("disk_by", "16 threads")
     return limits.get("copy_engine"), "copy engine"
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "fastsafetensors", "runai", "safetensors"]
+LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "kvikio-direct", "fastsafetensors", "runai", "safetensors"]
 
 
 def child(args, timeout):
@@ -66,7 +66,8 @@ def main():
             told = model
         child(["drop" if state == "cold" else "read", model], 600)
         limits = child(["ceilings", model], 120)
-        print(f"\n{state}: {model}; copy engine {limits.get('copy_engine')}, disk past the cache {limits.get('disk')} GB/s", flush=True)
+        disk = f"{limits.get('disk')} GB/s by {limits.get('disk_by')} of {limits.get('disks')}"
+        print(f"\n{state}: {model}; copy engine {limits.get('copy_engine')}, disk past the cache {disk}", flush=True)
         rows = {}
         for loader in args.only[first:] + args.only[:first]:
             more = ["--expected", wanted, "--program", args.program, "--loads", str(args.loads)]

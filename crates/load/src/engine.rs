@@ -2,8 +2,8 @@
 //! filling and copying at the same time.
 //!
 //! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
-//! batches. What they do not find there they leave to one thread that reads past the page cache, many reads at once, into
-//! slots of its own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
+//! batches. What they do not find there they leave to a few others that read past the page cache, each into a slot of its
+//! own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
 //! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
 //! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.
@@ -18,13 +18,14 @@ mod desk;
 mod direct;
 mod library;
 mod shelf;
+mod start;
 mod threads;
 
 use std::ops::Range;
 use std::slice;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use onehop_gpu::{Gpu, Place, Region};
@@ -37,12 +38,11 @@ use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
 use crew::{Crew, Lane, Shared, Turns};
-use desk::Desk;
 use direct::Supply;
 use library::Library;
 use shelf::Ring;
 pub use shelf::Shelf;
-use threads::Filler;
+use start::Start;
 
 /// Bytes of a slot at most: more fall out of the caches of the processor that fills them.
 const SLOT: usize = 2 << 20;
@@ -54,8 +54,8 @@ const MOST_THREADS: usize = 16;
 const SLOTS: usize = 3;
 /// Bytes of a read by cuFile: enough for it to work on several parts of its own at once.
 const LIBRARY_READ: usize = 16 << 20;
-/// Slots of the thread that reads past the page cache.
-const DIRECT_SLOTS: usize = 8;
+/// Chunks that wait for the disk at most: enough to look far ahead for what the page cache has, and little memory.
+const MOST_FOUND: usize = 4096;
 
 /// Bytes that are copied to see what the copy engine does.
 const COPIED: usize = 64 << 20;
@@ -121,8 +121,10 @@ pub struct Prepared {
     /// None for cuFile, which has its own.
     ring: Option<Ring>,
     shelf: Option<Arc<Shelf>>,
+    /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
     slot: usize,
-    /// Threads that share what there is to do, and slots of the one that reads past the page cache.
+    part: usize,
+    /// Threads that share what there is to do, and those that read past the page cache.
     threads: usize,
     direct: usize,
     /// Each GPU's memory, where it is there already.
@@ -182,8 +184,9 @@ impl Prepared {
         let alone = options.route == Route::Pinned;
         let threads = if alone { 0 } else { threads.min(work.chunks) };
         let direct = work.sources.iter().any(|source| source.direct.is_some());
-        let direct = if direct { DIRECT_SLOTS.min(work.chunks) } else { 0 };
-        let bytes = slot * (threads * SLOTS + direct);
+        let direct = if direct { direct::THREADS.min(work.chunks) } else { 0 };
+        let part = slot.min(direct::SLOT.next_multiple_of(block));
+        let bytes = slot * threads * SLOTS + part * direct;
         let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
             _ if by_library => None,
             Some(ring) => Some(ring),
@@ -193,7 +196,7 @@ impl Prepared {
             }
         };
         let arenas = Vec::new();
-        Ok(Self { work, ring, shelf, slot, threads, direct, arenas })
+        Ok(Self { work, ring, shelf, slot, part, threads, direct, arenas })
     }
 
     /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
@@ -217,12 +220,12 @@ impl Work {
     fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
         let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
         let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
-        let plans = plans.get(..distinct.min(plans.len())).unwrap_or(plans);
-        let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0);
+        let plans = || plans.iter().take(distinct);
+        let block = plans().map(|plan| plan.options.block).max().unwrap_or(0);
         let (sources, why_cached) = choice::open(files, block, route)?;
         let list = |(i, plan): (usize, &&Plan)| Ok((plan.chunks(slot)?, i * gpus..(i + 1) * gpus));
-        let lists = plans.iter().enumerate().map(list).collect::<Result<_>>()?;
-        let chunks = plans.iter().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
+        let lists = plans().enumerate().map(list).collect::<Result<_>>()?;
+        let chunks = plans().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
         let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
         Ok(Self { turns: Turns::new(lists), chunks, sources, why_cached })
     }
@@ -259,6 +262,8 @@ pub struct RingEngine {
     crew: Arc<Crew>,
     arrived: Receiver<Result<Chunk>>,
     account: Account,
+    /// Threads that read past the page cache; the account counts the others.
+    disk_threads: usize,
     ring: Option<Region>,
     /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
     shelf: Option<Arc<Shelf>>,
@@ -279,7 +284,7 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { work, ring, shelf, slot, threads, direct, arenas } = prepared;
+        let Prepared { work, ring, shelf, slot, part, threads, direct, arenas } = prepared;
         let Work { turns, sources, why_cached, .. } = work;
         let shared = Shared::new(sources, turns);
         let mut arenas = arenas.into_iter();
@@ -292,49 +297,36 @@ impl RingEngine {
             return Ok(vec![Self::by_library(*gpu, arena, shared, threads)?]);
         };
         let account = Account { threads, ring_bytes: ring.len() as u64, why_cached, ..Account::default() };
-        let mut crew = Crew::new(shared);
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
-        // A copy engine is best kept busy from one place; copies that the CPU makes itself go on side by side.
-        let desks = if real { threads.min(1) } else { threads };
-        let fillers = threads / desks.max(1);
-        let share = fillers * SLOTS * slot;
-        let part = |range: Range<usize>| ring.slice(range).map_err(onehop_gpu::Error::from);
-        let desks = (0..desks).map(|i| (Arc::new(Desk::new(fillers, SLOTS)), i * share..(i + 1) * share));
-        let desks: Vec<_> = desks.collect();
-        let (disk, found) = channel();
-        let disk = (direct > 0).then_some(disk);
-        // They need no GPU to begin with.
-        for (desk, range) in &desks {
-            for index in 0..fillers {
-                let (ring, desk, disk) = (part(range.clone())?, desk.clone(), disk.clone());
-                let filler = Filler { index, ring, slot_bytes: slot, desk, disk };
-                crew.spawn("reads cached bytes", &senders, move |shared| filler.run(shared))?;
-            }
-        }
+        let mut start = Start { crew: Crew::new(shared), arrived: &senders, ring: &ring, slot, part, real };
+        let (disk, found) = sync_channel(MOST_FOUND);
+        let desks = start.fillers(threads, (direct > 0).then_some(disk))?;
+        let supply = if threads == 0 { Supply::All } else { Supply::found(found) };
+        let readers = start.readers(threads * SLOTS * slot, direct, &supply)?;
+        let crew = start.crew;
         let ends =
             gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
-        let lane = |range: Range<usize>| -> Result<Lane> {
+        let lane = |range: Range<usize>, slot| -> Result<Lane> {
             let copiers =
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
-            let copiers = copiers.collect::<Result<_>>()?;
-            Ok(Lane { ring: part(range)?, slot, copiers, arrived: senders.clone() })
+            Ok(Lane { slot, copiers: copiers.collect::<Result<_>>()?, arrived: senders.clone() })
         };
         for (desk, range) in desks {
-            desk.open(lane(range)?);
+            desk.open(lane(range, slot)?);
         }
-        if direct > 0 {
-            let shared_bytes = threads * SLOTS * slot;
-            let mut lane = lane(shared_bytes..shared_bytes + direct * slot)?;
-            let supply = if threads == 0 { Supply::All } else { Supply::Found(found) };
-            let read = move |shared: &Shared| direct::run(shared, &mut lane, &supply);
-            crew.spawn("reads from the disk", &senders, read)?;
+        for (waiting, range) in readers {
+            let lane = Arc::new(Mutex::new(lane(range, part)?));
+            for reader in waiting {
+                // One that has ended already needs none.
+                let _ = reader.send(lane.clone());
+            }
         }
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real }
+            Self { arena, crew, arrived, account, disk_threads: direct, ring: Some(ring), shelf, stays: real }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -350,7 +342,8 @@ impl RingEngine {
                 library::run(shared, &library, &arriving)
             })?;
         }
-        Ok(Self { arena, crew: Arc::new(crew), arrived, account, ring: None, shelf: None, stays: false })
+        let crew = Arc::new(crew);
+        Ok(Self { arena, crew, arrived, account, disk_threads: 0, ring: None, shelf: None, stays: false })
     }
 
     /// What ends it from another thread.
@@ -362,14 +355,19 @@ impl RingEngine {
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
     #[must_use]
     pub fn account(&self) -> Account {
-        let direct_bytes = self.crew.shared.direct_bytes.load(Ordering::Acquire);
+        let shared = &self.crew.shared;
+        let cached_bytes = shared.cached_bytes.load(Ordering::Acquire);
+        let direct_bytes = shared.direct_bytes.load(Ordering::Acquire);
+        let remote_bytes = shared.remote_bytes.load(Ordering::Acquire);
+        let from_disk = if direct_bytes > 0 { self.disk_threads } else { 0 };
+        let only_there = direct_bytes > 0 && cached_bytes + remote_bytes == 0;
         Account {
-            cached_bytes: self.crew.shared.cached_bytes.load(Ordering::Acquire),
+            cached_bytes,
             direct_bytes,
-            threads: self.account.threads + usize::from(direct_bytes > 0),
-            cufile_bytes: self.crew.shared.cufile_bytes.load(Ordering::Acquire),
-            remote_bytes: self.crew.shared.remote_bytes.load(Ordering::Acquire),
-            retries: self.crew.shared.retries.load(Ordering::Acquire),
+            threads: from_disk + if only_there { 0 } else { self.account.threads },
+            cufile_bytes: shared.cufile_bytes.load(Ordering::Acquire),
+            remote_bytes,
+            retries: shared.retries.load(Ordering::Acquire),
             ..self.account.clone()
         }
     }

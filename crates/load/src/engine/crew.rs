@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Copier, Mark, Rows};
-use onehop_os::HostMem;
 
 use super::choice::Opened;
 use crate::error::{Error, Result};
@@ -99,9 +98,9 @@ impl Shared {
     }
 }
 
-/// A part of the ring, and the copies out of it to each GPU.
+/// The copies out of a part of the ring to each GPU.
 pub(super) struct Lane {
-    pub(super) ring: HostMem,
+    /// Bytes of a slot of that part.
     pub(super) slot: usize,
     pub(super) copiers: Vec<Box<dyn Copier>>,
     pub(super) arrived: Vec<Sender<Result<Chunk>>>,
@@ -138,17 +137,7 @@ impl Lane {
         Ok(marks)
     }
 
-    /// Waits until the slots may be filled again.
-    pub(super) fn wait(&mut self, marks: &Marks) -> Result<()> {
-        for (gpu, mark) in marks {
-            if let Some(copier) = self.copiers.get_mut(*gpu) {
-                copier.wait(*mark)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether they may be.
+    /// Whether the slots may be filled again.
     pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
         for (gpu, mark) in marks {
             if let Some(copier) = self.copiers.get_mut(*gpu)

@@ -1,250 +1,216 @@
-//! The thread that reads past the page cache: as many reads under way as the ring has room for, and copies behind them.
+//! The threads that read past the page cache. Each has a small slot of the ring: it reads a part of a chunk into it, copies
+//! that, and goes on with the next.
+//!
+//! The slots are small because what a disk writes, or a hypervisor's thread in its stead, is dearer the more memory it goes
+//! to: it has to stay in the caches until the GPU has fetched it. And several threads begin reads sooner than one would that looks after all
+//! of them. docs/benchmarks.md has the figures of both.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::iter;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use onehop_os::{Finished, Reads};
+use onehop_os::{Finished, HostMem, Reads};
 
+use super::choice::Opened;
 use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::{Error, Result};
+use crate::plan::{Chunk, Read};
 
-/// Bytes of a read: what drives take in one command, or near it.
-const READ: usize = 1 << 20;
+/// So many threads at most.
+pub(super) const THREADS: usize = 16;
+/// Bytes of a slot, and so of a read: what drives take in one command, or near it.
+pub(super) const SLOT: usize = 512 << 10;
+/// Reads that a thread has under way at most: the parts of some chunks lie in pieces.
+const UNDER_WAY: usize = 8;
 /// What offsets past the page cache are multiples of everywhere.
-const BLOCK: usize = 4096;
-/// Reads under way at most.
-const DEPTH: u32 = 64;
-/// How long the thread sleeps before it looks whether the load was given up.
+const BLOCK: u64 = 4096;
+/// How long a thread sleeps before it looks whether the load was given up.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a thread asks again and again whether its copy is over, and how long it sleeps after that.
+const SHORT: Duration = Duration::from_micros(30);
+const NAP: Duration = Duration::from_micros(50);
 
-/// A slot of the ring.
-enum Slot {
-    Free,
-    /// So many reads have not ended.
-    Reading(Job, usize),
-    Copying(Job, Marks),
-}
-
-/// A read that is to be begun, or is under way.
-#[derive(Clone, Copy)]
-struct Piece {
-    slot: usize,
-    /// Where in the ring, and in the file.
-    to: usize,
-    at: u64,
-    /// Whole blocks; so many of their bytes the file has.
-    bytes: usize,
-    valid: usize,
-}
-
-struct Disk<'a> {
-    shared: &'a Shared,
-    lane: &'a mut Lane,
-    reads: Reads,
-    slots: Vec<Slot>,
-    /// The slots whose copies were begun, in that order.
-    copying: VecDeque<usize>,
-    waiting: VecDeque<Piece>,
-    /// What is under way, by the name of its read.
-    pieces: Vec<Option<Piece>>,
-}
-
-/// Where its chunks come from.
+/// Where the chunks come from.
+#[derive(Clone)]
 pub(super) enum Supply {
-    /// They are all its own.
+    /// They are all these threads' own.
     All,
     /// Others have not found them in the page cache.
-    Found(Receiver<Job>),
+    Found(Arc<Mutex<Receiver<Job>>>),
 }
 
 impl Supply {
-    /// The next one, if there is one by now.
-    fn now(&self, shared: &Shared) -> Option<Job> {
-        match self {
-            Self::All => shared.next(),
-            Self::Found(found) => found.try_recv().ok(),
-        }
+    /// What others have not found.
+    pub(super) fn found(by: Receiver<Job>) -> Self {
+        Self::Found(Arc::new(Mutex::new(by)))
     }
 
     /// The next one; none when there will be none, or the load was given up.
     fn next(&self, shared: &Shared) -> Option<Job> {
-        let Self::Found(found) = self else { return shared.next() };
-        while !shared.is_stopped() {
-            match found.recv_timeout(LOOK) {
-                Ok(job) => return Some(job),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        None
-    }
-}
-
-pub(super) fn run(shared: &Shared, lane: &mut Lane, supply: &Supply) -> Result<()> {
-    // Many loads find all in the page cache, and need no more than this of it.
-    let Some(first) = supply.next(shared) else { return Ok(()) };
-    let reads = Reads::new(lane.ring.clone(), DEPTH).map_err(onehop_gpu::Error::from)?;
-    let slots = (0..lane.ring.len() / lane.slot).map(|_| Slot::Free).collect();
-    let mut disk = Disk {
-        shared,
-        lane,
-        reads,
-        slots,
-        copying: VecDeque::new(),
-        waiting: VecDeque::new(),
-        pieces: vec![None; DEPTH as usize],
-    };
-    let mut next = Some(first);
-    loop {
-        if shared.is_stopped() {
-            return Ok(());
-        }
-        while let Some(slot) = disk.slots.iter().position(|slot| matches!(slot, Slot::Free)) {
-            let Some(job) = next.take().or_else(|| supply.now(shared)) else { break };
-            disk.plan(slot, job);
-        }
-        disk.begin()?;
-        disk.settle(false)?;
-        if disk.reads.under_way() > 0 {
-            disk.reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
-            disk.collect()?;
-        } else if !disk.copying.is_empty() {
-            disk.settle(true)?;
-        } else if disk.waiting.is_empty() {
-            next = supply.next(shared);
-            if next.is_none() {
-                return Ok(());
-            }
+        match self {
+            Self::All => shared.next(),
+            // Who waits here keeps the others from it, who would only wait as well.
+            Self::Found(found) => coming(&found.lock().unwrap_or_else(PoisonError::into_inner), shared),
         }
     }
 }
 
-impl Disk<'_> {
-    /// Cuts the reads of a chunk into pieces that wait for their turn.
-    fn plan(&mut self, slot: usize, job: Job) {
-        let mut count = 0;
-        for read in &job.chunk.reads {
-            let mut done = 0;
-            while done < read.bytes {
-                let bytes = (read.bytes - done).min(READ as u64);
-                let valid = read.valid.saturating_sub(done).min(bytes) as usize;
-                if valid > 0 {
-                    self.waiting.push_back(Piece {
-                        slot,
-                        to: slot * self.lane.slot + (read.slot + done) as usize,
-                        at: read.offset + done,
-                        bytes: bytes as usize,
-                        valid,
-                    });
-                    count += 1;
+/// What comes next; none when nothing will, or the load was given up.
+fn coming<T>(from: &Receiver<T>, shared: &Shared) -> Option<T> {
+    while !shared.is_stopped() {
+        match from.recv_timeout(LOOK) {
+            Ok(it) => return Some(it),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    None
+}
+
+/// One of the threads.
+pub(super) struct Reader {
+    /// Its slot.
+    pub(super) ring: HostMem,
+    pub(super) supply: Supply,
+    /// Whence its copies' way comes once the GPU knows the ring, and which slot of that it has.
+    pub(super) lane: Receiver<Arc<Mutex<Lane>>>,
+    pub(super) index: usize,
+}
+
+impl Reader {
+    pub(super) fn run(self, shared: &Shared) -> Result<()> {
+        // Many loads find all in the page cache, and get by without a ring of the kernel's.
+        let Some(mut job) = self.supply.next(shared) else { return Ok(()) };
+        let slot = self.ring.len() as u64;
+        let mut disk = Disk::new(shared, self.ring)?;
+        let mut lane = None;
+        loop {
+            for chunk in job.chunk.parts(slot) {
+                if !disk.read(&chunk)? {
+                    return Ok(());
                 }
-                done += bytes;
+                let lane = match &lane {
+                    Some(lane) => lane,
+                    None => match coming(&self.lane, shared) {
+                        Some(came) => lane.insert(came),
+                        None => return Ok(()),
+                    },
+                };
+                let part = Job { chunk, gpus: job.gpus.clone() };
+                let marks = locked(lane).copy(iter::once((self.index, &part)))?;
+                if !is_copied(lane, &marks, shared)? {
+                    return Ok(());
+                }
+            }
+            if let Some(lane) = &lane {
+                locked(lane).tell(job);
+            }
+            let Some(next) = self.supply.next(shared) else { return Ok(()) };
+            job = next;
+        }
+    }
+}
+
+fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until the slot may be filled again; it may not if the load was given up.
+fn is_copied(lane: &Mutex<Lane>, marks: &Marks, shared: &Shared) -> Result<bool> {
+    let begun = Instant::now();
+    while !shared.is_stopped() {
+        if locked(lane).is_over(marks)? {
+            return Ok(true);
+        }
+        if begun.elapsed() < SHORT {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+    Ok(false)
+}
+
+struct Disk<'a> {
+    shared: &'a Shared,
+    reads: Reads,
+    /// What is under way, by the name of its read.
+    under_way: [Option<Read>; UNDER_WAY],
+}
+
+impl<'a> Disk<'a> {
+    fn new(shared: &'a Shared, slot: HostMem) -> Result<Self> {
+        let reads = Reads::new(slot, UNDER_WAY as u32).map_err(onehop_gpu::Error::from)?;
+        Ok(Self { shared, reads, under_way: [None; UNDER_WAY] })
+    }
+
+    /// Fills the slot; not if the load was given up.
+    fn read(&mut self, part: &Chunk) -> Result<bool> {
+        let source = self.shared.sources.get(part.file).ok_or(Error::Incomplete)?;
+        let file = source.direct.as_ref().ok_or(Error::Incomplete)?;
+        let mut waiting: VecDeque<Read> = part.reads.iter().filter(|read| read.valid > 0).copied().collect();
+        while !self.shared.is_stopped() {
+            self.begin(file, &mut waiting)?;
+            if self.reads.under_way() == 0 {
+                return Ok(true);
+            }
+            self.reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
+            while let Some(Finished { name, result }) = self.reads.ended() {
+                if let Some(read) = self.under_way.get_mut(name as usize).and_then(Option::take) {
+                    waiting.extend(self.left(source, read, result)?);
+                }
             }
         }
-        self.slots[slot] = Slot::Reading(job, count);
+        Ok(false)
     }
 
     /// Begins as many reads as there is room for.
-    fn begin(&mut self) -> Result<()> {
-        while self.reads.room() > 0 {
-            let Some(piece) = self.waiting.pop_front() else { break };
-            let Some(name) = self.pieces.iter().position(Option::is_none) else {
-                self.waiting.push_front(piece);
-                break;
-            };
-            let Some(file) = self.source(&piece).and_then(|source| source.direct.clone()) else {
-                return Err(Error::Incomplete);
-            };
-            self.pieces[name] = Some(piece);
-            let begun = self.reads.begin(name as u64, &file, piece.at, piece.to, piece.bytes);
+    fn begin(&mut self, file: &Arc<File>, waiting: &mut VecDeque<Read>) -> Result<()> {
+        for (name, room) in self.under_way.iter_mut().enumerate().filter(|(_, room)| room.is_none()) {
+            let Some(read) = waiting.pop_front() else { break };
+            let (to, bytes) = (read.slot as usize, read.bytes as usize);
+            let begun = self.reads.begin(name as u64, file, read.offset, to, bytes);
             begun.map_err(onehop_gpu::Error::from)?;
+            *room = Some(read);
         }
         Ok(self.reads.submit().map_err(onehop_gpu::Error::from)?)
     }
 
-    fn source(&self, piece: &Piece) -> Option<&super::choice::Opened> {
-        match self.slots.get(piece.slot) {
-            Some(Slot::Reading(job, _)) => self.shared.sources.get(job.chunk.file),
-            _ => None,
-        }
-    }
-
-    /// Takes the reads that have ended; begins the copies of the slots that are full.
-    fn collect(&mut self) -> Result<()> {
-        while let Some(Finished { name, result }) = self.reads.ended() {
-            let Some(piece) = self.pieces.get_mut(name as usize).and_then(Option::take) else { continue };
-            self.ended(piece, result)?;
-        }
-        Ok(())
-    }
-
-    fn ended(&mut self, piece: Piece, result: std::io::Result<usize>) -> Result<()> {
-        let name = || self.source(&piece).map(|s| (s.name.clone(), s.bytes)).unwrap_or_default();
+    /// What has to be read again of a read that has ended.
+    fn left(&self, source: &Opened, read: Read, result: std::io::Result<usize>) -> Result<Option<Read>> {
         let got = match result {
-            Ok(got) => got.min(piece.valid),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {
-                self.waiting.push_front(piece);
-                return Ok(());
-            }
-            Err(source) => {
+            Ok(got) => read.valid.min(got as u64),
+            Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(Some(read)),
+            Err(e) => {
                 return Err(Error::Read {
-                    file: name().0,
-                    offset: piece.at,
-                    bytes: piece.valid as u64,
-                    source,
+                    file: source.name.clone(),
+                    offset: read.offset,
+                    bytes: read.valid,
+                    source: e,
                 });
             }
         };
-        if got < piece.valid {
-            // What is missing is read again from a block's start. Less than a block is the file's end.
-            let whole = got / BLOCK * BLOCK;
-            if whole == 0 {
-                let (file, length) = name();
-                return Err(Error::Ended { file, offset: piece.at, bytes: piece.valid as u64, length });
-            }
-            self.shared.direct_bytes.fetch_add(whole as u64, Ordering::Relaxed);
-            self.waiting.push_front(Piece {
-                to: piece.to + whole,
-                at: piece.at + whole as u64,
-                bytes: piece.bytes - whole,
-                valid: piece.valid - whole,
-                ..piece
+        // What is missing is read again from a block's start. Less than a block is the file's end.
+        let whole = if got < read.valid { got / BLOCK * BLOCK } else { got };
+        if whole == 0 {
+            return Err(Error::Ended {
+                file: source.name.clone(),
+                offset: read.offset,
+                bytes: read.valid,
+                length: source.bytes,
             });
-            return Ok(());
         }
-        self.shared.direct_bytes.fetch_add(got as u64, Ordering::Relaxed);
-        let Some(slot) = self.slots.get_mut(piece.slot) else { return Ok(()) };
-        if let Slot::Reading(_, left) = slot {
-            *left -= 1;
-            if *left > 0 {
-                return Ok(());
-            }
-        }
-        if let Slot::Reading(job, _) = std::mem::replace(slot, Slot::Free) {
-            let marks = self.lane.copy(std::iter::once((piece.slot, &job)))?;
-            self.slots[piece.slot] = Slot::Copying(job, marks);
-            self.copying.push_back(piece.slot);
-        }
-        Ok(())
-    }
-
-    /// Gives the slots back whose copies are over; waits for the oldest if asked to.
-    fn settle(&mut self, mut wait: bool) -> Result<()> {
-        while let Some(slot) = self.copying.front().copied() {
-            let Some(Slot::Copying(_, marks)) = self.slots.get(slot) else { break };
-            if wait {
-                self.lane.wait(marks)?;
-            } else if !self.lane.is_over(marks)? {
-                break;
-            }
-            wait = false;
-            self.copying.pop_front();
-            if let Slot::Copying(job, _) = std::mem::replace(&mut self.slots[slot], Slot::Free) {
-                self.lane.tell(job);
-            }
-        }
-        Ok(())
+        self.shared.direct_bytes.fetch_add(whole, Ordering::Relaxed);
+        Ok((whole < read.valid).then(|| Read {
+            slot: read.slot + whole,
+            offset: read.offset + whole,
+            bytes: read.bytes - whole,
+            valid: read.valid - whole,
+        }))
     }
 }

@@ -97,6 +97,39 @@ impl Chunk {
         })
     }
 
+    /// The same in parts for slots of so many bytes, which whole blocks make up. They have its number.
+    pub fn parts(&self, bytes: u64) -> impl Iterator<Item = Self> + '_ {
+        (0..self.bytes()).step_by(bytes.max(1) as usize).map(move |start| self.part(start..start + bytes))
+    }
+
+    /// What these bytes of the slot are for.
+    fn part(&self, within: std::ops::Range<u64>) -> Self {
+        let both = |start: u64, bytes: u64| {
+            let (from, end) = (start.max(within.start), (start + bytes).min(within.end));
+            (from < end).then(|| (from - start, from - within.start, end - from))
+        };
+        let reads = self.reads.iter().filter_map(|read| {
+            let (skipped, slot, bytes) = both(read.slot, read.bytes)?;
+            let valid = read.valid.saturating_sub(skipped).min(bytes);
+            Some(Read { offset: read.offset + skipped, bytes, valid, slot })
+        });
+        let mut copies: Vec<Copy> = Vec::new();
+        for copy in &self.copies {
+            let reaches = |end: u64| end.saturating_sub(copy.slot).div_ceil(copy.step.max(1)).min(copy.rows);
+            for row in reaches(within.start).saturating_sub(1)..reaches(within.end) {
+                let Some((skipped, slot, bytes)) = both(copy.slot + row * copy.step, copy.row) else {
+                    continue;
+                };
+                let to = copy.to + row * copy.row + skipped;
+                let next = Copy { slot, to, row: bytes, rows: 1, step: bytes };
+                if !copies.last_mut().is_some_and(|last| last.takes(&next)) {
+                    copies.push(next);
+                }
+            }
+        }
+        Self { index: self.index, file: self.file, reads: reads.collect(), copies, direct: None }
+    }
+
     /// Bytes that go to tensors, or between them.
     #[must_use]
     pub fn copied(&self) -> u64 {

@@ -155,7 +155,7 @@ fn what_is_not_in_the_page_cache_is_read_past_it() {
         let near = |wanted: u64| wanted - slot..=wanted + slot + MIB;
         assert!(near(there).contains(&account.cached_bytes), "{account:?}");
         assert!(near(all - there).contains(&account.direct_bytes), "{account:?}");
-        assert_eq!(account.threads, threads + 1);
+        assert!(account.threads > threads, "those of both: {account:?}");
     }
 }
 
@@ -241,7 +241,7 @@ fn several_gpus_share_a_ring() {
             };
             let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
             let ring = engines[0].account().ring_bytes;
-            let slots: u64 = if route == Route::Cached { 3 * 3 } else { 8 };
+            let slots: u64 = if route == Route::Cached { 3 * 3 } else { 16 };
             assert_eq!(ring, (slots * (256 << 10)).next_multiple_of(2 << 20), "one ring for both");
             let streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
             let mut read = 0;

@@ -13,6 +13,8 @@ use crate::common::Dice;
 pub enum Way {
     /// Everything through a ring in host memory.
     Ring,
+    /// The same, each chunk in parts of so many blocks.
+    Parts(u64),
     /// Whole blocks straight to where they belong, where the plan allows it; the rest through a ring.
     Direct,
 }
@@ -33,6 +35,7 @@ pub const FRESH: u8 = 0xee;
 pub struct Mover {
     files: Vec<Vec<u8>>,
     block: u64,
+    way: Way,
     steps: VecDeque<(usize, Step)>,
     chunks: Vec<(Chunk, usize)>,
     pub arena: Vec<u8>,
@@ -64,7 +67,7 @@ impl Mover {
         }
         dice.shuffle(&mut steps);
         let arena = vec![FRESH; plan.gpu_bytes as usize];
-        Self { files: files.collect(), block: plan.options.block, steps: steps.into(), chunks, arena }
+        Self { files: files.collect(), block: plan.options.block, way, steps: steps.into(), chunks, arena }
     }
 
     /// Bytes of a file, in which a drive's blocks go on behind its end.
@@ -125,7 +128,18 @@ impl Engine for Mover {
                 }
                 Step::Copies => {
                     let chunk = self.chunks[i].0.clone();
-                    self.copies(&chunk);
+                    match self.way {
+                        Way::Parts(blocks) => chunk.parts(blocks * self.block).for_each(|part| {
+                            assert_eq!((part.index, part.file, part.direct), (chunk.index, chunk.file, None));
+                            assert!((1..=blocks * self.block).contains(&part.bytes()), "{part:?}");
+                            for read in &part.reads {
+                                let length = self.files[part.file].len() as u64;
+                                assert_eq!(read.valid, read.bytes.min(length - read.offset));
+                            }
+                            self.copies(&part);
+                        }),
+                        Way::Ring | Way::Direct => self.copies(&chunk),
+                    }
                 }
             }
             self.chunks[i].1 -= 1;

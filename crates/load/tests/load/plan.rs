@@ -193,7 +193,7 @@ proptest! {
         options in options(),
         (dim, group) in (0usize..3, prop::sample::select(vec![(0u64, 1u64), (0, 2), (1, 2), (3, 4)])),
         size in prop::sample::select(vec![4096u64, 8192, 20_000, 1 << 20, u64::MAX]),
-        way in prop::sample::select(vec![Way::Ring, Way::Direct]),
+        way in prop::sample::select(vec![Way::Ring, Way::Parts(1), Way::Parts(3), Way::Direct]),
         seed: u64,
     ) {
         let model = model(&files, seed);
