@@ -16,6 +16,7 @@ NAMES = {
     "kvikio": "KvikIO, raw read",
     "kvikio-direct": "KvikIO, past the cache",
     "fastsafetensors": "fastsafetensors",
+    "fastsafetensors-cached": "fastsafetensors, cached",
     "runai": "Run:ai streamer",
     "safetensors": "safetensors",
 }

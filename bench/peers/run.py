@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "kvikio-direct", "fastsafetensors", "runai", "safetensors"]
+LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "kvikio-direct"]
+LOADERS += ["fastsafetensors", "fastsafetensors-cached", "runai", "safetensors"]
 
 
 def child(args, timeout):
