@@ -20,23 +20,27 @@ impl HostMem {
         self.check_writable_range(offset, bytes)?;
         let mut done = 0;
         while done < bytes {
-            let to = self.host_ptr().wrapping_add(offset + done);
-            let count = (bytes - done).min(MOST);
-            // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a
-            // device does, and nobody has a reference to its bytes.
-            let read = unsafe { libc::pread(file.as_raw_fd(), to.cast(), count, (at + done as u64) as i64) };
-            match read {
-                0 => break,
-                read if read > 0 => done += read as usize,
-                _ => {
-                    let error = std::io::Error::last_os_error();
-                    if error.kind() != std::io::ErrorKind::Interrupted {
-                        return Err(Error::system("pread", error));
-                    }
-                }
+            match self.read_some(offset + done, bytes - done, file, at + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::system("pread", error)),
             }
         }
         Ok(done)
+    }
+
+    /// The same by one call, which may give fewer before the file's end, too.
+    ///
+    /// # Errors
+    /// As for [`Self::read_file`], or when the call was interrupted.
+    pub fn read_some(&self, offset: usize, bytes: usize, file: &File, at: u64) -> std::io::Result<usize> {
+        self.check_writable_range(offset, bytes).map_err(std::io::Error::other)?;
+        let (to, count) = (self.host_ptr().wrapping_add(offset), bytes.min(MOST));
+        // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a
+        // device does, and nobody has a reference to its bytes.
+        let read = unsafe { libc::pread(file.as_raw_fd(), to.cast(), count, at as i64) };
+        usize::try_from(read).map_err(|_| std::io::Error::last_os_error())
     }
 }
 

@@ -120,7 +120,7 @@ fn bound(device: &Bound) -> Check {
 }
 
 fn ring(facts: &Facts) -> Check {
-    let why = "files are read past the page cache by io_uring (cpu/pinned); without it by threads";
+    let why = "files are read past the page cache by io_uring (cpu/pinned); without it by one call after the other in each thread";
     match (&facts.kernel.io_uring, facts.kernel.io_uring_disabled) {
         (Some(Ok(())), _) => {
             check("kernel.io_uring", Status::Pass, "a ring was made", why).by("tried: io_uring_setup")

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::iter;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -87,7 +87,7 @@ impl Reader {
         // Many loads find all in the page cache, and get by without a ring of the kernel's.
         let Some(mut job) = self.supply.next(shared) else { return Ok(()) };
         let slot = self.ring.len() as u64;
-        let mut disk = Disk::new(shared, self.ring)?;
+        let mut disk = Disk { shared, by: By::new(self.ring) };
         let mut lane = None;
         loop {
             for chunk in job.chunk.parts(slot) {
@@ -138,51 +138,91 @@ fn is_copied(lane: &Mutex<Lane>, marks: &Marks, shared: &Shared) -> Result<bool>
 
 struct Disk<'a> {
     shared: &'a Shared,
+    by: By,
+}
+
+/// How a slot is filled.
+enum By {
+    /// As many reads at once as there is room for.
+    Ring(Box<Ring>),
+    /// One after the other: where there is no io_uring, as in many containers.
+    Calls(HostMem),
+}
+
+struct Ring {
     reads: Reads,
     /// What is under way, by the name of its read.
     under_way: [Option<Read>; UNDER_WAY],
 }
 
-impl<'a> Disk<'a> {
-    fn new(shared: &'a Shared, slot: HostMem) -> Result<Self> {
-        let reads = Reads::new(slot, UNDER_WAY as u32).map_err(onehop_gpu::Error::from)?;
-        Ok(Self { shared, reads, under_way: [None; UNDER_WAY] })
+impl By {
+    fn new(slot: HostMem) -> Self {
+        match Reads::new(slot.clone(), UNDER_WAY as u32) {
+            Ok(reads) => Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] })),
+            Err(_) => Self::Calls(slot),
+        }
     }
 
+    /// Begins what it can of what is waiting, and gives what has ended; none when the time to look is over, or nothing is left.
+    fn go_on(
+        &mut self,
+        file: &Arc<File>,
+        waiting: &mut VecDeque<Read>,
+    ) -> Result<Vec<(Read, io::Result<usize>)>> {
+        let Ring { reads, under_way } = match self {
+            Self::Ring(ring) => &mut **ring,
+            Self::Calls(slot) => {
+                let by_call = |read: Read| {
+                    (read, slot.read_some(read.slot as usize, read.bytes as usize, file, read.offset))
+                };
+                return Ok(waiting.pop_front().map(by_call).into_iter().collect());
+            }
+        };
+        for (name, room) in under_way.iter_mut().enumerate().filter(|(_, room)| room.is_none()) {
+            let Some(read) = waiting.pop_front() else { break };
+            let (to, bytes) = (read.slot as usize, read.bytes as usize);
+            let begun = reads.begin(name as u64, file, read.offset, to, bytes);
+            begun.map_err(onehop_gpu::Error::from)?;
+            *room = Some(read);
+        }
+        reads.submit().map_err(onehop_gpu::Error::from)?;
+        reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
+        let mut ended = Vec::new();
+        while let Some(Finished { name, result }) = reads.ended() {
+            let read = under_way.get_mut(name as usize).and_then(Option::take);
+            ended.extend(read.map(|read| (read, result)));
+        }
+        Ok(ended)
+    }
+
+    /// Whether nothing is under way.
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Ring(ring) => ring.reads.under_way() == 0,
+            Self::Calls(_) => true,
+        }
+    }
+}
+
+impl Disk<'_> {
     /// Fills the slot; not if the load was given up.
     fn read(&mut self, part: &Chunk) -> Result<bool> {
         let source = self.shared.sources.get(part.file).ok_or(Error::Incomplete)?;
         let file = source.direct.as_ref().ok_or(Error::Incomplete)?;
         let mut waiting: VecDeque<Read> = part.reads.iter().filter(|read| read.valid > 0).copied().collect();
         while !self.shared.is_stopped() {
-            self.begin(file, &mut waiting)?;
-            if self.reads.under_way() == 0 {
+            if waiting.is_empty() && self.by.is_idle() {
                 return Ok(true);
             }
-            self.reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
-            while let Some(Finished { name, result }) = self.reads.ended() {
-                if let Some(read) = self.under_way.get_mut(name as usize).and_then(Option::take) {
-                    waiting.extend(self.left(source, read, result)?);
-                }
+            for (read, result) in self.by.go_on(file, &mut waiting)? {
+                waiting.extend(self.left(source, read, result)?);
             }
         }
         Ok(false)
     }
 
-    /// Begins as many reads as there is room for.
-    fn begin(&mut self, file: &Arc<File>, waiting: &mut VecDeque<Read>) -> Result<()> {
-        for (name, room) in self.under_way.iter_mut().enumerate().filter(|(_, room)| room.is_none()) {
-            let Some(read) = waiting.pop_front() else { break };
-            let (to, bytes) = (read.slot as usize, read.bytes as usize);
-            let begun = self.reads.begin(name as u64, file, read.offset, to, bytes);
-            begun.map_err(onehop_gpu::Error::from)?;
-            *room = Some(read);
-        }
-        Ok(self.reads.submit().map_err(onehop_gpu::Error::from)?)
-    }
-
     /// What has to be read again of a read that has ended.
-    fn left(&self, source: &Opened, read: Read, result: std::io::Result<usize>) -> Result<Option<Read>> {
+    fn left(&self, source: &Opened, read: Read, result: io::Result<usize>) -> Result<Option<Read>> {
         let got = match result {
             Ok(got) => read.valid.min(got as u64),
             Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(Some(read)),
