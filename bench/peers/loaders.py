@@ -26,8 +26,9 @@ def safetensors(files):
 def fastsafetensors(files):
     from fastsafetensors import SafeTensorsFileLoader
 
-    # Without GPUDirect Storage, which these machines do not have: sixteen threads read 512 KiB each into its bounce buffers.
-    loader = SafeTensorsFileLoader(None, device=DEVICE, nogds=True, max_threads=os.cpu_count())
+    # Without GPUDirect Storage, which these machines do not have: by default sixteen threads that read 512 KiB each into its
+    # bounce buffers; more would read less at a time.
+    loader = SafeTensorsFileLoader(None, device=DEVICE, nogds=True)
     loader.add_filenames({0: files})
     buffers = loader.copy_files_to_device()
     # They lie in its buffers, and stay only as long as those do.

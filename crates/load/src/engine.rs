@@ -2,7 +2,7 @@
 //! filling and copying at the same time.
 //!
 //! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
-//! batches. What they do not find there they leave to a few others that read past the page cache, each into a slot of its
+//! batches. What they do not find there they leave to others that read past the page cache, each into a slot of its
 //! own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
 //! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
@@ -24,7 +24,7 @@ mod threads;
 use std::ops::Range;
 use std::slice;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,9 +54,6 @@ const MOST_THREADS: usize = 16;
 const SLOTS: usize = 3;
 /// Bytes of a read by cuFile: enough for it to work on several parts of its own at once.
 const LIBRARY_READ: usize = 16 << 20;
-/// Chunks that wait for the disk at most: enough to look far ahead for what the page cache has, and little memory.
-const MOST_FOUND: usize = 4096;
-
 /// Bytes that are copied to see what the copy engine does.
 const COPIED: usize = 64 << 20;
 
@@ -85,8 +82,8 @@ pub enum Route {
 pub struct Options {
     /// How bytes may go.
     pub route: Route,
-    /// Threads that read; without it one for each processor less an eighth of them, and sixteen at most. From servers:
-    /// connections, sixteen without it.
+    /// Threads that read out of the page cache, and as many past it; without it one for each processor less an eighth of
+    /// them and sixteen at most, and sixteen past it. From servers: connections, sixteen without it.
     pub threads: Option<usize>,
     /// Bytes of a slot; without it what suits the load, and 2 MiB at most.
     pub slot: Option<usize>,
@@ -183,9 +180,9 @@ impl Prepared {
         let work = Work::new(plans, files, slot as u64, options.route)?;
         let alone = options.route == Route::Pinned;
         let threads = if alone { 0 } else { threads.min(work.chunks) };
-        let direct = work.sources.iter().any(|source| source.direct.is_some());
-        let direct = if direct { direct::THREADS.min(work.chunks) } else { 0 };
-        let part = slot.min(direct::SLOT.next_multiple_of(block));
+        let direct = options.threads.unwrap_or(direct::THREADS).clamp(1, 256).min(work.chunks);
+        let direct = if work.sources.iter().any(|source| source.direct.is_some()) { direct } else { 0 };
+        let part = slot.div_ceil(slot.div_ceil(direct::SLOT)).next_multiple_of(block);
         let bytes = slot * threads * SLOTS + part * direct;
         let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
             _ if by_library => None,
@@ -221,7 +218,7 @@ impl Work {
         let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
         let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
         let plans = || plans.iter().take(distinct);
-        let block = plans().map(|plan| plan.options.block).max().unwrap_or(0);
+        let block = plans().map(|plan| plan.options.block).min().unwrap_or(0);
         let (sources, why_cached) = choice::open(files, block, route)?;
         let list = |(i, plan): (usize, &&Plan)| Ok((plan.chunks(slot)?, i * gpus..(i + 1) * gpus));
         let lists = plans().enumerate().map(list).collect::<Result<_>>()?;
@@ -262,8 +259,6 @@ pub struct RingEngine {
     crew: Arc<Crew>,
     arrived: Receiver<Result<Chunk>>,
     account: Account,
-    /// Threads that read past the page cache; the account counts the others.
-    disk_threads: usize,
     ring: Option<Region>,
     /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
     shelf: Option<Arc<Shelf>>,
@@ -300,7 +295,7 @@ impl RingEngine {
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
         let mut start = Start { crew: Crew::new(shared), arrived: &senders, ring: &ring, slot, part, real };
-        let (disk, found) = sync_channel(MOST_FOUND);
+        let (disk, found) = channel();
         let desks = start.fillers(threads, (direct > 0).then_some(disk))?;
         let supply = if threads == 0 { Supply::All } else { Supply::found(found) };
         let readers = start.readers(threads * SLOTS * slot, direct, &supply)?;
@@ -326,7 +321,7 @@ impl RingEngine {
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self { arena, crew, arrived, account, disk_threads: direct, ring: Some(ring), shelf, stays: real }
+            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -343,7 +338,7 @@ impl RingEngine {
             })?;
         }
         let crew = Arc::new(crew);
-        Ok(Self { arena, crew, arrived, account, disk_threads: 0, ring: None, shelf: None, stays: false })
+        Ok(Self { arena, crew, arrived, account, ring: None, shelf: None, stays: false })
     }
 
     /// What ends it from another thread.
@@ -359,8 +354,8 @@ impl RingEngine {
         let cached_bytes = shared.cached_bytes.load(Ordering::Acquire);
         let direct_bytes = shared.direct_bytes.load(Ordering::Acquire);
         let remote_bytes = shared.remote_bytes.load(Ordering::Acquire);
-        let from_disk = if direct_bytes > 0 { self.disk_threads } else { 0 };
-        let only_there = direct_bytes > 0 && cached_bytes + remote_bytes == 0;
+        let from_disk = shared.disk_threads.load(Ordering::Acquire);
+        let only_there = from_disk > 0 && cached_bytes + remote_bytes == 0;
         Account {
             cached_bytes,
             direct_bytes,

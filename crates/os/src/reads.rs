@@ -55,6 +55,13 @@ impl Reads {
             source: e,
             hint: HINT,
         })?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(Error::System {
+                call: "io_uring_setup".into(),
+                source: std::io::ErrorKind::Unsupported.into(),
+                hint: "; waiting for a time needs Linux 5.11",
+            });
+        }
         let mut this = Self {
             ring,
             registered: false,

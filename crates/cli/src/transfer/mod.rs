@@ -39,7 +39,7 @@ pub(crate) struct RouteArgs {
     #[arg(long)]
     pub mode: Option<Mode>,
     /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
-    /// that read [default: as many as there are processors less an eighth, 16 at most]
+    /// that read out of the page cache, and as many past it [default: one for each processor less an eighth and 16 at most, and 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Queues of --mode owner, each with a warp of its own [default: 2]

@@ -16,7 +16,14 @@ pub(super) struct Opened {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) origin: Origin,
-    pub(super) direct: Option<Arc<File>>,
+    pub(super) direct: Option<Direct>,
+}
+
+/// A file that is read past the page cache, and what reads of it may begin at multiples of.
+#[derive(Clone)]
+pub(super) struct Direct {
+    pub(super) file: Arc<File>,
+    pub(super) block: u64,
 }
 
 /// Where threads read it.
@@ -49,7 +56,7 @@ pub(super) fn open(
                     // What is read ahead would pass for what was there, and chunk after chunk come out of the page cache.
                     // Without it only what is asked for is read; it is no error if that cannot be had.
                     let _ = fadvise(&file, 0, None, Advice::Random);
-                    Some(Arc::new(direct))
+                    Some(direct)
                 }
                 Err(why) if route == Route::Pinned => return Err(Error::NotDirect { file: name, why }),
                 Err(why) => {
@@ -64,7 +71,7 @@ pub(super) fn open(
 }
 
 /// The file, open to be read past the page cache in blocks of this size; or why not.
-fn past_the_cache(file: &File, block: u64) -> std::result::Result<File, String> {
+fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
     if is_in_memory(file) {
         return Err("its file system lies in memory".into());
     }
@@ -75,7 +82,8 @@ fn past_the_cache(file: &File, block: u64) -> std::result::Result<File, String> 
                     "its file system wants blocks of {offset} bytes, on addresses of {memory}"
                 ));
             }
-            Ok(direct)
+            // Pages at least, which do on every file system.
+            Ok(Direct { file: Arc::new(direct), block: u64::from(offset).max(4096) })
         }
         Ok(None) => Err("its file system does not do O_DIRECT".into()),
         Err(error) => Err(error.to_string()),

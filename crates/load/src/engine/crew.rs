@@ -1,7 +1,7 @@
 //! The threads of a load, and what they have in common.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -64,6 +64,8 @@ pub(super) struct Shared {
     pub(super) cufile_bytes: AtomicU64,
     pub(super) remote_bytes: AtomicU64,
     pub(super) retries: AtomicU64,
+    /// Threads that have read past the page cache.
+    pub(super) disk_threads: AtomicUsize,
 }
 
 impl Shared {
@@ -78,6 +80,7 @@ impl Shared {
             cufile_bytes: zero(),
             remote_bytes: zero(),
             retries: zero(),
+            disk_threads: AtomicUsize::new(0),
         }
     }
 

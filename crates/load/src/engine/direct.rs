@@ -16,24 +16,24 @@ use std::time::{Duration, Instant};
 
 use onehop_os::{Finished, HostMem, Reads};
 
-use super::choice::Opened;
+use super::choice::{Direct, Opened};
 use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
-/// So many threads at most.
+/// So many threads, unless it was said how many.
 pub(super) const THREADS: usize = 16;
-/// Bytes of a slot, and so of a read: what drives take in one command, or near it.
+/// Bytes of a slot at most, and so of a read: what drives take in one command, or near it.
 pub(super) const SLOT: usize = 512 << 10;
 /// Reads that a thread has under way at most: the parts of some chunks lie in pieces.
 const UNDER_WAY: usize = 8;
-/// What offsets past the page cache are multiples of everywhere.
-const BLOCK: u64 = 4096;
 /// How long a thread sleeps before it looks whether the load was given up.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a thread asks again and again whether its copy is over, and how long it sleeps after that.
+/// How long a thread asks again and again whether its copy is over, how long it sleeps in between after that, and how long a
+/// copy may take: a thousand times what it does.
 const SHORT: Duration = Duration::from_micros(30);
 const NAP: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Where the chunks come from.
 #[derive(Clone)]
@@ -86,6 +86,7 @@ impl Reader {
     pub(super) fn run(self, shared: &Shared) -> Result<()> {
         // Many loads find all in the page cache, and get by without a ring of the kernel's.
         let Some(mut job) = self.supply.next(shared) else { return Ok(()) };
+        shared.disk_threads.fetch_add(1, Ordering::Relaxed);
         let slot = self.ring.len() as u64;
         let mut disk = Disk { shared, by: By::new(self.ring) };
         let mut lane = None;
@@ -127,10 +128,13 @@ fn is_copied(lane: &Mutex<Lane>, marks: &Marks, shared: &Shared) -> Result<bool>
         if locked(lane).is_over(marks)? {
             return Ok(true);
         }
-        if begun.elapsed() < SHORT {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP);
+        match begun.elapsed() {
+            waited if waited < SHORT => std::thread::yield_now(),
+            waited if waited < LONGEST => std::thread::sleep(NAP),
+            _ => {
+                let what = "copying what the disk gave to GPU memory".into();
+                return Err(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into());
+            }
         }
     }
     Ok(false)
@@ -185,7 +189,6 @@ impl By {
             begun.map_err(onehop_gpu::Error::from)?;
             *room = Some(read);
         }
-        reads.submit().map_err(onehop_gpu::Error::from)?;
         reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
         let mut ended = Vec::new();
         while let Some(Finished { name, result }) = reads.ended() {
@@ -208,21 +211,27 @@ impl Disk<'_> {
     /// Fills the slot; not if the load was given up.
     fn read(&mut self, part: &Chunk) -> Result<bool> {
         let source = self.shared.sources.get(part.file).ok_or(Error::Incomplete)?;
-        let file = source.direct.as_ref().ok_or(Error::Incomplete)?;
+        let Direct { file, block } = source.direct.as_ref().ok_or(Error::Incomplete)?;
         let mut waiting: VecDeque<Read> = part.reads.iter().filter(|read| read.valid > 0).copied().collect();
         while !self.shared.is_stopped() {
             if waiting.is_empty() && self.by.is_idle() {
                 return Ok(true);
             }
             for (read, result) in self.by.go_on(file, &mut waiting)? {
-                waiting.extend(self.left(source, read, result)?);
+                waiting.extend(self.left(source, *block, read, result)?);
             }
         }
         Ok(false)
     }
 
     /// What has to be read again of a read that has ended.
-    fn left(&self, source: &Opened, read: Read, result: io::Result<usize>) -> Result<Option<Read>> {
+    fn left(
+        &self,
+        source: &Opened,
+        block: u64,
+        read: Read,
+        result: io::Result<usize>,
+    ) -> Result<Option<Read>> {
         let got = match result {
             Ok(got) => read.valid.min(got as u64),
             Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(Some(read)),
@@ -236,7 +245,7 @@ impl Disk<'_> {
             }
         };
         // What is missing is read again from a block's start. Less than a block is the file's end.
-        let whole = if got < read.valid { got / BLOCK * BLOCK } else { got };
+        let whole = if got < read.valid { got / block * block } else { got };
         if whole == 0 {
             return Err(Error::Ended {
                 file: source.name.clone(),

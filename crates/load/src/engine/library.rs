@@ -40,7 +40,7 @@ impl Library {
             let Origin::Local(cached) = &source.origin else {
                 return Err(Error::NoFile { file: source.name.clone() });
             };
-            let file = source.direct.as_ref().unwrap_or(cached).clone();
+            let file = source.direct.as_ref().map_or(cached, |direct| &direct.file).clone();
             let refused = |why: onehop_gpu::Error| Error::NotByCuFile {
                 what: source.name.clone(),
                 why: why.to_string(),

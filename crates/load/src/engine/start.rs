@@ -1,7 +1,7 @@
 //! How the threads of a load that needs a ring are started.
 
 use std::ops::Range;
-use std::sync::mpsc::{Sender, SyncSender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use onehop_os::HostMem;
@@ -35,7 +35,7 @@ impl Start<'_> {
     pub(super) fn fillers(
         &mut self,
         threads: usize,
-        disk: Option<SyncSender<Job>>,
+        disk: Option<Sender<Job>>,
     ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
         let fillers = if self.real { threads } else { threads.min(1) };
         let share = fillers * SLOTS * self.slot;

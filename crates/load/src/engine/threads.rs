@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::Sender;
 
 use onehop_os::HostMem;
 
@@ -20,7 +20,7 @@ pub(super) struct Filler {
     pub(super) slot_bytes: usize,
     pub(super) desk: Arc<Desk>,
     /// To whom it hands chunks that are not in the page cache.
-    pub(super) disk: Option<SyncSender<Job>>,
+    pub(super) disk: Option<Sender<Job>>,
 }
 
 impl Filler {

@@ -155,7 +155,8 @@ fn what_is_not_in_the_page_cache_is_read_past_it() {
         let near = |wanted: u64| wanted - slot..=wanted + slot + MIB;
         assert!(near(there).contains(&account.cached_bytes), "{account:?}");
         assert!(near(all - there).contains(&account.direct_bytes), "{account:?}");
-        assert!(account.threads > threads, "those of both: {account:?}");
+        let both = threads + 1..=2 * threads;
+        assert!(both.contains(&account.threads), "those of both: {account:?}");
     }
 }
 
@@ -241,8 +242,9 @@ fn several_gpus_share_a_ring() {
             };
             let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
             let ring = engines[0].account().ring_bytes;
-            let slots: u64 = if route == Route::Cached { 3 * 3 } else { 16 };
-            assert_eq!(ring, (slots * (256 << 10)).next_multiple_of(2 << 20), "one ring for both");
+            // What is larger than a huge page is made of those.
+            let expected = if route == Route::Cached { 4 << 20 } else { 3 * (256 << 10) };
+            assert_eq!(ring, expected, "one ring for both");
             let streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
             let mut read = 0;
             for (rank, stream) in streams.collect::<Vec<_>>().into_iter().enumerate() {
