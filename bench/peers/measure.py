@@ -78,8 +78,11 @@ def ceilings(files, cold):
         return {"copy_engine": best}
     # Whoever goes first finds the disk as nobody else does.
     shapes = random.sample(SHAPES, len(SHAPES))
-    disks = {f"{threads} x {block >> 10} KiB": disk(files, threads, block) for threads, block in shapes}
-    by = max(disks, key=lambda shape: disks[shape] or 0)
+    try:
+        disks = {f"{threads} x {block >> 10} KiB": disk(files, threads, block) for threads, block in shapes}
+    except OSError as error:
+        return {"copy_engine": best, "disk_error": str(error)}
+    by = max(disks, key=disks.get)
     return {"copy_engine": best, "disk": disks[by], "disk_by": by, "disks": disks}
 
 
@@ -89,10 +92,7 @@ SHAPES = [(16, 8 << 20), (16, 512 << 10), (8, 512 << 10), (4, 1 << 20), (2, 4 <<
 
 def disk(files, threads, block):
     """GB/s of reads past the page cache, in the files' order, into memory that each thread keeps."""
-    try:
-        opened = [os.open(file, os.O_RDONLY | os.O_DIRECT) for file in files]
-    except OSError:
-        return None
+    opened = [os.open(file, os.O_RDONLY | os.O_DIRECT) for file in files]
     pieces = [(fd, at) for fd, file in zip(opened, files) for at in range(0, os.path.getsize(file), block)]
     left, lock, total, failed = iter(pieces), threading.Lock(), [0], []
     # Huge pages, which a disk's driver takes in fewer pieces; those of shared mappings are small.
@@ -127,7 +127,9 @@ def disk(files, threads, block):
     seconds = time.perf_counter() - begun
     for fd in opened:
         os.close(fd)
-    return None if failed else total[0] / seconds / 1e9
+    if failed:
+        raise failed[0]
+    return total[0] / seconds / 1e9
 
 
 def drop(files):

@@ -110,6 +110,8 @@ pub struct Account {
     pub ring_bytes: u64,
     /// Why bytes did not go past the page cache though the disk had them, if that was so.
     pub why_cached: Option<String>,
+    /// Why bytes that went past the page cache went by plain calls instead of io_uring, if that was so.
+    pub why_calls: Option<String>,
 }
 
 /// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
@@ -363,6 +365,7 @@ impl RingEngine {
             cufile_bytes: shared.cufile_bytes.load(Ordering::Acquire),
             remote_bytes,
             retries: shared.retries.load(Ordering::Acquire),
+            why_calls: shared.why_calls.get().cloned(),
             ..self.account.clone()
         }
     }

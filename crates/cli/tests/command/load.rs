@@ -107,6 +107,7 @@ fn without_io_uring_the_disk_is_read_all_the_same() {
         return skip("a file system with O_DIRECT for the tests' directory");
     }
     assert_eq!(loaded["verified"], json!(true), "{loaded:#}");
+    assert!(loaded["ways"]["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{loaded:#}");
     assert_eq!((&loaded["route"], &loaded["crc32c"]), (&json!("cpu/pinned"), &json!(format!("{crc:08x}"))));
 }
 

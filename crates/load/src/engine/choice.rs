@@ -20,7 +20,6 @@ pub(super) struct Opened {
 }
 
 /// A file that is read past the page cache, and what reads of it may begin at multiples of.
-#[derive(Clone)]
 pub(super) struct Direct {
     pub(super) file: Arc<File>,
     pub(super) block: u64,

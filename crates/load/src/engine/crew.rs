@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,8 @@ pub(super) struct Shared {
     pub(super) retries: AtomicU64,
     /// Threads that have read past the page cache.
     pub(super) disk_threads: AtomicUsize,
+    /// What the kernel said to those that have no io_uring.
+    pub(super) why_calls: OnceLock<String>,
 }
 
 impl Shared {
@@ -81,6 +83,7 @@ impl Shared {
             remote_bytes: zero(),
             retries: zero(),
             disk_threads: AtomicUsize::new(0),
+            why_calls: OnceLock::new(),
         }
     }
 

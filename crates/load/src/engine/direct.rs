@@ -88,7 +88,7 @@ impl Reader {
         let Some(mut job) = self.supply.next(shared) else { return Ok(()) };
         shared.disk_threads.fetch_add(1, Ordering::Relaxed);
         let slot = self.ring.len() as u64;
-        let mut disk = Disk { shared, by: By::new(self.ring) };
+        let mut disk = Disk { shared, by: By::new(self.ring, shared) };
         let mut lane = None;
         loop {
             for chunk in job.chunk.parts(slot) {
@@ -160,10 +160,13 @@ struct Ring {
 }
 
 impl By {
-    fn new(slot: HostMem) -> Self {
+    fn new(slot: HostMem, shared: &Shared) -> Self {
         match Reads::new(slot.clone(), UNDER_WAY as u32) {
             Ok(reads) => Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] })),
-            Err(_) => Self::Calls(slot),
+            Err(why) => {
+                shared.why_calls.get_or_init(|| why.to_string());
+                Self::Calls(slot)
+            }
         }
     }
 

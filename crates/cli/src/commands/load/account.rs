@@ -149,6 +149,9 @@ pub(super) fn tell(d: &Document) -> Text {
         )
     };
     text.row("", moved);
+    if let Some(why) = &ways.why_calls {
+        text.row("", format!("past the page cache by plain calls: {why}"));
+    }
     for no in &went.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
     }
