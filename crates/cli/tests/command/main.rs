@@ -7,6 +7,8 @@ mod drive;
 mod load;
 mod maps;
 mod mount;
+#[path = "../../../files/tests/common/mounted.rs"]
+mod mounted;
 mod owned;
 mod refusals;
 mod run;

@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use onehop_files::live::{LiveFile, System};
 use onehop_files::{ExtentMap, Place};
 use serde_json::{Value, json};
 
 use crate::load::text;
+use crate::mounted::Mounted;
 use crate::owned::{crc, image, noise, sharded};
 use crate::run::{Dir, refuse, skip, succeed};
 
@@ -103,38 +102,6 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
     refuse(&["map", "--out", &out], 2, "FILE");
 }
 
-/// A file system that is mounted as long as the value lives.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    /// None, and a line that says why, where this machine does not let us.
-    fn new(dir: &Dir, image: &Path) -> Option<Self> {
-        let at = dir.path().join("mounted");
-        fs::create_dir_all(&at).unwrap();
-        let output = Command::new("mount").args(["-o", "loop", text(image), text(&at)]).output();
-        match output {
-            Ok(output) if output.status.success() => Some(Self(at)),
-            other => {
-                skip(&format!("nothing can be mounted here: {other:?}").replace('\n', " "));
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Mounted {
-    /// Programs that other tests are about to start hold copies of our files for a moment.
-    fn drop(&mut self) {
-        let start = Instant::now();
-        let done = || Command::new("umount").arg(&self.0).status().is_ok_and(|status| status.success());
-        while !done() {
-            let busy = start.elapsed() < Duration::from_secs(20);
-            assert!(busy, "{} stays mounted", self.0.display());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
 /// A sysfs in which the loop device that holds `at` is the drive `id`.
 fn pretend(dir: &Dir, at: &Path, id: &Value) -> System {
     let device = fs::metadata(at).unwrap().dev();
@@ -160,16 +127,20 @@ fn what_was_mapped_while_mounted_is_loaded_once_the_drive_is_ours() {
     let drive = format!("sim:{}", text(&image));
     let id = dir.file("id.map");
     let id = succeed(&["map", "-d", &drive, "--path", "/here", "--out", &id])["files"][0]["drive"].clone();
-    let Some(mounted) = Mounted::new(&dir, &image) else { return };
+    let mounted = match Mounted::new(&image, dir.path().join("mounted")) {
+        Ok(mounted) => mounted,
+        Err(said) => return skip(&format!("nothing can be mounted here: {said}")),
+    };
     let (files, tensors) = sharded();
     for (name, data) in &files {
-        let path = mounted.0.join(name);
+        let path = mounted.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, data).unwrap();
     }
-    let system = pretend(&dir, &mounted.0, &id);
+    let system = pretend(&dir, mounted.path(), &id);
     let map = dir.file("live.map");
-    let live = |name: &&str| LiveFile::open(mounted.0.join(name), &system).unwrap().map().unwrap().to_bytes();
+    let live =
+        |name: &&str| LiveFile::open(mounted.path().join(name), &system).unwrap().map().unwrap().to_bytes();
     let names = files.iter().map(|(name, _)| *name).filter(|name| name.starts_with("llama/"));
     let maps: Vec<u8> =
         names.filter(|name| !name.ends_with("config.json")).flat_map(|name| live(&name)).collect();

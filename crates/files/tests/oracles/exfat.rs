@@ -7,9 +7,9 @@ use onehop_files::{Error, File, Image, Volume, Which};
 
 use crate::exfat_image::{Item, Maker};
 use crate::fat::random_tree;
+use crate::mounted::{unmount, within_a_minute};
 use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, contents, harvest, have, large, open, plant, run, skip, try_run,
-    umount,
 };
 
 /// A random directory, and what is to be read from it.
@@ -127,7 +127,7 @@ impl<'a> Mounted<'a> {
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        umount(self.at);
+        unmount(self.at);
         wait_until_free(&self.device);
         run("sync", &[&self.device]);
         run("losetup", &["-d", &self.device]);
@@ -156,17 +156,16 @@ fn write_in_pieces(rng: &mut Rng, at: &Path, mut tree: Tree) -> Tree {
 
 /// The driver goes on for a moment after its mount point is gone.
 fn wait_until_free(image: &str) {
-    for _ in 0..500 {
+    within_a_minute(|| {
         let held = std::fs::read_dir("/proc")
             .unwrap()
             .filter_map(|p| std::fs::read_dir(p.ok()?.path().join("fd")).ok());
         let mut links = held.flatten().filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
-        if !links.any(|l| l == Path::new(image)) {
-            return;
+        match links.any(|l| l == Path::new(image)) {
+            true => Err(format!("{image} is still in use")),
+            false => Ok(()),
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!("{image} is still in use");
+    });
 }
 
 fn small() -> (Vec<u8>, &'static str) {

@@ -2,37 +2,19 @@
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::ext::{TOOLS, mkfs, random_tree, without_lost_found};
+use crate::mounted::Mounted;
 use crate::support::{
-    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run, umount,
+    Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run,
 };
 
-/// An image that is mounted as long as this lives.
-pub struct Mounted(PathBuf);
-
-impl Mounted {
-    /// None where mounting is not allowed, and said so.
-    pub fn new(scratch: &Scratch, image: &str) -> Option<Self> {
-        let at = scratch.path("mounted");
-        std::fs::create_dir_all(&at).unwrap();
-        let (good, said) = try_run("mount", &["-o", "loop", image, at.to_str().unwrap()], "");
-        if !good {
-            skip(&format!("images cannot be mounted here: {}", said.trim().replace(image, "IMAGE")));
-        }
-        good.then_some(Self(at))
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        umount(&self.0);
-    }
+/// None where mounting is not allowed, and said so.
+pub fn mount(scratch: &Scratch, image: &str) -> Option<Mounted> {
+    Mounted::new(Path::new(image), scratch.path("mounted"))
+        .map_err(|said| skip(&format!("images cannot be mounted here: {}", said.replace(image, "IMAGE"))))
+        .ok()
 }
 
 /// Everything below a directory of this machine.
@@ -110,16 +92,16 @@ fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
         println!("{kind}");
         let scratch = Scratch::new();
         let image = mkfs(&scratch, kind, &Tree::new(), if large() { 512 << 20 } else { 96 << 20 });
-        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
-        plant(&random_tree(&mut rng, 8 << 20, 150), &mounted.0);
-        live(&mounted.0, &mut rng);
+        let Some(mounted) = mount(&scratch, &image) else { return };
+        plant(&random_tree(&mut rng, 8 << 20, 150), mounted.path());
+        live(mounted.path(), &mut rng);
         drop(mounted);
         let ours = without_lost_found(harvest(&open(&image), &image));
-        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        let Some(mounted) = mount(&scratch, &image) else { return };
         let mut theirs = Tree::new();
-        gather(&mounted.0, b"", &mut theirs);
+        gather(mounted.path(), b"", &mut theirs);
         assert_same(&ours, &without_lost_found(theirs));
-        refuses_what_is_mounted(&image, &mounted.0, kind);
+        refuses_what_is_mounted(&image, mounted.path(), kind);
     }
 }
 
@@ -133,8 +115,8 @@ fn one_directory_of_many_names() {
     for kind in ["-b 1024", "-b 4096 -O ^metadata_csum", "-b 4096 -O large_dir,inline_data"] {
         let scratch = Scratch::new();
         let image = mkfs(&scratch, &format!("-t ext4 -N 110000 {kind}"), &Tree::new(), 256 << 20);
-        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
-        let many = mounted.0.join("many");
+        let Some(mounted) = mount(&scratch, &image) else { return };
+        let many = mounted.path().join("many");
         std::fs::create_dir(&many).unwrap();
         for i in 0..names {
             let text = if i % 100 == 0 { format!("{i}") } else { String::new() };
@@ -146,7 +128,7 @@ fn one_directory_of_many_names() {
             std::fs::rename(from, many.join(format!("moved-{i}"))).unwrap();
         }
         let mut theirs = Tree::new();
-        gather(&mounted.0, b"", &mut theirs);
+        gather(mounted.path(), b"", &mut theirs);
         drop(mounted);
         let depth = run("debugfs", &["-R", "htree_dump /many", &image]);
         // As many do not fit below the root alone.

@@ -9,7 +9,7 @@ use onehop_files::live::{LiveFile, Rung, System};
 use onehop_files::{Error, Image, Place};
 
 use crate::ext::{TOOLS, mkfs};
-use crate::kernel::Mounted;
+use crate::kernel::mount;
 use crate::support::{Rng, Scratch, Tree, have, open, run, skip, try_run};
 
 /// Data, a hole, data, preallocated space.
@@ -86,7 +86,7 @@ fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
         println!("{kind}");
         let scratch = Scratch::new();
         let image = mkfs(&scratch, kind, &Tree::new(), size);
-        let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+        let Some(mounted) = mount(&scratch, &image) else { return };
         let at = mounted.path().to_owned();
         let refused = LiveFile::open(at.join("lost+found"), &System::default()).unwrap_err().to_string();
         assert!(refused.contains("no plain file"), "{refused}");
@@ -154,7 +154,7 @@ fn a_mount_that_journals_data_by_default_is_refused() {
     let scratch = Scratch::new();
     let image = mkfs(&scratch, "-t ext4", &Tree::new(), 32 << 20);
     run("tune2fs", &["-o", "journal_data", &image]);
-    let Some(mounted) = Mounted::new(&scratch, &image) else { return };
+    let Some(mounted) = mount(&scratch, &image) else { return };
     fs::write(mounted.path().join("file"), b"data").unwrap();
     let error = LiveFile::open(mounted.path().join("file"), &System::default()).unwrap_err().to_string();
     assert!(error.contains("data=journal"), "{error}");

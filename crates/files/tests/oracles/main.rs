@@ -15,6 +15,8 @@ mod fat;
 mod foreign;
 mod kernel;
 mod live;
+#[path = "../common/mounted.rs"]
+mod mounted;
 mod support;
 #[allow(dead_code)]
 #[path = "../common/table.rs"]

@@ -68,17 +68,6 @@ pub fn try_run(tool: &str, args: &[&str], input: &str) -> (bool, String) {
     }
 }
 
-/// Unmounts. A process that another thread is starting holds all open files for a moment, so it may take several tries.
-pub fn umount(at: &Path) {
-    for _ in 0..100 {
-        if try_run("umount", &[at.to_str().unwrap()], "").0 {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    run("umount", &[at.to_str().unwrap()]);
-}
-
 pub fn large() -> bool {
     std::env::var_os("ONEHOP_FILES_LARGE").is_some_and(|v| v == "1")
 }
