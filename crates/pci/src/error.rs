@@ -53,6 +53,14 @@ pub enum Error {
         /// What would change that.
         fix: String,
     },
+    /// A device could not be given to a driver, nor back to the one that it had.
+    #[error("{first}. And it could not be given back: {then}")]
+    NotGivenBack {
+        /// Why it was not given.
+        first: Box<Self>,
+        /// Why not back.
+        then: Box<Self>,
+    },
     /// The kernel module refused something.
     #[error("{call} {address} by the kernel module: {refusal}")]
     Module {

@@ -60,12 +60,12 @@ impl FromStr for DriveName {
         let (address, options) = text.split_once('?').unwrap_or((text, ""));
         let mut name = Self { address: address.parse()?, via: None };
         for option in options.split('&').filter(|option| !option.is_empty()) {
-            let via = option.strip_prefix("via=");
+            let via = option.strip_prefix("via=").filter(|_| name.via.is_none());
             let via = via.ok_or_else(|| {
                 Error::garbage(
                     "the drive's name",
                     option,
-                    "option: via=vfio, via=iommufd, via=kmod or via=pagemap",
+                    "option: via=vfio, via=iommufd, via=kmod or via=pagemap, once",
                 )
             });
             name.via = Some(via?.parse()?);
@@ -99,7 +99,8 @@ mod tests {
         let name: DriveName = "0b:00.0?via=pagemap".parse().unwrap();
         assert_eq!((name.address.to_string().as_str(), name.via), ("0000:0b:00.0", Some(Via::PageMap)));
         assert_eq!("0000:0b:00.0".parse::<DriveName>().unwrap().via, None);
-        for bad in ["", "0b:00", "0b:00.0?via=", "0b:00.0?via=nothing", "0b:00.0?fast", "sim:mem"] {
+        let twice = "0b:00.0?via=vfio&via=pagemap";
+        for bad in ["", "0b:00", "0b:00.0?via=", "0b:00.0?via=nothing", "0b:00.0?fast", twice, "sim:mem"] {
             assert!(bad.parse::<DriveName>().is_err(), "{bad}");
         }
     }

@@ -2,8 +2,8 @@
 //! that, and goes on with the next.
 //!
 //! The slots are small because what a disk writes, or a hypervisor's thread in its stead, is dearer the more memory it goes
-//! to: it has to stay in the caches until the GPU has fetched it. And several threads begin reads sooner than one would that looks after all
-//! of them. docs/benchmarks.md has the figures of both.
+//! to: it has to stay in the caches until the GPU has fetched it. And several threads begin their reads sooner than one that
+//! looks after all of them. docs/benchmarks.md has the figures of both.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -68,7 +68,7 @@ impl Claim {
 /// was before.
 ///
 /// # Errors
-/// When it is in use, there is no such driver, or it does not take it.
+/// When it is in use, there is no such driver, or it does not take it; and when nor does the one that had it.
 pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
     let machine = Machine::of(root)?;
     let _turn = machine.turn(root, kind, address)?;
@@ -90,8 +90,10 @@ pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> 
         (Err(error), _) => error,
     };
     let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
-    machine.carry_out(address, &steps::put_back(address, &before, now.as_deref()))?;
-    Err(failed)
+    Err(match machine.carry_out(address, &steps::put_back(address, &before, now.as_deref())) {
+        Ok(()) => failed,
+        Err(then) => Error::NotGivenBack { first: failed.into(), then: then.into() },
+    })
 }
 
 /// An error for a driver that the kernel does not have. Nothing is taken from another for it.

@@ -225,6 +225,16 @@ fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
 }
 
 #[test]
+fn a_device_that_cannot_be_given_back_either_is_told_with_both_reasons() {
+    let machine = Fake::new("neither", &["nvme", REFUSES]);
+    fs::remove_file(machine.folder.join("sys/bus/pci/drivers/nvme/bind")).unwrap();
+    let error = bind(&machine.root(), Kind::Drive, DEVICE.parse().unwrap(), Some(REFUSES)).unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, Error::NotGivenBack { .. }), "{said}");
+    assert!(said.contains("no driver took it") && said.contains("drivers/nvme/bind"), "{said}");
+}
+
+#[test]
 fn what_another_program_drives_stays_on_the_bus() {
     let machine = Fake::new("stays", &["nvme", "vfio-pci"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
