@@ -126,8 +126,9 @@ fn a_job_ends_with_its_time() {
     let start = Instant::now();
     let end =
         queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 8192, offset: 0 }], &buffer);
-    assert!(matches!(end, Err(Error::Launch { done: 1.., count: 1024, .. })), "{end:?}");
-    assert!(start.elapsed() < Duration::from_millis(400));
+    // All of it would take half a second.
+    assert!(matches!(end, Err(Error::Launch { done: 1..1024, count: 1024, .. })), "{end:?}");
+    assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(drive.incidents().len(), 1);
 }
 
