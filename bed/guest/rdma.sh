@@ -44,6 +44,8 @@ both_up() { [ "$(cat /sys/class/infiniband/*/ports/1/state | grep -c ACTIVE)" = 
 
 # Starts the far side's program for tests, and waits until it listens.
 far_serves() {
+    # What an earlier one said is no sign of this one.
+    rm -f /tmp/far
     if [ $devices = 1 ]; then
         onehop-bed rdma-far near $far:7000 >/tmp/far 2>&1 &
     else
