@@ -67,8 +67,11 @@ def main():
             told = model
         child(["drop" if state == "cold" else "read", model], 600)
         limits = child(["ceilings", model, *(["--cold"] if state == "cold" else [])], 600)
-        disk = f", no reads past the cache: {limits['disk_error']}" if limits.get("disk_error") else ""
-        disk = f", disk past the cache {limits['disk']} GB/s by {limits['disk_by']} of {limits['disks']}" if limits.get("disk") else disk
+        disk = ""
+        if "disk" in limits:
+            disk = f", disk past the cache {limits['disk']} GB/s by {limits['disk_by']} of {limits['disks']}"
+        elif "disk_error" in limits:
+            disk = f", no reads past the cache: {limits['disk_error']}"
         print(f"\n{state}: {model}; copy engine {limits.get('copy_engine')} GB/s{disk}", flush=True)
         rows = {}
         for loader in args.only[first:] + args.only[:first]:

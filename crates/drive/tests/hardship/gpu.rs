@@ -128,7 +128,7 @@ fn a_job_ends_with_its_time() {
         queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 8192, offset: 0 }], &buffer);
     // All of it would take half a second.
     assert!(matches!(end, Err(Error::Launch { done: 1..1024, count: 1024, .. })), "{end:?}");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_millis(400));
     assert_eq!(drive.incidents().len(), 1);
 }
 

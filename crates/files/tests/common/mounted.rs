@@ -37,7 +37,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         unmount(&self.at);
-        within_a_minute(|| match self.has_ended() {
+        in_time(|| match self.has_ended() {
             true => Ok(()),
             false => Err(format!("{} is unmounted here, and still mounted elsewhere", self.image.display())),
         });
@@ -46,14 +46,14 @@ impl Drop for Mounted {
 
 /// A process that another thread is starting holds all open files for a moment, so it may take several tries.
 pub fn unmount(at: &Path) {
-    within_a_minute(|| told(Command::new("umount").arg(at).output()));
+    in_time(|| told(Command::new("umount").arg(at).output()));
 }
 
 /// Tries until it is done, or for too long.
-pub fn within_a_minute(done: impl Fn() -> Result<(), String>) {
+pub fn in_time(done: impl Fn() -> Result<(), String>) {
     let start = Instant::now();
     while let Err(why) = done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{why}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{why}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -7,7 +7,7 @@ use onehop_files::{Error, File, Image, Volume, Which};
 
 use crate::exfat_image::{Item, Maker};
 use crate::fat::random_tree;
-use crate::mounted::{unmount, within_a_minute};
+use crate::mounted::{in_time, unmount};
 use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, contents, harvest, have, large, open, plant, run, skip, try_run,
 };
@@ -156,7 +156,7 @@ fn write_in_pieces(rng: &mut Rng, at: &Path, mut tree: Tree) -> Tree {
 
 /// The driver goes on for a moment after its mount point is gone.
 fn wait_until_free(image: &str) {
-    within_a_minute(|| {
+    in_time(|| {
         let held = std::fs::read_dir("/proc")
             .unwrap()
             .filter_map(|p| std::fs::read_dir(p.ok()?.path().join("fd")).ok());
