@@ -32,6 +32,14 @@ def child(args, timeout):
     return json.loads(lines[-1]) if lines else None
 
 
+def needed(*args):
+    """What nothing can be said without."""
+    answer = child(args, 600)
+    if answer and "error" in answer:
+        sys.exit(f"{args[0]}: {answer['error']}")
+    return answer
+
+
 def rates(result):
     if "error" in result:
         return result["error"][:90]
@@ -63,22 +71,22 @@ def main():
         first = turn // len(states) % len(args.only)
         if model != told:
             with open(wanted, "w") as out:
-                json.dump(child(["expected", model], 600), out)
+                json.dump(needed("expected", model), out)
             told = model
-        child(["drop" if state == "cold" else "read", model], 600)
-        limits = child(["ceilings", model, *(["--cold"] if state == "cold" else [])], 600)
+        needed("drop" if state == "cold" else "read", model)
+        limits = needed("ceilings", model, *(["--cold"] if state == "cold" else []))
         disk = ""
         if "disk" in limits:
             disk = f", disk past the cache {limits['disk']} GB/s by {limits['disk_by']} of {limits['disks']}"
         elif "disk_error" in limits:
             disk = f", no reads past the cache: {limits['disk_error']}"
-        print(f"\n{state}: {model}; copy engine {limits.get('copy_engine')} GB/s{disk}", flush=True)
+        print(f"\n{state}: {model}; copy engine {limits['copy_engine']} GB/s{disk}", flush=True)
         rows = {}
         for loader in args.only[first:] + args.only[:first]:
             more = ["--expected", wanted, "--program", args.program, "--loads", str(args.loads)]
             more += ["--cold"] if state == "cold" else []
             if state == "cached":
-                child(["read", model], 600)
+                needed("read", model)
             rows[loader] = child([loader, model, *more], args.timeout)
             print(f"  {loader:16} {rows[loader].get('version', ''):10} GB/s: {rates(rows[loader])}", flush=True)
         results["states"].append({"state": state, "model": os.path.basename(model), "limits": limits, "loaders": rows})
