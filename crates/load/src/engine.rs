@@ -23,9 +23,9 @@ mod threads;
 
 use std::ops::Range;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use onehop_gpu::{Gpu, Place, Region};
@@ -185,7 +185,7 @@ impl Prepared {
         let direct = options.threads.unwrap_or(direct::THREADS).clamp(1, 256).min(work.chunks);
         let direct = if work.sources.iter().any(|source| source.direct.is_some()) { direct } else { 0 };
         let part = slot.div_ceil(slot.div_ceil(direct::SLOT)).next_multiple_of(block);
-        let bytes = slot * threads * SLOTS + part * direct;
+        let bytes = slot * threads * SLOTS + part * direct::slots(direct);
         let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
             _ if by_library => None,
             Some(ring) => Some(ring),
@@ -298,7 +298,7 @@ impl RingEngine {
         let real = gpus.iter().all(|gpu| !gpu.simulated());
         let mut start = Start { crew: Crew::new(shared), arrived: &senders, ring: &ring, slot, part, real };
         let (disk, found) = channel();
-        let desks = start.fillers(threads, (direct > 0).then_some(disk))?;
+        let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
         let supply = if threads == 0 { Supply::All } else { Supply::found(found) };
         let readers = start.readers(threads * SLOTS * slot, direct, &supply)?;
         let crew = start.crew;
@@ -310,14 +310,9 @@ impl RingEngine {
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
             Ok(Lane { slot, copiers: copiers.collect::<Result<_>>()?, arrived: senders.clone() })
         };
-        for (desk, range) in desks {
-            desk.open(lane(range, slot)?);
-        }
-        for (waiting, range) in readers {
-            let lane = Arc::new(Mutex::new(lane(range, part)?));
-            for reader in waiting {
-                // One that has ended already needs none.
-                let _ = reader.send(lane.clone());
+        for (desks, slot) in [(fillers, slot), (readers, part)] {
+            for (desk, range) in desks {
+                desk.open(lane(range, slot)?);
             }
         }
         let crew = Arc::new(crew);

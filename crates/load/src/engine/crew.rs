@@ -156,11 +156,9 @@ impl Lane {
     }
 
     /// Whoever waited may have gone: then the load was given up, and they have set the flag.
-    pub(super) fn tell(&self, job: Job) {
-        for gpu in job.gpus.clone() {
-            if let Some(arrived) = self.arrived.get(gpu) {
-                let _ = arrived.send(Ok(job.chunk.clone()));
-            }
+    pub(super) fn tell(&self, chunk: &Chunk, gpus: Range<usize>) {
+        for arrived in self.arrived.get(gpus).into_iter().flatten() {
+            let _ = arrived.send(Ok(chunk.clone()));
         }
     }
 }

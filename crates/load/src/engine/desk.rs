@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::Result;
+use crate::plan::Chunk;
 
 /// Bytes that are worth a call: as many go nearly as fast as any number.
 const BATCH: usize = 16 << 20;
@@ -18,9 +19,11 @@ const GLANCE: Duration = Duration::from_micros(50);
 /// A slot with what was read into it.
 pub(super) struct Full {
     pub(super) slot: usize,
-    pub(super) job: Job,
     /// Whose slot it is.
     pub(super) filler: usize,
+    pub(super) job: Job,
+    /// The chunk that has arrived once this is copied: others of its parts went before.
+    pub(super) arrived: Option<Chunk>,
 }
 
 pub(super) struct Desk(Mutex<State>);
@@ -30,12 +33,12 @@ struct State {
     lane: Option<Lane>,
     waiting: VecDeque<Full>,
     under_way: VecDeque<(Marks, Vec<Full>)>,
-    /// Each filler's empty slots: those of others are in other processors' caches.
+    /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
     empty: Vec<Vec<usize>>,
 }
 
 impl Desk {
-    /// For so many fillers with so many slots each.
+    /// For so many fillers with so many slots each; whoever shares slots is one filler.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
         Self(Mutex::new(State { lane: None, waiting: VecDeque::new(), under_way: VecDeque::new(), empty }))
@@ -44,6 +47,15 @@ impl Desk {
     /// Copies go this way from now on.
     pub(super) fn open(&self, lane: Lane) {
         self.state().lane = Some(lane);
+    }
+
+    /// An empty slot of this filler, if there is one.
+    pub(super) fn free(&self, filler: usize) -> Result<Option<usize>> {
+        let mut state = self.state();
+        if state.empty.get(filler).is_some_and(Vec::is_empty) {
+            state.attend()?;
+        }
+        Ok(state.empty.get_mut(filler).and_then(Vec::pop))
     }
 
     /// An empty slot of this filler; none when the load was given up.
@@ -55,6 +67,11 @@ impl Desk {
         let mut state = self.state();
         state.waiting.push_back(full);
         state.attend()
+    }
+
+    /// Looks after the copies, for one that has something else to wait for.
+    pub(super) fn attend(&self) -> Result<()> {
+        self.state().attend()
     }
 
     /// Waits until everything that was handed in has been copied.
@@ -98,7 +115,7 @@ impl State {
         {
             for full in self.under_way.pop_front().into_iter().flat_map(|(_, batch)| batch) {
                 self.empty.get_mut(full.filler).into_iter().for_each(|empty| empty.push(full.slot));
-                lane.tell(full.job);
+                full.arrived.into_iter().for_each(|chunk| lane.tell(&chunk, full.job.gpus.clone()));
             }
         }
         let most = (BATCH / lane.slot).max(1);

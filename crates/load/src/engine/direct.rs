@@ -1,23 +1,25 @@
-//! The threads that read past the page cache. Each has a small slot of the ring: it reads a part of a chunk into it, copies
-//! that, and goes on with the next.
+//! The threads that read past the page cache: each a part of a chunk after the other into slots that they share. What is read goes to
+//! the GPU while the next read is under way.
 //!
 //! The slots are small because what a disk writes, or a hypervisor's thread in its stead, is dearer the more memory it goes
-//! to: it has to stay in the caches until the GPU has fetched it. And several threads begin their reads sooner than one that
-//! looks after all of them. docs/benchmarks.md has the figures of both.
+//! to: it has to stay in the caches until the GPU has fetched it. Several threads begin their reads sooner than one that
+//! looks after all of them. And some disks of hypervisors answer all reads at once when nothing is left to do, and wait until
+//! the next one begins: so there are some slots more than threads, and whoever has read begins the next read before it looks
+//! after its copy. docs/benchmarks.md has the figures.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::iter;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use onehop_os::{Finished, HostMem, Reads};
 
 use super::choice::{Direct, Opened};
-use super::crew::{Job, Lane, Marks, Shared};
+use super::crew::{Job, Shared};
+use super::desk::{Desk, Full};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
@@ -25,15 +27,19 @@ use crate::plan::{Chunk, Read};
 pub(super) const THREADS: usize = 16;
 /// Bytes of a slot at most, and so of a read: what drives take in one command, or near it.
 pub(super) const SLOT: usize = 512 << 10;
+/// Of so many threads, one has a second slot: as many reads can begin before anything is copied.
+const SPARE: usize = 8;
 /// Reads that a thread has under way at most: the parts of some chunks lie in pieces.
 const UNDER_WAY: usize = 8;
 /// How long a thread sleeps before it looks whether the load was given up.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a thread asks again and again whether its copy is over, how long it sleeps in between after that, and how long a
-/// copy may take: a thousand times what it does.
-const SHORT: Duration = Duration::from_micros(30);
-const NAP: Duration = Duration::from_micros(50);
-const LONGEST: Duration = Duration::from_secs(60);
+/// How long one that waits for a chunk sleeps before it looks after the copies of all.
+const SOON: Duration = Duration::from_millis(1);
+
+/// Slots for so many threads.
+pub(super) fn slots(threads: usize) -> usize {
+    threads + threads.div_ceil(SPARE)
+}
 
 /// Where the chunks come from.
 #[derive(Clone)]
@@ -49,95 +55,89 @@ impl Supply {
     pub(super) fn found(by: Receiver<Job>) -> Self {
         Self::Found(Arc::new(Mutex::new(by)))
     }
-
-    /// The next one; none when there will be none, or the load was given up.
-    fn next(&self, shared: &Shared) -> Option<Job> {
-        match self {
-            Self::All => shared.next(),
-            // Who waits here keeps the others from it, who would only wait as well.
-            Self::Found(found) => coming(&found.lock().unwrap_or_else(PoisonError::into_inner), shared),
-        }
-    }
-}
-
-/// What comes next; none when nothing will, or the load was given up.
-fn coming<T>(from: &Receiver<T>, shared: &Shared) -> Option<T> {
-    while !shared.is_stopped() {
-        match from.recv_timeout(LOOK) {
-            Ok(it) => return Some(it),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    None
 }
 
 /// One of the threads.
 pub(super) struct Reader {
-    /// Its slot.
+    /// The slots, and where they are given out.
     pub(super) ring: HostMem,
+    pub(super) slot_bytes: usize,
+    pub(super) desk: Arc<Desk>,
     pub(super) supply: Supply,
-    /// Whence its copies' way comes once the GPU knows the ring, and which slot of that it has.
-    pub(super) lane: Receiver<Arc<Mutex<Lane>>>,
-    pub(super) index: usize,
 }
 
 impl Reader {
     pub(super) fn run(self, shared: &Shared) -> Result<()> {
+        let mut full = None;
         // Many loads find all in the page cache, and get by without a ring of the kernel's.
-        let Some(mut job) = self.supply.next(shared) else { return Ok(()) };
+        let Some(mut job) = self.next(&mut full, shared)? else { return Ok(()) };
         shared.disk_threads.fetch_add(1, Ordering::Relaxed);
-        let slot = self.ring.len() as u64;
-        let mut disk = Disk { shared, by: By::new(self.ring, shared) };
-        let mut lane = None;
-        loop {
-            for chunk in job.chunk.parts(slot) {
-                if !disk.read(&chunk)? {
-                    return Ok(());
-                }
-                let lane = match &lane {
-                    Some(lane) => lane,
-                    None => match coming(&self.lane, shared) {
-                        Some(came) => lane.insert(came),
-                        None => return Ok(()),
-                    },
-                };
-                let part = Job { chunk, gpus: job.gpus.clone() };
-                let marks = locked(lane).copy(iter::once((self.index, &part)))?;
-                if !is_copied(lane, &marks, shared)? {
-                    return Ok(());
-                }
+        let mut disk = Disk { shared, by: By::new(self.ring.clone(), shared) };
+        while self.read(&job, &mut disk, &mut full)? {
+            match self.next(&mut full, shared)? {
+                Some(next) => job = next,
+                None => break,
             }
-            if let Some(lane) = &lane {
-                locked(lane).tell(job);
-            }
-            let Some(next) = self.supply.next(shared) else { return Ok(()) };
-            job = next;
         }
+        self.hand_in(&mut full)?;
+        self.desk.finish(shared)
     }
-}
 
-fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits until the slot may be filled again; it may not if the load was given up.
-fn is_copied(lane: &Mutex<Lane>, marks: &Marks, shared: &Shared) -> Result<bool> {
-    let begun = Instant::now();
-    while !shared.is_stopped() {
-        if locked(lane).is_over(marks)? {
-            return Ok(true);
+    /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
+    fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full>) -> Result<bool> {
+        let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
+        while let Some(part) = parts.next() {
+            let Some(slot) = self.slot(full, disk.shared)? else { return Ok(false) };
+            let mut waiting = disk.begin(&part, slot * self.slot_bytes)?;
+            self.hand_in(full)?;
+            if !disk.end(&part, &mut waiting)? {
+                return Ok(false);
+            }
+            let arrived = parts.peek().is_none().then(|| job.chunk.clone());
+            let job = Job { chunk: part, gpus: job.gpus.clone() };
+            *full = Some(Full { slot, filler: 0, job, arrived });
         }
-        match begun.elapsed() {
-            waited if waited < SHORT => std::thread::yield_now(),
-            waited if waited < LONGEST => std::thread::sleep(NAP),
-            _ => {
-                let what = "copying what the disk gave to GPU memory".into();
-                return Err(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into());
+        Ok(true)
+    }
+
+    /// The next chunk; none when there will be none, or the load was given up.
+    fn next(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
+        let found = match &self.supply {
+            Supply::All => return Ok(shared.next()),
+            Supply::Found(found) => found,
+        };
+        if let Ok(found) = found.try_lock()
+            && let Ok(job) = found.try_recv()
+        {
+            return Ok(Some(job));
+        }
+        // Nobody knows when there will be more, or whether.
+        self.hand_in(full)?;
+        // Who waits here keeps the others from it, who would only wait as well.
+        let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        while !shared.is_stopped() {
+            match found.recv_timeout(SOON) {
+                Ok(job) => return Ok(Some(job)),
+                Err(RecvTimeoutError::Timeout) => self.desk.attend()?,
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
+        Ok(None)
     }
-    Ok(false)
+
+    /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
+    /// is waited for.
+    fn slot(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<usize>> {
+        if let Some(slot) = self.desk.free(0)? {
+            return Ok(Some(slot));
+        }
+        self.hand_in(full)?;
+        self.desk.slot(0, shared)
+    }
+
+    fn hand_in(&self, full: &mut Option<Full>) -> Result<()> {
+        full.take().map_or(Ok(()), |full| self.desk.hand_in(full))
+    }
 }
 
 struct Disk<'a> {
@@ -160,31 +160,20 @@ struct Ring {
 }
 
 impl By {
-    fn new(slot: HostMem, shared: &Shared) -> Self {
-        match Reads::new(slot.clone(), UNDER_WAY as u32) {
+    fn new(slots: HostMem, shared: &Shared) -> Self {
+        match Reads::new(slots.clone(), UNDER_WAY as u32) {
             Ok(reads) => Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] })),
             Err(why) => {
                 shared.why_calls.get_or_init(|| why.to_string());
-                Self::Calls(slot)
+                Self::Calls(slots)
             }
         }
     }
 
-    /// Begins what it can of what is waiting, and gives what has ended; none when the time to look is over, or nothing is left.
-    fn go_on(
-        &mut self,
-        file: &Arc<File>,
-        waiting: &mut VecDeque<Read>,
-    ) -> Result<Vec<(Read, io::Result<usize>)>> {
-        let Ring { reads, under_way } = match self {
-            Self::Ring(ring) => &mut **ring,
-            Self::Calls(slot) => {
-                let by_call = |read: Read| {
-                    (read, slot.read_some(read.slot as usize, read.bytes as usize, file, read.offset))
-                };
-                return Ok(waiting.pop_front().map(by_call).into_iter().collect());
-            }
-        };
+    /// Begins what it can of what is waiting.
+    fn begin(&mut self, file: &Arc<File>, waiting: &mut VecDeque<Read>) -> Result<()> {
+        let Self::Ring(ring) = self else { return Ok(()) };
+        let Ring { reads, under_way } = &mut **ring;
         for (name, room) in under_way.iter_mut().enumerate().filter(|(_, room)| room.is_none()) {
             let Some(read) = waiting.pop_front() else { break };
             let (to, bytes) = (read.slot as usize, read.bytes as usize);
@@ -192,6 +181,20 @@ impl By {
             begun.map_err(onehop_gpu::Error::from)?;
             *room = Some(read);
         }
+        Ok(reads.submit().map_err(onehop_gpu::Error::from)?)
+    }
+
+    /// What has ended; nothing when the time to look is over, or nothing is left.
+    fn ended(&mut self, file: &File, waiting: &mut VecDeque<Read>) -> Result<Vec<(Read, io::Result<usize>)>> {
+        let Ring { reads, under_way } = match self {
+            Self::Ring(ring) => &mut **ring,
+            Self::Calls(slots) => {
+                let by_call = |read: Read| {
+                    (read, slots.read_some(read.slot as usize, read.bytes as usize, file, read.offset))
+                };
+                return Ok(waiting.pop_front().map(by_call).into_iter().collect());
+            }
+        };
         reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
         let mut ended = Vec::new();
         while let Some(Finished { name, result }) = reads.ended() {
@@ -211,18 +214,32 @@ impl By {
 }
 
 impl Disk<'_> {
-    /// Fills the slot; not if the load was given up.
-    fn read(&mut self, part: &Chunk) -> Result<bool> {
+    fn source(&self, part: &Chunk) -> Result<(&Opened, &Direct)> {
         let source = self.shared.sources.get(part.file).ok_or(Error::Incomplete)?;
-        let Direct { file, block } = source.direct.as_ref().ok_or(Error::Incomplete)?;
-        let mut waiting: VecDeque<Read> = part.reads.iter().filter(|read| read.valid > 0).copied().collect();
+        Ok((source, source.direct.as_ref().ok_or(Error::Incomplete)?))
+    }
+
+    /// Begins to read a part to this place of the slots. Gives what of it could not begin yet.
+    fn begin(&mut self, part: &Chunk, to: usize) -> Result<VecDeque<Read>> {
+        let valid = part.reads.iter().filter(|read| read.valid > 0);
+        let mut waiting = valid.map(|read| Read { slot: to as u64 + read.slot, ..*read }).collect();
+        let file = self.source(part)?.1.file.clone();
+        self.by.begin(&file, &mut waiting)?;
+        Ok(waiting)
+    }
+
+    /// Waits until all of it is there; it is not if the load was given up.
+    fn end(&mut self, part: &Chunk, waiting: &mut VecDeque<Read>) -> Result<bool> {
+        let file = self.source(part)?.1.file.clone();
         while !self.shared.is_stopped() {
             if waiting.is_empty() && self.by.is_idle() {
                 return Ok(true);
             }
-            for (read, result) in self.by.go_on(file, &mut waiting)? {
+            for (read, result) in self.by.ended(&file, waiting)? {
+                let (source, Direct { block, .. }) = self.source(part)?;
                 waiting.extend(self.left(source, *block, read, result)?);
             }
+            self.by.begin(&file, waiting)?;
         }
         Ok(false)
     }

@@ -1,15 +1,15 @@
 //! How the threads of a load that needs a ring are started.
 
 use std::ops::Range;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use onehop_os::HostMem;
 
 use super::SLOTS;
-use super::crew::{Crew, Job, Lane, Shared};
+use super::crew::{Crew, Job, Shared};
 use super::desk::Desk;
-use super::direct::{Reader, Supply};
+use super::direct::{Reader, Supply, slots};
 use super::threads::Filler;
 use crate::error::Result;
 use crate::plan::Chunk;
@@ -53,32 +53,28 @@ impl Start<'_> {
         Ok(desks)
     }
 
-    /// The threads that read past the page cache, into the ring's last part. Gives those that share a way to the GPU, which they
-    /// wait for, each with its part of the ring.
+    /// The threads that read past the page cache, into the ring's last part. Gives their desks, each with its part of the ring.
     pub(super) fn readers(
         &mut self,
         first: usize,
-        count: usize,
+        threads: usize,
         supply: &Supply,
-    ) -> Result<Vec<(Waiting, Range<usize>)>> {
-        let together = if self.real { count } else { count.min(1) };
-        let end = first + count * self.part;
-        let shares = (first..end).step_by((together * self.part).max(1));
-        shares
-            .map(|start| {
-                let waiting = (0..together).map(|index| {
-                    let ((waiting, lane), at) = (channel(), start + index * self.part);
-                    let ring = self.memory(at..at + self.part)?;
-                    let reader = Reader { ring, supply: supply.clone(), lane, index };
-                    let read = move |shared: &Shared| reader.run(shared);
-                    self.crew.spawn("reads from the disk", self.arrived, read)?;
-                    Ok(waiting)
-                });
-                Ok((waiting.collect::<Result<_>>()?, start..start + together * self.part))
-            })
-            .collect()
+    ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
+        let together = if self.real { threads } else { threads.min(1) };
+        // What the CPU copies is there when it has been handed in.
+        let slots = if self.real { slots(together) } else { together };
+        let share = slots * self.part;
+        let desks = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);
+        let desks: Vec<_> =
+            desks.map(|start| (Arc::new(Desk::new(1, slots)), start..start + share)).collect();
+        for (desk, range) in &desks {
+            for _ in 0..together {
+                let (ring, desk, supply) = (self.memory(range.clone())?, desk.clone(), supply.clone());
+                let reader = Reader { ring, slot_bytes: self.part, desk, supply };
+                let read = move |shared: &Shared| reader.run(shared);
+                self.crew.spawn("reads from the disk", self.arrived, read)?;
+            }
+        }
+        Ok(desks)
     }
 }
-
-/// Threads that wait for the way of their copies.
-pub(super) type Waiting = Vec<Sender<Arc<Mutex<Lane>>>>;

@@ -28,7 +28,8 @@ impl Filler {
         while let Some(slot) = self.desk.slot(self.index, shared)?
             && let Some(job) = self.fill(shared, slot)?
         {
-            self.desk.hand_in(Full { slot, job, filler: self.index })?;
+            let arrived = Some(job.chunk.clone());
+            self.desk.hand_in(Full { slot, filler: self.index, job, arrived })?;
         }
         self.desk.finish(shared)
     }

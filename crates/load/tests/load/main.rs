@@ -7,6 +7,7 @@ mod engine;
 mod gguf;
 mod gguf_oracle;
 mod landing;
+mod late;
 mod manifest;
 mod model;
 mod mover;
