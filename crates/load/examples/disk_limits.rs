@@ -1,15 +1,18 @@
 //! What a disk gives to threads that do nothing but read past the page cache: `disk_limits ROUNDS SETTINGS FILE...`, where a
 //! setting is THREADSxKIB or THREADSxKIBxBUFFERS: so many threads, each reading so much at a time into so many buffers in turn, as in
 //! `disk_limits 8 16x512,8x512,8x512x4 model.safetensors`. The settings take turns; memory is in huge pages; files are read in
-//! order, but for what is left of each at its end.
+//! order, but for what is left of each at its end. Told is also how many reads end together: disks of hypervisors answer all at once.
 #![allow(clippy::unwrap_used, reason = "an example may fail")]
 
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 use onehop_os::page_cache::open_direct;
+
+/// Reads that end further apart do not end together.
+const APART: Duration = Duration::from_micros(100);
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -19,23 +22,28 @@ fn main() {
     let files: Vec<File> =
         args.map(|path| open_direct(&File::open(path).unwrap()).unwrap().unwrap().0).collect();
     let mut rates = vec![Vec::new(); settings.len()];
+    let mut groups = vec![Vec::new(); settings.len()];
     for round in 0..rounds {
         // Whoever goes first finds the disk as nobody else does.
         for turn in 0..settings.len() {
             let which = (round + turn) % settings.len();
-            rates[which].push(rate(settings[which], &files));
+            let (rate, together) = read(settings[which], &files);
+            rates[which].push(rate);
+            groups[which].extend(together);
         }
     }
-    for (setting, rates) in settings.iter().zip(&rates) {
+    for ((setting, rates), mut groups) in settings.iter().zip(&rates).zip(groups) {
         let mut sorted = rates.clone();
         sorted.sort_unstable_by(f64::total_cmp);
+        groups.sort_unstable();
         let each: Vec<_> = rates.iter().map(|rate| format!("{rate:.2}")).collect();
-        println!("{setting:<12} median {:.2} GB/s: {}", sorted[sorted.len() / 2], each.join(" "));
+        let (median, together) = (sorted[sorted.len() / 2], groups[groups.len() / 2]);
+        println!("{setting:<12} median {median:.2} GB/s, {together} end together: {}", each.join(" "));
     }
 }
 
-/// GB/s by this setting.
-fn rate(setting: &str, files: &[File]) -> f64 {
+/// GB/s by this setting, and for each read how many ended together with it, itself among them.
+fn read(setting: &str, files: &[File]) -> (f64, Vec<usize>) {
     let numbers: Vec<usize> = setting.split('x').map(|n| n.parse().unwrap()).collect();
     let (threads, bytes, buffers) = (numbers[0], numbers[1] << 10, numbers.get(2).copied().unwrap_or(1));
     let memory = HostMem::touched(threads * buffers * bytes).unwrap();
@@ -44,17 +52,25 @@ fn rate(setting: &str, files: &[File]) -> f64 {
         files.iter().flat_map(|file| (0..whole(file)).map(move |i| (file, i * bytes))).collect();
     let next = AtomicUsize::new(0);
     let start = Instant::now();
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
+    let mut ends = std::thread::scope(|scope| {
+        let reader = |thread| {
             let (memory, pieces, next) = (&memory, &pieces, &next);
             scope.spawn(move || {
+                let mut ends = Vec::new();
                 for turn in 0.. {
                     let Some((file, at)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                     let to = (thread * buffers + turn % buffers) * bytes;
                     assert_eq!(memory.read_file(to, bytes, file, *at as u64).unwrap(), bytes);
+                    ends.push(start.elapsed());
                 }
-            });
-        }
+                ends
+            })
+        };
+        let readers: Vec<_> = (0..threads).map(reader).collect();
+        readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
     });
-    (pieces.len() * bytes) as f64 / 1e9 / start.elapsed().as_secs_f64()
+    let rate = (pieces.len() * bytes) as f64 / 1e9 / start.elapsed().as_secs_f64();
+    ends.sort_unstable();
+    let together = ends.chunk_by(|a, b| *b - *a < APART);
+    (rate, together.flat_map(|group| vec![group.len(); group.len()]).collect())
 }
