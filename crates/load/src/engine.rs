@@ -2,8 +2,8 @@
 //! filling and copying at the same time.
 //!
 //! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
-//! batches. What they do not find there they leave to others that read past the page cache, each into a slot of its
-//! own. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
+//! batches. What they do not find there they leave to others that read past the page cache, into small slots that those
+//! share. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
 //! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
 //!
 //! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.

@@ -61,7 +61,7 @@ impl Start<'_> {
         supply: &Supply,
     ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
         let together = if self.real { threads } else { threads.min(1) };
-        // What the CPU copies is there when it has been handed in.
+        // Copies by the CPU are over when they have been begun: nobody would use a slot more.
         let slots = if self.real { slots(together) } else { together };
         let share = slots * self.part;
         let desks = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);
