@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::crew::{Job, Lane, Marks, Shared};
 use crate::error::Result;
@@ -15,6 +15,9 @@ use crate::plan::Chunk;
 const BATCH: usize = 16 << 20;
 /// How long a thread without a slot sleeps before it looks for copies that are over: a small part of what a batch takes.
 const GLANCE: Duration = Duration::from_micros(50);
+
+/// How long the copies of one call may take: some thousand times what they do.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// A slot with what was read into it.
 pub(super) struct Full {
@@ -32,9 +35,16 @@ struct State {
     /// None until the GPU knows the ring.
     lane: Option<Lane>,
     waiting: VecDeque<Full>,
-    under_way: VecDeque<(Marks, Vec<Full>)>,
+    under_way: VecDeque<Batch>,
     /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
     empty: Vec<Vec<usize>>,
+}
+
+/// The copies of one call.
+struct Batch {
+    begun: Instant,
+    marks: Marks,
+    full: Vec<Full>,
 }
 
 impl Desk {
@@ -110,19 +120,25 @@ impl State {
     /// Gives back what was copied, and hands over what is full if it is worth a call or the engine would run dry.
     fn attend(&mut self) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
-        while let Some((marks, _)) = self.under_way.front()
-            && lane.is_over(marks)?
-        {
-            for full in self.under_way.pop_front().into_iter().flat_map(|(_, batch)| batch) {
+        while let Some(batch) = self.under_way.front() {
+            if !lane.is_over(&batch.marks)? {
+                if batch.begun.elapsed() > LONGEST {
+                    let what = "copying what was read to GPU memory".into();
+                    return Err(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into());
+                }
+                break;
+            }
+            for full in self.under_way.pop_front().into_iter().flat_map(|batch| batch.full) {
                 self.empty.get_mut(full.filler).into_iter().for_each(|empty| empty.push(full.slot));
                 full.arrived.into_iter().for_each(|chunk| lane.tell(&chunk, full.job.gpus.clone()));
             }
         }
         let most = (BATCH / lane.slot).max(1);
         while self.waiting.len() >= most || (self.under_way.is_empty() && !self.waiting.is_empty()) {
-            let batch: Vec<Full> = self.waiting.drain(..most.min(self.waiting.len())).collect();
-            let marks = lane.copy(batch.iter().map(|full| (full.slot, &full.job)))?;
-            self.under_way.push_back((marks, batch));
+            let full: Vec<Full> = self.waiting.drain(..most.min(self.waiting.len())).collect();
+            let begun = Instant::now();
+            let marks = lane.copy(full.iter().map(|full| (full.slot, &full.job)))?;
+            self.under_way.push_back(Batch { begun, marks, full });
         }
         Ok(())
     }
