@@ -1,5 +1,6 @@
 //! Host memory for pinning: in huge pages where the system has them, and all of it there before it is used.
 
+use std::io::ErrorKind;
 use std::sync::RwLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -83,10 +84,11 @@ fn touch(mem: &HostMem) -> Result<()> {
 }
 
 fn touch_part(part: &HostMem) -> Result<()> {
-    if advise(part, Advice::LinuxPopulateWrite).is_ok() {
-        return Ok(());
+    match advise(part, Advice::LinuxPopulateWrite) {
+        // Kernels before 5.14 do not know this advice: a store into each page does the same.
+        Err(Error::System { source, .. }) if source.kind() == ErrorKind::InvalidInput => {}
+        done => return done,
     }
-    // Kernels before 5.14 do not know this advice: a store into each page does the same.
     for at in (0..part.len()).step_by(4096) {
         part.word(at)?.store(0, std::sync::atomic::Ordering::Relaxed);
     }

@@ -1,10 +1,13 @@
 //! Bytes of files into shared memory: by the page cache, past it, and what of them the page cache has.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
+use rustix::fs::{Access, AtFlags, CWD, OFlags, StatxFlags, accessat, fstat, statx};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::process::geteuid;
 
 use crate::{Error, HostMem, Result};
 
@@ -107,6 +110,15 @@ pub struct DirectRules {
     pub offset: u32,
 }
 
+/// Opens the file behind a descriptor once more, to be read: with advice of its own, which clones of the descriptor would share.
+///
+/// # Errors
+/// When it cannot be opened any more.
+pub fn open_again(file: &File) -> std::io::Result<File> {
+    // Through the descriptor: what the path leads to may be another file by now.
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// Opens the file behind a descriptor once more, to be read past the page cache, and says under which rules; none where its
 /// file system does not do that.
 ///
@@ -163,29 +175,61 @@ struct Cachestat {
     recently_evicted: u64,
 }
 
-/// How many bytes of a range of a file are in the page cache, in whole pages. About files that we may not write, some
-/// kernels say that all of it is.
+/// How many bytes of a range of a file are in the page cache, in whole pages.
+///
+/// About a file that we may neither write nor own the kernel tells nothing. Then some places of the range are read if that
+/// needs no waiting, and what that gives is a guess; each place that is not there the kernel then begins to read.
 ///
 /// # Errors
 /// When the kernel does not tell.
 pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
-    match cachestat(file, at, bytes) {
-        Some(cached) => Ok(cached.min(bytes)),
-        None => Ok(mincore(file, at, bytes)?.min(bytes)),
+    if bytes == 0 {
+        return Ok(0);
     }
+    let told = match cachestat(file, at, bytes) {
+        // As if there were no such call: kernels before 6.5, and containers that do not know it.
+        Err(Errno::NOSYS | Errno::OPNOTSUPP) if is_told(file) => {
+            return Ok(mincore(file, at, bytes)?.min(bytes));
+        }
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => sampled(file, at, bytes),
+        told => told,
+    };
+    Ok(told.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
 }
 
 /// Asks about the file: since Linux 6.5.
-fn cachestat(file: &File, at: u64, bytes: u64) -> Option<u64> {
+fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     /// The same on every architecture: it came after the tables were made one.
     const CACHESTAT: libc::c_long = 451;
-    if bytes == 0 {
-        return Some(0);
-    }
     let (range, mut stat) = (CachestatRange { off: at, len: bytes }, Cachestat::default());
     // SAFETY: both structures are the kernel's and live across the call, which keeps neither.
     let rc = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0_u32) };
-    (rc == 0).then(|| (stat.cached + stat.writeback) * rustix::param::page_size() as u64)
+    match rc {
+        0 => Ok(stat.cached * rustix::param::page_size() as u64),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// Whether the kernel tells us what of a file is in memory. To others `mincore` says that all of it is.
+fn is_told(file: &File) -> bool {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let may_write = accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
+    may_write || fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
+}
+
+/// A guess, by places of the range: a byte of each is read if it is there.
+fn sampled(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
+    const PLACES: u64 = 3;
+    let mut there = 0;
+    for place in 0..PLACES {
+        let from = at + (bytes - 1) * (2 * place + 1) / (2 * PLACES);
+        match preadv2(file, &mut [IoSliceMut::new(&mut [0])], from, ReadWriteFlags::NOWAIT) {
+            Ok(read) => there += read as u64,
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes * there / PLACES)
 }
 
 /// Asks about a mapping of the file: on older kernels.
@@ -229,3 +273,76 @@ pub fn is_in_memory(file: &File) -> bool {
 }
 
 const _: () = assert!(size_of::<Cachestat>() == 40 && size_of::<CachestatRange>() == 16);
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::fs::{Advice, fadvise, fsync};
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    /// A file on a disk that has no name any more; none where temporary files lie in memory.
+    fn file() -> Option<File> {
+        let name = format!("onehop-page-cache-{}-{:?}", std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.write_all(&vec![7; BYTES as usize]).unwrap();
+        fsync(&file).unwrap();
+        if is_in_memory(&file) {
+            skipped("temporary files lie in memory here, which no page cache is in front of");
+            return None;
+        }
+        Some(file)
+    }
+
+    fn skipped(why: &str) {
+        let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
+    }
+
+    fn forget(file: &File) {
+        fadvise(file, 0, None, Advice::DontNeed).unwrap();
+    }
+
+    #[test]
+    fn what_was_read_is_in_the_page_cache_and_what_was_forgotten_is_not() {
+        let Some(file) = file() else { return };
+        assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
+        assert_eq!((is_told(&file), mincore(&file, 0, BYTES).unwrap()), (true, BYTES));
+        assert_eq!(sampled(&file, 0, BYTES).unwrap(), BYTES);
+        assert_eq!(cached_bytes(&file, 5000, 0).unwrap(), 0);
+        forget(&file);
+        assert_eq!((cached_bytes(&file, 0, BYTES).unwrap(), mincore(&file, 0, BYTES).unwrap()), (0, 0));
+        assert_eq!(sampled(&file, 0, BYTES).unwrap(), 0);
+    }
+
+    #[test]
+    fn of_a_file_of_somebody_else_a_guess_is_made() {
+        let Some(written) = file() else { return };
+        if !geteuid().is_root() {
+            skipped("only root can look at its files as somebody else");
+            return;
+        }
+        // Whoever has it open for writing is told.
+        let file = open_again(&written).unwrap();
+        let looked = move || {
+            const NOBODY: libc::c_long = 65534;
+            // SAFETY: the call of the kernel itself, so that this thread alone is somebody else; it ends right after.
+            let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1_i64, NOBODY, -1_i64) };
+            assert_eq!(rc, 0);
+            assert!(!is_told(&file));
+            assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
+            let warm = cached_bytes(&file, 0, BYTES).unwrap();
+            forget(&file);
+            // This is why it is not asked.
+            assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
+            (warm, cached_bytes(&file, 0, BYTES).unwrap())
+        };
+        let (warm, cold) = std::thread::spawn(looked).join().unwrap();
+        assert_eq!(warm, BYTES);
+        assert!(cold < BYTES / 2, "{cold}");
+    }
+}

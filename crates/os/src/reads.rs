@@ -36,7 +36,8 @@ struct Pending {
 pub struct Reads {
     ring: IoUring,
     memory: HostMem,
-    registered: bool,
+    /// Why the kernel pins the memory anew for each read.
+    unregistered: Option<std::io::Error>,
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     unsubmitted: usize,
@@ -52,8 +53,8 @@ impl Reads {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::new(depth.next_power_of_two()).map_err(|e| Error::System {
             call: "io_uring_setup".into(),
+            hint: if e.kind() == std::io::ErrorKind::OutOfMemory { NO_ROOM } else { HINT },
             source: e,
-            hint: HINT,
         })?;
         if !ring.params().is_feature_ext_arg() {
             return Err(Error::System {
@@ -64,7 +65,7 @@ impl Reads {
         }
         let mut this = Self {
             ring,
-            registered: false,
+            unregistered: None,
             pending: (0..depth).map(|_| None).collect(),
             free: (0..depth as usize).collect(),
             memory,
@@ -73,15 +74,17 @@ impl Reads {
         let buffer = libc::iovec { iov_base: this.memory.host_ptr().cast(), iov_len: this.memory.len() };
         if this.memory.len() <= MOST_REGISTERED && this.memory.is_writable() {
             // SAFETY: the memory is mapped as long as `this` has it, and the ring goes before it does.
-            this.registered = unsafe { this.ring.submitter().register_buffers(&[buffer]) }.is_ok();
+            this.unregistered = unsafe { this.ring.submitter().register_buffers(&[buffer]) }.err();
+        } else {
+            this.unregistered = Some(std::io::ErrorKind::Unsupported.into());
         }
         Ok(this)
     }
 
-    /// Whether the memory is registered, which spares the kernel to pin it for each read.
+    /// Why the memory is not registered, which would spare the kernel to pin it for each read.
     #[must_use]
-    pub fn is_registered(&self) -> bool {
-        self.registered
+    pub fn why_unregistered(&self) -> Option<&std::io::Error> {
+        self.unregistered.as_ref()
     }
 
     /// How many more may be begun.
@@ -145,7 +148,7 @@ impl Reads {
         };
         let (Ok(length), Some(slot)) = (u32::try_from(bytes), self.free.pop()) else { return Err(full()) };
         let memory = self.memory.host_ptr().wrapping_add(offset);
-        let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.registered);
+        let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.unregistered.is_none());
         self.pending[slot] = Some(Pending { name, _file: file.clone() });
         // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or write
         // has ended; dropping `self` waits for that.
@@ -219,6 +222,7 @@ impl Reads {
 }
 
 /// What may keep a process from io_uring.
+const NO_ROOM: &str = "; its ring counts against the limit of locked memory (ulimit -l)";
 const HINT: &str = "; io_uring may be switched off (sysctl kernel.io_uring_disabled) or kept from containers";
 
 impl Drop for Reads {
