@@ -1,5 +1,7 @@
 //! What can go wrong with a GPU.
 
+use std::io::ErrorKind;
+
 use onehop_proto::GpuAddr;
 
 /// The result of this crate's calls.
@@ -87,4 +89,18 @@ pub enum Error {
         /// What differs.
         why: String,
     },
+}
+
+impl Error {
+    /// Whether there was no memory, of the GPU or of this machine.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        /// CUDA_ERROR_OUT_OF_MEMORY.
+        const NO_ROOM: i32 = 2;
+        match self {
+            Self::Driver { code, .. } => *code == NO_ROOM,
+            Self::Memory(onehop_os::Error::System { source, .. }) => source.kind() == ErrorKind::OutOfMemory,
+            _ => false,
+        }
+    }
 }

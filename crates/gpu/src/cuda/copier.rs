@@ -20,6 +20,8 @@ const SHORT: Duration = Duration::from_micros(30);
 const NAP: Duration = Duration::from_micros(500);
 /// How long copies may take: a thousand times what the ring's take.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How long the end of copies that nobody waits for any more is waited for.
+const END: Duration = Duration::from_secs(10);
 /// CUDA_ERROR_NOT_SUPPORTED.
 const NOT_SUPPORTED: c_int = 801;
 
@@ -106,6 +108,21 @@ impl CudaCopier {
         })
     }
 
+    fn within(&mut self, longest: Duration, mark: Mark) -> Result<()> {
+        let start = Instant::now();
+        while !self.is_over(mark)? {
+            let waited = start.elapsed();
+            if waited > longest {
+                return Err(Error::Silent { what: WHAT.into(), seconds: longest.as_secs() });
+            }
+            // Small copies are over before a thread can be put to sleep and woken. Of long ones an eighth is lost at most.
+            if waited > SHORT {
+                std::thread::sleep((waited / 8).min(NAP));
+            }
+        }
+        Ok(())
+    }
+
     fn rows(&self, rows: &Rows) -> Result<()> {
         let copy = sys::CUDA_MEMCPY2D {
             srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
@@ -184,18 +201,7 @@ impl Copier for CudaCopier {
     }
 
     fn wait(&mut self, mark: Mark) -> Result<()> {
-        let start = Instant::now();
-        while !self.is_over(mark)? {
-            let waited = start.elapsed();
-            if waited > LONGEST {
-                return Err(Error::Silent { what: WHAT.into(), seconds: LONGEST.as_secs() });
-            }
-            // Small copies are over before a thread can be put to sleep and woken. Of long ones an eighth is lost at most.
-            if waited > SHORT {
-                std::thread::sleep((waited / 8).min(NAP));
-            }
-        }
-        Ok(())
+        self.within(LONGEST, mark)
     }
 }
 
@@ -204,9 +210,18 @@ const MOST_PITCH: usize = 1 << 30;
 
 impl Drop for CudaCopier {
     fn drop(&mut self) {
-        let stream = self.stream.raw();
-        // SAFETY: the stream lives; when this returns nothing reads the host memory any more, or the context is broken and
-        // runs nothing.
-        let _ = self.context.attempt(|driver| unsafe { driver.stream_wait(stream) });
+        match self.mark().map(|mark| self.within(END, mark)) {
+            // The GPU may still read the one and write the other: they are kept for ever.
+            Ok(Err(Error::Silent { .. })) => {
+                std::mem::forget((self.host.clone(), self.from.clone(), self.to.clone()));
+            }
+            Ok(_) => {}
+            Err(_) => {
+                let stream = self.stream.raw();
+                // SAFETY: the stream lives; when this returns nothing reads the host memory any more, or the context is
+                // broken and runs nothing.
+                let _ = self.context.attempt(|driver| unsafe { driver.stream_wait(stream) });
+            }
+        }
     }
 }
