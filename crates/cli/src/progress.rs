@@ -21,6 +21,12 @@ impl Bar {
         Self(bar)
     }
 
+    /// What sets how many bytes are done.
+    pub(crate) fn setter(&self) -> impl Fn(u64) + Send + use<> {
+        let bar = self.0.clone();
+        move |bytes| bar.set_position(bytes)
+    }
+
     /// So many bytes more are done.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.inc(bytes);

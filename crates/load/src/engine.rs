@@ -22,11 +22,10 @@ mod start;
 mod threads;
 
 use std::ops::Range;
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, HostMem};
@@ -38,7 +37,7 @@ use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
 use crew::{Crew, Lane, Shared, Turns};
-use direct::Supply;
+use direct::{Found, Supply};
 use library::Library;
 use shelf::Ring;
 pub use shelf::Shelf;
@@ -59,6 +58,9 @@ const COPIED: usize = 64 << 20;
 
 /// How long threads that have nothing left to do may take to end, if their ring is to be kept.
 const LEAVING: Duration = Duration::from_secs(1);
+
+/// How often whoever waits for a chunk looks whether there will be one.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
@@ -92,8 +94,12 @@ pub struct Options {
 /// How many bytes went which way, and what was used for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Account {
+    /// Whether the way was asked for by name.
+    pub asked: bool,
     /// Bytes that came out of the page cache.
     pub cached_bytes: u64,
+    /// Bytes that came through it, from the disk or wherever they were.
+    pub through_cache_bytes: u64,
     /// Bytes that came past it, from the disk.
     pub direct_bytes: u64,
     /// Bytes that cuFile moved.
@@ -108,10 +114,24 @@ pub struct Account {
     pub threads: usize,
     /// Bytes of the ring.
     pub ring_bytes: u64,
-    /// Why bytes did not go past the page cache though the disk had them, if that was so.
+    /// Why files could not be read past the page cache, if that was so.
     pub why_cached: Option<String>,
     /// Why bytes that went past the page cache went by plain calls instead of io_uring, if that was so.
     pub why_calls: Option<String>,
+    /// Why the kernel had to pin the ring anew for each read past the page cache, or cuFile copied through a buffer of its
+    /// own, if that was so: the memory could not be registered.
+    pub why_unregistered: Option<String>,
+    /// Why nobody knows what the page cache had, if that was so; then files are read past it where they can be.
+    pub why_unknown: Option<String>,
+}
+
+impl Account {
+    /// Bytes that were read, whichever way.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        let by_cache = self.cached_bytes + self.through_cache_bytes;
+        by_cache + self.direct_bytes + self.cufile_bytes + self.remote_bytes
+    }
 }
 
 /// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
@@ -186,13 +206,13 @@ impl Prepared {
         let direct = if work.sources.iter().any(|source| source.direct.is_some()) { direct } else { 0 };
         let part = slot.div_ceil(slot.div_ceil(direct::SLOT)).next_multiple_of(block);
         let bytes = slot * threads * SLOTS + part * direct::slots(direct);
-        let ring = match shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
-            _ if by_library => None,
-            Some(ring) => Some(ring),
-            None => {
-                let memory = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
-                Some(Ring { memory, known: None })
-            }
+        let ring = if by_library {
+            None
+        } else if let Some(ring) = shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
+            Some(ring)
+        } else {
+            let memory = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
+            Some(Ring { memory, known: None })
         };
         let arenas = Vec::new();
         Ok(Self { work, ring, shelf, slot, part, threads, direct, arenas })
@@ -211,6 +231,7 @@ struct Work {
     /// How many chunks there are at least.
     chunks: usize,
     sources: Vec<choice::Opened>,
+    asked: bool,
     why_cached: Option<String>,
 }
 
@@ -226,7 +247,7 @@ impl Work {
         let lists = plans().enumerate().map(list).collect::<Result<_>>()?;
         let chunks = plans().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
         let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
-        Ok(Self { turns: Turns::new(lists), chunks, sources, why_cached })
+        Ok(Self { turns: Turns::new(lists), chunks, sources, asked: route != Route::Auto, why_cached })
     }
 }
 
@@ -259,13 +280,18 @@ impl Stopper {
 pub struct RingEngine {
     arena: Region,
     crew: Arc<Crew>,
-    arrived: Receiver<Result<Chunk>>,
+    arrived: Receiver<Chunk>,
     account: Account,
     ring: Option<Region>,
     /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
     shelf: Option<Arc<Shelf>>,
     stays: bool,
+    look: Option<Look>,
+    looked: Option<Instant>,
 }
+
+/// Is told how many bytes have been read, and says whether the load is to go on.
+type Look = Box<dyn FnMut(u64) -> bool + Send>;
 
 impl RingEngine {
     /// Starts to load into a new arena.
@@ -282,7 +308,7 @@ impl RingEngine {
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { work, ring, shelf, slot, part, threads, direct, arenas } = prepared;
-        let Work { turns, sources, why_cached, .. } = work;
+        let Work { turns, sources, asked, why_cached, .. } = work;
         let shared = Shared::new(sources, turns);
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| {
@@ -291,15 +317,17 @@ impl RingEngine {
         let Some(Ring { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
             let arena = room(*gpu, plan)?;
-            return Ok(vec![Self::by_library(*gpu, arena, shared, threads)?]);
+            let account = Account { threads, asked, why_cached, ..Account::default() };
+            return Ok(vec![Self::by_library(*gpu, arena, shared, account)?]);
         };
-        let account = Account { threads, ring_bytes: ring.len() as u64, why_cached, ..Account::default() };
+        let ring_bytes = ring.len() as u64;
+        let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
-        let mut start = Start { crew: Crew::new(shared), arrived: &senders, ring: &ring, slot, part, real };
-        let (disk, found) = channel();
+        let mut start = Start { crew: Crew::new(shared), ring: &ring, slot, part, real };
+        let (disk, found) = Found::new();
         let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
-        let supply = if threads == 0 { Supply::All } else { Supply::found(found) };
+        let supply = if threads == 0 { Supply::All } else { found };
         let readers = start.readers(threads * SLOTS * slot, direct, &supply)?;
         let crew = start.crew;
         let ends =
@@ -318,30 +346,55 @@ impl RingEngine {
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real }
+            Self {
+                arena,
+                crew,
+                arrived,
+                account,
+                ring: Some(ring),
+                shelf,
+                stays: real,
+                look: None,
+                looked: None,
+            }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
 
     /// Has threads hand the chunks to cuFile.
-    fn by_library(gpu: &dyn Gpu, arena: Region, shared: Shared, threads: usize) -> Result<Self> {
+    fn by_library(gpu: &dyn Gpu, arena: Region, shared: Shared, account: Account) -> Result<Self> {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
-        let account = Account { threads, cufile_way: Some(library.way()), ..Account::default() };
+        let why_unregistered = library.why_unregistered();
+        let account = Account { cufile_way: Some(library.way()), why_unregistered, ..account };
         let (mut crew, (arrives, arrived)) = (Crew::new(shared), channel());
-        for _ in 0..threads {
+        for _ in 0..account.threads {
             let (library, arriving) = (library.clone(), arrives.clone());
-            crew.spawn("waits for cuFile", slice::from_ref(&arrives), move |shared| {
-                library::run(shared, &library, &arriving)
-            })?;
+            crew.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
         }
         let crew = Arc::new(crew);
-        Ok(Self { arena, crew, arrived, account, ring: None, shelf: None, stays: false })
+        Ok(Self {
+            arena,
+            crew,
+            arrived,
+            account,
+            ring: None,
+            shelf: None,
+            stays: false,
+            look: None,
+            looked: None,
+        })
     }
 
     /// What ends it from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper(self.crew.shared.clone())
+    }
+
+    /// Has `look` asked, many times a second, while somebody waits for chunks: it is told how many bytes have been read, of
+    /// GPUs that share a ring those of all, and the load is given up when it says no.
+    pub fn watch(&mut self, look: impl FnMut(u64) -> bool + Send + 'static) {
+        self.look = Some(Box::new(look));
     }
 
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
@@ -352,35 +405,42 @@ impl RingEngine {
         let direct_bytes = shared.direct_bytes.load(Ordering::Acquire);
         let remote_bytes = shared.remote_bytes.load(Ordering::Acquire);
         let from_disk = shared.disk_threads.load(Ordering::Acquire);
-        let only_there = from_disk > 0 && cached_bytes + remote_bytes == 0;
+        let through_cache_bytes = shared.through_bytes.load(Ordering::Acquire);
+        let only_there = from_disk > 0 && cached_bytes + through_cache_bytes + remote_bytes == 0;
+        let registered = self.account.why_unregistered.as_ref();
         Account {
             cached_bytes,
+            through_cache_bytes,
             direct_bytes,
             threads: from_disk + if only_there { 0 } else { self.account.threads },
             cufile_bytes: shared.cufile_bytes.load(Ordering::Acquire),
             remote_bytes,
             retries: shared.retries.load(Ordering::Acquire),
             why_calls: shared.why_calls.get().cloned(),
+            why_unregistered: registered.or(shared.why_unregistered.get()).cloned(),
+            why_unknown: shared.why_unknown.get().cloned(),
             ..self.account.clone()
         }
     }
 
     /// What the copy engine does by itself, bytes in a second: out of the ring, or out of other pinned memory where there
     /// is none, to other memory of the GPU. For after the load, of which it is the limit; none where the ring is too small to
-    /// tell.
+    /// tell, or the load has left no room.
     ///
     /// # Errors
     /// When the GPU fails.
     pub fn copy_rate(&self, gpu: &dyn Gpu) -> Result<Option<f64>> {
-        if gpu.simulated() {
+        if gpu.simulated() || self.ring.as_ref().is_some_and(|ring| ring.len() < LEAST_SLOT) {
             return Ok(None);
         }
         let from = match &self.ring {
-            Some(ring) if ring.len() < LEAST_SLOT => return Ok(None),
-            Some(ring) => ring.slice(0..ring.len().min(COPIED))?,
-            None => gpu.alloc(Place::PinnedHost, COPIED)?,
+            Some(ring) => ring.slice(0..ring.len().min(COPIED)),
+            None => gpu.alloc(Place::PinnedHost, COPIED),
         };
-        Ok(Some(onehop_gpu::copy_rate(gpu, &from)?))
+        match from.and_then(|from| onehop_gpu::copy_rate(gpu, &from)) {
+            Err(error) if error.is_no_room() => Ok(None),
+            rate => Ok(Some(rate?)),
+        }
     }
 }
 
@@ -407,12 +467,27 @@ impl Engine for RingEngine {
     type Error = Error;
 
     fn arrived(&mut self) -> Result<Option<Chunk>> {
-        match self.arrived.recv_timeout(STALL) {
-            Ok(chunk) => chunk.map(Some),
-            // All threads have ended and told everything; one of them perhaps that it failed, to another GPU's engine.
-            Err(RecvTimeoutError::Disconnected) if self.crew.shared.is_stopped() => Err(Error::GivenUp),
-            Err(RecvTimeoutError::Disconnected) => Ok(None),
-            Err(RecvTimeoutError::Timeout) => Err(Error::Stalled { waited: STALL }),
+        let (shared, start) = (&self.crew.shared, Instant::now());
+        loop {
+            if let Some(look) = &mut self.look
+                && self.looked.is_none_or(|last| last.elapsed() > LOOK)
+            {
+                self.looked = Some(Instant::now());
+                if !look(shared.read_bytes()) {
+                    shared.stop();
+                    return Err(Error::GivenUp);
+                }
+            }
+            match self.arrived.recv_timeout(LOOK) {
+                Ok(chunk) => return Ok(Some(chunk)),
+                // Whoever reads may go on for as long as the disk takes to answer.
+                Err(_) if shared.is_stopped() => return Err(shared.why()),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > STALL => {
+                    return Err(Error::Stalled { waited: STALL });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
     }
 

@@ -3,8 +3,8 @@
 //! [`Model::open`] reads the headers of safetensors and GGUF files, believing nothing that they say of themselves
 //! before it has been held against the rest. [`Plan::new`] decides where every tensor of a [`Selection`] comes to lie
 //! in one arena and which blocks of which files are read for it; [`Plan::chunks`] cuts that to the slots of a ring.
-//! Whatever moves the bytes is an [`Engine`](stream::Engine); [`Arrivals`] and [`Stream`](stream::Stream) hand tensors
-//! out as soon as they are complete. Nothing here opens a GPU or moves a tensor.
+//! Whatever moves the bytes is an [`Engine`](stream::Engine): that of files is [`RingEngine`](engine::RingEngine). [`Arrivals`]
+//! and [`Stream`](stream::Stream) hand tensors out as soon as they are complete. Nothing here opens a GPU.
 #![forbid(unsafe_code)]
 
 mod arrivals;

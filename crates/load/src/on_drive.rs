@@ -1,6 +1,6 @@
 //! Files on a drive that onehop drives: those of its file system, and those that extent maps tell of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,14 +92,15 @@ impl OnMaps {
         if self.files.len() == 1 {
             return self.files.keys().cloned().collect();
         }
-        let mut roots: Vec<PathBuf> =
-            self.files.keys().filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
-        roots.dedup();
-        // The shards of an index may lie in directories below its own.
-        let all = roots.clone();
-        roots.retain(|root| !all.iter().any(|other| other != root && root.starts_with(other)));
-        roots
+        directories(self.files.keys())
     }
+}
+
+/// The directories that hold these files. The shards of an index may lie in directories below its own: those come with it.
+fn directories<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Vec<PathBuf> {
+    let all: BTreeSet<&Path> = files.filter_map(|path| path.parent()).collect();
+    let below = |root: &Path| root.ancestors().skip(1).any(|above| all.contains(above));
+    all.iter().filter(|root| !below(root)).map(|root| root.to_path_buf()).collect()
 }
 
 impl Store for OnMaps {
@@ -159,4 +160,17 @@ impl Source for DriveFile {
 
 fn failed(path: &Path, why: onehop_files::Error) -> Error {
     Error::OnDrive { file: path.display().to_string(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_directory_once_and_none_below_another() {
+        let files = ["/m/a", "/m/b/x", "/m/c", "/n/o/p/q", "/n/o/r", "/mm/s"].map(PathBuf::from);
+        let roots = directories(files.iter());
+        assert_eq!(roots, ["/m", "/mm", "/n/o"].map(PathBuf::from));
+        assert_eq!(directories([PathBuf::from("/a"), "/b/c".into()].iter()), [PathBuf::from("/")]);
+    }
 }

@@ -64,10 +64,7 @@ impl Outcome {
         let limit_gbps = copy_rate.filter(|_| copied).map(|rate| rate / 1e9);
         Self {
             bytes,
-            read_bytes: account.cached_bytes
-                + account.direct_bytes
-                + account.cufile_bytes
-                + account.remote_bytes,
+            read_bytes: account.read_bytes(),
             gpu_bytes: plans.iter().map(|plan| plan.gpu_bytes).sum(),
             seconds,
             gbps,
@@ -91,25 +88,53 @@ struct Went {
 
 impl Went {
     fn of(account: &Account) -> Self {
-        let Account { cached_bytes, direct_bytes, remote_bytes, .. } = *account;
+        let Account { cached_bytes, through_cache_bytes, direct_bytes, remote_bytes, asked, .. } = *account;
+        let by_cache = cached_bytes + through_cache_bytes;
         if let Some(way) = account.cufile_way {
             let limit = "the copy engine, should cuFile copy through host memory";
-            return Self { route: "cufile", why: format!("it was asked for; {way}"), limit, copied: true };
+            let mut why = format!("it was asked for; {way}");
+            if let Some(reason) = &account.why_cached {
+                why = format!("{why}; not past the page cache: {reason}");
+            }
+            if let Some(reason) = &account.why_unregistered {
+                why = format!("{why}; it did not take the GPU memory: {reason}");
+            }
+            return Self { route: "cufile", why, limit, copied: true };
         }
-        if remote_bytes > cached_bytes + direct_bytes {
+        if remote_bytes > by_cache + direct_bytes {
             let why = "a server had the bytes: read by ranges into pinned memory".into();
             return Self { route: "cpu/remote", why, limit: "the server, or the network", copied: false };
         }
-        if direct_bytes > cached_bytes {
-            let why = "the disk had the bytes: read past the page cache".into();
+        if direct_bytes > by_cache {
+            let why = match &account.why_unknown {
+                _ if asked => "it was asked for: read past the page cache".into(),
+                Some(why) => {
+                    format!("read past the page cache, as nobody knows what that has of the bytes: {why}")
+                }
+                None => "the disk had the bytes: read past the page cache".into(),
+            };
             return Self { route: "cpu/pinned", why, limit: "the disk", copied: false };
         }
-        let why = match &account.why_cached {
-            _ if direct_bytes > 0 => "the page cache had most of the bytes; the others came past it".into(),
-            Some(why) => format!("by the page cache: {why}"),
-            None => "the page cache had the bytes".into(),
-        };
-        Self { route: "cpu/cached", why, limit: "the copy engine", copied: true }
+        let copied = cached_bytes >= through_cache_bytes;
+        let mut why = String::from(match (asked, copied) {
+            (true, _) => "it was asked for",
+            (false, true) if by_cache > cached_bytes || direct_bytes > 0 => {
+                "the page cache had most of the bytes"
+            }
+            (false, true) => "the page cache had the bytes",
+            (false, false) if account.why_unknown.is_some() => {
+                "by the page cache, whatever that has of the bytes"
+            }
+            (false, false) => "by the page cache, which did not have most of the bytes",
+        });
+        if direct_bytes > 0 {
+            why += "; others came past it";
+        }
+        if let Some(reason) = &account.why_cached {
+            why = format!("{why}; not past it: {reason}");
+        }
+        let limit = if copied { "the copy engine" } else { "the disk" };
+        Self { route: "cpu/cached", why, limit, copied }
     }
 }
 
@@ -123,4 +148,78 @@ fn why_not_direct(remote: bool) -> WhyNot {
         )
     };
     WhyNot { route: "cpu/direct", reason, fix }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_and_its_limit_are_those_of_most_bytes() {
+        let none = Account::default();
+        let why = |text: &str| Some(String::from(text));
+        let cases = [
+            (
+                Account { cached_bytes: 9, ..none.clone() },
+                ("cpu/cached", "the page cache had the bytes", "the copy engine"),
+            ),
+            (
+                Account { cached_bytes: 9, direct_bytes: 3, why_cached: why("b: no"), ..none.clone() },
+                (
+                    "cpu/cached",
+                    "the page cache had most of the bytes; others came past it; not past it: b: no",
+                    "the copy engine",
+                ),
+            ),
+            (
+                Account { cached_bytes: 2, through_cache_bytes: 9, asked: true, ..none.clone() },
+                ("cpu/cached", "it was asked for", "the disk"),
+            ),
+            (
+                Account { through_cache_bytes: 9, why_cached: why("b: no"), ..none.clone() },
+                (
+                    "cpu/cached",
+                    "by the page cache, which did not have most of the bytes; not past it: b: no",
+                    "the disk",
+                ),
+            ),
+            (
+                Account { through_cache_bytes: 9, why_unknown: why("secret"), ..none.clone() },
+                ("cpu/cached", "by the page cache, whatever that has of the bytes", "the disk"),
+            ),
+            (
+                Account { direct_bytes: 9, cached_bytes: 3, ..none.clone() },
+                ("cpu/pinned", "the disk had the bytes: read past the page cache", "the disk"),
+            ),
+            (
+                Account { direct_bytes: 9, asked: true, ..none.clone() },
+                ("cpu/pinned", "it was asked for: read past the page cache", "the disk"),
+            ),
+            (
+                Account { direct_bytes: 9, why_unknown: why("secret"), ..none.clone() },
+                (
+                    "cpu/pinned",
+                    "read past the page cache, as nobody knows what that has of the bytes: secret",
+                    "the disk",
+                ),
+            ),
+            (
+                Account {
+                    cufile_way: Some("somehow"),
+                    why_unregistered: why("full"),
+                    why_cached: why("b: no"),
+                    ..none
+                },
+                (
+                    "cufile",
+                    "it was asked for; somehow; not past the page cache: b: no; it did not take the GPU memory: full",
+                    "the copy engine, should cuFile copy through host memory",
+                ),
+            ),
+        ];
+        for (account, told) in cases {
+            let went = Went::of(&account);
+            assert_eq!((went.route, &*went.why, went.limit), told, "{account:?}");
+        }
+    }
 }

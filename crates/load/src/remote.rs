@@ -7,7 +7,7 @@ mod file;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use url::Url;
 
 use crate::error::{Error, Result};
 use crate::source::{Kind, Source, Store};
-use file::{Failure, RemoteFile};
+use file::{Failure, RemoteFile, in_time};
 
 /// Most objects below a prefix that are looked at.
 const MAX_NAMES: usize = 1 << 20;
@@ -137,9 +137,9 @@ impl Remote {
         let prefix = Some(&address.location).filter(|location| !location.as_ref().is_empty());
         let file = path.display().to_string();
         let mut objects = address.store.list(prefix);
+        let go_on = || !self.config.stopped.load(Ordering::Relaxed);
         for _ in 0..MAX_NAMES {
-            let next = async { tokio::time::timeout(self.config.idle, objects.next()).await };
-            let next = self.runtime.block_on(next).map_err(|_| Failure::late(self.config.idle));
+            let next = self.runtime.block_on(in_time(objects.next(), self.config.idle, &go_on));
             let Some(object) = next.map_err(|why| why.error(&file, 1))? else { return Ok(()) };
             let object = object.map_err(|why| Failure::from(why).error(&file, 1))?;
             if !each(&object.location) {

@@ -74,41 +74,62 @@ fn tensors_arrive_whole_by_every_way() {
     }
 }
 
-/// Runs its arguments where io_uring is forbidden, as containers forbid it: by a seccomp filter. 99: it could not.
-const NO_RING: &str = r#"
+/// Runs its arguments where a system call is forbidden, as containers forbid io_uring's: by a seccomp filter. 99: it could not.
+const WITHOUT: &str = r#"
 import ctypes, errno, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
-SETUP, ALLOW, DENY = 425, 0x7fff0000, 0x00050000 | errno.EPERM
-code = b"".join(struct.pack("<HBBI", *line) for line in [(0x20, 0, 0, 0), (0x15, 0, 1, SETUP), (6, 0, 0, DENY), (6, 0, 0, ALLOW)])
+CALL, ALLOW, DENY = int(sys.argv[1]), 0x7fff0000, 0x00050000 | errno.EPERM
+code = b"".join(struct.pack("<HBBI", *line) for line in [(0x20, 0, 0, 0), (0x15, 0, 1, CALL), (6, 0, 0, DENY), (6, 0, 0, ALLOW)])
 lines = ctypes.create_string_buffer(code)
 program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", 4, ctypes.addressof(lines)))
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
     sys.exit(99)
-if libc.syscall(SETUP, 1, None) != -1 or ctypes.get_errno() != errno.EPERM:
+if libc.syscall(CALL, 1, None) != -1 or ctypes.get_errno() != errno.EPERM:
     sys.exit(99)
-os.execv(sys.argv[1], sys.argv[1:])
+os.execv(sys.argv[2], sys.argv[2:])
 "#;
+const IO_URING_SETUP: &str = "425";
+const IO_URING_REGISTER: &str = "427";
 
-#[test]
-fn without_io_uring_the_disk_is_read_all_the_same() {
+/// Loads a model past the page cache without a system call; gives the account of the ways, or skips it.
+fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     let crc = model(&file, &TENSORS, 9);
     let mut python = Command::new("python3");
-    python.args(["-c", NO_RING, env!("CARGO_BIN_EXE_onehop"), "--json", "load", text(&file)]);
+    python.args(["-c", WITHOUT, call, env!("CARGO_BIN_EXE_onehop"), "--json", "load", text(&file)]);
+    let skipped = |why: &str| {
+        skip(why);
+        None
+    };
     let Ok(output) = python.args(["-g", "emu", "--route", "cpu/pinned", "--verify"]).output() else {
-        return skip("python3 is not installed");
+        return skipped("python3 is not installed");
     };
     if code(&output) == 99 {
-        return skip("no seccomp filter can be set");
+        return skipped("no seccomp filter can be set");
     }
     let loaded: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     if code(&output) == 1 && loaded["error"]["message"].as_str().unwrap().contains("past the page cache") {
-        return skip("a file system with O_DIRECT for the tests' directory");
+        return skipped("a file system with O_DIRECT for the tests' directory");
     }
     assert_eq!(loaded["verified"], json!(true), "{loaded:#}");
-    assert!(loaded["ways"]["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{loaded:#}");
     assert_eq!((&loaded["route"], &loaded["crc32c"]), (&json!("cpu/pinned"), &json!(format!("{crc:08x}"))));
+    assert!(loaded["route_why"].as_str().unwrap().contains("asked for"), "{loaded:#}");
+    Some(loaded["ways"].clone())
+}
+
+#[test]
+fn without_io_uring_the_disk_is_read_all_the_same() {
+    let Some(ways) = past_the_cache_without(IO_URING_SETUP) else { return };
+    assert!(ways["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{ways:#}");
+    assert_eq!(ways["why_unregistered"], json!(null));
+}
+
+#[test]
+fn memory_that_io_uring_does_not_register_is_told_of() {
+    let Some(ways) = past_the_cache_without(IO_URING_REGISTER) else { return };
+    assert!(ways["why_unregistered"].as_str().unwrap().contains("not permitted"), "{ways:#}");
+    assert_eq!(ways["why_calls"], json!(null));
 }
 
 #[test]

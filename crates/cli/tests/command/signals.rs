@@ -1,5 +1,7 @@
 //! Ctrl-C: an orderly end, and a quick one for those who insist.
 
+use std::fs::File;
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +38,24 @@ fn ctrl_c_ends_in_order() {
             assert!(String::from_utf8_lossy(&output.stderr).starts_with("onehop: stopped"));
         }
     }
+}
+
+#[test]
+fn ctrl_c_is_heard_within_a_tensor() {
+    let dir = Dir::new();
+    let path = dir.file("one.safetensors");
+    let bytes = 16_u64 << 30;
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + bytes).unwrap();
+    let child = start(&["load", &path, "-g", "emu", "--threads", "1", "--route", "cpu/cached"]);
+    signal(&child, "-INT");
+    let asked = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
 }
 
 #[test]

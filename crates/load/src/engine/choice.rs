@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, open_direct};
+use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, open_again, open_direct};
 use rustix::fs::{Advice, fadvise};
 
 use super::Route;
@@ -17,6 +17,8 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
     pub(super) origin: Origin,
     pub(super) direct: Option<Direct>,
+    /// Whether there is nothing behind the page cache.
+    pub(super) in_memory: bool,
 }
 
 /// A file that is read past the page cache, and what reads of it may begin at multiples of.
@@ -43,11 +45,20 @@ pub(super) fn open(
     for source in files {
         let (name, bytes) = (String::from(source.name()), source.bytes());
         if let Some(server) = source.fetch().filter(|_| route == Route::Auto) {
-            sources.push(Opened { name, bytes, origin: Origin::Server(server), direct: None });
+            sources.push(Opened {
+                name,
+                bytes,
+                origin: Origin::Server(server),
+                direct: None,
+                in_memory: false,
+            });
             continue;
         }
         let file = source.local().ok_or_else(|| Error::NoFile { file: name.clone() })?;
-        let file = file.file().try_clone().map_err(|e| Error::Open { file: name.clone(), source: e })?;
+        // The advice below is for this load alone: others read the model's file, too. Without /proc they get it as well.
+        let file = open_again(file.file()).or_else(|_| file.file().try_clone());
+        let file = file.map_err(|e| Error::Open { file: name.clone(), source: e })?;
+        let in_memory = is_in_memory(&file);
         let direct = match route {
             Route::Cached => None,
             Route::Auto | Route::Pinned | Route::CuFile => match past_the_cache(&file, block) {
@@ -64,7 +75,7 @@ pub(super) fn open(
                 }
             },
         };
-        sources.push(Opened { name, bytes, origin: Origin::Local(Arc::new(file)), direct });
+        sources.push(Opened { name, bytes, origin: Origin::Local(Arc::new(file)), direct, in_memory });
     }
     Ok((sources, why_cached))
 }
@@ -89,15 +100,10 @@ fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String
     }
 }
 
-/// Whether it is sooner out of the page cache: where half of it is not there, the disk is read in any case.
-pub(super) fn mostly_cached(file: &File, chunk: &Chunk) -> bool {
-    let (mut bytes, mut cached) = (0, 0);
-    for read in &chunk.reads {
-        bytes += read.valid;
-        match cached_bytes(file, read.offset, read.valid) {
-            Ok(there) => cached += there,
-            Err(_) => return false,
-        }
+/// How many bytes of a chunk the page cache has.
+pub(super) fn cached(source: &Opened, file: &File, chunk: &Chunk) -> onehop_os::Result<u64> {
+    if source.in_memory {
+        return Ok(chunk.valid());
     }
-    cached * 2 >= bytes
+    chunk.reads.iter().map(|read| cached_bytes(file, read.offset, read.valid)).sum()
 }

@@ -59,15 +59,21 @@ pub(super) struct Shared {
     /// What no thread has taken yet.
     left: Mutex<Turns>,
     stop: AtomicBool,
+    /// What ended it, until somebody is told.
+    failed: Mutex<Option<Error>>,
     pub(super) cached_bytes: AtomicU64,
+    pub(super) through_bytes: AtomicU64,
     pub(super) direct_bytes: AtomicU64,
     pub(super) cufile_bytes: AtomicU64,
     pub(super) remote_bytes: AtomicU64,
     pub(super) retries: AtomicU64,
     /// Threads that have read past the page cache.
     pub(super) disk_threads: AtomicUsize,
-    /// What the kernel said to those that have no io_uring.
+    /// What the kernel said to those that have no io_uring, or no memory registered with it.
     pub(super) why_calls: OnceLock<String>,
+    pub(super) why_unregistered: OnceLock<String>,
+    /// What it said when it was asked what the page cache has.
+    pub(super) why_unknown: OnceLock<String>,
 }
 
 impl Shared {
@@ -77,13 +83,17 @@ impl Shared {
             sources,
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
+            failed: Mutex::new(None),
             cached_bytes: zero(),
+            through_bytes: zero(),
             direct_bytes: zero(),
             cufile_bytes: zero(),
             remote_bytes: zero(),
             retries: zero(),
             disk_threads: AtomicUsize::new(0),
             why_calls: OnceLock::new(),
+            why_unregistered: OnceLock::new(),
+            why_unknown: OnceLock::new(),
         }
     }
 
@@ -95,12 +105,30 @@ impl Shared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
+    /// Bytes that have been read so far, whichever way.
+    pub(super) fn read_bytes(&self) -> u64 {
+        let ways = [&self.cached_bytes, &self.through_bytes, &self.direct_bytes];
+        let ways = ways.into_iter().chain([&self.cufile_bytes, &self.remote_bytes]);
+        ways.map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }
 
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    /// Ends it for this reason, unless there was one before.
+    fn fail(&self, error: Error) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.stop();
+    }
+
+    /// Why it is over before its end. The reason itself is given once.
+    pub(super) fn why(&self) -> Error {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(Error::GivenUp)
     }
 }
 
@@ -109,7 +137,7 @@ pub(super) struct Lane {
     /// Bytes of a slot of that part.
     pub(super) slot: usize,
     pub(super) copiers: Vec<Box<dyn Copier>>,
-    pub(super) arrived: Vec<Sender<Result<Chunk>>>,
+    pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
 /// Where copies end: for each GPU that gets some.
@@ -158,7 +186,7 @@ impl Lane {
     /// Whoever waited may have gone: then the load was given up, and they have set the flag.
     pub(super) fn tell(&self, chunk: &Chunk, gpus: Range<usize>) {
         for arrived in self.arrived.get(gpus).into_iter().flatten() {
-            let _ = arrived.send(Ok(chunk.clone()));
+            let _ = arrived.send(chunk.clone());
         }
     }
 }
@@ -174,18 +202,17 @@ impl Crew {
         Self { shared: Arc::new(shared), threads: Vec::new() }
     }
 
-    /// Starts one. What goes wrong with it ends all, and the first GPU's engine is told.
+    /// Starts one. What goes wrong with it ends all.
     pub(super) fn spawn(
         &mut self,
         name: &str,
-        arrived: &[Sender<Result<Chunk>>],
-        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
+        work: impl Fn(&Shared) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let (shared, first) = (self.shared.clone(), arrived.first().cloned());
+        let shared = self.shared.clone();
+        // What it works with goes after it was told what went wrong: that may take as long as a GPU that does not answer.
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(error) = work(&shared) {
-                shared.stop();
-                let _ = first.map(|first| first.send(Err(error)));
+                shared.fail(error);
             }
         });
         self.threads.push(thread.map_err(Error::Thread)?);

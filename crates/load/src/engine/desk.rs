@@ -137,9 +137,76 @@ impl State {
         while self.waiting.len() >= most || (self.under_way.is_empty() && !self.waiting.is_empty()) {
             let full: Vec<Full> = self.waiting.drain(..most.min(self.waiting.len())).collect();
             let begun = Instant::now();
-            let marks = lane.copy(full.iter().map(|full| (full.slot, &full.job)))?;
-            self.under_way.push_back(Batch { begun, marks, full });
+            match lane.copy(full.iter().map(|full| (full.slot, &full.job))) {
+                Ok(marks) => self.under_way.push_back(Batch { begun, marks, full }),
+                Err(error) => {
+                    // Others come here before they hear of it: no chunk is told whose first parts were lost.
+                    full.into_iter().rev().for_each(|full| self.waiting.push_front(full));
+                    return Err(error);
+                }
+            }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, Mutex};
+
+    use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
+
+    use super::*;
+    use crate::error::Error;
+    use crate::plan::Copy;
+
+    /// Refuses the first call.
+    struct Refuses {
+        copier: Box<dyn Copier>,
+        copied: Arc<Mutex<Vec<usize>>>,
+        first: bool,
+    }
+
+    impl Copier for Refuses {
+        fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+            if std::mem::take(&mut self.first) {
+                return Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 });
+            }
+            self.copied.lock().unwrap().push(rows.to);
+            self.copier.copy(rows)
+        }
+        fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+            self.copier.mark()
+        }
+        fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+            self.copier.is_over(mark)
+        }
+        fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+            self.copier.wait(mark)
+        }
+    }
+
+    fn part(to: u64) -> Job {
+        let copies = vec![Copy { slot: 0, to, row: 4096, rows: 1, step: 4096 }];
+        Job { chunk: Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }, gpus: 0..1 }
+    }
+
+    #[test]
+    fn no_part_of_a_chunk_is_lost_to_a_copy_that_failed() {
+        let (desk, copied, (arrived, arrivals)) = (Desk::new(1, 2), Arc::default(), channel());
+        let gpu = Emulated::new();
+        let memory = |place| gpu.alloc(place, 8192).unwrap();
+        let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
+        let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
+        desk.open(Lane { slot: 4096, copiers: vec![Box::new(copier)], arrived: vec![arrived] });
+        let first = Full { slot: 0, filler: 0, job: part(0), arrived: None };
+        assert!(matches!(desk.hand_in(first), Err(Error::Gpu(_))));
+        let whole = part(0).chunk;
+        let last = Full { slot: 1, filler: 0, job: part(4096), arrived: Some(whole.clone()) };
+        desk.hand_in(last).unwrap();
+        desk.attend().unwrap();
+        assert_eq!(arrivals.try_recv(), Ok(whole));
+        assert_eq!(*copied.lock().unwrap(), [0, 4096]);
     }
 }

@@ -10,8 +10,8 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub(super) const SLOT: usize = 512 << 10;
 const SPARE: usize = 8;
 /// Reads that a thread has under way at most: the parts of some chunks lie in pieces.
 const UNDER_WAY: usize = 8;
+/// How much may wait for the threads, in pieces: some MiB, and chunks of many GiB where they are whole.
+const MOST_PIECES: usize = 1 << 18;
 /// How long a thread sleeps before it looks whether the load was given up.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long one that waits for a chunk sleeps before it looks after the copies of all.
@@ -46,15 +48,40 @@ pub(super) fn slots(threads: usize) -> usize {
 pub(super) enum Supply {
     /// They are all these threads' own.
     All,
-    /// Others have not found them in the page cache.
-    Found(Arc<Mutex<Receiver<Job>>>),
+    /// Others have not found them in the page cache. With how many pieces those consist of that wait.
+    Found(Arc<Mutex<Receiver<Job>>>, Arc<AtomicUsize>),
 }
 
-impl Supply {
-    /// What others have not found.
-    pub(super) fn found(by: Receiver<Job>) -> Self {
-        Self::Found(Arc::new(Mutex::new(by)))
+/// Where others leave what they have not found in the page cache.
+#[derive(Clone)]
+pub(super) struct Found {
+    jobs: Sender<Job>,
+    pieces: Arc<AtomicUsize>,
+}
+
+impl Found {
+    pub(super) fn new() -> (Self, Supply) {
+        let ((jobs, taken), pieces) = (channel(), Arc::default());
+        let supply = Supply::Found(Arc::new(Mutex::new(taken)), Arc::clone(&pieces));
+        (Self { jobs, pieces }, supply)
     }
+
+    /// Whether enough is waiting: what is added takes memory.
+    pub(super) fn is_full(&self) -> bool {
+        self.pieces.load(Ordering::Relaxed) > MOST_PIECES
+    }
+
+    /// Leaves a chunk; nobody is there any more if not.
+    pub(super) fn send(&self, job: Job) -> bool {
+        self.pieces.fetch_add(pieces(&job), Ordering::Relaxed);
+        self.jobs.send(job).is_ok()
+    }
+}
+
+/// What a chunk that waits takes, in reads and copies of some ten bytes each.
+fn pieces(job: &Job) -> usize {
+    const ITSELF: usize = 4;
+    ITSELF + job.chunk.reads.len() + job.chunk.copies.len()
 }
 
 /// One of the threads.
@@ -67,7 +94,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn run(self, shared: &Shared) -> Result<()> {
+    pub(super) fn run(&self, shared: &Shared) -> Result<()> {
         let mut full = None;
         // Many loads find all in the page cache, and get by without a ring of the kernel's.
         let Some(mut job) = self.next(&mut full, shared)? else { return Ok(()) };
@@ -102,14 +129,18 @@ impl Reader {
 
     /// The next chunk; none when there will be none, or the load was given up.
     fn next(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
-        let found = match &self.supply {
+        let (found, waiting) = match &self.supply {
             Supply::All => return Ok(shared.next()),
-            Supply::Found(found) => found,
+            Supply::Found(found, waiting) => (found, waiting),
+        };
+        let taken = |job: Job| {
+            waiting.fetch_sub(pieces(&job), Ordering::Relaxed);
+            Ok(Some(job))
         };
         if let Ok(found) = found.try_lock()
             && let Ok(job) = found.try_recv()
         {
-            return Ok(Some(job));
+            return taken(job);
         }
         // Nobody knows when there will be more, or whether.
         self.hand_in(full)?;
@@ -117,7 +148,7 @@ impl Reader {
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         while !shared.is_stopped() {
             match found.recv_timeout(SOON) {
-                Ok(job) => return Ok(Some(job)),
+                Ok(job) => return taken(job),
                 Err(RecvTimeoutError::Timeout) => self.desk.attend()?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -162,7 +193,12 @@ struct Ring {
 impl By {
     fn new(slots: HostMem, shared: &Shared) -> Self {
         match Reads::new(slots.clone(), UNDER_WAY as u32) {
-            Ok(reads) => Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] })),
+            Ok(reads) => {
+                if let Some(why) = reads.why_unregistered() {
+                    shared.why_unregistered.get_or_init(|| why.to_string());
+                }
+                Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] }))
+            }
             Err(why) => {
                 shared.why_calls.get_or_init(|| why.to_string());
                 Self::Calls(slots)
@@ -281,5 +317,37 @@ impl Disk<'_> {
             bytes: read.bytes - whole,
             valid: read.valid - whole,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::crew::Turns;
+    use super::*;
+
+    #[test]
+    fn what_waits_for_the_disk_is_not_more_than_it_may_be() {
+        let (found, supply) = Found::new();
+        let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
+        let reads = vec![read; MOST_PIECES / 4];
+        let job = || {
+            let chunk = Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
+            Job { chunk, gpus: 0..1 }
+        };
+        let mut sent = 0;
+        while !found.is_full() {
+            assert!(found.send(job()));
+            sent += 1;
+        }
+        assert_eq!(sent, 4);
+        let desk = Arc::new(Desk::new(1, 1));
+        let reader = Reader { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, desk, supply };
+        let shared = Shared::new(Vec::new(), Turns::new(Vec::new()));
+        for _ in 0..sent {
+            assert!(reader.next(&mut None, &shared).unwrap().is_some());
+            assert!(!found.is_full());
+        }
+        drop(reader);
+        assert!(!found.send(job()), "nobody is there any more");
     }
 }

@@ -16,8 +16,8 @@ use crate::plan::Chunk;
 pub(super) struct Library {
     files: Vec<Box<dyn GpuFile>>,
     arena: Region,
-    /// Kept as long as it is read into; cuFile copies through a buffer of its own where it did not take the arena.
-    _registered: Option<Box<dyn Send + Sync>>,
+    /// Kept as long as it is read into; or why cuFile did not take the arena, and copies through a buffer of its own.
+    registered: onehop_gpu::Result<Box<dyn Send + Sync>>,
     library: Arc<dyn GpuFiles>,
 }
 
@@ -48,8 +48,13 @@ impl Library {
             library.open(file).map_err(refused)
         };
         let files = sources.iter().map(give).collect::<Result<_>>()?;
-        let registered = library.register(arena).ok();
-        Ok(Self { files, arena: arena.clone(), _registered: registered, library })
+        let registered = library.register(arena);
+        Ok(Self { files, arena: arena.clone(), registered, library })
+    }
+
+    /// Why it has not the arena, if that is so.
+    pub(super) fn why_unregistered(&self) -> Option<String> {
+        self.registered.as_ref().err().map(ToString::to_string)
     }
 
     /// What is known of the way that bytes take.
@@ -59,7 +64,7 @@ impl Library {
 }
 
 /// Has chunk after chunk read.
-pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Result<Chunk>>) -> Result<()> {
+pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Chunk>) -> Result<()> {
     while let Some(job) = shared.next() {
         let (Some(source), Some(file)) =
             (shared.sources.get(job.chunk.file), library.files.get(job.chunk.file))
@@ -71,7 +76,7 @@ pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Result<Ch
             shared.cufile_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         // Whoever waited may have gone: then the load was given up.
-        let _ = arrived.send(Ok(job.chunk));
+        let _ = arrived.send(job.chunk);
     }
     Ok(())
 }

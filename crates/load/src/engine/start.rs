@@ -2,22 +2,19 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use onehop_os::HostMem;
 
 use super::SLOTS;
-use super::crew::{Crew, Job, Shared};
+use super::crew::{Crew, Shared};
 use super::desk::Desk;
-use super::direct::{Reader, Supply, slots};
+use super::direct::{Found, Reader, Supply, slots};
 use super::threads::Filler;
 use crate::error::Result;
-use crate::plan::Chunk;
 
 /// A load whose threads are being started. They need no GPU to begin with.
 pub(super) struct Start<'a> {
     pub(super) crew: Crew,
-    pub(super) arrived: &'a [Sender<Result<Chunk>>],
     pub(super) ring: &'a HostMem,
     /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
     pub(super) slot: usize,
@@ -35,7 +32,7 @@ impl Start<'_> {
     pub(super) fn fillers(
         &mut self,
         threads: usize,
-        disk: Option<Sender<Job>>,
+        disk: Option<Found>,
     ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
         let fillers = if self.real { threads } else { threads.min(1) };
         let share = fillers * SLOTS * self.slot;
@@ -47,7 +44,7 @@ impl Start<'_> {
                 let (ring, desk, disk) = (self.memory(range.clone())?, desk.clone(), disk.clone());
                 let filler = Filler { index, ring, slot_bytes: self.slot, desk, disk };
                 let fill = move |shared: &Shared| filler.run(shared);
-                self.crew.spawn("reads cached bytes", self.arrived, fill)?;
+                self.crew.spawn("reads cached bytes", fill)?;
             }
         }
         Ok(desks)
@@ -72,7 +69,7 @@ impl Start<'_> {
                 let (ring, desk, supply) = (self.memory(range.clone())?, desk.clone(), supply.clone());
                 let reader = Reader { ring, slot_bytes: self.part, desk, supply };
                 let read = move |shared: &Shared| reader.run(shared);
-                self.crew.spawn("reads from the disk", self.arrived, read)?;
+                self.crew.spawn("reads from the disk", read)?;
             }
         }
         Ok(desks)

@@ -3,15 +3,19 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use onehop_os::HostMem;
 
-use super::choice::{Opened, Origin, mostly_cached};
+use super::choice::{Opened, Origin, cached};
 use super::crew::{Job, Shared};
 use super::desk::{Desk, Full};
+use super::direct::Found;
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
+
+/// How long a thread that has more for the disk than that is asked for sleeps before it looks again.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// One of them.
 pub(super) struct Filler {
@@ -20,7 +24,7 @@ pub(super) struct Filler {
     pub(super) slot_bytes: usize,
     pub(super) desk: Arc<Desk>,
     /// To whom it hands chunks that are not in the page cache.
-    pub(super) disk: Option<Sender<Job>>,
+    pub(super) disk: Option<Found>,
 }
 
 impl Filler {
@@ -40,7 +44,12 @@ impl Filler {
             if self.read(shared, slot, &job.chunk)? {
                 return Ok(Some(job));
             }
-            if self.disk.as_ref().is_none_or(|disk| disk.send(job).is_err()) {
+            let Some(disk) = &self.disk else { return Err(Error::Incomplete) };
+            while disk.is_full() && !shared.is_stopped() {
+                std::thread::sleep(LOOK);
+                self.desk.attend()?;
+            }
+            if !disk.send(job) {
                 // Whoever reads there has ended, and has told why.
                 return Ok(None);
             }
@@ -51,14 +60,8 @@ impl Filler {
     /// Reads a chunk, unless it is sooner read past the page cache.
     fn read(&self, shared: &Shared, slot: usize, chunk: &Chunk) -> Result<bool> {
         let Some(source) = shared.sources.get(chunk.file) else { return Err(Error::Incomplete) };
-        let valid = chunk.reads.iter().map(|read| read.valid).sum();
         match &source.origin {
-            Origin::Local(file) => {
-                if !self.read_local(slot, source, file, chunk)? {
-                    return Ok(false);
-                }
-                shared.cached_bytes.fetch_add(valid, Ordering::Relaxed);
-            }
+            Origin::Local(file) => return self.read_local(shared, slot, source, file, chunk),
             Origin::Server(server) => {
                 for read in &chunk.reads {
                     let to = slot * self.slot_bytes + read.slot as usize;
@@ -69,7 +72,7 @@ impl Filler {
                     let retries = server.fetch(read.offset, read.valid, &go_on, &mut take)?;
                     shared.retries.fetch_add(retries, Ordering::Relaxed);
                 }
-                shared.remote_bytes.fetch_add(valid, Ordering::Relaxed);
+                shared.remote_bytes.fetch_add(chunk.valid(), Ordering::Relaxed);
             }
         }
         Ok(true)
@@ -77,10 +80,26 @@ impl Filler {
 
     /// The same of a file. The kernel is asked what it has of the chunk right before it is read: to ask for all of 16 GiB
     /// beforehand takes some milliseconds.
-    fn read_local(&self, slot: usize, source: &Opened, file: &File, chunk: &Chunk) -> Result<bool> {
-        if source.direct.is_some() && !mostly_cached(file, chunk) {
-            return Ok(false);
-        }
+    fn read_local(
+        &self,
+        shared: &Shared,
+        slot: usize,
+        source: &Opened,
+        file: &File,
+        chunk: &Chunk,
+    ) -> Result<bool> {
+        let there = match cached(source, file, chunk) {
+            // Where half of it is not there, the disk is read in any case.
+            Ok(there) if source.direct.is_some() && there * 2 < chunk.valid() => return Ok(false),
+            Ok(there) => there,
+            Err(why) => {
+                shared.why_unknown.get_or_init(|| why.to_string());
+                if source.direct.is_some() {
+                    return Ok(false);
+                }
+                0
+            }
+        };
         for read in &chunk.reads {
             let (to, wanted) = (slot * self.slot_bytes + read.slot as usize, read.valid as usize);
             let got = self.ring.read_file(to, wanted, file, read.offset).map_err(|e| Error::Read {
@@ -98,6 +117,8 @@ impl Filler {
                 });
             }
         }
+        shared.cached_bytes.fetch_add(there, Ordering::Relaxed);
+        shared.through_bytes.fetch_add(chunk.valid() - there, Ordering::Relaxed);
         Ok(true)
     }
 }

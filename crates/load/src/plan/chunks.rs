@@ -73,6 +73,12 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// Bytes that are read of the file.
+    #[must_use]
+    pub fn valid(&self) -> u64 {
+        self.reads.iter().map(|r| r.valid).sum()
+    }
+
     /// Bytes of the slot that are taken.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -119,13 +119,33 @@ impl RemoteFile {
     }
 }
 
+/// Waits for what a server does, no longer than it may be silent, nor when whoever wanted it does not any more.
+pub(super) async fn in_time<T>(
+    work: impl Future<Output = T>,
+    idle: Duration,
+    go_on: &dyn Fn() -> bool,
+) -> Result<T, Failure> {
+    let (mut work, begun) = (pin!(work), Instant::now());
+    loop {
+        if !go_on() {
+            return Err(Failure::Ours(Error::GivenUp));
+        }
+        if let Ok(done) = tokio::time::timeout(LOOK, &mut work).await {
+            return Ok(done);
+        }
+        if begun.elapsed() >= idle {
+            return Err(Failure::late(idle));
+        }
+    }
+}
+
 impl Inner {
     /// What it is now.
     fn look(&self) -> Result<Looks> {
         let mut looks = None;
         self.patiently(0, |go_on| {
             self.insist(go_on, async || {
-                let meta = self.in_time(self.store.head(&self.location), go_on).await??;
+                let meta = in_time(self.store.head(&self.location), self.config.idle, go_on).await??;
                 looks = Some(Looks::of(&meta));
                 Ok(())
             })
@@ -170,26 +190,6 @@ impl Inner {
         })
     }
 
-    /// Waits for what a server does, as long as that may take.
-    async fn in_time<T>(
-        &self,
-        work: impl Future<Output = T>,
-        go_on: &dyn Fn() -> bool,
-    ) -> Result<T, Failure> {
-        let (mut work, begun) = (pin!(work), Instant::now());
-        loop {
-            if !go_on() {
-                return Err(Failure::Ours(Error::GivenUp));
-            }
-            if let Ok(done) = tokio::time::timeout(LOOK, &mut work).await {
-                return Ok(done);
-            }
-            if begun.elapsed() >= self.config.idle {
-                return Err(Failure::late(self.config.idle));
-            }
-        }
-    }
-
     fn changed(&self, now: impl fmt::Display) -> Failure {
         let (was, now) = (self.looks.to_string(), now.to_string());
         Failure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
@@ -210,7 +210,8 @@ impl Inner {
             version: self.looks.version.clone(),
             ..GetOptions::default()
         };
-        let got = match self.in_time(self.store.get_opts(&self.location, options), go_on).await? {
+        let got = match in_time(self.store.get_opts(&self.location, options), self.config.idle, go_on).await?
+        {
             Err(object_store::Error::Precondition { .. }) => {
                 return Err(self.changed("another object: the server says that its tag is no longer this"));
             }
@@ -222,7 +223,7 @@ impl Inner {
         }
         let mut body = got.into_stream();
         while *done < bytes {
-            let Some(part) = self.in_time(body.next(), go_on).await? else {
+            let Some(part) = in_time(body.next(), self.config.idle, go_on).await? else {
                 return Err(Failure::Again("the answer ended early".into()));
             };
             let part = part?;

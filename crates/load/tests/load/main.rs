@@ -9,6 +9,7 @@ mod gguf_oracle;
 mod landing;
 mod late;
 mod manifest;
+mod mishaps;
 mod model;
 mod mover;
 mod plan;

@@ -54,6 +54,10 @@ fn config(s3: Vec<(String, String)>, idle: Duration) -> Config {
 }
 
 fn remote(server: &Server, idle: Duration) -> Remote {
+    Remote::new(s3_config(server, idle)).unwrap()
+}
+
+fn s3_config(server: &Server, idle: Duration) -> Config {
     let s3 = [
         ("aws_endpoint", server.url("")),
         ("aws_region", "here-1".into()),
@@ -62,8 +66,7 @@ fn remote(server: &Server, idle: Duration) -> Remote {
         ("aws_secret_access_key", "SECRET".into()),
         ("aws_profile", "means nothing".into()),
     ];
-    let s3 = s3.map(|(name, value)| (name.to_owned(), value)).to_vec();
-    Remote::new(config(s3, idle)).unwrap()
+    config(s3.map(|(name, value)| (name.to_owned(), value)).to_vec(), idle)
 }
 
 const SLOT: usize = 256 << 10;
@@ -223,22 +226,26 @@ fn a_load_that_is_given_up_ends_soon() {
     assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the server");
 }
 
-/// Nobody has to wait for a header that does not come.
+/// Nobody has to wait for a header that does not come, or for the names below a prefix.
 #[test]
-fn whoever_does_not_want_to_wait_for_a_header_need_not() {
-    let (server, _, path) = start();
-    server.goes(Wrong::Hangs);
-    let config = config(Vec::new(), LONG);
-    let (stopped, remote) = (config.stopped.clone(), Remote::new(config).unwrap());
-    let begun = Instant::now();
-    std::thread::scope(|scope| {
-        let opened = scope.spawn(|| Model::open(&remote, &[path]).err());
-        while server.state.requests.load(Ordering::Relaxed) < 2 && !opened.is_finished() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        stopped.store(true, Ordering::Relaxed);
-        assert!(matches!(opened.join().unwrap(), Some(Error::GivenUp)));
-    });
-    // The server would have it wait for twenty seconds.
-    assert!(begun.elapsed() < Duration::from_secs(15), "it waited for the server");
+fn whoever_does_not_want_to_wait_need_not() {
+    for address in ["/m/model.safetensors", "s3://m/llama"] {
+        let (server, ..) = start();
+        server.goes(Wrong::Hangs);
+        let config = s3_config(&server, LONG);
+        let (stopped, remote) = (config.stopped.clone(), Remote::new(config).unwrap());
+        let path = if address.starts_with('/') { server.url(address) } else { address.into() };
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let opened = scope.spawn(|| Model::open(&remote, &[path.into()]).err());
+            while server.state.requests.load(Ordering::Relaxed) < 2 && !opened.is_finished() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            stopped.store(true, Ordering::Relaxed);
+            let error = opened.join().unwrap();
+            assert!(matches!(error, Some(Error::GivenUp)), "{address}: {error:?}");
+        });
+        // The server would have it wait for twenty seconds.
+        assert!(begun.elapsed() < Duration::from_secs(15), "it waited for the server");
+    }
 }

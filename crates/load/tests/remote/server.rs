@@ -22,7 +22,7 @@ pub enum Wrong {
     Changes(u64),
     /// The same, and it does not look at If-Match.
     ChangesSilently(u64),
-    /// It never answers a range.
+    /// It never answers a range, or what is below a prefix.
     Hangs,
     /// It sends everything, whatever it was asked for.
     NoRanges,
@@ -122,6 +122,9 @@ fn answer(state: &State, lines: &[String], stream: &mut TcpStream) -> Option<()>
     let (method, target) = (words.next()?, words.next()?);
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     if query.contains("list-type=2") {
+        if wrong == Wrong::Hangs {
+            return hang();
+        }
         return list(state, path, query, stream);
     }
     let Some(data) = state.objects.lock().unwrap().get(path).cloned() else {
@@ -166,8 +169,7 @@ fn answer(state: &State, lines: &[String], stream: &mut TcpStream) -> Option<()>
     };
     let body = &data[first.0..first.1];
     if wrong == Wrong::Hangs {
-        std::thread::sleep(Duration::from_secs(20));
-        return None;
+        return hang();
     }
     let head = format!("{line}{common}Content-Length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).ok()?;
@@ -181,6 +183,11 @@ fn answer(state: &State, lines: &[String], stream: &mut TcpStream) -> Option<()>
         state.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
     }
     if cut { None } else { Some(()) }
+}
+
+fn hang() -> Option<()> {
+    std::thread::sleep(Duration::from_secs(20));
+    None
 }
 
 fn status(stream: &mut TcpStream, line: &str) -> Option<()> {

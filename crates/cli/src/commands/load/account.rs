@@ -141,16 +141,23 @@ pub(super) fn tell(d: &Document) -> Text {
         format!("{} by cuFile, for {threads}", units::bytes(ways.cufile_bytes))
     } else {
         format!(
-            "{} out of the page cache, {} past it, {} from servers, by {threads} through {} of pinned memory",
+            "{} out of the page cache, {} from the disk through it, {} past it, {} from servers, by {threads} through {} of pinned memory",
             units::bytes(ways.cached_bytes),
+            units::bytes(ways.through_cache_bytes),
             units::bytes(ways.direct_bytes),
             units::bytes(ways.remote_bytes),
             units::bytes(ways.ring_bytes),
         )
     };
     text.row("", moved);
+    if let Some(why) = &ways.why_unknown {
+        text.row("", format!("what the page cache had is not known: {why}"));
+    }
     if let Some(why) = &ways.why_calls {
         text.row("", format!("past the page cache by plain calls: {why}"));
+    }
+    if let (Some(why), None) = (&ways.why_unregistered, ways.cufile_way) {
+        text.row("", format!("the kernel pins memory for each read past the page cache: {why}"));
     }
     for no in &went.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));

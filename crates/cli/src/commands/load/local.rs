@@ -96,11 +96,21 @@ pub(super) fn carry_out(
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
-    let bar = Bar::new("loading", plans.iter().map(|plan| plan.tensor_bytes).sum());
-    let mut streams: Vec<_> =
-        engines.into_iter().zip(&plans).map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
+    let bar = Bar::new("loading", to_read(&plans));
+    let watched = |mut engine: RingEngine| {
+        let (show, stop) = (bar.setter(), context.stop.clone());
+        engine.watch(move |read| {
+            show(read);
+            !stop.is_set()
+        });
+        engine
+    };
+    let engines = engines.into_iter().map(watched).zip(&plans);
+    let mut streams: Vec<_> = engines.map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
     // One after the other: what arrives for the others meanwhile is taken down, and told when they are asked.
-    streams.iter_mut().try_for_each(|stream| arrive(stream, &bar, context))?;
+    for stream in &mut streams {
+        while stream.next().map_err(|e| given_up(e, context))?.is_some() {}
+    }
     let took = wanted.begin.elapsed();
     drop(bar);
     model.still_same().map_err(|e| given_up(e, context))?;
@@ -120,15 +130,12 @@ pub(super) fn carry_out(
     Ok((held, document))
 }
 
-/// Takes tensors as they arrive, until all are there.
-fn arrive(stream: &mut Stream<RingEngine>, bar: &Bar, context: &Context) -> Result<()> {
-    let mut shown = 0;
-    while stream.next()?.is_some() {
-        context.stop.check()?;
-        bar.add(stream.bytes() - shown);
-        shown = stream.bytes();
+/// Bytes that are read: once where all GPUs want the same.
+fn to_read(plans: &[&Plan]) -> u64 {
+    match plans {
+        [first, others @ ..] if others.iter().all(|plan| plan == first) => first.read_bytes,
+        _ => plans.iter().map(|plan| plan.read_bytes).sum(),
     }
-    Ok(())
 }
 
 /// A part of a file, whatever it holds, as `onehop read FILE` wants it.

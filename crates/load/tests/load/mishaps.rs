@@ -1,0 +1,147 @@
+//! What goes wrong beside the bytes: who is told of it, how soon, and what a load says of itself afterwards.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_gpu::{
+    Copier, Doorbells, Emulated, Error as GpuError, Gpu, KernelJob, Launch, Place, Region, Running,
+};
+use onehop_load::engine::{Options, Prepared, RingEngine, Route};
+use onehop_load::outcome::Outcome;
+use onehop_load::stream::Stream;
+use onehop_load::{Error, Local, Model, Plan, Selection, plan};
+use onehop_os::page_cache::cached_bytes;
+use onehop_os::{HostMem, Registers};
+use rustix::fs::{Advice, fadvise};
+
+use crate::engine::{Folder, model};
+
+fn ring_plan(model: &Model, selection: &Selection) -> Plan {
+    Plan::new(model, selection, plan::Options::ring()).unwrap()
+}
+
+/// The first GPU has all it is to have when the other's part fails.
+#[test]
+fn a_gpu_s_failure_is_told_where_it_is_waited_for() {
+    let folder = Folder::new("rank-fails");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[4 << 20]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let length = path.metadata().unwrap().len();
+    File::options().write(true).open(&path).unwrap().set_len(length - 4096).unwrap();
+    let half = |rank| ring_plan(&opened, &Selection::default().cut("*", 0).rank(rank, 2).unwrap());
+    let plans = [half(0), half(1)];
+    let plans: Vec<_> = plans.iter().collect();
+    let gpus = [Emulated::new(), Emulated::new()];
+    let gpus: Vec<&dyn Gpu> = gpus.iter().map(|gpu| gpu as _).collect();
+    for _ in 0..20 {
+        let options = Options { route: Route::Cached, slot: Some(1 << 20), threads: Some(1) };
+        let prepared = Prepared::for_all(&plans, &opened.files, &options).unwrap();
+        let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
+        let mut streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
+        let (mut first, mut other) = (streams.next().unwrap(), streams.next().unwrap());
+        // The first one either has its half, or hears of it in the other's stead.
+        let error = first.next().and_then(|_| other.next().map(|_| ()));
+        assert!(matches!(error, Err(Error::Ended { .. })), "{error:?}");
+    }
+}
+
+#[test]
+fn whoever_watches_may_end_a_load_within_a_tensor() {
+    let folder = Folder::new("watched");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[64 << 20]);
+    let opened = Model::open(&Local, &[path]).unwrap();
+    let plan = ring_plan(&opened, &Selection::default());
+    let begin = |look: fn(u64) -> bool| {
+        let options = Options { threads: Some(1), ..Options::default() };
+        let prepared = Prepared::new(&plan, &opened.files, &options).unwrap();
+        let mut engine = RingEngine::start(&Emulated::new(), &plan, prepared).unwrap();
+        engine.watch(look);
+        Stream::new(plan.clone(), engine)
+    };
+    assert!(matches!(begin(|_| false).next(), Err(Error::GivenUp)));
+    // What is told never is more than there is.
+    assert!(begin(|read| read <= 65 << 20).next().unwrap().is_some());
+}
+
+/// A GPU that has no room for anything but what it is given.
+struct FullGpu(Emulated);
+
+impl Gpu for FullGpu {
+    fn name(&self) -> &str {
+        "full"
+    }
+    fn simulated(&self) -> bool {
+        false
+    }
+    fn alloc(&self, place: Place, bytes: usize) -> onehop_gpu::Result<Region> {
+        if place == Place::Vram && bytes == 8 << 20 {
+            return self.0.alloc(place, bytes);
+        }
+        let (name, text) = ("CUDA_ERROR_OUT_OF_MEMORY".into(), "out of memory".into());
+        let what = format!("allocating {bytes} bytes");
+        Err(GpuError::Driver { what, call: "cuMemAlloc", name, code: 2, text, hint: String::new() })
+    }
+    fn adopt(&self, place: Place, mem: HostMem) -> onehop_gpu::Result<Region> {
+        self.0.adopt(place, mem)
+    }
+    fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
+        self.0.copier(from, to)
+    }
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
+        self.0.map_registers(regs)
+    }
+    fn prepare(&self, launch: &Launch) -> onehop_gpu::Result<()> {
+        self.0.prepare(launch)
+    }
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> {
+        self.0.launch(launch, job)
+    }
+}
+
+#[test]
+fn a_model_that_leaves_no_room_is_loaded_all_the_same() {
+    let folder = Folder::new("full");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[8 << 20]);
+    let opened = Model::open(&Local, &[path]).unwrap();
+    let plan = ring_plan(&opened, &Selection::default());
+    let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
+    let gpu = FullGpu(Emulated::new());
+    let mut stream = Stream::new(plan.clone(), RingEngine::start(&gpu, &plan, prepared).unwrap());
+    while stream.next().unwrap().is_some() {}
+    assert_eq!(stream.engine().copy_rate(&gpu).unwrap(), None, "the rate of its copy engine is not known");
+}
+
+#[test]
+fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
+    let folder = Folder::new("through");
+    let path = folder.0.join("m.safetensors");
+    model(&path, &[24 << 20]);
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let (file, plan) = (File::open(&path).unwrap(), ring_plan(&opened, &Selection::default()));
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    if cached_bytes(&file, 0, 24 << 20).unwrap() > 0 {
+        println!("SKIP: this file system keeps what it is to drop");
+        return;
+    }
+    let load = || {
+        let options = Options { route: Route::Cached, threads: Some(1), slot: None };
+        let prepared = Prepared::new(&plan, &opened.files, &options).unwrap();
+        let mut stream =
+            Stream::new(plan.clone(), RingEngine::start(&Emulated::new(), &plan, prepared).unwrap());
+        while stream.next().unwrap().is_some() {}
+        let account = stream.engine().account();
+        let outcome = Outcome::new(&[&plan], &account, Duration::from_secs(1), None);
+        (account, outcome)
+    };
+    let (cold, outcome) = load();
+    // The kernel reads ahead of what it is asked for.
+    assert!(cold.through_cache_bytes > 1 << 20 && cold.read_bytes() >= 24 << 20, "{cold:?}");
+    assert!(outcome.route_why.contains("asked for"), "{}", outcome.route_why);
+    let (warm, outcome) = load();
+    assert_eq!((warm.through_cache_bytes, warm.asked), (0, true), "{warm:?}");
+    assert_eq!((outcome.limit.what, outcome.route), ("the copy engine", "cpu/cached"));
+}
