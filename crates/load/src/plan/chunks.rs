@@ -135,12 +135,6 @@ impl Chunk {
         }
         Self { index: self.index, file: self.file, reads: reads.collect(), copies, direct: None }
     }
-
-    /// Bytes that go to tensors, or between them.
-    #[must_use]
-    pub fn copied(&self) -> u64 {
-        self.copies.iter().map(Copy::bytes).sum()
-    }
 }
 
 /// The chunks of a plan, made as they are asked for.

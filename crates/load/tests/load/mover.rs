@@ -111,7 +111,8 @@ fn check(plan: &Plan, chunk: &Chunk, size: u64) {
         assert_eq!(read.valid, read.bytes.min(length - read.offset));
         (slot, reached) = (slot + read.bytes, read.offset + read.bytes);
     }
-    assert!(chunk.copied() > 0 && chunk.copied() <= chunk.bytes());
+    let copied: u64 = chunk.copies.iter().map(onehop_load::plan::Copy::bytes).sum();
+    assert!(copied > 0 && copied <= chunk.bytes());
     assert!(chunk.direct.is_none() || chunk.reads.len() == 1);
 }
 
