@@ -23,8 +23,9 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Whatever its type: Linux has a partition here, and counts it.
     fn used(&self) -> bool {
-        self.kind != 0 && self.count != 0
+        self.count != 0
     }
 
     fn extended(&self) -> bool {
@@ -43,14 +44,15 @@ fn entries(sector: &[u8; 512]) -> Option<[Slot; 4]> {
 }
 
 /// The slots, if this sector is a table at all: the boot sector of a FAT has the same signature, and code or zeros where a
-/// table has its entries.
+/// table has its entries. Slots of type 0 make none, and none less of one.
 pub(super) fn slots(sector: &[u8; 512], size: u64, lba: u32) -> Option<[Slot; 4]> {
     let slots = entries(sector)?;
     let blocks = size / u64::from(lba);
+    let typed = |s: &Slot| s.used() && s.kind != 0;
     let sane = |s: &Slot| {
-        s.status & 0x7F == 0 && (!s.used() || s.kind == PROTECTIVE || (s.start > 0 && s.start < blocks))
+        s.status & 0x7F == 0 && (!typed(s) || s.kind == PROTECTIVE || (s.start > 0 && s.start < blocks))
     };
-    (slots.iter().all(sane) && slots.iter().any(Slot::used)).then_some(slots)
+    (slots.iter().all(sane) && slots.iter().any(typed)).then_some(slots)
 }
 
 pub(super) fn read(blocks: &dyn Blocks, slots: &[Slot; 4], lba: u32) -> Result<Table> {
@@ -90,12 +92,13 @@ impl Disk<'_> {
         Ok(Partition { index, start, len, kind: format!("{:02x}", slot.kind), name: String::new() })
     }
 
-    /// The chain within the extended partition: each sector has one partition, counted from that sector, and the next
-    /// sector, counted from the extended partition's start.
+    /// The chain within the extended partition: each sector has partitions, counted from that sector, and the next sector,
+    /// counted from the extended partition's start. Most have one of each, in this order, but Linux looks for both in all
+    /// four slots, and numbers what it finds.
     fn logical(&self, outer: &Slot) -> Result<Vec<Partition>> {
         let whole = self.partition(0, 0, outer)?;
         let (mut found, mut seen) = (Vec::new(), HashSet::new());
-        let mut next = 0;
+        let (mut next, mut count) = (0, outer.count);
         loop {
             let at = outer.start + next;
             if !seen.insert(at) || seen.len() > MOST_LOGICAL {
@@ -112,11 +115,16 @@ impl Disk<'_> {
             }
             let mut sector = [0; 512];
             fill(self.blocks, at * self.lba, &mut sector)?;
-            let Some([own, link, ..]) = entries(&sector) else {
+            let Some(slots) = entries(&sector) else {
                 return Err(Error::damaged(TABLE, format!("block {at} of the chain has no signature")));
             };
-            if own.used() {
-                let part = self.partition(5 + found.len() as u32, at, &own)?;
+            for (slot, i) in slots.iter().zip(0..).filter(|(s, _)| s.used() && !s.extended()) {
+                // The third and the fourth may be garbage, and count where they could be partitions.
+                let end = slot.start + slot.count;
+                if i >= 2 && (end > count || next + end > outer.count) {
+                    continue;
+                }
+                let part = self.partition(5 + found.len() as u32, at, slot)?;
                 if part.start + part.len > whole.start + whole.len {
                     return Err(Error::damaged(
                         TABLE,
@@ -125,10 +133,10 @@ impl Disk<'_> {
                 }
                 found.push(part);
             }
-            if !(link.used() && link.extended()) {
+            let Some(link) = slots.iter().find(|s| s.used() && s.extended()) else {
                 return Ok(found);
-            }
-            next = link.start;
+            };
+            (next, count) = (link.start, link.count);
         }
     }
 }

@@ -53,21 +53,23 @@ pub fn mend_gpt(image: &mut [u8], lba: usize) {
 /// Sector 0 and a chain of logical partitions at blocks 8, 16 and 24, each of 4 blocks.
 pub fn mbr() -> Vec<u8> {
     let mut image = vec![0; 64 * 512];
-    let mut slot = |sector: usize, slot: usize, kind: u8, start: u32, count: u32| {
-        let at = sector * 512 + 446 + 16 * slot;
-        image[at + 4] = kind;
-        image[at + 8..at + 12].copy_from_slice(&start.to_le_bytes());
-        image[at + 12..at + 16].copy_from_slice(&count.to_le_bytes());
-        image[sector * 512 + 510..][..2].copy_from_slice(&[0x55, 0xAA]);
-    };
-    slot(0, 0, 0x83, 2, 6);
-    slot(0, 2, 0x05, 8, 40);
+    mbr_slot(&mut image, 0, 0, 0x83, 2, 6);
+    mbr_slot(&mut image, 0, 2, 0x05, 8, 40);
     for sector in [8, 16, 24] {
-        slot(sector, 0, 0x83, 1, 4);
+        mbr_slot(&mut image, sector, 0, 0x83, 1, 4);
     }
-    slot(8, 1, 0x05, 8, 8);
-    slot(16, 1, 0x05, 16, 8);
+    mbr_slot(&mut image, 8, 1, 0x05, 8, 8);
+    mbr_slot(&mut image, 16, 1, 0x05, 16, 8);
     image
+}
+
+/// Fills one of the four slots of a sector, which becomes a table by it.
+pub fn mbr_slot(image: &mut [u8], sector: usize, slot: usize, kind: u8, start: u32, count: u32) {
+    let at = sector * 512 + 446 + 16 * slot;
+    image[at + 4] = kind;
+    image[at + 8..at + 12].copy_from_slice(&start.to_le_bytes());
+    image[at + 12..at + 16].copy_from_slice(&count.to_le_bytes());
+    image[sector * 512 + 510..][..2].copy_from_slice(&[0x55, 0xAA]);
 }
 
 pub fn crc32(bytes: &[u8]) -> u32 {

@@ -7,7 +7,7 @@ use onehop_files::partitions::{self, TableKind};
 use onehop_files::{Blocks, Image, Volume, Which};
 
 use crate::support::{Scratch, have, run, run_with};
-use crate::table::gpt;
+use crate::table::{gpt, mbr, mbr_slot};
 
 fn table(image: &str) -> onehop_files::Result<partitions::Table> {
     partitions::read(&Image::open(image).unwrap())
@@ -115,6 +115,59 @@ fn mbr_with_logical_partitions_by_sfdisk() {
     link[12] = 1;
     overwrite(&image, second * 512 + 462, &link);
     assert!(table(&image).unwrap_err().to_string().contains("does not end"));
+}
+
+/// One slot of a sector: the sector, which slot, type, start, count.
+type SlotOf = (usize, usize, u8, u32, u32);
+/// What it is about, the slots that differ, and the number and the first block of each partition.
+type Case = (&'static str, &'static [SlotOf], &'static [(u32, u64)]);
+
+/// Chains that old systems made, and no tool makes today. libblkid counts them as Linux does.
+#[test]
+fn partitions_have_the_numbers_that_linux_gives_them() {
+    if !have(&["partx"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("chain", 0, 0);
+    let cases: [Case; 6] = [
+        ("one of type 0 in the chain", &[(16, 0, 0, 1, 4)], &[(1, 2), (5, 9), (6, 17), (7, 25)]),
+        ("one of type 0 in sector 0", &[(0, 1, 0, 50, 4)], &[(1, 2), (2, 50), (5, 9), (6, 17), (7, 25)]),
+        ("an empty one in the chain", &[(16, 0, 0x83, 1, 0)], &[(1, 2), (5, 9), (6, 25)]),
+        (
+            "the link in the first slot",
+            &[(8, 0, 0x05, 8, 8), (8, 1, 0x83, 2, 4)],
+            &[(1, 2), (5, 10), (6, 17), (7, 25)],
+        ),
+        (
+            "all slots in use",
+            &[(8, 2, 0x83, 5, 2), (16, 3, 0x83, 6, 1)],
+            &[(1, 2), (5, 9), (6, 13), (7, 17), (8, 22), (9, 25)],
+        ),
+        (
+            "garbage in the third and the fourth",
+            &[(16, 2, 0x83, 7, 9), (24, 3, 0x17, 0xF000_0000, 0xF000_0000)],
+            &[(1, 2), (5, 9), (6, 17), (7, 25)],
+        ),
+    ];
+    for (what, changes, want) in cases {
+        let mut bytes = mbr();
+        for &(sector, slot, kind, start, count) in changes {
+            mbr_slot(&mut bytes, sector, slot, kind, start, count);
+        }
+        std::fs::write(&image, bytes).unwrap();
+        let got = table(&image).unwrap();
+        let places: Vec<_> = got.partitions.iter().map(|p| (p.index, p.start / 512)).collect();
+        assert_eq!(places, want, "{what}");
+        let told = run("partx", &["-g", "-o", "NR,START,SECTORS", &image]);
+        let number = |word: &str| word.parse::<u64>().unwrap();
+        let told: Vec<Vec<_>> = told.lines().map(|l| l.split_whitespace().map(number).collect()).collect();
+        // It lists the extended partition, too, as Linux does.
+        let told: Vec<_> = told.into_iter().filter(|row| row[0] != 3).collect();
+        let ours: Vec<_> =
+            got.partitions.iter().map(|p| vec![p.index.into(), p.start / 512, p.len / 512]).collect();
+        assert_eq!(ours, told, "{what}");
+    }
 }
 
 #[test]
