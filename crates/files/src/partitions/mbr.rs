@@ -57,11 +57,11 @@ pub(super) fn slots(sector: &[u8; 512], size: u64, lba: u32) -> Option<[Slot; 4]
 
 pub(super) fn read(blocks: &dyn Blocks, slots: &[Slot; 4], lba: u32) -> Result<Table> {
     let disk = Disk { blocks, lba: lba.into() };
-    let mut partitions = Vec::new();
+    let (mut partitions, mut notes) = (Vec::new(), Vec::new());
     let mut extended = None;
     for (slot, index) in slots.iter().zip(1..).filter(|(s, _)| s.used()) {
         if !slot.extended() {
-            partitions.push(disk.partition(index, 0, slot)?);
+            partitions.extend(disk.primary(index, slot, &mut notes));
         } else if extended.replace(slot).is_some() {
             return Err(Error::damaged(TABLE, "it has two extended partitions"));
         }
@@ -70,7 +70,7 @@ pub(super) fn read(blocks: &dyn Blocks, slots: &[Slot; 4], lba: u32) -> Result<T
         partitions.extend(disk.logical(slot)?);
     }
     refuse_overlap(TABLE, &partitions)?;
-    Ok(Table { kind: TableKind::Mbr, partitions, notes: Vec::new() })
+    Ok(Table { kind: TableKind::Mbr, partitions, notes })
 }
 
 struct Disk<'a> {
@@ -79,17 +79,39 @@ struct Disk<'a> {
 }
 
 impl Disk<'_> {
+    /// A slot of sector 0, as far as it is on the drive: Linux, too, ends partitions there. Only one of type 0 can lie
+    /// outside of it altogether, or begin with the table.
+    fn primary(&self, index: u32, slot: &Slot, notes: &mut Vec<String>) -> Option<Partition> {
+        let mut part = self.place(index, 0, slot);
+        let (size, claim) = (self.blocks.size(), self.claim(&part));
+        if slot.start == 0 || part.start >= size {
+            notes.push(format!("{claim}, and is left out"));
+            return None;
+        }
+        if part.len > size - part.start {
+            notes.push(format!("{claim}, and is cut"));
+            part.len = size - part.start;
+        }
+        Some(part)
+    }
+
     /// A slot whose start counts from block `base`.
     fn partition(&self, index: u32, base: u64, slot: &Slot) -> Result<Partition> {
+        let part = self.place(index, base, slot);
+        if slot.start == 0 || part.start + part.len > self.blocks.size() {
+            return Err(Error::damaged(TABLE, self.claim(&part)));
+        }
+        Ok(part)
+    }
+
+    fn place(&self, index: u32, base: u64, slot: &Slot) -> Partition {
         // 32-bit numbers of blocks of at most 64 KiB: nothing here overflows.
         let (start, len) = ((base + slot.start) * self.lba, slot.count * self.lba);
-        if slot.start == 0 || start + len > self.blocks.size() {
-            return Err(Error::damaged(
-                TABLE,
-                format!("partition {index} is {len} bytes at {start} of {}", self.blocks.size()),
-            ));
-        }
-        Ok(Partition { index, start, len, kind: format!("{:02x}", slot.kind), name: String::new() })
+        Partition { index, start, len, kind: format!("{:02x}", slot.kind), name: String::new() }
+    }
+
+    fn claim(&self, part: &Partition) -> String {
+        format!("partition {} is {} bytes at {} of {}", part.index, part.len, part.start, self.blocks.size())
     }
 
     /// The chain within the extended partition: each sector has partitions, counted from that sector, and the next sector,

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use onehop_files::partitions::{self, TableKind};
-use onehop_files::{Blocks, Image, Volume, Which};
+use onehop_files::{Blocks, Error, Image, Volume, Which};
 
 use crate::support::{Scratch, have, run, run_with};
 use crate::table::{gpt, mbr, mbr_slot};
@@ -168,6 +168,41 @@ fn partitions_have_the_numbers_that_linux_gives_them() {
             got.partitions.iter().map(|p| vec![p.index.into(), p.start / 512, p.len / 512]).collect();
         assert_eq!(ours, told, "{what}");
     }
+}
+
+/// The kernel, too, says that such a partition extends beyond the end, and cuts it.
+#[test]
+fn a_partition_that_leaves_the_drive_is_cut_and_the_others_are_read() {
+    let mut bytes = mbr();
+    mbr_slot(&mut bytes, 0, 1, 0x0C, 50, 100);
+    mbr_slot(&mut bytes, 0, 3, 0, 70, 1);
+    let got = partitions::read(&bytes).unwrap();
+    let places: Vec<_> = got.partitions.iter().map(|p| (p.index, p.start / 512, p.len / 512)).collect();
+    assert_eq!(places, [(1, 2, 6), (2, 50, 14), (5, 9, 4), (6, 17, 4), (7, 25, 4)]);
+    let want =
+        ["partition 2 is 51200 bytes at 25600 of 32768, and is cut", "partition 4 is 512 bytes at 35840"];
+    assert!(got.notes.iter().zip(want).all(|(note, start)| note.starts_with(start)), "{:?}", got.notes);
+    assert!(got.notes.len() == 2 && got.notes[1].ends_with("is left out"), "{:?}", got.notes);
+}
+
+#[test]
+fn a_file_system_in_a_partition_that_is_cut_is_refused_and_its_neighbour_read() {
+    if !have(&["sfdisk", "mke2fs"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("cut", 48 << 20, 0);
+    run_with("sfdisk", &["-q", &image], "label: dos\n2048,32768,83\n40960,40960,83\n");
+    for (start, size) in [(2048, "16M"), (40960, "20M")] {
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-E", &format!("offset={}", start * 512), &image, size]);
+    }
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(32 << 20).unwrap();
+    let open = |which| Volume::open(Arc::new(Image::open(&image).unwrap()), which);
+    assert!(open(Which::Partition(1)).unwrap().notes()[0].contains("partition 2 is 20971520 bytes"));
+    let error = open(Which::Partition(2)).unwrap_err().to_string();
+    assert!(error.contains("12582912"), "{error}");
+    // Its file system is still seen, so that nobody takes the other for the only one.
+    assert!(matches!(open(Which::Auto), Err(Error::WhichPartition(_))));
 }
 
 #[test]
