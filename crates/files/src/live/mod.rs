@@ -19,7 +19,7 @@ use crate::volume::FileId;
 use crate::{Error, Extent, ExtentMap, MappedFile, Result};
 use chain::Chain;
 pub use chain::Disk;
-use places::Kept;
+use mount::Mount;
 pub use system::System;
 
 /// How firmly a file's places hold, from the weakest to the strongest. The third, a frozen file system, is never claimed:
@@ -69,20 +69,20 @@ pub struct LiveExtent {
 pub struct LiveFile {
     path: PathBuf,
     file: File,
-    state: State,
-    fs: String,
+    system: System,
     fs_uuid: String,
-    disks: Vec<Disk>,
-    extents: Vec<LiveExtent>,
-    rung: Rung,
+    state: State,
 }
 
 /// All that must be the same at the second look.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct State {
     id: FileId,
     device: (u32, u32),
-    kept: Vec<Kept>,
+    mount: Mount,
+    disks: Vec<Disk>,
+    extents: Vec<LiveExtent>,
+    rung: Rung,
 }
 
 impl LiveFile {
@@ -106,33 +106,10 @@ impl LiveFile {
             return Err(refuse(why));
         }
         mount::check_magic(&file, &shown)?;
-        let device = (about.stx_dev_major, about.stx_dev_minor);
-        let mount = mount::Mount::find(system, device)?.ok_or_else(|| {
-            refuse(format!("its device {}:{} is not in the list of mounts", device.0, device.1))
-        })?;
-        mount.check(&file).map_err(refuse)?;
-        let chain = Chain::resolve(system, device).map_err(refuse)?;
-        let state = State::read(&file, &about, &shown)?;
-        let extents = chain.extents(&state.kept, state.id.len).map_err(refuse)?;
-        let unchangeable =
-            about.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::VERITY);
-        let rung = match (mount.read_only, unchangeable) {
-            (true, _) => Rung::ReadOnly,
-            (false, true) => Rung::Unchangeable,
-            (false, false) => Rung::Rechecked,
-        };
+        let state = State::read(&file, &about, &shown, system)?;
         let fs_uuid = ioctls::fs_uuid(&file).map(|uuid| crate::bytes::uuid_text(&uuid));
-        let fs_uuid = fs_uuid.unwrap_or_else(|_| system.uuid_by_link(device));
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            state,
-            fs: mount.fs,
-            fs_uuid,
-            disks: chain.disks,
-            extents,
-            rung,
-        })
+        let fs_uuid = fs_uuid.unwrap_or_else(|_| system.uuid_by_link(state.device));
+        Ok(Self { path: path.to_owned(), file, system: system.clone(), fs_uuid, state })
     }
 
     /// Which file it is.
@@ -150,7 +127,7 @@ impl LiveFile {
     /// The file system's name, as the mount has it.
     #[must_use]
     pub fn fs_name(&self) -> &str {
-        &self.fs
+        &self.state.mount.fs
     }
 
     /// The file system's identifier; empty where the kernel does not tell.
@@ -162,7 +139,7 @@ impl LiveFile {
     /// The drives that hold it.
     #[must_use]
     pub fn disks(&self) -> &[Disk] {
-        &self.disks
+        &self.state.disks
     }
 
     /// The open file, for reads through the kernel.
@@ -174,13 +151,13 @@ impl LiveFile {
     /// How firmly the places hold.
     #[must_use]
     pub fn rung(&self) -> Rung {
-        self.rung
+        self.state.rung
     }
 
     /// Where all bytes are, in the file's order.
     #[must_use]
     pub fn extents(&self) -> &[LiveExtent] {
-        &self.extents
+        &self.state.extents
     }
 
     /// The same for a file that is on one drive only.
@@ -188,8 +165,8 @@ impl LiveFile {
     /// # Errors
     /// When it is on several.
     pub fn on_one_drive(&self) -> Result<(&Disk, Vec<Extent>)> {
-        match &self.disks[..] {
-            [disk] => Ok((disk, self.extents.iter().map(|e| e.extent.clone()).collect())),
+        match &self.state.disks[..] {
+            [disk] => Ok((disk, self.state.extents.iter().map(|e| e.extent.clone()).collect())),
             disks => Err(Error::NotByBlocks {
                 path: self.path.display().to_string(),
                 why: format!("it is on {} drives", disks.len()),
@@ -203,14 +180,17 @@ impl LiveFile {
     /// When anything has changed since the file was opened: what was read is void then.
     pub fn recheck(&self) -> Result<()> {
         let shown = self.path.display().to_string();
-        let now = State::read(&self.file, &stat(&self.file, &shown)?, &shown)?;
+        let State { id, mount, .. } = &self.state;
+        let now = State::read(&self.file, &stat(&self.file, &shown)?, &shown, &self.system)?;
         if now == self.state {
             return Ok(());
         }
-        let why = if now.id == self.state.id {
-            "the file system has moved it".to_owned()
+        let why = if now.id != *id {
+            format!("it is {:?} now and was {id:?}", now.id)
+        } else if now.mount != *mount {
+            "it is mounted with other options".to_owned()
         } else {
-            format!("it is {:?} now and was {:?}", now.id, self.state.id)
+            "the file system, or a device below it, has moved it".to_owned()
         };
         Err(Error::Changed { what: shown, why })
     }
@@ -223,7 +203,7 @@ impl LiveFile {
         let (disk, extents) = self.on_one_drive()?;
         let about = MappedFile {
             path: self.path.display().to_string(),
-            fs: self.fs.clone(),
+            fs: self.state.mount.fs.clone(),
             fs_uuid: self.fs_uuid.clone(),
             id: self.state.id,
         };
@@ -237,7 +217,14 @@ impl LiveFile {
 }
 
 impl State {
-    fn read(file: &File, about: &Statx, shown: &str) -> Result<Self> {
+    fn read(file: &File, about: &Statx, shown: &str, system: &System) -> Result<Self> {
+        let refuse = |why: String| Error::NotByBlocks { path: shown.to_owned(), why };
+        let device = (about.stx_dev_major, about.stx_dev_minor);
+        let mount = Mount::find(system, device)?.ok_or_else(|| {
+            refuse(format!("its device {}:{} is not in the list of mounts", device.0, device.1))
+        })?;
+        mount.check(file).map_err(refuse)?;
+        let chain = Chain::resolve(system, device).map_err(refuse)?;
         // A file system that does not count generations tells reused numbers by their times alone.
         let generation = ioctls::generation(file).unwrap_or(0);
         let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
@@ -248,8 +235,15 @@ impl State {
             mtime: time(about.stx_mtime),
             ctime: time(about.stx_ctime),
         };
-        let kept = places::read(file, shown)?;
-        Ok(Self { id, device: (about.stx_dev_major, about.stx_dev_minor), kept })
+        let extents = chain.extents(&places::read(file, shown)?, id.len).map_err(refuse)?;
+        let unchangeable =
+            about.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::VERITY);
+        let rung = match (mount.read_only, unchangeable) {
+            (true, _) => Rung::ReadOnly,
+            (false, true) => Rung::Unchangeable,
+            (false, false) => Rung::Rechecked,
+        };
+        Ok(Self { id, device, mount, disks: chain.disks, extents, rung })
     }
 }
 

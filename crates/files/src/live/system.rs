@@ -1,17 +1,31 @@
 //! The parts of the system that are looked at: real ones, or recorded ones in tests.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onehop_os::DmTarget;
 
 type DmTable = dyn Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync;
 
 /// Where sysfs and procfs are, and who knows the device mapper's tables.
+#[derive(Clone)]
 pub struct System {
     pub(super) sysfs: PathBuf,
     pub(super) proc: PathBuf,
     dev: PathBuf,
-    dm: Box<DmTable>,
+    dm: Arc<DmTable>,
+}
+
+impl fmt::Debug for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sysfs, proc, dev, dm: _ } = self;
+        f.debug_struct("System")
+            .field("sysfs", sysfs)
+            .field("proc", proc)
+            .field("dev", dev)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for System {
@@ -20,7 +34,7 @@ impl Default for System {
             sysfs: "/sys".into(),
             proc: "/proc".into(),
             dev: "/dev".into(),
-            dm: Box::new(onehop_os::dm_table),
+            dm: Arc::new(onehop_os::dm_table),
         }
     }
 }
@@ -32,7 +46,7 @@ impl System {
         dm: impl Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync + 'static,
     ) -> Self {
         let root = root.as_ref();
-        Self { sysfs: root.join("sys"), proc: root.join("proc"), dev: root.join("dev"), dm: Box::new(dm) }
+        Self { sysfs: root.join("sys"), proc: root.join("proc"), dev: root.join("dev"), dm: Arc::new(dm) }
     }
 
     /// This system, but with another sysfs.

@@ -3,10 +3,13 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use onehop_files::live::{LiveFile, Rung, System};
 use onehop_files::{Error, Image, Place};
+use onehop_os::DmTarget;
 
 use crate::ext::{TOOLS, mkfs};
 use crate::kernel::mount;
@@ -56,22 +59,42 @@ fn a_file_of_this_machine_lies_where_it_is_said() {
     live.recheck().unwrap();
 }
 
-/// A sysfs in which the loop device that holds `at` is a drive of its own.
-fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
+/// The number and the name of the device that holds a mounted file system.
+fn device_of(at: &Path) -> (String, String) {
     let device = fs::metadata(at).unwrap().dev();
-    let (major, minor) = (device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
-    let sysfs = scratch.path("sys");
-    let disk = sysfs.join("devices/pci0000:00/0000:0b:00.0/nvme/nvme0/nvme0n1");
-    fs::create_dir_all(disk.join("queue")).unwrap();
-    fs::create_dir_all(sysfs.join("dev/block")).unwrap();
-    for (file, text) in [
-        ("size", (size / 512).to_string()),
-        ("queue/logical_block_size", "512".into()),
-        ("serial", "S".into()),
-    ] {
-        fs::write(disk.join(file), text).unwrap();
+    let number = format!("{}:{}", device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
+    let dir = fs::canonicalize(Path::new("/sys/dev/block").join(&number)).unwrap();
+    (number, dir.file_name().unwrap().to_str().unwrap().to_owned())
+}
+
+/// What sysfs has of a device.
+fn describe(dir: &Path, files: &[(&str, &str)]) {
+    for (file, text) in files {
+        let file = dir.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
     }
-    symlink(&disk, sysfs.join(format!("dev/block/{major}:{minor}"))).unwrap();
+}
+
+/// The drives of such a sysfs.
+fn describe_drive(sysfs: &Path, i: u32, size: u64) -> PathBuf {
+    let disk = sysfs.join(format!("devices/pci0000:00/0000:0b:0{i}.0/nvme/nvme{i}/nvme{i}n1"));
+    let (dev, size) = (format!("259:{i}"), (size / 512).to_string());
+    let files = [("dev", &*dev), ("size", &size), ("queue/logical_block_size", "512"), ("serial", "S")];
+    describe(&disk, &files);
+    fs::create_dir_all(sysfs.join("dev/block")).unwrap();
+    symlink(&disk, sysfs.join("dev/block").join(dev)).unwrap();
+    disk
+}
+
+/// A sysfs in which the loop device that holds `at` is the only partition of a drive, and as long: by its own name, or
+/// ext4 would not tell its options.
+fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
+    let (number, name) = device_of(at);
+    let sysfs = scratch.path("sys");
+    let part = describe_drive(&sysfs, 0, size).join(name);
+    describe(&part, &[("partition", "1"), ("start", "0"), ("size", &(size / 512).to_string())]);
+    symlink(&part, sysfs.join("dev/block").join(number)).unwrap();
     System::default().with_sysfs(sysfs)
 }
 
@@ -144,6 +167,45 @@ fn journalled_data_is_refused(path: &Path, system: &System) {
     let error = LiveFile::open(path, system).unwrap_err().to_string();
     assert!(error.contains("attribute j"), "{error}");
     run("chattr", &["-j", path]);
+}
+
+#[test]
+fn what_changes_below_a_file_or_at_its_mount_is_seen() {
+    if !have(&TOOLS) || !have(&["mount", "umount"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "-t ext4", &Tree::new(), 32 << 20);
+    let Some(mounted) = mount(&scratch, &image) else { return };
+    let path = mounted.path().join("file");
+    fs::write(&path, vec![7; 100_000]).unwrap();
+    let (number, name) = device_of(mounted.path());
+    let sysfs = scratch.path("sys");
+    (0..2).for_each(|i| drop(describe_drive(&sysfs, i, 1 << 30)));
+    let mapped = sysfs.join("devices/virtual/block").join(name);
+    describe(&mapped, &[("dm/name", "vg-models")]);
+    symlink(&mapped, sysfs.join("dev/block").join(number)).unwrap();
+    symlink("/proc", scratch.path("proc")).unwrap();
+    let row = Arc::new(AtomicUsize::new(0));
+    let which = row.clone();
+    let rows = ["259:0 2048", "259:0 4096", "259:1 2048"];
+    let system = System::recorded(scratch.path(""), move |_, _| {
+        let args = rows[which.load(Ordering::Relaxed)].to_owned();
+        Ok(vec![DmTarget { start: 0, sectors: 65536, kind: "linear".to_owned(), args }])
+    });
+    let live = LiveFile::open(&path, &system).unwrap();
+    live.recheck().unwrap();
+    for moved in [1, 2] {
+        row.store(moved, Ordering::Relaxed);
+        let error = live.recheck().unwrap_err();
+        assert!(matches!(&error, Error::Changed { why, .. } if why.contains("moved")), "{error}");
+    }
+    row.store(0, Ordering::Relaxed);
+    live.recheck().unwrap();
+    run("mount", &["-o", "remount,ro", mounted.path().to_str().unwrap()]);
+    let error = live.recheck().unwrap_err();
+    assert!(matches!(&error, Error::Changed { why, .. } if why.contains("mount")), "{error}");
+    assert_eq!(LiveFile::open(&path, &system).unwrap().rung(), Rung::ReadOnly);
 }
 
 #[test]
