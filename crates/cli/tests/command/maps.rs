@@ -102,21 +102,31 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
     refuse(&["map", "--out", &out], 2, "FILE");
 }
 
-/// A sysfs in which the loop device that holds `at` is the drive `id`.
+/// A sysfs in which the loop device that holds `at` is the only partition of the drive `id`, and as long: by its own name,
+/// or ext4 would not tell its options.
 fn pretend(dir: &Dir, at: &Path, id: &Value) -> System {
     let device = fs::metadata(at).unwrap().dev();
-    let (major, minor) = (device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
+    let number = format!("{}:{}", device >> 8 & 0xFFF, device & 0xFF | device >> 12 & !0xFF);
+    let real = fs::canonicalize(Path::new("/sys/dev/block").join(&number)).unwrap();
     let sysfs = dir.path().join("sys");
     let disk = sysfs.join("devices/pci0000:00/0000:0b:00.0/nvme/nvme0/nvme0n1");
-    fs::create_dir_all(disk.join("queue")).unwrap();
-    fs::create_dir_all(sysfs.join("dev/block")).unwrap();
+    let part = disk.join(real.file_name().unwrap());
+    for path in [disk.join("queue"), part.clone(), sysfs.join("dev/block")] {
+        fs::create_dir_all(path).unwrap();
+    }
     let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     for (file, value) in [("serial", "serial"), ("nsid", "nsid"), ("wwid", "wwid")] {
         fs::write(disk.join(file), plain(&id[value])).unwrap();
     }
-    fs::write(disk.join("size"), (id["bytes"].as_u64().unwrap() / 512).to_string()).unwrap();
+    let size = (id["bytes"].as_u64().unwrap() / 512).to_string();
     fs::write(disk.join("queue/logical_block_size"), plain(&id["lba_bytes"])).unwrap();
-    symlink(&disk, sysfs.join(format!("dev/block/{major}:{minor}"))).unwrap();
+    for (path, text) in [("dev", "259:0"), ("size", &size)] {
+        fs::write(disk.join(path), text).unwrap();
+    }
+    for (path, text) in [("partition", "1"), ("start", "0"), ("size", &size)] {
+        fs::write(part.join(path), text).unwrap();
+    }
+    symlink(&part, sysfs.join("dev/block").join(number)).unwrap();
     System::default().with_sysfs(sysfs)
 }
 

@@ -67,11 +67,31 @@ impl Mount {
         let mut found = text.lines().find_map(|line| Self::parse(line, device));
         if let Some(mount) = &mut found {
             // The list leaves out what the superblock has as its default; here, ext4 tells all.
-            let path = system.proc.join("fs/ext4").join(system.device_name(device)).join("options");
-            let all = std::fs::read_to_string(path).unwrap_or_default();
-            mount.options.extend(all.lines().map(str::to_owned));
+            let name = system.device_name(device);
+            let path = system.proc.join("fs/ext4").join(&name).join("options");
+            match std::fs::read_to_string(&path) {
+                Ok(all) => mount.options.extend(all.lines().map(str::to_owned)),
+                Err(source) if mount.is_by_ext4(system, &name) => {
+                    let what = format!(
+                        "reading {}, which alone tells whether the newest bytes may be in the journal (unmount the \
+                         file system, and onehop reads it by itself)",
+                        path.display()
+                    );
+                    return Err(Error::System { what, source });
+                }
+                Err(_) => {}
+            }
         }
         Ok(found)
+    }
+
+    /// Whether the driver of ext4 has it, which mounts all three. That of ext2 knows no journal.
+    fn is_by_ext4(&self, system: &System, name: &str) -> bool {
+        match self.fs.as_str() {
+            "ext3" | "ext4" => true,
+            "ext2" => system.sysfs.join("fs/ext4").join(name).exists(),
+            _ => false,
+        }
     }
 
     /// `36 35 98:0 /root /point options … - type source super-options`
@@ -125,5 +145,38 @@ mod tests {
         let journal = Mount::parse(&row("rw,data=journal"), (254, 0)).unwrap();
         assert!(journal.check(&file).unwrap_err().contains("data=journal"));
         assert_eq!(Mount::parse("broken", (254, 0)), None);
+    }
+
+    #[test]
+    fn ext4_tells_all_its_options_or_is_refused() {
+        let root = std::env::temp_dir().join(format!("onehop-mount-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/devices/vda/dev", "254:0");
+        std::fs::create_dir_all(root.join("sys/dev/block")).unwrap();
+        std::os::unix::fs::symlink(root.join("sys/devices/vda"), root.join("sys/dev/block/254:0")).unwrap();
+        let system = System::recorded(&root, |_, _| Ok(Vec::new()));
+        let found = |fs: &str| {
+            write("proc/self/mountinfo", &format!("27 1 254:0 / / rw shared:1 - {fs} /dev/vda rw\n"));
+            Mount::find(&system, (254, 0)).map(Option::unwrap)
+        };
+        for fs in ["ext4", "ext3"] {
+            let error = found(fs).unwrap_err().to_string();
+            assert!(error.contains("proc/fs/ext4/vda/options") && error.contains("unmount"), "{error}");
+        }
+        for fs in ["ext2", "xfs"] {
+            assert_eq!(found(fs).unwrap().options, ["rw"]);
+        }
+        write("sys/fs/ext4/vda/session_write_kbytes", "0");
+        assert!(found("ext2").unwrap_err().to_string().contains("proc/fs/ext4/vda/options"));
+        write("proc/fs/ext4/vda/options", "rw\nbsddf\ndata=journal\n");
+        for fs in ["ext2", "ext3", "ext4"] {
+            let error = found(fs).unwrap().check(&File::open("/dev/null").unwrap()).unwrap_err();
+            assert!(error.contains("data=journal"), "{error}");
+        }
+        std::fs::remove_dir_all(root).unwrap();
     }
 }
