@@ -235,7 +235,7 @@ impl State {
             mtime: time(about.stx_mtime),
             ctime: time(about.stx_ctime),
         };
-        let extents = chain.extents(&places::read(file, shown)?, id.len).map_err(refuse)?;
+        let extents = chain.extents(&places::read(file, id.len, shown)?, id.len).map_err(refuse)?;
         let unchangeable =
             about.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::VERITY);
         let rung = match (mount.read_only, unchangeable) {

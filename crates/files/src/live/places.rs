@@ -31,30 +31,40 @@ pub(super) struct Kept {
     pub position: Option<u64>,
 }
 
-/// Where the file system keeps a file, in order; holes are left out.
-pub(super) fn read(file: &File, path: &str) -> Result<Vec<Kept>> {
+/// Where the file system keeps the first `len` bytes of a file, in order; holes are left out. The last extent may go on.
+pub(super) fn read(file: &File, len: u64, path: &str) -> Result<Vec<Kept>> {
     let mut left = TRIES;
     loop {
         left -= 1;
-        let list = all(file, path)?;
+        let list = all(|start| ioctls::extents(file, start), len, path)?;
         if left == 0 || !list.iter().any(|e| e.flags & UNSETTLED != 0) {
             return judge(&list, path);
         }
     }
 }
 
-fn all(file: &File, path: &str) -> Result<Vec<FileExtent>> {
+/// All extents that begin before byte `len`: behind it is space that XFS takes and gives back as it likes. `more` gives some
+/// from a byte on.
+fn all(
+    more: impl Fn(u64) -> onehop_os::Result<Vec<FileExtent>>,
+    len: u64,
+    path: &str,
+) -> Result<Vec<FileExtent>> {
     let mut list: Vec<FileExtent> = Vec::new();
     loop {
         let start = list.last().map_or(0, |e| e.logical.saturating_add(e.len));
-        let more =
-            ioctls::extents(file, start).map_err(|source| Error::Kernel { path: path.to_owned(), source })?;
-        // Each call must get further, or this would not end.
-        let onward = more.first().is_some_and(|e| e.logical.saturating_add(e.len) > start);
-        let last = more.last().is_none_or(|e| e.flags & extent_flag::LAST != 0);
-        list.extend(more);
-        if last || !onward {
+        let some = more(start).map_err(|source| Error::Kernel { path: path.to_owned(), source })?;
+        // A file of holes alone has no extents; any other has one that is marked as its last.
+        let (end, last) = some.last().map_or((start, start == 0), |e| {
+            (e.logical.saturating_add(e.len), e.flags & extent_flag::LAST != 0)
+        });
+        list.extend(some.into_iter().filter(|e| e.logical < len));
+        if last || end >= len {
             return Ok(list);
+        }
+        if end <= start {
+            let why = format!("what the kernel says of its places gets no further than byte {start}");
+            return Err(Error::NotByBlocks { path: path.to_owned(), why });
         }
     }
 }
@@ -93,6 +103,8 @@ fn judge(list: &[FileExtent], path: &str) -> Result<Vec<Kept>> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
     #[test]
@@ -118,5 +130,36 @@ mod tests {
         let order = [FileExtent::new(4096, 0, 4096, 0), FileExtent::new(4096, 8192, 4096, 1)];
         assert!(judge(&order, "f").unwrap_err().to_string().contains("out of order"));
         assert!(judge(&[FileExtent::new(u64::MAX, 0, 2, 1)], "f").is_err());
+    }
+
+    /// Calls that give these extents, and then nothing.
+    fn told(calls: &[&[FileExtent]], len: u64) -> Result<Vec<FileExtent>> {
+        let calls = RefCell::new(calls.iter());
+        let next = |_| Ok(calls.borrow_mut().next().map_or_else(Vec::new, |list| list.to_vec()));
+        all(next, len, "f")
+    }
+
+    #[test]
+    fn a_call_that_gets_no_further_is_an_error() {
+        let first = FileExtent::new(0, 4096, 4096, 0);
+        let second = FileExtent::new(8192, 65536, 4096, extent_flag::LAST);
+        assert_eq!(told(&[], 1 << 20).unwrap(), []);
+        assert_eq!(told(&[&[first], &[second]], 1 << 20).unwrap(), [first, second]);
+        let earlier = FileExtent::new(0, 0, 2048, 0);
+        for stuck in [&[][..], &[first], &[FileExtent::new(4096, 0, 0, 0)], &[second, earlier]] {
+            let error = told(&[&[first], stuck, &[second]], 1 << 20).unwrap_err().to_string();
+            assert!(error.contains("no further than byte 4096"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_behind_the_end_is_not_looked_at() {
+        let data = FileExtent::new(0, 4096, 65536, 0);
+        let behind = FileExtent::new(65536, 0, 1 << 20, extent_flag::DELALLOC | extent_flag::LAST);
+        for len in [65536, 65535, 61441] {
+            assert_eq!(judge(&told(&[&[data, behind]], len).unwrap(), "f").unwrap().len(), 1);
+            assert_eq!(told(&[&[data], &[behind]], len).unwrap(), [data]);
+        }
+        assert!(judge(&told(&[&[data, behind]], 65537).unwrap(), "f").is_err());
     }
 }

@@ -127,6 +127,7 @@ fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
         let map = live.map().unwrap();
         assert_eq!(map.drive.serial, "S");
         changes_are_seen(&at, &system);
+        as_many_pieces_as_calls_give(&at, &system);
         if kind.contains("ext4") {
             journalled_data_is_refused(&at.join("file"), &system);
         }
@@ -156,6 +157,25 @@ fn changes_are_seen(at: &Path, system: &System) {
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::File::options().write(true).open(&path).unwrap().write_all_at(b"\x07", 5).unwrap();
     assert!(matches!(live.recheck(), Err(Error::Changed { .. })));
+}
+
+/// One call gives 128 extents.
+fn as_many_pieces_as_calls_give(at: &Path, system: &System) {
+    let path = at.join("pieces");
+    let file = fs::File::create(&path).unwrap();
+    for i in 0..257 {
+        file.write_all_at(&[1; 4096], i * 8192).unwrap();
+        if [0, 126, 127, 128, 254, 255, 256].contains(&i) {
+            file.set_len((i + 1) * 8192).unwrap();
+            let live = LiveFile::open(&path, system).unwrap();
+            let pieces = live.extents().iter().filter(|e| e.extent.place != Place::Zeros).count();
+            assert_eq!(pieces as u64, i + 1);
+            live.recheck().unwrap();
+        }
+    }
+    file.set_len(0).unwrap();
+    file.set_len(100_000).unwrap();
+    assert_eq!(LiveFile::open(&path, system).unwrap().extents().len(), 1);
 }
 
 fn journalled_data_is_refused(path: &Path, system: &System) {
@@ -206,6 +226,35 @@ fn what_changes_below_a_file_or_at_its_mount_is_seen() {
     let error = live.recheck().unwrap_err();
     assert!(matches!(&error, Error::Changed { why, .. } if why.contains("mount")), "{error}");
     assert_eq!(LiveFile::open(&path, &system).unwrap().rung(), Rung::ReadOnly);
+}
+
+/// XFS takes space behind the end of a file that grows, and gives it back when it likes.
+#[test]
+fn space_behind_the_end_of_a_file_may_come_and_go() {
+    if !have(&["mkfs.xfs", "xfs_spaceman", "mount", "umount"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let size = 320 << 20;
+    let image = scratch.image("xfs", size, 0);
+    run("mkfs.xfs", &["-q", &image]);
+    let Some(mounted) = mount(&scratch, &image) else { return };
+    let system = pretend_drive(&scratch, mounted.path(), size);
+    let path = mounted.path().join("file");
+    let mut file = fs::File::create(&path).unwrap();
+    let bytes = Rng::new().bytes(2_600_000);
+    bytes.chunks(65_000).for_each(|part| file.write_all(part).unwrap());
+    file.sync_all().unwrap();
+    let before = fs::metadata(&path).unwrap().blocks();
+    let live = LiveFile::open(&path, &system).unwrap();
+    as_many_pieces_as_calls_give(mounted.path(), &system);
+    run("xfs_spaceman", &["-c", "prealloc -s", mounted.path().to_str().unwrap()]);
+    if fs::metadata(&path).unwrap().blocks() == before {
+        skip("XFS took no space behind the end here, or did not give it back");
+    }
+    live.recheck().unwrap();
+    assert_eq!((live.fs_name(), live.size()), ("xfs", 2_600_000));
+    assert!(from_device(&live, &fs::File::open(&image).unwrap()) == bytes);
 }
 
 #[test]
