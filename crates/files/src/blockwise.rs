@@ -21,9 +21,10 @@ pub struct BlockRun {
 pub struct Blockwise {
     /// What the drive is asked for. The last block of a part may reach beyond it.
     pub runs: Vec<BlockRun>,
-    /// Holes, and what was never written: where in memory, and how many bytes.
+    /// Holes, and what was never written, in blocks that the drive is not asked for: where in memory, and how many bytes.
     pub zeros: Vec<(u64, u64)>,
-    /// Bytes that the file system keeps among its own: where in memory, and they themselves.
+    /// Bytes that are put there after the reads, where in memory, and they themselves: those that the file system keeps
+    /// among its own, and the zeros of a hole that begins within a block, behind bytes that are read.
     pub inline: Vec<(u64, Vec<u8>)>,
 }
 
@@ -40,7 +41,17 @@ impl Blockwise {
             let (within, at) = (first - extent.offset, to + (first - part.start));
             match &extent.place {
                 _ if len == 0 => {}
-                Place::Zeros => self.zeros.push((at, len)),
+                Place::Zeros => {
+                    // The block that the hole begins in was read whole, and what is behind the file's bytes is anybody's.
+                    let begun =
+                        ((first - part.start).next_multiple_of(block) - (first - part.start)).min(len);
+                    if begun > 0 {
+                        self.inline.push((at, vec![0; begun as usize]));
+                    }
+                    if len > begun {
+                        self.zeros.push((at + begun, len - begun));
+                    }
+                }
                 Place::Inline(data) => {
                     let bytes = data.get(within as usize..(within + len) as usize).unwrap_or_default();
                     self.inline.push((at, bytes.to_vec()));
@@ -67,13 +78,13 @@ impl Blockwise {
         }
     }
 
-    /// Bytes of all holes.
+    /// Bytes of all holes, but those that are put there after the reads.
     #[must_use]
     pub fn zero_bytes(&self) -> u64 {
         self.zeros.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that came from among the file system's own.
+    /// Bytes that are put there after the reads.
     #[must_use]
     pub fn inline_bytes(&self) -> u64 {
         self.inline.iter().map(|(_, data)| data.len() as u64).sum()
@@ -108,6 +119,58 @@ mod tests {
         let mut inline = Blockwise::default();
         inline.add(&[extent(0, 60, Place::Inline((0..60).collect()))], 0..30, 7, 512).unwrap();
         assert_eq!((inline.inline_bytes(), inline.inline[0].0), (30, 7));
+    }
+
+    /// What a drive and whoever follows the plan leave in memory that held 5Ah.
+    fn landed(parts: &Blockwise, drive: &[u8], block: u64, memory: usize) -> Vec<u8> {
+        let mut memory = vec![0x5A; memory];
+        for &(at, bytes) in &parts.zeros {
+            memory[at as usize..][..bytes as usize].fill(0);
+        }
+        for run in &parts.runs {
+            let (from, bytes) = ((run.lba * block) as usize, (run.blocks * block) as usize);
+            memory[run.at as usize..][..bytes].copy_from_slice(&drive[from..][..bytes]);
+        }
+        for (at, data) in &parts.inline {
+            memory[*at as usize..][..data.len()].copy_from_slice(data);
+        }
+        memory
+    }
+
+    #[test]
+    fn holes_begin_anywhere_in_a_block() {
+        let drive: Vec<u8> = (0..16_384_u32).map(|i| (i % 251) as u8 | 1).collect();
+        for block in [512, 4096] {
+            for (data, hole) in
+                [(2000, 1000), (4096, 5000), (1, 4095), (4095, 1), (5000, 100), (512, 512), (1000, 24)]
+            {
+                let len = data + hole;
+                let extents = [extent(0, data, Place::Drive(4096)), extent(data, hole, Place::Zeros)];
+                let mut want = drive[4096..][..data as usize].to_vec();
+                want.resize(len as usize, 0);
+                // In one piece and in pieces of a block, to a place that is no multiple of one.
+                let (mut whole, mut pieces) = (Blockwise::default(), Blockwise::default());
+                whole.add(&extents, 0..len, 260, block).unwrap();
+                for at in (0..len).step_by(block as usize) {
+                    pieces.add(&extents, at..(at + block).min(len), 260 + at, block).unwrap();
+                }
+                for parts in [whole, pieces] {
+                    let memory = landed(&parts, &drive, block, 32_768);
+                    assert!(memory[260..][..len as usize] == want, "{data} + {hole} in blocks of {block}");
+                    assert_eq!(parts.zero_bytes() + parts.inline_bytes(), hole);
+                    assert!(memory[..260].iter().all(|&b| b == 0x5A));
+                }
+            }
+        }
+        // A hole that is a list's first, or comes in two, is no other.
+        let holes = [extent(0, 100, Place::Zeros), extent(100, 900, Place::Zeros)];
+        let mut parts = Blockwise::default();
+        parts.add(&holes, 0..1000, 0, 512).unwrap();
+        assert!(landed(&parts, &drive, 512, 1000) == [0; 1000]);
+        // Behind the hole's part in that block there can be no bytes of the drive.
+        let back =
+            [extent(0, 10, Place::Drive(0)), extent(10, 90, Place::Zeros), extent(100, 9, Place::Drive(100))];
+        assert!(Blockwise::default().add(&back, 0..109, 0, 512).is_err());
     }
 
     #[test]

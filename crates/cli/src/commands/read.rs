@@ -141,7 +141,8 @@ struct FileDocument {
     read_bytes: u64,
     /// Bytes of holes, which no drive is asked for.
     hole_bytes: u64,
-    /// Bytes that the file system keeps among its own: the CPU has them from there.
+    /// Bytes that the CPU puts there after the reads: those that the file system keeps among its own, and the zeros of a
+    /// hole that begins within a block.
     inline_bytes: u64,
 }
 

@@ -25,7 +25,8 @@ pub(crate) struct Landed {
     pub staged_bytes: u64,
     /// Bytes of holes, which no drive is asked for.
     pub hole_bytes: u64,
-    /// Bytes that the file system keeps among its own: the CPU has them from there.
+    /// Bytes that the CPU puts there after the reads: those that the file system keeps among its own, and the zeros of a
+    /// hole that begins within a block.
     pub inline_bytes: u64,
     /// The stretches of the drive that went to their places as they are: first block, and how many.
     #[serde(rename = "ranges", serialize_with = "count")]

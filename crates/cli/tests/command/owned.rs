@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use onehop_files::{Image, Place, Volume, Which};
 use onehop_qtest::bed::{Options, Qemu};
 use serde_json::{Value, json};
 
@@ -248,6 +250,41 @@ fn blocks_larger_than_the_file_systems_are_refused() {
     succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
     let args = load(16384);
     refuse(&args.iter().map(String::as_str).collect::<Vec<_>>(), 3, "within a block of 16384");
+}
+
+/// A file that goes on as a hole within a block of the drive: the rest of that block is another file's.
+#[test]
+fn a_hole_begins_within_a_block() {
+    let dir = Dir::new();
+    let tensor = [("a", [noise(700, 5), vec![0; 300_000]].concat())];
+    let (whole, out) = (safetensors(&tensor, 0), dir.file("out"));
+    let name = |i: u32| format!("{i}.safetensors");
+    let names: Vec<String> = (0..16).map(name).collect();
+    let files: Vec<_> = names.iter().map(|name| (&name[..], whole[..1024].to_vec())).collect();
+    let Some(image) = image(&dir, "1024", "^inline_data", &files) else { return };
+    let script: String = names.iter().map(|name| format!("sif {name} size {}\n", whole.len())).collect();
+    std::fs::write(dir.path().join("commands"), script).unwrap();
+    if !tool("debugfs", &["-w", "-f", &dir.file("commands"), text(&image)]) {
+        return;
+    }
+    let volume = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).unwrap();
+    let starts_block = |name: &&String| {
+        let extents = volume.lookup(name).and_then(|file| Ok(volume.extents(&file)?[0].place.clone()));
+        matches!(extents.unwrap(), Place::Drive(at) if at % 4096 == 0)
+    };
+    let drive = format!("sim:{}?lba=4096", text(&image));
+    let mut tried = 0;
+    for name in names.iter().filter(starts_block) {
+        for route in ["gpu/tier1", "cpu/pinned"] {
+            let way = ["-d", &drive, "--path", name, "-g", "emu", "--route", route, "--verify"];
+            succeed(&[&["read", "--out", &out], &way[..]].concat());
+            assert!(std::fs::read(&out).unwrap() == whole, "{name} by {route}");
+            let loaded = succeed(&[&["load"], &way[..]].concat());
+            assert_eq!((&loaded["verified"], &loaded["crc32c"]), (&json!(true), &crc(&tensor)));
+            tried += 1;
+        }
+    }
+    assert!(tried > 0, "none of the files starts with a block");
 }
 
 #[test]

@@ -30,7 +30,8 @@ impl Source for Placed {
 
 const UNIT: u64 = 4096;
 
-/// A file in pieces of whole units, shuffled; some of them are holes. What is nobody's on the drive is A5h.
+/// A file in pieces of whole units, shuffled; some of them are holes, of some the end is. What is nobody's on the drive
+/// is A5h.
 fn scatter(dice: &mut Dice, file: &mut [u8], drive: &mut Vec<u8>) -> Vec<Extent> {
     let units = (file.len() as u64).div_ceil(UNIT);
     let first = drive.len() as u64 / UNIT;
@@ -44,15 +45,18 @@ fn scatter(dice: &mut Dice, file: &mut [u8], drive: &mut Vec<u8>) -> Vec<Extent>
         let (offset, at) = (unit * UNIT, places[unit as usize] * UNIT);
         let part = &mut file[offset as usize..];
         let len = part.len().min(UNIT as usize);
-        let place = if dice.below(6) == 0 {
-            part[..len].fill(0);
-            Place::Zeros
-        } else {
-            drive[at as usize..][..len].copy_from_slice(&part[..len]);
-            Place::Drive(at)
+        let data = match dice.below(6) {
+            0 => 0,
+            1 => dice.below(len as u64) as usize,
+            _ => len,
         };
-        extents.push(Extent { offset, len: len as u64, place });
+        drive[at as usize..][..data].copy_from_slice(&part[..data]);
+        part[data..len].fill(0);
+        let (data, hole) = (data as u64, (len - data) as u64);
+        extents.push(Extent { offset, len: data, place: Place::Drive(at) });
+        extents.push(Extent { offset: offset + data, len: hole, place: Place::Zeros });
     }
+    extents.retain(|extent| extent.len > 0);
     extents
 }
 
