@@ -108,6 +108,14 @@ pub(crate) enum Node {
     Fat(FatNode),
 }
 
+fn not_read(name: &str) -> Error {
+    Error::unsupported(
+        name,
+        "ext2, ext3, ext4, FAT and exFAT are read here; mount it, or copy the file to one of those \
+         (where it is what is left of an old one, `wipefs` takes it away)",
+    )
+}
+
 /// A file that was looked up on a volume of another kind.
 pub(crate) fn foreign() -> Error {
     Error::unsupported("a file of another volume", "look it up on this one")
@@ -149,6 +157,12 @@ impl Volume {
             return Self::at(blocks, 0, size);
         }
         let table = partitions::read(&*blocks)?;
+        // The partitions of a drive that is a member as a whole are those of what it is a member of.
+        if let Some((at, name)) = detect::container(&Window::new(blocks.clone(), 0, blocks.size()))?
+            && !table.partitions.iter().any(|p| (p.start..p.start + p.len).contains(&at))
+        {
+            return Err(not_read(name));
+        }
         let part = match which {
             Which::Partition(n) => table.partitions.iter().find(|p| p.index == n),
             _ if table.kind == TableKind::None => return Self::open(blocks, Which::Whole),
@@ -175,10 +189,11 @@ impl Volume {
             Found::Ext => Box::new(Ext::open(window)?),
             Found::Fat => Box::new(Fat::open(window)?),
             Found::Exfat => Box::new(Exfat::open(window)?),
-            Found::Other(name) => {
+            Found::Other(name) => return Err(not_read(name)),
+            Found::Doubtful => {
                 return Err(Error::unsupported(
-                    name,
-                    "ext2, ext3, ext4, FAT and exFAT are read here; mount it, or copy the file to one of those",
+                    "an ext and a FAT in one place",
+                    "one of them was there before the other; `wipefs` shows both, and takes the old one away",
                 ));
             }
             Found::Nothing => {
@@ -364,7 +379,7 @@ fn only_known<'a>(blocks: &Arc<dyn Blocks>, partitions: &'a [Partition]) -> Resu
     let mut known = Vec::new();
     for part in partitions {
         let found = detect::detect(&Window::new(blocks.clone(), part.start, part.len))?;
-        if !matches!(found, Found::Other(_) | Found::Nothing) {
+        if matches!(found, Found::Ext | Found::Fat | Found::Exfat) {
             known.push(part);
         }
     }

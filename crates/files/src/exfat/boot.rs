@@ -23,8 +23,17 @@ pub(super) struct Boot {
     flags: u16,
 }
 
-/// Whether a boot sector with this name is here, or in the place of the backup.
+/// Whether a sound boot region is here. Its backup says nothing: it outlives what was formatted over it.
 pub(crate) fn probe(window: &Window) -> Result<bool> {
+    match Boot::region(window, None) {
+        Ok(_) | Err(Error::Unsupported { .. }) => Ok(true),
+        Err(Error::Damaged { .. }) => Ok(false),
+        Err(other) => Err(other),
+    }
+}
+
+/// Whether a boot sector with this name is here, or in the place of the backup.
+pub(crate) fn remains(window: &Window) -> Result<bool> {
     if has(window, 3, b"EXFAT   ")? {
         return Ok(true);
     }

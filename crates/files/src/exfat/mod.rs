@@ -10,7 +10,7 @@ use crate::volume::{Entry, File, FileKind, FileSystem, Node};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 use boot::Boot;
-pub(crate) use boot::probe;
+pub(crate) use boot::{probe, remains};
 use dir::Contents;
 use upcase::Upcase;
 
