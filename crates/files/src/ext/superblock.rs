@@ -76,10 +76,9 @@ impl Super {
     }
 
     fn parse(raw: &[u8; BYTES]) -> Result<Self> {
-        // The oldest revision has no feature words, and one size of inodes.
+        // The oldest revision has one size of inodes. It should have no features; Linux heeds those that it has.
         let dynamic = u32_at(raw, 0x4C) >= 1;
-        let word = |at| if dynamic { u32_at(raw, at) } else { 0 };
-        let (compat, incompat, ro_compat) = (word(0x5C), word(0x60), word(0x64));
+        let (compat, incompat, ro_compat) = (u32_at(raw, 0x5C), u32_at(raw, 0x60), u32_at(raw, 0x64));
         let seed = checksum_seed(raw, incompat, ro_compat)?;
         let unknown = incompat & !UNDERSTOOD & !incompat::RECOVER;
         if unknown != 0 {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use onehop_files::{Error, Image, Place, Volume, Which};
 
-use crate::ext::{TOOLS, debugfs, fsck, mkfs, without_lost_found};
+use crate::ext::{TOOLS, debugfs, fsck, mkfs, random_tree, without_lost_found};
+use crate::kernel::{gather, mount};
 use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, contents, harvest, have, large, open, run, try_run,
 };
@@ -241,6 +242,33 @@ fn unknown_features_are_refused_by_name() {
     set(0x64, 0x8000_0000);
     set(0x5C, 0x8000_0000);
     drop(open(&image));
+}
+
+/// The oldest revision says nothing of features, but the kernel heeds them all the same.
+#[test]
+fn features_count_in_the_oldest_revision_too() {
+    if !have(&TOOLS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let want = random_tree(&mut Rng::new(), 1 << 20, 60);
+    let image = mkfs(&scratch, "-t ext4 -b 1024 -I 128 -O 64bit,^metadata_csum", &want, 16 << 20);
+    debugfs(&image, "ssv rev_level 0\n");
+    assert!(run("debugfs", &["-R", "stats -h", &image]).contains("0 (original)"));
+    assert_same(&without_lost_found(harvest(&open(&image), &image)), &want);
+    debugfs(&image, "feature needs_recovery\n");
+    assert!(error(&image).contains("needs_recovery"), "{}", error(&image));
+    debugfs(&image, "feature -needs_recovery\n");
+    let dirdata = 1024 + 0x61;
+    spoil(&image, dirdata);
+    assert!(error(&image).contains("the ext4 feature dirdata"), "{}", error(&image));
+    spoil(&image, dirdata);
+    // Last, because the kernel makes it a newer revision.
+    if let Some(mounted) = mount(&scratch, &image) {
+        let mut seen = Tree::new();
+        gather(mounted.path(), b"", &mut seen);
+        assert_same(&without_lost_found(seen), &want);
+    }
 }
 
 #[test]

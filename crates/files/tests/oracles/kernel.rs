@@ -18,7 +18,7 @@ pub fn mount(scratch: &Scratch, image: &str) -> Option<Mounted> {
 }
 
 /// Everything below a directory of this machine.
-fn gather(dir: &Path, prefix: &[u8], tree: &mut Tree) {
+pub fn gather(dir: &Path, prefix: &[u8], tree: &mut Tree) {
     use std::os::unix::ffi::OsStrExt;
     for entry in std::fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
