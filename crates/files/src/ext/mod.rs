@@ -40,10 +40,12 @@ impl Ext {
     /// Whether a link's target lies in place of its block map.
     fn is_short_link(&self, inode: &Inode) -> bool {
         let attributes = if inode.has_attribute_block() { self.sb.cluster / 512 } else { 0 };
+        // With attributes in inodes of their own, what the link occupies says nothing: it has theirs, too.
+        let alone = self.sb.incompat & incompat::EA_INODE != 0 || inode.sectors() <= attributes;
         !inode.has(flag::INLINE_DATA)
             && !inode.has(flag::EXTENTS)
             && inode.len < inode.block_area().len() as u64
-            && inode.sectors() <= attributes
+            && alone
     }
 
     /// Where the bytes of an inode are.

@@ -154,3 +154,42 @@ fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
     let error = error.unwrap_or_else(|| panic!("{kind}: a mounted volume is opened")).to_string();
     assert!(error.contains("mounted somewhere"), "{error}");
 }
+
+/// A long attribute of a short link counts as the link's blocks, and is none of them.
+#[test]
+fn links_with_long_attributes_lead_where_they_did() {
+    if !have(&TOOLS) || !have(&["mount", "umount"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    // As a number of a block, `f` is one of the volume, and the name of 59 letters none.
+    let targets = ["f", "dir/../f", &"x".repeat(59), &"y".repeat(60), &"z".repeat(300)];
+    let mut want: Tree =
+        (0..).zip(targets).map(|(i, to)| (format!("link{i}").into_bytes(), Node::Link(to.into()))).collect();
+    want.insert(b"f".to_vec(), Node::File(b"here".into()));
+    want.insert(b"dir".to_vec(), Node::Directory);
+    for kind in ["-t ext4 -b 1024 -O ea_inode", "-t ext4 -b 4096 -O ea_inode,inline_data"] {
+        let image = mkfs(&scratch, kind, &want, 16 << 20);
+        let Some(mounted) = mount(&scratch, &image) else { return };
+        for i in 0..targets.len() {
+            let link = mounted.path().join(format!("link{i}"));
+            let set =
+                rustix::fs::lsetxattr(link, "trusted.long", &[7; 6000], rustix::fs::XattrFlags::empty());
+            if let Err(error) = set {
+                return skip(&format!("links cannot get attributes here: {error}"));
+            }
+        }
+        drop(mounted);
+        // e2fsck takes the name for a block; the kernel is what counts.
+        let Some(mounted) = mount(&scratch, &image) else { return };
+        let mut seen = Tree::new();
+        gather(mounted.path(), b"", &mut seen);
+        drop(mounted);
+        assert_same(&without_lost_found(seen), &want);
+        let volume = open(&image);
+        assert_same(&without_lost_found(harvest(&volume, &image)), &want);
+        for path in ["link0", "link1"] {
+            assert_eq!(volume.lookup(path).unwrap().size(), 4, "{kind}, {path}");
+        }
+    }
+}
