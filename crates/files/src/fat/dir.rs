@@ -1,9 +1,9 @@
 //! Directory entries: a short name each, and before it, in pieces from the last to the first, its long name.
 
-use crate::Result;
 use crate::bytes::{text16, u16_at, u32_at};
 use crate::clusters::{FatNode, List, check_name, dos_time, upper};
 use crate::volume::{FileId, FileKind};
+use crate::{Error, Result};
 
 const ENTRY: usize = List::ENTRY;
 const LONG: u8 = 0x0F;
@@ -26,10 +26,31 @@ pub(super) struct Named {
 
 impl Named {
     /// Whether a name means this file, in any case.
-    pub(super) fn is(&self, name: &str) -> bool {
+    fn is(&self, name: &str) -> bool {
         let same = |own: &str| own.chars().map(upper).eq(name.chars().map(upper));
         same(&self.name) || same(&self.short)
     }
+}
+
+/// The file that a name means: as it is written, else in another case. Whoever made the directory may have folded fewer
+/// letters than are folded here, so that two files have the name.
+pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Option<FatNode>> {
+    let ways: [fn(&Named, &str) -> bool; 3] =
+        [|f, name| f.name == name, |f, name| f.short == name, Named::is];
+    for is in ways {
+        let mut found = files.iter().filter(|f| is(f, name));
+        match (found.next(), found.next()) {
+            (None, _) => {}
+            (Some(file), None) => return Ok(Some(file.node)),
+            (Some(file), Some(other)) => {
+                return Err(Error::unsupported(
+                    format!("`{name}` as a name of two files on {fs}"),
+                    format!("the directory has `{}` and `{}`: write which one", file.name, other.name),
+                ));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Everything that a directory names, but itself and its parent.

@@ -117,8 +117,7 @@ impl FileSystem for Fat {
 
     fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         let Ok(name) = std::str::from_utf8(name) else { return Ok(None) };
-        let found = self.entries(dir)?.into_iter().find(|e| e.is(name));
-        Ok(found.map(|e| Node::Fat(e.node)))
+        Ok(dir::find(self.boot.name(), &self.entries(dir)?, name)?.map(Node::Fat))
     }
 
     fn extents(&self, node: &Node) -> Result<Vec<Extent>> {

@@ -187,6 +187,29 @@ fn names_are_found_in_any_case_by_both_names() {
     assert!(volume.lookup("readme.txt").unwrap().id.mtime.0 > 1_700_000_000);
 }
 
+/// To mtools and Linux these are two names; folded by Unicode's tables, they are one.
+#[test]
+fn a_name_as_it_is_written_comes_before_one_in_another_case() {
+    if !have(&TOOLS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let names = ["my fıle.bin", "my file.bin", "other.bin"];
+    let image = written(&scratch, "-F 16 -s 4", 16 << 20, &Tree::new());
+    for name in names {
+        mcopy(&scratch, &image, &Tree::from([(name.into(), Node::File(name.into()))]));
+    }
+    let volume = open(&image);
+    let raw = std::fs::File::open(&image).unwrap();
+    for (path, name) in
+        names.into_iter().zip(names).chain([("OTHER.bin", "other.bin"), ("MYFILE~2.BIN", names[1])])
+    {
+        assert_eq!(contents(&volume, &volume.lookup(path).unwrap(), &raw), name.as_bytes(), "{path}");
+    }
+    let error = volume.lookup("MY FILE.BIN").unwrap_err().to_string();
+    assert!(names[..2].iter().all(|name| error.contains(name)), "{error}");
+}
+
 #[test]
 fn the_longest_name() {
     if !have(&TOOLS) {
