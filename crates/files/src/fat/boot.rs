@@ -72,7 +72,14 @@ impl Boot {
         }
         // A FAT without a 16-bit length of its table is FAT32, however few clusters it has: so Linux tells them apart.
         let wide = u16_at(&raw, 22) == 0;
-        let root_bytes = if wide { 0 } else { u64::from(u16_at(&raw, 17)) * 32 };
+        let root_entries = u64::from(u16_at(&raw, 17));
+        // Its root lies in clusters. Linux would skip the room for these entries, others would not.
+        if wide && root_entries != 0 {
+            return Err(bad(format!(
+                "it is a FAT32, and its boot sector has a root of {root_entries} entries"
+            )));
+        }
+        let root_bytes = root_entries * 32;
         let root = Run { at: (reserved + tables * table_sectors) * sector, len: root_bytes };
         let heap_start = root.at + root_bytes.next_multiple_of(sector);
         let clusters = (total * sector).saturating_sub(heap_start) / cluster;
