@@ -274,7 +274,7 @@ impl Volume {
     /// Where a file's bytes are: all of them, in order, neighbours merged. Looked up once for each [`File`].
     ///
     /// # Errors
-    /// When it is not a file, is damaged, encrypted or compressed, or cannot be read.
+    /// When it is not a file, is damaged or encrypted, or cannot be read.
     pub fn extents<'a>(&self, file: &'a File) -> Result<&'a [Extent]> {
         wants(file, FileKind::File, "")?;
         if let Some(known) = file.extents.get() {

@@ -30,7 +30,7 @@ pub(super) type Visit<'a> = dyn FnMut(Name<'_>) -> Result<ControlFlow<()>> + 'a;
 impl Ext {
     /// All names of a directory but `.` and `..`.
     pub(super) fn scan(&self, dir: &Inode, visit: &mut Visit<'_>) -> Result<()> {
-        dir.refuse_transformed()?;
+        dir.refuse_encrypted()?;
         if dir.has(flag::INLINE_DATA) {
             return self.scan_inline(dir, visit);
         }

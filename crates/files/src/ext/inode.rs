@@ -13,7 +13,6 @@ const CHECKSUM_LOW: usize = 0x7C;
 const CHECKSUM_HIGH: usize = 0x82;
 
 pub(super) mod flag {
-    pub(crate) const COMPRESSED: u32 = 0x4;
     pub(crate) const ENCRYPTED: u32 = 0x800;
     pub(crate) const INDEX: u32 = 0x1000;
     pub(crate) const EXTENTS: u32 = 0x8_0000;
@@ -126,17 +125,14 @@ impl Inode {
         (seconds + (i64::from(extra & 3) << 32), extra >> 2)
     }
 
-    /// Refuses what is not stored as it is read.
-    pub(super) fn refuse_transformed(&self) -> Result<()> {
-        let what = if self.has(flag::ENCRYPTED) {
-            "an encrypted"
-        } else if self.has(flag::COMPRESSED) {
-            "a compressed"
-        } else {
+    /// Refuses what is not stored as it is read. The flag of `chattr +c` asks for compression, and Linux never had any:
+    /// where others have compressed, the superblock says so.
+    pub(super) fn refuse_encrypted(&self) -> Result<()> {
+        if !self.has(flag::ENCRYPTED) {
             return Ok(());
-        };
+        }
         Err(Error::unsupported(
-            format!("{what} {FS} {} (inode {})", self.kind.name(), self.number),
+            format!("an encrypted {FS} {} (inode {})", self.kind.name(), self.number),
             "only the kernel can give its contents; mount the file system",
         ))
     }

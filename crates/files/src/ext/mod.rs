@@ -50,7 +50,7 @@ impl Ext {
 
     /// Where the bytes of an inode are.
     fn places(&self, inode: &Inode) -> Result<Vec<Extent>> {
-        inode.refuse_transformed()?;
+        inode.refuse_encrypted()?;
         if inode.has(flag::INLINE_DATA) {
             let (bytes, len) = (self.inline(inode)?, inode.len);
             return Ok(if len == 0 {
@@ -170,7 +170,7 @@ impl FileSystem for Ext {
         if inode.len == 0 || inode.len >= LONGEST_LINK {
             return Err(damaged(format!("link {} has a target of {} bytes", inode.number, inode.len)));
         }
-        inode.refuse_transformed()?;
+        inode.refuse_encrypted()?;
         if self.is_short_link(&inode) {
             return Ok(inode.block_area()[..inode.len as usize].to_vec());
         }

@@ -257,13 +257,7 @@ fn unreadable(about: &Statx) -> Option<String> {
     if kind != rustix::fs::FileType::RegularFile {
         return Some(format!("it is no plain file but {}", oddity(kind)));
     }
-    let has = |attribute| about.stx_attributes.contains(attribute);
-    let what = if has(StatxAttributes::ENCRYPTED) {
-        "encrypted"
-    } else if has(StatxAttributes::COMPRESSED) {
-        "compressed"
-    } else {
-        return None;
-    };
-    Some(format!("it is {what}, and only the kernel can give its contents"))
+    // Compressed is what ext keeps for `chattr +c`, and does nothing for; who compresses indeed is refused by its magic.
+    let encrypted = about.stx_attributes.contains(StatxAttributes::ENCRYPTED);
+    encrypted.then(|| "it is encrypted, and only the kernel can give its contents".to_owned())
 }

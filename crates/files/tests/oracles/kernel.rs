@@ -4,7 +4,11 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use onehop_files::Image;
+use onehop_files::live::LiveFile;
+
 use crate::ext::{TOOLS, mkfs, random_tree, without_lost_found};
+use crate::live::pretend_drive;
 use crate::mounted::Mounted;
 use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run,
@@ -153,6 +157,32 @@ fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
     let error = onehop_files::Volume::open(blocks, onehop_files::Which::Auto).err();
     let error = error.unwrap_or_else(|| panic!("{kind}: a mounted volume is opened")).to_string();
     assert!(error.contains("mounted somewhere"), "{error}");
+}
+
+#[test]
+fn a_file_that_asks_for_compression_is_read_and_mapped_like_others() {
+    if !have(&TOOLS) || !have(&["mount", "umount", "chattr"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "-t ext4", &Tree::new(), 16 << 20);
+    let Some(mounted) = mount(&scratch, &image) else { return };
+    let path = mounted.path().join("file");
+    std::fs::File::create(&path).unwrap();
+    let (good, said) = try_run("chattr", &["+c", path.to_str().unwrap()], "");
+    if !good {
+        return skip(&format!("files cannot get attribute c here: {}", said.trim()));
+    }
+    let bytes = vec![b'a'; 100_000];
+    std::fs::write(&path, &bytes).unwrap();
+    let system = pretend_drive(&scratch, mounted.path(), 16 << 20);
+    let map = LiveFile::open(&path, &system).unwrap().map().unwrap();
+    drop(mounted);
+    assert_same(
+        &without_lost_found(harvest(&open(&image), &image)),
+        &Tree::from([(b"file".to_vec(), Node::File(bytes))]),
+    );
+    map.verify(&Image::open(&image).unwrap()).unwrap();
 }
 
 /// A long attribute of a short link counts as the link's blocks, and is none of them.

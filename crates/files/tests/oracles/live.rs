@@ -89,7 +89,7 @@ fn describe_drive(sysfs: &Path, i: u32, size: u64) -> PathBuf {
 
 /// A sysfs in which the loop device that holds `at` is the only partition of a drive, and as long: by its own name, or
 /// ext4 would not tell its options.
-fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
+pub fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
     let (number, name) = device_of(at);
     let sysfs = scratch.path("sys");
     let part = describe_drive(&sysfs, 0, size).join(name);
