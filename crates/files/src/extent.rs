@@ -51,6 +51,13 @@ impl Builder {
         Ok(())
     }
 
+    /// Bytes of the file that are here: its first ones, with nothing but zeros behind them.
+    pub(crate) fn inline(&mut self, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.put(bytes.len() as u64, Place::Inline(bytes));
+        }
+    }
+
     /// The list, filled up with zeros to the file's end. `exclusive` files have no byte of the drive twice.
     pub(crate) fn finish(mut self, exclusive: bool) -> Result<Vec<Extent>> {
         self.zeros_until(self.len);

@@ -133,8 +133,7 @@ impl ExtentMap {
             match &extent.place {
                 Place::Drive(at) => out.push(extent.offset, extent.len, Some(*at))?,
                 Place::Zeros => out.push(extent.offset, extent.len, None)?,
-                // Inline bytes are the whole file.
-                Place::Inline(_) => return Ok(vec![extent.clone()]),
+                Place::Inline(bytes) => out.inline(bytes.clone()),
             }
         }
         out.finish(false)
@@ -221,6 +220,8 @@ impl ExtentMap {
         if !lba.is_power_of_two() || !(512..=65536).contains(&lba) {
             return bad(format!("its drive has blocks of {lba} bytes"));
         }
+        let inline =
+            matches!(self.pieces.first(), Some(first) if matches!(first.extent.place, Place::Inline(_)));
         let mut at = 0_u64;
         for Piece { extent, crc32c } in &self.pieces {
             let end = at.checked_add(extent.len).filter(|&end| end <= self.file.id.len && extent.len > 0);
@@ -233,12 +234,10 @@ impl ExtentMap {
             let good = match &extent.place {
                 Place::Drive(start) => {
                     let inside = start.checked_add(extent.len).is_some_and(|end| end <= self.drive.bytes);
-                    inside && extent.len <= PIECE_BYTES && crc32c.is_some()
+                    inside && extent.len <= PIECE_BYTES && crc32c.is_some() && !inline
                 }
                 Place::Zeros => crc32c.is_none(),
-                Place::Inline(bytes) => {
-                    crc32c.is_none() && bytes.len() as u64 == extent.len && extent.len == self.file.id.len
-                }
+                Place::Inline(bytes) => crc32c.is_none() && bytes.len() as u64 == extent.len && at == 0,
             };
             if !good {
                 return bad(format!("the piece at byte {at} of the file is not on its drive, or too long"));

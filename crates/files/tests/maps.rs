@@ -114,6 +114,7 @@ fn maps_that_lie_are_refused() {
     let good = r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":512,"bytes":100000}"#;
     assert_eq!(parse(&body(3000, good, "[1000,2000,7],2000")), Ok(()));
     assert_eq!(parse(&body(3, good, r#""616263""#)), Ok(()));
+    assert_eq!(parse(&body(9000, good, r#""616263",8997"#)), Ok(()));
     for (len, drive, pieces, said) in [
         (3000, good, "[1000,2000,7]", "1000 bytes of 3000"),
         (3000, good, "[1000,2000,7],2001", "2001 bytes follows byte 1000"),
@@ -125,7 +126,9 @@ fn maps_that_lie_are_refused() {
         (5, good, "0,5", "0 bytes follows"),
         (3, good, r#""61626""#, "hexadecimal"),
         (3, good, r#""61626x""#, "hexadecimal"),
-        (4, good, r#""616263",1"#, "not on its drive"),
+        (4, good, r#"1,"616263""#, "not on its drive"),
+        (4, good, r#""61","626364""#, "not on its drive"),
+        (4, good, r#""616263",[1,512,7]"#, "not on its drive"),
         (0, r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":513,"bytes":1}"#, "", "blocks of 513"),
         (0, r#"{"serial":"s","nsid":1,"lba_bytes":512,"bytes":1}"#, "", "missing field `wwid`"),
         (

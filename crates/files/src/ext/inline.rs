@@ -4,6 +4,7 @@ use super::superblock::damaged;
 use super::{Ext, inode::Inode};
 use crate::Result;
 use crate::bytes::{u16_at, u32_at};
+use crate::volume::FileKind;
 
 const MAGIC: u32 = 0xEA02_0000;
 /// `system.` in the table of name prefixes.
@@ -12,7 +13,7 @@ const NAME: &[u8] = b"data";
 const ENTRY: usize = 16;
 
 impl Ext {
-    /// The bytes of an inline file.
+    /// The bytes of an inline file, as many as there are: what its size has more than them is zeros.
     pub(super) fn inline(&self, inode: &Inode) -> Result<Vec<u8>> {
         let bad = |why: &str| damaged(format!("inode {}: inline data, but {why}", inode.number));
         let mut bytes = inode.block_area().to_vec();
@@ -20,8 +21,10 @@ impl Ext {
             let attributes = inode.attributes().ok_or_else(|| bad("no room for attributes"))?;
             bytes.extend_from_slice(system_data(attributes).map_err(bad)?);
         }
-        let len = usize::try_from(inode.len).ok().filter(|&len| len <= bytes.len());
-        bytes.truncate(len.ok_or_else(|| bad("less than its size"))?);
+        if inode.len > bytes.len() as u64 && inode.kind != FileKind::File {
+            return Err(bad("less than its size"));
+        }
+        bytes.truncate(usize::try_from(inode.len).unwrap_or(usize::MAX));
         Ok(bytes)
     }
 }

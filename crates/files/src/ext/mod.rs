@@ -51,15 +51,11 @@ impl Ext {
     /// Where the bytes of an inode are.
     fn places(&self, inode: &Inode) -> Result<Vec<Extent>> {
         inode.refuse_encrypted()?;
-        if inode.has(flag::INLINE_DATA) {
-            let (bytes, len) = (self.inline(inode)?, inode.len);
-            return Ok(if len == 0 {
-                vec![]
-            } else {
-                vec![Extent { offset: 0, len, place: Place::Inline(bytes) }]
-            });
-        }
         let mut out = Builder::new(FS, inode.len);
+        if inode.has(flag::INLINE_DATA) {
+            out.inline(self.inline(inode)?);
+            return out.finish(true);
+        }
         if inode.has(flag::EXTENTS) {
             if inode.len > self.sb.block << 32 {
                 return Err(damaged(format!("inode {} has {} bytes", inode.number, inode.len)));

@@ -24,7 +24,7 @@ enum Stored {
     Drive(u64, u64, u32),
     /// Length of zeros.
     Zeros(u64),
-    /// The file itself, in hexadecimal.
+    /// The file's first bytes, in hexadecimal, where it lies among metadata; there are no others but zeros.
     Inline(String),
 }
 

@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use onehop_files::Image;
 use onehop_files::live::LiveFile;
+use onehop_files::{DriveId, ExtentMap, Image, Place};
 
-use crate::ext::{TOOLS, mkfs, random_tree, without_lost_found};
+use crate::ext::{TOOLS, debugfs, fsck, mkfs, random_tree, without_lost_found};
 use crate::live::pretend_drive;
 use crate::mounted::Mounted;
 use crate::support::{
@@ -183,6 +183,39 @@ fn a_file_that_asks_for_compression_is_read_and_mapped_like_others() {
         &Tree::from([(b"file".to_vec(), Node::File(bytes))]),
     );
     map.verify(&Image::open(&image).unwrap()).unwrap();
+}
+
+/// The kernel gives zeros for what an inline file's size has more than its bytes, and e2fsck finds nothing wrong with it.
+#[test]
+fn inline_files_end_in_zeros() {
+    if !have(&TOOLS) || !have(&["mount", "umount"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let lens = [(1, 60), (1, 5000), (60, 61), (61, 4096), (100, 1 << 20)];
+    let name = |(data, len)| format!("{data}-{len}");
+    let tree = |part: fn((usize, usize)) -> Vec<u8>| -> Tree {
+        lens.into_iter().map(|lens| (name(lens).into_bytes(), Node::File(part(lens)))).collect()
+    };
+    let want = tree(|(data, len)| [vec![b'a'; data], vec![0; len - data]].concat());
+    let image =
+        mkfs(&scratch, "-t ext4 -b 1024 -O inline_data", &tree(|(data, _)| vec![b'a'; data]), 16 << 20);
+    debugfs(&image, &lens.map(|(data, len)| format!("sif {} size {len}\n", name((data, len)))).concat());
+    fsck(&image);
+    let volume = open(&image);
+    assert_same(&without_lost_found(harvest(&volume, &image)), &want);
+    let drive = DriveId { serial: "S".into(), nsid: 1, wwid: String::new(), lba_bytes: 512, bytes: 16 << 20 };
+    for name in want.keys() {
+        let file = volume.lookup(name).unwrap();
+        let extents = volume.extents(&file).unwrap();
+        assert!(matches!(extents[0].place, Place::Inline(_)), "{extents:?}");
+        let map = ExtentMap::of_volume(&volume, &file, "inline", drive.clone()).unwrap();
+        assert_eq!(ExtentMap::parse(&map.to_bytes()).unwrap().extents().unwrap(), extents);
+    }
+    let Some(mounted) = mount(&scratch, &image) else { return };
+    let mut seen = Tree::new();
+    gather(mounted.path(), b"", &mut seen);
+    assert_same(&without_lost_found(seen), &want);
 }
 
 /// A long attribute of a short link counts as the link's blocks, and is none of them.
