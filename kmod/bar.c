@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * BARs in user space. Pages come in by fault, so that they can be taken away at any moment (unbind, an error on the link)
- * without racing an mmap() that is under way; a touch after that is SIGBUS.
+ * without racing an mmap() that is under way; a touch after that is SIGBUS. During a reset they are away as well; a touch waits
+ * for its end.
  */
 #include <linux/fs.h>
 #include <linux/mm.h>
@@ -33,6 +34,13 @@ static vm_fault_t oh_fault(struct vm_fault *vmf)
 	unsigned long at, pfn;
 
 	mutex_lock(&d->gate);
+	while (d->resetting) {
+		mutex_unlock(&d->gate);
+		/* Whoever is killed does not come back to the touch. */
+		if (wait_event_killable(d->answers, !READ_ONCE(d->resetting)))
+			return VM_FAULT_NOPAGE;
+		mutex_lock(&d->gate);
+	}
 	if (d->bars_off)
 		goto out;
 	WRITE_ONCE(d->touched, true);
@@ -77,4 +85,19 @@ void oh_bars(struct oh_dev *d, bool off)
 	if (off && d->mapping)
 		unmap_mapping_range(d->mapping, 0, 0, 1);
 	mutex_unlock(&d->gate);
+}
+
+/*
+ * While the function is reset it decodes no addresses. A touch then would be answered by nobody, which some machines take for
+ * fatal; so it waits, and goes on afterwards.
+ */
+void oh_bars_resetting(struct oh_dev *d, bool resetting)
+{
+	mutex_lock(&d->gate);
+	WRITE_ONCE(d->resetting, resetting);
+	if (resetting && d->mapping)
+		unmap_mapping_range(d->mapping, 0, 0, 1);
+	mutex_unlock(&d->gate);
+	if (!resetting)
+		wake_up_all(&d->answers);
 }

@@ -217,6 +217,7 @@ static void oh_reset_prepare(struct pci_dev *pdev)
 
 	if (READ_ONCE(d->resetter) != current)
 		oh_stop(d, OH_STOPPED_RESET);
+	oh_bars_resetting(d, true);
 }
 
 static pci_ers_result_t oh_error_detected(struct pci_dev *pdev, pci_channel_state_t state)
@@ -252,6 +253,7 @@ static void oh_reset_done(struct pci_dev *pdev)
 
 	if (oh_bring_back(d) && !READ_ONCE(d->going))
 		oh_bars(d, false);
+	oh_bars_resetting(d, false);
 }
 
 const struct pci_error_handlers oh_error_handlers = {

@@ -40,6 +40,13 @@ static void oh_vectors_free(struct oh_vector *vector, u32 count)
 	kvfree(vector);
 }
 
+/* The kernel turns the interrupt line on again, which nobody serves; another device may share it. */
+static void oh_vectors_off(struct pci_dev *pdev)
+{
+	pci_free_irq_vectors(pdev);
+	pci_intx(pdev, 0);
+}
+
 /* With `lock` held. */
 void oh_irqs_free(struct oh_dev *d)
 {
@@ -48,7 +55,7 @@ void oh_irqs_free(struct oh_dev *d)
 	oh_vectors_free(d->vectors, d->vector_count);
 	d->vectors = NULL;
 	d->vector_count = 0;
-	pci_free_irq_vectors(d->pdev);
+	oh_vectors_off(d->pdev);
 }
 
 static struct oh_vector *oh_vectors_get(const s32 *fd, u32 count)
@@ -102,7 +109,7 @@ undo:
 			free_irq(vector[i].irq, vector[i].eventfd);
 		vector[i].irq = 0;
 	}
-	pci_free_irq_vectors(d->pdev);
+	oh_vectors_off(d->pdev);
 	return r;
 }
 

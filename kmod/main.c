@@ -271,6 +271,7 @@ static struct oh_dev *oh_dev_new(struct pci_dev *pdev)
 	mutex_init(&d->lock);
 	mutex_init(&d->master);
 	mutex_init(&d->gate);
+	init_waitqueue_head(&d->answers);
 	init_waitqueue_head(&d->wait);
 	xa_init_flags(&d->maps, XA_FLAGS_ALLOC1);
 	snprintf(d->name, sizeof(d->name), "onehop-%s", pci_name(pdev));

@@ -52,6 +52,8 @@ struct oh_dev {
 	struct mutex gate;		/* BAR faults against those who take the BARs away */
 	struct address_space *mapping;
 	bool bars_off;
+	bool resetting;			/* nobody answers at the BARs: faults wait */
+	wait_queue_head_t answers;
 	bool touched;			/* user space saw a BAR or turned DMA on since the last reset */
 
 	wait_queue_head_t wait;
@@ -111,6 +113,7 @@ extern const struct dev_pm_ops oh_pm_ops;
 /* bar.c */
 int oh_mmap(struct file *file, struct vm_area_struct *vma);
 void oh_bars(struct oh_dev *d, bool off);
+void oh_bars_resetting(struct oh_dev *d, bool resetting);
 u64 oh_bar_len(struct oh_dev *d, unsigned int bar);
 
 /* map.c: what all kinds of mappings share */

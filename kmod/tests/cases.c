@@ -273,6 +273,11 @@ void case_mask(char **arg)
 	check(oh_get_info().mask_bits == 64, "who comes next has 64 again");
 }
 
+static bool line_off(void)
+{
+	return config16(nvme_bdf, 4) & 0x400;
+}
+
 /* irq: a completion that is told by an event fd. */
 void case_irq(char **arg)
 {
@@ -285,6 +290,7 @@ void case_irq(char **arg)
 
 	nvme_open();
 	bad[0] = oh;
+	check(line_off(), "the interrupt line is off");
 	check(!call(oh, OH_IRQS, &a), "three vectors, one without a listener");
 	q = (struct queue){ .sq = (void *)(host + 10 * PAGE), .cq = (void *)(host + 11 * PAGE), .sq_bus = bus(&host_map, 10 * PAGE),
 			    .cq_bus = bus(&host_map, 11 * PAGE), .id = 2, .depth = 16, .vector = 2 };
@@ -299,6 +305,7 @@ void case_irq(char **arg)
 	check(call(oh, OH_IRQS, &(struct oh_irqs){ .fds = (u64)(uintptr_t)fd, .count = 4000 }) == -EINVAL &&
 	      call(oh, OH_IRQS, &(struct oh_irqs){ .fds = 8, .count = 2 }) == -EFAULT, "no more than there are");
 	check(!call(oh, OH_IRQS, &(struct oh_irqs){ .count = 0 }), "they can be given back");
+	check(line_off(), "which leaves the interrupt line off");
 	check(!call(oh, OH_IRQS, &a), "and asked for again");
 	check(!oh_reset() && !oh_start(0) && !nvme_up(), "the drive comes up after a reset");
 	q.tail = q.head = 0;

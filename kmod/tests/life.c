@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* How sessions end, and who may have one: whatever happens, no DMA reaches memory that was given back. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -215,6 +216,36 @@ void case_foreign_reset(char **arg)
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/reset", nvme_bdf);
 	write_file(path, "1");
 	check_stopped(OH_STOPPED_RESET, "somebody else's reset");
+}
+
+static volatile bool looking = true;
+
+/* Counts how often nobody answers. */
+static void *look(void *silent)
+{
+	while (looking)
+		*(volatile u64 *)silent += *(volatile u32 *)bar0 == UINT32_MAX;
+	return NULL;
+}
+
+/* resets: nobody sees the BARs of a device that is being reset. */
+void case_resets(char **arg)
+{
+	u64 silent = 0;
+	pthread_t looker;
+	bool done = true;
+	int i;
+
+	nvme_open();
+	if (pthread_create(&looker, NULL, look, &silent))
+		die("pthread_create");
+	for (i = 0; i < 20; i++)
+		done &= !oh_reset();
+	looking = false;
+	pthread_join(looker, NULL);
+	check(done, "twenty resets under the eyes of a thread");
+	check(!silent, "which is never left without an answer (%llu times)", (ull)silent);
+	check(!oh_start(0) && !nvme_up(), "and the drive comes up");
 }
 
 /* suspend: all devices sleep and wake, by the kernel's own test of it. */

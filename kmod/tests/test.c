@@ -108,9 +108,9 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "peer", case_peer }, { "mask", case_mask }, { "edu", case_edu }, { "irq", case_irq },
 	{ "bounce", case_bounce }, { "refused", case_refused }, { "unprivileged", case_unprivileged },
 	{ "inflight", case_inflight }, { "revoke", case_revoke }, { "unbind", case_unbind },
-	{ "foreign-reset", case_foreign_reset }, { "suspend", case_suspend }, { "peer-gone", case_peer_gone },
-	{ "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress }, { "fuzz", case_fuzz },
-	{ "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
+	{ "foreign-reset", case_foreign_reset }, { "resets", case_resets }, { "suspend", case_suspend },
+	{ "peer-gone", case_peer_gone }, { "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress },
+	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 
 static pid_t first;
