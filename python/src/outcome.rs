@@ -59,7 +59,7 @@ pub(crate) struct Outcome {
     limit: Limit,
     why_not_better: Vec<WhyNot>,
     verified: bool,
-    verified_by: Option<&'static str>,
+    verified_by: Option<String>,
 }
 
 impl Outcome {
@@ -69,7 +69,7 @@ impl Outcome {
         account: Account,
         went: outcome::Outcome,
         start: &Start,
-        verified_by: Option<&'static str>,
+        (verified, verified_by): (bool, Option<String>),
     ) -> Self {
         let outcome::Limit { what, gbps, reached } = went.limit;
         let why_not = |no: outcome::WhyNot| WhyNot { route: no.route, reason: no.reason, fix: no.fix };
@@ -95,7 +95,7 @@ impl Outcome {
             ring_bytes: account.ring_bytes,
             limit: Limit { what, gbps, reached },
             why_not_better: went.why_not_better.into_iter().map(why_not).collect(),
-            verified: verified_by.is_some(),
+            verified,
             verified_by,
         }
     }

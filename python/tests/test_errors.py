@@ -133,7 +133,8 @@ def test_requests_that_make_no_sense(model_file):
         {"device": "gpu"}, {"device": "cuda:x"}, {"device": "cuda:-1"}, {"device": True}, {"device": ""},
         {"dtypes": "F33"}, {"rank": (0, 2)}, {"cuts": {"*": 0}}, {"rank": (2, 2), "cuts": {"*": 0}},
         {"rank": (0, 2), "cuts": {"*": 9}}, {"rank": (0, 1 << 40), "cuts": {"*": 0}}, {"route": "by air"},
-        {"framework": "abacus"}, {"threads": 0}, {"threads": -1},
+        {"framework": "abacus"}, {"threads": 0}, {"threads": -1}, {"threads": 257}, {"threads": 2**70},
+        {"rank": (-1, 2), "cuts": {"*": 0}}, {"rank": (0, 2), "cuts": {"*": -1}}, {"names": []}, {"dtypes": ()},
     ]:  # fmt: skip
         with pytest.raises(errors.RequestError):
             onehop.load(path, **{"device": "cpu", **options})

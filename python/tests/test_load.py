@@ -4,6 +4,7 @@ import json
 import os
 import random
 import struct
+import threading
 
 import numpy
 import onehop
@@ -173,6 +174,7 @@ def test_manifests(tmp_path, device):
     manifest.write_text(json.dumps({"onehop_manifest": 1, "tensors": entries}))
     with pytest.raises(onehop.errors.VerificationError, match=victim):
         onehop.load(path, device, manifest=manifest)
+
     # One tensor more than the model has: a file of it may be lost.
     lost = {"dtype": "U8", "shape": [1], "bytes": 1, "crc32c": "00000000"}
     entries[victim]["crc32c"] = f"{crc32c(tensors[victim][2]):08x}"
@@ -182,6 +184,22 @@ def test_manifests(tmp_path, device):
     manifest.write_text("{}")
     with pytest.raises(onehop.errors.FormatError):
         onehop.load(path, device, manifest=manifest)
+
+
+def test_a_manifest_says_nothing_of_parts(tmp_path, device):
+    tensors = {"cut": ("U8", [4, 3], bytes(range(12))), "whole": ("U8", [3], b"abc")}
+    path = safetensors_file(tmp_path / "m", tensors)
+    entries = {
+        name: {"dtype": dtype, "shape": shape, "bytes": len(data), "crc32c": f"{crc32c(data):08x}"}
+        for name, (dtype, shape, data) in tensors.items()
+    }
+    entries["cut"]["crc32c"] = "00000000"
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"onehop_manifest": 1, "tensors": entries}))
+    loaded = onehop.load(path, device, rank=(0, 2), cuts={"cut": 0}, manifest=manifest).outcome
+    assert not loaded.verified and "of 1 of 2 tensors" in loaded.verified_by
+    loaded = onehop.load(path, device, rank=(0, 2), cuts={"cut": 0}, manifest=manifest, verify=True).outcome
+    assert loaded.verified and "compared with the files" in loaded.verified_by
 
 
 def test_gguf(tmp_path, device):
@@ -245,3 +263,31 @@ def test_paths_of_every_kind(tmp_path, device):
     for one in [path, str(path), os.fsencode(path), [path], odd, os.fsdecode(odd)]:
         assert set(onehop.load(one, device).tensors) == set(tensors)
     assert onehop.__version__.count(".") == 2
+
+
+def test_several_threads_may_share_a_stream(model_file):
+    path, tensors = model_file
+    for _ in range(20):
+        stream, seen, failed = onehop.stream(path, "cpu", threads=2), [], []
+
+        def take(stream=stream, seen=seen, failed=failed):
+            try:
+                seen.extend(name for name, _ in stream)
+            except Exception as error:
+                failed.append(error)
+
+        takers = [threading.Thread(target=take) for _ in range(4)]
+        for taker in takers:
+            taker.start()
+        for taker in takers:
+            taker.join()
+        assert not failed and sorted(seen) == sorted(tensors)
+
+
+def test_a_program_may_go_elsewhere(model_file, tmp_path, monkeypatch):
+    path, tensors = model_file
+    monkeypatch.chdir(os.path.dirname(path))
+    with onehop.safe_open(os.path.basename(path), "np") as opened:
+        monkeypatch.chdir(tmp_path)
+        name = next(name for name, (dtype, _, data) in tensors.items() if dtype in NUMPY and data)
+        assert opened.get_tensor(name).tobytes() == tensors[name][2]

@@ -1,10 +1,11 @@
 //! Where files come from that people name: this machine, or a server.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use onehop_load::{Local, Store};
 
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
 /// What reads the files that are named so.
@@ -22,7 +23,7 @@ fn is_address(path: &Path) -> bool {
 
 #[cfg(not(feature = "remote"))]
 fn anywhere(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
-    Err(crate::error::CliError::not_possible(
+    Err(CliError::not_possible(
         format!("loading {}", first.display()),
         "this build reads nothing from servers",
         "Build it with --features remote",
@@ -70,4 +71,17 @@ mod both {
             self.of(path).open(path)
         }
     }
+}
+
+/// The file to write must not be the one that is read, or holds the drive's blocks.
+pub(crate) fn refuse_same(out: &Path, read: &Path) -> Result<()> {
+    let identity = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    if identity(out).is_some() && identity(out) == identity(read) {
+        return Err(CliError::Usage(format!(
+            "--out {} is the file that is read, {}",
+            out.display(),
+            read.display()
+        )));
+    }
+    Ok(())
 }

@@ -9,9 +9,13 @@ use onehop_files::{
     BlockRun, Blocks, Blockwise, DriveId, Extent, ExtentMap, NvmeIds, Volume, Which, WholeBlocks,
 };
 use onehop_gpu::Region;
+use onehop_load::{LocalFile, Source};
 use onehop_proto::identify::NamespaceId;
 
 use crate::error::{CliError, Result};
+
+/// Bytes of an extent map that are read: those of some million extents.
+const MOST_MAP: u64 = 100_000_000;
 
 /// How much of a drive is read at a time to find a file.
 const PIECE: u64 = 128 << 10;
@@ -89,7 +93,15 @@ pub(crate) fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
 
 /// The extent maps of a file, which have to be for this drive.
 pub(crate) fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<ExtentMap>> {
-    let bytes = std::fs::read(path).map_err(|e| CliError::file("read", path, e))?;
+    let file = LocalFile::open(path)?;
+    let length = file.bytes();
+    if length > MOST_MAP {
+        let why =
+            format!("{}: {length} bytes are more than the {MOST_MAP} that are read of a map", path.display());
+        return Err(CliError::Failed(why));
+    }
+    let mut bytes = vec![0; length as usize];
+    file.read_at(0, &mut bytes)?;
     let maps = ExtentMap::parse_all(&bytes)?;
     let id = drive_id(drive, ns)?;
     maps.iter().try_for_each(|map| map.check_drive(&id))?;

@@ -126,6 +126,43 @@ pub fn combined(plan: &Plan, sums: &[u32]) -> u32 {
     each.fold(0, |all, (tensor, sum)| crc32c::crc32c_combine(all, *sum, tensor.bytes as usize))
 }
 
+/// How many tensors were held against a manifest, and how many were not, because only a part of each was loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Compared {
+    /// Whole ones.
+    pub whole: usize,
+    /// Parts.
+    pub parts: usize,
+}
+
+impl Compared {
+    /// The same with others.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self { whole: self.whole + other.whole, parts: self.parts + other.parts }
+    }
+
+    /// Whether it was all there is, and something.
+    #[must_use]
+    pub fn is_all(self) -> bool {
+        self.whole > 0 && self.parts == 0
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> String {
+        let Self { whole, parts } = self;
+        match parts {
+            0 if whole == 0 => "no tensor was loaded that the manifest's check sums could tell of".into(),
+            0 => "the manifest's check sums, of the tensors as they lie in GPU memory".into(),
+            _ => format!(
+                "the manifest's check sums, of {whole} of {} tensors; of the others only parts were loaded",
+                whole + parts
+            ),
+        }
+    }
+}
+
 /// Holds the CRC32C of each tensor in GPU memory against a manifest, which knows whole tensors only.
 ///
 /// # Errors
@@ -135,14 +172,22 @@ pub fn against(
     model: &Model,
     plan: &Plan,
     sums: &[u32],
-) -> Result<(), crate::manifest::Error> {
+) -> Result<Compared, crate::manifest::Error> {
     let infos: HashMap<&str, _> = model.tensors.iter().map(|t| (t.info.name.as_str(), &t.info)).collect();
     if let Some(lost) = manifest.tensors.keys().find(|name| !infos.contains_key(name.as_str())) {
         return Err(crate::manifest::Error::NotInModel(lost.clone()));
     }
-    let whole = plan.tensors.iter().zip(sums).filter(|(placed, _)| placed.whole);
-    let mut known = whole.filter_map(|(placed, sum)| Some((infos.get(placed.name.as_str())?, sum)));
-    known.try_for_each(|(info, sum)| manifest.check(info, *sum))
+    let mut compared = Compared::default();
+    for (placed, sum) in plan.tensors.iter().zip(sums) {
+        match infos.get(placed.name.as_str()) {
+            Some(info) if placed.whole => {
+                manifest.check(info, *sum)?;
+                compared.whole += 1;
+            }
+            _ => compared.parts += 1,
+        }
+    }
+    Ok(compared)
 }
 
 /// Does something for each number below `count`, on several threads.

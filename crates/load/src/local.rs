@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use onehop_os::file::oddity;
 use rustix::fs::{
@@ -26,6 +26,8 @@ pub struct Local;
 pub struct LocalFile {
     file: File,
     path: PathBuf,
+    /// The same from the root on: the program may go elsewhere before it is looked at once more.
+    absolute: PathBuf,
     name: String,
     identity: Identity,
 }
@@ -49,7 +51,8 @@ impl LocalFile {
         }
         // Of a regular file it means nothing, and cuFile takes no file that has it.
         fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::opening(&name, e))?;
-        Ok(Self { file, path: path.into(), name, identity: Identity::of(&stat) })
+        let absolute = absolute(path).map_err(|e| Error::Open { file: name.clone(), source: e })?;
+        Ok(Self { file, path: path.into(), absolute, name, identity: Identity::of(&stat) })
     }
 
     /// The open file.
@@ -98,7 +101,7 @@ impl Source for LocalFile {
     fn still_same(&self) -> Result<()> {
         let failed = |e| Error::opening(&self.name, e);
         let open = Identity::of(&fstat(&self.file).map_err(failed)?);
-        let change = match statat(CWD, &self.path, AtFlags::empty()) {
+        let change = match statat(CWD, &self.absolute, AtFlags::empty()) {
             Err(Errno::NOENT) => Some(Change::Removed),
             Err(e) => return Err(failed(e)),
             Ok(stat) => self.identity.change(&Identity::of(&stat)).or_else(|| self.identity.change(&open)),

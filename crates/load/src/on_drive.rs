@@ -49,8 +49,8 @@ impl Store for OnVolume {
 
     fn names(&self, path: &Path) -> Result<Vec<String>> {
         let entries = self.volume.list(&self.lookup(path)?).map_err(|why| failed(path, why))?;
-        // Names that are not UTF-8 end in nothing that is looked for.
-        Ok(entries.into_iter().filter_map(|entry| String::from_utf8(entry.name).ok()).collect())
+        // A name that is not UTF-8 comes out as one that cannot be opened: it must not be passed over.
+        Ok(entries.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()).collect())
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Source>> {

@@ -325,10 +325,21 @@ def _device(device: Device) -> Optional[str]:
     return str(device)
 
 
+#: Threads that may be asked for.
+_MOST_THREADS = 256
+
+
 def _list(patterns: Patterns) -> List[str]:
     if patterns is None:
         return []
     return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _some(what: str, patterns: Patterns) -> List[str]:
+    some = _list(patterns)
+    if patterns is not None and not some:
+        raise errors.RequestError(f"{what} is empty, which selects nothing; leave it out to load everything")
+    return some
 
 
 def _job(
@@ -348,13 +359,15 @@ def _job(
 ) -> _Job:
     if (rank is None) != (cuts is None):
         raise errors.RequestError("rank says which part, cuts which tensors are cut: it takes both, or neither")
-    if threads is not None and threads < 1:
-        raise errors.RequestError(f"threads={threads}: at least one has to read")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise errors.RequestError(f"threads={threads}: 1 to {_MOST_THREADS} can read")
+    if min([*(rank or ()), *(cuts or {}).values()], default=0) < 0:
+        raise errors.RequestError(f"rank={rank}, cuts={cuts}: ranks and dimensions count from 0")
     return model.load(
         device=_device(device),
-        only=_list(names),
+        only=_some("names", names),
         without=_list(without),
-        dtypes=_list(dtypes),
+        dtypes=_some("dtypes", dtypes),
         rank=rank,
         cuts=list((cuts or {}).items()),
         route=route,

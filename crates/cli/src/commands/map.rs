@@ -1,6 +1,6 @@
 //! `onehop map`: where files are on their drive, written down with check sums, for when the drive has been handed over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use onehop_drive::{Drive, Options};
 use onehop_files::ExtentMap;
@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
+use crate::sources::refuse_same;
 use crate::{drives, units, volume};
 
 /// Write down where files are on their drive, to read them there once onehop has the drive
@@ -68,6 +69,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         Some(spec) => of_drive(args, spec, context)?,
         None => of_live_files(&args.files, context)?,
     };
+    for Made { map, .. } in made.iter().filter(|_| args.drive.is_none()) {
+        refuse_same(&args.out, Path::new(&map.file.path))?;
+    }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
     std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
     let files = made.iter().map(about).collect::<Result<Vec<_>>>()?;
@@ -117,7 +121,9 @@ fn of_live_files(paths: &[PathBuf], context: &Context) -> Result<Vec<Made>> {
 
 /// Files of a drive that is mounted nowhere.
 fn of_drive(args: &Args, spec: &str, context: &Context) -> Result<Vec<Made>> {
-    let drive = Drive::open(drives::find(spec)?.port, Options::default())?;
+    let found = drives::find(spec)?;
+    found.image.iter().try_for_each(|image| refuse_same(&args.out, image))?;
+    let drive = Drive::open(found.port, Options::default())?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;
     let store = OnVolume::new(volume::open(&blocks, args.partition)?, blocks);

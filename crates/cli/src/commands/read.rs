@@ -1,6 +1,5 @@
 //! `onehop read`: blocks of a drive, a file on it, or a file of this machine, into GPU memory.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
+use crate::sources::refuse_same;
 use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
 use crate::units;
 use crate::volume::{self, Span};
@@ -27,7 +27,7 @@ use crate::volume::{self, Span};
 )]
 pub(crate) struct Args {
     /// A file of this machine, on a file system that Linux has mounted
-    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map", "nsid"])]
     file: Option<PathBuf>,
     /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
     #[arg(short = 'd', long, value_name = "DRIVE", required_unless_present = "file")]
@@ -76,14 +76,15 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         }
         let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
         let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
-        return load::read(&load::Part { path, offset, len, gpu, route, verify, out }, context);
+        let threads = args.route.reading_threads()?;
+        return load::read(&load::Part { path, offset, len, gpu, route, threads, verify, out }, context);
     }
     let gpu = gpus::choose(&args.gpu)?;
     args.route.gpu_mode()?;
     args.route.candidates()?;
     let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
-    if let (Some(out), Some(image)) = (&args.out, &found.image) {
-        refuse_same(out, image)?;
+    for read in args.map.iter().chain(&found.image) {
+        args.out.iter().try_for_each(|out| refuse_same(out, read))?;
     }
     let drive = Drive::open(found.port, args.route.options(false))?;
     let ns = drive.namespace(args.nsid)?;
@@ -304,17 +305,4 @@ pub(crate) fn mismatch(at: u64, block: u64, lba: u64) -> CliError {
         "GPU memory and drive differ from {place} on: some write to GPU memory was lost, or somebody wrote to the \
          drive meanwhile"
     ))
-}
-
-/// The file to write must not be the one that is read, or holds the drive's blocks.
-fn refuse_same(out: &Path, read: &Path) -> Result<()> {
-    let identity = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-    if identity(out).is_some() && identity(out) == identity(read) {
-        return Err(CliError::Usage(format!(
-            "--out {} is the file that is read, {}",
-            out.display(),
-            read.display()
-        )));
-    }
-    Ok(())
 }

@@ -85,12 +85,14 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 fn open_input(args: &Args) -> Result<(File, u64)> {
-    let file = File::open(&args.input).map_err(|e| CliError::file("open", &args.input, e))?;
-    let meta = file.metadata().map_err(|e| CliError::file("look at", &args.input, e))?;
     let refuse = |why: &str| Err(CliError::Usage(format!("--in {}: {why}", args.input.display())));
-    if !meta.is_file() {
+    let look = |e| CliError::file("look at", &args.input, e);
+    // Before it is opened, which waits for the other end of a FIFO.
+    if !args.input.metadata().map_err(look)?.is_file() {
         return refuse("only a regular file has a size that can be known beforehand");
     }
+    let file = File::open(&args.input).map_err(|e| CliError::file("open", &args.input, e))?;
+    let meta = file.metadata().map_err(look)?;
     if meta.len() == 0 {
         return refuse("the file is empty, so there is nothing to write");
     }

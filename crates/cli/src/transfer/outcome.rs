@@ -72,7 +72,7 @@ pub(crate) struct Outcome {
     pub crc32c: Option<String>,
     pub verified: Option<bool>,
     /// How that is known.
-    pub verified_by: Option<&'static str>,
+    pub verified_by: Option<String>,
     pub commands: u64,
     pub retries: u64,
     /// Commands that failed for good; recoveries that helped are in `incidents`.
@@ -117,7 +117,11 @@ impl Outcome {
     }
 
     /// Adds another transfer that came after this one, to another GPU.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: Self) {
+        // The drive's, from its beginning on.
+        self.incidents = other.incidents;
+        let more = other.simulated.into_iter().filter(|part| !self.simulated.contains(part));
+        self.simulated.extend(more.collect::<Vec<_>>());
         self.bytes += other.bytes;
         self.seconds += other.seconds;
         self.gbps = self.bytes as f64 / 1e9 / self.seconds.max(1e-9);
@@ -163,13 +167,15 @@ impl Outcome {
         if let Some(crc) = &self.crc32c {
             text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
         }
-        let by = self.verified_by.unwrap_or_default();
         text.row(
             "verified",
-            match self.verified {
-                Some(true) => format!("yes, every byte: {by}"),
-                Some(false) => format!("NO, the bytes in GPU memory are not those of the drive: {by}"),
-                None => "not asked for (--verify)".into(),
+            match (self.verified, &self.verified_by) {
+                (Some(true), Some(by)) => format!("yes: {by}"),
+                (Some(false), Some(by)) => {
+                    format!("NO, the bytes in GPU memory are not what they should be: {by}")
+                }
+                (None, Some(by)) => format!("not all of it: {by}"),
+                (_, None) => "not asked for (--verify)".into(),
             },
         );
     }
@@ -177,7 +183,7 @@ impl Outcome {
     /// Notes whether the bytes were found to be right, and how.
     pub(crate) fn judge(&mut self, right: bool, by: &'static str) {
         self.verified = Some(right);
-        self.verified_by = Some(by);
+        self.verified_by = Some(by.into());
     }
 
     fn trouble(&self) -> String {

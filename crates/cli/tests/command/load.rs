@@ -141,6 +141,10 @@ fn files_of_this_machine_are_read_whatever_they_hold() {
     assert_eq!((&read["bytes"], &read["verified"]), (&json!(data.len()), &json!(true)));
     assert!(std::fs::read(&out).unwrap() == data);
     assert_eq!(read["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&data))));
+    let by_one = succeed(&["read", &file, "-g", "emu", "--threads", "1", "--route", "cpu/cached"]);
+    assert_eq!(by_one["ways"]["threads"], json!(1));
+    refuse(&["read", &file, "-g", "emu", "--threads", "257"], 2, "256");
+    refuse(&["read", &file, "-g", "emu", "--nsid", "2"], 2, "cannot be used with");
     let part = [
         "read",
         &file,
@@ -247,6 +251,35 @@ fn names_of_strangers_in_messages() {
         told.contains("m\\u{1b}[2J.safetensors") && told.contains("twice") && told.len() < 5000,
         "{told:.5000}"
     );
+}
+
+#[test]
+fn a_manifest_says_nothing_of_parts() {
+    let dir = Dir::new();
+    let (file, sums) = (dir.path().join("m.safetensors"), dir.path().join("sums.json"));
+    model(&file, &[("cut", 4096), ("whole", 8)], 3);
+    let right = succeed(&["load", text(&file), "-g", "emu", "--only", "whole"])["crc32c"].clone();
+    let entry = |name: &str, bytes, sum: &str| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[{bytes}],"bytes":{bytes},"crc32c":"{sum}"}}"#)
+    };
+    let entries = [entry("cut", 4096, "00000000"), entry("whole", 8, right.as_str().unwrap())].join(",");
+    std::fs::write(&sums, format!(r#"{{"onehop_manifest":1,"tensors":{{{entries}}}}}"#)).unwrap();
+    let load =
+        ["load", text(&file), "-g", "emu", "--manifest", text(&sums), "--rank", "0/2", "--cut", "cut=0"];
+    for (more, verified, by) in [
+        (&[][..], json!(null), "of 1 of 2 tensors"),
+        (&["--only", "cut"], json!(null), "of 0 of 1 tensors"),
+        (&["--only", "nothing"], json!(null), "no tensor was loaded"),
+        (&["--verify"], json!(true), "compared with the files"),
+        (&["--only", "whole"], json!(true), "as they lie in GPU memory"),
+    ] {
+        let loaded = succeed(&[&load[..], more].concat());
+        assert_eq!(loaded["verified"], verified, "{more:?}");
+        assert!(loaded["verified_by"].as_str().unwrap().contains(by), "{loaded:#}");
+    }
+    let wrong = json(&["load", text(&file), "-g", "emu", "--manifest", text(&sums), "--verify"]);
+    assert_eq!((wrong.0, &wrong.1["verified"]), (1, &json!(false)));
+    assert_eq!(wrong.1["verified_by"], json!("the manifest's check sums"));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use onehop_files::live::{LiveFile, System};
 use onehop_files::{ExtentMap, Place};
@@ -44,6 +45,46 @@ fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
     refuse(&read, 2, "the map tells of /llama/");
     refuse(&["load", "-d", &drive, "--map", &map, "--path", "/llama"], 2, "cannot be used with");
     refused(&dir, &image, (&drive, &llama));
+}
+
+#[test]
+fn a_map_is_not_written_over_what_was_mapped() {
+    let dir = Dir::new();
+    let (files, _) = sharded();
+    let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
+    let (drive, map) = (format!("sim:{}", text(&image)), dir.file("llama.map"));
+    let before = fs::read(&image).unwrap();
+    refuse(&["map", "-d", &drive, "--path", "/llama", "--out", text(&image)], 2, "is the file that is read");
+    assert!(fs::read(&image).unwrap() == before);
+    succeed(&["map", "-d", &drive, "--path", "/tiny.safetensors", "--out", &map]);
+    let before = fs::read(&map).unwrap();
+    refuse(&["read", "-d", &drive, "--map", &map, "-g", "emu", "--out", &map], 2, "is the file that is read");
+    assert!(fs::read(&map).unwrap() == before);
+}
+
+#[test]
+fn a_map_is_a_file_of_some_length() {
+    let dir = Dir::new();
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    refuse(&["load", "-d", "sim:mem:16M", "--map", text(&fifo), "-g", "emu"], 1, "a FIFO");
+    refuse(&["load", "-d", "sim:mem:16M", "--map", "/dev/zero", "-g", "emu"], 1, "not a regular file");
+    let write = [
+        "write",
+        "-d",
+        "sim:mem:16M",
+        "--lba",
+        "0",
+        "--serial",
+        "ONEHOP-SIM-1",
+        "--yes",
+        "--in",
+        text(&fifo),
+    ];
+    refuse(&write, 2, "only a regular file");
+    let long = dir.file("long.map");
+    fs::File::create(&long).unwrap().set_len(100_000_001).unwrap();
+    refuse(&["load", "-d", "sim:mem:16M", "--map", &long, "-g", "emu"], 1, "are more than the 100000000");
 }
 
 /// Other drives, changed drives, damaged maps.

@@ -1,5 +1,7 @@
 //! `onehop load -d`: models in the file system of a drive that onehop drives.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -307,4 +309,21 @@ fn qemus_drive_is_loaded_from_too() {
 fn copy_over(from: &Path, to: &Path) {
     let mut to = std::fs::File::options().write(true).open(to).unwrap();
     std::io::copy(&mut std::fs::File::open(from).unwrap(), &mut to).unwrap();
+}
+
+#[test]
+fn a_file_whose_name_is_no_text_is_not_passed_over() {
+    let dir = Dir::new();
+    let (root, image) = (dir.path().join("root"), dir.file("names.img"));
+    std::fs::create_dir_all(root.join("m")).unwrap();
+    std::fs::write(root.join("m/a.safetensors"), safetensors(&[("a", noise(100, 1))], 0)).unwrap();
+    let odd = root.join("m").join(OsStr::from_bytes(b"\xff.safetensors"));
+    std::fs::write(odd, safetensors(&[("b", noise(100, 2))], 0)).unwrap();
+    if !tool("mke2fs", &["-q", "-t", "ext4", "-d", text(&root), &image, "16M"]) {
+        return;
+    }
+    let drive = format!("sim:{image}");
+    refuse(&["load", "-d", &drive, "--path", "/m", "-g", "emu"], 1, "\u{fffd}.safetensors");
+    let one = succeed(&["load", "-d", &drive, "--path", "/m/a.safetensors", "-g", "emu", "--verify"]);
+    assert_eq!((&one["tensors"], &one["verified"]), (&json!(1), &json!(true)));
 }

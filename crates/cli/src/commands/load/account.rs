@@ -35,7 +35,7 @@ pub(super) struct Document {
     /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
     crc32c: Option<String>,
     pub(super) verified: Option<bool>,
-    pub(super) verified_by: Option<&'static str>,
+    pub(super) verified_by: Option<String>,
     commands: u64,
     retries: u64,
     errors: u64,
@@ -188,13 +188,13 @@ pub(super) fn tell(d: &Document) -> Text {
     if let Some(crc) = &d.crc32c {
         text.row("crc32c", format!("{crc} of the tensors as they lie in GPU memory"));
     }
-    let by = d.verified_by.unwrap_or_default();
     text.row(
         "verified",
-        match d.verified {
-            Some(true) => format!("yes: {by}"),
-            Some(false) => format!("NO: {by}"),
-            None => "not asked for (--verify, --manifest)".into(),
+        match (d.verified, &d.verified_by) {
+            (Some(true), Some(by)) => format!("yes: {by}"),
+            (Some(false), Some(by)) => format!("NO: {by}"),
+            (None, Some(by)) => format!("not all of it: {by}"),
+            (_, None) => "not asked for (--verify, --manifest)".into(),
         },
     );
     text

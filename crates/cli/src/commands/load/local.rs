@@ -60,6 +60,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
         compared: if args.verify { Some(verdict::compare(&model, &held, context)?) } else { None },
+        compared_by: verdict::BY_FILES,
         manifest: manifest.map(|manifest| verdict::against(&manifest, &model, &held)),
     };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
@@ -145,6 +146,7 @@ pub(crate) struct Part<'a> {
     pub len: Option<u64>,
     pub gpu: &'a GpuArg,
     pub route: &'a str,
+    pub threads: Option<usize>,
     pub verify: bool,
     pub out: Option<&'a Path>,
 }
@@ -173,7 +175,8 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let tensors = vec![onehop_load::model::Tensor { info, file: 0 }];
     let model = Model { files: vec![Box::new(file)], metadata: Vec::new(), tensors, format: "bytes" };
     let plan = ring_plan(&model, &Selection::default())?;
-    let prepared = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() })?;
+    let options = Options { route, threads: part.threads, slot: None };
+    let prepared = Prepared::new(&plan, &model.files, &options)?;
     let gpu = gpus::choose(part.gpu)?;
     let gpu_start = start.elapsed();
     let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
@@ -182,7 +185,7 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let wanted = Wanted { sums: true, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
-    let verdict = Verdict { compared, manifest: None };
+    let verdict = Verdict { compared, compared_by: verdict::BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
     let mut text = tell(&document);
     if let (Some(out), [Held { arena, .. }]) = (part.out, &held[..]) {

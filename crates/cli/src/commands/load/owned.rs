@@ -130,14 +130,14 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     };
     let verdict = Verdict {
         compared: if args.verify { Some(compare(&opened, &held, context)?) } else { None },
+        compared_by: match &opened.maps[..] {
+            [] => verdict::BY_FILES,
+            _ => "the drive compared with the map's check sums, and every byte with the drive",
+        },
         manifest: manifest.map(|manifest| verdict::against(&manifest, model, &held)),
     };
     outcome.crc32c = crc32c(&held).map(|crc| format!("{crc:08x}"));
     (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
-    if args.verify && !opened.maps.is_empty() {
-        outcome.verified_by =
-            Some("the drive compared with the map's check sums, and every byte with the drive");
-    }
     let document = Document {
         outcome,
         gpus: OnGpu::list(&held),
@@ -159,7 +159,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
 impl Loaded {
     /// Adds the account of another GPU that was loaded after this one.
     fn add(&mut self, other: Self) {
-        self.outcome.add(&other.outcome);
+        self.outcome.add(other.outcome);
         self.read_bytes += other.read_bytes;
         self.landed.add(&other.landed);
     }

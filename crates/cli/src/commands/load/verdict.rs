@@ -2,30 +2,41 @@
 
 use std::path::Path;
 
-use onehop_load::{Manifest, Model, check};
+use onehop_load::check::{self, Compared};
+use onehop_load::{Manifest, Model};
 
 use super::Held;
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 
+/// How the files were compared, where nothing else was looked at for it.
+pub(super) const BY_FILES: &str = "every byte compared with the files, read once more";
+
 /// What was found where it was looked; none where nobody asked.
-#[derive(Default)]
 pub(super) struct Verdict {
     pub(super) compared: Option<Result<()>>,
-    pub(super) manifest: Option<Result<()>>,
+    /// How that was done.
+    pub(super) compared_by: &'static str,
+    pub(super) manifest: Option<Result<Compared>>,
 }
 
 impl Verdict {
+    /// Nobody can say where a manifest has no check sums of what was loaded.
     pub(super) fn verified(&self) -> Option<bool> {
-        let asked = self.compared.is_some() || self.manifest.is_some();
-        let good = |result: &Option<Result<()>>| result.as_ref().is_none_or(|r| r.is_ok());
-        asked.then(|| good(&self.compared) && good(&self.manifest))
+        match (&self.compared, &self.manifest) {
+            (Some(Err(_)), _) | (_, Some(Err(_))) => Some(false),
+            (Some(Ok(())), _) => Some(true),
+            (None, Some(Ok(compared))) => compared.is_all().then_some(true),
+            (None, None) => None,
+        }
     }
 
-    pub(super) fn by(&self) -> Option<&'static str> {
+    /// By what it was found: by that which is wrong, if something is.
+    pub(super) fn by(&self) -> Option<String> {
         match (&self.compared, &self.manifest) {
-            (Some(_), _) => Some("every byte compared with the files, read once more"),
-            (None, Some(_)) => Some("the manifest's check sums, of the tensors as they lie in GPU memory"),
+            (Some(Err(_)), _) | (Some(Ok(())), None | Some(Ok(_))) => Some(self.compared_by.into()),
+            (_, Some(Err(_))) => Some("the manifest's check sums".into()),
+            (None, Some(Ok(compared))) => Some(compared.words()),
             (None, None) => None,
         }
     }
@@ -53,13 +64,19 @@ pub(super) fn compare(model: &Model, held: &[Held], context: &Context) -> Result
 }
 
 /// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
-pub(super) fn against((path, manifest): &(&Path, Manifest), model: &Model, held: &[Held]) -> Result<()> {
+pub(super) fn against(
+    (path, manifest): &(&Path, Manifest),
+    model: &Model,
+    held: &[Held],
+) -> Result<Compared> {
+    let mut all = Compared::default();
     for Held { share, sums, .. } in held {
         let sums = sums.as_deref().unwrap_or_default();
-        let wrong = check::against(manifest, model, &share.plan, sums);
-        wrong.map_err(|why| CliError::Mismatch(format!("{}: {why}", path.display())))?;
+        let compared = check::against(manifest, model, &share.plan, sums);
+        let wrong = |why| CliError::Mismatch(format!("{}: {why}", path.display()));
+        all = all.with(compared.map_err(wrong)?);
     }
-    Ok(())
+    Ok(all)
 }
 
 /// The error of whoever asked for the end, where it was that.
