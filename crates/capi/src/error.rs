@@ -37,7 +37,7 @@ impl Error {
         match self {
             Self::Null(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
             Self::NotPossible(_)
-            | Self::Drive(onehop_drive::Error::Placement { .. })
+            | Self::Drive(onehop_drive::Error::Placement { .. } | onehop_drive::Error::Protected { .. })
             | Self::Sdr(
                 onehop_sdr::Error::NoRoute(_)
                 | onehop_sdr::Error::Ring { .. }

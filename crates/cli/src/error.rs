@@ -138,9 +138,12 @@ impl CliError {
                 | onehop_sdr::Error::NotPossible { .. }
                 | onehop_sdr::Error::Pci(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. }),
             )
-            | Self::Drive(Drive::Unsupported { .. } | Drive::Placement { .. } | Drive::NoQueue { .. }) => {
-                "not_possible"
-            }
+            | Self::Drive(
+                Drive::Unsupported { .. }
+                | Drive::Protected { .. }
+                | Drive::Placement { .. }
+                | Drive::NoQueue { .. },
+            ) => "not_possible",
             Self::Interrupted | Self::ServerStopped => "interrupted",
             Self::Mismatch(_) => "mismatch",
             _ => "failed",

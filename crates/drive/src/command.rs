@@ -71,7 +71,8 @@ pub struct Io<'a> {
     pub blocks: u32,
     /// Where the data lies, and from which byte on.
     pub data: Option<(&'a Buffer, u64)>,
-    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written.
+    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written. Namespaces whose
+    /// metadata has protection information are not written to.
     pub metadata: Option<(&'a Buffer, u64)>,
     /// Past the volatile write cache.
     pub fua: bool,

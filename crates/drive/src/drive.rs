@@ -229,6 +229,15 @@ impl Inner {
         if self.options.writable { Ok(()) } else { Err(Error::ReadOnly { drive: self.name().to_owned() }) }
     }
 
+    /// Whether blocks of a namespace may be written: of one with protection information not, for none is made here.
+    pub(crate) fn allow_writes_to(&self, ns: &Namespace) -> Result<()> {
+        self.allow_writes()?;
+        match ns.format.pi {
+            0 => Ok(()),
+            kind => Err(Error::Protected { drive: self.name().to_owned(), nsid: ns.nsid, kind }),
+        }
+    }
+
     /// Returns once no reset is under way.
     pub(crate) fn wait_for_reset(&self) {
         drop(self.state());

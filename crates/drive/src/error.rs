@@ -114,6 +114,18 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
+    /// What was to be written to a namespace would not have the protection information that it is formatted with.
+    #[error(
+        "{drive}: namespace {nsid} has protection information (type {kind}), which onehop does not make: others could not read what it writes there. Format it without (`nvme format --pi=0`, which erases it) to write to it; it can be read as it is"
+    )]
+    Protected {
+        /// The drive.
+        drive: String,
+        /// The namespace.
+        nsid: u32,
+        /// Type 1 to 3.
+        kind: u8,
+    },
     /// There is no such namespace.
     #[error("{drive} has no active namespace {nsid}; `onehop drive identify` shows those that it has")]
     NoNamespace {

@@ -90,7 +90,7 @@ impl IoQueue {
     #[inline]
     fn allow(&self, io: &Io<'_>, ns: &Namespace) -> Result<()> {
         if io.op.writes() {
-            self.drive.allow_writes()?;
+            self.drive.allow_writes_to(ns)?;
         }
         let control = &self.drive.control;
         ns.check(control)?;

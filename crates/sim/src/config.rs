@@ -43,6 +43,8 @@ pub struct Config {
     pub ms: u16,
     /// Metadata follows each block's data (extended LBA) instead of lying in a buffer of its own.
     pub ext: bool,
+    /// Protection information: 0 none, else type 1 to 3. It is kept as it comes; none is made or checked.
+    pub pi: u8,
     /// Namespaces; the media is split among them.
     pub namespaces: u32,
     /// Longest transfer: `2^mdts` smallest pages; 0 for no limit.
@@ -118,6 +120,7 @@ impl Default for Config {
             lba: 512,
             ms: 0,
             ext: false,
+            pi: 0,
             namespaces: 1,
             mdts: 5,
             queues: 64,
@@ -193,6 +196,9 @@ impl Config {
         }
         if !matches!(self.ms, 0 | 8 | 16 | 64) {
             return no(format!("ms={}: 0, 8, 16 and 64 bytes of metadata are known", self.ms));
+        }
+        if self.pi > 3 || self.pi != 0 && self.ms == 0 {
+            return no(format!("pi={} with ms={}: types 1 to 3 take 8 bytes of metadata", self.pi, self.ms));
         }
         if self.mpsmin > self.mpsmax || self.mpsmax > 8 {
             return no(format!("mpsmin={} and mpsmax={} do not fit: both 0 to 8", self.mpsmin, self.mpsmax));

@@ -100,6 +100,10 @@ impl Device {
         if check_range(ns.blocks, lba, blocks).is_err() {
             return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(lba) });
         }
+        if self.config.pi != 0 && (rw.pract || rw.prchk != 0) {
+            // Without protection information these fields say nothing.
+            return Err(Status::INVALID_PROTECTION_INFO.with_dnr().into());
+        }
         match rw.opcode {
             opcode::READ => self.read(command, &rw),
             opcode::WRITE => self.write(command, &rw),

@@ -33,6 +33,24 @@ fn writes_ask_for_the_serial_and_a_yes() {
 }
 
 #[test]
+fn a_namespace_with_protection_information_is_read_and_not_written() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 4160);
+    for (n, ext) in ["ext=0", "ext=1"].into_iter().enumerate() {
+        let image = dir.file(&format!("disk{n}.img"));
+        let drive = format!("sim:{image}?size=1M&ms=8&{ext}&pi=1");
+        for route in ["auto", "cpu/direct", "gpu/tier1"] {
+            let args = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--pad", "--route", route];
+            let args = [&args[..], &["--serial", "ONEHOP-SIM-1", "--yes"]].concat();
+            refuse(&args, 3, "protection information (type 1)");
+        }
+        assert!(std::fs::read(&image).unwrap().iter().all(|b| *b == 0), "a refused write wrote");
+        let out = dir.file("out.bin");
+        succeed(&["read", "-d", &drive, "--lba", "0", "--blocks", "8", "--out", &out]);
+    }
+}
+
+#[test]
 fn a_part_of_a_block_is_refused_with_the_sizes() {
     let dir = Dir::new();
     let (input, data) = dir.noise("in.bin", 1025);

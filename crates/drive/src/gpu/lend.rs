@@ -69,12 +69,12 @@ impl GpuQueues {
     /// command may take with all its tries.
     ///
     /// # Errors
-    /// When it is in owner mode, the drive is open for reading only and it is to be written, or the buffer cannot be
-    /// described page by page.
+    /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
+    /// to be written, or the buffer cannot be described page by page.
     pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
         let drive = self.drive.clone();
         if writable {
-            drive.allow_writes()?;
+            drive.allow_writes_to(ns)?;
         }
         ns.check(&drive.control)?;
         data.belongs(&drive.control)?;

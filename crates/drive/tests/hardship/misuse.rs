@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use onehop_drive::{Drive, Error, Io, Op, Options};
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement};
+use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::{Port, Registers};
 
 use crate::{open, options};
@@ -88,6 +89,40 @@ fn a_drive_for_reading_does_not_have_its_features_set() {
     let sim = onehop_sim::open("mem:1M").unwrap();
     let drive = Drive::open(sim.port(), Options::default()).unwrap();
     assert!(matches!(drive.set_feature(6, 0), Err(Error::ReadOnly { .. })));
+}
+
+#[test]
+fn blocks_are_not_written_without_their_protection_information() {
+    for (spec, kind) in [("ms=8&pi=1", 1), ("ms=8&ext=1&pi=2", 2), ("ms=64&pi=3", 3), ("ms=64&ext=1&pi=1", 1)]
+    {
+        let (sim, drive) = open(&format!("mem:1M?{spec}"));
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(8192).unwrap();
+        buffer.host().unwrap().write(0, &[0xa5; 8192]).unwrap();
+        let refused = |end: Option<Error>| match end {
+            Some(Error::Protected { nsid: 1, kind: told, .. }) if told == kind => {}
+            other => panic!("{spec}: {other:?}"),
+        };
+        refused(queue.write(ns, 0, 8, &buffer, 0).err());
+        refused(queue.run(ns, &Io::new(Op::WriteZeroes, 0, 8, &buffer, 0)).err());
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 8192).unwrap();
+        let queues = || drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
+        refused(queues().write(ns, &job, &data).err());
+        refused(queues().lend(ns, &data, true).err());
+        queue.read(ns, 0, 8, &buffer, 0).unwrap();
+        // What was read is there, with zeroes for protection information.
+        queue.run(ns, &Io::new(Op::Compare, 0, 8, &buffer, 0)).unwrap();
+        queue.flush(ns).unwrap();
+        if ns.format.extended {
+            queues().read(ns, &job, &data).unwrap();
+            queues().lend(ns, &data, false).unwrap().take_back().unwrap();
+        }
+        assert!(!sim.stats().io.keys().any(|op| [1, 8].contains(op)), "{spec}: {:?}", sim.stats().io);
+        assert_eq!(sim.violations(), []);
+    }
 }
 
 #[test]

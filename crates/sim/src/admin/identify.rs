@@ -162,6 +162,8 @@ impl Device {
             .nlbaf_z(formats.len() as u8 - 1)
             .flbas(Flbas(0).with_index_low(index).with_extended(self.config.ext && ns.ms != 0))
             .mc(if ns.ms == 0 { 0 } else { 3 })
+            .dpc(if self.config.pi == 0 { 0 } else { 1 << 4 | 1 << (self.config.pi - 1) })
+            .dps(self.config.pi)
             .dlfeat(1 | 1 << 3)
             .nvmcap(u128::from(ns.bytes()))
             .npwg_z(granule)

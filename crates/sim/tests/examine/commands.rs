@@ -2,7 +2,7 @@
 
 use onehop_proto::nvm::{self, Range, dsm, flag};
 use onehop_proto::sgl::Descriptor;
-use onehop_proto::{BusAddr, Status};
+use onehop_proto::{BusAddr, Status, admin, identify};
 use onehop_sim::Rule;
 
 use crate::host::{Host, pattern};
@@ -47,6 +47,37 @@ fn format(lba: usize, ms: usize, ext: bool, dstrd: u8) {
         assert!(differs.is(Status::COMPARE_FAILURE), "{differs:?}");
     }
     host.clean();
+}
+
+#[test]
+fn protection_information_is_told_of_and_kept() {
+    let mut host = Host::new("mem:1M?workers=0&ms=8&pi=2");
+    let (buf, meta) = (host.buffer(4096), host.buffer(4096));
+    assert!(
+        host.run(0, admin::identify(admin::cns::NAMESPACE, 1, 0, 0).with_prps(buf.addr(), 0))
+            .status()
+            .is_ok()
+    );
+    let bytes: [u8; 4096] = buf.read(4096).try_into().unwrap();
+    let view = identify::Namespace::new(&bytes);
+    assert_eq!((view.dps(), view.dpc(), view.format().unwrap().pi), (2, 0x12, 2));
+    meta.mem.write(0, &pattern(3, 8)).unwrap();
+    let [write, read] = [nvm::write(1, 7, 1), nvm::read(1, 7, 1)]
+        .map(|sqe| sqe.unwrap().with_prps(buf.addr(), 0).with_mptr(meta.addr()));
+    assert!(host.run(1, write).status().is_ok());
+    meta.mem.fill(0, 8, 0).unwrap();
+    assert!(host.run(1, read).status().is_ok());
+    assert_eq!(meta.read(8), pattern(3, 8));
+    // None is made or checked, and nobody is told that it was.
+    for flags in [flag::PRACT, flag::CHECK_GUARD, flag::CHECK_APPTAG, flag::CHECK_REFTAG] {
+        for sqe in [write, read] {
+            let end = host.run(1, nvm::with_flags(sqe, flags)).status();
+            assert!(end.is(Status::INVALID_PROTECTION_INFO), "{end:?}");
+        }
+    }
+    host.clean();
+    let text = onehop_sim::Config::parse("mem:1M?pi=1").unwrap_err().to_string();
+    assert!(text.contains("pi=1 with ms=0"), "{text}");
 }
 
 #[test]
