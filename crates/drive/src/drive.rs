@@ -28,7 +28,7 @@ pub struct Drive(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     core: Core,
     identity: Identity,
-    namespaces: Vec<Namespace>,
+    pub(crate) namespaces: Arc<[Namespace]>,
     /// Numbers queues, so that tokens of one are not taken for those of another.
     serial: AtomicU32,
 }
@@ -52,7 +52,7 @@ impl Drive {
         let mut state = core.state();
         let mut identity = core.start_from_anywhere(&mut state.admin)?;
         state.shutdown_time = identity.shutdown_time();
-        let namespaces = core.list_namespaces(&mut state.admin)?;
+        let namespaces = core.list_namespaces(&mut state.admin)?.into();
         identity.queues = core.configure(&mut state, &identity)?;
         state.in_use = vec![false; identity.queues as usize];
         drop(state);
@@ -322,7 +322,7 @@ impl Inner {
 
     /// Finds out which namespaces are no longer what they were.
     pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
-        for ns in &self.namespaces {
+        for ns in self.namespaces() {
             match self.identify_namespace(&mut state.admin, ns.nsid) {
                 Ok(now) => ns.compare(Some(&now)),
                 Err(Error::Command { .. } | Error::Format { .. } | Error::Nonsense { .. }) => {

@@ -135,7 +135,9 @@ pub enum Error {
         nsid: u32,
     },
     /// A namespace is no longer what it was when the drive was opened.
-    #[error("{drive}: namespace {nsid} was formatted, resized or removed meanwhile; open the drive again")]
+    #[error(
+        "{drive}: namespace {nsid} was formatted, resized, removed or replaced meanwhile; open the drive again"
+    )]
     NamespaceChanged {
         /// The drive.
         drive: String,

@@ -130,11 +130,21 @@ impl Namespace {
         Ok(Self { bytes, nsid, format, blocks, tag, valid })
     }
 
-    /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong.
+    /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
+    /// so would those for another one that has its number now.
     pub(crate) fn compare(&self, now: Option<&Self>) {
-        if now.is_none_or(|now| now.format != self.format || now.blocks < self.blocks) {
+        let is_same = |now: &Self| {
+            let (now, before) = (now.identify(), self.identify());
+            now.nguid() == before.nguid() && now.eui64() == before.eui64()
+        };
+        if now.is_none_or(|now| now.format != self.format || now.blocks < self.blocks || !is_same(now)) {
             self.valid.store(false, Ordering::Release);
         }
+    }
+
+    /// Whether it is still as described here.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.valid.load(Ordering::Acquire)
     }
 
     /// Whether commands for it may be sent to this drive.
@@ -143,7 +153,7 @@ impl Namespace {
         if !Arc::ptr_eq(&self.tag, &control.tag) {
             return Err(Error::Foreign { what: "namespace", drive: control.port.name.clone() });
         }
-        if !self.valid.load(Ordering::Acquire) {
+        if !self.is_valid() {
             return Err(Error::NamespaceChanged { drive: control.port.name.clone(), nsid: self.nsid });
         }
         Ok(())

@@ -108,6 +108,7 @@ pub(crate) struct Slots {
     nonces: Option<Nonces>,
     durability: Arc<Durability>,
     kept: Arc<Kept>,
+    namespaces: Arc<[Namespace]>,
     clock: Instant,
     asked: u32,
     /// Set while the controller is being reset, and for ever once the drive is dead.
@@ -165,6 +166,7 @@ impl Slots {
             nonces: options.canary.then(Nonces::new),
             durability: drive.durability.clone(),
             kept: drive.kept.clone(),
+            namespaces: drive.namespaces.clone(),
             clock: now,
             asked: 0,
             closed: false,
@@ -386,7 +388,7 @@ impl Slots {
         }
     }
 
-    /// Stages what waited long enough.
+    /// Stages what waited long enough, if its namespace is still the one that it was meant for.
     fn restage(&mut self) {
         self.clock = Instant::now();
         for id in 0..self.depth() {
@@ -397,9 +399,25 @@ impl Slots {
                 _ => continue,
             }
             self.waiting -= 1;
-            self.stage(id);
+            let nsid = self.entries[id as usize].what.1;
+            if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
+                self.stage(id);
+            } else {
+                self.end_as_changed(id);
+            }
         }
         self.publish();
+    }
+
+    fn end_as_changed(&mut self, id: u32) {
+        let entry = &mut self.entries[id as usize];
+        let (drive, nsid) = (self.name.clone(), entry.what.1);
+        entry.state = State::Done(Err(Error::NamespaceChanged { drive, nsid }));
+        if !entry.has_data() {
+            // An earlier try may have been completed before its data came.
+            self.kept.keep(std::mem::take(&mut entry.hold));
+        }
+        entry.hold = [None, None];
     }
 
     /// The command's end, if it has come; the token is spent then.

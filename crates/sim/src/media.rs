@@ -25,6 +25,8 @@ pub(crate) struct Namespace {
     cache: Cache,
     bad: BTreeSet<u64>,
     touched: u64,
+    /// How often it was created anew.
+    pub life: u32,
 }
 
 /// Makes the namespaces that a configuration asks for.
@@ -80,7 +82,15 @@ impl Namespace {
             cache: Cache::new(config.lba),
             bad: BTreeSet::new(),
             touched: 0,
+            life: 0,
         }
+    }
+
+    /// Becomes another namespace of the same size and format.
+    pub(crate) fn recreate(&mut self) -> io::Result<()> {
+        self.zero(0, self.blocks, true)?;
+        (self.touched, self.life) = (0, self.life.wrapping_add(1));
+        Ok(())
     }
 
     /// Bytes of data.

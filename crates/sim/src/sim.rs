@@ -188,6 +188,17 @@ impl Sim {
         self.core().with(|device| device.note_changed(nsid));
     }
 
+    /// Somebody else deletes a namespace and creates one of the same size and format in its place: it has other
+    /// identifiers, and its blocks are zeroes.
+    ///
+    /// # Errors
+    /// When there is no such namespace, or the medium fails.
+    pub fn recreate(&self, nsid: u32) -> Result<()> {
+        self.with_namespace(nsid, |ns| Ok(ns.recreate()?))?;
+        self.namespace_changed(nsid);
+        Ok(())
+    }
+
     /// Makes blocks unreadable until they are written again.
     ///
     /// # Errors

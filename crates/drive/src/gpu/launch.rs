@@ -48,6 +48,8 @@ impl GpuQueues {
     ) -> Result<Vec<Exit>> {
         let started = {
             let mut state = self.drive.alive()?;
+            // A reset since the last launch may have found another namespace; the next one has to wait for the state.
+            ns.check(&self.drive.control)?;
             let queues = self.cell.ensure(&self.drive, &mut state, &*self.gpu)?;
             let job = KernelJob {
                 works: memory.region.addr().plus(memory.works as u64),

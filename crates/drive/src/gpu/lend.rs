@@ -95,6 +95,7 @@ impl GpuQueues {
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
+            ns.check(&drive.control)?;
             // Whatever was left in flight, or created without a gate, goes.
             self.cell.delete(&drive, &mut state)?;
             self.cell.ensure(&drive, &mut state, &*self.gpu)?
@@ -246,6 +247,8 @@ impl Watch {
         }
         if queues.cell.is_stale() {
             let mut state = drive.alive()?;
+            // This opens the gate: what the reset has found out comes first.
+            self.ns.check(&drive.control)?;
             queues.cell.ensure(drive, &mut state, &*queues.gpu)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
             // What the drive has to tell is only noted: somebody who asks for events has it served.

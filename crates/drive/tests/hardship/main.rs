@@ -4,6 +4,7 @@
 mod gpu;
 mod memory;
 mod misuse;
+mod replaced;
 mod stalls;
 
 use std::time::Duration;

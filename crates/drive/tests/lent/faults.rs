@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use onehop_drive::{GpuSetup, Recovery};
+use onehop_drive::{Error, GpuSetup, Recovery};
 use onehop_gpu::EmulatedThread;
 use onehop_proto::kernel::{Answer, Command, Lent, LentOp};
 
-use crate::{BLOCK, Bed, bed, bed_with, done, setup, until};
+use crate::{BLOCK, Bed, DATA, bed, bed_with, done, setup, until};
 
 /// Reads that every thread makes, of blocks of its own.
 const ROUNDS: u64 = 30;
@@ -225,5 +225,26 @@ fn commands_in_flight_over_a_recovery_are_tried_again() {
     assert!(bed.holds(0, 16, 0));
     assert!(lent.recoveries() >= 1);
     lent.take_back().unwrap();
+    assert_eq!(bed.sim.violations(), []);
+}
+
+#[test]
+fn the_gate_stays_shut_over_another_namespace() {
+    let bed = bed("");
+    let lent = bed.lend(true);
+    bed.region.fill(0, DATA, 0xa5).unwrap();
+    bed.inject("cfs@op=write,n=1");
+    bed.sim.recreate(1).unwrap();
+    let answers = bed.run(&lent, 8, |mem, queue, i| {
+        queue.run(mem, LentOp::Write, u64::from(i) * 8, 8, u64::from(i) * 8 * BLOCK)
+    });
+    assert!(answers.iter().all(|answer| *answer == Answer::Stopped), "{answers:?}");
+    until("no error", || lent.check().is_err());
+    let why = lent.check();
+    assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");
+    lent.take_back().unwrap();
+    let mut blocks = vec![0xee; 64 * BLOCK as usize];
+    bed.sim.read_media(1, 0, &mut blocks).unwrap();
+    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
     assert_eq!(bed.sim.violations(), []);
 }

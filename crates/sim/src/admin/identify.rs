@@ -199,9 +199,10 @@ impl Device {
         Ok(())
     }
 
-    /// A name that is the same for the same serial number and namespace.
+    /// A name that is the same for the same serial number and namespace, until that is created anew.
     fn eui64(&self, nsid: u32) -> [u8; 8] {
-        let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(nsid);
+        let life = self.namespaces.get(nsid as usize - 1).map_or(0, |ns| ns.life);
+        let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(nsid) ^ u64::from(life) << 32;
         let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         self.config.serial.bytes().fold(start, fold).to_be_bytes()
     }

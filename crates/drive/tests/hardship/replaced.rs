@@ -1,0 +1,93 @@
+//! A namespace that another one took the place of gets none of the commands that were meant for the one before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_drive::{Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Namespace, Op, Placement};
+use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_sim::Sim;
+
+use crate::{inject, open, within};
+
+fn full(drive: &Drive) -> Buffer {
+    let buffer = drive.buffer(4096).unwrap();
+    buffer.host().unwrap().write(0, &[0xa5; 4096]).unwrap();
+    buffer
+}
+
+/// The command ended as it should, and what is on the drive now was left alone.
+fn refused<T: std::fmt::Debug>(end: Result<T, Error>, sim: &Sim) {
+    assert!(matches!(end, Err(Error::NamespaceChanged { nsid: 1, .. })), "{end:?}");
+    let mut blocks = vec![0xee; 1 << 20];
+    sim.read_media(1, 0, &mut blocks).unwrap();
+    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn a_write_is_not_sent_again_after_a_reset() {
+    within(Duration::from_secs(10), || {
+        let (sim, drive) = open("mem:1M");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = full(&drive);
+        inject(&sim, "cfs@op=write,n=1");
+        sim.recreate(1).unwrap();
+        // Nobody knows of it before the controller is reset.
+        refused(queue.write(ns, 5, 8, &buffer, 0), &sim);
+        refused(queue.read(ns, 5, 8, &buffer, 0), &sim);
+        assert_eq!(drive.incidents().len(), 1);
+    });
+}
+
+#[test]
+fn neither_is_one_that_found_no_room() {
+    within(Duration::from_secs(10), || {
+        let (sim, drive) = open("mem:1M?mqes=3&fault=sqhd-lag@every=1,by=100");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = full(&drive);
+        let write = |ns: &Namespace, lba| queue.submit(ns, &Io::new(Op::Write, lba, 1, &buffer, 0));
+        let mut tokens: Vec<_> = (0..3).map(|lba| write(ns, lba).unwrap()).collect();
+        queue.wait(tokens.remove(0)).unwrap();
+        // The controller does not say that there is room again.
+        tokens.push(write(ns, 3).unwrap());
+        tokens.drain(..2).for_each(|token| _ = queue.wait(token).unwrap());
+        sim.recreate(1).unwrap();
+        drive.reset().unwrap();
+        refused(queue.wait(tokens[0]), &sim);
+    });
+}
+
+#[test]
+fn neither_is_one_that_waits_for_its_retry_when_the_drive_tells() {
+    within(Duration::from_secs(10), || {
+        let (sim, drive) = open("mem:1M?fault=fail-once@op=write,n=1,crd=1");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = full(&drive);
+        let token = queue.submit(ns, &Io::new(Op::Write, 5, 1, &buffer, 0)).unwrap();
+        while queue.poll().unwrap() == 0 {}
+        // The drive has asked for 100 ms.
+        sim.recreate(1).unwrap();
+        while drive.events().unwrap().is_empty() {}
+        refused(queue.wait(token), &sim);
+        assert!(drive.incidents().is_empty());
+    });
+}
+
+#[test]
+fn neither_does_a_gpu_write_again_after_a_reset() {
+    within(Duration::from_secs(20), || {
+        for mode in [GpuMode::Owner, GpuMode::Shared { threads: 4 }] {
+            let (sim, drive) = open("mem:1M");
+            let (ns, gpu) = (drive.namespace(1).unwrap(), Arc::new(Emulated::new()));
+            let setup =
+                GpuSetup { mode, stall: Duration::from_millis(250), ..GpuSetup::new(Placement::TIER1) };
+            let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+            let (region, buffer) = drive.gpu_buffer(&*gpu as &dyn Gpu, Place::PinnedHost, 4096).unwrap();
+            region.fill(0, 4096, 0xa5).unwrap();
+            inject(&sim, "cfs@op=write,n=1");
+            sim.recreate(1).unwrap();
+            refused(queues.write(ns, &[GpuJob { lba: 5, blocks: 8, offset: 0 }], &buffer), &sim);
+            assert_eq!(drive.incidents().len(), 1);
+        }
+    });
+}
