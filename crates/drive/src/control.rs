@@ -7,6 +7,7 @@ use onehop_os::Port;
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset};
 
+use crate::identity::LONGEST_TRANSFER;
 use crate::{Error, Options, Result};
 
 /// How long registers may read all ones before a device counts as gone: links are retrained within less.
@@ -45,6 +46,13 @@ impl Control {
             return Err(Error::Unsupported { drive: port.name, why });
         }
         let page_shift = 12 + u32::from(cap.mpsmin());
+        if 1 << page_shift > LONGEST_TRANSFER {
+            let (page, most) = ((1u64 << page_shift) >> 20, LONGEST_TRANSFER >> 20);
+            let why = format!(
+                "its smallest memory page (CAP.MPSMIN) has {page} MiB, more than the {most} MiB of the longest transfer"
+            );
+            return Err(Error::Unsupported { drive: port.name, why });
+        }
         Ok(Self { port, tag: Arc::new(()), cap, version, page_shift, limit: options.ready_limit })
     }
 

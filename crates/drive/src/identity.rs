@@ -11,7 +11,7 @@ use crate::control::Control;
 use crate::{Error, Options, Result};
 
 /// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
-const LONGEST_TRANSFER: u64 = 64 << 20;
+pub(crate) const LONGEST_TRANSFER: u64 = 64 << 20;
 
 /// Who a controller is and what it can do.
 #[derive(Clone)]
@@ -50,6 +50,7 @@ impl Identity {
         }
         let limit = format::max_transfer_bytes(view.mdts(), control.cap.mpsmin());
         let page = 1 << control.page_shift;
+        // A controller with longer pages than the longest transfer was refused.
         let wanted = options.max_transfer.clamp(page, LONGEST_TRANSFER);
         let max_transfer = limit.unwrap_or(u64::MAX).min(wanted);
         Ok(Self {

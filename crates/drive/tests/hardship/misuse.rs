@@ -5,6 +5,7 @@ use std::sync::Arc;
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::{Port, Registers};
+use onehop_proto::regs::offset;
 
 use crate::{open, options};
 
@@ -51,6 +52,8 @@ impl Registers for Claims {
         }
     }
     fn write32(&self, at: u32, value: u32) {
+        // A page size (CC.MPS) that it only claims to have is not asked of the drive behind it.
+        let value = if at == offset::CC && self.add >> 48 != 0 { value & !(15 << 7) } else { value };
         self.inner.write32(at, value);
     }
     fn size(&self) -> u32 {
@@ -67,6 +70,9 @@ fn capabilities_that_cannot_be_are_refused() {
     assert!(matches!(end, Err(Error::Unsupported { .. })), "queues of one entry");
     let end = Drive::open(with(!0, 15 << 32), options());
     assert!(matches!(end, Err(Error::Unsupported { .. })), "doorbells beyond the BAR");
+    let end = Drive::open(with(!0, 0xff << 48), options());
+    let why = end.map(|_| ()).unwrap_err().to_string();
+    assert!(why.contains("MPSMIN") && why.contains("128 MiB"), "{why}");
 }
 
 #[test]
