@@ -36,6 +36,8 @@ pub(crate) struct GpuCell {
     mode: GpuMode,
     /// The gate that other people's kernels go through, while they may.
     gate: Mutex<Option<Arc<Keeper>>>,
+    /// Threads may ring the doorbells at any time from now on: the queues' numbers are never given to others.
+    abandoned: AtomicBool,
 }
 
 struct Pairs {
@@ -81,6 +83,7 @@ impl GpuCell {
             running: AtomicBool::new(false),
             mode: setup.mode,
             gate: Mutex::default(),
+            abandoned: AtomicBool::new(false),
         });
         state.participants.push(cell.clone());
         Ok(cell)
@@ -111,6 +114,12 @@ impl GpuCell {
 
     fn gate(&self) -> Option<Arc<Keeper>> {
         self.gate.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Leaves the queues to threads that did not come out: everything that they may touch stays as long as the program.
+    pub(crate) fn abandon(self: &Arc<Self>) {
+        self.abandoned.store(true, Ordering::Release);
+        std::mem::forget(self.clone());
     }
 
     /// Whether threads may touch the queues.
@@ -253,8 +262,8 @@ impl GpuCell {
         if state.dead.is_none() && self.delete(drive, &mut state).is_err() {
             let _ = drive.reset(&mut state, "GPU queues that could not be deleted");
         }
-        for pair in &self.lock().list {
-            state.give_qid(pair.qid);
+        if !self.abandoned.load(Ordering::Acquire) {
+            self.lock().list.iter().for_each(|pair| state.give_qid(pair.qid));
         }
         if state.dead.is_some() {
             drive.kept.keep(self.clone());

@@ -269,10 +269,10 @@ impl Watch {
     }
 
     /// Waits until no thread is inside any more; the queue is shut. Whether that came about.
-    fn is_empty_in_time(&self) -> bool {
+    fn is_empty_in_time(&self, patience: Duration) -> bool {
         let start = Instant::now();
         while self.gate.is_busy() {
-            if start.elapsed() >= PATIENCE {
+            if start.elapsed() >= patience {
                 return false;
             }
             std::thread::yield_now();
@@ -314,12 +314,13 @@ impl LentQueue {
     /// Takes the queue back when no kernel uses the handle any more. The controller has then let go of every command.
     ///
     /// # Errors
-    /// When threads did not come out, or the drive is dead: the memory stays allocated then.
+    /// When threads did not come out, or the drive is dead: the memory stays allocated then. Where threads did not come out,
+    /// the queue's number is given to no other queue of this drive either: they may still ring its doorbells.
     pub fn take_back(mut self) -> Result<()> {
-        self.end()
+        self.end(PATIENCE)
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self, patience: Duration) -> Result<()> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -330,14 +331,15 @@ impl LentQueue {
             let _ = thread.join();
         }
         watch.shut(poison::OVER);
-        let empty = watch.is_empty_in_time();
+        let empty = watch.is_empty_in_time(patience);
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {
             // They may still use all of it, whenever they go on.
-            std::mem::forget((watch.memory.clone(), cell.clone()));
+            std::mem::forget(watch.memory.clone());
+            cell.abandon();
             return Err(Error::Gpu(format!(
-                "threads of a kernel did not come out of a lent queue within {PATIENCE:?}; its memory is left to them"
+                "threads of a kernel did not come out of a lent queue within {patience:?}; its memory and its number are left to them"
             )));
         }
         let mut state = drive.state();
@@ -362,6 +364,43 @@ impl LentQueue {
 impl Drop for LentQueue {
     fn drop(&mut self) {
         // Nobody is there to be told.
-        let _ = self.end();
+        let _ = self.end(PATIENCE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_gpu::Emulated;
+
+    use super::*;
+    use crate::gpu::{GpuSetup, Placement};
+    use crate::{Drive, Options};
+
+    #[test]
+    fn the_number_of_a_queue_that_threads_did_not_leave_is_not_used_again() {
+        let sim = onehop_sim::open("mem:1M?queues=3").unwrap();
+        let drive = Drive::open(sim.port(), Options::default()).unwrap();
+        let gpu = Arc::new(Emulated::new());
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+        let lend = || {
+            let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+            queues.lend(drive.namespace(1).unwrap(), &data, false).unwrap()
+        };
+        for _ in 0..4 {
+            lend().take_back().unwrap();
+        }
+        let mut left = lend();
+        // A thread that has gone in, and does nothing more for now.
+        left.watch.memory.handle.write(INSIDE, &1u32.to_le_bytes()).unwrap();
+        let end = left.end(Duration::from_millis(20));
+        assert!(matches!(end, Err(Error::Gpu(_))), "{end:?}");
+        drop(left);
+        drive.reset().unwrap();
+        let others = [drive.queue().unwrap(), drive.queue().unwrap()];
+        assert_eq!(others.each_ref().map(|queue| queue.id()), [2, 3]);
+        assert!(matches!(drive.queue(), Err(Error::NoQueue { granted: 3, .. })));
+        drop(others);
+        assert_eq!(sim.violations(), []);
     }
 }
