@@ -42,7 +42,8 @@ fn a_namespace_with_protection_information_is_read_and_not_written() {
         for route in ["auto", "cpu/direct", "gpu/tier1"] {
             let args = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--pad", "--route", route];
             let args = [&args[..], &["--serial", "ONEHOP-SIM-1", "--yes"]].concat();
-            refuse(&args, 3, "protection information (type 1)");
+            let document = refuse(&args, 3, "protection information (type 1)");
+            assert!(document["error"]["fix"].as_str().unwrap().contains("--pi=0"), "{document:#}");
         }
         assert!(std::fs::read(&image).unwrap().iter().all(|b| *b == 0), "a refused write wrote");
         let out = dir.file("out.bin");
