@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{Address, Class, Error, Result, Root, Usage};
 
-/// How long a program that has a drive open may take to close it.
+/// How long a program that has a drive open may take to close it, and a drive that has just come to be there as a whole.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a program takes a device for. What it is not is not taken.
@@ -31,7 +31,7 @@ fn drive(root: &Root, address: Address) -> Result<()> {
     loop {
         let usage = Usage::of(root, address)?;
         let Some(refusal) = usage.refusal() else { return Ok(()) };
-        if !usage.is_only_open() || begun.elapsed() >= CLOSED_WITHIN {
+        if !usage.may_pass() || begun.elapsed() >= CLOSED_WITHIN {
             return Err(refusal);
         }
         std::thread::sleep(Duration::from_millis(20));

@@ -2,9 +2,10 @@
 //! must not be taken from the kernel.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
-use serde::Serialize;
+use rustix::fs::{Mode, OFlags, fstat};
+use serde::{Deserialize, Serialize};
 
 use crate::openers::Openers;
 use crate::{Address, Class, Error, Result, Root};
@@ -39,6 +40,8 @@ pub struct Usage {
     pub namespaces: Vec<BlockDevice>,
     /// Whether anything on it is mounted, swapped to, or held by another device or program.
     pub in_use: bool,
+    /// What could not be looked at, each with the reason: with that, somebody may use it whom nothing shows.
+    pub untold: Vec<String>,
 }
 
 /// A namespace as the kernel offers it.
@@ -133,12 +136,12 @@ impl Usage {
             return Ok(None);
         }
         let text = |name: &str| root.text(&format!("{folder}/{name}")).ok().filter(|text| !text.is_empty());
-        let known = root.list(&format!("{folder}/nvme")).unwrap_or_default();
+        let mut look = Look { root, used, untold: Vec::new() };
+        let known = look.list(&format!("{folder}/nvme"));
         let of_nvme = |file: &str| known.iter().find_map(|nvme| text(&format!("nvme/{nvme}/{file}")));
-        let entries =
-            known.iter().flat_map(|nvme| root.list(&format!("{folder}/nvme/{nvme}")).unwrap_or_default());
+        let entries = known.iter().flat_map(|nvme| look.list(&format!("{folder}/nvme/{nvme}")));
         let heads: BTreeSet<_> = entries.filter_map(|entry| head(&entry)).collect();
-        let namespaces: Vec<_> = heads.into_iter().map(|head| namespace(root, head, used)).collect();
+        let namespaces: Vec<_> = heads.into_iter().map(|head| look.namespace(head)).collect();
         Ok(Some(Self {
             address,
             vendor: text("vendor").unwrap_or_default(),
@@ -149,13 +152,15 @@ impl Usage {
             serial: of_nvme("serial"),
             numa_node: text("numa_node").filter(|node| node != "-1"),
             in_use: namespaces.iter().any(BlockDevice::in_use),
+            untold: look.untold,
             namespaces,
         }))
     }
 
-    /// Whether it is used by programs alone that have it open, which may be for a moment: as udev does, when it finds it.
-    pub(crate) fn is_only_open(&self) -> bool {
-        self.in_use && !self.namespaces.iter().any(BlockDevice::is_taken)
+    /// Whether what is against taking it may pass in a moment: a program that has it open, as udev does when it finds it, or a
+    /// drive so new that it has no file yet.
+    pub(crate) fn may_pass(&self) -> bool {
+        !self.namespaces.iter().any(BlockDevice::is_taken)
     }
 
     /// Who uses it, in words; none where nobody does.
@@ -165,14 +170,23 @@ impl Usage {
         self.in_use.then(|| users.join("; "))
     }
 
-    /// Why it must not be taken from the kernel; none where nobody uses it.
+    /// Why it must not be taken from the kernel; none where it is known that nobody uses it.
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {
-        self.users().map(|why| Error::Refused {
-            what: format!("taking {} from the kernel", self.address),
-            why,
-            fix: "Unmount it, or stop what uses it; a drive that a system runs from cannot be used".into(),
-        })
+        let untold = || format!("it cannot be told whether somebody uses it ({})", self.untold.join("; "));
+        let (why, fix) = match self.users() {
+            Some(users) => {
+                (users, "Unmount it, or stop what uses it; a drive that a system runs from cannot be used")
+            }
+            None if self.untold.is_empty() => return None,
+            None => (
+                untold(),
+                "Be root, or have root do it once (`onehop drive bind`), and not in a container: the drive's block devices \
+                 must be in /dev, and what /sys tells of them be readable",
+            ),
+        };
+        let what = format!("taking {} from the kernel", self.address);
+        Some(Error::Refused { what, why, fix: fix.into() })
     }
 }
 
@@ -184,52 +198,113 @@ fn head(entry: &str) -> Option<String> {
     (number(subsystem) && number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-fn namespace(root: &Root, name: String, used: &Mounts) -> BlockDevice {
-    let at = format!("/sys/class/block/{name}");
-    let sectors = root.text(&format!("{at}/size")).ok().and_then(|size| size.parse::<u64>().ok());
-    let is_part = |part: &String| root.exists(&format!("{at}/{part}/partition"));
-    let parts: Vec<_> = root.list(&at).unwrap_or_default().into_iter().filter(is_part).collect();
-    let mut device = BlockDevice {
-        bytes: sectors.unwrap_or(0).saturating_mul(512),
-        mounted: Vec::new(),
-        held_by: Vec::new(),
-        swap: false,
-        claimed: None,
-        opened_by: Vec::new(),
-        name,
-    };
-    // The character device beside it, by which programs give it commands.
-    let beside = device.name.replacen("nvme", "ng", 1);
-    let number = root.text(&format!("/sys/class/nvme-generic/{beside}/dev")).unwrap_or_default();
-    device.opened_by.extend(used.openers.of(&number));
-    let places = std::iter::once((device.name.clone(), at.clone()))
-        .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
-    for (own, folder) in places {
-        let number = root.text(&format!("{folder}/dev")).unwrap_or_default();
-        device.mounted.extend(used.of(&own, &number));
-        device.held_by.extend(root.list(&format!("{folder}/holders")).unwrap_or_default());
-        device.held_by.extend(
-            used.loops
-                .iter()
-                .filter(|(_, file)| *file == format!("/dev/{own}"))
-                .map(|(name, _)| name.clone()),
-        );
-        device.opened_by.extend(used.openers.of(&number));
-        device.swap |= used.swaps.contains(&format!("/dev/{own}"));
-        if root.answer(&format!("claimed:{own}"), || is_claimed(&own)).unwrap_or(false) {
-            device.claimed.get_or_insert(own);
-        }
-    }
-    device.opened_by.sort();
-    device.opened_by.dedup();
-    device
+/// A look at a drive, and what could not be looked at.
+struct Look<'a> {
+    root: &'a Root,
+    used: &'a Mounts,
+    untold: Vec<String>,
 }
 
-/// Whether somebody has a block device to himself: the kernel knows of mounts in other containers, and of users that no
-/// list shows.
-fn is_claimed(name: &str) -> bool {
+impl Look<'_> {
+    /// What is not there is nothing; what cannot be read may be anything.
+    fn keep<T: Default>(&mut self, found: Result<T>) -> T {
+        if_there(found).unwrap_or_else(|error| {
+            self.untold.push(error.to_string());
+            T::default()
+        })
+    }
+
+    fn list(&mut self, path: &str) -> Vec<String> {
+        self.keep(self.root.list(path))
+    }
+
+    fn text(&mut self, path: &str) -> String {
+        self.keep(self.root.text(path))
+    }
+
+    fn namespace(&mut self, name: String) -> BlockDevice {
+        let (root, used) = (self.root, self.used);
+        let at = format!("/sys/class/block/{name}");
+        let sectors = root.text(&format!("{at}/size")).ok().and_then(|size| size.parse::<u64>().ok());
+        let is_part = |part: &String| root.exists(&format!("{at}/{part}/partition"));
+        let parts: Vec<_> = self.list(&at).into_iter().filter(is_part).collect();
+        let mut device = BlockDevice {
+            bytes: sectors.unwrap_or(0).saturating_mul(512),
+            mounted: Vec::new(),
+            held_by: Vec::new(),
+            swap: false,
+            claimed: None,
+            opened_by: Vec::new(),
+            name,
+        };
+        // The character device beside it, by which programs give it commands.
+        let beside = device.name.replacen("nvme", "ng", 1);
+        let number = self.text(&format!("/sys/class/nvme-generic/{beside}/dev"));
+        device.opened_by.extend(used.openers.of(&number));
+        let places = std::iter::once((device.name.clone(), at.clone()))
+            .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
+        for (own, folder) in places {
+            let number = self.text(&format!("{folder}/dev"));
+            device.mounted.extend(used.of(&own, &number));
+            device.held_by.extend(self.list(&format!("{folder}/holders")));
+            device.held_by.extend(
+                used.loops
+                    .iter()
+                    .filter(|(_, file)| *file == format!("/dev/{own}"))
+                    .map(|(name, _)| name.clone()),
+            );
+            device.opened_by.extend(used.openers.of(&number));
+            device.swap |= used.swaps.contains(&format!("/dev/{own}"));
+            // What the kernel does not offer as a block device nobody can have as one.
+            if number.is_empty() && self.text(&format!("{folder}/hidden")) == "1" {
+                continue;
+            }
+            match root.answer(&format!("claimed:{own}"), || claim(Path::new("/dev"), &own, &number)) {
+                Some(Claim::Told(true)) => drop(device.claimed.get_or_insert(own)),
+                Some(Claim::Untold(why)) => self.untold.push(why),
+                Some(Claim::Told(false)) | None => {}
+            }
+        }
+        device.opened_by.sort();
+        device.opened_by.dedup();
+        device
+    }
+}
+
+/// What is not there is nothing, and no error.
+fn if_there<T: Default>(found: Result<T>) -> Result<T> {
+    match found {
+        Err(error) if error.is_missing() => Ok(T::default()),
+        found => found,
+    }
+}
+
+/// Whether somebody has a block device to himself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Claim {
+    Told(bool),
+    /// Why that cannot be told.
+    Untold(String),
+}
+
+/// Asks the kernel, which knows of mounts in other containers, and of users that no list shows. A container's own `/dev` may
+/// lack the file, or have another one of that name.
+fn claim(dev: &Path, name: &str, number: &str) -> Claim {
+    let path = dev.join(name);
+    let untold = |why: String| Claim::Untold(format!("{}: {why}", path.display()));
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    matches!(rustix::fs::open(format!("/dev/{name}"), flags, Mode::empty()), Err(rustix::io::Errno::BUSY))
+    let about = match rustix::fs::open(&path, flags, Mode::empty()).and_then(fstat) {
+        Err(rustix::io::Errno::BUSY) => return Claim::Told(true),
+        Err(error) => return untold(std::io::Error::from(error).to_string()),
+        Ok(about) => about,
+    };
+    let is_block = rustix::fs::FileType::from_raw_mode(about.st_mode).is_block_device();
+    let found = format!("{}:{}", rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
+    if is_block && found == number {
+        return Claim::Told(false);
+    }
+    untold(format!("it is not the block device {number:?} that {name} is"))
 }
 
 /// What the kernel says is mounted, swapped to and open.
@@ -253,14 +328,14 @@ impl Mounts {
             return Err(Error::garbage(path, &mounts, "list of mounts"));
         }
         // A kernel without swap has no such file.
-        let swaps = root.text("/proc/swaps").unwrap_or_default();
+        let swaps = if_there(root.text("/proc/swaps"))?;
         Ok(Self {
             list,
             swaps: swaps
                 .lines()
                 .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
                 .collect(),
-            loops: loops(root),
+            loops: loops(root)?,
             openers: Openers::read(root),
         })
     }
@@ -272,14 +347,13 @@ impl Mounts {
     }
 }
 
-fn loops(root: &Root) -> Vec<(String, String)> {
-    let names = root.list("/sys/class/block").unwrap_or_default();
-    let file = |name: &String| root.text(&format!("/sys/class/block/{name}/loop/backing_file")).ok();
-    names
-        .into_iter()
-        .filter(|name| name.starts_with("loop"))
-        .filter_map(|name| file(&name).map(|file| (name, file)))
-        .collect()
+fn loops(root: &Root) -> Result<Vec<(String, String)>> {
+    let names = if_there(root.list("/sys/class/block"))?;
+    let file = |name: String| {
+        let file = if_there(root.text(&format!("/sys/class/block/{name}/loop/backing_file")))?;
+        Ok((name, file))
+    };
+    names.into_iter().filter(|name| name.starts_with("loop")).map(file).collect()
 }
 
 /// A line of mountinfo: `ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS … - TYPE SOURCE …`.
@@ -293,9 +367,10 @@ fn mount(line: &str) -> Option<(String, String, String)> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     use super::*;
+    use crate::Kind;
 
     fn put(root: &Path, file: &str, text: &str) {
         let at = root.join(file);
@@ -385,6 +460,82 @@ mod tests {
         assert!(other.contains("another kind of device"), "{other}");
         assert!(of(&root, "0000:04:00.0").unwrap_err().is_missing());
         fs::remove_dir_all(root).unwrap();
+    }
+
+    /// What the running machine would have answered is put into a record of the folder.
+    fn answered(root: &Path, question: &str, answer: serde_json::Value) -> Root {
+        let seen = Root::below(root).recording();
+        Usage::of(&seen, "0000:01:00.0".parse().unwrap()).unwrap();
+        let mut record = seen.record().unwrap();
+        record.answers.insert(question.into(), answer);
+        Root::recorded(record)
+    }
+
+    #[test]
+    fn a_block_device_that_cannot_be_asked_may_be_in_use() {
+        let (root, address) = (machine("unasked"), "0000:01:00.0".parse().unwrap());
+        let of = |answer: serde_json::Value| {
+            let root = answered(&root, "claimed:nvme0n1p1", answer);
+            (Usage::of(&root, address).unwrap(), Kind::Drive.allows(&root, address))
+        };
+        assert_eq!(of(false.into()).1, Ok(()));
+        let why = "/dev/nvme0n1p1: No such file or directory";
+        let (usage, taken) = of(why.into());
+        // It is listed, with what is not known of it.
+        assert_eq!((usage.in_use, &usage.untold[..]), (false, &[why.to_owned()][..]));
+        let refusal = taken.unwrap_err().to_string();
+        assert!(refusal.contains(why) && refusal.contains("cannot be told"), "{refusal}");
+        let (usage, taken) = of(true.into());
+        assert!(usage.in_use && taken.unwrap_err().to_string().contains("opened exclusively"));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_kernel_is_asked_by_the_right_file_only() {
+        let root = machine("asked");
+        let untold = |name: &str, number: &str| match claim(&root, name, number) {
+            Claim::Untold(why) => why,
+            told => panic!("{told:?}"),
+        };
+        assert!(untold("nvme0n1", "259:0").contains("No such file"));
+        put(&root, "nvme0n1", "");
+        assert!(untold("nvme0n1", "259:0").contains("not the block device"));
+        assert!(untold("nvme0n1/part", "259:1").contains("Not a directory"));
+        std::os::unix::fs::symlink("/dev/null", root.join("null")).unwrap();
+        assert!(untold("null", "1:3").contains("not the block device"));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_read_does_not_say_unused() {
+        let folders = [
+            "sys/bus/pci/devices/0000:01:00.0/nvme",
+            "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0",
+            "sys/class/block/nvme0n1",
+            "sys/class/block/nvme0n1/holders",
+            "sys/class/block/nvme0n1/nvme0n1p1/dev",
+        ];
+        for folder in folders {
+            let root = machine("unread");
+            let at = root.join(folder);
+            let _ = fs::remove_dir_all(&at);
+            let _ = fs::remove_file(&at);
+            // To open it is an error that is not "there is none", for root, too.
+            std::os::unix::fs::symlink(&at, &at).unwrap();
+            let usage = of(&root, "0000:01:00.0").unwrap();
+            let refused = usage.refusal().map(|why| why.to_string()).unwrap_or_default();
+            assert!(!usage.in_use && refused.contains(&format!("/{folder}: ")), "{folder}: {refused}");
+            fs::remove_dir_all(root).unwrap();
+        }
+        for list in ["proc/swaps", "sys/class/block"] {
+            let root = machine("unread");
+            let at = root.join(list);
+            let _ = fs::remove_dir_all(&at);
+            let _ = fs::remove_file(&at);
+            std::os::unix::fs::symlink(&at, &at).unwrap();
+            assert!(!of(&root, "0000:01:00.0").unwrap_err().is_missing(), "{list}");
+            fs::remove_dir_all(root).unwrap();
+        }
     }
 
     #[test]

@@ -52,10 +52,17 @@ fn describe(controller: &Usage, text: &mut Text) {
     let Usage { address, vendor, device, .. } = controller;
     let model = controller.model.as_deref().unwrap_or("unknown model");
     let serial = controller.serial.as_deref().unwrap_or("unknown");
-    let in_use = if controller.in_use { "in use" } else { "not in use" };
+    let in_use = match (controller.in_use, controller.untold.is_empty()) {
+        (true, _) => "in use",
+        (false, true) => "not in use",
+        (false, false) => "perhaps in use",
+    };
     text.line(format_args!("{address}  {vendor}:{device}  {model}, serial {serial}, {driver}, {in_use}"));
     for ns in &controller.namespaces {
         text.line(format_args!("  {}: {}{}", ns.name, units::bytes(ns.bytes), users(ns)));
+    }
+    for why in &controller.untold {
+        text.line(format_args!("  cannot be told: {why}"));
     }
 }
 
