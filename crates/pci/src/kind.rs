@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Address, Class, Error, Result, Root, Usage};
+use crate::{Address, Class, Error, Result, Root, Usage, programs};
 
 /// How long a program that has a drive open may take to close it, and a drive that has just come to be there as a whole.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
@@ -36,6 +36,19 @@ fn drive(root: &Root, address: Address) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// An error where a program drives the device by itself, whatever its kind. For those who have its lock: programs of ours have it
+/// as long as they drive.
+pub(crate) fn undriven(root: &Root, address: Address) -> Result<()> {
+    let begun = Instant::now();
+    while let Some(refusal) = programs::refusal(root, address)? {
+        if begun.elapsed() >= CLOSED_WITHIN {
+            return Err(refusal);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 fn board(root: &Root, address: Address) -> Result<()> {

@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod asked;
 mod bar;
 mod bars;
 mod capability;
@@ -31,6 +32,7 @@ mod pages;
 pub mod parsers;
 mod places;
 mod port;
+mod programs;
 mod record;
 mod root;
 mod tree;

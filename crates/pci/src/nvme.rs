@@ -4,11 +4,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, fstat};
-use serde::{Deserialize, Serialize};
+use rustix::fs::FileType;
+use serde::Serialize;
 
-use crate::openers::Openers;
-use crate::{Address, Class, Error, Result, Root};
+use crate::asked::{Claim, claim};
+use crate::openers::{Openers, character};
+use crate::root::if_there;
+use crate::{Address, Class, Error, Result, Root, programs};
 
 /// The PCI class of NVMe controllers, without the programming interface.
 pub const CLASS: u16 = 0x0108;
@@ -38,6 +40,10 @@ pub struct Usage {
     pub numa_node: Option<String>,
     /// What the kernel offers of it.
     pub namespaces: Vec<BlockDevice>,
+    /// Programs that have the controller's own file open, and exports of it as a whole.
+    pub opened_by: Vec<String>,
+    /// Programs that drive it by themselves, through VFIO or UIO.
+    pub driven_by: Vec<String>,
     /// Whether anything on it is mounted, swapped to, or held by another device or program.
     pub in_use: bool,
     /// What could not be looked at, each with the reason: with that, somebody may use it whom nothing shows.
@@ -142,6 +148,12 @@ impl Usage {
         let entries = known.iter().flat_map(|nvme| look.list(&format!("{folder}/nvme/{nvme}")));
         let heads: BTreeSet<_> = entries.filter_map(|entry| head(&entry)).collect();
         let namespaces: Vec<_> = heads.into_iter().map(|head| look.namespace(head)).collect();
+        let own = |nvme: &String| character(&look.text(&format!("{folder}/nvme/{nvme}/dev")));
+        let numbers: Vec<_> = known.iter().map(own).collect();
+        let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.openers.of(number)).collect();
+        let driven_by = look.keep(programs::named(root, address, &used.openers));
+        let in_use =
+            namespaces.iter().any(BlockDevice::in_use) || !opened_by.is_empty() || !driven_by.is_empty();
         Ok(Some(Self {
             address,
             vendor: text("vendor").unwrap_or_default(),
@@ -151,7 +163,9 @@ impl Usage {
             model: of_nvme("model"),
             serial: of_nvme("serial"),
             numa_node: text("numa_node").filter(|node| node != "-1"),
-            in_use: namespaces.iter().any(BlockDevice::in_use),
+            opened_by,
+            driven_by,
+            in_use,
             untold: look.untold,
             namespaces,
         }))
@@ -166,28 +180,44 @@ impl Usage {
     /// Who uses it, in words; none where nobody does.
     #[must_use]
     pub fn users(&self) -> Option<String> {
-        let users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
-        self.in_use.then(|| users.join("; "))
+        let mut users = self.kernel_users();
+        users.extend(programs::in_words(&self.driven_by));
+        (!users.is_empty()).then(|| users.join("; "))
     }
 
-    /// Why it must not be taken from the kernel; none where it is known that nobody uses it.
+    /// Who uses it by way of the kernel's driver, in words.
+    fn kernel_users(&self) -> Vec<String> {
+        let mut users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
+        if !self.opened_by.is_empty() {
+            users.push(format!("its controller's file is open in {}", self.opened_by.join(", ")));
+        }
+        users
+    }
+
+    /// Why it must not be taken from the kernel; none where it is known that nobody uses it by way of the kernel's driver.
+    /// Programs that drive it are another matter: those of ours have its lock.
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {
-        let untold = || format!("it cannot be told whether somebody uses it ({})", self.untold.join("; "));
-        let (why, fix) = match self.users() {
-            Some(users) => {
-                (users, "Unmount it, or stop what uses it; a drive that a system runs from cannot be used")
-            }
-            None if self.untold.is_empty() => return None,
-            None => (
-                untold(),
-                "Be root, or have root do it once (`onehop drive bind`), and not in a container: the drive's block devices \
-                 must be in /dev, and what /sys tells of them be readable",
-            ),
-        };
-        let what = format!("taking {} from the kernel", self.address);
-        Some(Error::Refused { what, why, fix: fix.into() })
+        let users = self.kernel_users();
+        if !users.is_empty() {
+            let fix = "Unmount it, or stop what uses it; a drive that a system runs from cannot be used";
+            return Some(refused(self.address, users.join("; "), fix));
+        }
+        (!self.untold.is_empty()).then(|| untold(self.address, &self.untold.join("; ")))
     }
+}
+
+pub(crate) fn refused(address: Address, why: String, fix: &str) -> Error {
+    Error::Refused { what: format!("taking {address} from the kernel"), why, fix: fix.into() }
+}
+
+pub(crate) fn untold(address: Address, why: &str) -> Error {
+    refused(
+        address,
+        format!("it cannot be told whether somebody uses it ({why})"),
+        "Be root, or have root do it once (`onehop drive bind`), and not in a container: the device's files must be in /dev, \
+         and what /sys tells of it be readable",
+    )
 }
 
 /// The block device of a controller's entry: `nvme0n1`, which with multipath is listed as `nvme0c0n1`.
@@ -240,7 +270,7 @@ impl Look<'_> {
         // The character device beside it, by which programs give it commands.
         let beside = device.name.replacen("nvme", "ng", 1);
         let number = self.text(&format!("/sys/class/nvme-generic/{beside}/dev"));
-        device.opened_by.extend(used.openers.of(&number));
+        device.opened_by.extend(used.openers.of(&character(&number)));
         let places = std::iter::once((device.name.clone(), at.clone()))
             .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
         for (own, folder) in places {
@@ -259,7 +289,8 @@ impl Look<'_> {
             if number.is_empty() && self.text(&format!("{folder}/hidden")) == "1" {
                 continue;
             }
-            match root.answer(&format!("claimed:{own}"), || claim(Path::new("/dev"), &own, &number)) {
+            let ask = || claim(&Path::new("/dev").join(&own), FileType::BlockDevice, &number);
+            match root.answer(&format!("claimed:{own}"), ask) {
                 Some(Claim::Told(true)) => drop(device.claimed.get_or_insert(own)),
                 Some(Claim::Untold(why)) => self.untold.push(why),
                 Some(Claim::Told(false)) | None => {}
@@ -269,42 +300,6 @@ impl Look<'_> {
         device.opened_by.dedup();
         device
     }
-}
-
-/// What is not there is nothing, and no error.
-fn if_there<T: Default>(found: Result<T>) -> Result<T> {
-    match found {
-        Err(error) if error.is_missing() => Ok(T::default()),
-        found => found,
-    }
-}
-
-/// Whether somebody has a block device to himself.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Claim {
-    Told(bool),
-    /// Why that cannot be told.
-    Untold(String),
-}
-
-/// Asks the kernel, which knows of mounts in other containers, and of users that no list shows. A container's own `/dev` may
-/// lack the file, or have another one of that name.
-fn claim(dev: &Path, name: &str, number: &str) -> Claim {
-    let path = dev.join(name);
-    let untold = |why: String| Claim::Untold(format!("{}: {why}", path.display()));
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let about = match rustix::fs::open(&path, flags, Mode::empty()).and_then(fstat) {
-        Err(rustix::io::Errno::BUSY) => return Claim::Told(true),
-        Err(error) => return untold(std::io::Error::from(error).to_string()),
-        Ok(about) => about,
-    };
-    let is_block = rustix::fs::FileType::from_raw_mode(about.st_mode).is_block_device();
-    let found = format!("{}:{}", rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
-    if is_block && found == number {
-        return Claim::Told(false);
-    }
-    untold(format!("it is not the block device {number:?} that {name} is"))
 }
 
 /// What the kernel says is mounted, swapped to and open.
@@ -491,22 +486,6 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_by_the_right_file_only() {
-        let root = machine("asked");
-        let untold = |name: &str, number: &str| match claim(&root, name, number) {
-            Claim::Untold(why) => why,
-            told => panic!("{told:?}"),
-        };
-        assert!(untold("nvme0n1", "259:0").contains("No such file"));
-        put(&root, "nvme0n1", "");
-        assert!(untold("nvme0n1", "259:0").contains("not the block device"));
-        assert!(untold("nvme0n1/part", "259:1").contains("Not a directory"));
-        std::os::unix::fs::symlink("/dev/null", root.join("null")).unwrap();
-        assert!(untold("null", "1:3").contains("not the block device"));
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
     fn a_folder_that_cannot_be_read_does_not_say_unused() {
         let folders = [
             "sys/bus/pci/devices/0000:01:00.0/nvme",
@@ -536,6 +515,34 @@ mod tests {
             assert!(!of(&root, "0000:01:00.0").unwrap_err().is_missing(), "{list}");
             fs::remove_dir_all(root).unwrap();
         }
+    }
+
+    #[test]
+    fn who_has_the_whole_controller_is_named() {
+        let users = |name: &str, files: &[(&str, &str)]| {
+            let root = machine(name);
+            put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/dev", "1:3\n");
+            put(&root, "sys/class/nvme/nvme0/dev", "1:3\n");
+            put(&root, "proc/77/comm", "stores\n");
+            fs::create_dir_all(root.join("proc/77/fd")).unwrap();
+            for (file, text) in files {
+                match file.contains("/fd/") {
+                    true => std::os::unix::fs::symlink(text, root.join(file)).unwrap(),
+                    false => put(&root, file, text),
+                }
+            }
+            let usage = of(&root, "0000:01:00.0").unwrap();
+            fs::remove_dir_all(root).unwrap();
+            assert_eq!(usage.in_use, usage.refusal().is_some());
+            usage.refusal().map(|why| why.to_string()).unwrap_or_default()
+        };
+        assert!(users("opened", &[("proc/77/fd/3", "/dev/null")]).contains("open in stores (process 77)"));
+        assert_eq!(users("other", &[("proc/77/fd/3", "/dev/zero")]), "");
+        let export = "sys/kernel/config/nvmet/subsystems/bed/passthru";
+        let (path, enable) = (format!("{export}/device_path"), format!("{export}/enable"));
+        let exported = |on: &str| users("exported", &[(&path, "/dev/null\n"), (&enable, on)]);
+        assert!(exported("1\n").contains("the kernel's NVMe target (as bed)"));
+        assert_eq!(exported("0\n"), "");
     }
 
     #[test]

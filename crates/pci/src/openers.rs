@@ -1,5 +1,6 @@
 //! Who has a drive's file open without having it to himself, of which no list of the kernel tells: programs that read and
-//! write it as it is (virtual machines, databases), and exports of the kernel's own NVMe target.
+//! write it as it is (virtual machines, databases), programs that drive a device by themselves, and exports of the kernel's
+//! own NVMe target.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,35 +9,44 @@ use std::path::{Path, PathBuf};
 
 use crate::Root;
 
-/// The kernel's block devices, and the character devices that are beside NVMe namespaces.
-const FILES: [&str; 2] = ["/sys/class/block", "/sys/class/nvme-generic"];
+/// The kernel's block devices; those of NVMe drives are looked at.
+const BLOCK: &str = "sys/class/block";
+/// Character devices: NVMe controllers and those beside their namespaces, and what lets programs drive a device.
+const CHARACTER: [&str; 5] =
+    ["sys/class/nvme", "sys/class/nvme-generic", "sys/class/vfio", "sys/class/vfio-dev", "sys/class/uio"];
 /// Where the kernel's NVMe target is set up.
-const TARGET: &str = "/sys/kernel/config/nvmet/subsystems";
+const TARGET: &str = "sys/kernel/config/nvmet/subsystems";
 
 /// Device number, and who has it open.
 pub(crate) struct Openers(Vec<(String, String)>);
 
 impl Openers {
     pub(crate) fn read(root: &Root) -> Self {
-        Self(root.answer("open drives", look).unwrap_or_default())
+        Self(match root.folder().filter(|_| !root.is_here()) {
+            Some(folder) => look(folder),
+            None => root.answer("open drives", || look(Path::new("/"))).unwrap_or_default(),
+        })
     }
 
-    /// Who has the device of this number (`259:0`) open.
+    /// Who has the block device of this number (`259:0`) open, or the [`character`] device.
     pub(crate) fn of<'a>(&'a self, number: &'a str) -> impl Iterator<Item = String> + 'a {
         self.0.iter().filter(move |(of, _)| of == number).map(|(_, who)| who.clone())
     }
 }
 
-fn look() -> Vec<(String, String)> {
-    let drives: BTreeSet<String> = FILES
-        .iter()
-        .flat_map(entries)
-        .filter(|file| name(file).starts_with("nvme") || name(file).starts_with("ng"))
-        .filter_map(|file| Some(fs::read_to_string(file.join("dev")).ok()?.trim().to_owned()))
-        .collect();
-    let mut found: Vec<_> = entries("/proc").flat_map(|process| opened(&process)).collect();
-    found.extend(entries(TARGET).flat_map(|subsystem| exported(&subsystem)));
-    found.retain(|(number, _)| drives.contains(number));
+/// A character device's number: block devices have the same ones.
+pub(crate) fn character(number: &str) -> String {
+    format!("character {number}")
+}
+
+fn look(folder: &Path) -> Vec<(String, String)> {
+    let dev = |file: PathBuf| Some(fs::read_to_string(file.join("dev")).ok()?.trim().to_owned());
+    let drives = entries(folder.join(BLOCK)).filter(|file| name(file).starts_with("nvme")).filter_map(dev);
+    let others = CHARACTER.iter().flat_map(|class| entries(folder.join(class))).filter_map(dev);
+    let wanted: BTreeSet<String> = drives.chain(others.map(|number| character(&number))).collect();
+    let mut found: Vec<_> = entries(folder.join("proc")).flat_map(|process| opened(&process)).collect();
+    found.extend(entries(folder.join(TARGET)).flat_map(|subsystem| exported(&subsystem)));
+    found.retain(|(number, _)| wanted.contains(number));
     found.sort();
     found.dedup();
     found
@@ -68,12 +78,14 @@ fn opened(process: &Path) -> Vec<(String, String)> {
     numbers.into_iter().map(|number| (number, who.clone())).collect()
 }
 
-/// What a subsystem of the kernel's NVMe target exports.
+/// What a subsystem of the kernel's NVMe target exports: namespaces by their block devices, or a whole controller.
 fn exported(subsystem: &Path) -> Vec<(String, String)> {
     let text = |file: PathBuf| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
+    let is_on = |export: &PathBuf| text(export.join("enable")) == "1";
     entries(subsystem.join("namespaces"))
-        .filter(|namespace| text(namespace.join("enable")) == "1")
-        .filter_map(|namespace| number(Path::new(&text(namespace.join("device_path")))))
+        .chain([subsystem.join("passthru")])
+        .filter(is_on)
+        .filter_map(|export| number(Path::new(&text(export.join("device_path")))))
         .map(|number| (number, format!("the kernel's NVMe target (as {})", name(subsystem))))
         .collect()
 }
@@ -81,7 +93,11 @@ fn exported(subsystem: &Path) -> Vec<(String, String)> {
 /// The number of a device by its file.
 fn number(file: &Path) -> Option<String> {
     let about = fs::metadata(file).ok()?;
-    let is_device = about.file_type().is_block_device() || about.file_type().is_char_device();
     let device = about.rdev();
-    is_device.then(|| format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    match about.file_type() {
+        kind if kind.is_block_device() => Some(number),
+        kind if kind.is_char_device() => Some(character(&number)),
+        _ => None,
+    }
 }

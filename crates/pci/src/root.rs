@@ -294,6 +294,14 @@ fn names(path: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// What is not there is nothing, and no error.
+pub(crate) fn if_there<T: Default>(found: Result<T>) -> Result<T> {
+    match found {
+        Err(error) if error.is_missing() => Ok(T::default()),
+        found => found,
+    }
+}
+
 /// The folder that a path lies in.
 #[must_use]
 pub fn parent(path: &str) -> &str {

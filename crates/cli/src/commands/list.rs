@@ -61,6 +61,12 @@ fn describe(controller: &Usage, text: &mut Text) {
     for ns in &controller.namespaces {
         text.line(format_args!("  {}: {}{}", ns.name, units::bytes(ns.bytes), users(ns)));
     }
+    if !controller.opened_by.is_empty() {
+        text.line(format_args!("  its controller's file is open in {}", controller.opened_by.join(", ")));
+    }
+    if !controller.driven_by.is_empty() {
+        text.line(format_args!("  driven by {}", controller.driven_by.join(", ")));
+    }
     for why in &controller.untold {
         text.line(format_args!("  cannot be told: {why}"));
     }

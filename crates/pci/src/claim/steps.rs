@@ -35,6 +35,11 @@ impl Owner {
         }
     }
 
+    /// Whether the device is to be taken from whoever has it.
+    pub(crate) fn is_another(self, before: &Before) -> bool {
+        before.driver.as_deref() != self.driver() || self == Self::Nobody
+    }
+
     fn over(self) -> &'static str {
         self.driver().unwrap_or(NOBODY)
     }
@@ -123,7 +128,7 @@ pub(crate) fn take(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     let folder = format!("/sys/bus/pci/devices/{address}");
     // A sleeping device is woken first, and kept awake: its registers read as ones otherwise.
     let mut steps = vec![Step::may(format!("{folder}/power/control"), "on")];
-    if before.driver.as_deref() != owner.driver() || owner == Owner::Nobody {
+    if owner.is_another(before) {
         steps.extend(change(address, before, owner.over()));
         if owner != Owner::Nobody {
             steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
@@ -149,7 +154,7 @@ pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step>
         }
         steps.push(Step::may(format!("{folder}/enable"), "0"));
     }
-    if before.driver.as_deref() != owner.driver() || owner == Owner::Nobody {
+    if owner.is_another(before) {
         if let Some(driver) = owner.driver() {
             steps.push(Step::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
         }

@@ -247,6 +247,47 @@ fn what_another_program_drives_stays_on_the_bus() {
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
 }
 
+#[test]
+fn what_a_virtual_machine_drives_is_not_taken_away() {
+    let machine = Fake::new("given", &["nvme", "vfio-pci", "onehop"]);
+    let (root, address) = (machine.root(), DEVICE.parse().unwrap());
+    bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap();
+    let (sys, fds) = (machine.folder.join("sys"), machine.folder.join("proc/77/fd"));
+    let device = sys.join(format!("bus/pci/devices/{DEVICE}"));
+    symlink("../../../../kernel/iommu_groups/17", device.join("iommu_group")).unwrap();
+    fs::write(device.join("remove"), "").unwrap();
+    fs::create_dir_all(sys.join("class/vfio/17")).unwrap();
+    // The number of /dev/null.
+    fs::write(sys.join("class/vfio/17/dev"), "1:3\n").unwrap();
+    fs::create_dir_all(&fds).unwrap();
+    fs::write(machine.folder.join("proc/77/comm"), "qemu\n").unwrap();
+    // One that is bound and that nobody has open is free.
+    let claim = |owner| Claim::take(&root, Kind::Drive, address, owner, &[]);
+    let ours = claim(Owner::Vfio).unwrap();
+    symlink("/dev/null", fds.join("9")).unwrap();
+    // What a program of ours drives is told as that, and given back in spite of whoever has it open.
+    let error = bind(&root, Kind::Drive, address, None).unwrap_err().to_string();
+    assert!(error.contains("another program of onehop has it"), "{error}");
+    ours.give_back().unwrap();
+    type Taking<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+    let takings: [Taking<'_>; 3] =
+        [&|| bind(&root, Kind::Drive, address, None).map(drop), &|| rescan(&root, address, SOON), &|| {
+            claim(Owner::Nobody).map(drop)
+        }];
+    for taking in takings {
+        let error = taking().unwrap_err().to_string();
+        assert!(error.contains("qemu (process 77) drives it"), "{error}");
+        assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+    }
+    assert_eq!(machine.text("driver_override"), "vfio-pci");
+    assert_eq!(fs::read_to_string(device.join("remove")).unwrap(), "");
+    // The group's own file refuses a second one who opens it: nothing is taken away for that.
+    claim(Owner::Vfio).unwrap().give_back().unwrap();
+    fs::remove_file(fds.join("9")).unwrap();
+    bind(&root, Kind::Drive, address, Some("onehop")).unwrap();
+    assert_eq!(machine.driver().as_deref(), Some("onehop"));
+}
+
 /// The program that the next test kills; by itself it does nothing.
 #[test]
 fn a_program_that_holds_a_device() {
