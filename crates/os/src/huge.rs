@@ -49,7 +49,7 @@ impl HostMem {
     }
 }
 
-fn advise(mem: &HostMem, advice: Advice) -> Result<()> {
+pub(crate) fn advise(mem: &HostMem, advice: Advice) -> Result<()> {
     // SAFETY: the range is that of a mapping that `mem` keeps alive, and none of the advice used here changes its bytes.
     unsafe { madvise(mem.host_ptr().cast(), mem.len(), advice) }
         .map_err(|e| Error::system(format!("madvise of {} bytes", mem.len()), e))

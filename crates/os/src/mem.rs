@@ -10,8 +10,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+use crate::huge::advise;
 use crate::{DmaMemory, Error, Marks, Result};
 
 /// Mappings are whole pages of this size.
@@ -92,6 +93,9 @@ impl HostMem {
     /// A device's memory: `bytes` bytes from `offset` on of a file that stands for it, such as sysfs `resource0` or a
     /// VFIO device. How long it is only the caller knows.
     ///
+    /// It stays out of child processes: a mapping holds its file open, and a device can only be given back when nobody has it
+    /// open, not even the guardian of another one.
+    ///
     /// # Errors
     /// When the kernel refuses it.
     pub fn of_device(file: impl AsFd, offset: u64, bytes: usize) -> Result<Self> {
@@ -102,7 +106,9 @@ impl HostMem {
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset) }
             .map_err(|e| Error::system(format!("mmap of {bytes} bytes of a device's memory"), e))?;
-        Self::whole(base.cast(), bytes, true)
+        let mem = Self::whole(base.cast(), bytes, true)?;
+        advise(&mem, Advice::LinuxDontFork)?;
+        Ok(mem)
     }
 
     /// All of a file in memory (`/dev/shm`, a memfd), whose length need not be whole pages.
@@ -465,6 +471,19 @@ mod tests {
         {
             assert!(HostMem::of_file_range(&file, offset, bytes, true).is_err(), "{offset} {bytes}");
         }
+    }
+
+    #[test]
+    fn no_child_has_a_devices_memory() {
+        let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
+        let mem = HostMem::of_device(&fd, 0, 2 * PAGE).unwrap();
+        let start = format!("{:x}-", mem.host_ptr() as usize);
+        // The flags of a mapping are its last line; dc is "do not copy".
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let flags =
+            maps.lines().skip_while(|line| !line.starts_with(&start)).find(|l| l.starts_with("VmFlags:"));
+        assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc")), "{flags:?}");
     }
 
     #[test]
