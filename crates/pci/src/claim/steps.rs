@@ -6,9 +6,12 @@ use crate::{Address, Error, Result, Root};
 
 /// A driver's name that no driver has: it keeps the others away.
 const NOBODY: &str = "onehop-none";
-/// Offset of the command register in config space, and its bit that lets a device write to memory.
+/// Offset of the command register in config space, and its bits that let a device answer, write to memory, and that keep it from
+/// its interrupt line. Nobody waits for that line, which others may share; a driver that wants it switches it on as it comes.
 const COMMAND: u64 = 4;
+const DECODE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
+const NO_LINE: u16 = 1 << 10;
 /// Types of IOMMU groups: flushed lazily, and at once.
 const LAZY: &str = "DMA-FQ";
 const STRICT: &str = "DMA";
@@ -137,7 +140,7 @@ pub(crate) fn take(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     if owner == Owner::Nobody {
         // Gives it its power and its memory back, which a driver that goes takes from it.
         steps.push(Step::must(format!("{folder}/enable"), "1"));
-        steps.push(Step::command(address, before.command | 0x2 | BUS_MASTER));
+        steps.push(Step::command(address, before.command | DECODE | BUS_MASTER | NO_LINE));
     }
     steps
 }
@@ -148,7 +151,7 @@ pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step>
     let mut steps = Vec::new();
     if owner == Owner::Nobody {
         // First of all it must not write to memory any more. VFIO and the module see to that by themselves.
-        steps.push(Step::command(address, (before.command | 0x2) & !BUS_MASTER));
+        steps.push(Step::command(address, (before.command | DECODE | NO_LINE) & !BUS_MASTER));
         if before.can_reset {
             steps.push(Step::may(format!("{folder}/reset"), "1"));
         }
@@ -318,7 +321,14 @@ mod tests {
         assert_eq!(given[1], "devices/0000:0b:00.0/reset 1");
         assert!(given.contains(&"devices/0000:0b:00.0/driver_override mine".into()), "{given:?}");
         assert!(given.contains(&"drivers/nvme/bind 0000:0b:00.0".into()));
-        // One that nobody had is bound to nobody.
+        // One that nobody had is bound to nobody, and is as silent as one that a driver had left.
+        let none = Before { command: 0, ..used_by(None) };
+        let taken = shown(&take(address(), &none, Owner::Nobody));
+        assert_eq!(taken.last().unwrap(), "devices/0000:0b:00.0/config@4 [06, 04]");
+        assert_eq!(
+            shown(&give(address(), &none, Owner::Nobody))[0],
+            "devices/0000:0b:00.0/config@4 [02, 04]"
+        );
         let given = shown(&give(address(), &used_by(None), Owner::Nobody));
         assert!(!given.iter().any(|step| step.ends_with("bind 0000:0b:00.0")), "{given:?}");
     }

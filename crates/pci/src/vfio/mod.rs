@@ -21,9 +21,10 @@ use iommu::Iommu;
 use mapper::VfioMapper;
 pub(crate) use sys::parse_ranges;
 
-/// Offset of the command register in config space, and its bits for memory and for bus mastering.
+/// Offset of the command register in config space, and its bits for memory, for bus mastering, and for no interrupt by the
+/// device's line: vfio-pci switches the line on, where nobody of ours waits for it and others may share it.
 const COMMAND: u64 = 4;
-const DECODE_AND_MASTER: u16 = 0x6;
+const DECODE_AND_MASTER: u16 = 0x406;
 
 /// Opens a device of this machine: by its group, as type1 takes mappings of other devices' BARs; where the kernel has no
 /// containers for groups, by iommufd.
@@ -89,9 +90,13 @@ impl Device {
         let config = sys::region(self.file(), sys::CONFIG_REGION)?;
         let mut command = [0; 2];
         self.file().read_exact_at(&mut command, config.offset + COMMAND)?;
-        let command = u16::from_le_bytes(command) | DECODE_AND_MASTER;
-        self.file().write_all_at(&command.to_le_bytes(), config.offset + COMMAND)
+        self.file().write_all_at(&switched_on(command), config.offset + COMMAND)
     }
+}
+
+/// The command register of a device that is driven, of what it held.
+fn switched_on(command: [u8; 2]) -> [u8; 2] {
+    (u16::from_le_bytes(command) | DECODE_AND_MASTER).to_le_bytes()
 }
 
 impl Drop for Device {
@@ -139,5 +144,17 @@ impl crate::bars::Source for Windows {
         // What is mapped keeps the device open, and the device can only be given back when it is closed.
         let hold = self.0.clone();
         Ok(mem.on_last_drop(move || drop(hold)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_driven_is_silent_on_its_line() {
+        // As vfio-pci leaves it: without memory, bus mastering and "no interrupts". Parity errors stay as they are.
+        assert_eq!(switched_on([0, 0]), [0x06, 0x04]);
+        assert_eq!(switched_on([0x42, 0x01]), [0x46, 0x05]);
     }
 }
