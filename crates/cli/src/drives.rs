@@ -80,7 +80,22 @@ fn real(spec: &str) -> Result<Port> {
             name.address
         );
     }
-    Ok(onehop_pci::open(&root, name)?)
+    let port = onehop_pci::open(&root, name)?;
+    if let Some(warning) = flushed_late(&root, &name) {
+        eprintln!("onehop: {warning}");
+    }
+    Ok(port)
+}
+
+/// What is said of a drive that the module has, in a group that could not be made strict.
+fn flushed_late(root: &Root, name: &DriveName) -> Option<String> {
+    (name.via == Some(Via::Module) && onehop_pci::is_lazy(root, name.address)).then(|| {
+        format!(
+            "{}: its IOMMU group is flushed lazily, and was not made strict: what was unmapped the drive still reaches for a while, \
+             when it may be somebody else's. A slot of its own, or booting with iommu.strict=1, mends that",
+            name.address
+        )
+    })
 }
 
 /// An error where there is no such device.
@@ -93,4 +108,33 @@ pub(crate) fn present(root: &Root, name: &DriveName) -> Result<()> {
         "this machine has no PCI device of this address",
         "`onehop drive list` shows its drives; one that has left the bus may come back by `onehop drive recover`",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_stays_lazy_is_told() {
+        let folder = std::env::temp_dir().join(format!("onehop-cli-lazy-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:0b:00.0");
+        let group = folder.join("sys/kernel/iommu_groups/3");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::create_dir_all(&group).unwrap();
+        let root = Root::below(&folder);
+        let told = |spec: &str| flushed_late(&root, &address(spec).unwrap()).is_some();
+        assert!(!told("0000:0b:00.0?via=kmod"));
+        std::os::unix::fs::symlink("../../../../kernel/iommu_groups/3", device.join("iommu_group")).unwrap();
+        for (kind, late) in [("DMA-FQ\n", true), ("DMA\n", false), ("identity\n", false)] {
+            std::fs::write(group.join("type"), kind).unwrap();
+            // VFIO flushes by itself.
+            assert_eq!(
+                (told("0000:0b:00.0?via=kmod"), told("0000:0b:00.0?via=vfio")),
+                (late, false),
+                "{kind}"
+            );
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -2,6 +2,9 @@
 
 use crate::{Address, Root};
 
+/// The type of a group that is flushed lazily.
+pub(crate) const LAZY: &str = "DMA-FQ";
+
 /// The type of a device's IOMMU group; none where it is in no group. What the kernel does not tell is an empty type.
 pub(crate) fn group_type(root: &Root, address: Address) -> Option<String> {
     let group = format!("/sys/bus/pci/devices/{address}/iommu_group");
@@ -12,4 +15,11 @@ pub(crate) fn group_type(root: &Root, address: Address) -> Option<String> {
 #[must_use]
 pub fn is_translated(root: &Root, address: Address) -> bool {
     group_type(root, address).is_some_and(|kind| kind != "identity")
+}
+
+/// Whether the IOMMU forgets what was unmapped only a while later, so that a device still reaches memory that is somebody else's
+/// by then. VFIO flushes by itself; our module needs a group that does not, which not every kernel can make of any group.
+#[must_use]
+pub fn is_lazy(root: &Root, address: Address) -> bool {
+    group_type(root, address).is_some_and(|kind| kind == LAZY)
 }

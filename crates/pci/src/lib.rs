@@ -47,7 +47,7 @@ pub use claim::{bind, is_present, rescan};
 pub use config::Config;
 pub use device::{Class, Device, PeerMemory};
 pub use error::{Error, Result};
-pub use iommu::is_translated;
+pub use iommu::{is_lazy, is_translated};
 pub use kind::Kind;
 pub use link::{Link, Speed, Width};
 pub use nvme::{BlockDevice, CLASS as NVME_CLASS, Usage};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::iommu::LAZY;
 use crate::{Address, Error, Result, Root};
 
 /// A driver's name that no driver has: it keeps the others away.
@@ -12,8 +13,7 @@ const COMMAND: u64 = 4;
 const DECODE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const NO_LINE: u16 = 1 << 10;
-/// Types of IOMMU groups: flushed lazily, and at once.
-const LAZY: &str = "DMA-FQ";
+/// The type of an IOMMU group that is flushed at once.
 const STRICT: &str = "DMA";
 /// How long a device may take to wake up.
 const AWAKE_WITHIN: Duration = Duration::from_secs(1);
