@@ -55,10 +55,16 @@ pub(crate) struct Opens {
 }
 
 impl Opens {
+    /// A number for something that is open, of which there is no other: the kernel gives the handles of folders where those of
+    /// files are looked up.
+    pub fn handle(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Adds one; gives its handle.
     pub fn add(&self, inode: u64, uid: u32, access: Access, file: Arc<dyn OpenFile>) -> u64 {
         let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
-        let (open, handle) = (Arc::new(open), self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        let (open, handle) = (Arc::new(open), self.handle());
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
         handle

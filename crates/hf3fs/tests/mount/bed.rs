@@ -147,6 +147,19 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
+/// This program once more, for one of its tests, which finds the folder of a bed in `ONEHOP_TEST_PART` and does nothing
+/// without: what asks a mount does not run where the mount is served.
+pub fn part(name: &str, bed: &Bed) -> Command {
+    let mut program = command(&std::env::current_exe().unwrap());
+    program.args(["--exact", name, "--nocapture"]).env("ONEHOP_TEST_PART", &bed.dir);
+    program
+}
+
+/// In such a program: the folder of its bed.
+pub fn part_of() -> Option<PathBuf> {
+    std::env::var_os("ONEHOP_TEST_PART").map(PathBuf::from)
+}
+
 /// Runs a program; it has to end in time, and well.
 pub fn run(mut command: Command) -> String {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

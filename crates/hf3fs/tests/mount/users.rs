@@ -13,7 +13,7 @@ use onehop_usrbio::ring::Request;
 use onehop_usrbio::{Id, Name, Priority, RingName};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, command, skipped, wait};
+use crate::bed::{Bed, command, part, part_of, skipped, wait};
 
 const ONE: u32 = 21_001;
 const OTHER: u32 = 21_002;
@@ -135,4 +135,45 @@ fn users_keep_to_themselves() {
         assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     }
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
+}
+
+/// Run as a user by [`handles_of_folders_are_no_files`]: has folders open, and would have holes in them.
+#[test]
+fn user_of_folders() {
+    let Some(dir) = part_of() else { return };
+    let open = |path: &str| std::fs::File::open(dir.join("mnt").join(path)).unwrap();
+    let mut held: Vec<_> = (0..16).map(|_| open("folder")).collect();
+    held.extend((0..16).map(|_| open("3fs-virt/onehop/stats")));
+    for file in held {
+        assert!(onehop_os::hf3fs::punch_holes(&file, &[(0, 1 << 20)], 0).is_err());
+    }
+}
+
+#[test]
+fn handles_of_folders_are_no_files() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can be two users");
+    }
+    let Some(bed) = Bed::start() else { return };
+    let secret = bed.dir.join("root/secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    // Root has it open as the first file of this mount, and so with the lowest handle there is.
+    let mut shell = command("sh".as_ref());
+    shell.args(["-c", "exec 3<>\"$1\"; echo open; read end", "sh"]).arg(bed.mount().join("secret"));
+    let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 5];
+    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut said).unwrap();
+    let mut user = part("users::user_of_folders", &bed);
+    let user = user.uid(ONE).gid(ONE).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let user = user.map(wait);
+    drop(shell.stdin.take());
+    wait(shell);
+    let output = match user {
+        Ok(output) => output,
+        Err(error) => return skipped(&format!("other users may not run this test's program: {error}")),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+    assert_eq!(std::fs::read(secret).unwrap(), b"secret");
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use fuser::{FileHandle, INodeNo};
 use onehop_os::hf3fs::{MAGIC, MOST_HOLES, NAME_BYTES};
@@ -9,6 +10,7 @@ use rustix::fs::{Access, FallocateFlags};
 use rustix::io::Errno;
 
 use super::Mounted;
+use crate::opens::Open;
 use crate::table::Owner;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
@@ -19,11 +21,27 @@ const PUNCH_HOLES: u32 = 0x7e90_680d;
 
 const NAME: &[u8] = b"onehop";
 
+/// What an ioctl is made on.
+#[derive(Clone, Copy)]
+pub(super) struct On {
+    pub inode: INodeNo,
+    pub handle: FileHandle,
+    /// The handle is a folder's.
+    pub folder: bool,
+}
+
+impl On {
+    /// The open file that it is.
+    fn file(self, mounted: &Mounted) -> Result<Arc<Open>, Errno> {
+        let open = if self.folder { None } else { mounted.opened(self.handle).ok() };
+        open.filter(|open| open.inode == self.inode.0).ok_or(Errno::BADF)
+    }
+}
+
 pub(super) fn run(
     mounted: &Mounted,
     owner: Owner,
-    inode: INodeNo,
-    handle: FileHandle,
+    on: On,
     command: u32,
     data: &[u8],
 ) -> Result<Vec<u8>, Errno> {
@@ -35,12 +53,11 @@ pub(super) fn run(
             Ok(name)
         }
         FSYNC => {
-            let open = mounted.opened(handle)?;
-            open.file().sync(false).map_err(|error| super::io(&error))?;
+            on.file(mounted)?.file().sync(false).map_err(|error| super::io(&error))?;
             Ok(vec![0; 4])
         }
-        HARDLINK => hardlink(mounted, owner, inode, data),
-        PUNCH_HOLES => punch_holes(mounted, handle, data),
+        HARDLINK => hardlink(mounted, owner, on.inode, data),
+        PUNCH_HOLES => punch_holes(&*on.file(mounted)?, data),
         _ => Err(Errno::NOTTY),
     }
 }
@@ -78,8 +95,7 @@ fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Res
     Ok(Vec::new())
 }
 
-fn punch_holes(mounted: &Mounted, handle: FileHandle, data: &[u8]) -> Result<Vec<u8>, Errno> {
-    let open = mounted.opened(handle)?;
+fn punch_holes(open: &Open, data: &[u8]) -> Result<Vec<u8>, Errno> {
     let count = number(data, 0)? as u32 as usize;
     if count > MOST_HOLES {
         return Err(Errno::INVAL);

@@ -8,7 +8,6 @@ mod virt;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -45,16 +44,11 @@ pub(crate) struct Mounted {
     folders: Mutex<HashMap<u64, Arc<Folder>>>,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
-    next: AtomicU64,
 }
 
 impl Mounted {
     pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
-        Self { shared, tree, folders: Mutex::default(), reports: Mutex::default(), next: AtomicU64::new(1) }
-    }
-
-    fn handle(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+        Self { shared, tree, folders: Mutex::default(), reports: Mutex::default() }
     }
 }
 
@@ -249,7 +243,7 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if inode.0 == virt::STATS {
-            let handle = self.handle();
+            let handle = self.shared.opens.handle();
             lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
@@ -357,7 +351,7 @@ impl Filesystem for Mounted {
                 if let Some(pid) = watcher {
                     self.shared.table.folder_opened(pid);
                 }
-                let handle = self.handle();
+                let handle = self.shared.opens.handle();
                 lock(&self.folders).insert(handle, Arc::new(Folder { names, watcher }));
                 reply.opened(FileHandle(handle), FopenFlags::empty());
             }
@@ -407,13 +401,14 @@ impl Filesystem for Mounted {
         request: &Request,
         inode: INodeNo,
         handle: FileHandle,
-        _flags: IoctlFlags,
+        flags: IoctlFlags,
         command: u32,
         data: &[u8],
         _out: u32,
         reply: ReplyIoctl,
     ) {
-        match ioctl::run(self, owner(request), inode, handle, command, data) {
+        let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
+        match ioctl::run(self, owner(request), of, command, data) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(error) => reply.error(errno(error)),
         }
