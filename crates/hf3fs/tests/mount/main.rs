@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bed;
+mod beside;
 mod death;
 mod hostile;
 mod outages;

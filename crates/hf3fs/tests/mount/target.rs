@@ -35,7 +35,7 @@ pub fn serve(dir: &Path, address: &str) -> (Target, SocketAddr) {
 }
 
 /// A mount of a target's folder.
-fn start() -> Option<(Bed, Target, SocketAddr)> {
+pub fn start() -> Option<(Bed, Target, SocketAddr)> {
     let bed = Bed::folder();
     let (target, address) = serve(&bed.dir, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();

@@ -19,6 +19,7 @@ use fuser::{
 };
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Change, Make, ROOT};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::daemon::Shared;
@@ -301,14 +302,19 @@ impl Filesystem for Mounted {
         handle: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
+        write_flags: WriteFlags,
+        flags: OpenFlags,
         _lock: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let written = self
-            .opened(handle)
-            .and_then(|open| open.file().write_bytes(data, offset).map_err(|error| io(&error)));
+        // Pages of a mapping have their place, however the file was opened.
+        let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = !mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
+        let written = self.opened(handle).and_then(|open| {
+            let file = open.file();
+            let done = if appends { file.append_bytes(data) } else { file.write_bytes(data, offset) };
+            done.map_err(|error| io(&error))
+        });
         match written {
             Ok(count) => reply.written(count as u32),
             Err(error) => reply.error(errno(error)),

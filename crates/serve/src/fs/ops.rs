@@ -18,8 +18,8 @@ use crate::table::Owner;
 /// Names of a folder that are held at once.
 const MOST_NAMES: usize = 4 << 20;
 
-/// How the daemon opens what a program opens. What the kernel does by itself is left out: it has the place of an append, and
-/// takes care of its own cache.
+/// How the daemon opens what a program opens. What the kernel does by itself is left out: it takes care of its own cache. So is
+/// `O_APPEND`, which comes with each write: rings write at places of their own.
 fn access_of(flags: OpenFlags) -> Access {
     let flags = OFlags::from_bits_retain(flags.0 as u32);
     let mode = flags & OFlags::RWMODE;

@@ -282,6 +282,26 @@ impl OpenFile for RemoteFile {
         })
     }
 
+    fn append_bytes(&self, from: &[u8]) -> io::Result<usize> {
+        let from = &from[..from.len().min(MOST_DATA)];
+        let lent = self.buffer()?;
+        let piece = lent.stretch(from.len()).map_err(plain)?;
+        piece.mem.write(0, from).map_err(plain)?;
+        let len = piece.len as u32;
+        // Within a session it is done once; what came of it in one that was lost nobody can tell.
+        let count = self.core.client.ask(false, |view, until| {
+            let request = Request::Append { file: self.id(view, until)?, len };
+            match self.core.client.call(view.epoch, &request, Some(&piece), None, until)?.0 {
+                Reply::Count { bytes, .. } if bytes <= len => {
+                    self.node.changed(view);
+                    Ok(bytes as usize)
+                }
+                _ => Err(Errno::PROTO.into()),
+            }
+        })?;
+        Ok(count)
+    }
+
     fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool> {
         let size = self.core.client.ask(true, |view, until| {
             let node = self.core.id_of(&self.node, view, until)?;

@@ -134,8 +134,7 @@ fn place(
     data: &mut Option<Lent>,
 ) -> Result<Option<Stretch>> {
     let peer = connection.link.peer();
-    let belongs = head.kind == Kind::Request
-        && matches!(unpack(body, peer)?, Request::Write { len, from: None, .. } if len == head.data);
+    let belongs = head.kind == Kind::Request && unpack::<Request>(body, peer)?.data() == Some(head.data);
     if !belongs {
         return Err(Error::protocol(peer, "data where none belongs"));
     }
@@ -165,9 +164,7 @@ fn take(
         other => return Err(Error::protocol(peer, format!("{other:?} after the beginning"))),
     }
     let (id, request) = (frame.head.id, unpack::<Request>(&frame.body, peer)?);
-    if let Request::Write { len, from: None, .. } = &request
-        && (*len != frame.head.data || *len == 0)
-    {
+    if request.data().is_some_and(|len| len != frame.head.data || len == 0) {
         return Err(Error::protocol(peer, "a write of another length than its data"));
     }
     if connection.under_way.fetch_add(1, Ordering::AcqRel) >= shared.options.limits.credits {

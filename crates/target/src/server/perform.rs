@@ -114,6 +114,7 @@ fn perform(
         Request::Write { file, at, len, from } => {
             return write(shared, connection, (*file, *at, *len), from.as_ref(), data);
         }
+        Request::Append { file, len } => return append(shared, connection, *file, *len, data),
         _ => {}
     }
     let folder = &session.folder;
@@ -180,7 +181,7 @@ fn perform(
         Request::Seek { file, at, hole } => {
             Reply::Place(session.file(*file)?.seek(*at, *hole).map_err(|e| errno(&e))?)
         }
-        Request::Read { .. } | Request::Write { .. } => return Err(Errno::INVAL),
+        Request::Read { .. } | Request::Write { .. } | Request::Append { .. } => return Err(Errno::INVAL),
     };
     Ok((reply, None))
 }
@@ -264,6 +265,23 @@ fn write(
     let bytes = Memory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
     let count = file.write(bytes, at).map_err(|e| errno(&e))?;
     drop(lent);
+    shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
+    Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
+}
+
+fn append(
+    shared: &Shared,
+    connection: &Connection,
+    file: u64,
+    len: u32,
+    data: Option<Lent>,
+) -> Answer<Performed> {
+    check(0, len, None)?;
+    let file = connection.session.file(file)?;
+    let stretch = data.as_ref().ok_or(Errno::INVAL)?.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
+    // By one call, so that nobody else's bytes come between.
+    let bytes = stretch.mem.to_vec(stretch.at, stretch.len).map_err(|_| Errno::IO)?;
+    let count = file.append_bytes(&bytes).map_err(|e| errno(&e))?;
     shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
     Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
 }

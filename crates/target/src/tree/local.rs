@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use onehop_os::page_cache::{DirectRules, cached_bytes, open_direct};
 use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::ReadWriteFlags;
 
 use super::{Memory, OpenFile};
 
@@ -66,6 +67,11 @@ impl OpenFile for Local {
 
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
         self.file.write_at(from, at)
+    }
+
+    fn append_bytes(&self, from: &[u8]) -> io::Result<usize> {
+        let from = [io::IoSlice::new(from)];
+        Ok(rustix::io::retry_on_intr(|| rustix::io::pwritev2(&self.file, &from, 0, ReadWriteFlags::APPEND))?)
     }
 
     fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool> {

@@ -91,6 +91,12 @@ pub trait OpenFile: Send + Sync {
     /// When the file cannot be written.
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize>;
 
+    /// Writes memory of this process behind the file's end, wherever that is by then, whoever else writes there.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    fn append_bytes(&self, from: &[u8]) -> io::Result<usize>;
+
     /// Reads straight into memory, of a GPU perhaps, without this machine's processor. None where that cannot be.
     ///
     /// # Errors

@@ -246,6 +246,8 @@ pub enum Request {
     Allocate { file: u64, mode: u32, at: u64, len: u64 },
     /// Where the next hole or the next data is, from a place on.
     Seek { file: u64, at: u64, hole: bool },
+    /// Bytes behind the end of an open file, wherever that is by then; they come behind the request.
+    Append { file: u64, len: u32 },
 }
 
 impl Request {
@@ -263,6 +265,15 @@ impl Request {
         )
     }
 
+    /// Bytes that come behind it.
+    #[must_use]
+    pub fn data(&self) -> Option<u32> {
+        match self {
+            Self::Write { len, from: None, .. } | Self::Append { len, .. } => Some(*len),
+            _ => None,
+        }
+    }
+
     /// Whether it changes what is on the server's disk.
     #[must_use]
     pub fn changes(&self) -> bool {
@@ -274,6 +285,7 @@ impl Request {
             | Self::Rename { .. }
             | Self::Link { .. }
             | Self::Write { .. }
+            | Self::Append { .. }
             | Self::Allocate { .. } => true,
             Self::Open { access, .. } => access.write || access.truncate,
             _ => false,

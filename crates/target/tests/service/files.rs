@@ -57,6 +57,17 @@ fn everything(tree: &dyn Tree) {
     let changed = tree.change(made.node, &change).unwrap();
     assert_eq!((changed.size, changed.perm, changed.node), (100, 0o600, made.node));
     file.set_len(50).unwrap();
+    // Behind what is there, by many at once.
+    let other = tree.open(made.node, BOTH).unwrap();
+    std::thread::scope(|scope| {
+        for file in [&file, &other] {
+            scope.spawn(|| (0..50).for_each(|_| assert_eq!(file.append_bytes(b"whole").unwrap(), 5)));
+        }
+    });
+    let mut back = vec![1; 1000];
+    assert_eq!(file.read_bytes(&mut back, 0).unwrap(), 550);
+    assert!(back[50..550].chunks(5).all(|record| record == b"whole"));
+    file.set_len(50).unwrap();
     assert_eq!(tree.attr(made.node).unwrap().size, 50);
     file.allocate(0, 0, 1 << 20).unwrap();
     file.allocate(3, 0, 1 << 16).unwrap();

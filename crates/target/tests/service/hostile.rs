@@ -36,7 +36,7 @@ fn odd_request(dice: &mut Dice) -> Request {
     let (node, other, at) = (dice.pick(&edges), dice.pick(&edges), dice.pick(&edges));
     let len = dice.pick(&[0, 1, 4096, 4 << 20, u32::MAX]);
     let name = Name::new(&dice.pick(&[b"x".to_vec(), vec![0xff; 255], b"file".to_vec()])).unwrap();
-    match dice.roll() % 14 {
+    match dice.roll() % 15 {
         0 => Request::Lookup { parent: node, name },
         1 => Request::Forget { node, times: other },
         2 => Request::List { node, from: at },
@@ -53,6 +53,7 @@ fn odd_request(dice: &mut Dice) -> Request {
         }
         11 => Request::Link { node, parent: other, name },
         12 => Request::Attr { node },
+        13 => Request::Append { file: node, len },
         _ => Request::Space,
     }
 }

@@ -125,6 +125,33 @@ fn a_stalled_wire_is_given_up_and_one_that_spoils_bytes_is_noticed() {
 }
 
 #[test]
+fn what_is_appended_is_there_once_whatever_becomes_of_connections() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let wire = Wire::new(address);
+    let tree = connect(wire.address, quick());
+    let (_, file) = tree.create(ROOT, &name("log"), 0o600, BOTH, true, ME).unwrap();
+    let cut = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..10 {
+                std::thread::sleep(Duration::from_millis(20));
+                wire.cut();
+            }
+            cut.store(true, Ordering::Release);
+        });
+        let mut number = 0_u32;
+        while !cut.load(Ordering::Acquire) || number < 100 {
+            assert_eq!(file.append_bytes(&number.to_le_bytes()).unwrap(), 4);
+            number += 1;
+        }
+        let wanted: Vec<u8> = (0..number).flat_map(u32::to_le_bytes).collect();
+        assert!(std::fs::read(bed.root().join("log")).unwrap() == wanted, "{:?}", target.report());
+    });
+    assert!(tree.report().reconnects >= 2, "{:?}", tree.report());
+}
+
+#[test]
 fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     let bed = Bed::new();
     let (_target, address) = bed.target();

@@ -1,0 +1,88 @@
+//! Calls and rings on the same files: neither is wrong about what the other did.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use onehop_usrbio::buffer::{Buffer, Ring};
+use onehop_usrbio::mount::Mount;
+use onehop_usrbio::ring::Request;
+use onehop_usrbio::{Priority, RingName};
+
+use crate::bed::{Bed, LONG, part, part_of, run};
+use crate::target;
+
+/// A ring that writes, and its buffer, full of `R`.
+struct Writer {
+    buffer: Buffer,
+    ring: Ring,
+}
+
+impl Writer {
+    fn new(dir: &Path, len: usize) -> Self {
+        let mount = Arc::new(Mount::open(&dir.join("mnt")).unwrap());
+        let name =
+            RingName { read: false, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+        let ring = Ring::create(&mount, 8, name, None).unwrap();
+        let buffer = Buffer::create(&mount, len, 0, None).unwrap();
+        buffer.memory().fill(0, len, b'R').unwrap();
+        Self { buffer, ring }
+    }
+
+    /// Writes all of the buffer at the file's beginning; gives the result.
+    fn write(&self, file: &File) -> i64 {
+        let (inode, len) = (file.metadata().unwrap().ino(), self.buffer.memory().len() as u64);
+        let request = Request { buffer: self.buffer.id(), offset: 0, inode, at: 0, len, userdata: 0 };
+        self.ring.prepare(&request).unwrap();
+        self.ring.submit();
+        let mut done = Vec::new();
+        let until = SystemTime::now() + LONG;
+        self.ring.wait(&mut done, (1, 8), Some(until), Duration::from_millis(1)).unwrap();
+        done[0].result
+    }
+}
+
+/// Run by [`appends_go_behind_what_others_wrote`].
+#[test]
+fn appender() {
+    let Some(dir) = part_of() else { return };
+    let path = dir.join("mnt/log");
+    let file = File::options().read(true).append(true).create(true).open(path).unwrap();
+    let check = |wanted: &[u8]| {
+        let mut seen = vec![0; wanted.len() + 100];
+        assert_eq!(file.read_at(&mut seen, 0).unwrap(), wanted.len());
+        assert!(&seen[..wanted.len()] == wanted && file.metadata().unwrap().len() == wanted.len() as u64);
+    };
+    let mut wanted = vec![b'R'; 4096];
+    assert_eq!(Writer::new(&dir, 4096).write(&file), 4096);
+    (&file).write_all(b"APPENDED").unwrap();
+    wanted.extend(b"APPENDED");
+    check(&wanted);
+    // By somebody whom this mount knows nothing of.
+    File::options().append(true).open(dir.join("root/log")).unwrap().write_all(b" elsewhere").unwrap();
+    let much = vec![b'm'; 3_000_000];
+    (&file).write_all(&much).unwrap();
+    wanted.extend(b" elsewhere");
+    wanted.extend(much);
+    check(&wanted);
+    // A place that is given is no place for an append.
+    assert_eq!(file.write_at(b"end", 0).unwrap(), 3);
+    wanted.extend(b"end");
+    check(&wanted);
+    // One who does not append writes where it says.
+    let other = File::options().write(true).open(dir.join("mnt/log")).unwrap();
+    assert_eq!(other.write_at(b"begin", 0).unwrap(), 5);
+    wanted[..5].copy_from_slice(b"begin");
+    check(&wanted);
+}
+
+#[test]
+fn appends_go_behind_what_others_wrote() {
+    let Some(bed) = Bed::start() else { return };
+    assert!(run(part("beside::appender", &bed)).contains("1 passed"));
+    let Some((bed, _target, _)) = target::start() else { return };
+    assert!(run(part("beside::appender", &bed)).contains("1 passed"));
+}
