@@ -17,7 +17,7 @@ use onehop_usrbio::mount::OUR_SEMAPHORES;
 use onehop_usrbio::ring::{Done, Entry, Server};
 use onehop_usrbio::{Id, Priority, SHM};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 use crate::daemon::Shared;
 use crate::error::{Error, Result};
@@ -39,7 +39,7 @@ const SPIN: Duration = Duration::from_micros(20);
 /// How long it sleeps at most: rings are looked at now and then though nobody says so.
 const SLEEP: Duration = Duration::from_millis(100);
 /// Users that can have semaphores.
-const MOST_GROUPS: usize = 256;
+pub(crate) const MOST_GROUPS: usize = 256;
 
 /// A ring that is served.
 pub(crate) struct Ring {
@@ -77,11 +77,13 @@ impl Group {
         };
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(failed("create"))?;
-        let made = file.set_len(Semaphore::BYTES as u64).map_err(failed("ftruncate")).and_then(|()| {
+        // Room that is missing is an error here, and a SIGBUS later.
+        let room = fallocate(&file, FallocateFlags::empty(), 0, Semaphore::BYTES as u64);
+        let made = room.map_err(|e| Error::file("fallocate", &path, e)).and_then(|()| {
             let mem = HostMem::of_shared(&file)?;
+            let guard = Guard::new(&mem)?;
             let semaphore = Semaphore::at(&mem, 0)?;
             semaphore.initialise()?;
-            let guard = Guard::new(&mem)?;
             if uid != rustix::process::geteuid().as_raw() {
                 fchown(&file, Some(uid), None).map_err(failed("chown"))?;
             }
@@ -132,22 +134,31 @@ impl Workers {
             ));
         }
         let group = Arc::new(Group::new(uid, priority)?);
+        self.start(shared, &group)?;
         // A user who destroyed the one before starts anew with this.
         if let Some(before) = groups.insert((uid, priority), group.clone()) {
             before.end();
             *write(&group.rings) = read(&before.rings).clone();
         }
+        Ok(group)
+    }
+
+    /// Starts the threads of a group, all or none.
+    fn start(&self, shared: &Arc<Shared>, group: &Arc<Group>) -> Result<()> {
+        let mut threads = lock(&self.threads);
+        // Those of groups that were destroyed: what ended keeps its stack until it is let go of.
+        threads.retain(|thread| !thread.is_finished());
         let count = (shared.options.threads / 2).clamp(1, 4);
         for _ in 0..count {
-            let (shared, group) = (Arc::downgrade(shared), group.clone());
+            let (shared, of) = (Arc::downgrade(shared), group.clone());
             let thread = std::thread::Builder::new().name("usrbio rings".into()).spawn(move || {
                 if let Some(shared) = shared.upgrade() {
-                    work(&shared, &group);
+                    work(&shared, &of);
                 }
             });
-            lock(&self.threads).push(thread.map_err(Error::Thread)?);
+            threads.push(thread.inspect_err(|_| group.end()).map_err(Error::Thread)?);
         }
-        Ok(group)
+        Ok(())
     }
 
     pub fn add(&self, shared: &Arc<Shared>, ring: &Arc<Ring>) -> Result<()> {
@@ -238,4 +249,86 @@ fn serve(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: &mut Vec<Entry>, done:
     }
     ring.server.complete(done);
     done.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::daemon::Options;
+
+    fn shared() -> Arc<Shared> {
+        Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap()
+    }
+
+    fn user() -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    /// Run by [`no_room_for_semaphores_is_an_error`], where nothing is in `/dev/shm` and not much fits.
+    #[test]
+    fn in_a_small_shm() {
+        if std::env::var_os("ONEHOP_TEST_SMALL_SHM").is_none() {
+            return;
+        }
+        let (shared, filler) = (shared(), Path::new(SHM).join("filler"));
+        let mut file = File::create(&filler).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        let error = shared.workers.group(&shared, user(), Priority::Normal).err().unwrap();
+        assert_eq!(error.errno(), Errno::NOSPC.raw_os_error(), "{error}");
+        assert_eq!(std::fs::read_dir(SHM).unwrap().count(), 1);
+        std::fs::remove_file(filler).unwrap();
+        drop(file);
+        shared.workers.group(&shared, user(), Priority::Normal).unwrap();
+        shared.end();
+    }
+
+    #[test]
+    fn no_room_for_semaphores_is_an_error() {
+        let script = "mount -t tmpfs -o size=64k none /dev/shm && echo mounted && exec \"$0\" --exact \
+                      workers::tests::in_a_small_shm --nocapture";
+        let mut small = Command::new("unshare");
+        small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
+        let output = small.env("ONEHOP_TEST_SMALL_SHM", "yes").output();
+        let said =
+            output.as_ref().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        if !said.starts_with("mounted") {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: there can be no /dev/shm of this test's own: {output:?}"
+            );
+            return;
+        }
+        assert!(output.unwrap().status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn who_destroys_their_semaphores_leaves_no_threads() {
+        let shared = shared();
+        let group = || shared.workers.group(&shared, user(), Priority::Low).unwrap();
+        let threads = || lock(&shared.workers.threads).len();
+        let mut now = group();
+        let few = 2 * threads();
+        for _ in 0..5 {
+            let before = now;
+            File::options().write(true).open(&before.path).unwrap().set_len(0).unwrap();
+            before.semaphore.post();
+            assert!(before.guard.is_lost());
+            now = group();
+            assert!(threads() <= few && now.path != before.path);
+            let start = Instant::now();
+            // Its threads have it as long as they run, and then end at once.
+            while Arc::strong_count(&before) > 1 {
+                assert!(start.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        drop(now);
+        shared.end();
+    }
 }
