@@ -86,3 +86,27 @@ fn appends_go_behind_what_others_wrote() {
     let Some((bed, _target, _)) = target::start() else { return };
     assert!(run(part("beside::appender", &bed)).contains("1 passed"));
 }
+
+/// Run by [`what_a_failed_transfer_wrote_is_seen`].
+#[test]
+fn writer_in_part() {
+    let Some(dir) = part_of() else { return };
+    let file = File::options().read(true).write(true).open(dir.join("mnt/file.bin")).unwrap();
+    let writer = Writer::new(&dir, 8 << 20);
+    let link = dir.join("mnt/3fs-virt/iovs").join(writer.buffer.id().to_string());
+    let memory = File::options().write(true).open(std::fs::read_link(link).unwrap()).unwrap();
+    // The second piece of the transfer finds its memory gone.
+    memory.set_len(4 << 20).unwrap();
+    let mut seen = [0; 2];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert_ne!(&seen, b"RR");
+    assert!(writer.write(&file) < 0);
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(&seen, b"RR");
+}
+
+#[test]
+fn what_a_failed_transfer_wrote_is_seen() {
+    let Some(bed) = Bed::start() else { return };
+    assert!(run(part("beside::writer_in_part", &bed)).contains("1 passed"));
+}

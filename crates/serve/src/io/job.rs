@@ -135,7 +135,8 @@ impl Job {
             self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
         if !self.reads() {
-            self.shared.written(self.request.inode, self.request.at, result);
+            // Whatever came of it as a whole: pieces of it were written, or parts of them.
+            self.shared.written(self.request.inode, self.request.at, self.request.len);
         }
         self.ring.server.complete(&[Done { index: self.index, userdata: self.userdata, result }]);
     }
