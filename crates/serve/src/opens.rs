@@ -52,6 +52,7 @@ pub(crate) struct Opens {
     by_handle: RwLock<HashMap<u64, Arc<Open>>>,
     by_inode: RwLock<HashMap<u64, Vec<Arc<Open>>>>,
     next: AtomicU64,
+    added: AtomicU64,
 }
 
 impl Opens {
@@ -67,7 +68,13 @@ impl Opens {
         let (open, handle) = (Arc::new(open), self.handle());
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
+        self.added.fetch_add(1, Ordering::AcqRel);
         handle
+    }
+
+    /// How many were added so far: what [`Self::find`] gave is what it gives as long as this stays, and that is not closed.
+    pub fn added(&self) -> u64 {
+        self.added.load(Ordering::Acquire)
     }
 
     pub fn get(&self, handle: u64) -> Option<Arc<Open>> {

@@ -28,7 +28,8 @@ const MOST_AT_ONCE: u64 = 128 << 10;
 #[derive(Default)]
 pub(crate) struct Cache {
     buffer: Option<Arc<Buffer>>,
-    open: Option<Arc<Open>>,
+    /// And how many files had been opened by then.
+    open: Option<(u64, Arc<Open>)>,
 }
 
 /// How a beginning ended.
@@ -70,16 +71,21 @@ fn check(shared: &Shared, ring: &Ring, request: &Request) -> Result<(Arc<Buffer>
     let buffer = known.or_else(|| shared.table.get(request.buffer)).ok_or(Errno::NOENT)?;
     check_range(&buffer, ring, request)?;
     let reads = ring.server.name().read;
-    let known = cache.open.take().filter(|open| open.inode == request.inode && !open.is_closed());
+    // Another one may write to the disk at once, and then is the one to be written to.
+    let added = shared.opens.added();
+    let known = cache
+        .open
+        .take()
+        .filter(|(then, open)| *then == added && open.inode == request.inode && !open.is_closed());
     let open = match known {
-        Some(open) => open,
+        Some((_, open)) => open,
         None => shared.opens.find(request.inode, ring.owner.uid, reads).map_err(|why| match why {
             NotOpen::Closed => Errno::BADF,
             NotOpen::Access => Errno::ACCESS,
         })?,
     };
     cache.buffer = Some(buffer.clone());
-    cache.open = Some(open.clone());
+    cache.open = Some((added, open.clone()));
     Ok((buffer, open))
 }
 

@@ -23,6 +23,19 @@ const SIZE: usize = 65_536;
 const FILE: u64 = 50_000;
 const INODE: u64 = 77;
 
+const BOTH: Access =
+    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+
+/// A file without a name.
+fn file() -> File {
+    let path =
+        std::env::temp_dir().join(format!("onehop-io-{}-{}", std::process::id(), Id::random().unwrap()));
+    std::fs::write(&path, vec![5; FILE as usize]).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file
+}
+
 struct Rig {
     shared: Arc<Shared>,
     host: Id,
@@ -40,13 +53,7 @@ fn owner(uid: u32) -> Owner {
 impl Rig {
     fn new() -> Self {
         let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
-        let path =
-            std::env::temp_dir().join(format!("onehop-io-{}-{}", std::process::id(), Id::random().unwrap()));
-        std::fs::write(&path, vec![5; FILE as usize]).unwrap();
-        let file = File::options().read(true).write(true).open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let access = Access { read: true, write: true, ..Access::default() };
-        shared.opens.add(INODE, 1000, access, Arc::new(Local::new(file)));
+        shared.opens.add(INODE, 1000, BOTH, Arc::new(Local::new(file())));
         let mem = HostMem::anonymous(SIZE).unwrap();
         let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
         let name = Name::buffer(host, 4096);
@@ -72,16 +79,25 @@ impl Rig {
 
     /// Carries one request out for a user; what came of it.
     fn one(&self, uid: u32, read: bool, request: &Request) -> i64 {
+        let (client, ring) = Self::ring(uid, read);
+        self.by(&client, &ring, request)
+    }
+
+    /// Both ends of a ring of a user's.
+    fn ring(uid: u32, read: bool) -> (Client, Arc<Ring>) {
         let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let len = bytes(4).unwrap();
         let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
         let server = Server::new(mem.clone(), name).unwrap();
         let ring = Arc::new(Ring::new(server, owner(uid), Id([1; 16])));
-        let client = Client::new(mem).unwrap();
+        (Client::new(mem).unwrap(), ring)
+    }
+
+    fn by(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> i64 {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
-        match begin(&self.shared, &ring, &entries[0]) {
+        match begin(&self.shared, ring, &entries[0]) {
             Outcome::Over(result) => result,
             Outcome::UnderWay => {
                 let mut done: Vec<Completion> = Vec::new();
@@ -128,6 +144,24 @@ fn users_reach_what_is_theirs() {
     // Forgotten buffers are nobody's.
     rig.shared.table.remove(rig.host);
     assert_eq!(rig.one(1000, true, &request(rig.host, 0, 0, 1)), refused(Errno::NOENT));
+}
+
+#[test]
+fn a_ring_writes_by_what_was_opened_to_reach_the_disk_though_it_knows_another() {
+    let rig = Rig::new();
+    let (client, ring) = Rig::ring(1000, false);
+    let wish = request(rig.host, 0, FILE, 4);
+    assert_eq!(rig.by(&client, &ring, &wish), 4);
+    // Another file behind the same number shows by which of the two is written.
+    let synced = file();
+    let seen = synced.try_clone().unwrap();
+    let handle =
+        rig.shared.opens.add(INODE, 1000, Access { data_sync: true, ..BOTH }, Arc::new(Local::new(synced)));
+    assert_eq!(rig.by(&client, &ring, &wish), 4);
+    assert_eq!(seen.metadata().unwrap().len(), FILE + 4);
+    rig.shared.opens.close(handle);
+    assert_eq!(rig.by(&client, &ring, &Request { at: FILE + 4, ..wish }), 4);
+    assert_eq!(seen.metadata().unwrap().len(), FILE + 4);
 }
 
 #[test]
