@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Error, HostMem, Result};
 
-/// Mappings that can be guarded at once.
-const MOST: usize = 8192;
+const MOST: usize = Guard::MOST;
 const PAGE: usize = 4096;
 
 /// A guarded range. No range starts at 0 or 1: those mean free, and about to be used.
@@ -43,6 +42,9 @@ pub struct Guard {
 }
 
 impl Guard {
+    /// Mappings of a process that can be guarded at once.
+    pub const MOST: usize = 20_480;
+
     /// Guards the pages of some memory from now on.
     ///
     /// # Errors

@@ -17,12 +17,17 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::io::gpu::Engine;
-use crate::workers::Ring;
+use crate::workers::{MOST_GROUPS, Ring};
 use crate::{lock, read, write};
 
 /// Links of one user, and of all: a mapping each, and the system has some 65 thousand for a process.
 const MOST_OF_A_USER: usize = 8192;
 const MOST: usize = 32_768;
+/// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
+const MOST_RINGS_OF_A_USER: usize = 1024;
+const MOST_RINGS: usize = 16_384;
+// Semaphores have guards too, and so have rings that are on their way here or from here.
+const _: () = assert!(MOST_RINGS + MOST_GROUPS + MOST_RINGS_OF_A_USER < onehop_os::Guard::MOST);
 
 /// Who told of something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +84,10 @@ impl Buffer {
         self.gone.load(Ordering::Acquire)
     }
 
+    fn is_ring(&self) -> bool {
+        matches!(self.what, What::Ring(_))
+    }
+
     /// Its memory's length.
     pub fn len(&self) -> u64 {
         match &self.what {
@@ -131,8 +140,14 @@ impl Table {
         if all.contains_key(&name.id) {
             return Err(Errno::EXIST);
         }
-        let of_user = || all.values().filter(|other| other.owner.uid == owner.uid).count();
-        if all.len() >= MOST || all.len() >= MOST_OF_A_USER && of_user() >= MOST_OF_A_USER {
+        if all.len() >= MOST_OF_A_USER && is_full(all.values(), owner.uid, MOST, MOST_OF_A_USER) {
+            return Err(Errno::MFILE);
+        }
+        let rings = all.values().filter(|other| other.is_ring());
+        if buffer.is_ring()
+            && all.len() >= MOST_RINGS_OF_A_USER
+            && is_full(rings, owner.uid, MOST_RINGS, MOST_RINGS_OF_A_USER)
+        {
             return Err(Errno::MFILE);
         }
         all.insert(name.id, buffer.clone());
@@ -211,9 +226,16 @@ impl Table {
     /// Programs, buffers and rings.
     pub fn counts(&self) -> (usize, usize, usize) {
         let all = read(&self.by_id);
-        let rings = all.values().filter(|buffer| matches!(buffer.what, What::Ring(_))).count();
+        let rings = all.values().filter(|buffer| buffer.is_ring()).count();
         (lock(&self.processes).len(), all.len() - rings, rings)
     }
+}
+
+/// Whether there are as many of these as may be, or as many of a user's.
+fn is_full<'a>(these: impl Iterator<Item = &'a Arc<Buffer>>, uid: u32, most: usize, of_user: usize) -> bool {
+    let count = |(all, theirs), one: &Arc<Buffer>| (all + 1, theirs + usize::from(one.owner.uid == uid));
+    let (all, theirs) = these.fold((0, 0), count);
+    all >= most || theirs >= of_user
 }
 
 fn has_ended(alive: &OwnedFd) -> bool {
@@ -240,4 +262,40 @@ pub(crate) fn map_shared(target: &Path, uid: u32) -> Result<HostMem, Errno> {
         return Err(Errno::ACCESS);
     }
     HostMem::of_shared(&file).map_err(|_| Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_usrbio::ring::{Server, bytes};
+    use onehop_usrbio::{Priority, RingName};
+
+    use super::*;
+
+    #[test]
+    fn one_user_s_rings_leave_room_for_those_of_others() {
+        let table = Table::default();
+        let ring =
+            RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+        let add = |uid, rings: bool| {
+            let (owner, id) = (Owner { uid, gid: uid, pid: std::process::id() }, Id::random().unwrap());
+            let mem = HostMem::anonymous(bytes(1).unwrap()).unwrap();
+            let what = if rings {
+                What::Ring(Arc::new(Ring::new(Server::new(mem, ring).unwrap(), owner, id)))
+            } else {
+                What::Host(mem)
+            };
+            table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
+        };
+        for _ in 0..MOST_RINGS_OF_A_USER {
+            add(1000, true).unwrap();
+        }
+        assert_eq!(add(1000, true).err(), Some(Errno::MFILE));
+        add(1000, false).unwrap();
+        add(1001, true).unwrap();
+        // Who lets go of one may have another.
+        let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 1000).unwrap();
+        table.remove(one.name.id).unwrap();
+        add(1000, true).unwrap();
+        assert_eq!(table.counts().2, MOST_RINGS_OF_A_USER + 1);
+    }
 }
