@@ -69,7 +69,10 @@ impl Drive {
         let usage = Usage::of(root, address);
         let users = match &usage {
             Err(error) => Some(Err(error.to_string())),
-            Ok(usage) => usage.users().map(Ok),
+            Ok(usage) => {
+                let untold = || (!usage.untold.is_empty()).then(|| Err(usage.untold.join("; ")));
+                usage.users().map(Ok).or_else(untold)
+            }
         };
         let names = root.list(&folder).unwrap_or_default();
         let Some(name) = names.into_iter().find(|name| is_controller(name)) else {
