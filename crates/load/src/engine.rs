@@ -286,8 +286,8 @@ pub struct RingEngine {
     /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
     shelf: Option<Arc<Shelf>>,
     stays: bool,
-    look: Option<Look>,
-    looked: Option<Instant>,
+    /// Who watches, and when they are asked next.
+    look: Option<(Look, Instant)>,
 }
 
 /// Is told how many bytes have been read, and says whether the load is to go on.
@@ -346,17 +346,7 @@ impl RingEngine {
         let crew = Arc::new(crew);
         let engine = |(End { arena, ring, .. }, arrived)| {
             let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self {
-                arena,
-                crew,
-                arrived,
-                account,
-                ring: Some(ring),
-                shelf,
-                stays: real,
-                look: None,
-                looked: None,
-            }
+            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real, look: None }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -372,17 +362,7 @@ impl RingEngine {
             crew.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
         }
         let crew = Arc::new(crew);
-        Ok(Self {
-            arena,
-            crew,
-            arrived,
-            account,
-            ring: None,
-            shelf: None,
-            stays: false,
-            look: None,
-            looked: None,
-        })
+        Ok(Self { arena, crew, arrived, account, ring: None, shelf: None, stays: false, look: None })
     }
 
     /// What ends it from another thread.
@@ -394,7 +374,22 @@ impl RingEngine {
     /// Has `look` asked, many times a second, while somebody waits for chunks: it is told how many bytes have been read, of
     /// GPUs that share a ring those of all, and the load is given up when it says no.
     pub fn watch(&mut self, look: impl FnMut(u64) -> bool + Send + 'static) {
-        self.look = Some(Box::new(look));
+        self.look = Some((Box::new(look), Instant::now()));
+    }
+
+    /// Asks whoever watches, where it is time to; what they give up is stopped.
+    fn goes_on(&mut self) -> bool {
+        if self.look.as_ref().is_none_or(|(_, next)| Instant::now() < *next) {
+            return true;
+        }
+        let read = self.account().read_bytes();
+        let Some((look, next)) = &mut self.look else { return true };
+        *next = Instant::now() + LOOK;
+        let goes_on = look(read);
+        if !goes_on {
+            self.crew.shared.stop();
+        }
+        goes_on
     }
 
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
@@ -467,17 +462,12 @@ impl Engine for RingEngine {
     type Error = Error;
 
     fn arrived(&mut self) -> Result<Option<Chunk>> {
-        let (shared, start) = (&self.crew.shared, Instant::now());
+        let start = Instant::now();
         loop {
-            if let Some(look) = &mut self.look
-                && self.looked.is_none_or(|last| last.elapsed() > LOOK)
-            {
-                self.looked = Some(Instant::now());
-                if !look(shared.read_bytes()) {
-                    shared.stop();
-                    return Err(Error::GivenUp);
-                }
+            if !self.goes_on() {
+                return Err(Error::GivenUp);
             }
+            let shared = &self.crew.shared;
             match self.arrived.recv_timeout(LOOK) {
                 Ok(chunk) => return Ok(Some(chunk)),
                 // Whoever reads may go on for as long as the disk takes to answer.

@@ -105,13 +105,6 @@ impl Shared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
-    /// Bytes that have been read so far, whichever way.
-    pub(super) fn read_bytes(&self) -> u64 {
-        let ways = [&self.cached_bytes, &self.through_bytes, &self.direct_bytes];
-        let ways = ways.into_iter().chain([&self.cufile_bytes, &self.remote_bytes]);
-        ways.map(|bytes| bytes.load(Ordering::Relaxed)).sum()
-    }
-
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
     }

@@ -164,15 +164,26 @@ impl RemoteFile {
         }
         let count = self.core.client.ask(true, |view, until| {
             let request = Request::Write { file: self.id(view, until)?, at, len, from: None };
-            match self.core.client.call(view.epoch, &request, Some(from), None, until)?.0 {
-                Reply::Count { bytes, .. } if bytes <= len => {
-                    self.node.changed(view);
-                    Ok(bytes as usize)
-                }
-                _ => Err(Errno::PROTO.into()),
-            }
+            self.written(view, &request, from, until)
         })?;
         Ok(count)
+    }
+
+    /// Asks for a write whose bytes follow the request, and takes down that the file is another now.
+    fn written(
+        &self,
+        view: View,
+        request: &Request,
+        from: &Stretch,
+        until: Instant,
+    ) -> Result<usize, Trouble> {
+        match self.core.client.call(view.epoch, request, Some(from), None, until)?.0 {
+            Reply::Count { bytes, .. } if bytes as usize <= from.len => {
+                self.node.changed(view);
+                Ok(bytes as usize)
+            }
+            _ => Err(Errno::PROTO.into()),
+        }
     }
 
     fn buffer(&self) -> io::Result<Lent> {
@@ -291,13 +302,7 @@ impl OpenFile for RemoteFile {
         // Within a session it is done once; what came of it in one that was lost nobody can tell.
         let count = self.core.client.ask(false, |view, until| {
             let request = Request::Append { file: self.id(view, until)?, len };
-            match self.core.client.call(view.epoch, &request, Some(&piece), None, until)?.0 {
-                Reply::Count { bytes, .. } if bytes <= len => {
-                    self.node.changed(view);
-                    Ok(bytes as usize)
-                }
-                _ => Err(Errno::PROTO.into()),
-            }
+            self.written(view, &request, &piece, until)
         })?;
         Ok(count)
     }
