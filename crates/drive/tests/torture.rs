@@ -173,6 +173,8 @@ fn a_million_operations_with_faults() {
         "reorder@p=0.01,by=3,delay=2ms",
         "lost@p=0.00005",
         "torn@p=0.0005,delay=300us",
+        "torn@p=0.0005,delay=100us,order=last-first",
+        "torn@p=0.0005,delay=100us,order=random",
         "fail-once@p=0.001",
         "fail-once@p=0.00002,crd=1",
         "wrong-cid@p=0.00002",

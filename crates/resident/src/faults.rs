@@ -9,7 +9,7 @@ use onehop_controller::layout::MAX_FAULTS;
 use onehop_controller::{Fault, FaultKind};
 use onehop_proto::Status;
 use onehop_proto::nvm::opcode;
-use onehop_sim::{FaultKind as Sim, Strike};
+use onehop_sim::{FaultKind as Sim, Order, Strike};
 
 use crate::Result;
 use crate::error::not_served;
@@ -54,6 +54,9 @@ fn one(fault: &onehop_sim::Fault) -> Result<Option<Armed>> {
     }
     if when.after.is_some() {
         return not_served("faults of I/O commands after some time (after=)", "give n= or every=");
+    }
+    if fault.order != Order::Whole {
+        return not_served("data in another order (order=)", "its warps write in no order of their own");
     }
     let (kind, strike) = kind(fault.kind)?;
     let number = |n: Option<u64>| n.map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX));
@@ -150,6 +153,7 @@ mod tests {
         for text in ["lost@p=0.1", "late@n=1,after=1s"] {
             assert!(parsed(text).unwrap_err().to_string().contains("n= or every="), "{text}");
         }
+        assert!(parsed("torn@order=random").unwrap_err().to_string().contains("order="));
         assert!(translate(&vec![onehop_sim::Fault::new(Sim::Lost); 9]).is_err());
     }
 }

@@ -6,8 +6,8 @@ use onehop_proto::{Sqe, Status, nvm};
 
 use crate::device::Device;
 use crate::faults::{Effects, Seen};
+use crate::late::LateData;
 use crate::queues::Entry;
-use crate::transfer::Span;
 use crate::violation::Rule;
 
 /// A command that was fetched.
@@ -24,7 +24,7 @@ pub(crate) enum Task {
     /// Put right the last dword of a completion.
     Mend { cq: u16, generation: u64, slot: u32, last: u32 },
     /// Bring the data whose completion was posted already.
-    Data { sqid: u16, spans: Vec<Span>, data: Vec<u8> },
+    Data(LateData),
     /// Post held completions, whatever they wait for.
     Release,
 }
@@ -189,11 +189,7 @@ impl Device {
         match task {
             Task::Execute(command) => self.execute(command),
             Task::Release => self.release_held(),
-            Task::Data { sqid, spans, data } => {
-                if let Err(at) = self.scatter(&spans, &data) {
-                    self.breach_dma(sqid, "data of a read", at);
-                }
-            }
+            Task::Data(late) => self.bring(late),
             Task::Mend { cq, generation, slot, last } => {
                 if let Some(queue) = self.cqs.get_mut(usize::from(cq)).and_then(Option::as_mut)
                     && queue.generation == generation

@@ -45,7 +45,7 @@ kinds! {
     Reorder, "reorder";
     /// The command is never executed nor completed; it can be aborted.
     Lost, "lost";
-    /// A read's completion is posted before its data, which follows after `delay` (1 ms).
+    /// A read's completion is posted before its data, which follows after `delay` (1 ms), whole or in an `order`.
     Torn, "torn";
     /// The command fails with `status` (0/06), to be retried, after `crd` where the host asked for that; then it works.
     FailOnce, "fail-once";
@@ -75,6 +75,18 @@ kinds! {
     PowerLoss, "power-loss";
     /// An Abort command leaves its command alone, and says so.
     AbortIgnored, "abort-ignored";
+}
+
+/// How the data of a torn read arrives, in words of eight bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// At once.
+    #[default]
+    Whole,
+    /// The last word of every 512 bytes first, the others `delay` later.
+    LastFirst,
+    /// In random order, a quarter at a time, with `delay` between the quarters.
+    Random,
 }
 
 /// A change of CC.EN.
@@ -124,13 +136,24 @@ pub struct Fault {
     pub count: Option<u64>,
     /// Others to wait for, or entries to lag behind.
     pub by: Option<u32>,
+    /// How late data arrives.
+    pub order: Order,
 }
 
 impl Fault {
     /// A fault that strikes whenever it can.
     #[must_use]
     pub fn new(kind: FaultKind) -> Self {
-        Self { kind, when: When::default(), delay: None, status: None, crd: 0, count: None, by: None }
+        Self {
+            kind,
+            when: When::default(),
+            delay: None,
+            status: None,
+            crd: 0,
+            count: None,
+            by: None,
+            order: Order::Whole,
+        }
     }
 
     /// How often it strikes at most, if that is limited.

@@ -6,6 +6,7 @@ use onehop_proto::{Status, admin};
 
 use crate::device::Device;
 use crate::exec::{Command, Failure, Reply, Task};
+use crate::late::LateData;
 use crate::media::Namespace;
 use crate::transfer::Way;
 use crate::violation::Rule;
@@ -177,9 +178,9 @@ impl Device {
                 let put = self.space.write(mptr, &meta);
                 put.map_err(|at| self.transfer_failed(command.sqid, "metadata of a read", at))?;
             }
-            if let Some(wait) = command.effects.as_deref().and_then(|e| e.torn) {
-                let (spans, data) = (spans.clone(), mixed.clone());
-                self.after(wait.as_nanos() as u64, Task::Data { sqid: command.sqid, spans, data });
+            if let Some((wait, order)) = command.effects.as_deref().and_then(|e| e.torn) {
+                let late = LateData::new(command.sqid, &spans, &mixed, wait, order, &mut self.rng);
+                self.after(late.wait, Task::Data(late));
                 return Ok(());
             }
             let put = self.scatter(&spans, &mixed);

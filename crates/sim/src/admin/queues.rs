@@ -168,7 +168,7 @@ impl Device {
         for (key, task) in std::mem::take(&mut self.timers) {
             match task {
                 Task::Execute(command) if command.sqid == qid => taken.push(command),
-                Task::Data { sqid, .. } if sqid == qid => {}
+                Task::Data(late) if late.sqid == qid => {}
                 task => {
                     self.timers.insert(key, task);
                 }

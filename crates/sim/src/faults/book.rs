@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onehop_proto::{Sqe, Status};
 
-use super::{Edge, Fault, FaultKind};
+use super::{Edge, Fault, FaultKind, Order};
 use crate::engine::Strike;
 use crate::rng::Rng;
 
@@ -41,8 +41,8 @@ pub(crate) struct Effects {
     pub hold: Option<(u32, Duration)>,
     /// Never executed.
     pub lost: bool,
-    /// Data follows this long after the completion.
-    pub torn: Option<Duration>,
+    /// Data follows this long after the completion, in this order.
+    pub torn: Option<(Duration, Order)>,
     /// Fails with this status.
     pub fail: Option<Status>,
     /// The block that cannot be read.
@@ -239,7 +239,7 @@ impl Effects {
             FaultKind::Late => self.late = Some(fault.delay_or(20 * MS)),
             FaultKind::Reorder => self.hold = Some((fault.by.unwrap_or(1), fault.delay_or(50 * MS))),
             FaultKind::Lost => self.lost = true,
-            FaultKind::Torn => self.torn = Some(fault.delay_or(MS)),
+            FaultKind::Torn => self.torn = Some((fault.delay_or(MS), fault.order)),
             FaultKind::FailOnce => self.fail = Some(status(Status::INTERNAL_ERROR).with_crd(fault.crd)),
             FaultKind::Fail => self.fail = Some(status(Status::INTERNAL_ERROR).with_dnr()),
             FaultKind::WrongCid => self.wrong_cid = true,

@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use onehop_proto::{Status, admin, nvm};
 
-use super::{Edge, Fault, FaultKind};
+use super::{Edge, Fault, FaultKind, Order};
 use crate::{Error, Result, units};
 
 const PARAMETERS: &str =
-    "n, every, p, lba, q, op, after, on, delay, status (type/code in hex), crd, count, by";
+    "n, every, p, lba, q, op, after, on, delay, status (type/code in hex), crd, count, by, order";
 
 const IO_OPS: &[(&str, u8)] = &[
     ("flush", nvm::opcode::FLUSH),
@@ -59,6 +59,9 @@ impl Fault {
                 }
             }
         }
+        if fault.order != Order::Whole && kind != FaultKind::Torn {
+            return Err(wrong("only the data of torn reads has an order"));
+        }
         if kind == FaultKind::Media && fault.when.lba.is_none() {
             return Err(wrong("say which blocks: media@lba=100-200"));
         }
@@ -81,6 +84,7 @@ impl Fault {
             "crd" => self.crd = units::number(value).filter(|n| *n <= 3)? as u8,
             "count" => self.count = Some(units::number(value)?),
             "by" => self.by = Some(units::number(value)?.try_into().ok()?),
+            "order" => self.order = order(value)?,
             _ => return None,
         }
         Some(())
@@ -129,6 +133,15 @@ fn edge(text: &str) -> Option<Edge> {
     }
 }
 
+fn order(text: &str) -> Option<Order> {
+    match text {
+        "whole" => Some(Order::Whole),
+        "last-first" => Some(Order::LastFirst),
+        "random" => Some(Order::Random),
+        _ => None,
+    }
+}
+
 fn status(text: &str) -> Option<Status> {
     let (sct, sc) = text.split_once('/')?;
     let sct = u8::from_str_radix(sct, 16).ok().filter(|n| *n <= 7)?;
@@ -153,6 +166,8 @@ mod tests {
         assert_eq!((fail.status, fail.count), (Some(Status::UNRECOVERED_READ), Some(3)));
         assert_eq!(Fault::parse("lost@op=identify").unwrap().when.q, Some(0));
         assert_eq!(Fault::parse("gone").unwrap(), Fault::new(FaultKind::Gone));
+        assert_eq!(Fault::parse("torn@order=last-first").unwrap().order, Order::LastFirst);
+        assert_eq!(Fault::parse("torn@n=1,order=random").unwrap().order, Order::Random);
         for kind in FaultKind::ALL {
             assert_eq!(Fault::parse(&format!("{}@lba=1", kind.name())).unwrap().kind, *kind);
         }
@@ -163,7 +178,16 @@ mod tests {
         let text = |spec| Fault::parse(spec).unwrap_err().to_string();
         assert!(text("latte@n=1").contains("late, reorder"));
         assert!(text("late@when=1").contains("every"));
-        for bad in ["late@n=0", "late@n", "fail@status=0/0", "fail@status=9/1", "late@p=2", "media@lba=5-1"] {
+        for bad in [
+            "late@n=0",
+            "late@n",
+            "fail@status=0/0",
+            "fail@status=9/1",
+            "late@p=2",
+            "media@lba=5-1",
+            "torn@order=first",
+            "late@order=random",
+        ] {
             assert!(Fault::parse(bad).is_err(), "{bad}");
         }
         assert!(text("media").contains("lba"));
