@@ -1,46 +1,41 @@
 //! Telling data that has arrived from data that was only announced.
 //!
 //! A completion may become visible before the data it stands for: where the platform does not order the drive's writes
-//! for whoever polls, or where the drive is faulty. Data may also never come: some controllers report success for a
-//! transfer that faulted on its way. Before a read a nonce is written into its memory every 512 bytes; the data is there
-//! when no nonce is left.
+//! for the reader, or where the drive is faulty. Data may also never come: some controllers report success for a transfer
+//! that faulted on its way. So before a read every aligned word of eight bytes of its memory is overwritten with a nonce,
+//! and the data has arrived when no word holds it any more.
+//!
+//! Fewer marks do not suffice: nothing orders the words of a transfer among each other, neither a device that may reorder
+//! its writes nor the `memcpy` of a simulated one, so a word that has arrived proves nothing about its neighbours. What
+//! remains is the assumption that an aligned word arrives whole.
 
 use onehop_os::Marks;
 
 use crate::{Buffer, Result};
 
-/// A nonce stands in the last eight bytes of every so many, and at the very end.
-const STEP: u64 = 512;
-
-/// The nonces of one stretch of memory that is to be read into.
+/// The nonces in memory that is to be read into.
 #[derive(Clone, Copy)]
-pub(crate) struct Canary {
-    every: Marks,
-    last: Option<Marks>,
-}
+pub(crate) struct Canary(Marks);
 
 impl Canary {
-    /// Writes nonces into memory that no command has been given yet.
+    /// Nonces for a range. Bytes before its first aligned word and behind its last are not guarded.
     #[inline]
-    pub(crate) fn place(buffer: &Buffer, offset: u64, len: u64, nonce: u64) -> Result<Self> {
-        let marks = |first, count| Marks { first, step: STEP, count, word: nonce };
-        let rest = len % STEP;
-        let last = (rest >= Marks::BYTES).then(|| marks(offset + len - Marks::BYTES, 1));
-        let canary = Self { every: marks(offset + STEP - Marks::BYTES, len / STEP), last };
-        for marks in canary.marks() {
-            buffer.memory().mark(marks)?;
-        }
-        Ok(canary)
+    pub(crate) fn new(offset: u64, len: u64, nonce: u64) -> Self {
+        let first = offset.next_multiple_of(Marks::BYTES);
+        let count = (offset + len).saturating_sub(first) / Marks::BYTES;
+        Self(Marks { first, step: Marks::BYTES, count, word: nonce })
+    }
+
+    /// Writes the nonces into memory that the controller does not write meanwhile.
+    #[inline]
+    pub(crate) fn place(&self, buffer: &Buffer) -> Result<()> {
+        Ok(buffer.memory().mark(&self.0)?)
     }
 
     /// Whether all data has taken the nonces' places.
     #[inline]
     pub(crate) fn is_gone(&self, buffer: &Buffer) -> bool {
-        self.marks().all(|marks| buffer.memory().marks_left(marks).is_ok_and(|left| left == 0))
-    }
-
-    fn marks(&self) -> impl Iterator<Item = &Marks> {
-        std::iter::once(&self.every).filter(|every| every.count > 0).chain(&self.last)
+        buffer.memory().marks_left(&self.0).is_ok_and(|left| left == 0)
     }
 }
 

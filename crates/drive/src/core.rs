@@ -159,7 +159,7 @@ impl Core {
     pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32) -> Result<Namespace> {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
         let data = admin.read(&self.control.port, "identify namespace", &sqe, 4096)?;
-        Namespace::new(&self.control, nsid, &data)
+        Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))
     }
 
     /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and

@@ -7,25 +7,23 @@ mod lend;
 mod memory;
 mod meter;
 mod plan;
+mod run;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_proto::kernel::{Exit, Outcome, Work};
 
-use crate::canary::{Canary, Nonces};
-use crate::command::describe;
 use crate::drive::Inner;
 use crate::ladder::Incident;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
-use launch::LaunchMemory;
 pub use lend::LentQueue;
 pub(crate) use memory::{Cmb, restore_cmb};
 use meter::Meter;
-use plan::{Batch, Plan};
+use plan::Plan;
+use run::Run;
 
 /// What the host writes into a queue's poison word, and why.
 pub(crate) mod poison {
@@ -176,14 +174,6 @@ impl Drive {
     }
 }
 
-/// A command of a job, and how it stands.
-struct Item {
-    work: Work,
-    /// The job that it belongs to.
-    job: usize,
-    recoveries: u32,
-}
-
 impl GpuQueues {
     /// Has the GPU read blocks into a buffer.
     ///
@@ -240,29 +230,8 @@ impl GpuQueues {
         // Launches share rings and their account of them: one at a time.
         let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         let mut plan = Plan::new(&self.drive, op, ns, jobs, buffer)?;
-        let mut run = Run {
-            queues: self,
-            op,
-            ns,
-            buffer,
-            meter,
-            start: Instant::now(),
-            count: plan.commands,
-            nonces: self.drive.options.canary.then(Nonces::new),
-            report: GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() },
-        };
-        // Counted before and after: a flush or a power loss meanwhile must find them not yet durable.
-        self.count_writes(op);
-        let result = run.batches(&mut plan);
-        self.count_writes(op);
-        run.report.took = run.start.elapsed();
-        result.map(|()| run.report)
-    }
-
-    fn count_writes(&self, op: Op) {
-        if op.writes() {
-            self.drive.durability.wrote();
-        }
+        let _writing = op.writes().then(|| ns.account.writing());
+        Run::new(self, op, ns, buffer, meter).batches(&mut plan)
     }
 
     /// Gets everything that is in flight out of the controller's hands.
@@ -280,172 +249,6 @@ impl GpuQueues {
             return Ok(recovery);
         }
         self.drive.reset(&mut state, &cause)
-    }
-}
-
-/// A job under way.
-struct Run<'a, 'm> {
-    queues: &'a GpuQueues,
-    op: Op,
-    ns: &'a Namespace,
-    buffer: &'a Buffer,
-    /// Where times are to be taken.
-    meter: Option<&'a mut Meter<'m>>,
-    start: Instant,
-    /// Commands in all.
-    count: u64,
-    /// Where reads are guarded.
-    nonces: Option<Nonces>,
-    report: GpuReport,
-}
-
-impl Run<'_, '_> {
-    fn batches(&mut self, plan: &mut Plan<'_>) -> Result<()> {
-        while let Some(batch) = plan.next_batch()? {
-            self.batch(batch)?;
-        }
-        Ok(())
-    }
-
-    /// Carries commands out. When this returns, the controller has let go of them, or their memory is kept.
-    fn batch(&mut self, batch: Batch) -> Result<()> {
-        let drive = &self.queues.drive;
-        let canaries = self.place_canaries(&batch.works)?;
-        let mut left =
-            batch.works.into_iter().map(|(work, job, _)| Item { work, job, recoveries: 0 }).collect();
-        let mut result = self.carry_out(&mut left);
-        if result.is_ok() {
-            result = self.wait_for_data(&canaries);
-        }
-        if result.is_err() && canaries.iter().any(|canary| !canary.is_gone(self.buffer)) {
-            // Data that was announced may still come.
-            drive.kept.keep(self.buffer.clone());
-        }
-        if drive.state().dead.is_some() {
-            drive.kept.keep((batch.lists, self.buffer.clone()));
-        }
-        result
-    }
-
-    /// Marks the memory of reads, where they are to be guarded: one canary for each stretch without a gap.
-    fn place_canaries(&mut self, works: &[(Work, usize, u64)]) -> Result<Vec<Canary>> {
-        let Some(nonces) = self.nonces.as_mut().filter(|_| self.op == Op::Read) else {
-            return Ok(Vec::new());
-        };
-        let bytes = |work: &Work| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
-        let mut stretches: Vec<(u64, u64)> = Vec::new();
-        for (work, _, offset) in works {
-            match stretches.last_mut() {
-                Some((start, len)) if *start + *len == *offset => *len += bytes(work),
-                _ => stretches.push((*offset, bytes(work))),
-            }
-        }
-        stretches.into_iter().map(|(at, len)| Canary::place(self.buffer, at, len, nonces.next())).collect()
-    }
-
-    /// Waits until all data that was announced has arrived.
-    fn wait_for_data(&mut self, canaries: &[Canary]) -> Result<()> {
-        let (start, stall) = (Instant::now(), self.queues.setup.stall);
-        for canary in canaries {
-            if canary.is_gone(self.buffer) {
-                continue;
-            }
-            self.report.late_data += 1;
-            while !canary.is_gone(self.buffer) {
-                if start.elapsed() >= stall {
-                    let drive = self.queues.drive.name();
-                    let command = format!("a GPU-driven read of {drive} namespace {}", self.ns.nsid);
-                    return Err(Error::DataMissing { command, waited: stall });
-                }
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-
-    /// Launches until every command has an end.
-    fn carry_out(&mut self, left: &mut Vec<Item>) -> Result<()> {
-        let queues = self.queues;
-        while !left.is_empty() {
-            let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
-            if limit.is_zero() {
-                return Err(self.stopped(left, format!("its {:?} were over", queues.setup.limit)));
-            }
-            let meter = self.meter.as_deref_mut();
-            let memory = queues.write_launch(left, meter.as_deref())?;
-            self.report.launches += 1;
-            let gpu = meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
-            let exits = queues.launch(gpu, self.ns, left.len() as u32, &memory, limit)?;
-            if let Some(meter) = meter {
-                meter.read(left, &memory)?;
-            }
-            let again = self.read_outcomes(left, &memory)?;
-            // A stray completion says more than what it led to.
-            let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
-            let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
-            let Some(exit) = exit else {
-                if again.is_empty() {
-                    return Ok(());
-                }
-                let cause = "a GPU launch that left commands without an outcome";
-                queues.recover(cause.to_owned(), true)?;
-                return Err(self.stopped(&again, format!("it was {cause}; this is a defect of onehop")));
-            };
-            let cause = format!("a GPU launch that ended with {exit:?}");
-            let recovery = queues.recover(cause, stray.is_none())?;
-            let drive = &queues.drive;
-            for item in &again {
-                if item.recoveries > drive.options.retries {
-                    let work = &item.work;
-                    let command = describe(self.op.name(), drive.name(), self.ns.nsid, work.lba, work.blocks);
-                    let (waited, retries) = (queues.setup.stall, item.recoveries);
-                    return Err(Error::TimedOut { command, waited, retries, recovery });
-                }
-            }
-            *left = again;
-        }
-        Ok(())
-    }
-
-    fn stopped(&self, left: &[Item], why: String) -> Error {
-        Error::Launch { done: self.count.saturating_sub(left.len() as u64), count: self.count, why }
-    }
-
-    /// Adds up what ended and gives back what did not.
-    fn read_outcomes(&mut self, items: &mut Vec<Item>, memory: &LaunchMemory) -> Result<Vec<Item>> {
-        let drive = &self.queues.drive;
-        let mut again = Vec::new();
-        let mut failed = None;
-        for (i, mut item) in items.drain(..).enumerate() {
-            let at = memory.outcomes + i * Outcome::BYTES as usize;
-            // Earlier launches' are counted already; an item that was never started says nothing.
-            let retries = memory.region.word(at + 4)?.max(item.work.tries());
-            self.report.retries += u64::from(retries - item.work.tries());
-            item.work = item.work.with_tries(retries);
-            match Outcome::from_word(memory.region.word(at)?) {
-                Outcome::Done(status) if status.is_ok() => {}
-                Outcome::Done(status) => {
-                    let work = &item.work;
-                    let command = describe(self.op.name(), drive.name(), self.ns.nsid, work.lba, work.blocks);
-                    failed = failed.or(Some(Error::Command { command, status }));
-                }
-                Outcome::Pending => again.push(item),
-                Outcome::InDoubt => {
-                    item.recoveries += 1;
-                    self.report.retries += 1;
-                    again.push(item);
-                }
-            }
-        }
-        match failed {
-            // Nothing may be left in the controller's hands when a caller learns that its job failed.
-            Some(error) if again.is_empty() => Err(error),
-            Some(error) => {
-                let cause = "a GPU launch that left commands behind a failed one".to_owned();
-                self.queues.recover(cause, true).and(Err(error))
-            }
-            None => Ok(again),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use onehop_proto::identify::{self, Controller};
 use onehop_proto::regs::{Cap, Version};
 
 use crate::control::Control;
+use crate::durability::Account;
 use crate::{Error, Options, Result};
 
 /// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
@@ -114,10 +115,11 @@ pub struct Namespace {
     tag: Arc<()>,
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
+    pub(crate) account: Arc<Account>,
 }
 
 impl Namespace {
-    pub(crate) fn new(control: &Control, nsid: u32, data: &[u8]) -> Result<Self> {
+    pub(crate) fn new(control: &Control, nsid: u32, data: &[u8], account: Arc<Account>) -> Result<Self> {
         let drive = &control.port.name;
         let bytes = page(drive, data)?;
         let view = identify::Namespace::new(&bytes);
@@ -128,7 +130,7 @@ impl Namespace {
             return Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
         }
         let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
-        Ok(Self { bytes, nsid, format, blocks, tag, valid })
+        Ok(Self { bytes, nsid, format, blocks, tag, valid, account })
     }
 
     /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and

@@ -42,20 +42,21 @@ impl Inner {
         if state.dead.is_some() {
             return;
         }
-        let stray = {
+        let (stray, lacks_data) = {
             let mut slots = cell.lock();
             slots.drain();
             // Somebody else may have recovered it while this thread waited for its turn.
             if slots.stray.is_none() && !slots.is_late(token) {
                 return;
             }
-            slots.stray
+            (slots.stray, slots.lacks_data(token))
         };
         let cause = match stray {
             Some(cid) => format!("a completion for command {cid:#06x}, which was not in flight"),
+            None if lacks_data => format!("a read on queue {} that was completed without its data", cell.qid),
             None => format!("a command on queue {} that was not completed", cell.qid),
         };
-        match self.climb(&mut state, cell, token, stray.is_some(), &cause) {
+        match self.climb(&mut state, cell, token, stray.is_some() || lacks_data, &cause) {
             // A reset writes its own account.
             Ok(Recovery::ControllerReset | Recovery::FunctionReset) | Err(_) => {}
             Ok(recovery) => state.incidents.push(Incident { cause, recovery, took: start.elapsed() }),
@@ -89,16 +90,16 @@ impl Inner {
         state: &mut AdminState,
         cell: &Arc<QueueCell>,
         token: Token,
-        stray: bool,
+        needs_reset: bool,
         cause: &str,
     ) -> Result<Recovery> {
         let status = match self.control.status() {
             Ok(status) => status,
             Err(error) => return Err(self.die(state, error)),
         };
-        // A controller that failed, was reset behind our back, or answers for commands that it was not given is past
-        // being asked politely.
-        if !status.cfs() && status.rdy() && !stray {
+        // A controller that failed, was reset behind our back, or completes commands that it was not given is not asked to
+        // abort anything. Nor can one abort what it has completed, and only a reset stops data that is still to come.
+        if !status.cfs() && status.rdy() && !needs_reset {
             if self.abort(state, cell, token) {
                 return Ok(Recovery::Abort);
             }

@@ -27,8 +27,8 @@ pub struct Options {
     /// Most bytes of host memory to lend to a drive that wants some.
     pub host_memory: u64,
     /// Trust a read's completion only when its data has visibly arrived: guards against drives and platforms that let
-    /// completions overtake data, or that complete what never arrived. Costs a write and a read of a word in every 512
-    /// bytes. Reads by the CPU's queues into memory that the CPU does not reach go without.
+    /// completions overtake data, or that complete what never arrived. Costs a write and a read of every word of the
+    /// memory. Reads by the CPU's queues into memory that the CPU does not reach go without.
     pub canary: bool,
     /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
     pub max_transfer: u64,

@@ -184,15 +184,20 @@ pub(crate) struct Pair {
     pub(crate) keep: Option<(Dma, Dma)>,
 }
 
+/// Refuses a queue whose doorbells are not in the mapped part of the BAR.
+pub(crate) fn check_doorbells(port: &Port, qid: u16, dstrd: u8) -> Result<()> {
+    let last_door = regs::doorbell(qid, true, dstrd);
+    if last_door.checked_add(4).is_none_or(|end| end > port.regs.size()) {
+        let why = format!("its BAR of {} bytes ends before the doorbells of queue {qid}", port.regs.size());
+        return Err(Error::Unsupported { drive: port.name.clone(), why });
+    }
+    Ok(())
+}
+
 impl Pair {
     /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
     pub(crate) fn alloc(port: &Port, qid: u16, entries: u32, page_shift: u32, dstrd: u8) -> Result<Self> {
-        let last_door = regs::doorbell(qid, true, dstrd);
-        if last_door.checked_add(4).is_none_or(|end| end > port.regs.size()) {
-            let why =
-                format!("its BAR of {} bytes ends before the doorbells of queue {qid}", port.regs.size());
-            return Err(Error::Unsupported { drive: port.name.clone(), why });
-        }
+        check_doorbells(port, qid, dstrd)?;
         let one_page = (1u32 << page_shift) / Sqe::BYTES as u32;
         let sq = Dma::alloc(&*port.mapper, entries as usize * Sqe::BYTES, page_shift)?;
         let cq = Dma::alloc(&*port.mapper, entries as usize * Cqe::BYTES, page_shift)?;

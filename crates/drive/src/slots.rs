@@ -10,7 +10,6 @@ use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, describe, list_pages, max_blocks};
 use crate::core::Kept;
 use crate::drive::Inner;
-use crate::durability::Durability;
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
 use crate::{Buffer, Error, Namespace, Recovery, Result};
 
@@ -74,6 +73,14 @@ impl Entry {
         }
     }
 
+    /// Marks the memory of a read anew: an earlier try may have brought a part of the data.
+    fn mark_again(&self) -> Result<()> {
+        match (&self.canary, &self.hold[0]) {
+            (Some(canary), Some(buffer)) => canary.place(buffer),
+            _ => Ok(()),
+        }
+    }
+
     fn describe(&self, drive: &str) -> String {
         let (op, nsid, lba, blocks) = self.what;
         describe(op.name(), drive, nsid, lba, blocks)
@@ -106,7 +113,8 @@ pub(crate) struct Slots {
     retry_delay: [Duration; 4],
     /// Where reads are guarded.
     nonces: Option<Nonces>,
-    durability: Arc<Durability>,
+    /// For each namespace, the losses that flushes on this queue have reported.
+    reported: Box<[u64]>,
     kept: Arc<Kept>,
     namespaces: Arc<[Namespace]>,
     clock: Instant,
@@ -164,7 +172,7 @@ impl Slots {
             timeout: options.timeout,
             retry_delay: retry_delays(drive),
             nonces: options.canary.then(Nonces::new),
-            durability: drive.durability.clone(),
+            reported: drive.namespaces.iter().map(|ns| ns.account.reported()).collect(),
             kept: drive.kept.clone(),
             namespaces: drive.namespaces.clone(),
             clock: now,
@@ -200,7 +208,7 @@ impl Slots {
         let sqe = self.command(io, ns, id)?;
         let canary = self.place_canary(io, ns)?;
         self.free.pop();
-        let (deadline, mark) = (self.due(), self.durability.mark());
+        let (deadline, mark) = (self.due(), ns.account.mark());
         let entry = &mut self.entries[id as usize];
         entry.life = entry.life.wrapping_add(1);
         entry.sqe = sqe;
@@ -242,7 +250,9 @@ impl Slots {
             return Ok(None);
         }
         let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        Canary::place(buffer, offset, bytes, nonces.next()).map(Some)
+        let canary = Canary::new(offset, bytes, nonces.next());
+        canary.place(buffer)?;
+        Ok(Some(canary))
     }
 
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
@@ -314,12 +324,9 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         if status.is_ok() {
             let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
-            if entry.what.0 == Op::Flush && !self.durability.flushed(entry.mark) {
+            if !is_accounted_for(entry, &self.namespaces, &mut self.reported) {
                 entry.state = State::Done(Err(Error::WritesLost { drive: self.name.clone() }));
             } else if entry.has_data() {
-                if entry.what.0.writes() && !entry.fua {
-                    self.durability.wrote();
-                }
                 entry.state = State::Done(Ok(finished));
             } else {
                 entry.state = State::Settling(Finished { late_data: true, ..finished });
@@ -347,36 +354,36 @@ impl Slots {
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
-        let (command, waited, retries) = (entry.describe(&self.name), self.timeout, entry.retries);
+        // A controller that failed is not given the whole time.
+        let given = entry.deadline.checked_sub(self.timeout);
+        let waited = given.map_or(self.timeout, |given| given.elapsed());
+        let (command, retries) = (entry.describe(&self.name), entry.retries);
         entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
         entry.hold = [None, None];
     }
 
-    /// Ends the reads whose data has arrived meanwhile; reads again what did not come.
+    /// Ends the reads whose data has arrived meanwhile. Those whose data does not come are late, and the controller is reset
+    /// before their memory is used again: until then the data may still come.
     fn look_for_data(&mut self) {
-        self.clock = Instant::now();
-        for id in 0..self.depth() {
-            let entry = &mut self.entries[id as usize];
-            let State::Settling(finished) = entry.state else { continue };
-            if entry.has_data() {
+        for entry in &mut self.entries {
+            if let State::Settling(finished) = entry.state
+                && entry.has_data()
+            {
                 entry.state = State::Done(Ok(finished));
-            } else if self.clock < entry.deadline {
-                continue;
-            } else if entry.retries < self.retries {
-                entry.retries += 1;
-                entry.state = State::Waiting(self.clock);
-                self.waiting += 1;
+                entry.hold = [None, None];
                 self.settling -= 1;
-                continue;
-            } else {
-                let (command, waited) = (entry.describe(&self.name), self.timeout);
-                entry.state = State::Done(Err(Error::DataMissing { command, waited }));
-                // It may still come.
-                self.kept.keep(std::mem::take(&mut entry.hold));
             }
-            self.settling -= 1;
-            entry.hold = [None, None];
         }
+    }
+
+    /// Whether a read was completed and its data has not come in time.
+    pub(crate) fn lacks_data(&self, token: Token) -> bool {
+        self.knows(token)
+            && self.entries.get(token.entry as usize).is_some_and(|entry| {
+                matches!(entry.state, State::Settling(_))
+                    && Instant::now() >= entry.deadline
+                    && !entry.has_data()
+            })
     }
 
     /// Nobody will look again whether the data that was announced has come.
@@ -400,7 +407,9 @@ impl Slots {
             }
             self.waiting -= 1;
             let nsid = self.entries[id as usize].what.1;
-            if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
+            if let Err(error) = self.entries[id as usize].mark_again() {
+                self.entries[id as usize].state = State::Done(Err(error));
+            } else if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
                 self.stage(id);
             } else {
                 self.end_as_changed(id);
@@ -413,10 +422,6 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         let (drive, nsid) = (self.name.clone(), entry.what.1);
         entry.state = State::Done(Err(Error::NamespaceChanged { drive, nsid }));
-        if !entry.has_data() {
-            // An earlier try may have been completed before its data came.
-            self.kept.keep(std::mem::take(&mut entry.hold));
-        }
         entry.hold = [None, None];
     }
 
@@ -443,10 +448,12 @@ impl Slots {
 
     /// Whether the controller has had its time for this command.
     pub(crate) fn is_late(&self, token: Token) -> bool {
-        self.knows(token)
-            && self.entries.get(token.entry as usize).is_some_and(|entry| {
-                matches!(entry.state, State::InFlight(_) | State::NoRoom) && Instant::now() >= entry.deadline
-            })
+        self.lacks_data(token)
+            || self.knows(token)
+                && self.entries.get(token.entry as usize).is_some_and(|entry| {
+                    matches!(entry.state, State::InFlight(_) | State::NoRoom)
+                        && Instant::now() >= entry.deadline
+                })
     }
 
     /// Yes every so many times: for what is too dear to be done each time.
@@ -470,6 +477,8 @@ impl Slots {
         self.owner.renew();
         self.stray = None;
         self.clock = Instant::now();
+        self.look_for_data();
+        let was_reset = matches!(recovery, Recovery::ControllerReset | Recovery::FunctionReset);
         for id in 0..self.depth() {
             match self.entries[id as usize].state {
                 State::InFlight(_) => self.lose(id, recovery),
@@ -477,10 +486,28 @@ impl Slots {
                     self.waiting -= 1;
                     self.lose(id, recovery);
                 }
+                State::Settling(_) if was_reset => {
+                    self.settling -= 1;
+                    self.lose_data(id);
+                }
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Tries a read again whose data will not come any more.
+    fn lose_data(&mut self, id: u32) {
+        let entry = &mut self.entries[id as usize];
+        if entry.retries < self.retries {
+            entry.retries += 1;
+            entry.state = State::Waiting(self.clock);
+            self.waiting += 1;
+            return;
+        }
+        let (command, waited) = (entry.describe(&self.name), self.timeout);
+        entry.state = State::Done(Err(Error::DataMissing { command, waited }));
+        entry.hold = [None, None];
     }
 
     fn lose(&mut self, id: u32, recovery: Recovery) {
@@ -507,6 +534,23 @@ impl Slots {
             }
         }
     }
+}
+
+/// Counts a write that was acknowledged, or what a flush has made durable; false where the flush has to report a loss.
+fn is_accounted_for(entry: &Entry, namespaces: &[Namespace], reported: &mut [u64]) -> bool {
+    let (op, nsid, ..) = entry.what;
+    if !op.writes() && op != Op::Flush {
+        return true;
+    }
+    let Some(index) = namespaces.iter().position(|ns| ns.nsid == nsid) else { return true };
+    let account = &namespaces[index].account;
+    if op == Op::Flush {
+        return account.flushed(entry.mark, &mut reported[index]);
+    }
+    if !entry.fua {
+        account.wrote();
+    }
+    true
 }
 
 /// How long to wait before a retry, by CRD.

@@ -68,8 +68,11 @@ const ROWS: &[Row] = &[
     row("lost@n=5", Sees::DataAfterRecovery),
     row("lost@lba=9-9", Sees::TimedOut),
     row("torn@n=5,delay=30ms", Sees::Data),
+    row("torn@n=5,delay=15ms,order=last-first", Sees::Data),
+    row("torn@n=5,delay=5ms,order=random", Sees::Data),
     row("fail-once@n=5", Sees::Data),
     row("fail-once@n=5,crd=1", Sees::Data),
+    row("fail-once@n=4&fault=lost@n=5", Sees::DataAfterRecovery),
     row("fail@lba=9-9", Sees::CommandError),
     row("media@lba=9-9", Sees::CommandError),
     row("wrong-cid@n=5", Sees::DataAfterRecovery),
@@ -266,7 +269,9 @@ fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
 /// Every row in every mode; gives the table.
 fn every_fault(bed: Bed) -> String {
     let mut table = String::new();
-    for row in ROWS {
+    // The GPU's controller writes a command's data in no order of its own.
+    let rows = ROWS.iter().filter(|row| bed == Bed::Sim || !row.fault.contains("order="));
+    for row in rows {
         for same in MODES.chunk_by(|a, b| mode_name(*a) == mode_name(*b)) {
             let mut line = Line::default();
             for mode in same {

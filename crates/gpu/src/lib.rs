@@ -117,6 +117,10 @@ pub trait Running: Send {
     /// # Errors
     /// When a thread touched memory that is not there.
     fn join(self: Box<Self>) -> Result<Vec<Exit>>;
+    /// Leaves a kernel that does not end to itself, with everything that it uses, until the process ends.
+    fn abandon(self: Box<Self>) {
+        std::mem::forget(self);
+    }
 }
 
 /// Controllers under way: see [`Gpu::serve`]. Dropping them waits for their end, which their host has to ask for.
@@ -231,6 +235,14 @@ pub trait Gpu: Send + Sync {
     /// As long as the result lives, doorbells are passed on as if kernels of ours ran: other people's do.
     fn expect_kernels(&self) -> Box<dyn Send + Sync> {
         Box::new(())
+    }
+    /// Checks that a kernel which is running sees what another device has written into the GPU's memory when it sees that
+    /// device's completion.
+    ///
+    /// # Errors
+    /// When the GPU does not order such writes: the host would have to flush them after each completion.
+    fn orders_device_writes(&self) -> Result<()> {
+        Ok(())
     }
     /// Starts a kernel.
     ///

@@ -309,15 +309,24 @@ impl HostMem {
 
     pub(crate) fn mark(&self, marks: &Marks) -> Result<()> {
         self.check_writable()?;
-        if self.check_marks(marks)? {
+        let is_aligned = self.check_marks(marks)?;
+        if is_aligned && marks.is_dense() {
+            self.qwords(marks).iter().for_each(|place| place.store(marks.word, Ordering::Relaxed));
+        } else if is_aligned {
             marks.places().for_each(|at| self.qword(at as usize).store(marks.word, Ordering::Relaxed));
-            return Ok(());
+        } else {
+            marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_ne_bytes()))?;
         }
-        marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_ne_bytes()))
+        Ok(())
     }
 
     pub(crate) fn marks_left(&self, marks: &Marks) -> Result<u64> {
-        if self.check_marks(marks)? {
+        let is_aligned = self.check_marks(marks)?;
+        if is_aligned && marks.is_dense() {
+            let is_left = |place: &&AtomicU64| place.load(Ordering::Relaxed) == marks.word;
+            return Ok(self.qwords(marks).iter().filter(is_left).count() as u64);
+        }
+        if is_aligned {
             let is_left = |at: &u64| self.qword(*at as usize).load(Ordering::Relaxed) == marks.word;
             return Ok(marks.places().filter(is_left).count() as u64);
         }
@@ -328,6 +337,14 @@ impl HostMem {
             left += u64::from(u64::from_ne_bytes(word) == marks.word);
         }
         Ok(left)
+    }
+
+    /// The places of dense marks that were checked to be aligned.
+    fn qwords(&self, marks: &Marks) -> &[AtomicU64] {
+        let first = self.host_ptr().wrapping_add(marks.first as usize);
+        // SAFETY: the caller has checked that `count` aligned words from `first` on are in range; the mapping outlives &self;
+        // all access to it is atomic.
+        unsafe { std::slice::from_raw_parts(first.cast(), marks.count as usize) }
     }
 
     /// Checks that all of them lie within, and tells whether all are aligned.

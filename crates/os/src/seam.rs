@@ -121,6 +121,12 @@ impl Marks {
     /// Bytes of a word.
     pub const BYTES: u64 = 8;
 
+    /// Whether they cover every byte between the first and the last.
+    #[must_use]
+    pub const fn is_dense(&self) -> bool {
+        self.step == Self::BYTES
+    }
+
     /// Where they lie.
     pub fn places(&self) -> impl Iterator<Item = u64> + use<> {
         let Self { first, step, count, .. } = *self;

@@ -17,7 +17,7 @@ use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::Inner;
 use crate::ladder::Participant;
-use crate::ring::{PairHalf, PairMemory};
+use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Recovery, Result};
 
 /// How long a poisoned launch may take to end before a reset goes on without it. Launches look at the word all the
@@ -122,6 +122,11 @@ impl GpuCell {
         std::mem::forget(self.clone());
     }
 
+    /// Whether the queues are left to threads that did not come out.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
     /// Whether threads may touch the queues.
     fn is_busy(&self) -> bool {
         self.running.load(Ordering::Acquire) || self.gate().is_some_and(|gate| gate.is_busy())
@@ -131,7 +136,7 @@ impl GpuCell {
     fn is_empty_in_time(&self) -> bool {
         let start = Instant::now();
         while self.is_busy() {
-            if start.elapsed() >= POISON_PATIENCE {
+            if self.is_abandoned() || start.elapsed() >= POISON_PATIENCE {
                 return false;
             }
             std::thread::yield_now();
@@ -168,6 +173,10 @@ impl GpuCell {
             let pairs = self.lock();
             if let Some(error) = &pairs.dead {
                 return Err(error.clone());
+            }
+            if self.is_abandoned() {
+                let why = "its queues were left to a kernel that did not end; make new ones";
+                return Err(Error::Gpu(why.into()));
             }
             (pairs.list.iter().map(|pair| pair.queue).collect::<Vec<_>>(), pairs.stale)
         };
@@ -280,6 +289,8 @@ impl GpuPair {
         qid: u16,
         doorbells: &Doorbells,
     ) -> Result<Self> {
+        let dstrd = drive.identity().cap.dstrd();
+        check_doorbells(&drive.control.port, qid, dstrd)?;
         let most = u32::from(drive.identity().cap.mqes_z()) + 1;
         let mut entries = setup.depth.saturating_add(1).clamp(2, most);
         let shared = matches!(setup.mode, GpuMode::Shared { .. });
@@ -306,7 +317,6 @@ impl GpuPair {
             _ => scratch_bytes(entries - 1),
         };
         let control = gpu.alloc(Place::Vram, control_bytes as usize)?;
-        let dstrd = drive.identity().cap.dstrd();
         let rings = Rings {
             sq: sq.region.addr(),
             cq: cq.region.addr(),
@@ -346,7 +356,10 @@ impl Participant for GpuCell {
             gate.close();
         }
         self.poison(poison::RESET);
-        self.is_empty_in_time();
+        if !self.is_empty_in_time() {
+            // They may ring at any time, but doorbells of queues that no controller has again.
+            self.abandoned.store(true, Ordering::Release);
+        }
         // A doorbell that is still on its way would ring the queue that comes after this one.
         self.doorbells.settle();
     }

@@ -7,7 +7,7 @@ use onehop_gpu::Region;
 use onehop_proto::kernel::{Gate, signal};
 
 use crate::Result;
-use crate::durability::Durability;
+use crate::durability::Account;
 
 /// Says who may go in, and knows whether anybody is inside.
 pub(crate) struct Keeper {
@@ -16,7 +16,7 @@ pub(crate) struct Keeper {
     inside: Region,
     state: Mutex<State>,
     /// Told before the controller may lose what threads have written.
-    writes: Option<Arc<Durability>>,
+    writes: Option<Arc<Account>>,
 }
 
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ struct State {
 
 impl Keeper {
     /// A gate that is closed, before the queue's first life.
-    pub(crate) fn new(signals: Region, inside: Region, writes: Option<Arc<Durability>>) -> Self {
+    pub(crate) fn new(signals: Region, inside: Region, writes: Option<Arc<Account>>) -> Self {
         let state = Mutex::new(State { epoch: 1, open: false, shut: false });
         let gate = Self { signals, inside, state, writes };
         gate.say(signal::LOST, 0);
@@ -98,8 +98,8 @@ impl Keeper {
     }
 
     fn count_writes(&self) {
-        if let Some(durability) = &self.writes {
-            durability.wrote();
+        if let Some(account) = &self.writes {
+            account.wrote();
         }
     }
 }

@@ -1,22 +1,40 @@
 //! Launches: what a kernel is given, how it is watched, and what is done when it fails.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 use onehop_proto::queue::NO_CID;
 
 use super::meter::Meter;
-use super::{GpuMode, GpuQueues, Item, poison};
+use super::run::Item;
+use super::{GpuMode, GpuQueues, poison};
 use crate::slots::retry_delays;
 use crate::{Error, Namespace, Result};
+
+/// How often a launch is polled.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// How often its ended commands are counted.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a kernel may take to start, beside other programs' kernels.
+const LAUNCH_GRACE: Duration = Duration::from_secs(5);
+/// How long a kernel that was told to end may take. Kernels look at the word all the time.
+const POISON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The memory of one launch.
 pub(super) struct LaunchMemory {
     pub(super) region: Region,
     works: usize,
     pub(super) outcomes: usize,
+}
+
+impl LaunchMemory {
+    /// How many of the first `count` commands have an outcome.
+    fn ended(&self, count: u32) -> u32 {
+        let outcome = |i: u32| self.region.word(self.outcomes + (i * Outcome::BYTES) as usize);
+        (0..count).filter(|i| outcome(*i).is_ok_and(|word| word != 0)).count() as u32
+    }
 }
 
 impl GpuQueues {
@@ -70,7 +88,8 @@ impl GpuQueues {
             self.cell.running.store(started.is_ok(), Ordering::Release);
             started
         };
-        let exits = started.map_err(Error::from).and_then(|running| self.watch(running));
+        let exits =
+            started.map_err(Error::from).and_then(|running| self.watch(running, memory, count, limit));
         if let Err(error) = &exits {
             // Nobody knows what it handed over before it failed.
             self.recover(format!("a GPU launch that failed: {error}"), true)?;
@@ -78,10 +97,27 @@ impl GpuQueues {
         exits
     }
 
-    /// Waits for a launch, and ends it when the controller fails.
-    fn watch(&self, running: Box<dyn Running>) -> Result<Vec<Exit>> {
+    /// Waits for a launch, and ends it when the controller fails. A kernel that neither makes progress nor ends is left behind
+    /// with all that it may touch.
+    fn watch(
+        &self,
+        running: Box<dyn Running>,
+        memory: &LaunchMemory,
+        count: u32,
+        limit: Duration,
+    ) -> Result<Vec<Exit>> {
+        // One that has not even begun when its time is over is not waited for any longer.
+        let most = limit.saturating_add(self.setup.stall);
+        let mut idle = Idle::new(self.longest_idle_time().min(most));
         while !running.is_done() {
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(POLL_INTERVAL);
+            if idle.is_too_long(|| memory.ended(count)) {
+                self.cell.poison(poison::OVER);
+                if !ends_within(&*running, POISON_TIMEOUT) {
+                    return Err(self.abandon(running, memory, idle.limit));
+                }
+                break;
+            }
             match self.drive.control.status() {
                 Ok(status) if !status.cfs() => {}
                 _ => self.cell.poison(poison::FAILED),
@@ -99,4 +135,64 @@ impl GpuQueues {
         }
         Ok(exits)
     }
+
+    /// How long a healthy kernel may go without ending a command: it ends by itself when the controller stalls, but may wait
+    /// before it tries a command again.
+    fn longest_idle_time(&self) -> Duration {
+        let delay = retry_delays(&self.drive).into_iter().max().unwrap_or_default();
+        self.setup.stall.saturating_add(delay).saturating_add(LAUNCH_GRACE)
+    }
+
+    /// Leaves everything that a kernel may still reach to it, for as long as this process lives.
+    fn abandon(&self, running: Box<dyn Running>, memory: &LaunchMemory, waited: Duration) -> Error {
+        running.abandon();
+        self.cell.abandon();
+        std::mem::forget(memory.region.clone());
+        Error::Gpu(format!(
+            "a kernel on {} did not end a command within {waited:?}, and did not stop when it was told to. Another kernel may occupy \
+             the whole GPU: a kernel that waits for this transfer must leave room for it. The queues and their memory are left to the \
+             kernel until this process ends",
+            self.gpu.name()
+        ))
+    }
+}
+
+/// How long a launch has gone without ending a command.
+struct Idle {
+    limit: Duration,
+    since: Instant,
+    looked: Instant,
+    ended: u32,
+}
+
+impl Idle {
+    fn new(limit: Duration) -> Self {
+        let now = Instant::now();
+        Self { limit, since: now, looked: now, ended: 0 }
+    }
+
+    /// Counts the ended commands now and then.
+    fn is_too_long(&mut self, ended: impl FnOnce() -> u32) -> bool {
+        let now = Instant::now();
+        if now - self.looked < (self.limit / 8).min(PROGRESS_INTERVAL) {
+            return false;
+        }
+        self.looked = now;
+        let ended = ended();
+        if ended != self.ended {
+            (self.ended, self.since) = (ended, now);
+        }
+        now - self.since >= self.limit
+    }
+}
+
+fn ends_within(running: &dyn Running, limit: Duration) -> bool {
+    let start = Instant::now();
+    while !running.is_done() {
+        if start.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    true
 }

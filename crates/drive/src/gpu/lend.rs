@@ -70,7 +70,8 @@ impl GpuQueues {
     ///
     /// # Errors
     /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
-    /// to be written, or the buffer cannot be described page by page.
+    /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU that does
+    /// not order other devices' writes for kernels that are running.
     pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
         let drive = self.drive.clone();
         if writable {
@@ -87,11 +88,15 @@ impl GpuQueues {
                 "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended",
             ));
         }
+        let in_vram = |place| place == Place::Vram && self.gpu.own_memory();
+        if in_vram(self.setup.placement.cq) || data.host().is_err() {
+            self.gpu.orders_device_writes()?;
+        }
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
         let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
-        let durability = writable.then(|| drive.durability.clone());
-        let gate = Arc::new(Keeper::new(self.cell.signals().clone(), inside, durability));
+        let writes = writable.then(|| ns.account.clone());
+        let gate = Arc::new(Keeper::new(self.cell.signals().clone(), inside, writes));
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;

@@ -6,8 +6,8 @@ use onehop_gpu::{Gpu, Region};
 use onehop_proto::kernel::share;
 use onehop_proto::kernel::times::{ITEM_BYTES, WARP_WORDS, end, items_at, warps_at};
 
-use super::Item;
 use super::launch::LaunchMemory;
+use super::run::Item;
 use crate::{Error, Result};
 
 /// The times of some jobs.

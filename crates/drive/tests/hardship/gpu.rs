@@ -1,11 +1,12 @@
 //! GPU-driven queues under hardship.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Options, Placement};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
-use onehop_os::{HostMem, Registers};
+use onehop_os::{HostMem, Port, Registers};
 use onehop_proto::kernel::Exit;
 
 use crate::{inject, open};
@@ -112,6 +113,155 @@ fn a_launch_that_fails_leaves_nothing_in_flight() {
     }
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(sim.violations(), []);
+}
+
+/// A GPU that is full of somebody else's kernel: launches do not begin before it ends.
+struct Full {
+    gpu: Emulated,
+    /// What keeps launches from beginning.
+    occupied: Arc<AtomicBool>,
+}
+
+struct Queued {
+    occupied: Arc<AtomicBool>,
+}
+
+impl Running for Queued {
+    fn is_done(&self) -> bool {
+        !self.occupied.load(Ordering::Relaxed)
+    }
+    fn join(self: Box<Self>) -> onehop_gpu::Result<Vec<Exit>> {
+        panic!("waited for a kernel that does not end");
+    }
+}
+
+impl Gpu for Full {
+    fn name(&self) -> &str {
+        "full"
+    }
+    fn simulated(&self) -> bool {
+        true
+    }
+    fn alloc(&self, place: Place, bytes: usize) -> onehop_gpu::Result<Region> {
+        self.gpu.alloc(place, bytes)
+    }
+    fn adopt(&self, place: Place, mem: HostMem) -> onehop_gpu::Result<Region> {
+        self.gpu.adopt(place, mem)
+    }
+    fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
+        self.gpu.copier(from, to)
+    }
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
+        self.gpu.map_registers(regs)
+    }
+    fn prepare(&self, launch: &Launch) -> onehop_gpu::Result<()> {
+        self.gpu.prepare(launch)
+    }
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> {
+        match self.occupied.load(Ordering::Relaxed) {
+            true => Ok(Box::new(Queued { occupied: self.occupied.clone() })),
+            false => self.gpu.launch(launch, job),
+        }
+    }
+}
+
+#[test]
+fn a_kernel_that_never_begins_is_left_behind() {
+    let (sim, drive) = open("mem:1M");
+    let occupied = Arc::new(AtomicBool::new(true));
+    let gpu: Arc<dyn Gpu> = Arc::new(Full { gpu: Emulated::new(), occupied: occupied.clone() });
+    let setup = GpuSetup {
+        queues: 1,
+        limit: Duration::from_millis(100),
+        stall: Duration::from_millis(100),
+        ..GpuSetup::new(Placement::TIER1)
+    };
+    let (ns, job) = (drive.namespace(1).unwrap(), [GpuJob { lba: 0, blocks: 8, offset: 0 }]);
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    let start = Instant::now();
+    let end = queues.read(ns, &job, &buffer);
+    assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // The rest of the drive works, resets included; these queues do not, and their number is not given to others.
+    drive.reset().unwrap();
+    let other = drive.queue().unwrap();
+    other.read(ns, 0, 8, &drive.buffer(4096).unwrap(), 0).unwrap();
+    assert_eq!(other.id(), 2);
+    assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::Gpu(_))));
+    drop(queues);
+    occupied.store(false, Ordering::Relaxed);
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    queues.read(ns, &job, &buffer).unwrap();
+    assert_eq!(drive.queue().unwrap().id(), 4);
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn a_failed_read_does_not_keep_its_memory() {
+    let (sim, drive) = open("mem:1M?fault=media@lba=9-9");
+    let gpu = emulated();
+    let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+    let before = sim.mapper().mappings();
+    for _ in 0..10 {
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 65536).unwrap();
+        let end =
+            queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 64, offset: 0 }], &buffer);
+        assert!(matches!(end, Err(Error::Command { .. })), "{end:?}");
+    }
+    // The queues' own memory is mapped by the first job.
+    assert!(sim.mapper().mappings() <= before + 2, "{} were {before}", sim.mapper().mappings());
+}
+
+#[test]
+fn late_data_never_reaches_memory_that_the_caller_has_back() {
+    for order in ["whole", "random"] {
+        let (_sim, drive) = open(&format!("mem:1M?fault=torn@n=1,delay=400ms,order={order}"));
+        let gpu = emulated();
+        let setup = GpuSetup { stall: Duration::from_millis(80), ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let job = GpuJob { lba: 0, blocks: 8, offset: 0 };
+        queues.read(drive.namespace(1).unwrap(), &[job], &buffer).unwrap();
+        assert_eq!(drive.incidents().len(), 1);
+        region.write(0, &[0xa5; 4096]).unwrap();
+        std::thread::sleep(Duration::from_millis(1700));
+        let mut got = [0; 4096];
+        region.read(0, &mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == 0xa5), "{order}");
+    }
+}
+
+#[test]
+fn gpu_queues_beyond_the_bar_are_refused() {
+    struct Short(Arc<dyn Registers>);
+    impl Registers for Short {
+        fn read32(&self, at: u32) -> u32 {
+            self.0.read32(at)
+        }
+        fn write32(&self, at: u32, value: u32) {
+            assert!(at < self.size(), "a register beyond the BAR");
+            self.0.write32(at, value);
+        }
+        fn size(&self) -> u32 {
+            // Doorbells of the admin queue and of two others.
+            0x1000 + 3 * 8
+        }
+    }
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let port = sim.port();
+    let port = Port { regs: Arc::new(Short(port.regs.clone())), ..port };
+    let drive = Drive::open(port, crate::options()).unwrap();
+    let gpu = emulated();
+    let setup = |queues| GpuSetup { queues, ..GpuSetup::new(Placement::TIER1) };
+    let refused = drive.gpu_queues(gpu.clone(), setup(3)).map(|_| ());
+    assert!(
+        matches!(&refused, Err(Error::Unsupported { why, .. }) if why.contains("doorbells")),
+        "{refused:?}"
+    );
+    let queues = drive.gpu_queues(gpu.clone(), setup(2)).unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 8, offset: 0 }], &buffer).unwrap();
 }
 
 #[test]

@@ -87,6 +87,23 @@ fn data_that_never_came_may_still_come() {
     assert_eq!(sim.violations(), []);
 }
 
+/// A read that was tried again has ended for good: nothing of its first try may reach memory that the caller has back.
+#[test]
+fn data_of_an_earlier_try_never_comes_later() {
+    for order in ["whole", "last-first", "random"] {
+        let sim = onehop_sim::open(&format!("mem:1M?fault=torn@n=1,delay=300ms,order={order}")).unwrap();
+        let drive = Drive::open(sim.port(), options()).unwrap();
+        let buffer = drive.buffer(4096).unwrap();
+        let queue = drive.queue().unwrap();
+        let moved = queue.read(drive.namespace(1).unwrap(), 0, 8, &buffer, 0).unwrap();
+        assert_eq!((moved.retries, moved.late_data), (1, 0), "{order}");
+        assert_eq!(drive.incidents().len(), 1, "only a reset stops the data of the first try");
+        buffer.host().unwrap().fill(0, 4096, 0xa5).unwrap();
+        std::thread::sleep(Duration::from_millis(1300));
+        assert!(buffer.host().unwrap().to_vec(0, 4096).unwrap().iter().all(|byte| *byte == 0xa5), "{order}");
+    }
+}
+
 /// Registers that read all ones for a while.
 struct Away {
     inner: Arc<dyn Registers>,

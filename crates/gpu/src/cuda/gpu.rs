@@ -9,7 +9,7 @@ use onehop_os::{DmaMemory, HostMem, Registers};
 use onehop_proto::GpuAddr;
 
 use super::blocks::CudaBlocks;
-use super::capabilities::{Capabilities, Need};
+use super::capabilities::{Capabilities, Consumer, Need};
 use super::code::{Code, Rig};
 use super::context::{Context, Event, Stream};
 use super::copier::CudaCopier;
@@ -315,6 +315,16 @@ impl Gpu for CudaGpu {
         let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
         metered.load_kernels()?;
         Ok(Arc::new(metered))
+    }
+
+    fn orders_device_writes(&self) -> Result<()> {
+        match self.capabilities().visibility.needed(Consumer::RunningKernel) {
+            Need::Nothing | Need::AcquireOrFence => Ok(()),
+            _ => Err(Error::NotSupported {
+                what: "waiting in a kernel for what another device writes into GPU memory".into(),
+                why: format!("{} does not order such writes for kernels that are running", self.name()),
+            }),
+        }
     }
 
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region> {

@@ -84,7 +84,11 @@ impl<W: Warp> Group<'_, W> {
                 let slot = queue.slot(warp.local(local::SLOT + i) as u16);
                 let state = warp.load_acquire(slot.plus(STATE));
                 let status = Status((state >> 17) as u16);
-                let outcome = if state & 3 == DONE { Outcome::Done(status) } else { Outcome::InDoubt };
+                let (outcome, retries) = match state & 3 == DONE {
+                    false => (Outcome::InDoubt, retries),
+                    true if job.again(status, retries) => (Outcome::Pending, retries + 1),
+                    true => (Outcome::Done(status), retries),
+                };
                 outcome.store(warp, job, item, retries);
             } else if retries != u32::MAX {
                 Outcome::Pending.store(warp, job, item, retries);
