@@ -15,7 +15,7 @@ use onehop_proto::regs::Version;
 use crate::admin::Admin;
 use crate::control::Control;
 use crate::durability::Durability;
-use crate::ladder::{Incident, Participant};
+use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::ring::{Dma, PairHalf};
 use crate::{Error, Identity, Namespace, Options, Result};
 
@@ -122,15 +122,22 @@ impl Core {
         self.control.reset_function()
     }
 
-    /// Disables, enables and identifies; by a function reset if the controller does not let go otherwise.
+    /// Disables, enables and identifies; after a function reset where that fails.
     pub(crate) fn start_from_anywhere(&self, admin: &mut Admin) -> Result<Identity> {
-        match self.start(admin) {
-            Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }) => {
-                self.reset_function()?;
-                self.start(admin)
+        let mut started = self.start(admin);
+        for pause in RESET_PAUSES {
+            if !matches!(started, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }))
+            {
+                break;
             }
-            other => other,
+            std::thread::sleep(pause);
+            match self.reset_function() {
+                Ok(()) | Err(Error::Unsupported { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            started = self.start(admin);
         }
+        started
     }
 
     /// Disables, enables and identifies.

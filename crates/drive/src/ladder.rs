@@ -12,6 +12,10 @@ use crate::queue::QueueCell;
 use crate::slots::Token;
 use crate::{Error, Recovery, Result};
 
+/// Pauses before a reset that failed is tried again; after the last, the drive is given up.
+pub(crate) const RESET_PAUSES: [Duration; 3] =
+    [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1)];
+
 /// A recovery that was needed.
 #[derive(Clone, Debug)]
 pub struct Incident {
@@ -152,12 +156,20 @@ impl Inner {
         back
     }
 
-    /// Resets the controller, or the function if that does not help, and gives everybody their queues back.
+    /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is tried
+    /// again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not cost the drive.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
         let mut recovery = Recovery::ControllerReset;
         let mut back = self.bring_back(state, recovery);
-        if !matches!(back, Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. })) {
+        for pause in RESET_PAUSES {
+            if matches!(
+                back,
+                Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. } | Error::NoQueue { .. })
+            ) {
+                break;
+            }
+            std::thread::sleep(pause);
             // Where the function cannot be reset from outside, the controller is reset once more.
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use onehop_drive::{
     Buffer, Drive, GpuJob, GpuMode, GpuSetup, Io, IoQueue, Namespace, Op, Options, Placement, Token,
 };
+use onehop_sim::Sim;
 use suite::Rng;
 use suite::common::{self, Bed};
 
@@ -206,6 +207,21 @@ fn operations_with_faults_on_the_gpu() {
     torment(Bed::Resident, number("ONEHOP_TORTURE_OPS", 1_000_000) / 50, &faults);
 }
 
+/// Prints how both sides saw a run that failed.
+struct Witness {
+    sim: Sim,
+    drive: Drive,
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("incidents: {:#?}", self.drive.incidents());
+            println!("simulator: {:?}, breaches: {:#?}", self.sim.stats(), self.sim.violations());
+        }
+    }
+}
+
 fn torment(bed: Bed, ops: u64, faults: &[&str]) {
     let seed = number("ONEHOP_TORTURE_SEED", 20_261_121);
     let faults = faults.join("&fault=");
@@ -220,6 +236,7 @@ fn torment(bed: Bed, ops: u64, faults: &[&str]) {
         ..Options::default()
     };
     let drive = Drive::open(port, options).unwrap();
+    let _witness = Witness { sim: sim.clone(), drive: drive.clone() };
     let ns = drive.namespace(1).unwrap();
     let queue = drive.queue().unwrap();
     let mut torture = Torture {

@@ -67,6 +67,20 @@ fn one_lost_command_during_a_reset_is_no_dead_drive() {
 }
 
 #[test]
+fn a_reset_is_tried_more_than_once() {
+    for op in ["create-cq", "identify", "set-features"] {
+        let (sim, drive) = open("mem:1M?to=1");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(4096).unwrap();
+        inject(&sim, &format!("lost@op={op},count=3"));
+        drive.reset().unwrap();
+        queue.read(ns, 0, 1, &buffer, 0).unwrap();
+    }
+    let sim = onehop_sim::open("mem:1M?to=1&fault=lost@op=identify,count=3").unwrap();
+    Drive::open(sim.port(), options()).unwrap();
+}
+
+#[test]
 fn a_late_command_does_not_make_closing_its_queue_a_reset() {
     let (sim, drive) = open("mem:1M?fault=late@op=flush,n=1,delay=300ms");
     let queue = drive.queue().unwrap();
