@@ -13,6 +13,7 @@ mod heap;
 pub mod hf3fs;
 mod huge;
 mod mem;
+mod mmio;
 pub mod nvme;
 pub mod page_cache;
 mod reads;
@@ -27,9 +28,8 @@ pub use error::{Error, Result};
 pub use guard::Guard;
 pub use heap::Heap;
 pub use mem::HostMem;
+pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
-pub use seam::{
-    DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, MmioWindow, Port, Registers, Run,
-};
+pub use seam::{DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Port, Registers, Run};
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;

@@ -194,6 +194,7 @@ impl HostMem {
 
     /// Where it lies in this process. Valid as long as a clone lives; everything behind it is shared with a device.
     #[must_use]
+    #[inline]
     pub fn host_ptr(&self) -> *mut u8 {
         self.mapping.base.as_ptr().wrapping_add(self.offset)
     }
@@ -213,26 +214,19 @@ impl HostMem {
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
     }
 
-    /// Stores a 64-bit word by one instruction.
-    ///
-    /// # Errors
-    /// When it does not lie within the memory, or is not aligned.
-    pub fn store64(&self, offset: usize, value: u64) -> Result<()> {
-        self.check_writable_range(offset, 8)?;
-        if !(self.offset + offset).is_multiple_of(8) {
-            return Err(Error::OutOfRange { offset, bytes: 8, len: self.len });
-        }
-        self.qword(offset).store(value, Ordering::SeqCst);
-        Ok(())
-    }
-
     /// Checks that a range may be written.
     ///
     /// # Errors
     /// When it does not lie within the memory, or that is read-only.
+    #[inline]
     pub fn check_writable_range(&self, offset: usize, bytes: usize) -> Result<()> {
         self.check(offset, bytes)?;
         self.check_writable()
+    }
+
+    #[inline]
+    pub(crate) fn is_writable_range(&self, offset: usize, bytes: usize) -> bool {
+        self.mapping.writable && offset <= self.len && bytes <= self.len - offset
     }
 
     /// Stores sixteen words, in no order that others could rely on.
@@ -456,7 +450,6 @@ mod tests {
         assert!(part.word(8).is_err());
         assert!(part.word(2).is_err());
         part.word(4).unwrap().store(5, Ordering::Relaxed);
-        assert!(part.store64(4, 1).is_err() && part.store64(8, 1).is_err() && mem.store64(16, 1).is_ok());
         assert_eq!(mem.to_vec(12, 1).unwrap(), [5]);
         assert!(mem.slice(10..5000).is_err());
     }

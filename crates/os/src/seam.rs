@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onehop_proto::{BusAddr, GpuAddr};
 
-use crate::{Error, HostMem, Result};
+use crate::{Error, HostMem, MmioWindow, Result};
 
 /// BAR0 of a controller. Reads of a device that is gone give all ones; writes to it are lost.
 pub trait Registers: Send + Sync {
@@ -39,24 +39,6 @@ pub trait Registers: Send + Sync {
     fn write64(&self, offset: u32, value: u64) {
         self.write32(offset, value as u32);
         self.write32(offset + 4, (value >> 32) as u32);
-    }
-}
-
-/// A device's registers as memory of this process: a mapped BAR, from its first byte on.
-#[derive(Clone, Debug)]
-pub struct MmioWindow(HostMem);
-
-impl MmioWindow {
-    /// `mem` is the mapping of a BAR: of sysfs `resource0`, or of a VFIO region.
-    #[must_use]
-    pub fn new(mem: HostMem) -> Self {
-        Self(mem)
-    }
-
-    /// The mapping.
-    #[must_use]
-    pub fn memory(&self) -> &HostMem {
-        &self.0
     }
 }
 

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use onehop_os::{Guard, HostMem, MmioWindow, Registers};
 
@@ -24,7 +23,7 @@ pub(crate) trait Source: Send + Sync {
 
 /// A controller's registers in BAR0, and memory behind its other BARs.
 pub(crate) struct Bars {
-    registers: HostMem,
+    registers: MmioWindow,
     size: u32,
     source: Arc<dyn Source>,
     /// A device that is unbound or unplugged under us takes its registers with it.
@@ -42,25 +41,22 @@ impl Bars {
         let registers = source.map(0, 0, size.next_multiple_of(PAGE))?;
         let guard = Guard::of_device(&registers)
             .map_err(|e| Error::call(format!("guarding BAR0 of {name}"), io::Error::other(e)))?;
-        Ok(Self { registers, size: size as u32, source, _guard: guard })
+        Ok(Self { registers: MmioWindow::new(registers), size: size as u32, source, _guard: guard })
     }
 }
 
 impl Registers for Bars {
     fn read32(&self, offset: u32) -> u32 {
-        // On the bus, nobody's answer is all ones.
-        self.registers.word(offset as usize).map_or(u32::MAX, |word| word.load(Ordering::SeqCst))
+        self.registers.read32(offset)
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        if let Ok(word) = self.registers.word(offset as usize) {
-            word.store(value, Ordering::SeqCst);
-        }
+        self.registers.write32(offset, value);
     }
 
     fn write64(&self, offset: u32, value: u64) {
         // At once, as the specification allows: QEMU takes the address of the memory buffer (CMBMSC) in no other way.
-        let _ = self.registers.store64(offset as usize, value);
+        self.registers.write64(offset, value);
     }
 
     fn size(&self) -> u32 {
@@ -75,7 +71,7 @@ impl Registers for Bars {
     }
 
     fn mmio(&self) -> Option<MmioWindow> {
-        Some(MmioWindow::new(self.registers.clone()))
+        Some(self.registers.clone())
     }
 }
 

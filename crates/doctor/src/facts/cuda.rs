@@ -1,13 +1,12 @@
 //! What CUDA answers. What can be tried is tried: a context, a copy whose bytes are compared, a dma-buf.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use onehop_gpu::cuda::{self, DeviceKind, Span, WritesOrdering};
 use onehop_gpu::{Gpu, Place, Rows};
-use onehop_os::{HostMem, MmioWindow};
+use onehop_os::MmioWindow;
 use onehop_pci::{Address, Root};
 use serde::{Deserialize, Serialize};
 
@@ -178,28 +177,28 @@ fn dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
 }
 
 /// The first page of a BAR0, to be looked at and no more.
-struct FirstPage(HostMem);
+struct FirstPage(MmioWindow);
 
 impl onehop_os::Registers for FirstPage {
     fn read32(&self, offset: u32) -> u32 {
-        self.0.word(offset as usize).map_or(u32::MAX, |word| word.load(Ordering::Relaxed))
+        self.0.read32(offset)
     }
 
     fn write32(&self, _: u32, _: u32) {}
 
     fn size(&self) -> u32 {
-        self.0.len() as u32
+        self.0.memory().len() as u32
     }
 
     fn mmio(&self) -> Option<MmioWindow> {
-        Some(MmioWindow::new(self.0.clone()))
+        Some(self.0.clone())
     }
 }
 
 /// Nothing where the kernel does not let us have the page.
 fn register(gpu: &cuda::CudaGpu, drive: Address) -> Option<Registers> {
     let bar = onehop_pci::bar_memory(&Root::here(), drive, Some(0)).ok()?;
-    let page = FirstPage(bar.slice(0..4096).ok()?);
+    let page = FirstPage(MmioWindow::new(bar.slice(0..4096).ok()?));
     let tried = gpu.map_registers(Arc::new(page)).map(drop).map_err(|error| error.to_string());
     Some(Registers { of: drive.to_string(), tried })
 }
