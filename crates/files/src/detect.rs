@@ -1,7 +1,7 @@
 //! Which file system begins here, by its magic numbers. The ones that are not read are known by name all the same.
 
 use crate::window::Window;
-use crate::{Result, exfat, ext, fat};
+use crate::{Result, exfat, ext, fat, members};
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,25 +29,7 @@ impl Found {
 }
 
 /// Offset, magic, name.
-type Magic = (u64, &'static [u8], &'static str);
-
-/// What holds other volumes. A file system that is seen within is a part of what the container holds, or an old one.
-const CONTAINERS: &[Magic] = &[
-    (0, b"LUKS\xba\xbe", "LUKS encryption"),
-    (512, b"LABELONE", "LVM physical volume"),
-    (0, b"LABELONE", "LVM physical volume"),
-    (4096, MD, RAID),
-    (0, MD, RAID),
-    (3, b"-FVE-FS-", "BitLocker encryption"),
-    (4096 + 24, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", "bcache"),
-];
-/// The magic number of Linux RAID; in version 0.90 the major version behind it, and both orders of bytes.
-const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
-const MD_OLD: &[u8] = b"\xfc\x4e\x2b\xa9\0\0\0\0";
-const MD_OLD_SWAPPED: &[u8] = b"\xa9\x2b\x4e\xfc\0\0\0\0";
-const IMSM: &[u8] = b"Intel Raid ISM C";
-const RAID: &str = "Linux RAID member";
-const INTEL: &str = "Intel RAID member";
+pub(crate) type Magic = (u64, &'static [u8], &'static str);
 
 const OTHERS: &[Magic] = &[
     (0, b"XFSB", "XFS"),
@@ -71,12 +53,8 @@ const OTHERS: &[Magic] = &[
     (65526, b"SWAPSPACE2", "Linux swap"),
 ];
 
-/// Where ZFS keeps its first uberblock, and both orders of its magic number.
-const UBERBLOCKS: std::ops::Range<u64> = 0x20000..0x40000;
-const UBERBLOCK: [&[u8]; 2] = [&[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0], &[0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c]];
-
 pub(crate) fn detect(window: &Window) -> Result<Found> {
-    if let Some((_, name)) = container(window)? {
+    if let Some((_, name)) = members::all(window)?.first() {
         return Ok(Found::Other(name));
     }
     // A file system that is read has more than a magic number to show, so its reader comes first.
@@ -86,53 +64,24 @@ pub(crate) fn detect(window: &Window) -> Result<Found> {
     if exfat::probe(window)? {
         return Ok(Found::Exfat);
     }
-    if let Some((_, name)) = first_of(window, OTHERS)? {
+    if let Some(name) = first_of(window, OTHERS)? {
         return Ok(Found::Other(name));
     }
     // Only plausible fields tell a FAT: NTFS and others have the same ones.
     if fat::probe(window)? {
         return Ok(Found::Fat);
     }
-    for at in UBERBLOCKS.step_by(1024) {
-        if has(window, at, UBERBLOCK[0])? || has(window, at, UBERBLOCK[1])? {
-            return Ok(Found::Other("ZFS"));
-        }
+    if !members::uberblocks(window)?.is_empty() {
+        return Ok(Found::Other("ZFS"));
     }
     // What formats a drive anew may leave the backup of an exFAT where it is: it counts where nothing else does.
     Ok(if exfat::remains(window)? { Found::Exfat } else { Found::Nothing })
 }
 
-/// The container that the window is a member of, and the byte that tells so.
-pub(crate) fn container(window: &Window) -> Result<Option<(u64, &'static str)>> {
-    let at_start = first_of(window, CONTAINERS)?;
-    if at_start.is_some() {
-        return Ok(at_start);
-    }
-    // The others keep what they have to say at the end, and what they hold begins where they begin.
-    let (len, sectors) = (window.len(), window.len() / 512);
-    let one = (sectors.saturating_sub(16) & !7) * 512;
-    // Version 1.0, which says where it is itself.
-    if has(window, one, MD)? && has(window, one + 144, &(one / 512).to_le_bytes())? {
-        return Ok(Some((one, RAID)));
-    }
-    // Version 0.90, in the order of bytes of the machine that made it.
-    let old = (len & !0xFFFF).saturating_sub(0x10000);
-    if has(window, old, MD_OLD)? || has(window, old, MD_OLD_SWAPPED)? {
-        return Ok(Some((old, RAID)));
-    }
-    for sector in [512, 4096] {
-        let at = (len / sector).saturating_sub(2) * sector;
-        if has(window, at, IMSM)? {
-            return Ok(Some((at, INTEL)));
-        }
-    }
-    Ok(None)
-}
-
-fn first_of(window: &Window, magics: &[Magic]) -> Result<Option<(u64, &'static str)>> {
+fn first_of(window: &Window, magics: &[Magic]) -> Result<Option<&'static str>> {
     for (offset, magic, name) in magics {
         if has(window, *offset, magic)? {
-            return Ok(Some((*offset, name)));
+            return Ok(Some(name));
         }
     }
     Ok(None)
@@ -142,8 +91,5 @@ pub(crate) fn has(window: &Window, offset: u64, magic: &[u8]) -> Result<bool> {
     if offset + magic.len() as u64 > window.len() {
         return Ok(false);
     }
-    let mut bytes = [0; 16];
-    let bytes = &mut bytes[..magic.len()];
-    window.read(offset, bytes)?;
-    Ok(bytes == magic)
+    Ok(window.vec(offset, magic.len())? == magic)
 }

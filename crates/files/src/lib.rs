@@ -18,6 +18,7 @@ mod extent;
 mod fat;
 pub mod live;
 mod map;
+mod members;
 pub mod partitions;
 mod volume;
 mod window;

@@ -8,6 +8,7 @@ use crate::exfat::Exfat;
 use crate::ext::Ext;
 use crate::extent;
 use crate::fat::Fat;
+use crate::members;
 use crate::partitions::{self, Partition, TableKind};
 use crate::window::Window;
 use crate::{Blocks, Error, Extent, Result};
@@ -158,9 +159,9 @@ impl Volume {
         }
         let table = partitions::read(&*blocks)?;
         // The partitions of a drive that is a member as a whole are those of what it is a member of.
-        if let Some((at, name)) = detect::container(&Window::new(blocks.clone(), 0, blocks.size()))?
-            && !table.partitions.iter().any(|p| (p.start..p.start + p.len).contains(&at))
-        {
+        let in_partition = |at| table.partitions.iter().any(|p| (p.start..p.start + p.len).contains(&at));
+        let whole = members::all(&Window::new(blocks.clone(), 0, blocks.size()))?;
+        if let Some((_, name)) = whole.iter().find(|(at, _)| !in_partition(*at)) {
             return Err(not_read(name));
         }
         let part = match which {

@@ -15,6 +15,7 @@ mod fat;
 mod foreign;
 mod kernel;
 mod live;
+mod members;
 #[path = "../common/mounted.rs"]
 mod mounted;
 mod support;
