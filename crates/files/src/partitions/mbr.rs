@@ -8,7 +8,7 @@ use crate::{Blocks, Error, Result};
 
 const TABLE: &str = "MBR partition table";
 /// The type that says: there is a GPT, hands off.
-pub(super) const PROTECTIVE: u8 = 0xEE;
+const PROTECTIVE: u8 = 0xEE;
 const EXTENDED: [u8; 3] = [0x05, 0x0F, 0x85];
 /// Logical partitions that anybody would make.
 const MOST_LOGICAL: usize = 256;
@@ -17,7 +17,7 @@ const MOST_LOGICAL: usize = 256;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
     status: u8,
-    pub(super) kind: u8,
+    kind: u8,
     start: u64,
     count: u64,
 }
@@ -26,6 +26,11 @@ impl Slot {
     /// Whatever its type: Linux has a partition here, and counts it.
     fn used(&self) -> bool {
         self.count != 0
+    }
+
+    /// Whatever its size: Linux, too, looks at type and start alone.
+    pub(super) fn protective(&self) -> bool {
+        self.kind == PROTECTIVE && (self.used() || self.start == 1)
     }
 
     fn extended(&self) -> bool {
@@ -48,10 +53,9 @@ fn entries(sector: &[u8; 512]) -> Option<[Slot; 4]> {
 pub(super) fn slots(sector: &[u8; 512], size: u64, lba: u32) -> Option<[Slot; 4]> {
     let slots = entries(sector)?;
     let blocks = size / u64::from(lba);
-    let typed = |s: &Slot| s.used() && s.kind != 0;
-    let sane = |s: &Slot| {
-        s.status & 0x7F == 0 && (!typed(s) || s.kind == PROTECTIVE || (s.start > 0 && s.start < blocks))
-    };
+    let typed = |s: &Slot| s.protective() || s.used() && s.kind != 0;
+    let sane =
+        |s: &Slot| s.status & 0x7F == 0 && (!typed(s) || s.protective() || (s.start > 0 && s.start < blocks));
     (slots.iter().all(sane) && slots.iter().any(typed)).then_some(slots)
 }
 

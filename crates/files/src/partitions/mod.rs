@@ -67,7 +67,7 @@ pub fn read(blocks: &dyn Blocks) -> Result<Table> {
     let Some(slots) = mbr::slots(&sector, blocks.size(), sizes[0]) else {
         return Ok(none);
     };
-    if slots.iter().any(|s| s.kind == mbr::PROTECTIVE) {
+    if slots.iter().any(mbr::Slot::protective) {
         return gpt::read(blocks, sizes);
     }
     mbr::read(blocks, &slots, sizes[0])

@@ -70,6 +70,33 @@ fn gpt_by_sgdisk() {
     assert!(table(&image).unwrap().notes[0].contains("backup of the GPT cannot be used"));
 }
 
+/// Linux looks at the type and the start of a protective entry, and at its size only to remark on it.
+#[test]
+fn a_protective_entry_of_no_blocks_protects_a_gpt() {
+    if !have(&["partx"]) {
+        return;
+    }
+    let dir = Scratch::new();
+    let image = dir.image("gpt", 0, 0);
+    let sound = gpt(512, 1000, &[(100, 499), (500, 899)]);
+    for count in [0_u32, 1, u32::MAX] {
+        let mut bytes = sound.clone();
+        bytes[458..462].copy_from_slice(&count.to_le_bytes());
+        std::fs::write(&image, bytes).unwrap();
+        let got = table(&image).unwrap();
+        let places: Vec<_> =
+            got.partitions.iter().map(|p| format!("{} {} {}", p.index, p.start / 512, p.len / 512)).collect();
+        let theirs = run("partx", &["-g", "-o", "NR,START,SECTORS", &image]);
+        let theirs: Vec<_> =
+            theirs.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!((got.kind, &places), (TableKind::Gpt, &theirs), "{count} blocks");
+    }
+    // Anywhere else it is what is left of one, or code of a boot sector.
+    let mut elsewhere = sound;
+    elsewhere[454..462].copy_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(partitions::read(&elsewhere).unwrap().kind, TableKind::None);
+}
+
 /// No tool makes a table for blocks of 4096 bytes in a file, so this one is ours.
 #[test]
 fn gpt_at_blocks_of_4096_bytes() {
