@@ -6,6 +6,7 @@
 mod chain;
 mod mount;
 mod places;
+mod swap;
 mod system;
 
 use std::fs::File;
@@ -224,6 +225,9 @@ impl State {
             refuse(format!("its device {}:{} is not in the list of mounts", device.0, device.1))
         })?;
         mount.check(file).map_err(refuse)?;
+        if let Some(why) = swap::in_use(system, file, shown)? {
+            return Err(refuse(why));
+        }
         let chain = Chain::resolve(system, device).map_err(refuse)?;
         // A file system that does not count generations tells reused numbers by their times alone.
         let generation = ioctls::generation(file).unwrap_or(0);

@@ -228,6 +228,33 @@ fn what_changes_below_a_file_or_at_its_mount_is_seen() {
     assert_eq!(LiveFile::open(&path, &system).unwrap().rung(), Rung::ReadOnly);
 }
 
+#[test]
+fn an_active_swap_file_is_refused() {
+    if !have(&TOOLS) || !have(&["mount", "umount", "mkswap"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let size = 32 << 20;
+    let image = mkfs(&scratch, "-t ext4", &Tree::new(), size);
+    let Some(mounted) = mount(&scratch, &image) else { return };
+    let path = mounted.path().join("swap");
+    fs::write(&path, vec![0; 1 << 20]).unwrap();
+    run("mkswap", &[path.to_str().unwrap()]);
+    pretend_drive(&scratch, mounted.path(), size);
+    let proc = scratch.path("proc");
+    fs::create_dir(&proc).unwrap();
+    ["self", "fs"].iter().for_each(|name| symlink(Path::new("/proc").join(name), proc.join(name)).unwrap());
+    let system = System::recorded(scratch.path(""), |_, _| Ok(Vec::new()));
+    let list = |rows: &str| fs::write(proc.join("swaps"), format!("Filename Type\n{rows}")).unwrap();
+    list("");
+    let live = LiveFile::open(&path, &system).unwrap();
+    live.recheck().unwrap();
+    list(&format!("{}   file\t\t1020\t\t0\t\t-2\n", path.display()));
+    for error in [live.recheck().unwrap_err(), LiveFile::open(&path, &system).unwrap_err()] {
+        assert!(error.to_string().contains("active swap file"), "{error}");
+    }
+}
+
 /// XFS takes space behind the end of a file that grows, and gives it back when it likes.
 #[test]
 fn space_behind_the_end_of_a_file_may_come_and_go() {
