@@ -44,6 +44,7 @@ fn anywhere(_: &Path, stop: &StopFlag) -> Result<Box<dyn Store>> {
 
 #[cfg(feature = "remote")]
 mod both {
+    use std::ffi::OsString;
     use std::path::Path;
 
     use onehop_load::remote::Remote;
@@ -63,7 +64,7 @@ mod both {
             self.of(path).kind(path)
         }
 
-        fn names(&self, path: &Path) -> Result<Vec<String>> {
+        fn names(&self, path: &Path) -> Result<Vec<OsString>> {
             self.of(path).names(path)
         }
 

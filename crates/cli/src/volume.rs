@@ -60,9 +60,18 @@ pub(crate) fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
 }
 
 /// Opens the file system on a drive, or on one of its partitions.
-pub(crate) fn open(blocks: &Arc<dyn Blocks>, partition: Option<u32>) -> Result<Volume> {
-    let which = partition.map_or(Which::Auto, Which::Partition);
-    Ok(Volume::open(blocks.clone(), which)?)
+pub(crate) fn open(blocks: &Arc<dyn Blocks>, partition: Option<Which>) -> Result<Volume> {
+    Ok(Volume::open(blocks.clone(), partition.unwrap_or_default())?)
+}
+
+/// What `--partition` takes: a number, or `none` for the whole drive.
+pub(crate) fn parse_partition(text: &str) -> std::result::Result<Which, String> {
+    match text {
+        "none" => Ok(Which::Whole),
+        number => {
+            number.parse().map(Which::Partition).map_err(|_| "not a partition's number, nor `none`".into())
+        }
+    }
 }
 
 /// Which drive it is, as extent maps have it.

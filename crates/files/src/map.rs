@@ -4,6 +4,8 @@
 mod drive;
 mod stored;
 
+use std::path::{Path, PathBuf};
+
 use crate::extent::Builder;
 use crate::volume::{File, FileId, Volume};
 use crate::{Blocks, Error, Extent, Place, Result};
@@ -28,8 +30,9 @@ pub struct ExtentMap {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappedFile {
-    /// Where it was found: for people, nothing relies on it.
-    pub path: String,
+    /// Where it was found, any bytes: what a file of several maps is asked by.
+    #[serde(with = "stored::raw_path")]
+    pub path: PathBuf,
     /// The file system's name.
     pub fs: String,
     /// The file system's identifier; empty where it could not be had.
@@ -83,9 +86,9 @@ impl ExtentMap {
     ///
     /// # Errors
     /// As for [`ExtentMap::make`].
-    pub fn of_volume(volume: &Volume, file: &File, path: &str, drive: DriveId) -> Result<Self> {
+    pub fn of_volume(volume: &Volume, file: &File, path: impl AsRef<Path>, drive: DriveId) -> Result<Self> {
         let about = MappedFile {
-            path: path.to_owned(),
+            path: path.as_ref().to_owned(),
             fs: volume.fs_name().to_owned(),
             fs_uuid: volume.uuid(),
             id: file.id,
@@ -174,7 +177,7 @@ impl ExtentMap {
             return Ok(());
         }
         Err(Error::Changed {
-            what: self.file.path.clone(),
+            what: self.file.path.display().to_string(),
             why: format!(
                 "it is {id:?} on {fs_uuid}, and the extent map is for {:?} on {}",
                 self.file.id, self.file.fs_uuid
@@ -205,7 +208,7 @@ impl ExtentMap {
         }
         let Extent { offset, len, .. } = piece.extent;
         Err(Error::Changed {
-            what: self.file.path.clone(),
+            what: self.file.path.display().to_string(),
             why: format!(
                 "its bytes {offset}..{} have CRC-32C {have:08x} on the drive, and had {want:08x}",
                 offset + len

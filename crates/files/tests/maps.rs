@@ -5,6 +5,8 @@
 #[path = "common/template.rs"]
 mod template;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use onehop_files::{
@@ -61,6 +63,38 @@ fn one_file_holds_several_maps() {
     for cut in [1, bytes.len() / 2, bytes.len() - 1] {
         assert!(ExtentMap::parse_all(&bytes[..cut]).is_err(), "{cut}");
     }
+}
+
+/// A path is any bytes, and a map that has been stored keeps all of them.
+#[test]
+fn paths_that_are_no_utf8_are_kept() {
+    let empty = |path: &[u8]| {
+        let about = MappedFile { path: OsStr::from_bytes(path).into(), ..file(0) };
+        ExtentMap::make(about, drive(512), &[], |_, _| Ok(())).unwrap()
+    };
+    for path in [&b"/m\xffdels/w"[..], b"\xc3\x28", b"/models/\xc3\xa4 \"b\"", b""] {
+        let map = empty(path);
+        let stored = map.to_bytes();
+        assert_eq!(ExtentMap::parse(&stored).unwrap(), map);
+        let plain = std::str::from_utf8(path).is_ok();
+        let text = String::from_utf8(stored).unwrap();
+        assert_eq!(text.contains("\"path\":\""), plain, "{text}");
+        // A name that is spoiled is no other name.
+        let spoiled = text.replace("\"hex\":\"", "\"hex\":\"x");
+        assert!(
+            plain
+                || ExtentMap::parse(&with_checksum(&spoiled))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("hexadecimal")
+        );
+    }
+}
+
+/// The checksum of a map whose body was changed, made right again.
+fn with_checksum(text: &str) -> Vec<u8> {
+    let (_, body) = text.split_once('\n').unwrap();
+    format!("onehop-extents 1 {:08x}\n{body}", crc32c::crc32c(body.as_bytes())).into_bytes()
 }
 
 #[test]

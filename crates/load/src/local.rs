@@ -1,5 +1,6 @@
 //! Files of this machine, opened so that nothing that a path may lead to can hold us up.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf, absolute};
@@ -119,13 +120,12 @@ impl Store for Local {
         }
     }
 
-    fn names(&self, path: &Path) -> Result<Vec<String>> {
+    fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let name = path.display().to_string();
         let failed = |e: std::io::Error| Error::Open { file: name.clone(), source: e };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(path).map_err(failed)? {
-            // A name that is not UTF-8 comes out as one that cannot be opened: it must not be passed over.
-            names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+            names.push(entry.map_err(failed)?.file_name());
             if names.len() > MAX_NAMES {
                 return Err(Error::Crowded { directory: name, most: MAX_NAMES });
             }

@@ -1,7 +1,8 @@
 //! Files on a drive that onehop drives: those of its file system, and those that extent maps tell of.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,8 +30,7 @@ impl OnVolume {
     /// When there is no such file, or it cannot be read.
     pub fn map(&self, path: &Path, drive: DriveId) -> Result<ExtentMap> {
         let file = self.lookup(path)?;
-        let name = path.display().to_string();
-        ExtentMap::of_volume(&self.volume, &file, &name, drive).map_err(|why| failed(path, why))
+        ExtentMap::of_volume(&self.volume, &file, path, drive).map_err(|why| failed(path, why))
     }
 
     fn lookup(&self, path: &Path) -> Result<File> {
@@ -47,10 +47,9 @@ impl Store for OnVolume {
         }
     }
 
-    fn names(&self, path: &Path) -> Result<Vec<String>> {
+    fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let entries = self.volume.list(&self.lookup(path)?).map_err(|why| failed(path, why))?;
-        // A name that is not UTF-8 comes out as one that cannot be opened: it must not be passed over.
-        Ok(entries.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()).collect())
+        Ok(entries.into_iter().map(|entry| OsString::from_vec(entry.name)).collect())
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
@@ -79,8 +78,8 @@ impl OnMaps {
         let mut files = BTreeMap::new();
         for map in maps {
             let file = map.file.path.clone();
-            if files.insert(PathBuf::from(&file), map).is_some() {
-                return Err(Error::MappedTwice { file });
+            if files.insert(file.clone(), map).is_some() {
+                return Err(Error::MappedTwice { file: file.display().to_string() });
             }
         }
         Ok(Self { files, drive })
@@ -113,9 +112,9 @@ impl Store for OnMaps {
         }
     }
 
-    fn names(&self, path: &Path) -> Result<Vec<String>> {
+    fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let within = self.files.keys().filter(|file| file.parent() == Some(path));
-        Ok(within.filter_map(|file| file.file_name()?.to_str().map(str::to_owned)).collect())
+        Ok(within.filter_map(|file| Some(file.file_name()?.to_owned())).collect())
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Source>> {

@@ -6,6 +6,7 @@
 mod file;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -178,13 +179,13 @@ impl Store for Remote {
         }
     }
 
-    fn names(&self, path: &Path) -> Result<Vec<String>> {
+    fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let address = self.address(path)?;
         let mut names = Vec::new();
         self.walk(path, &address, |location| {
             let mut parts = location.prefix_match(&address.location).into_iter().flatten();
             if let (Some(name), None) = (parts.next(), parts.next()) {
-                names.push(name.as_ref().to_owned());
+                names.push(name.as_ref().into());
             }
             true
         })?;

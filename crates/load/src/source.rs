@@ -1,5 +1,6 @@
 //! Where the bytes of a model come from: the seam behind which local files, drives and servers stand.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -85,11 +86,11 @@ pub trait Store {
     /// When there is nothing, or something that no model is kept in.
     fn kind(&self, path: &Path) -> Result<Kind>;
 
-    /// The names in a directory.
+    /// The names in a directory, which may be any bytes.
     ///
     /// # Errors
     /// When it cannot be read.
-    fn names(&self, path: &Path) -> Result<Vec<String>>;
+    fn names(&self, path: &Path) -> Result<Vec<OsString>>;
 
     /// Opens a file to be read.
     ///

@@ -9,6 +9,7 @@ mod verdict;
 
 use std::path::{Path, PathBuf};
 
+use onehop_files::Which;
 use onehop_gpu::Region;
 use onehop_load::{Dtype, Manifest, Plan, Selection, check, plan};
 
@@ -47,9 +48,10 @@ pub(crate) struct Args {
     /// The model's files are where this extent map says (see onehop map); whatever file system the drive has, it is not read
     #[arg(long, value_name = "MAP", requires = "drive", group = "where_on_drive", conflicts_with = "path")]
     map: Option<PathBuf>,
-    /// The partition that holds the model [default: the only one with a file system that is known]
-    #[arg(long, value_name = "N", requires = "path")]
-    partition: Option<u32>,
+    /// The partition that holds the model, or none: the whole drive, whatever table it has [default: the only one with a
+    /// known file system]
+    #[arg(long, value_name = "N|none", value_parser = crate::volume::parse_partition, requires = "path")]
+    partition: Option<Which>,
     /// The drive's namespace
     #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
     nsid: u32,

@@ -1,10 +1,11 @@
 //! `onehop map`: where files are on their drive, written down with check sums, for when the drive has been handed over.
 
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use onehop_drive::{Drive, Options};
-use onehop_files::ExtentMap;
 use onehop_files::live::{LiveFile, Rung, System};
+use onehop_files::{ExtentMap, Which};
 use onehop_load::{Kind, Local, OnVolume, Store};
 use serde::Serialize;
 use serde_json::json;
@@ -33,9 +34,10 @@ pub(crate) struct Args {
     /// A file or directory in the drive's file system; may be given more than once
     #[arg(long, value_name = "/IN/FS", requires = "drive")]
     path: Vec<PathBuf>,
-    /// The partition that holds it [default: the only one with a file system that is known]
-    #[arg(long, value_name = "N", requires = "path")]
-    partition: Option<u32>,
+    /// The partition that holds it, or none: the whole drive, whatever table it has [default: the only one with a known
+    /// file system]
+    #[arg(long, value_name = "N|none", value_parser = volume::parse_partition, requires = "path")]
+    partition: Option<Which>,
     /// The drive's namespace
     #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
     nsid: u32,
@@ -53,7 +55,7 @@ struct Made {
 /// What is told of a map.
 #[derive(Serialize)]
 struct About<'a> {
-    path: &'a str,
+    path: String,
     file_system: &'a str,
     bytes: u64,
     extents: usize,
@@ -70,7 +72,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         None => of_live_files(&args.files, context)?,
     };
     for Made { map, .. } in made.iter().filter(|_| args.drive.is_none()) {
-        refuse_same(&args.out, Path::new(&map.file.path))?;
+        refuse_same(&args.out, &map.file.path)?;
     }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
     std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
@@ -91,13 +93,13 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         text.row("", format!("rung {} of 5: {}", file.rung, file.rung_text));
     }
     text.row("out", args.out.display());
-    Report::new(json!({ "out": args.out, "files": files }), text)
+    Report::new(json!({ "out": args.out.display().to_string(), "files": files }), text)
 }
 
 fn about(made: &Made) -> Result<About<'_>> {
     let Made { map, rung } = made;
     Ok(About {
-        path: &map.file.path,
+        path: map.file.path.display().to_string(),
         file_system: &map.file.fs,
         bytes: map.file.id.len,
         extents: map.extents()?.len(),
@@ -155,7 +157,9 @@ fn files_of(store: &dyn Store, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn is_of_a_model(name: &str) -> bool {
-    let ends = |ending: &str| name.ends_with(ending);
-    !name.starts_with('.') && (ends(".safetensors") || ends(".gguf") || ends(".safetensors.index.json"))
+fn is_of_a_model(name: &OsStr) -> bool {
+    // Names may be any bytes.
+    let name = name.as_encoded_bytes();
+    let ends = |ending: &str| name.ends_with(ending.as_bytes());
+    !name.starts_with(b".") && (ends(".safetensors") || ends(".gguf") || ends(".safetensors.index.json"))
 }

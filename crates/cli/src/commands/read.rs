@@ -1,10 +1,11 @@
 //! `onehop read`: blocks of a drive, a file on it, or a file of this machine, into GPU memory.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op};
-use onehop_files::{Blocks, Extent, ExtentMap, FileKind, read_extents};
+use onehop_files::{Blocks, Extent, ExtentMap, FileKind, Which, read_extents};
 use onehop_gpu::Region;
 use serde::Serialize;
 
@@ -40,13 +41,14 @@ pub(crate) struct Args {
     blocks: Option<u64>,
     /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
     #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]
-    path: Option<String>,
+    path: Option<PathBuf>,
     /// The file is where this extent map says (see onehop map); of several files in it, --path names one
     #[arg(long, value_name = "MAP", conflicts_with_all = ["lba", "blocks", "partition"])]
     map: Option<PathBuf>,
-    /// The partition that holds the file [default: the only one with a file system that is known]
-    #[arg(long, value_name = "N", requires = "path")]
-    partition: Option<u32>,
+    /// The partition that holds the file, or none: the whole drive, whatever table it has [default: the only one with a
+    /// known file system]
+    #[arg(long, value_name = "N|none", value_parser = volume::parse_partition, requires = "path")]
+    partition: Option<Which>,
     /// From which byte of the file on
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, conflicts_with = "lba", default_value = "0")]
     offset: u64,
@@ -159,14 +161,14 @@ struct Found {
 }
 
 /// Finds the file by the drive's own file system.
-fn by_file_system(args: &Args, path: &str, blocks: Arc<dyn Blocks>) -> Result<Found> {
+fn by_file_system(args: &Args, path: &Path, blocks: Arc<dyn Blocks>) -> Result<Found> {
     let volume = volume::open(&blocks, args.partition)?;
-    let file = volume.lookup(path)?;
+    let file = volume.lookup(path.as_os_str().as_bytes())?;
     if file.kind != FileKind::File {
-        return Err(CliError::Failed(format!("{path} is a {}, not a file", file.kind.name())));
+        return Err(CliError::Failed(format!("{} is a {}, not a file", path.display(), file.kind.name())));
     }
     Ok(Found {
-        path: path.to_owned(),
+        path: path.display().to_string(),
         file_system: volume.fs_name().to_owned(),
         bytes: file.id.len,
         extents: volume.extents(&file)?.to_vec(),
@@ -177,15 +179,15 @@ fn by_file_system(args: &Args, path: &str, blocks: Arc<dyn Blocks>) -> Result<Fo
 }
 
 /// Finds the file by an extent map.
-fn by_map(map: &Path, path: Option<&str>, (drive, ns): (&Drive, &Namespace)) -> Result<Found> {
+fn by_map(map: &Path, path: Option<&Path>, (drive, ns): (&Drive, &Namespace)) -> Result<Found> {
     let mut maps = volume::read_maps(map, drive, ns)?;
-    let names: Vec<_> = maps.iter().map(|map| map.file.path.clone()).collect();
+    let names: Vec<_> = maps.iter().map(|map| map.file.path.display().to_string()).collect();
     maps.retain(|map| path.is_none_or(|path| map.file.path == path));
     let (Some(map), true) = (maps.pop(), maps.is_empty()) else {
         return Err(CliError::Usage(format!("--path: the map tells of {}", names.join(", "))));
     };
     Ok(Found {
-        path: map.file.path.clone(),
+        path: map.file.path.display().to_string(),
         file_system: map.file.fs.clone(),
         bytes: map.file.id.len,
         extents: map.extents()?,
@@ -197,13 +199,13 @@ fn by_map(map: &Path, path: Option<&str>, (drive, ns): (&Drive, &Namespace)) -> 
 
 fn read_file(
     args: &Args,
-    path: Option<&str>,
+    path: Option<&Path>,
     (drive, ns, gpu): With<'_>,
     context: &Context,
 ) -> Result<Report> {
     let found = match &args.map {
         Some(map) => by_map(map, path, (drive, ns))?,
-        None => by_file_system(args, path.unwrap_or_default(), volume::blocks(drive, ns)?)?,
+        None => by_file_system(args, path.unwrap_or(Path::new("")), volume::blocks(drive, ns)?)?,
     };
     let span = Span::new(&found.extents, found.bytes, args.offset, args.len, block_bytes(ns))?;
     let plan = Plan { drive, ns, gpu, args: &args.route };

@@ -1,6 +1,8 @@
 //! `onehop map`, and what is read and loaded by a map.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 use crate::load::text;
 use crate::mounted::Mounted;
 use crate::owned::{crc, image, noise, sharded};
-use crate::run::{Dir, refuse, skip, succeed};
+use crate::run::{Dir, code, command, refuse, skip, succeed};
 
 #[test]
 fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
@@ -141,6 +143,84 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
     refuse(&["load", "-d", "sim:mem:16M", "--map", &out, "-g", "emu"], 1, "the drive is not as it was");
     refuse(&["map", "/dev/null", "--out", &out], 1, "device");
     refuse(&["map", "--out", &out], 2, "FILE");
+}
+
+/// What a command with arguments of any bytes does; its JSON.
+fn with_bytes(args: &[&OsStr]) -> (i32, Value) {
+    let output = command(&["--json"]).args(args).output().unwrap();
+    let document =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"));
+    (code(&output), document)
+}
+
+fn args<'a>(words: &[&'a str], raw: &[&'a OsStr]) -> Vec<&'a OsStr> {
+    words.iter().map(|word| OsStr::new(*word)).chain(raw.iter().copied()).collect()
+}
+
+/// A name is any bytes but `/` and zero.
+#[test]
+fn names_that_are_no_utf8_are_mapped_read_and_loaded() {
+    let dir = Dir::new();
+    let (files, tensors) = sharded();
+    let (one, raw) = (&files[1].1, OsStr::from_bytes(b"/m\xffdel"));
+    let tree = dir.path().join("model-tree/m").with_file_name(OsStr::from_bytes(b"m\xffdel"));
+    fs::create_dir_all(&tree).unwrap();
+    let name = OsStr::from_bytes(b"w\xfe.safetensors");
+    fs::write(tree.join(name), one).unwrap();
+    let Some(image) = image(&dir, "4096", "^inline_data", &[]) else { return };
+    let drive = format!("sim:{}", text(&image));
+    let (map, out) = (dir.path().join(OsStr::from_bytes(b"m\xffp")), dir.file("out"));
+    let file = Path::new(raw).join(name);
+    let on_drive = ["-d", &drive, "--path"];
+    let (status, made) =
+        with_bytes(&args(&[&["map"], &on_drive[..]].concat(), &[raw, "--out".as_ref(), map.as_ref()]));
+    assert_eq!((status, made["files"][0]["bytes"].as_u64()), (0, Some(one.len() as u64)), "{made:#}");
+    assert_eq!(made["files"][0]["path"], json!("/m\u{fffd}del/w\u{fffd}.safetensors"));
+    let read = ["read", "-d", &drive, "-g", "emu", "--verify", "--out", &out];
+    let path = args(&["--path"], &[file.as_ref()]);
+    for more in [path.clone(), [path, args(&["--map"], &[map.as_ref()])].concat()] {
+        let (status, got) = with_bytes(&[args(&read, &[]), more].concat());
+        assert_eq!((status, &got["verified"]), (0, &json!(true)), "{got:#}");
+        assert!(fs::read(&out).unwrap() == *one);
+    }
+    let load = ["load", "-d", &drive, "-g", "emu", "--verify"];
+    for more in [args(&["--path"], &[raw]), args(&["--map"], &[map.as_ref()])] {
+        let (status, got) = with_bytes(&[args(&load, &[]), more].concat());
+        assert_eq!((status, &got["crc32c"]), (0, &crc(&tensors[..2])), "{got:#}");
+    }
+    let (status, got) = with_bytes(&args(&["load", "-g", "emu", "--verify"], &[tree.as_ref()]));
+    assert_eq!((status, &got["crc32c"]), (0, &crc(&tensors[..2])), "{got:#}");
+    let (status, got) = with_bytes(&args(&["map"], &[tree.as_ref(), "--out".as_ref(), map.as_ref()]));
+    match LiveFile::open(tree.join(name), &System::default()) {
+        Ok(_) => assert_eq!((status, &got["files"][0]["bytes"]), (0, &json!(one.len())), "{got:#}"),
+        Err(error) => skip(&format!("files here have no places: {error}")),
+    }
+}
+
+/// A file system on the drive as a whole, behind what looks like a table.
+#[test]
+fn the_whole_drive_can_be_asked_for() {
+    let dir = Dir::new();
+    let Some(image) = image(&dir, "4096", "^inline_data", &[("here", noise(9000, 1))]) else { return };
+    let file = fs::File::options().write(true).open(&image).unwrap();
+    let mut slot = [0; 16];
+    slot[4] = 0x83;
+    slot[8..12].copy_from_slice(&40960_u32.to_le_bytes());
+    slot[12..].copy_from_slice(&2048_u32.to_le_bytes());
+    file.write_all_at(&slot, 446).unwrap();
+    file.write_all_at(&[0x55, 0xAA], 510).unwrap();
+    let (drive, out) = (format!("sim:{}", text(&image)), dir.file("out"));
+    let read = ["read", "-d", &drive, "--path", "/here", "-g", "emu", "--out", &out];
+    refuse(&read, 2, "which partition?");
+    succeed(&[&read[..], &["--partition", "none"]].concat());
+    assert!(fs::read(&out).unwrap() == noise(9000, 1));
+    succeed(&["map", "-d", &drive, "--path", "/here", "--partition", "none", "--out", &dir.file("map")]);
+    let model = ["load", "-d", &drive, "--path", "/here", "-g", "emu", "--partition"];
+    let other = refuse(&[&model[..], &["none"]].concat(), 1, "here");
+    assert!(!other["error"]["message"].as_str().unwrap().contains("partition"), "{other:#}");
+    for wrong in ["None", "whole", "-1", ""] {
+        refuse(&[&model[..7], &[&format!("--partition={wrong}")]].concat(), 2, "nor `none`");
+    }
 }
 
 /// A sysfs in which the loop device that holds `at` is the only partition of the drive `id`, and as long: by its own name,

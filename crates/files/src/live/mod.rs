@@ -203,7 +203,7 @@ impl LiveFile {
     pub fn map(&self) -> Result<ExtentMap> {
         let (disk, extents) = self.on_one_drive()?;
         let about = MappedFile {
-            path: self.path.display().to_string(),
+            path: self.path.clone(),
             fs: self.state.mount.fs.clone(),
             fs_uuid: self.fs_uuid.clone(),
             id: self.state.id,

@@ -32,7 +32,7 @@ pub(super) fn to_bytes(map: &ExtentMap) -> Vec<u8> {
     let stored = |piece: &Piece| match &piece.extent.place {
         Place::Drive(at) => Stored::Drive(piece.extent.len, *at, piece.crc32c.unwrap_or(0)),
         Place::Zeros => Stored::Zeros(piece.extent.len),
-        Place::Inline(bytes) => Stored::Inline(bytes.iter().map(|b| format!("{b:02x}")).collect()),
+        Place::Inline(bytes) => Stored::Inline(hex(bytes)),
     };
     let pieces = map.pieces.iter().map(stored).collect();
     let body = Body { file: map.file.clone(), drive: map.drive.clone(), pieces };
@@ -95,6 +95,46 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
         offset = offset.saturating_add(len);
     }
     Ok(ExtentMap { file: body.file, drive: body.drive, pieces })
+}
+
+/// Paths in JSON: text, or hexadecimal digits of what is no UTF-8.
+pub(super) mod raw_path {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged, deny_unknown_fields)]
+    enum Text {
+        Utf8(String),
+        Raw { hex: String },
+    }
+
+    pub(in crate::map) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        let text = match path.to_str() {
+            Some(text) => Text::Utf8(text.to_owned()),
+            None => Text::Raw { hex: super::hex(path.as_os_str().as_bytes()) },
+        };
+        text.serialize(to)
+    }
+
+    pub(in crate::map) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        match Text::deserialize(from)? {
+            Text::Utf8(text) => Ok(text.into()),
+            Text::Raw { hex } => {
+                let bytes =
+                    super::unhex(&hex).ok_or_else(|| D::Error::custom("its path is not hexadecimal"))?;
+                Ok(OsString::from_vec(bytes).into())
+            }
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -1,6 +1,7 @@
 //! What a path means: a file, the parts of a split file, an index, or whatever of these a directory holds.
 
 use std::collections::{BTreeSet, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -47,8 +48,8 @@ impl Split {
     }
 
     /// The split file that a part of this name belongs to.
-    fn of(directory: &Path, name: &str, ending: &'static str) -> Option<Self> {
-        let stem = name.strip_suffix(ending)?;
+    fn of(directory: &Path, name: &OsStr, ending: &'static str) -> Option<Self> {
+        let stem = name.to_str()?.strip_suffix(ending)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (base, no) = rest.rsplit_once('-')?;
         let number = |text: &str| {
@@ -61,8 +62,10 @@ impl Split {
     }
 
     /// Whether all of its parts are among the names of its directory.
-    fn complete(&self, names: &BTreeSet<String>) -> Result<()> {
-        let Some(no) = (0..self.count).find(|no| !names.contains(&self.name(*no))) else { return Ok(()) };
+    fn complete(&self, names: &BTreeSet<OsString>) -> Result<()> {
+        let Some(no) = (0..self.count).find(|no| !names.contains(OsStr::new(&self.name(*no)))) else {
+            return Ok(());
+        };
         let part = self.part(no).display().to_string();
         let why = Box::new(crate::Error::Open { file: part.clone(), source: Errno::NOENT.into() });
         Err(Error::MissingPart { part, count: self.count, why }.into())
@@ -74,8 +77,8 @@ pub(super) fn find(store: &dyn Store, path: &Path) -> Result<Found> {
     if store.kind(path)? == Kind::Directory {
         return directory(store, path);
     }
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    if name.ends_with(".json") {
+    let name = path.file_name().unwrap_or_default();
+    if ends(name, ".json") {
         return Ok(Found::Index(path.into()));
     }
     let beside = path.parent().unwrap_or(Path::new(""));
@@ -84,10 +87,11 @@ pub(super) fn find(store: &dyn Store, path: &Path) -> Result<Found> {
 
 /// The index if there is one; else all safetensors files; else one GGUF file or the parts of one.
 fn directory(store: &dyn Store, path: &Path) -> Result<Found> {
-    let names: BTreeSet<String> = store.names(path)?.into_iter().filter(|n| !n.starts_with('.')).collect();
-    let ending = |end: &str| names.iter().filter(|n| n.ends_with(end)).cloned().collect::<Vec<_>>();
+    let shown = |name: &OsString| !name.as_encoded_bytes().starts_with(b".");
+    let names: BTreeSet<OsString> = store.names(path)?.into_iter().filter(shown).collect();
+    let ending = |end: &str| names.iter().filter(|n| ends(n, end)).cloned().collect::<Vec<_>>();
     let indexes = ending(".safetensors.index.json");
-    if names.contains(INDEX) {
+    if names.contains(OsStr::new(INDEX)) {
         return Ok(Found::Index(path.join(INDEX)));
     } else if let Some(index) = only(path, &indexes)? {
         return Ok(Found::Index(path.join(index)));
@@ -108,27 +112,33 @@ fn directory(store: &dyn Store, path: &Path) -> Result<Found> {
     Ok(Split::of(path, name, GGUF).map_or_else(|| Found::Files(vec![path.join(name)]), Found::Split))
 }
 
+/// Whether a name, which may be any bytes, ends so.
+fn ends(name: &OsStr, end: &str) -> bool {
+    name.as_encoded_bytes().ends_with(end.as_bytes())
+}
+
 /// What a directory holds in the place of a model.
-fn instead(names: &BTreeSet<String>) -> String {
-    if names.contains("model_index.json") {
+fn instead(names: &BTreeSet<OsString>) -> String {
+    let there = |name: &str| names.contains(OsStr::new(name));
+    if there("model_index.json") {
         return "; its model_index.json tells of several models: name a directory in it".into();
-    } else if names.contains("snapshots") && names.contains("blobs") {
+    } else if there("snapshots") && there("blobs") {
         return "; it is a cache of huggingface_hub: name a directory in its snapshots".into();
     }
     let torch = [".bin", ".pt", ".pth", ".ckpt"];
-    let others = names.iter().find(|name| torch.iter().any(|end| name.ends_with(end)));
+    let others = names.iter().find(|name| torch.iter().any(|end| ends(name, end)));
     others.map_or_else(String::new, |name| {
-        format!("; {name} and its like are not read: convert them to safetensors")
+        format!("; {} and its like are not read: convert them to safetensors", name.display())
     })
 }
 
 /// The only one of these names, if there is any.
-fn only<'a>(directory: &Path, names: &'a [String]) -> Result<Option<&'a str>> {
+fn only<'a>(directory: &Path, names: &'a [OsString]) -> Result<Option<&'a OsStr>> {
     match names {
         [] => Ok(None),
         [one] => Ok(Some(one)),
         several => {
-            let names = several.iter().take(8).cloned().collect();
+            let names = several.iter().take(8).map(|name| name.display().to_string()).collect();
             Err(Error::Several { directory: directory.display().to_string(), names }.into())
         }
     }
