@@ -34,6 +34,8 @@ pub struct GpuHealth {
     pub power_limit: Option<u32>,
     /// Its performance state: 0 is at work, 8 and more idle.
     pub state: Option<u32>,
+    /// Whether it is divided into instances (MIG).
+    pub mig: Option<bool>,
 }
 
 fn refused(why: String) -> Error {
@@ -109,7 +111,18 @@ impl Nvml {
             power: number("nvmlDeviceGetPowerUsage"),
             power_limit: number("nvmlDeviceGetEnforcedPowerLimit"),
             state: number("nvmlDeviceGetPerformanceState").filter(|state| *state < 32),
+            mig: self.mig(device),
         })
+    }
+
+    /// GPUs that cannot be divided, and older libraries, do not tell.
+    fn mig(&self, device: Device) -> Option<bool> {
+        // SAFETY: a type and no call, of nvml.h's signature.
+        let get: unsafe extern "C" fn(Device, *mut c_uint, *mut c_uint) -> c_int =
+            self.function("nvmlDeviceGetMigMode").ok()?;
+        let (mut now, mut later) = (0, 0);
+        // SAFETY: the device is NVML's own, and both numbers live across the call.
+        (unsafe { get(device, &mut now, &mut later) } == 0).then_some(now == 1)
     }
 
     /// The same of another library that is one of NVML's.
@@ -159,6 +172,7 @@ mod tests {
         int nvmlDeviceGetMaxPcieLinkGeneration(device d, unsigned *v) { *v = 5; return 0; }
         int nvmlDeviceGetMaxPcieLinkWidth(device d, unsigned *v) { *v = 16; return 0; }
         int nvmlDeviceGetPowerUsage(device d, unsigned *v) { *v = 75123; return 3; }
+        int nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *later) { *now = 1; *later = 0; return 0; }
         int nvmlDeviceGetPerformanceState(device d, unsigned *v) { *v = 32; return 0; }
     "#;
 
@@ -175,8 +189,12 @@ mod tests {
         }
         let nvml = Nvml::load_path(&library).unwrap();
         let health = nvml.health("0000:1b:00.0").unwrap();
-        let expected =
-            GpuHealth { max_link_generation: Some(5), max_link_lanes: Some(16), ..GpuHealth::default() };
+        let expected = GpuHealth {
+            max_link_generation: Some(5),
+            max_link_lanes: Some(16),
+            mig: Some(true),
+            ..GpuHealth::default()
+        };
         assert_eq!(health, expected);
         assert!(nvml.health("0000:1c:00.0").unwrap_err().to_string().contains("no such GPU"));
         assert!(nvml.health("a\0b").is_err());
