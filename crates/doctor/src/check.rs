@@ -65,7 +65,7 @@ impl Group {
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
-            Self::Place => "where we are",
+            Self::Place => "Environment",
             Self::Gpu => "GPUs",
             Self::Drive => "NVMe drives",
             Self::Nic => "RDMA",

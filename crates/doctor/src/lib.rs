@@ -18,7 +18,7 @@ pub mod topo;
 pub use check::{Check, Group, Status};
 pub use diagnosis::{Diagnosis, Only, examine};
 pub use facts::file::recorded as recorded_files;
-pub use facts::kernel::Cpu;
+pub use facts::vm::Virtual;
 pub use facts::{Facts, Wish};
 pub use routes::{Advice, Direction, Row, Verdict};
 pub use text::{Style, render};

@@ -4,6 +4,7 @@ use onehop_pci::{Address, Device, Link, Path, PathClass};
 
 use crate::facts::Facts;
 use crate::facts::gpu::Gpu;
+use crate::facts::vm::Virtual;
 
 /// Host bridges of Intel servers that the kernel's P2PDMA trusts: all of one machine with each other.
 const INTEL_TRUSTED: [u16; 6] = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2];
@@ -69,10 +70,10 @@ impl<'a> Pair<'a> {
     }
 
     /// Why what the links on the way say bounds nothing, and where that is told.
-    pub fn unbounded(&self) -> Option<(String, &'static str)> {
-        if self.facts.kernel.cpu.virtual_machine {
+    pub fn unbounded(&self) -> Option<(String, &str)> {
+        if let Virtual::Yes(by) = &self.facts.machine {
             let why = "a virtual machine's ports need not show the real links";
-            return Some((why.into(), "/proc/cpuinfo: hypervisor"));
+            return Some((why.into(), by));
         }
         [self.device, self.gpu_device].into_iter().find_map(|end| {
             let (why, by) = self.facts.link_that_bounds_nothing(end)?;
@@ -110,9 +111,17 @@ impl<'a> Pair<'a> {
         let Some(path) = &self.path else {
             return Passes::Perhaps("it is not told how the two are joined".into());
         };
-        if self.facts.kernel.cpu.virtual_machine {
-            let why = "this is a virtual machine: what it shows is not the real way, and its host decides";
-            return Passes::Perhaps(why.into());
+        match self.facts.machine {
+            Virtual::No(_) => {}
+            Virtual::Yes(_) => {
+                let why =
+                    "this is a virtual machine: what it shows is not the real way, and its host decides";
+                return Passes::Perhaps(why.into());
+            }
+            Virtual::Unknown => {
+                let why = "this may be a virtual machine (place.vm), which does not show the real way";
+                return Passes::Perhaps(why.into());
+            }
         }
         if path.class.below_root() {
             let (redirect, unknown) = self.redirecting();

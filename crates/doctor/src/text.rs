@@ -126,7 +126,7 @@ fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     }
     list.sort_by_key(|(status, ..)| std::cmp::Reverse(*status));
     if !list.is_empty() {
-        let _ = writeln!(text, "\n{}", style.strong("what would mend it, or tell"));
+        let _ = writeln!(text, "\n{}", style.strong("Recommended fixes"));
     }
     for (status, names, fix) in list {
         let more = if names.len() > 2 { format!(" and {} more", names.len() - 2) } else { String::new() };

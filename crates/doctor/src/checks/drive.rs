@@ -5,6 +5,7 @@ use onehop_pci::Device;
 use crate::check::{Check, Group, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::drive::Drive;
+use crate::routes::needs;
 
 pub(super) fn found(facts: &Facts) -> Check {
     let why = "a drive that is no NVMe drive cannot write into GPU memory by itself";
@@ -23,14 +24,14 @@ pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
     let Some(device) = drive.address.and_then(|address| facts.device(address)) else { return Vec::new() };
     let all = [
         Some(users(drive)),
-        Some(driver(device)),
-        power(device),
+        Some(driver(drive, device)),
+        power(drive, device),
         link(facts, device),
         state(drive),
         Some(limits(drive, device, facts.place.root)),
         cmb(drive),
         hmb(drive),
-        vmd(device),
+        vmd(drive, device),
     ];
     all.into_iter().flatten().map(|check| check.about(device.address)).collect()
 }
@@ -52,36 +53,73 @@ fn users(drive: &Drive) -> Check {
     }
 }
 
-fn driver(device: &Device) -> Check {
+/// A command that takes the drive away for a while, unless it is or may be in use.
+fn unless_used(drive: &Drive, command: String) -> String {
+    match drive.may_be_in_use() {
+        None => command,
+        Some(users) => {
+            format!("leave it alone while it is in use ({users}): free it first, or use another drive")
+        }
+    }
+}
+
+fn driver(drive: &Drive, device: &Device) -> Check {
     let why = "the kernel's nvme driver serves files, vfio-pci or onehop lets us drive it";
     match device.driver.as_deref() {
         Some(name @ ("nvme" | "vfio-pci" | "onehop")) => {
             check("drive.driver", Status::Pass, format!("driver {name}"), why)
         }
-        Some(name) => check("drive.driver", Status::Warn, format!("driver {name}"), why)
-            .fix("Bind it to nvme or vfio-pci by driver_override and drivers_probe"),
+        Some(name) => {
+            check("drive.driver", Status::Warn, format!("driver {name}"), why).fix(bind(drive, device, name))
+        }
         None => check("drive.driver", Status::Info, "no driver", why)
             .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", device.address)),
     }
 }
 
-fn power(device: &Device) -> Option<Check> {
+/// How the kernel's own driver gets the drive from another.
+fn bind(drive: &Drive, device: &Device, other: &str) -> String {
+    let at = format!("/sys/bus/pci/devices/{}", device.address);
+    let commands = format!(
+        "echo nvme > {at}/driver_override, echo {0} > {at}/driver/unbind, echo {0} > /sys/bus/pci/drivers_probe (root; {other} \
+         loses it)",
+        device.address
+    );
+    format!("To bind it to nvme: {}", unless_used(drive, commands))
+}
+
+fn power(drive: &Drive, device: &Device) -> Option<Check> {
     let why = "a device that is not in D0 reads as all ones";
     let state = device.power_state.clone().or_else(|| {
         let state = device.config.as_ref()?.power?.state;
         Some(format!("D{state}"))
     })?;
     if device.is_asleep() {
-        return Some(check("drive.power", Status::Warn, state, why).fix(format!(
-            "echo on > /sys/bus/pci/devices/{0}/power/control; if it still reads as ones: echo 1 > .../{0}/remove, then \
-             /sys/bus/pci/rescan (root)",
+        let wake = format!(
+            "echo on > /sys/bus/pci/devices/{}/power/control (root): it then no longer sleeps to save power",
             device.address
-        )));
+        );
+        let again = unless_used(
+            drive,
+            format!(
+                "echo 1 > /sys/bus/pci/devices/{}/remove, then echo 1 > /sys/bus/pci/rescan. The drive is gone in between, and until \
+                 the next boot if it does not answer",
+                device.address
+            ),
+        );
+        return Some(
+            check("drive.power", Status::Warn, state, why)
+                .fix(format!("{wake}. If it still reads as ones: {again}")),
+        );
     }
     let cold = device.d3cold_allowed == Some(true) && device.driver.is_none();
     Some(check("drive.power", Status::Pass, state, why).fix_if(
         cold,
-        "Before it is bound to vfio-pci: echo on > power/control, as it falls asleep without a driver",
+        format!(
+            "Before it is bound to vfio-pci: echo on > /sys/bus/pci/devices/{}/power/control (root), as it falls asleep without a \
+             driver",
+            device.address
+        ),
     ))
 }
 
@@ -99,7 +137,7 @@ fn link(facts: &Facts, device: &Device) -> Option<Check> {
         });
     };
     let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
-    if link.rate() < link.max_rate() && facts.kernel.cpu.virtual_machine {
+    if link.rate() < link.max_rate() && facts.machine.is_virtual() {
         let found =
             format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
         return Some(check("drive.link", Status::Info, found, why).fix("Ask on the host: lspci -vv"));
@@ -115,14 +153,16 @@ fn link(facts: &Facts, device: &Device) -> Option<Check> {
 fn state(drive: &Drive) -> Option<Check> {
     let state = drive.state.as_deref().filter(|state| *state != "live")?;
     let why = "a controller that is not live answers to nobody";
+    let name = drive.name.as_ref()?;
+    let reset = unless_used(
+        drive,
+        format!("echo 1 > /sys/class/nvme/{name}/reset_controller (root): what is in flight on it fails"),
+    );
     Some(
         check("drive.state", Status::Warn, state, why)
-            .fix("dmesg | grep nvme says why; reset it: echo 1 > /sys/class/nvme/*/reset_controller"),
+            .fix(format!("dmesg | grep {name} says why. To reset it: {reset}")),
     )
 }
-
-/// What would tell where the drive did not answer.
-const ASK: &str = "The drive did not say (Identify): onehop drive identify -d ADDRESS, once nobody else uses it; dmesg | grep nvme";
 
 fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
     let why = "how deep queues and how long transfers may be";
@@ -154,10 +194,15 @@ fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
     }
     let asked = identity.is_some();
     let status = if asked { Status::Info } else { Status::Unknown };
-    check("drive.limits", status, words.join(", "), why).fix_if(
-        !asked,
-        if root { ASK } else { "Run as root: MDTS and SGLs are the drive's own answer (Identify)" },
-    )
+    let fix = if root {
+        format!(
+            "The drive did not say (Identify): onehop drive identify -d {}, once nobody else uses it; dmesg | grep nvme",
+            device.address
+        )
+    } else {
+        "Run as root: MDTS and SGLs are the drive's own answer (Identify)".to_owned()
+    };
+    check("drive.limits", status, words.join(", "), why).fix_if(!asked, fix)
 }
 
 fn cmb(drive: &Drive) -> Option<Check> {
@@ -192,10 +237,10 @@ fn hmb(drive: &Drive) -> Option<Check> {
     }
 }
 
-fn vmd(device: &Device) -> Option<Check> {
+fn vmd(drive: &Drive, device: &Device) -> Option<Check> {
     device.behind_vmd.then(|| {
         let why = "Intel VMD is a host bridge of its own: VFIO cannot take what is behind it";
         check("drive.vmd", Status::Warn, "behind Intel VMD", why)
-            .fix("Switch VMD (RST, RAID mode) off in the firmware's setup; back up first if Windows starts from it")
+            .fix(format!("To reach it without VMD: {}", unless_used(drive, needs::VMD_OFF.into())))
     })
 }

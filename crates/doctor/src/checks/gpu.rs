@@ -8,6 +8,7 @@ use crate::facts::cuda::LATE;
 use crate::facts::gpu::{Gpu, is_lent};
 use crate::facts::nvml::Health;
 use crate::facts::place::capability;
+use crate::routes::needs::PEER_OVERRIDE;
 
 /// What holds for all GPUs.
 pub(super) fn driver(facts: &Facts) -> Vec<Check> {
@@ -137,6 +138,11 @@ fn cuda(facts: &Facts) -> Check {
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
         Some(cuda) => match &cuda.error {
             Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts, error)),
+            None if cuda.gpus.is_empty() && facts.gpus.iter().any(|gpu| gpu.mig) => {
+                check(Status::Fail, "CUDA shows no GPU, and MIG is on: it needs an instance".into()).fix(
+                    "nvidia-smi mig -lgi lists instances; nvidia-smi mig -cgi PROFILE -C makes one (root)",
+                )
+            }
             None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
                 .fix("Unset CUDA_VISIBLE_DEVICES, or give the container its GPUs (--gpus all)"),
             None => check(
@@ -159,7 +165,7 @@ fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
     }
     if error.contains("(803)") {
         return "The kernel module that is loaded and libcuda are of different versions: restart after an upgrade, or unload the module \
-                nvidia and load it again";
+                nvidia and load it again, which needs every program on the GPUs to end";
     }
     match (&facts.nvidia.version, facts.nvidia.device_files) {
         (None, _) => "Load NVIDIA's kernel driver first: see gpu.driver",
@@ -209,9 +215,7 @@ fn registers(facts: &Facts) -> Check {
     }
     let admin = facts.place.can(capability::SYS_ADMIN) || nvidia.has("PeerMappingOverride");
     if !admin {
-        return check(Status::Warn, "this driver can; it lets only administrators".into()).fix(
-            "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
-        );
+        return check(Status::Warn, "this driver can; it lets only administrators".into()).fix(PEER_OVERRIDE);
     }
     let version = nvidia.version.as_deref().unwrap_or("?");
     let found = format!("driver {version} can under kernel {}.{}", kernel.0, kernel.1);
@@ -229,7 +233,7 @@ fn helpers(facts: &Facts) -> Check {
 /// What holds for one GPU.
 pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
     let mut checks: Vec<Check> =
-        [copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
+        [mig(gpu), copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
             .into_iter()
             .flatten()
             .collect();
@@ -242,6 +246,24 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
             .by("drm outputs: connected")
     }));
     checks
+}
+
+/// An instance shares BAR1, link and copy engines with the others.
+fn mig(gpu: &Gpu) -> Option<Check> {
+    gpu.mig.then(|| {
+        let why = "CUDA shows one instance of a divided GPU; BAR1 is all instances', and direct routes into one are untested";
+        let found = match &gpu.cuda {
+            Some(cuda) => format!("MIG is on; CUDA shows an instance with {}: {}", bytes(cuda.memory), cuda.name),
+            None => "MIG is on, and CUDA shows no instance of it".into(),
+        };
+        Check::new("gpu.mig", Group::Gpu, Status::Info, found, why)
+            .about(gpu.address)
+            .fix(format!(
+                "nvidia-smi -i {} -mig 0 (root) makes it one GPU again: every program on it and all of its instances end",
+                gpu.address
+            ))
+            .by("NVML, CUDA's name of it")
+    })
 }
 
 fn copy(gpu: &Gpu) -> Option<Check> {
@@ -373,7 +395,7 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let port = device.parents.last().and_then(|port| facts.tree.get(*port));
     let room = port.map(|port| port.best_link()).unwrap_or_default();
     let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
-    if link.width < link.max_width && facts.kernel.cpu.virtual_machine {
+    if link.width < link.max_width && facts.machine.is_virtual() {
         let found =
             format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
         return Some(check(Status::Info, found).fix("Ask on the host: lspci -vv"));

@@ -49,13 +49,17 @@ fn size(facts: &Facts, gpu: &Gpu) -> Option<Check> {
         None if bar.size <= USUAL => {
             check(Status::Warn, format!("{place}{below}: a small window")).fix(rebar(facts, gpu))
         }
+        None if gpu.mig => check(
+            Status::Info,
+            format!("{place}{below}; MIG divides the memory, and CUDA tells an instance's alone"),
+        ),
         None => check(Status::Info, format!("{place}{below}; how much memory the GPU has was not told")),
     })
 }
 
 fn rebar(facts: &Facts, gpu: &Gpu) -> &'static str {
     match gpu.resizable {
-        _ if facts.kernel.cpu.virtual_machine => {
+        _ if facts.machine.is_virtual() => {
             "A virtual machine has it as its host has it: switch on Above 4G Decoding and Resizable BAR there, then pass the GPU through \
              again"
         }
@@ -97,7 +101,8 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {
         return Some(check(Status::Info, "not asked for: a large BAR1 alone is not a static one".into())
-            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\"")
+            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\", which needs every \
+                  program on the GPUs to end")
             .by("/proc/driver/nvidia/params"));
     }
     if gpu.whole() == Some(false) {

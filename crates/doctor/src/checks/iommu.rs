@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use onehop_pci::Address;
+
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
+use crate::facts::drive::Drive;
 use crate::pair::list;
-use crate::routes::needs::{KEEP_THE_GPU, iommu_on};
+use crate::routes::needs::{apart, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![mode(facts)];
@@ -53,24 +56,34 @@ fn mode(facts: &Facts) -> Check {
 fn lazy(facts: &Facts) -> Option<Check> {
     let devices =
         facts.drives.iter().filter_map(|drive| drive.address).chain(facts.sdrs.iter().map(|sdr| sdr.address));
-    let lazy: Vec<_> = devices
-        .filter(|address| {
-            let group = facts.device(*address).and_then(|device| facts.tree.group_of(device));
-            group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
-        })
-        .collect();
+    let is_lazy = |address: &Address| {
+        let group = facts.device(*address).and_then(|device| facts.tree.group_of(device));
+        group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
+    };
+    let lazy: Vec<_> = devices.filter(is_lazy).collect();
     // VFIO brings a domain of its own; the module has to do with the one that is there.
     (!lazy.is_empty() && facts.module.loaded).then(|| {
         let why = "with lazy flushes a device was seen to write into memory after it had been unmapped";
         let found = format!("translations of {} are flushed late (DMA-FQ)", list(&lazy));
         Check::new("iommu.lazy", Group::Iommu, Status::Warn, found, why)
-            .fix("While no driver has it: echo DMA > /sys/kernel/iommu_groups/N/type (root)")
+            .fix(strict(facts, &lazy))
             .by("/sys/kernel/iommu_groups/*/type")
     })
 }
 
-const GIVE_ALL: &str =
-    "Give those to vfio-pci too, or use a slot at the CPU, where bridges keep devices apart";
+/// How the group of the first of these that nobody uses is made strict.
+fn strict(facts: &Facts, lazy: &[Address]) -> String {
+    let free =
+        |address: &&Address| facts.drive(**address).is_none_or(|drive| drive.may_be_in_use().is_none());
+    let group = |address: &Address| Some((*address, facts.device(*address)?.iommu_group?));
+    match lazy.iter().find(free).and_then(group) {
+        Some((address, group)) => format!(
+            "While no device of the group has a driver: echo DMA > /sys/kernel/iommu_groups/{group}/type (root; for {address}): each \
+             unmapping then waits for the IOMMU, which costs I/O rate"
+        ),
+        None => "Leave them alone while they are in use; docs/kernel-module.md says how a free drive is made strict".into(),
+    }
+}
 
 fn shared(facts: &Facts) -> Vec<Check> {
     let why = "VFIO hands out whole groups: everything in it has to be given up together";
@@ -91,14 +104,17 @@ fn shared(facts: &Facts) -> Vec<Check> {
             check(Status::Pass, format!("alone in group {number}"))
         } else {
             let found = format!("group {number} also holds {}", list(&others));
-            let with_gpu = facts.has_gpu(&others);
-            if with_gpu && facts.module.loaded {
+            if facts.has_gpu(&others) && facts.module.loaded {
                 return Some(check(
                     Status::Info,
                     format!("{found}: nothing for VFIO; the module onehop takes the drive alone"),
                 ));
             }
-            check(Status::Warn, found).fix(if with_gpu { KEEP_THE_GPU } else { GIVE_ALL })
+            let users = facts.drive(address).and_then(Drive::may_be_in_use);
+            check(Status::Warn, found).fix(match users {
+                Some(users) => format!("Use another drive for direct routes: this one has users ({users})"),
+                None => apart(facts, &others),
+            })
         })
     };
     facts.drives.iter().filter_map(|drive| one(drive.address?)).collect()
@@ -113,13 +129,20 @@ fn vfio(facts: &Facts) -> Check {
     words.extend(
         (!kernel.vfio_groups.is_empty()).then(|| format!("groups {}", kernel.vfio_groups.join(", "))),
     );
+    let usable = !words.is_empty();
     words.extend(
         kernel.unsafe_no_iommu.then(|| "it may be used without an IOMMU, which protects nothing".to_owned()),
     );
     let check = |status, found: String| {
         Check::new("iommu.vfio", Group::Iommu, status, found, why).by("/sys/module, /dev/vfio, /dev/iommu")
     };
-    match (words.is_empty(), kernel.option("CONFIG_VFIO_PCI")) {
+    // A device without an IOMMU may write anywhere, whatever groups VFIO makes up for it.
+    if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {
+        let fix =
+            format!("{}; echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode", iommu_on(facts));
+        return check(Status::Warn, words.join(", ")).fix(fix);
+    }
+    match (!usable, kernel.option("CONFIG_VFIO_PCI")) {
         (false, _) => check(Status::Pass, words.join(", ")),
         (true, Some(true)) => check(Status::Info, "this kernel has it, and it is not loaded".into())
             .fix("modprobe vfio-pci (root)"),

@@ -3,6 +3,7 @@
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
 use crate::facts::module::Bound;
+use crate::routes::needs::RELAXED;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(facts), p2pdma(facts), ring(facts)];
@@ -53,7 +54,9 @@ const MISSING: [(&str, &str, &str); 4] = [
     (
         "strict",
         "translations are flushed late (DMA-FQ)",
-        "While no driver has it: echo DMA > /sys/bus/pci/devices/ADDRESS/iommu_group/type; or boot with iommu.strict=1",
+        "Give it back (onehop drive unbind), and while no device of its group has a driver: echo DMA > \
+         /sys/bus/pci/devices/ADDRESS/iommu_group/type (root); or boot with iommu.strict=1. Each unmapping then waits for the \
+         IOMMU, which costs I/O rate",
     ),
     (
         "alone",
@@ -116,8 +119,11 @@ fn bound(device: &Bound) -> Check {
     let words: Vec<_> =
         missing.iter().map(|word| known(word).map_or(word.as_str(), |(_, means, _)| means)).collect();
     let fix = missing.iter().find_map(known).map_or("See docs/kernel-module.md", |(.., fix)| fix);
+    let fix = fix.replace("ADDRESS", &device.address.to_string());
     check(Status::Info, format!("privileged processes only: {}", words.join("; "))).fix(fix).by(by)
 }
+
+const URING_ON: &str = "sysctl kernel.io_uring_disabled=0 (root): every user may then make rings, which some distributions forbid as a risk";
 
 fn ring(facts: &Facts) -> Check {
     let why = "files are read past the page cache by io_uring (cpu/pinned); without it by one call after the other in each thread";
@@ -130,14 +136,14 @@ fn ring(facts: &Facts) -> Check {
                 Some(0) | None => {
                     "A sandbox's or container's seccomp filter forbids it: allow io_uring_setup, _enter, _register"
                 }
-                Some(_) => "sysctl kernel.io_uring_disabled=0 (root)",
+                Some(_) => URING_ON,
             };
             check("kernel.io_uring", Status::Warn, error.clone(), why).fix(fix).by("tried: io_uring_setup")
         }
         (None, Some(0)) => check("kernel.io_uring", Status::Info, "allowed; not tried", why),
         (None, Some(_)) => {
             check("kernel.io_uring", Status::Warn, "switched off by the sysctl kernel.io_uring_disabled", why)
-                .fix("sysctl kernel.io_uring_disabled=0 (root)")
+                .fix(URING_ON)
         }
         (None, None) => {
             check("kernel.io_uring", Status::Unknown, "not tried", why).fix("Look on the machine itself")
@@ -152,7 +158,7 @@ fn lockdown(facts: &Facts) -> Option<Check> {
     let status = if locked { Status::Warn } else { Status::Pass };
     Some(
         check("kernel.lockdown", status, level, why)
-            .fix_if(locked, "Use VFIO, which stays allowed; or sign the module; or switch Secure Boot off")
+            .fix_if(locked, "Use VFIO, which stays allowed, or sign the module onehop (docs/kernel-module.md): both keep Secure Boot on")
             .by("/sys/kernel/security/lockdown"),
     )
 }
@@ -164,8 +170,7 @@ fn strict(facts: &Facts) -> Option<Check> {
     on.then(|| {
         let relaxed = facts.kernel.command_line.iter().any(|word| word == "iomem=relaxed");
         let status = if relaxed { Status::Info } else { Status::Warn };
-        check("kernel.strict_devmem", status, "CONFIG_IO_STRICT_DEVMEM is on", why)
-            .fix_if(!relaxed, "Boot with iomem=relaxed")
+        check("kernel.strict_devmem", status, "CONFIG_IO_STRICT_DEVMEM is on", why).fix_if(!relaxed, RELAXED)
     })
 }
 

@@ -58,7 +58,7 @@ fn bus(facts: &Facts) -> Option<Check> {
         found,
         "what the system says of a device could not be read, so it counts as not told",
     )
-    .fix("Look at the device with lspci -vvv; if it reads as all ones it has gone: remove it and rescan the bus");
+    .fix("Look at the device with lspci -vvv; one that reads as all ones has left the bus, and a cold start brings it back");
     check.evidence = problems.iter().take(20).map(ToString::to_string).collect();
     Some(check)
 }

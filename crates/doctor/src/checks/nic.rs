@@ -127,7 +127,11 @@ fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check>
     Some(match group.and_then(onehop_pci::Group::translates) {
         Some(true) => check(Status::Pass, format!("{place}, which the IOMMU translates to addresses below 4 GiB")),
         Some(false) => check(Status::Fail, format!("{place}, and the IOMMU does not translate (identity)"))
-            .fix("Boot without iommu=pt, or give the board's group the type DMA: echo DMA > /sys/kernel/iommu_groups/N/type, with no driver bound"),
+            .fix(format!(
+                "Boot without iommu=pt (DMA of every device is then translated, which costs some rate), or give the board's group \
+                 the type DMA while no device in it has a driver: echo DMA > /sys/bus/pci/devices/{}/iommu_group/type (root)",
+                sdr.address
+            )),
         None => check(Status::Fail, format!("{place}, and there is no IOMMU to translate"))
             .fix(crate::routes::needs::iommu_on(facts)),
     })

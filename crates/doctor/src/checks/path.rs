@@ -36,7 +36,7 @@ fn class(pair: &Pair<'_>) -> Check {
     let through = if bridges.is_empty() { String::new() } else { format!(", by {}", list(&bridges)) };
     let far = matches!(path.class, onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node);
     // Neither of them has slots to choose from.
-    let fixed = pair.facts.kernel.cpu.virtual_machine || pair.facts.by_c2c(pair.gpu_device.address);
+    let fixed = pair.facts.machine.is_virtual() || pair.facts.by_c2c(pair.gpu_device.address);
     let status = match (far, fixed) {
         (true, false) => Status::Warn,
         (true, true) => Status::Info,
@@ -78,14 +78,17 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
                 Some(format!("{port}: {}", acs.names().join(" ")))
             })
             .collect();
+        let found = format!("redirects at {}", modes.join("; "));
+        if pair.facts.machine.is_virtual() {
+            let found = format!("{found}, as this virtual machine shows it");
+            return Some(
+                check("path.acs", Status::Info, found, why)
+                    .fix("Ask on the host: the ports that count are its own")
+                    .by("PCI capability 0x0d"),
+            );
+        }
         return Some(
-            check("path.acs", Status::Warn, format!("redirects at {}", modes.join("; ")), why)
-                .fix(format!(
-                    "Boot with pci=disable_acs_redir={} (kernel 4.19 or later), or switch ACS off in the firmware's setup; this \
-                     joins the IOMMU groups",
-                    redirect.iter().map(ToString::to_string).collect::<Vec<_>>().join(";")
-                ))
-                .by("PCI capability 0x0d"),
+            check("path.acs", Status::Warn, found, why).fix(acs_off(&redirect)).by("PCI capability 0x0d"),
         );
     }
     if !unknown.is_empty() {
@@ -96,6 +99,16 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
         );
     }
     Some(check("path.acs", Status::Pass, "no port on the way redirects", why).by("PCI capability 0x0d"))
+}
+
+/// How ACS is switched off at these ports, and what that opens.
+fn acs_off(ports: &[Address]) -> String {
+    let ports = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(";");
+    format!(
+        "Boot with pci=disable_acs_redir={ports} (kernel 4.19 or later), or switch ACS off in the firmware's setup. It costs \
+         isolation: devices below those ports then reach each other past the IOMMU, and their IOMMU groups become one, which VFIO \
+         hands out only as a whole, the GPU included (the module onehop takes a drive alone)"
+    )
 }
 
 fn narrowest(pair: &Pair<'_>) -> Option<Check> {

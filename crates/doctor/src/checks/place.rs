@@ -3,6 +3,7 @@
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
 use crate::facts::place::capability;
+use crate::facts::vm::Virtual;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![user(facts), machine(facts)];
@@ -33,7 +34,7 @@ fn user(facts: &Facts) -> Check {
         (true, false) => {
             let found = format!("root, without {}", missing.join(", "));
             Check::new("place.user", Group::Place, Status::Warn, found, why)
-                .fix("Give the container these capabilities (docker run --cap-add or --privileged)")
+                .fix("Give the container these capabilities (docker run --cap-add=…): with them it can reach all of the host's devices")
         }
         _ => Check::new("place.user", Group::Place, Status::Info, "not root", why)
             .fix("Run as root to have access control, drives' limits and VFIO looked at"),
@@ -45,21 +46,19 @@ fn machine(facts: &Facts) -> Check {
     let product = facts.place.product.clone();
     let why =
         "in a virtual machine the host decides which device reaches which, and the tree is not the real one";
-    if facts.kernel.cpu.virtual_machine {
-        let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
-        let what = product.map_or_else(String::new, |name| format!(" ({name})"));
-        return Check::new("place.vm", Group::Place, Status::Info, format!("a virtual machine{what}"), why)
-            .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
-            .by("/proc/cpuinfo: hypervisor");
+    let check = |status, found| Check::new("place.vm", Group::Place, status, found, why);
+    match &facts.machine {
+        Virtual::Yes(by) => {
+            let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
+            let what = product.map_or_else(String::new, |name| format!(" ({name})"));
+            check(Status::Info, format!("a virtual machine{what}"))
+                .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
+                .by(by)
+        }
+        Virtual::No(by) => check(Status::Pass, product.unwrap_or_else(|| "no virtual machine".into())).by(by),
+        Virtual::Unknown => check(Status::Unknown, "neither CPU, firmware nor device tree tells".into())
+            .fix("systemd-detect-virt tells more"),
     }
-    if facts.kernel.cpu.vendor.is_empty() {
-        let what = product.map_or_else(String::new, |name| format!("; the firmware calls it {name}"));
-        let found = format!("the CPU does not tell{what}");
-        return Check::new("place.vm", Group::Place, Status::Unknown, found, why)
-            .fix("systemd-detect-virt tells more");
-    }
-    let found = product.unwrap_or_else(|| "no virtual machine".into());
-    Check::new("place.vm", Group::Place, Status::Pass, found, why).by("/proc/cpuinfo")
 }
 
 fn container(facts: &Facts) -> Option<Check> {
@@ -73,7 +72,7 @@ fn container(facts: &Facts) -> Option<Check> {
         missing.push("/run/udev (-v /run/udev:/run/udev:ro), without which cuFile copies");
     }
     if place.sysfs_read_only {
-        missing.push("a writable /sys, to bind drivers (--privileged)");
+        missing.push("a writable /sys, to bind drivers (--privileged, which opens all of the host to it)");
     }
     // Somebody who is not root lacks it on the host too.
     if place.root && !place.can(capability::SYS_ADMIN) {

@@ -97,6 +97,15 @@ impl Drive {
         }
     }
 
+    /// Who uses it, or may: a fix that harms its users is withheld.
+    #[must_use]
+    pub fn may_be_in_use(&self) -> Option<String> {
+        match self.users.as_ref()? {
+            Ok(users) => Some(users.clone()),
+            Err(why) => Some(format!("it cannot be told who uses it: {why}")),
+        }
+    }
+
     /// What people call it.
     #[must_use]
     pub fn title(&self) -> String {

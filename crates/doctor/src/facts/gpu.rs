@@ -84,6 +84,8 @@ pub struct Gpu {
     pub resizable: Option<Resizable>,
     /// Whether a screen is attached, by the kernel's list of outputs.
     pub screen: bool,
+    /// Whether it is divided into instances (MIG), of which CUDA shows one.
+    pub mig: bool,
 }
 
 impl Gpu {
@@ -110,6 +112,7 @@ impl Gpu {
             window: None,
             resizable: None,
             screen: false,
+            mig: is_instance(&gpu.name),
         })
     }
 
@@ -135,6 +138,7 @@ impl Gpu {
                 .and_then(|bar| config?.resizable.iter().find(|r| usize::from(r.bar) == bar.index).copied()),
             window,
             screen: screen(root, device.address),
+            mig: found.is_some_and(|(_, gpu)| is_instance(&gpu.name)),
         }
     }
 
@@ -151,9 +155,12 @@ impl Gpu {
         self.cuda.as_ref().is_some_and(|gpu| TEGRA.contains(&gpu.compute))
     }
 
-    /// Whether the window shows all of its memory.
+    /// Whether the window shows all of its memory. CUDA tells the memory of an instance, and the window is the GPU's.
     #[must_use]
     pub fn whole(&self) -> Option<bool> {
+        if self.mig {
+            return None;
+        }
         Some(self.window?.size >= self.memory()?)
     }
 }
@@ -166,6 +173,11 @@ pub(super) fn is_nvidia(device: &Device) -> bool {
 /// Whether this is a virtual function of a GPU, which its host lends to a virtual machine: CUDA drives the GPU itself.
 pub(crate) fn is_lent(device: &Device) -> bool {
     is_nvidia(device) && device.physical_function.is_some()
+}
+
+/// Whether CUDA's name is that of an instance: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+fn is_instance(name: &str) -> bool {
+    name.split(' ').any(|word| word == "MIG")
 }
 
 /// Whether an output of the card is connected.

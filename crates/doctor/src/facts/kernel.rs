@@ -85,8 +85,8 @@ pub struct Cpu {
     pub family: u32,
     /// Its name for people.
     pub name: String,
-    /// Whether it is one of a virtual machine.
-    pub virtual_machine: bool,
+    /// Whether it says that a hypervisor runs it; none where CPUs have no such flag.
+    pub hypervisor: Option<bool>,
 }
 
 impl Kernel {
@@ -166,8 +166,7 @@ impl Cpu {
             vendor: value("vendor_id").unwrap_or_default().to_owned(),
             family: value("cpu family").and_then(|family| family.parse().ok()).unwrap_or(0),
             name: value("model name").unwrap_or_default().to_owned(),
-            virtual_machine: value("flags")
-                .is_some_and(|all| all.split(' ').any(|flag| flag == "hypervisor")),
+            hypervisor: value("flags").map(|all| all.split(' ').any(|flag| flag == "hypervisor")),
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod module;
 pub mod nic;
 pub mod nvml;
 pub mod place;
+pub mod vm;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use module::Module;
 use nic::{Nic, Sdr};
 use nvml::Nvml;
 use place::{Memory, Place};
+use vm::Virtual;
 
 /// How long NVML may take: most machines' answers within a tenth of that.
 const NVML: Duration = Duration::from_millis(400);
@@ -70,6 +72,8 @@ pub struct Facts {
     pub module: Module,
     /// Container, virtual machine, user.
     pub place: Place,
+    /// Whether it is a virtual machine.
+    pub machine: Virtual,
     /// Memory and its limits.
     pub memory: Memory,
     /// NVIDIA's library for files.
@@ -90,15 +94,19 @@ impl Facts {
         let registers = if place.root { shown(&tree, &drives) } else { None };
         // Also where no GPU is seen: a sandbox may hide the bus and show CUDA.
         let cuda = wish.patience.and_then(|patience| root.answer("cuda", || cuda::ask(patience, registers)));
-        let gpus = Gpu::all(root, &tree, cuda.as_ref());
+        let mut gpus = Gpu::all(root, &tree, cuda.as_ref());
         let names = || gpus.iter().map(|gpu| gpu.address.to_string()).collect();
         let patience = wish.patience.filter(|_| !gpus.is_empty());
         let nvml = patience.and_then(|all| root.answer("nvml", || nvml::ask(names(), all.min(NVML))));
+        for gpu in &mut gpus {
+            gpu.mig |= nvml.as_ref().is_some_and(|nvml| nvml.divides(gpu.address));
+        }
         Ok(Self {
             drives,
             nics: Nic::all(root, &tree),
             sdrs: Sdr::all(&tree),
             kernel: Kernel::read(root),
+            machine: Virtual::read(root),
             module: Module::read(root, &tree),
             place,
             memory: Memory::read(root),
@@ -118,6 +126,12 @@ impl Facts {
         let drives = self.drives.iter().filter_map(|drive| drive.address);
         let cards = self.nics.iter().filter_map(|nic| nic.address);
         drives.chain(cards).chain(self.sdrs.iter().map(|sdr| sdr.address)).collect()
+    }
+
+    /// The NVMe drive at an address.
+    #[must_use]
+    pub fn drive(&self, address: Address) -> Option<&Drive> {
+        self.drives.iter().find(|drive| drive.address == Some(address))
     }
 
     /// Whether one of these is a GPU.

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use onehop_gpu::cuda::{self, GpuHealth};
+use onehop_pci::Address;
 use serde::{Deserialize, Serialize};
 
 /// The library's answer.
@@ -29,6 +30,17 @@ pub struct Health {
     pub power: (Option<u32>, Option<u32>),
     /// 0 is at work, 8 and more idle.
     pub state: Option<u32>,
+    /// Whether it is divided into instances (MIG).
+    #[serde(default)]
+    pub mig: Option<bool>,
+}
+
+impl Nvml {
+    /// Whether a GPU is divided into instances.
+    #[must_use]
+    pub fn divides(&self, address: Address) -> bool {
+        self.gpus.iter().any(|gpu| gpu.mig == Some(true) && gpu.pci.parse() == Ok(address))
+    }
 }
 
 /// Asks about these GPUs, but waits no longer than this.
@@ -60,5 +72,6 @@ fn health(pci: &str, health: &GpuHealth) -> Health {
         best_link: (health.max_link_generation, health.max_link_lanes),
         power: (health.power, health.power_limit),
         state: health.state,
+        mig: health.mig,
     }
 }

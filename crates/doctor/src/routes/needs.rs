@@ -1,7 +1,7 @@
 //! What routes ask of a machine, one need at a time.
 
 use onehop_gpu::cuda::register_gap;
-use onehop_pci::Device;
+use onehop_pci::{Address, Device};
 
 use crate::check::bytes;
 use crate::facts::Facts;
@@ -13,8 +13,16 @@ use crate::pair::{Pair, Passes, list};
 /// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
 const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as \
-                           root: VFIO can map a BAR1 that stays where it is. Or load the module onehop, which imports dma-bufs \
-                           (docs/kernel-module.md)";
+                           root: VFIO can map a BAR1 that stays where it is. That needs every program on the GPUs to end. Or load the \
+                           module onehop, which imports dma-bufs (docs/kernel-module.md)";
+pub(crate) const RELAXED: &str = "Load the module onehop, which needs no BAR in user space (docs/kernel-module.md). Or boot with \
+                                  iomem=relaxed: root's programs may then map registers and memory that drivers have in use, and \
+                                  a mistake there overwrites them";
+pub(crate) const PEER_OVERRIDE: &str = "Run as root. Or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\": every \
+                                        user of a GPU may then map other devices' registers into it, and through a device that it \
+                                        commands reach all memory which that device reaches";
+pub(crate) const VMD_OFF: &str = "switch VMD (also called RST or RAID mode) off in the firmware's setup, after a backup: RAID sets \
+                                  of its own cannot be read then, and Windows may not start from it";
 
 /// How a need came out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +93,8 @@ impl Needs<'_> {
                     .map_or_else(|| "no driver has it".into(), |name| format!("the driver {name} has it"));
                 Need::new(State::Missing, format!("CUDA cannot use the GPU: {has}")).fix(format!(
                     "Give it to NVIDIA's driver once nobody uses it: echo nvidia > \
-                     /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root)",
+                     /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root; what has it \
+                     now, such as a virtual machine, loses it)",
                     device.address
                 ))
             }
@@ -104,6 +113,18 @@ impl Needs<'_> {
         }
     }
 
+    /// How the kernel's own driver gets the drive back.
+    fn give_back(&self, driver: &str) -> String {
+        let at = self.pair.device.address;
+        match self.drive.and_then(Drive::may_be_in_use) {
+            Some(users) => format!("Leave the drive alone while it is in use ({users}), or use another one"),
+            None => format!(
+                "Give it back to the kernel: onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
+                 echo {at} > /sys/bus/pci/devices/{at}/driver/unbind, echo {at} > /sys/bus/pci/drivers_probe (root; {driver} loses it)"
+            ),
+        }
+    }
+
     /// The kernel's own driver serves the drive.
     pub(super) fn block_device(&self) -> Need {
         let driver = self.pair.device.driver.as_deref();
@@ -112,7 +133,7 @@ impl Needs<'_> {
             Some("nvme") if works => Need::new(State::Tried, "the kernel's driver serves the drive"),
             Some("nvme") => self.namespaces(),
             Some(other) => Need::new(State::Missing, format!("the drive belongs to the driver {other}"))
-                .fix("Give it back to the kernel: echo nvme > driver_override, then drivers_probe"),
+                .fix(self.give_back(other)),
             None => Need::new(State::Missing, "no driver has the drive")
                 .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
         }
@@ -123,7 +144,10 @@ impl Needs<'_> {
         let kernels = self.pair.device.driver.as_deref() == Some("nvme");
         if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
             return Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive")
-                .fix("nvme list-ns and nvme create-ns, attach-ns (nvme-cli, root): without a namespace there is nothing to read");
+                .fix(format!(
+                    "nvme list-ns, create-ns and attach-ns of /dev/{} (nvme-cli, root): without a namespace there is nothing to read",
+                    self.drive.and_then(|drive| drive.name.as_deref()).unwrap_or("nvmeN")
+                ));
         }
         Need::new(State::Met, "nothing says that the drive has no namespace")
     }
@@ -148,7 +172,10 @@ impl Needs<'_> {
         }
         let state = device.power_state.clone().unwrap_or_else(|| "D3".into());
         Need::new(State::Missing, format!("the device sleeps ({state}): its registers read as ones"))
-            .fix(format!("echo on > /sys/bus/pci/devices/{}/power/control (root)", device.address))
+            .fix(format!(
+                "echo on > /sys/bus/pci/devices/{}/power/control (root): it then no longer sleeps to save power",
+                device.address
+            ))
     }
 
     /// Nobody else uses the drive.
@@ -188,7 +215,7 @@ impl Needs<'_> {
                 State::Missing,
                 "the drive is behind Intel VMD, which no other driver gets past",
             )
-            .fix("Switch VMD (also called RST or RAID mode) off in the firmware's setup");
+            .fix(format!("To reach it without VMD: {VMD_OFF}"));
         }
         let Some(group) = facts.tree.group_of(device) else {
             if facts.place.root {
@@ -214,11 +241,7 @@ impl Needs<'_> {
                 State::Missing,
                 format!("its IOMMU group also holds {}, which VFIO would need as well", list(&others)),
             )
-            .fix(if facts.has_gpu(&others) {
-                KEEP_THE_GPU
-            } else {
-                "Give those to vfio-pci too, or put the drive into a slot of its own"
-            });
+            .fix(apart(facts, &others));
         }
         if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
             return Need::new(State::Missing, "this kernel has no vfio-pci")
@@ -258,9 +281,7 @@ impl Needs<'_> {
                 State::Missing,
                 "only administrators may give a GPU another device's registers",
             )
-            .fix(
-                "Run as root, or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\"",
-            );
+            .fix(PEER_OVERRIDE);
         }
         self.rings()
     }
@@ -285,6 +306,13 @@ impl Needs<'_> {
                 None => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
             };
         }
+        if gpu.mig {
+            return Need::new(
+                State::Unknown,
+                "MIG is on: whether BAR1 shows this instance's memory is not told",
+            )
+            .fix("See the check gpu.mig");
+        }
         if gpu.whole() == Some(false) {
             let size = gpu.window.map_or(0, |bar| bar.size);
             let reason = format!(
@@ -307,14 +335,16 @@ impl Needs<'_> {
         }
         if facts.kernel.locked() {
             return Need::new(State::Missing, "lockdown forbids mapping BARs from user space")
-                .fix("Switch Secure Boot off");
+                .fix(
+                    "Sign the module onehop and load it (docs/kernel-module.md): it needs no BAR in user space, and Secure Boot stays on",
+                );
         }
         if facts.kernel.option("CONFIG_IO_STRICT_DEVMEM") == Some(true) {
             return Need::new(
                 State::Missing,
                 "this kernel (IO_STRICT_DEVMEM) lets nobody map the BAR of a device that has a driver",
             )
-            .fix("Boot with iomem=relaxed");
+            .fix(RELAXED);
         }
         Need::new(State::Met, "BAR1 is static: VFIO can map it")
     }
@@ -410,14 +440,35 @@ impl Needs<'_> {
 }
 
 /// What to do where a drive's group holds the GPU, which VFIO would need as well.
-pub(crate) const KEEP_THE_GPU: &str = "CUDA needs the GPU that is in the group: load the kernel module onehop, which takes a drive \
+const KEEP_THE_GPU: &str = "CUDA needs the GPU that is in the group: load the kernel module onehop, which takes a drive \
                                        without its group (docs/kernel-module.md), or put the drive into another slot";
+
+/// What to do about other devices in a drive's group: what is in use, or drives something that we cannot judge, stays.
+pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
+    if facts.has_gpu(others) {
+        return KEEP_THE_GPU.into();
+    }
+    let free = |other: &Address| match facts.drive(*other) {
+        Some(drive) => drive.may_be_in_use().is_none(),
+        None => facts.device(*other).is_none_or(|device| !is_driven(device)),
+    };
+    let slot = "a slot of its own at the CPU, where bridges keep devices apart";
+    match others.iter().find(|other| !free(other)) {
+        Some(used) => {
+            format!("Put the drive into {slot}: {used} is or may be in use, and VFIO would take it away")
+        }
+        None => format!(
+            "Give {} to vfio-pci too, which takes them from the kernel until they are given back, or put the drive into {slot}",
+            list(others)
+        ),
+    }
+}
 
 /// What gives a machine an IOMMU.
 pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
     let cpu = &facts.kernel.cpu;
     match cpu.vendor.as_str() {
-        _ if cpu.virtual_machine => IOMMU_OF_A_VM,
+        _ if facts.machine.is_virtual() => IOMMU_OF_A_VM,
         "GenuineIntel" | "AuthenticAMD" => IOMMU_ON,
         _ => IOMMU_OF_OTHERS,
     }

@@ -7,7 +7,7 @@ mod desktops;
 pub mod odd;
 mod others;
 pub mod rare;
-mod servers;
+pub mod servers;
 
 use compose::*;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub type Named = (&'static str, fn() -> Machine);
 
 /// All of them.
-pub const ALL: [Named; 26] = [
+pub const ALL: [Named; 27] = [
     ("b550-rtx3090-before", desktops::b550_before),
     ("b550-rtx3090-after", desktops::b550_after),
     ("am5-rtx5090-rebar-off", desktops::am5_rebar_off),
@@ -28,6 +28,7 @@ pub const ALL: [Named; 26] = [
     ("h100-switch-acs-on", servers::h100_acs_on),
     ("h100-switch-acs-off-module", servers::h100_module),
     ("h100-switch-not-root", servers::h100_user),
+    ("h100-mig", servers::h100_mig),
     ("h100-module-bound-strict", servers::h100_bound),
     ("epyc-two-sockets", servers::two_sockets),
     ("xeon-lockdown-proprietary", servers::lockdown),

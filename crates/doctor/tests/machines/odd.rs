@@ -226,7 +226,7 @@ pub fn nested_switch() -> Machine {
 
 /// A drive whose controller is live and has no namespace; its link trains below what it can.
 pub fn no_namespace() -> Machine {
-    let mut machine = servers::h100("a drive without namespaces, link files that say Unknown", true, 0);
+    let mut machine = servers::h100("a drive without namespaces, link files that say Unknown", true, ACS_ON);
     machine.0.files.retain(|path, _| !path.contains("nvme0n1"));
     for (name, text) in [
         ("current_link_speed", "Unknown\n"),

@@ -85,7 +85,7 @@ pub fn old_driver() -> Machine {
     let mut machine = servers::h100(
         "a server with an H100 behind a switch, an open driver of before 570.133.07 under a kernel from 6.12 on",
         true,
-        0,
+        ACS_ON,
     );
     machine.file("/proc/sys/kernel/osrelease", "6.14.0-15-generic\n");
     nvidia(&mut machine, "565.57.01", true, "");

@@ -29,6 +29,8 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
     for down in ["0000:17:00.0", "0000:17:01.0", "0000:17:02.0"] {
         add(&mut machine, port(down, DOWNSTREAM).under(&[ROOT, UP]).acs(acs));
     }
+    // Without access control at the switch's ports, what is behind them cannot be kept apart: one group.
+    let group = |alone: u32| if acs == 0 { 40 } else { alone };
     add(
         &mut machine,
         Function::new(GPU, (0x10de, 0x2330), 0x030200)
@@ -37,7 +39,7 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
             .bar(2, 0x2200_0000_0000, 128 * GIB, PREF64)
             .bar(4, 0x2220_0000_0000, 32 * MIB, PREF64)
             .lanes((5, 16), (5, 16))
-            .group(41, "DMA-FQ")
+            .group(group(41), "DMA-FQ")
             .driver("nvidia"),
     );
     add(
@@ -46,7 +48,7 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
             .under(&[ROOT, UP, "0000:17:01.0"])
             .bar(0, 0xa900_0000, 32 << 10, MEM64)
             .lanes((4, 4), (4, 4))
-            .group(42, "DMA-FQ")
+            .group(group(42), "DMA-FQ")
             .driver("nvme"),
     );
     add(
@@ -55,7 +57,7 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
             .under(&[ROOT, UP, "0000:17:02.0"])
             .bar(0, 0x2230_0000_0000, 32 * MIB, PREF64)
             .lanes((5, 16), (5, 16))
-            .group(43, "DMA-FQ")
+            .group(group(43), "DMA-FQ")
             .driver("mlx5_core"),
     );
     nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", None);
@@ -101,13 +103,27 @@ pub fn h100_user() -> Machine {
     machine
 }
 
+/// Divided into instances, of which CUDA shows one.
+pub fn h100_mig() -> Machine {
+    let mut machine = h100(
+        "Xeon 8480C; H100 with MIG on, NVMe and ConnectX-7 behind one switch with ACS on; root",
+        true,
+        ACS_ON,
+    );
+    identity(&mut machine, 0, 6);
+    cuda(&mut machine, 13000, &[cuda_gpu(GPU, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, works())]);
+    let health = json!({ "pci": GPU, "link": [5, 16], "best_link": [5, 16], "power": [75000, 700_000], "state": 0, "mig": true });
+    machine.answer("nvml", json!({ "error": null, "gpus": [health] }));
+    machine
+}
+
 /// The drive was given to our module, by an administrator who also made its translations strict.
 pub fn h100_bound() -> Machine {
     let mut machine = h100(
         "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; the kernel module onehop has the drive, its group is \
          strict, and a user may open it",
         false,
-        0,
+        ACS_ON,
     );
     machine.there("/sys/module/onehop").there(&format!("/dev/onehop-{DRIVE}"));
     let device = format!("/sys/bus/pci/devices/{DRIVE}");
@@ -167,7 +183,8 @@ pub fn two_sockets() -> Machine {
 }
 
 pub fn lockdown() -> Machine {
-    let mut machine = h100("a Xeon server with Secure Boot (lockdown) and the proprietary driver", true, 0);
+    let mut machine =
+        h100("a Xeon server with Secure Boot (lockdown) and the proprietary driver", true, ACS_ON);
     machine.file("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n");
     machine.file("/proc/sys/kernel/osrelease", "6.12.9-200.fc41.x86_64\n");
     nvidia(&mut machine, "575.57.08", false, "RMForceStaticBar1=1");

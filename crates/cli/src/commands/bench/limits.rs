@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use onehop_bench::results::{IoType, Limit};
-use onehop_doctor::Cpu;
+use onehop_doctor::Virtual;
 use onehop_gpu::Place;
 use onehop_gpu::cuda::Nvml;
 use onehop_pci::{Address, Link, Root, Speed, Tree};
@@ -31,7 +31,7 @@ impl Limits {
     pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, said: Option<f64>) -> Result<Self> {
         let root = Root::here();
         // A virtual machine's ports, and devices that it emulates, need not show the real links: that bounds nothing.
-        let real = !Cpu::read(&root).virtual_machine;
+        let real = Virtual::read(&root).is_real();
         let tree = real.then(|| Tree::scan(&root).ok()).flatten();
         let hard = |what: String, gbps: f64| Limit { what, gbps, hard: true };
         let simulated = gpu.gpu.simulated() || drive.is_some_and(|(_, simulated)| simulated);

@@ -1,0 +1,124 @@
+//! Whether this is a virtual machine: by the CPU, the firmware's tables, the device tree, Xen.
+
+use onehop_pci::Root;
+
+use super::kernel::Cpu;
+
+/// Words of the firmware's tables that virtual machines have, in lower case.
+const FIRMWARE: [&str; 24] = [
+    "qemu",
+    "kvm",
+    "vmware",
+    "innotek",
+    "virtualbox",
+    "xen",
+    "bochs",
+    "bhyve",
+    "parallels",
+    "virtual machine",
+    "virtual platform",
+    "vserver",
+    "google compute engine",
+    "amazon ec2",
+    "openstack",
+    "kubevirt",
+    "alibaba cloud",
+    "huaweicloud",
+    "tencent cloud",
+    "digitalocean",
+    "apple virtualization",
+    "nutanix",
+    "ovirt",
+    "cloud hypervisor",
+];
+const TREE: &str = "/sys/firmware/devicetree/base";
+const DMI: &str = "/sys/class/dmi/id";
+
+/// Whether this is a virtual machine, and what says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Virtual {
+    /// It is one.
+    Yes(String),
+    /// It is a machine of its own.
+    No(String),
+    /// Nothing tells.
+    #[default]
+    Unknown,
+}
+
+impl Virtual {
+    /// Looks for marks of a virtual machine first, then for proof of a machine of its own.
+    #[must_use]
+    pub fn read(root: &Root) -> Self {
+        let cpu = Cpu::read(root);
+        let marks = [
+            cpu.hypervisor.filter(|flag| *flag).map(|_| "/proc/cpuinfo: hypervisor".to_owned()),
+            by_device_tree(root),
+            by_firmware(root),
+            by_xen(root),
+        ];
+        if let Some(mark) = marks.into_iter().flatten().next() {
+            return Self::Yes(mark);
+        }
+        match cpu.hypervisor {
+            Some(_) => Self::No("/proc/cpuinfo: no hypervisor".to_owned()),
+            // Other CPUs have no such flag. A guest's firmware or device tree names its hypervisor.
+            None if root.text(&format!("{DMI}/product_name")).is_ok_and(|name| !name.is_empty()) => {
+                Self::No(format!("{DMI}: no hypervisor"))
+            }
+            None if root.text(&format!("{TREE}/compatible")).is_ok_and(|name| !name.is_empty()) => {
+                Self::No(format!("{TREE}: no hypervisor"))
+            }
+            None => Self::Unknown,
+        }
+    }
+
+    /// Whether it is known to be a virtual machine.
+    #[must_use]
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Self::Yes(_))
+    }
+
+    /// Whether it is known to be none.
+    #[must_use]
+    pub fn is_real(&self) -> bool {
+        matches!(self, Self::No(_))
+    }
+}
+
+fn by_firmware(root: &Root) -> Option<String> {
+    let fields = ["sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor"];
+    let text = |field: &str| root.text(&format!("{DMI}/{field}")).unwrap_or_default();
+    // EC2 lends whole machines, too, and says so in their names.
+    if text("product_name").ends_with(".metal") || text("product_name").contains(".metal-") {
+        return None;
+    }
+    fields.into_iter().find_map(|field| {
+        let said = text(field);
+        // Where a word begins: what merely holds these letters is another name.
+        let lower = format!(" {}", said.to_lowercase());
+        FIRMWARE
+            .iter()
+            .any(|word| lower.contains(&format!(" {word}")))
+            .then(|| format!("{DMI}/{field}: {said}"))
+    })
+}
+
+fn by_device_tree(root: &Root) -> Option<String> {
+    let text = |path: &str| root.text(&format!("{TREE}/{path}")).ok();
+    if let Some(kind) = text("hypervisor/compatible") {
+        return Some(format!("{TREE}/hypervisor: {}", kind.trim_matches('\0')));
+    }
+    let machine = text("compatible").unwrap_or_default();
+    if let Some(kind) = machine.split('\0').find(|kind| ["linux,dummy-virt", "qemu,pseries"].contains(kind)) {
+        return Some(format!("{TREE}/compatible: {kind}"));
+    }
+    // QEMU's own device, on boards that it makes up.
+    let nodes = root.list(TREE).unwrap_or_default();
+    nodes.into_iter().find(|node| node.starts_with("fw-cfg@")).map(|node| format!("{TREE}/{node}"))
+}
+
+fn by_xen(root: &Root) -> Option<String> {
+    let kind = root.text("/sys/hypervisor/type").ok().filter(|kind| !kind.is_empty())?;
+    Some(format!("/sys/hypervisor/type: {kind}"))
+}

@@ -1,0 +1,355 @@
+//! Nothing passes that was not seen, and no fix harms: each names one device, is withheld where that is in use, and says
+//! what it costs.
+#![allow(clippy::unwrap_used)]
+
+mod machines;
+
+use machines::compose::{ACS_ON, Machine};
+use machines::{ALL, nvme, odd, rare, servers};
+use onehop_doctor::{Check, Diagnosis, Facts, Only, Status, Wish, examine, recorded_files};
+use onehop_pci::Root;
+
+fn judge(machine: Machine) -> Diagnosis {
+    let root = Root::recorded(machine.0);
+    let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+    examine(&facts, &Only::default(), root.about())
+}
+
+fn check<'a>(found: &'a Diagnosis, id: &str) -> &'a Check {
+    found.checks.iter().find(|check| check.id == id).unwrap_or_else(|| panic!("no {id}"))
+}
+
+fn status(found: &Diagnosis, id: &str) -> Status {
+    check(found, id).status
+}
+
+const ARM: &str = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
+
+/// A GPU and a drive behind one switch without access control: bare metal passes it on.
+fn behind_a_switch(files: &[(&str, &str)]) -> Diagnosis {
+    let mut machine = servers::h100("a server", true, 0);
+    for (path, text) in files {
+        machine.file(path, text);
+    }
+    judge(machine)
+}
+
+#[test]
+fn a_virtual_machine_is_known_on_every_cpu() {
+    let arm = ("/proc/cpuinfo", ARM);
+    let tree = "/sys/firmware/devicetree/base";
+    let (compatible, node) = (format!("{tree}/compatible"), format!("{tree}/hypervisor/compatible"));
+    let cases: [(&str, &[(&str, &str)]); 9] = [
+        ("QEMU's firmware", &[arm, ("/sys/class/dmi/id/sys_vendor", "QEMU\n")]),
+        (
+            "EC2",
+            &[
+                arm,
+                ("/sys/class/dmi/id/sys_vendor", "Amazon EC2\n"),
+                ("/sys/class/dmi/id/product_name", "m7g.large\n"),
+            ],
+        ),
+        ("Hyper-V", &[arm, ("/sys/class/dmi/id/product_name", "Virtual Machine\n")]),
+        ("a cloud's own name", &[arm, ("/sys/class/dmi/id/product_name", "vServer\n")]),
+        ("QEMU's board", &[arm, (&compatible, "linux,dummy-virt\0")]),
+        (
+            "a hypervisor's node",
+            &[arm, (&compatible, "xen,xenvm-4.17\0xen,xenvm\0"), (&node, "xen,xen-4.17\0xen,xen\0")],
+        ),
+        (
+            "QEMU's device",
+            &[arm, (&compatible, "maker,board\0"), (&format!("{tree}/fw-cfg@9020000/compatible"), "qemu\0")],
+        ),
+        ("Xen", &[arm, ("/sys/hypervisor/type", "xen\n")]),
+        ("a flag that is hidden", &[("/sys/class/dmi/id/sys_vendor", "QEMU\n")]),
+    ];
+    for (what, files) in cases {
+        let found = behind_a_switch(files);
+        assert_eq!(status(&found, "place.vm"), Status::Info, "{what}: {:?}", check(&found, "place.vm"));
+        for id in ["path.p2p_write", "path.p2p_read"] {
+            assert_eq!(status(&found, id), Status::Unknown, "{what}: {id}");
+        }
+        assert!(!check(&found, "place.vm").evidence.is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
+    let found = behind_a_switch(&[("/proc/cpuinfo", ARM)]);
+    assert_eq!(status(&found, "place.vm"), Status::Unknown);
+    for id in ["path.p2p_write", "path.p2p_read"] {
+        assert_eq!(status(&found, id), Status::Unknown, "{id}");
+        assert!(check(&found, id).found.contains("place.vm"), "{}", check(&found, id).found);
+    }
+}
+
+#[test]
+fn a_machine_of_its_own_is_known_as_one() {
+    let arm = ("/proc/cpuinfo", ARM);
+    let cases: [(&str, &[(&str, &str)]); 4] = [
+        ("x86", &[]),
+        ("firmware", &[arm, ("/sys/class/dmi/id/product_name", "ARS-111GL-NHR\n")]),
+        (
+            "device tree",
+            &[arm, ("/sys/firmware/devicetree/base/compatible", "nvidia,p3737\0nvidia,tegra234\0")],
+        ),
+        (
+            "a cloud's whole machine",
+            &[
+                arm,
+                ("/sys/class/dmi/id/sys_vendor", "Amazon EC2\n"),
+                ("/sys/class/dmi/id/product_name", "c7g.metal\n"),
+            ],
+        ),
+    ];
+    for (what, files) in cases {
+        let found = behind_a_switch(files);
+        for id in ["place.vm", "path.p2p_write", "path.p2p_read"] {
+            assert_eq!(status(&found, id), Status::Pass, "{what}: {id}: {}", check(&found, id).found);
+        }
+    }
+}
+
+const DRIVE: &str = "0000:19:00.0";
+const AT: &str = "/sys/bus/pci/devices/0000:19:00.0";
+
+/// A server whose drive is mounted at a place, or nowhere.
+fn server(mounted: Option<&str>, change: impl Fn(&mut Machine)) -> Diagnosis {
+    let mut machine = servers::h100("a server", true, ACS_ON);
+    nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", mounted);
+    change(&mut machine);
+    judge(machine)
+}
+
+fn fix(found: &Diagnosis, id: &str) -> String {
+    check(found, id).fix.clone().unwrap_or_else(|| panic!("{id} has no fix"))
+}
+
+/// All that is recommended anywhere.
+fn fixes(found: &Diagnosis) -> Vec<String> {
+    let checks = found.checks.iter().filter_map(|check| check.fix.clone());
+    let rows = found.routes.iter().filter_map(|row| row.fix.clone());
+    let advice = found.advice.iter().filter_map(|advice| advice.change.clone());
+    checks.chain(rows).chain(advice).collect()
+}
+
+const ASLEEP: fn(&mut Machine) = |machine| {
+    machine.file(&format!("{AT}/power_state"), "D3hot\n");
+};
+const DEAD: fn(&mut Machine) = |machine| {
+    machine.file(&format!("{AT}/nvme/nvme0/state"), "dead\n");
+};
+
+type Change<'a> = &'a dyn Fn(&mut Machine);
+
+#[test]
+fn a_drive_in_use_is_not_to_be_removed_or_reset() {
+    let removed = |found: &Diagnosis| fixes(found).iter().any(|fix| fix.contains("/remove"));
+    let reset = |found: &Diagnosis| fixes(found).iter().any(|fix| fix.contains("reset_controller"));
+    for place in ["/", "/models"] {
+        let sleeping = server(Some(place), ASLEEP);
+        assert!(!removed(&sleeping) && fix(&sleeping, "drive.power").contains("power/control"), "{place}");
+        assert!(fix(&sleeping, "drive.power").contains("free it first"), "{}", fix(&sleeping, "drive.power"));
+        let dead = server(Some(place), DEAD);
+        assert!(
+            !reset(&dead) && fix(&dead, "drive.state").contains("nvme0"),
+            "{}",
+            fix(&dead, "drive.state")
+        );
+    }
+    let swapped = |machine: &mut Machine| {
+        ASLEEP(machine);
+        machine.file("/proc/swaps", "Filename Type Size Used Priority\n/dev/nvme0n1 partition 8 0 -2\n");
+    };
+    let held = |machine: &mut Machine| {
+        ASLEEP(machine);
+        machine.folder("/sys/class/block/nvme0n1/holders", &["dm-0"]);
+    };
+    let untold = |machine: &mut Machine| {
+        ASLEEP(machine);
+        machine.denied("/proc/self/mountinfo");
+    };
+    let cases: [(&str, Change<'_>); 3] = [("swap", &swapped), ("held", &held), ("untold", &untold)];
+    for (what, change) in cases {
+        let found = server(None, change);
+        assert_ne!(status(&found, "drive.use"), Status::Pass, "{what}");
+        assert!(!removed(&found), "{what}: {}", fix(&found, "drive.power"));
+    }
+    let sleeping = server(None, ASLEEP);
+    let removal = fix(&sleeping, "drive.power");
+    assert!(removal.contains(&format!("{AT}/remove")) && removal.contains("gone"), "{removal}");
+    let reset = fix(&server(None, DEAD), "drive.state");
+    assert!(
+        reset.contains("/sys/class/nvme/nvme0/reset_controller") && reset.contains("in flight"),
+        "{reset}"
+    );
+}
+
+#[test]
+fn a_drive_is_not_taken_from_a_driver_that_somebody_uses_it_by() {
+    let other = |machine: &mut Machine| {
+        machine.link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/odd");
+    };
+    let used = server(Some("/"), other);
+    assert!(!fix(&used, "drive.driver").contains("unbind"), "{}", fix(&used, "drive.driver"));
+    let free = server(None, other);
+    let bind = fix(&free, "drive.driver");
+    assert!(
+        bind.contains(&format!("echo nvme > {AT}/driver_override")) && bind.contains("odd loses it"),
+        "{bind}"
+    );
+}
+
+/// Which devices a fix writes to, by their addresses in it.
+fn writes_to(fix: &str) -> Vec<&str> {
+    let is_address = |word: &&str| {
+        let b = word.as_bytes();
+        b.len() == 12 && b[4] == b':' && b[7] == b':' && b[10] == b'.'
+    };
+    fix.split(|c: char| !(c.is_ascii_hexdigit() || ":.".contains(c))).filter(is_address).collect()
+}
+
+/// What opens something, and the word by which its fix has to say what.
+const COSTS: [(&str, &str); 9] = [
+    ("iomem=relaxed", "overwrites"),
+    ("PeerMappingOverride", "every user"),
+    ("disable_acs_redir", "isolation"),
+    ("RMForceStaticBar1", "to end"),
+    ("--privileged", "all of the host"),
+    ("kernel.io_uring_disabled=0", "risk"),
+    ("iommu_group/type", "costs"),
+    ("/type (root; for", "costs"),
+    ("VMD (", "backup"),
+];
+
+#[test]
+fn fixes_name_their_device_and_their_cost() {
+    let composed = ALL.iter().map(|(name, compose)| (*name, compose()));
+    let more = [
+        ("qemu", rare::qemu()),
+        ("wsl", rare::wsl()),
+        ("no namespace", odd::no_namespace()),
+        ("garbage", odd::garbage()),
+    ];
+    for (name, machine) in composed.chain(more) {
+        let root = Root::recorded(machine.0.clone());
+        let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+        let used: Vec<String> = facts
+            .drives
+            .iter()
+            .filter(|drive| drive.may_be_in_use().is_some())
+            .filter_map(|drive| Some(drive.address?.to_string()))
+            .collect();
+        for fix in fixes(&judge(machine)) {
+            let writes = ["/remove", "/unbind", "reset_controller", "group", "vfio-pci too"]
+                .iter()
+                .any(|word| fix.contains(word));
+            let command = fix.contains("echo ") || fix.contains("nvidia-smi -i");
+            assert!(
+                !command || !fix.contains("/*") && !fix.contains("/N/") && !fix.contains("ADDRESS"),
+                "{name}: {fix}"
+            );
+            let target = writes_to(&fix).into_iter().find(|at| used.iter().any(|used| used == at));
+            assert!(!(writes && command && target.is_some()), "{name}: {fix}");
+            for (opens, cost) in COSTS {
+                assert!(!fix.contains(opens) || fix.contains(cost), "{name}: {opens} without {cost}: {fix}");
+            }
+            assert!(!fix.contains("Secure Boot off"), "{name}: {fix}");
+        }
+    }
+}
+
+#[test]
+fn access_control_is_the_hosts_in_a_virtual_machine() {
+    let guest = server(None, |machine| {
+        machine.file("/sys/class/dmi/id/sys_vendor", "QEMU\n");
+    });
+    assert_eq!(status(&guest, "path.acs"), Status::Info);
+    assert!(fixes(&guest).iter().all(|fix| !fix.contains("disable_acs")), "{:?}", fixes(&guest));
+    assert!(fix(&guest, "path.acs").contains("host"));
+    let bare = server(None, |_| {});
+    let off = fix(&bare, "path.acs");
+    assert!(off.contains("groups become one") && off.contains("VFIO"), "{off}");
+}
+
+/// The kernel keeps nothing apart behind ports without access control.
+#[test]
+fn access_control_that_is_off_costs_vfio_the_drive() {
+    let mut machine = servers::h100("a server", true, 0);
+    nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", None);
+    let found = judge(machine);
+    assert_eq!(status(&found, "path.acs"), Status::Pass);
+    let group = check(&found, "iommu.group");
+    assert!(group.status == Status::Warn && group.found.contains("0000:18:00.0"), "{group:?}");
+    let row = found.routes.iter().find(|row| row.device == DRIVE && row.route == "gpu/tier1").unwrap();
+    assert!(row.verdict == onehop_doctor::Verdict::No && row.reason.contains("IOMMU group"), "{row:?}");
+}
+
+#[test]
+fn what_else_is_in_a_group_is_given_away_only_where_nobody_uses_it() {
+    let second = |machine: &mut Machine, driver: &str, mounted: Option<&str>| {
+        // A second drive takes the network card's place, in the first one's group.
+        let card = "/sys/bus/pci/devices/0000:1a:00.0";
+        machine.file(&format!("{card}/class"), "0x010802\n");
+        machine.link(&format!("{card}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
+        machine.link(&format!("{card}/iommu_group"), "../../../../kernel/iommu_groups/42");
+        machine.there("/sys/kernel/iommu_groups/42/devices/0000:1a:00.0");
+        nvme(machine, "0000:1a:00.0", 1, "KIOXIA KCM7DRJE3T84", mounted);
+    };
+    let free = server(None, |machine| second(machine, "nvme", None));
+    let given = fix(&free, "iommu.group");
+    assert!(given.contains("0000:1a:00.0 to vfio-pci too"), "{given}");
+    let used = server(None, |machine| second(machine, "nvme", Some("/")));
+    for fix in fixes(&used) {
+        assert!(!fix.contains("to vfio-pci too"), "{fix}");
+    }
+    assert!(fix(&used, "iommu.group").contains("a slot of its own"), "{}", fix(&used, "iommu.group"));
+}
+
+#[test]
+fn vfio_without_an_iommu_does_not_pass() {
+    let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+    let mut machine = odd::arm_smmu();
+    machine.file(unsafe_mode, "Y\n");
+    let alone = judge(machine);
+    assert_eq!(status(&alone, "iommu.vfio"), Status::Warn, "{:?}", check(&alone, "iommu.vfio"));
+    assert!(fix(&alone, "iommu.vfio").contains("SMMU"));
+    let mut machine = odd::arm_smmu();
+    machine.file(unsafe_mode, "Y\n").there("/sys/module/vfio_pci").there("/dev/vfio/vfio");
+    assert_eq!(status(&judge(machine), "iommu.vfio"), Status::Warn);
+    // Beside an IOMMU it is a remark, and VFIO is there by other signs alone.
+    let beside = server(None, |machine| {
+        machine.file(unsafe_mode, "Y\n");
+    });
+    assert_eq!(status(&beside, "iommu.vfio"), Status::Pass);
+    let nothing = server(None, |machine| {
+        machine.file(unsafe_mode, "Y\n");
+        machine.0.files.retain(|path, _| !path.contains("vfio_pci") && !path.starts_with("/dev/vfio"));
+    });
+    assert_ne!(status(&nothing, "iommu.vfio"), Status::Pass);
+}
+
+#[test]
+fn a_divided_gpu_is_known() {
+    let divided = judge(servers::h100_mig());
+    assert_eq!(status(&divided, "gpu.mig"), Status::Info);
+    assert!(check(&divided, "gpu.mig").found.contains("MIG 1g.10gb"));
+    assert!(fix(&divided, "gpu.mig").contains("-i 0000:18:00.0") && fix(&divided, "gpu.mig").contains("end"));
+    // The window is the GPU's, and the memory an instance's.
+    assert_eq!(status(&divided, "gpu.bar1"), Status::Info);
+    assert!(check(&divided, "gpu.bar1").found.contains("MIG"));
+    // By either sign alone, and where CUDA shows no instance.
+    for (gpus, mig) in [(&["NVIDIA H100 80GB HBM3 MIG 1g.10gb"][..], false), (&[], true)] {
+        let mut machine = servers::h100_mig();
+        let gpus: Vec<_> =
+            gpus.iter().map(|name| machines::cuda_gpu("0000:18:00.0", name, 10, machines::works())).collect();
+        machines::cuda(&mut machine, 13000, &gpus);
+        let health = serde_json::json!({ "pci": "0000:18:00.0", "link": [5, 16], "best_link": [5, 16], "power": [null, null],
+                                         "state": null, "mig": mig });
+        machine.answer("nvml", serde_json::json!({ "error": null, "gpus": [health] }));
+        let found = judge(machine);
+        assert_eq!(status(&found, "gpu.mig"), Status::Info);
+        assert!(!mig || fix(&found, "gpu.cuda").contains("nvidia-smi mig"), "{}", fix(&found, "gpu.cuda"));
+    }
+    assert!(server(None, |_| {}).checks.iter().all(|check| check.id != "gpu.mig"));
+}
