@@ -12,6 +12,7 @@ mod guard;
 mod heap;
 pub mod hf3fs;
 mod huge;
+pub mod identity;
 mod mem;
 mod mmio;
 pub mod nvme;
