@@ -54,8 +54,8 @@ fuzz_target!(|bytes: &[u8]| {
 fn look(request: &Request) {
     let folder = folder();
     match request {
-        Request::Lookup { parent, name } => {
-            if let Ok(found) = folder.lookup(*parent, name) {
+        Request::Lookup { parent, name, by } => {
+            if let Ok(found) = folder.lookup(*parent, name, by) {
                 assert!(["folder", "link"].iter().any(|own| own.as_bytes() == name.bytes()));
                 folder.forget(found.node, 1);
             }
@@ -63,14 +63,14 @@ fn look(request: &Request) {
         Request::Forget { node, times } => folder.forget(*node, *times),
         Request::Attr { node } => drop(folder.attr(*node)),
         Request::ReadLink { node } => drop(folder.read_link(*node)),
-        Request::List { node, from } => {
-            if let Ok(names) = folder.list(*node, *from) {
+        Request::List { node, from, by } => {
+            if let Ok(names) = folder.list(*node, *from, by) {
                 assert!(names.names.len() <= 4);
             }
         }
-        Request::Open { node, access } if !access.write && !access.truncate => {
+        Request::Open { node, access, by, .. } if !access.write && !access.truncate => {
             assert!(
-                !folder.open_local(*node, *access).is_ok_and(|file| file
+                !folder.open_local(*node, *access, by).is_ok_and(|file| file
                     .file()
                     .metadata()
                     .unwrap()

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, Rules, Tree};
@@ -28,7 +29,7 @@ use crate::io::pool::{Pool, Zeroes};
 use crate::lock;
 use crate::opens::Opens;
 use crate::stats::Stats;
-use crate::table::{Buffer, SWEEP, Table, What};
+use crate::table::{Buffer, Owner, SWEEP, Table, What};
 use crate::workers::Workers;
 
 /// Threads that answer the kernel.
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     engines: Mutex<HashMap<[u8; 16], Arc<Engine>>>,
     notifier: OnceLock<Notifier>,
     over: AtomicBool,
+    /// What a thread returns to when it has acted as a user; none where this is not root's process.
+    own: Option<OwnCredentials>,
 }
 
 impl Shared {
@@ -106,7 +109,15 @@ impl Shared {
             engines: Mutex::default(),
             notifier: OnceLock::new(),
             over: AtomicBool::new(false),
+            own: OwnCredentials::of_root()
+                .map_err(|e| Error::file("reading", Path::new("credentials"), e))?,
         }))
+    }
+
+    /// Has this thread act on files as a user, in one group.
+    pub fn act_as(&self, user: Owner) -> std::result::Result<Option<Acting<'_>>, Errno> {
+        let who = Credentials { uid: user.uid, gid: user.gid, groups: &[], privileged: true };
+        self.own.as_ref().map(|own| own.act_as(&who)).transpose()
     }
 
     pub fn is_over(&self) -> bool {
@@ -176,9 +187,20 @@ impl Shared {
         while !self.is_over() {
             for gone in self.table.sweep() {
                 self.removed(&gone);
-                forget_memory(&gone);
+                self.forget_memory(&gone);
             }
             std::thread::sleep(SWEEP);
+        }
+    }
+
+    /// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
+    fn forget_memory(&self, gone: &Buffer) {
+        let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
+        let made_by_us = matches!(gone.what, What::Host(_)) && gone.target.file_name().is_some_and(ours);
+        // The name may be another user's by now: this one may take their own away.
+        let Ok(_acting) = self.act_as(gone.owner) else { return };
+        if made_by_us && rustix::fs::lstat(&gone.target).is_ok_and(|stat| stat.st_uid == gone.owner.uid) {
+            let _ = std::fs::remove_file(&gone.target);
         }
     }
 
@@ -190,15 +212,6 @@ impl Shared {
             engine.end();
         }
         let _ = std::fs::remove_file(&self.socket);
-    }
-}
-
-/// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
-fn forget_memory(gone: &Buffer) {
-    let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
-    let made_by_us = matches!(gone.what, What::Host(_)) && gone.target.file_name().is_some_and(ours);
-    if made_by_us && rustix::fs::lstat(&gone.target).is_ok_and(|stat| stat.st_uid == gone.owner.uid) {
-        let _ = std::fs::remove_file(&gone.target);
     }
 }
 

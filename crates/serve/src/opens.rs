@@ -32,8 +32,15 @@ impl Open {
         self.access.sync || self.access.data_sync
     }
 
+    /// Before a write, which is made as by who opened it: root keeps set-id bits that another writer has to lose.
+    pub fn written_by(&self, keeps_set_id: bool) -> std::io::Result<()> {
+        if self.uid == 0 && !keeps_set_id { self.file.drop_set_id() } else { Ok(()) }
+    }
+
     fn allows(&self, uid: u32, reads: bool) -> bool {
-        (self.uid == uid || uid == 0) && if reads { self.access.read } else { self.access.write }
+        // Who may run a program may not read it for that.
+        let reads_it = self.access.read && !self.access.execute;
+        (self.uid == uid || uid == 0) && if reads { reads_it } else { self.access.write }
     }
 }
 

@@ -37,13 +37,6 @@ pub(crate) struct Owner {
     pub pid: u32,
 }
 
-impl Owner {
-    /// For whom something is made.
-    pub fn plain(self) -> onehop_target::wire::Owner {
-        onehop_target::wire::Owner { uid: self.uid, gid: self.gid }
-    }
-}
-
 /// GPU memory of a program.
 pub(crate) struct GpuMemory {
     pub region: Region,
@@ -247,7 +240,8 @@ fn has_ended(alive: &OwnedFd) -> bool {
 /// How often it is looked who has ended.
 pub(crate) const SWEEP: Duration = Duration::from_millis(100);
 
-/// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs.
+/// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs. It is opened with the rights of
+/// this thread, which are theirs.
 pub(crate) fn map_shared(target: &Path, uid: u32) -> Result<HostMem, Errno> {
     if target.parent() != Some(Path::new(SHM)) {
         return Err(Errno::INVAL);

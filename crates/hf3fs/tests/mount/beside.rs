@@ -16,13 +16,13 @@ use crate::bed::{Bed, LONG, part, part_of, run};
 use crate::target;
 
 /// A ring that writes, and its buffer, full of `R`.
-struct Writer {
+pub struct Writer {
     buffer: Buffer,
     ring: Ring,
 }
 
 impl Writer {
-    fn new(dir: &Path, len: usize) -> Self {
+    pub fn new(dir: &Path, len: usize) -> Self {
         let mount = Arc::new(Mount::open(&dir.join("mnt")).unwrap());
         let name =
             RingName { read: false, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
@@ -33,7 +33,7 @@ impl Writer {
     }
 
     /// Writes all of the buffer at the file's beginning; gives the result.
-    fn write(&self, file: &File) -> i64 {
+    pub fn write(&self, file: &File) -> i64 {
         let (inode, len) = (file.metadata().unwrap().ino(), self.buffer.memory().len() as u64);
         let request = Request { buffer: self.buffer.id(), offset: 0, inode, at: 0, len, userdata: 0 };
         self.ring.prepare(&request).unwrap();

@@ -1,6 +1,7 @@
 //! Programs written for 3FS against the daemon: in C and Python, many at once, killed, and hostile.
 #![allow(clippy::unwrap_used)]
 
+mod attacks;
 mod bed;
 mod beside;
 mod death;

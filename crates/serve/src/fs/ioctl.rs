@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use fuser::{FileHandle, INodeNo};
 use onehop_os::hf3fs::{MAGIC, MOST_HOLES, NAME_BYTES};
-use rustix::fs::{Access, FallocateFlags};
+use onehop_target::wire::Caller;
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::Mounted;
 use crate::opens::Open;
-use crate::table::Owner;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
 const GET_MAGIC: u32 = 0x8004_6802;
@@ -40,7 +40,7 @@ impl On {
 
 pub(super) fn run(
     mounted: &Mounted,
-    owner: Owner,
+    by: &Caller,
     on: On,
     command: u32,
     data: &[u8],
@@ -56,7 +56,7 @@ pub(super) fn run(
             on.file(mounted)?.file().sync(false).map_err(|error| super::io(&error))?;
             Ok(vec![0; 4])
         }
-        HARDLINK => hardlink(mounted, owner, on.inode, data),
+        HARDLINK => hardlink(mounted, by, on.inode, data),
         PUNCH_HOLES => punch_holes(&*on.file(mounted)?, data),
         _ => Err(Errno::NOTTY),
     }
@@ -67,8 +67,8 @@ fn number(data: &[u8], at: usize) -> Result<u64, Errno> {
     Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
 }
 
-/// The folder comes as a number, past the kernel's own checks: whether its user may write there is looked at here.
-fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
+/// The folder comes as a number, past the checks of the kernel that asks; those of the kernel below hold.
+fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
     let folder = INodeNo(number(data, 0)?);
     let name = data.get(8..8 + NAME_BYTES).ok_or(Errno::INVAL)?;
     let end = name.iter().position(|byte| *byte == 0).ok_or(Errno::INVAL)?;
@@ -76,20 +76,7 @@ fn hardlink(mounted: &Mounted, owner: Owner, inode: INodeNo, data: &[u8]) -> Res
     if end == 0 || name.as_bytes().contains(&b'/') {
         return Err(Errno::INVAL);
     }
-    let attr = mounted.tree.attr(mounted.real(folder)?)?;
-    let wanted = (Access::WRITE_OK | Access::EXEC_OK).bits() as u16;
-    let shift = if attr.uid == owner.uid {
-        6
-    } else if attr.gid == owner.gid {
-        3
-    } else {
-        0
-    };
-    let file = mounted.tree.attr(mounted.real(inode)?)?;
-    if owner.uid != 0 && (attr.perm >> shift & wanted != wanted || file.uid != owner.uid) {
-        return Err(Errno::ACCESS);
-    }
-    let made = mounted.link_again(inode, folder, name)?;
+    let made = mounted.link_again(by, inode, folder, name)?;
     // The kernel has not asked for it, and will not say that it forgets it.
     mounted.tree.forget(made.ino.0, 1);
     Ok(Vec::new())

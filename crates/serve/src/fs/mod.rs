@@ -7,6 +7,7 @@ mod virt;
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -15,10 +16,11 @@ use fuser::{
     BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    Request, TimeOrNow, WriteFlags,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use onehop_os::identity::groups_of;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Change, Make, ROOT};
+use onehop_target::wire::{Caller, Change, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -69,6 +71,14 @@ fn owner(request: &Request) -> Owner {
     Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
 }
 
+/// With whose rights a request is done.
+fn caller(request: &Request, umask: u32) -> Caller {
+    let (uid, gid) = (request.uid(), request.gid());
+    // The kernel does not send them. Root needs none; who cannot be seen from here has their own group alone.
+    let known = if uid == 0 { None } else { groups_of(request.pid(), uid, gid) };
+    Caller { uid, gid, groups: known.unwrap_or_default(), umask }
+}
+
 /// FUSE tells the thread that asks; what ends as one is its process.
 fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
@@ -94,8 +104,22 @@ fn empty(reply: ReplyEmpty, done: Result<(), Errno>) {
     }
 }
 
+/// Answers with bytes, or with how many there are where that is asked for.
+fn xattr(reply: ReplyXattr, size: u32, found: Result<Vec<u8>, Errno>) {
+    match found {
+        Err(error) => reply.error(errno(error)),
+        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.error(errno(Errno::RANGE)),
+        Ok(bytes) => reply.data(&bytes),
+    }
+}
+
 impl Filesystem for Mounted {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            // The kernel then also checks access control lists, which it asks us for.
+            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_ACL);
+        }
         // Those that a kernel does not have are no loss.
         for wish in [
             InitFlags::FUSE_AUTO_INVAL_DATA,
@@ -103,6 +127,10 @@ impl Filesystem for Mounted {
             InitFlags::FUSE_HAS_IOCTL_DIR,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_MAX_PAGES,
+            // The kernel below takes set-id bits away from what is written, and knows where a folder's list replaces a umask.
+            InitFlags::FUSE_HANDLE_KILLPRIV,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_DONT_MASK,
         ] {
             let _ = config.add_capabilities(wish);
         }
@@ -121,7 +149,7 @@ impl Filesystem for Mounted {
         {
             return entry(reply, Ok(attr));
         }
-        entry(reply, self.find(parent, name));
+        entry(reply, self.find(&caller(request, 0), parent, name));
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -142,7 +170,7 @@ impl Filesystem for Mounted {
 
     fn setattr(
         &self,
-        _request: &Request,
+        request: &Request,
         inode: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -160,14 +188,13 @@ impl Filesystem for Mounted {
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
         let change = Change { mode, uid, gid, size, atime, mtime };
-        match self.change(inode, handle, change) {
+        match self.change(&caller(request, 0), inode, handle, change) {
             Ok(attr) => reply.attr(&BELIEVE, &attr),
             Err(error) => reply.error(errno(error)),
         }
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
-        use std::os::unix::ffi::OsStrExt;
         if is_virtual(inode) {
             return match virt::readlink(&self.shared, inode.0, request.uid()) {
                 Ok(target) => reply.data(target.as_os_str().as_bytes()),
@@ -186,11 +213,11 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(owner(request), parent, name, &Make::Node { mode, rdev }));
+        entry(reply, self.make(&caller(request, umask), parent, name, &Make::Node { mode, rdev }));
     }
 
     fn mkdir(
@@ -199,35 +226,35 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(owner(request), parent, name, &Make::Folder { mode }));
+        entry(reply, self.make(&caller(request, umask), parent, name, &Make::Folder { mode }));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let done = if parent.0 == virt::IOVS {
             virt::unlink(&self.shared, name, request.uid())
         } else {
-            self.remove(parent, name, false)
+            self.remove(&caller(request, 0), parent, name, false)
         };
         empty(reply, done);
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.remove(parent, name, true));
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.remove(&caller(request, 0), parent, name, true));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
-        entry(reply, self.make_link(owner(request), parent, name, target));
+        entry(reply, self.make_link(&caller(request, 0), parent, name, target));
     }
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -235,11 +262,12 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.rename((parent, name), (new_parent, new_name), flags.bits()));
+        let by = caller(request, 0);
+        empty(reply, self.rename(&by, (parent, name), (new_parent, new_name), flags.bits()));
     }
 
-    fn link(&self, _request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.link_again(inode, parent, name));
+    fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.link_again(&caller(request, 0), inode, parent, name));
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -248,7 +276,7 @@ impl Filesystem for Mounted {
             lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        match self.open_file(request.uid(), inode, flags) {
+        match self.open_file(&caller(request, 0), inode, flags) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
         }
@@ -260,11 +288,11 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.make_file(owner(request), parent, name, mode, OpenFlags(flags)) {
+        match self.make_file(&caller(request, umask), parent, name, mode, OpenFlags(flags)) {
             Ok((attr, handle)) => {
                 reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
             }
@@ -312,6 +340,8 @@ impl Filesystem for Mounted {
         let appends = !mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let written = self.opened(handle).and_then(|open| {
             let file = open.file();
+            let keeps = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+            open.written_by(keeps).map_err(|error| io(&error))?;
             let done = if appends { file.append_bytes(data) } else { file.write_bytes(data, offset) };
             done.map_err(|error| io(&error))
         });
@@ -352,7 +382,7 @@ impl Filesystem for Mounted {
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let watcher = (inode.0 == virt::IOVS).then(|| process_of(request.pid()));
-        match self.list(inode, request.uid()) {
+        match self.list(&caller(request, 0), inode) {
             Ok(names) => {
                 if let Some(pid) = watcher {
                     self.shared.table.folder_opened(pid);
@@ -414,7 +444,7 @@ impl Filesystem for Mounted {
         reply: ReplyIoctl,
     ) {
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
-        match ioctl::run(self, owner(request), of, command, data) {
+        match ioctl::run(self, &caller(request, 0), of, command, data) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(error) => reply.error(errno(error)),
         }
@@ -422,7 +452,7 @@ impl Filesystem for Mounted {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         _inode: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -430,10 +460,42 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let done = self
-            .opened(handle)
-            .and_then(|open| open.file().allocate(mode as u32, offset, length).map_err(|error| io(&error)));
+        let done = self.opened(handle).and_then(|open| {
+            let done = open.written_by(request.uid() == 0);
+            done.and_then(|()| open.file().allocate(mode as u32, offset, length)).map_err(|error| io(&error))
+        });
         empty(reply, done);
+    }
+
+    fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        // Who reads a list needs no rights for that: the kernel that asks wants to check some.
+        let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
+        let by = if is_list { Caller::ROOT } else { caller(request, 0) };
+        xattr(reply, size, self.xattr(&by, inode, &Xattr::Get { name: name.as_bytes().to_vec() }));
+    }
+
+    fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
+        xattr(reply, size, self.xattr(&caller(request, 0), inode, &Xattr::List));
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        let ask = Xattr::Set { name, value, flags: flags as u32 };
+        empty(reply, self.xattr(&caller(request, 0), inode, &ask).map(drop));
+    }
+
+    fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
+        empty(reply, self.xattr(&caller(request, 0), inode, &ask).map(drop));
     }
 
     fn lseek(

@@ -6,17 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenFlags};
-use onehop_target::wire::{Access, Change, Make, Name};
+use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::attr::{attr, kind};
 use super::{Mounted, io, is_virtual, virt};
 use crate::opens::Open;
-use crate::table::Owner;
 
 /// Names of a folder that are held at once.
 const MOST_NAMES: usize = 4 << 20;
+
+/// Set by the kernel alone, when a program is run.
+const EXECUTE: OFlags = OFlags::from_bits_retain(0x20);
 
 /// How the daemon opens what a program opens. What the kernel does by itself is left out: it takes care of its own cache. So is
 /// `O_APPEND`, which comes with each write: rings write at places of their own.
@@ -30,6 +32,7 @@ fn access_of(flags: OpenFlags) -> Access {
         sync: flags.contains(OFlags::SYNC),
         data_sync: flags.contains(OFlags::DSYNC),
         no_atime: flags.contains(OFlags::NOATIME),
+        execute: flags.contains(EXECUTE),
     }
 }
 
@@ -48,22 +51,22 @@ impl Mounted {
         self.shared.opens.get(handle.0).ok_or(Errno::BADF)
     }
 
-    pub(super) fn find(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
+    pub(super) fn find(&self, by: &Caller, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
         // The kernel looks these up for who comes by a handle; what is above the root is nobody's business.
         if name == ".." || name == "." {
             return Err(Errno::NOENT);
         }
-        Ok(attr(&self.tree.lookup(parent.0, &named(name)?)?))
+        Ok(attr(&self.tree.lookup(parent.0, &named(name)?, by)?))
     }
 
-    pub(super) fn list(&self, inode: INodeNo, uid: u32) -> Result<Vec<(u64, FileType, OsString)>, Errno> {
+    pub(super) fn list(&self, by: &Caller, inode: INodeNo) -> Result<Vec<(u64, FileType, OsString)>, Errno> {
         if is_virtual(inode) {
-            let names = virt::list(&self.shared, inode.0, uid)?;
+            let names = virt::list(&self.shared, inode.0, by.uid)?;
             return Ok(names.into_iter().map(|(inode, kind, name)| (inode, kind, name.into())).collect());
         }
         let (mut names, mut from) = (Vec::new(), 0);
         loop {
-            let some = self.tree.list(inode.0, from)?;
+            let some = self.tree.list(inode.0, from, by)?;
             let entry = |(inode, of, name)| (inode, kind(of), OsString::from_vec(name));
             names.extend(some.names.into_iter().map(entry));
             match some.next {
@@ -76,6 +79,7 @@ impl Mounted {
 
     pub(super) fn change(
         &self,
+        by: &Caller,
         inode: INodeNo,
         handle: Option<FileHandle>,
         mut change: Change,
@@ -84,36 +88,36 @@ impl Mounted {
         // Who has it open may cut it off, whatever its mode says.
         let open = handle.and_then(|handle| self.opened(handle).ok());
         if let (Some(open), Some(size)) = (&open, change.size) {
-            open.file().set_len(size).map_err(|e| io(&e))?;
+            open.written_by(by.uid == 0).and_then(|()| open.file().set_len(size)).map_err(|e| io(&e))?;
             change.size = None;
         }
-        Ok(attr(&self.tree.change(node, &change)?))
+        Ok(attr(&self.tree.change(node, &change, by)?))
     }
 
     pub(super) fn make(
         &self,
-        owner: Owner,
+        by: &Caller,
         parent: INodeNo,
         name: &OsStr,
         make: &Make,
     ) -> Result<FileAttr, Errno> {
-        Ok(attr(&self.tree.make(self.real(parent)?, &named(name)?, make, owner.plain())?))
+        Ok(attr(&self.tree.make(self.real(parent)?, &named(name)?, make, by)?))
     }
 
     pub(super) fn make_link(
         &self,
-        owner: Owner,
+        by: &Caller,
         parent: INodeNo,
         name: &OsStr,
         target: &Path,
     ) -> Result<FileAttr, Errno> {
         let text = target.as_os_str().as_bytes().to_vec();
-        self.make(owner, parent, name, &Make::Link { text })
+        self.make(by, parent, name, &Make::Link { text })
     }
 
     pub(super) fn make_file(
         &self,
-        owner: Owner,
+        by: &Caller,
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
@@ -121,38 +125,54 @@ impl Mounted {
     ) -> Result<(FileAttr, u64), Errno> {
         let (parent, name, access) = (self.real(parent)?, named(name)?, access_of(flags));
         let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
-        let (made, file) = self.tree.create(parent, &name, mode, access, exclusive, owner.plain())?;
-        let handle = self.shared.opens.add(made.node, owner.uid, access, file);
+        let (made, file) = self.tree.create(parent, &name, mode, access, exclusive, by)?;
+        let handle = self.shared.opens.add(made.node, by.uid, access, file);
         Ok((attr(&made), handle))
     }
 
-    pub(super) fn remove(&self, parent: INodeNo, name: &OsStr, folder: bool) -> Result<(), Errno> {
-        self.tree.remove(self.real(parent)?, &named(name)?, folder)
+    pub(super) fn remove(
+        &self,
+        by: &Caller,
+        parent: INodeNo,
+        name: &OsStr,
+        folder: bool,
+    ) -> Result<(), Errno> {
+        self.tree.remove(self.real(parent)?, &named(name)?, folder, by)
     }
 
     pub(super) fn rename(
         &self,
+        by: &Caller,
         (parent, name): (INodeNo, &OsStr),
         (to, new_name): (INodeNo, &OsStr),
         flags: u32,
     ) -> Result<(), Errno> {
         let (from, to) = (self.real(parent)?, self.real(to)?);
-        self.tree.rename((from, &named(name)?), (to, &named(new_name)?), flags)
+        self.tree.rename((from, &named(name)?), (to, &named(new_name)?), flags, by)
     }
 
     pub(super) fn link_again(
         &self,
+        by: &Caller,
         inode: INodeNo,
         parent: INodeNo,
         name: &OsStr,
     ) -> Result<FileAttr, Errno> {
-        Ok(attr(&self.tree.link(self.real(inode)?, self.real(parent)?, &named(name)?)?))
+        Ok(attr(&self.tree.link(self.real(inode)?, self.real(parent)?, &named(name)?, by)?))
     }
 
-    pub(super) fn open_file(&self, uid: u32, inode: INodeNo, flags: OpenFlags) -> Result<u64, Errno> {
+    pub(super) fn xattr(&self, by: &Caller, inode: INodeNo, ask: &Xattr) -> Result<Vec<u8>, Errno> {
+        match ask {
+            Xattr::Get { .. } if is_virtual(inode) => Err(Errno::NODATA),
+            Xattr::List if is_virtual(inode) => Ok(Vec::new()),
+            _ => self.tree.xattr(self.real(inode)?, ask, by),
+        }
+    }
+
+    pub(super) fn open_file(&self, by: &Caller, inode: INodeNo, flags: OpenFlags) -> Result<u64, Errno> {
         let access = access_of(flags);
-        let file = self.tree.open(self.real(inode)?, access)?;
-        Ok(self.shared.opens.add(inode.0, uid, access, file))
+        let file = self.tree.open(self.real(inode)?, access, by)?;
+        Ok(self.shared.opens.add(inode.0, by.uid, access, file))
     }
 
     pub(super) fn read_file(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {

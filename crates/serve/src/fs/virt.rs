@@ -138,7 +138,9 @@ pub(super) fn symlink(
     if shared.table.get(name.id).is_some() {
         return Err(Errno::EXIST);
     }
+    let acting = shared.act_as(owner)?;
     let mem = map_shared(target, owner.uid)?;
+    drop(acting);
     if name.block > mem.len() as u64 {
         return Err(Errno::INVAL);
     }

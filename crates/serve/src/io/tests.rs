@@ -23,8 +23,15 @@ const SIZE: usize = 65_536;
 const FILE: u64 = 50_000;
 const INODE: u64 = 77;
 
-const BOTH: Access =
-    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+const BOTH: Access = Access {
+    read: true,
+    write: true,
+    truncate: false,
+    sync: false,
+    data_sync: false,
+    no_atime: false,
+    execute: false,
+};
 
 /// A file without a name.
 fn file() -> File {

@@ -15,14 +15,15 @@ use crate::buffers::Lent;
 use crate::lock;
 use crate::transport::{Shareable, Stretch, checksum};
 use crate::tree::{Memory, OpenFile, Via};
-use crate::wire::{Access, MOST_DATA, Reply, Request};
+use crate::wire::{Access, Caller, MOST_DATA, Reply, Request};
 
 /// An open file.
 pub(super) struct RemoteFile {
     core: Arc<Core>,
     node: Arc<Node>,
-    /// How it is opened again.
+    /// How it is opened again, and as whom it is written.
     access: Access,
+    by: Caller,
     /// Its number in an epoch.
     at: Mutex<(u64, u64)>,
 }
@@ -48,9 +49,9 @@ fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl RemoteFile {
-    pub fn new(core: &Arc<Core>, node: &Arc<Node>, access: Access, at: (u64, u64)) -> Self {
+    pub fn new(core: &Arc<Core>, node: &Arc<Node>, (access, by): (Access, Caller), at: (u64, u64)) -> Self {
         let access = Access { truncate: false, ..access };
-        Self { core: core.clone(), node: node.clone(), access, at: Mutex::new(at) }
+        Self { core: core.clone(), node: node.clone(), access, by, at: Mutex::new(at) }
     }
 
     fn id(&self, view: View, until: Instant) -> Result<u64, Trouble> {
@@ -58,7 +59,8 @@ impl RemoteFile {
         let mut at = lock(&self.at);
         if at.0 != view.epoch {
             let node = self.core.id_of(&self.node, view, until)?;
-            let file = opened(self.core.call(view, &Request::Open { node, access: self.access }, until))?;
+            let request = Request::Open { node, access: self.access, again: true, by: self.by.clone() };
+            let file = opened(self.core.call(view, &request, until))?;
             *at = (view.epoch, file);
         }
         Ok(at.1)
@@ -343,11 +345,28 @@ impl OpenFile for RemoteFile {
         Ok(())
     }
 
+    fn drop_set_id(&self) -> io::Result<()> {
+        self.core.client.ask(true, |view, until| {
+            let node = self.core.id_of(&self.node, view, until)?;
+            let Reply::Attr(attr) = self.core.call(view, &Request::Attr { node }, until)?.0 else {
+                return Err(Errno::PROTO.into());
+            };
+            if attr.perm & 0o6000 != 0 {
+                let mode = Some(u32::from(attr.perm) & 0o1777);
+                let change = crate::wire::Change { mode, ..Default::default() };
+                let request = Request::Change { node, file: None, change, by: Caller::ROOT };
+                self.core.call(view, &request, until)?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
     fn set_len(&self, bytes: u64) -> io::Result<()> {
         let change = crate::wire::Change { size: Some(bytes), ..Default::default() };
         self.core.client.ask(true, |view, until| {
             let (node, file) = (self.core.id_of(&self.node, view, until)?, self.id(view, until)?);
-            let request = Request::Change { node, file: Some(file), change };
+            let request = Request::Change { node, file: Some(file), change, by: self.by.clone() };
             self.core.call(view, &request, until)?;
             self.node.changed(view);
             Ok(())

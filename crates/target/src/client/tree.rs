@@ -12,7 +12,7 @@ use super::file::RemoteFile;
 use super::{Client, Options, Report, Threads, Trouble, View};
 use crate::transport::{Connector, Shareable};
 use crate::tree::{Answer, FOREIGN, Names, OpenFile, Tree};
-use crate::wire::{Access, Attr, Change, FsSpace, Key, Make, Name, Owner, ROOT, Reply, Request};
+use crate::wire::{Access, Attr, Caller, Change, FsSpace, Key, Make, Name, ROOT, Reply, Request, Xattr};
 use crate::{Result, lock};
 
 /// Folders within each other, at most, on the way to a file.
@@ -194,7 +194,9 @@ impl Core {
         until: Instant,
     ) -> std::result::Result<u64, Trouble> {
         let (_, name) = lock(&node.place).clone().ok_or(Errno::STALE)?;
-        let found = attr_of(self.call(view, &Request::Lookup { parent, name }, until));
+        // Only what was known is taken, so it does not matter who may look for it by now.
+        let request = Request::Lookup { parent, name, by: Caller::ROOT };
+        let found = attr_of(self.call(view, &request, until));
         let attr = found.map_err(|trouble| match trouble {
             Trouble::Errno(Errno::NOENT | Errno::NOTDIR) => Errno::STALE.into(),
             other => other,
@@ -318,11 +320,11 @@ impl RemoteTree {
 }
 
 impl Tree for RemoteTree {
-    fn lookup(&self, parent: u64, name: &Name) -> Answer<Attr> {
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
         let parent = self.core.node(parent)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&parent, view, until)?;
-            let request = Request::Lookup { parent: id, name: name.clone() };
+            let request = Request::Lookup { parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
             Ok(self.core.remember(attr, view, &parent, name).0)
         })
@@ -337,11 +339,11 @@ impl Tree for RemoteTree {
         Ok(Attr { node, ..attr })
     }
 
-    fn change(&self, number: u64, change: &Change) -> Answer<Attr> {
+    fn change(&self, number: u64, change: &Change, by: &Caller) -> Answer<Attr> {
         let node = self.core.node(number)?;
         let attr = self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
-            let request = Request::Change { node: id, file: None, change: *change };
+            let request = Request::Change { node: id, file: None, change: *change, by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
             node.changed(view);
             Ok(attr)
@@ -361,13 +363,13 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn make(&self, parent: u64, name: &Name, make: &Make, owner: Owner) -> Answer<Attr> {
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
-            let (name, make) = (name.clone(), make.clone());
-            let request = Request::Make { parent: id, name: name.clone(), make, owner };
+            let (make, by) = (make.clone(), by.clone());
+            let request = Request::Make { parent: id, name: name.clone(), make, by };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, &parent, &name).0)
+            Ok(self.core.remember(attr, view, &parent, name).0)
         })
     }
 
@@ -378,38 +380,38 @@ impl Tree for RemoteTree {
         mode: u32,
         access: Access,
         exclusive: bool,
-        owner: Owner,
+        by: &Caller,
     ) -> Answer<(Attr, Arc<dyn OpenFile>)> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, !exclusive, |id, view, until| {
-            let request = Request::Create { parent: id, name: name.clone(), mode, access, exclusive, owner };
+            let (named, opener) = (name.clone(), (access, by.clone()));
+            let by = by.clone();
+            let request = Request::Create { parent: id, name: named, mode, access, exclusive, by };
             let Reply::Created { attr, file } = self.core.call(view, &request, until)?.0 else {
                 return Err(Errno::PROTO.into());
             };
             let (attr, node) = self.core.remember(attr, view, &parent, name);
             node.changed(view);
-            let open = RemoteFile::new(&self.core, &node, access, (view.epoch, file));
+            let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file));
             Ok((attr, Arc::new(open) as Arc<dyn OpenFile>))
         })
     }
 
-    fn remove(&self, parent: u64, name: &Name, folder: bool) -> Answer<()> {
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
-            done(self.core.call(view, &Request::Remove { parent: id, name: name.clone(), folder }, until))
+            let request = Request::Remove { parent: id, name: name.clone(), folder, by: by.clone() };
+            done(self.core.call(view, &request, until))
         })
     }
 
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32) -> Answer<()> {
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()> {
         let (parent, folder) = (self.core.node(from.0)?, self.core.node(to.0)?);
         self.in_folder(&parent, false, |id, view, until| {
             let to_id = self.core.id_of(&folder, view, until)?;
-            let (name, new_name) = (from.1.clone(), to.1.clone());
-            done(self.core.call(
-                view,
-                &Request::Rename { parent: id, name, to: to_id, new_name, flags },
-                until,
-            ))?;
+            let (name, new_name, by) = (from.1.clone(), to.1.clone(), by.clone());
+            let request = Request::Rename { parent: id, name, to: to_id, new_name, flags, by };
+            done(self.core.call(view, &request, until))?;
             folder.changed(view);
             Ok(())
         })?;
@@ -418,21 +420,21 @@ impl Tree for RemoteTree {
         Ok(())
     }
 
-    fn link(&self, node: u64, parent: u64, name: &Name) -> Answer<Attr> {
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
         let (node, parent) = (self.core.node(node)?, self.core.node(parent)?);
         self.in_folder(&parent, false, |id, view, until| {
             let node = self.core.id_of(&node, view, until)?;
-            let request = Request::Link { node, parent: id, name: name.clone() };
+            let request = Request::Link { node, parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
             Ok(self.core.remember(attr, view, &parent, name).0)
         })
     }
 
-    fn list(&self, node: u64, from: u64) -> Answer<Names> {
+    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names> {
         self.about(
             node,
             true,
-            |node| Request::List { node, from },
+            |node| Request::List { node, from, by: by.clone() },
             |called| match called?.0 {
                 // A place that does not move would be asked for for ever.
                 Reply::Names { names, next } if next.is_none() || !names.is_empty() => {
@@ -454,6 +456,23 @@ impl Tree for RemoteTree {
         })
     }
 
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>> {
+        if !ask.is_sound() {
+            return Err(Errno::TOOBIG);
+        }
+        // To make one again, or to remove it again, would fail if it had to be new, or there.
+        let repeatable = matches!(ask, Xattr::Get { .. } | Xattr::List);
+        self.about(
+            node,
+            repeatable,
+            |node| Request::Xattr { node, ask: ask.clone(), by: by.clone() },
+            |called| match called?.0 {
+                Reply::Text(bytes) => Ok(bytes),
+                _ => Err(Errno::PROTO.into()),
+            },
+        )
+    }
+
     fn space(&self) -> Answer<FsSpace> {
         self.core.client.ask(true, |view, until| match self.core.call(view, &Request::Space, until)?.0 {
             Reply::Space(space) => Ok(space),
@@ -461,15 +480,16 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn open(&self, node: u64, access: Access) -> Answer<Arc<dyn OpenFile>> {
+    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>> {
         let node = self.core.node(node)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
-            let file = opened(self.core.call(view, &Request::Open { node: id, access }, until))?;
+            let request = Request::Open { node: id, access, again: false, by: by.clone() };
+            let file = opened(self.core.call(view, &request, until))?;
             if access.truncate {
                 node.changed(view);
             }
-            let open = RemoteFile::new(&self.core, &node, access, (view.epoch, file));
+            let open = RemoteFile::new(&self.core, &node, (access, by.clone()), (view.epoch, file));
             Ok(Arc::new(open) as Arc<dyn OpenFile>)
         })
     }

@@ -119,52 +119,58 @@ fn perform(
     }
     let folder = &session.folder;
     let reply = match request {
-        Request::Lookup { parent, name } => Reply::Attr(folder.lookup(*parent, name)?),
+        Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
         Request::Forget { node, times } => {
             folder.forget(*node, *times);
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
-        Request::Change { node, file, change } => {
+        Request::Change { node, file, change, by } => {
             let mut change = *change;
             if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
                 session.file(*file)?.set_len(size).map_err(|e| errno(&e))?;
             }
-            Reply::Attr(folder.change(*node, &change)?)
+            Reply::Attr(folder.change(*node, &change, by)?)
         }
         Request::ReadLink { node } => Reply::Text(folder.read_link(*node)?),
-        Request::Make { parent, name, make, owner } => {
+        Request::Make { parent, name, make, by } => {
             if !make.is_sound() {
                 return Err(Errno::INVAL);
             }
-            Reply::Attr(folder.make(*parent, name, make, *owner)?)
+            Reply::Attr(folder.make(*parent, name, make, by)?)
         }
-        Request::Create { parent, name, mode, access, exclusive, owner } => {
+        Request::Create { parent, name, mode, access, exclusive, by } => {
             let access = shared.access(*access);
-            let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, *owner)?;
+            let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, by)?;
             let file = session.add_file(file).inspect_err(|_| folder.forget(attr.node, 1))?;
             Reply::Created { attr, file }
         }
-        Request::Remove { parent, name, folder: is_folder } => {
-            folder.remove(*parent, name, *is_folder)?;
+        Request::Remove { parent, name, folder: is_folder, by } => {
+            folder.remove(*parent, name, *is_folder, by)?;
             Reply::Done
         }
-        Request::Rename { parent, name, to, new_name, flags } => {
-            folder.rename((*parent, name), (*to, new_name), *flags)?;
+        Request::Rename { parent, name, to, new_name, flags, by } => {
+            folder.rename((*parent, name), (*to, new_name), *flags, by)?;
             Reply::Done
         }
-        Request::Link { node, parent, name } => Reply::Attr(folder.link(*node, *parent, name)?),
-        Request::List { node, from } => {
-            let some = folder.list(*node, *from)?;
+        Request::Link { node, parent, name, by } => Reply::Attr(folder.link(*node, *parent, name, by)?),
+        Request::List { node, from, by } => {
+            let some = folder.list(*node, *from, by)?;
             Reply::Names { names: some.names, next: some.next }
         }
         Request::SyncFolder { node } => {
             folder.sync_folder(*node)?;
             Reply::Done
         }
+        Request::Xattr { node, ask, by } => Reply::Text(folder.xattr(*node, ask, by)?),
         Request::Space => Reply::Space(folder.space()?),
-        Request::Open { node, access } => {
-            Reply::Opened { file: session.add_file(folder.open_local(*node, shared.access(*access))?)? }
+        Request::Open { node, access, again, by } => {
+            let access = shared.access(*access);
+            let file = match again {
+                true => folder.open_again(*node, access, by),
+                false => folder.open_local(*node, access, by),
+            };
+            Reply::Opened { file: session.add_file(file?)? }
         }
         Request::Close { file } => {
             session.close_file(*file)?;

@@ -1,20 +1,24 @@
 //! A folder of this machine.
 //!
 //! What is below it is reached one name at a time from descriptors that are held: no path, no link and no `..` leads out of it.
+//! What a caller may do there the kernel decides: each operation runs with the caller's credentials, and what is made has its
+//! owner and its mode before it has a name.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use onehop_os::identity::{Acting, OwnCredentials, Umask};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, chmodat, chownat,
-    linkat, mkdirat, mknodat, openat, renameat_with, symlinkat, unlinkat, utimensat,
+    Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+    accessat, chmodat, chownat, linkat, mkdirat, mknodat, openat, renameat_with, symlinkat, unlinkat,
+    utimensat,
 };
 use rustix::io::Errno;
 
-use super::local::Local;
-use super::nodes::{ITSELF, Node, Nodes, kind};
-use super::{Answer, Names, OpenFile, Tree};
-use crate::wire::{Access, Attr, Change, FsSpace, MOST_BODY, Make, Name, Owner, TimeChange};
+use super::local::{Local, Writer};
+use super::nodes::{ITSELF, Node, Nodes, file_type, kind};
+use super::{Answer, Names, OpenFile, Tree, xattrs};
+use crate::wire::{Access, Attr, Caller, Change, FsSpace, MOST_BODY, Make, Name, TimeChange, Xattr};
 
 /// Bytes of names that are told at once, so that they fit a body whatever else stands there.
 const NAMES: usize = MOST_BODY - 8192;
@@ -25,7 +29,7 @@ const PRIVILEGES: u32 = 0o6000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
     /// Whether it is served to other machines: then nothing is made that gives rights on this one, which are devices and files that
-    /// run as their owner; and what is made belongs to the server's user where the server is not root.
+    /// run as their owner.
     pub for_others: bool,
     /// Files that are known at once.
     pub most_nodes: usize,
@@ -35,7 +39,8 @@ pub struct Rules {
 pub struct Folder {
     nodes: Nodes,
     rules: Rules,
-    is_root: bool,
+    /// What this process returns to when it has acted as a caller; none where it is not root, and acts as itself alone.
+    own: Option<Arc<OwnCredentials>>,
 }
 
 /// Flags with which a file is opened.
@@ -49,7 +54,7 @@ fn flags_of(access: Access) -> OFlags {
     flags.set(OFlags::SYNC, access.sync);
     flags.set(OFlags::DSYNC, access.data_sync);
     flags.set(OFlags::NOATIME, access.no_atime);
-    flags
+    flags | OFlags::CLOEXEC | OFlags::NOCTTY
 }
 
 fn timestamp(time: Option<TimeChange>) -> rustix::fs::Timespec {
@@ -67,39 +72,51 @@ impl Folder {
     /// # Errors
     /// When it cannot be looked at.
     pub fn new(root: OwnedFd, rules: Rules) -> Answer<Self> {
-        let is_root = rustix::process::geteuid().is_root();
-        Ok(Self { nodes: Nodes::new(root, rules.most_nodes)?, rules, is_root })
+        let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
+        Ok(Self { nodes: Nodes::new(root, rules.most_nodes)?, rules, own })
     }
 
-    fn mode(&self, mode: u32, folder: bool) -> u32 {
+    /// Has this thread act as a caller. A process that is not root's acts as itself.
+    fn act_as(&self, by: &Caller) -> Answer<Option<Acting<'_>>> {
+        self.own.as_ref().map(|own| own.act_as(&by.credentials())).transpose()
+    }
+
+    /// What a caller makes is made with this mode.
+    fn mode(&self, mode: u32, kind: FileType) -> Answer<Mode> {
         // On a folder, one of the two says only to which group new files belong.
-        let kept = if folder { 0o3777 } else { 0o7777 & !PRIVILEGES };
-        mode & if self.rules.for_others { kept } else { 0o7777 }
+        let refused = if kind == FileType::Directory { 0o4000 } else { PRIVILEGES };
+        if self.rules.for_others && mode & refused != 0 {
+            return Err(Errno::PERM);
+        }
+        Ok(Mode::from_raw_mode(mode & 0o7777))
     }
 
-    /// Looks up what was just made, as its maker's. What follows from the folder's own bits has been done.
-    fn given_to(&self, owner: Owner, parent: &Node, name: &Name, mode: Option<u32>) -> Answer<Attr> {
-        if self.is_root || !self.rules.for_others {
-            let inherits = rustix::fs::fstat(&parent.path)?.st_mode & 0o2000 != 0;
-            let group = (!inherits).then(|| Gid::from_raw(owner.gid));
-            let user = Some(Uid::from_raw(owner.uid));
-            chownat(&parent.path, name.bytes(), user, group, AtFlags::SYMLINK_NOFOLLOW)?;
-        }
-        let attr = self.nodes.lookup(parent, name)?;
-        let Some(mode) = mode else { return Ok(attr) };
-        let node = self.nodes.get(attr.node)?;
-        let kept = u32::from(attr.perm) & 0o2000;
-        let mode = self.mode(mode, attr.kind == crate::wire::FileKind::Folder);
-        let set = chmodat(CWD, node.proc(), Mode::from_raw_mode(mode | kept), AtFlags::empty());
-        set.and_then(|()| node.attr()).inspect_err(|_| self.nodes.forget(attr.node, 1))
+    fn local(&self, file: impl Into<std::fs::File>, by: &Caller) -> Local {
+        let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid });
+        Local::written_by(file.into(), writer)
     }
 
     /// [`Tree::open`], for who wants to know which file of this machine it is.
     ///
     /// # Errors
     /// When it is neither file nor folder, or the system refuses.
-    pub fn open_local(&self, node: u64, access: Access) -> Answer<Local> {
-        Ok(Local::new(self.nodes.get(node)?.open(flags_of(access))?))
+    pub fn open_local(&self, node: u64, access: Access, by: &Caller) -> Answer<Local> {
+        let node = self.nodes.get(node)?;
+        let acting = self.act_as(by)?;
+        if access.execute {
+            // The right to run it is enough to read it for that.
+            accessat(CWD, node.proc(), Rights::EXEC_OK, AtFlags::EACCESS)?;
+            drop(acting);
+        }
+        Ok(self.local(node.open(flags_of(access))?, by))
+    }
+
+    /// Opens a file once more for a client that had it open when its session was lost: what a file's mode says now does not matter.
+    ///
+    /// # Errors
+    /// As for [`Self::open_local`].
+    pub fn open_again(&self, node: u64, access: Access, by: &Caller) -> Answer<Local> {
+        Ok(self.local(self.nodes.get(node)?.open(flags_of(access))?, by))
     }
 
     /// [`Tree::create`], likewise.
@@ -113,35 +130,52 @@ impl Folder {
         mode: u32,
         access: Access,
         exclusive: bool,
-        owner: Owner,
+        by: &Caller,
     ) -> Answer<(Attr, Local)> {
         let parent = self.nodes.get(parent)?;
-        let wish = flags_of(access) | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        // Nobody else opens it before it has its maker's mode.
-        match openat(&parent.path, name.bytes(), wish, Mode::from_raw_mode(mode & 0o777)) {
-            Ok(file) => Ok((self.given_to(owner, &parent, name, Some(mode))?, Local::new(file.into()))),
-            Err(Errno::EXIST) if !exclusive => {
-                let attr = self.nodes.lookup(&parent, name)?;
-                let opened = self.open_local(attr.node, access);
-                opened.map(|file| (attr.clone(), file)).inspect_err(|_| self.nodes.forget(attr.node, 1))
-            }
-            Err(error) => Err(error),
-        }
+        let mode = self.mode(mode, FileType::RegularFile)?;
+        let acting = self.act_as(by)?;
+        let umask = Umask::set(by.umask)?;
+        let flags = flags_of(access) | OFlags::CREATE | OFlags::NOFOLLOW;
+        let file = match openat(&parent.path, name.bytes(), flags | OFlags::EXCL, mode) {
+            Err(Errno::EXIST) if !exclusive => self.open_existing(&parent, name, flags, mode)?,
+            other => other?,
+        };
+        drop((acting, umask));
+        // By its descriptor: the name may be another file's by now.
+        let attr = self.nodes.remember_open(&file)?;
+        Ok((attr, self.local(file, by)))
     }
 
-    fn set(&self, node: u64, change: &Change) -> Answer<Attr> {
+    /// Opens what was to be made and is there. The kernel whose user asks takes it for new, and checks nothing: what cannot be
+    /// checked here is `ESTALE`, upon which that kernel looks the name up again and opens what it finds.
+    fn open_existing(&self, parent: &Node, name: &Name, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+        if self.own.is_none() && self.rules.for_others {
+            return Err(Errno::STALE);
+        }
+        // Something else than a file must not even be opened: devices act on that.
+        match file_type(&self.nodes.path(parent, name)?)? {
+            FileType::RegularFile => {}
+            _ => return Err(Errno::STALE),
+        }
+        let file = openat(&parent.path, name.bytes(), flags | OFlags::NONBLOCK, mode);
+        let file = file.map_err(|error| if error == Errno::LOOP { Errno::STALE } else { error })?;
+        if file_type(&file)? == FileType::RegularFile { Ok(file) } else { Err(Errno::STALE) }
+    }
+
+    fn set(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr> {
         let node = self.nodes.get(node)?;
+        let _acting = self.act_as(by)?;
         // A change of owner takes privileges away, so the mode comes after it.
         if change.uid.is_some() || change.gid.is_some() {
             chownat(&node.path, "", change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw), ITSELF)?;
         }
         if let Some(mode) = change.mode {
-            let folder = node.attr()?.kind == crate::wire::FileKind::Folder;
-            let mode = Mode::from_raw_mode(self.mode(mode, folder));
+            let mode = self.mode(mode, file_type(&node.path)?)?;
             chmodat(CWD, node.proc(), mode, AtFlags::empty())?;
         }
         if let Some(size) = change.size {
-            rustix::fs::ftruncate(node.open(OFlags::WRONLY)?, size)?;
+            rustix::fs::ftruncate(node.open(OFlags::WRONLY | OFlags::CLOEXEC)?, size)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = Timestamps {
@@ -152,11 +186,29 @@ impl Folder {
         }
         node.attr()
     }
+
+    fn make_named(&self, parent: &Node, name: &Name, make: &Make) -> Answer<()> {
+        let (at, bytes) = (&parent.path, name.bytes());
+        match make {
+            Make::Folder { mode } => mkdirat(at, bytes, self.mode(*mode, FileType::Directory)?),
+            Make::Node { mode, rdev } => {
+                let kind = FileType::from_raw_mode(*mode);
+                let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+                if self.rules.for_others && is_device {
+                    return Err(Errno::PERM);
+                }
+                mknodat(at, bytes, kind, self.mode(*mode, kind)?, (*rdev).into())
+            }
+            Make::Link { text } => symlinkat(text.as_slice(), at, bytes),
+        }
+    }
 }
 
 impl Tree for Folder {
-    fn lookup(&self, parent: u64, name: &Name) -> Answer<Attr> {
-        self.nodes.lookup(&*self.nodes.get(parent)?, name)
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
+        let parent = self.nodes.get(parent)?;
+        let _acting = self.act_as(by)?;
+        self.nodes.lookup(&parent, name)
     }
 
     fn forget(&self, node: u64, times: u64) {
@@ -167,8 +219,8 @@ impl Tree for Folder {
         self.nodes.get(node)?.attr()
     }
 
-    fn change(&self, node: u64, change: &Change) -> Answer<Attr> {
-        self.set(node, change)
+    fn change(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr> {
+        self.set(node, change, by)
     }
 
     fn read_link(&self, node: u64) -> Answer<Vec<u8>> {
@@ -176,29 +228,13 @@ impl Tree for Folder {
         Ok(rustix::fs::readlinkat(&node.path, "", Vec::new())?.into_bytes())
     }
 
-    fn make(&self, parent: u64, name: &Name, make: &Make, owner: Owner) -> Answer<Attr> {
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr> {
         let parent = self.nodes.get(parent)?;
-        let (at, bytes) = (&parent.path, name.bytes());
-        let made = match make {
-            Make::Folder { mode } => {
-                mkdirat(at, bytes, Mode::from_raw_mode(mode & 0o777))?;
-                Some(*mode)
-            }
-            Make::Node { mode, rdev } => {
-                let kind = FileType::from_raw_mode(*mode);
-                let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
-                if self.rules.for_others && is_device {
-                    return Err(Errno::PERM);
-                }
-                mknodat(at, bytes, kind, Mode::from_raw_mode(mode & 0o777), (*rdev).into())?;
-                Some(*mode)
-            }
-            Make::Link { text } => {
-                symlinkat(text.as_slice(), at, bytes)?;
-                None
-            }
-        };
-        self.given_to(owner, &parent, name, made)
+        let _acting = self.act_as(by)?;
+        let _umask = Umask::set(by.umask)?;
+        self.make_named(&parent, name, make)?;
+        // Whatever has the name by now: the caller may look it up, and nothing is done to it.
+        self.nodes.lookup(&parent, name)
     }
 
     fn create(
@@ -208,31 +244,39 @@ impl Tree for Folder {
         mode: u32,
         access: Access,
         exclusive: bool,
-        owner: Owner,
+        by: &Caller,
     ) -> Answer<(Attr, Arc<dyn OpenFile>)> {
-        let (attr, file) = self.create_local(parent, name, mode, access, exclusive, owner)?;
+        let (attr, file) = self.create_local(parent, name, mode, access, exclusive, by)?;
         Ok((attr, Arc::new(file)))
     }
 
-    fn remove(&self, parent: u64, name: &Name, folder: bool) -> Answer<()> {
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()> {
+        let parent = self.nodes.get(parent)?;
+        let _acting = self.act_as(by)?;
         let flags = if folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        unlinkat(&self.nodes.get(parent)?.path, name.bytes(), flags)
+        unlinkat(&parent.path, name.bytes(), flags)
     }
 
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32) -> Answer<()> {
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()> {
         let flags = rustix::fs::RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (source, folder) = (self.nodes.get(from.0)?, self.nodes.get(to.0)?);
+        let _acting = self.act_as(by)?;
         renameat_with(&source.path, from.1.bytes(), &folder.path, to.1.bytes(), flags)
     }
 
-    fn link(&self, node: u64, parent: u64, name: &Name) -> Answer<Attr> {
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
         let (node, parent) = (self.nodes.get(node)?, self.nodes.get(parent)?);
+        let _acting = self.act_as(by)?;
         linkat(CWD, node.proc(), &parent.path, name.bytes(), AtFlags::SYMLINK_FOLLOW)?;
         self.nodes.lookup(&parent, name)
     }
 
-    fn list(&self, node: u64, from: u64) -> Answer<Names> {
-        let mut folder = Dir::new(self.nodes.get(node)?.open(OFlags::DIRECTORY)?)?;
+    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names> {
+        let node = self.nodes.get(node)?;
+        let acting = self.act_as(by)?;
+        let opened = node.open(OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+        drop(acting);
+        let mut folder = Dir::new(opened)?;
         if from != 0 {
             folder.seek(i64::try_from(from).map_err(|_| Errno::INVAL)?)?;
         }
@@ -253,7 +297,13 @@ impl Tree for Folder {
     }
 
     fn sync_folder(&self, node: u64) -> Answer<()> {
-        rustix::fs::fsync(self.nodes.get(node)?.open(OFlags::DIRECTORY)?)
+        rustix::fs::fsync(self.nodes.get(node)?.open(OFlags::DIRECTORY | OFlags::CLOEXEC)?)
+    }
+
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>> {
+        let node = self.nodes.get(node)?;
+        let _acting = self.act_as(by)?;
+        xattrs::ask(&node.proc(), ask, self.rules.for_others)
     }
 
     fn space(&self) -> Answer<FsSpace> {
@@ -266,7 +316,7 @@ impl Tree for Folder {
         })
     }
 
-    fn open(&self, node: u64, access: Access) -> Answer<Arc<dyn OpenFile>> {
-        Ok(Arc::new(self.open_local(node, access)?))
+    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>> {
+        Ok(Arc::new(self.open_local(node, access, by)?))
     }
 }

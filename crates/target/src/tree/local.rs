@@ -3,26 +3,48 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_os::page_cache::{DirectRules, cached_bytes, open_direct};
-use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::ReadWriteFlags;
+use rustix::fs::{FallocateFlags, Mode, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Memory, OpenFile};
+
+/// As whom a file is written by a process that is root's: room, quotas and set-id bits are the user's, not root's.
+pub(super) struct Writer {
+    pub own: Arc<OwnCredentials>,
+    pub uid: u32,
+    pub gid: u32,
+}
 
 /// A file of this machine.
 pub struct Local {
     file: File,
+    /// None where it is this process.
+    writer: Option<Writer>,
     /// The same past the page cache, opened when it is first wanted.
     direct: OnceLock<Option<(File, DirectRules)>>,
 }
 
 impl Local {
-    /// An open file.
+    /// An open file, written by this process.
     #[must_use]
     pub fn new(file: File) -> Self {
-        Self { file, direct: OnceLock::new() }
+        Self { file, writer: None, direct: OnceLock::new() }
+    }
+
+    /// An open file, written as a user.
+    pub(super) fn written_by(file: File, writer: Option<Writer>) -> Self {
+        Self { writer: writer.filter(|writer| writer.uid != 0), ..Self::new(file) }
+    }
+
+    /// Has this thread act as the user who writes the file.
+    fn act(&self) -> io::Result<Option<Acting<'_>>> {
+        let Some(Writer { own, uid, gid }) = &self.writer else { return Ok(None) };
+        let who = Credentials { uid: *uid, gid: *gid, groups: &[], privileged: false };
+        Ok(Some(own.act_as(&who)?))
     }
 
     /// The file.
@@ -49,6 +71,7 @@ impl OpenFile for Local {
     }
 
     fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize> {
+        let _acting = self.act()?;
         from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
     }
 
@@ -66,10 +89,12 @@ impl OpenFile for Local {
     }
 
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
+        let _acting = self.act()?;
         self.file.write_at(from, at)
     }
 
     fn append_bytes(&self, from: &[u8]) -> io::Result<usize> {
+        let _acting = self.act()?;
         let from = [io::IoSlice::new(from)];
         Ok(rustix::io::retry_on_intr(|| rustix::io::pwritev2(&self.file, &from, 0, ReadWriteFlags::APPEND))?)
     }
@@ -95,7 +120,7 @@ impl OpenFile for Local {
         }
         match to.mem.read_file(to.at, to.len, file, at).map_err(plain) {
             // Some file systems promise and do not keep it.
-            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(None),
+            Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -104,11 +129,24 @@ impl OpenFile for Local {
         if data_only { self.file.sync_data() } else { self.file.sync_all() }
     }
 
+    fn drop_set_id(&self) -> io::Result<()> {
+        let mode = rustix::fs::fstat(&self.file)?.st_mode;
+        if mode & 0o6000 != 0 {
+            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(mode & 0o1777))?;
+        }
+        match rustix::fs::fremovexattr(&self.file, "security.capability") {
+            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let _acting = self.act()?;
         Ok(rustix::fs::ftruncate(&self.file, bytes)?)
     }
 
     fn allocate(&self, mode: u32, at: u64, bytes: u64) -> io::Result<()> {
+        let _acting = self.act()?;
         Ok(rustix::fs::fallocate(&self.file, FallocateFlags::from_bits_retain(mode), at, bytes)?)
     }
 

@@ -6,6 +6,7 @@
 mod folder;
 mod local;
 mod nodes;
+mod xattrs;
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +19,7 @@ pub use folder::{Folder, Rules};
 pub use local::Local;
 
 use crate::transport::Shareable;
-use crate::wire::{Access, Attr, Change, FileKind, FsSpace, Make, Name, Owner};
+use crate::wire::{Access, Attr, Caller, Change, FileKind, FsSpace, Make, Name, Xattr};
 
 /// What came of it, or why not, as Linux says it.
 pub type Answer<T> = Result<T, Errno>;
@@ -136,6 +137,12 @@ pub trait OpenFile: Send + Sync {
     /// When that failed, now or since it was asked for last.
     fn sync(&self, data_only: bool) -> io::Result<()>;
 
+    /// Takes away what has it run with rights of its owner.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    fn drop_set_id(&self) -> io::Result<()>;
+
     /// Makes it longer or shorter.
     ///
     /// # Errors
@@ -160,21 +167,22 @@ pub trait OpenFile: Send + Sync {
     }
 }
 
-/// A folder and all that is below it.
+/// A folder and all that is below it. Each operation is done with the rights of its caller; those without one give nothing away
+/// that who knows a file's number has not been given.
 #[expect(clippy::missing_errors_doc, reason = "each call fails as the call of Linux does that does the same")]
 pub trait Tree: Send + Sync {
     /// Looks a name up.
-    fn lookup(&self, parent: u64, name: &Name) -> Answer<Attr>;
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr>;
     /// A number that was told so many times is not needed any more.
     fn forget(&self, node: u64, times: u64);
     /// What is known of a file.
     fn attr(&self, node: u64) -> Answer<Attr>;
     /// Changes attributes.
-    fn change(&self, node: u64, change: &Change) -> Answer<Attr>;
+    fn change(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr>;
     /// What a symbolic link says.
     fn read_link(&self, node: u64) -> Answer<Vec<u8>>;
     /// Makes something that is not opened.
-    fn make(&self, parent: u64, name: &Name, make: &Make, owner: Owner) -> Answer<Attr>;
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr>;
     /// Makes a file and opens it; unless it has to be new, one that is there is opened.
     fn create(
         &self,
@@ -183,22 +191,24 @@ pub trait Tree: Send + Sync {
         mode: u32,
         access: Access,
         exclusive: bool,
-        owner: Owner,
+        by: &Caller,
     ) -> Answer<(Attr, Arc<dyn OpenFile>)>;
     /// Takes a name away.
-    fn remove(&self, parent: u64, name: &Name, folder: bool) -> Answer<()>;
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()>;
     /// Gives something another name; `flags` as for `renameat2`.
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32) -> Answer<()>;
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()>;
     /// Gives a file one more name.
-    fn link(&self, node: u64, parent: u64, name: &Name) -> Answer<Attr>;
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr>;
     /// Some of the names in a folder, from a place on.
-    fn list(&self, node: u64, from: u64) -> Answer<Names>;
+    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names>;
     /// Has a folder's names on the disk.
     fn sync_folder(&self, node: u64) -> Answer<()>;
+    /// What an extended attribute says, or the names of all; nothing where something is changed.
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>>;
     /// How much room there is.
     fn space(&self) -> Answer<FsSpace>;
     /// Opens a file.
-    fn open(&self, node: u64, access: Access) -> Answer<Arc<dyn OpenFile>>;
+    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>>;
 }
 
 /// The number for an error of a file.

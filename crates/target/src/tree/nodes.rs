@@ -23,19 +23,17 @@ pub(super) struct Node {
 impl Node {
     /// Opens it: files and folders, nothing that could wait for somebody.
     pub fn open(&self, flags: OFlags) -> Answer<File> {
-        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&self.path)?.st_mode);
-        match kind {
+        match file_type(&self.path)? {
             rustix::fs::FileType::RegularFile | rustix::fs::FileType::Directory => {}
             rustix::fs::FileType::Symlink => return Err(Errno::LOOP),
             _ => return Err(Errno::NXIO),
         }
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
         openat(CWD, self.proc(), flags, Mode::empty()).map(File::from)
     }
 
     /// A path to it for calls that take nothing else.
     pub fn proc(&self) -> String {
-        format!("/proc/self/fd/{}", self.path.as_raw_fd())
+        proc(&self.path)
     }
 
     pub fn attr(&self) -> Answer<Attr> {
@@ -79,15 +77,27 @@ impl Nodes {
 
     /// Looks a name up for somebody who has to forget what they were told.
     pub fn lookup(&self, parent: &Node, name: &Name) -> Answer<Attr> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let path = openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)?;
-        let stat = look(&path)?;
-        Ok(attr(self.remember(path, &stat)?, &stat))
+        self.remember(self.path(parent, name)?)
     }
 
-    fn remember(&self, path: OwnedFd, stat: &Statx) -> Answer<u64> {
-        let key = key(stat);
+    /// What has a name, without opening it.
+    pub fn path(&self, parent: &Node, name: &Name) -> Answer<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)
+    }
+
+    /// [`Self::lookup`] for a file that is open.
+    pub fn remember_open(&self, file: &OwnedFd) -> Answer<Attr> {
+        self.remember(openat(CWD, proc(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    fn remember(&self, path: OwnedFd) -> Answer<Attr> {
+        let stat = look(&path)?;
+        Ok(attr(self.number(path, key(&stat))?, &stat))
+    }
+
+    fn number(&self, path: OwnedFd, key: (u64, u64)) -> Answer<u64> {
         if key == self.root.key {
             return Ok(ROOT);
         }
@@ -123,6 +133,16 @@ impl Nodes {
             known.by_key.remove(&key);
         }
     }
+}
+
+/// A path to what is open.
+fn proc(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// What kind of file is open, as a path at least.
+pub(super) fn file_type(file: &OwnedFd) -> Answer<rustix::fs::FileType> {
+    Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
 }
 
 fn look(path: &OwnedFd) -> Answer<Statx> {

@@ -4,7 +4,7 @@ use super::{MOST_BODY, MOST_DATA};
 use crate::{Error, Result};
 
 /// The version of what is said.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";
@@ -204,10 +204,10 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let mut bytes = Head::new(Kind::Hello, 0, b"").to_bytes();
-        bytes[4] = 3;
+        bytes[4] = 9;
         let crc = crc32c::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());
         let said = Head::from_bytes(&bytes, "a test").unwrap_err().to_string();
-        assert!(said.contains("version 3") && said.contains("update"), "{said}");
+        assert!(said.contains("version 9") && said.contains("update"), "{said}");
     }
 }

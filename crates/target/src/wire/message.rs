@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MOST_LINK, MOST_NAME};
+use super::{MOST_LINK, MOST_NAME, MOST_XATTR};
 
 /// The number of the root folder.
 pub const ROOT: u64 = 1;
@@ -47,13 +47,28 @@ impl From<Name> for Vec<u8> {
 /// A moment, in seconds since 1970 and nanoseconds.
 pub type Time = (i64, u32);
 
-/// For whom something is made: numbers of the client's machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Owner {
+/// With whose rights something is done: numbers of the client's machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Caller {
     /// The user.
     pub uid: u32,
-    /// The group.
+    /// The group that what they make gets.
     pub gid: u32,
+    /// Their other groups.
+    pub groups: Vec<u32>,
+    /// The bits that a mode loses when something is made.
+    pub umask: u32,
+}
+
+impl Caller {
+    /// The client's machine itself.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new(), umask: 0 };
+
+    /// What files are checked against.
+    pub(crate) fn credentials(&self) -> onehop_os::identity::Credentials<'_> {
+        let Self { uid, gid, groups, .. } = self;
+        onehop_os::identity::Credentials { uid: *uid, gid: *gid, groups, privileged: true }
+    }
 }
 
 /// What kind of file something is.
@@ -174,6 +189,42 @@ impl Make {
     }
 }
 
+/// What is asked of a file's extended attributes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are those of Linux's calls")]
+pub enum Xattr {
+    /// The bytes of one.
+    Get { name: Vec<u8> },
+    /// One is made or replaced.
+    Set { name: Vec<u8>, value: Vec<u8>, flags: u32 },
+    /// All their names, with a zero behind each.
+    List,
+    /// One goes.
+    Remove { name: Vec<u8> },
+}
+
+impl Xattr {
+    /// Its name, where it is about one.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        match self {
+            Self::Get { name } | Self::Set { name, .. } | Self::Remove { name } => name,
+            Self::List => b"",
+        }
+    }
+
+    /// Whether its lengths are allowed.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let fits = !matches!(self, Self::Set { value, .. } if value.len() > MOST_XATTR);
+        fits && self.name().len() <= MOST_NAME && !self.name().contains(&0)
+    }
+
+    fn changes(&self) -> bool {
+        matches!(self, Self::Set { .. } | Self::Remove { .. })
+    }
+}
+
 /// How a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Access {
@@ -189,6 +240,8 @@ pub struct Access {
     pub data_sync: bool,
     /// The time of the last read stays.
     pub no_atime: bool,
+    /// It is read to be run, for which the right to run it is enough.
+    pub execute: bool,
 }
 
 /// Memory of the client that the server's side of a transport reaches by itself.
@@ -207,33 +260,33 @@ pub struct Remote {
 #[expect(missing_docs, reason = "the fields are what their names say")]
 pub enum Request {
     /// A name in a folder. What is found is remembered until it is forgotten.
-    Lookup { parent: u64, name: Name },
+    Lookup { parent: u64, name: Name, by: Caller },
     /// So many times that a number was told are forgotten.
     Forget { node: u64, times: u64 },
     /// What is known of a file.
     Attr { node: u64 },
     /// Attributes of a file.
-    Change { node: u64, file: Option<u64>, change: Change },
+    Change { node: u64, file: Option<u64>, change: Change, by: Caller },
     /// What a symbolic link says.
     ReadLink { node: u64 },
     /// Something new in a folder.
-    Make { parent: u64, name: Name, make: Make, owner: Owner },
+    Make { parent: u64, name: Name, make: Make, by: Caller },
     /// A new file, opened; with `exclusive` off, one that is there is opened.
-    Create { parent: u64, name: Name, mode: u32, access: Access, exclusive: bool, owner: Owner },
+    Create { parent: u64, name: Name, mode: u32, access: Access, exclusive: bool, by: Caller },
     /// A name goes: of a folder, or of anything else.
-    Remove { parent: u64, name: Name, folder: bool },
+    Remove { parent: u64, name: Name, folder: bool, by: Caller },
     /// A name becomes another one; `flags` as for `renameat2`.
-    Rename { parent: u64, name: Name, to: u64, new_name: Name, flags: u32 },
+    Rename { parent: u64, name: Name, to: u64, new_name: Name, flags: u32, by: Caller },
     /// Another name for a file.
-    Link { node: u64, parent: u64, name: Name },
+    Link { node: u64, parent: u64, name: Name, by: Caller },
     /// Names in a folder, from a place on that the server told, at first 0.
-    List { node: u64, from: u64 },
+    List { node: u64, from: u64, by: Caller },
     /// A folder's names are on the disk when it is answered.
     SyncFolder { node: u64 },
     /// How much room there is.
     Space,
-    /// A file is opened.
-    Open { node: u64, access: Access },
+    /// A file is opened; `again` if its caller had it open in a session that was lost, whatever its mode says by now.
+    Open { node: u64, access: Access, again: bool, by: Caller },
     /// An open file is closed.
     Close { file: u64 },
     /// Bytes of an open file, behind the reply or into the client's memory.
@@ -246,6 +299,8 @@ pub enum Request {
     Allocate { file: u64, mode: u32, at: u64, len: u64 },
     /// Where the next hole or the next data is, from a place on.
     Seek { file: u64, at: u64, hole: bool },
+    /// Extended attributes of a file.
+    Xattr { node: u64, ask: Xattr, by: Caller },
     /// Bytes behind the end of an open file, wherever that is by then; they come behind the request.
     Append { file: u64, len: u32 },
 }
@@ -254,6 +309,9 @@ impl Request {
     /// Whether doing it twice is as good as once, so that nothing about it needs to be remembered.
     #[must_use]
     pub fn only_looks(&self) -> bool {
+        if let Self::Xattr { ask, .. } = self {
+            return !ask.changes();
+        }
         matches!(
             self,
             Self::Attr { .. }
@@ -288,6 +346,7 @@ impl Request {
             | Self::Append { .. }
             | Self::Allocate { .. } => true,
             Self::Open { access, .. } => access.write || access.truncate,
+            Self::Xattr { ask, .. } => ask.changes(),
             _ => false,
         }
     }
@@ -320,7 +379,7 @@ pub enum Reply {
     Created { attr: Attr, file: u64 },
     /// The number of an open file.
     Opened { file: u64 },
-    /// What a link says.
+    /// What a link says, or an extended attribute.
     Text(Vec<u8>),
     /// Names: number, kind and name, and where to go on; none at the end.
     Names { names: Vec<(u64, FileKind, Vec<u8>)>, next: Option<u64> },

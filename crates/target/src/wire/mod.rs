@@ -10,8 +10,8 @@ mod message;
 pub use head::{HEAD_BYTES, Head, Kind, VERSION};
 pub use hello::{Challenge, Hello, Nonce, Proof, SessionId, Welcome};
 pub use message::{
-    Access, Attr, Change, FileKind, FsSpace, Key, Make, Name, Owner, ROOT, Remote, Reply, Request, Time,
-    TimeChange,
+    Access, Attr, Caller, Change, FileKind, FsSpace, Key, Make, Name, ROOT, Remote, Reply, Request, Time,
+    TimeChange, Xattr,
 };
 
 use crate::{Error, Result};
@@ -22,6 +22,8 @@ pub const MOST_BODY: usize = 64 << 10;
 pub const MOST_DATA: usize = 4 << 20;
 /// A name has at most so many bytes, as Linux has it.
 pub const MOST_NAME: usize = 255;
+/// An extended attribute has at most so many bytes, so that it fits a body whatever else stands there.
+pub const MOST_XATTR: usize = MOST_BODY - 8192;
 /// What a link says has at most so many bytes.
 pub const MOST_LINK: usize = 4095;
 

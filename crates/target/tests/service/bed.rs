@@ -12,13 +12,20 @@ use onehop_target::auth::Key;
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
-use onehop_target::wire::{Access, Name, Owner};
+use onehop_target::wire::{Access, Caller, Name};
 
 /// How long anything may take on a machine that has much else to do.
 pub const LONG: Duration = Duration::from_secs(60);
-pub const ME: Owner = Owner { uid: 0, gid: 0 };
-pub const BOTH: Access =
-    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+pub const ME: Caller = Caller::ROOT;
+pub const BOTH: Access = Access {
+    read: true,
+    write: true,
+    truncate: false,
+    sync: false,
+    data_sync: false,
+    no_atime: false,
+    execute: false,
+};
 pub const READ: Access = Access { write: false, ..BOTH };
 
 pub fn key() -> Key {

@@ -1,5 +1,8 @@
 //! Files of a target are as those of a folder.
 
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use onehop_os::HostMem;
@@ -7,7 +10,7 @@ use onehop_target::client::RemoteTree;
 use onehop_target::server;
 use onehop_target::tcp::TcpConnector;
 use onehop_target::tree::{Folder, Memory, Rules, Tree};
-use onehop_target::wire::{Access, Change, FileKind, Make, Name, Owner, ROOT};
+use onehop_target::wire::{Access, Caller, Change, FileKind, Make, Name, ROOT, TimeChange, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -20,7 +23,7 @@ fn bytes(len: usize) -> Vec<u8> {
 fn names(tree: &dyn Tree, node: u64) -> Vec<String> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
-        let some = tree.list(node, from).unwrap();
+        let some = tree.list(node, from, &ME).unwrap();
         all.extend(some.names.iter().map(|(_, _, name)| String::from_utf8_lossy(name).into_owned()));
         let Some(next) = some.next else { break };
         from = next;
@@ -30,13 +33,31 @@ fn names(tree: &dyn Tree, node: u64) -> Vec<String> {
     all
 }
 
+fn attributes(tree: &dyn Tree, node: u64) {
+    let name = || b"user.onehop".to_vec();
+    let ask = |ask| tree.xattr(node, &ask, &ME);
+    let set = |name, value: &[u8], flags| Xattr::Set { name, value: value.to_vec(), flags };
+    if ask(set(name(), b"one", 0)).err() == Some(Errno::OPNOTSUPP) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: this file system has no extended attributes");
+        return;
+    }
+    assert_eq!(ask(set(name(), b"two", 1)).err(), Some(Errno::EXIST));
+    assert_eq!(ask(Xattr::Get { name: name() }).unwrap(), b"one");
+    assert_eq!(ask(Xattr::List).unwrap(), b"user.onehop\0");
+    ask(Xattr::Remove { name: name() }).unwrap();
+    assert_eq!(ask(Xattr::Get { name: name() }).err(), Some(Errno::NODATA));
+    let other = b"system.other".to_vec();
+    assert_eq!(ask(Xattr::Get { name: other }).err(), Some(Errno::OPNOTSUPP));
+    assert_eq!(ask(set(name(), &vec![7; 65_536], 0)).err(), Some(Errno::TOOBIG));
+}
+
 /// The same is asked of a folder, and of the same folder through a target.
 fn everything(tree: &dyn Tree) {
-    let folder = tree.make(ROOT, &name("folder"), &Make::Folder { mode: 0o755 }, ME).unwrap();
+    let folder = tree.make(ROOT, &name("folder"), &Make::Folder { mode: 0o755 }, &ME).unwrap();
     assert_eq!(folder.kind, FileKind::Folder);
-    let (made, file) = tree.create(folder.node, &name("file"), 0o640, BOTH, true, ME).unwrap();
+    let (made, file) = tree.create(folder.node, &name("file"), 0o640, BOTH, true, &ME).unwrap();
     assert_eq!((made.perm, made.size, made.kind), (0o640, 0, FileKind::Regular));
-    let again = tree.create(folder.node, &name("file"), 0o640, BOTH, true, ME);
+    let again = tree.create(folder.node, &name("file"), 0o640, BOTH, true, &ME);
     assert_eq!(again.err(), Some(Errno::EXIST));
     // Longer than one piece.
     let data = bytes(5_000_011);
@@ -54,11 +75,11 @@ fn everything(tree: &dyn Tree) {
         assert_eq!(file.write(from, 7).unwrap(), 1000);
     }
     let change = Change { size: Some(100), mode: Some(0o600), mtime: None, ..Change::default() };
-    let changed = tree.change(made.node, &change).unwrap();
+    let changed = tree.change(made.node, &change, &ME).unwrap();
     assert_eq!((changed.size, changed.perm, changed.node), (100, 0o600, made.node));
     file.set_len(50).unwrap();
     // Behind what is there, by many at once.
-    let other = tree.open(made.node, BOTH).unwrap();
+    let other = tree.open(made.node, BOTH, &ME).unwrap();
     std::thread::scope(|scope| {
         for file in [&file, &other] {
             scope.spawn(|| (0..50).for_each(|_| assert_eq!(file.append_bytes(b"whole").unwrap(), 5)));
@@ -73,24 +94,25 @@ fn everything(tree: &dyn Tree) {
     file.allocate(3, 0, 1 << 16).unwrap();
     assert!(file.has_hole(0, 1 << 20).unwrap() && !file.has_hole(1 << 20, 1).unwrap());
     assert_eq!(file.seek(0, false).unwrap(), 1 << 16);
-    let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"../../..".to_vec() }, ME).unwrap();
+    let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"../../..".to_vec() }, &ME).unwrap();
     assert_eq!(tree.read_link(link.node).unwrap(), b"../../..");
     // A link leads nowhere here: only the kernel that asks follows it.
-    assert_eq!(tree.lookup(link.node, &name("etc")).err(), Some(Errno::NOTDIR));
-    assert_eq!(tree.open(link.node, READ).err(), Some(Errno::LOOP));
-    let pipe = tree.make(ROOT, &name("pipe"), &Make::Node { mode: 0o10_600, rdev: 0 }, ME).unwrap();
-    assert_eq!((pipe.kind, tree.open(pipe.node, READ).err()), (FileKind::Pipe, Some(Errno::NXIO)));
-    let second = tree.link(made.node, ROOT, &name("second")).unwrap();
+    assert_eq!(tree.lookup(link.node, &name("etc"), &ME).err(), Some(Errno::NOTDIR));
+    assert_eq!(tree.open(link.node, READ, &ME).err(), Some(Errno::LOOP));
+    let pipe = tree.make(ROOT, &name("pipe"), &Make::Node { mode: 0o10_600, rdev: 0 }, &ME).unwrap();
+    assert_eq!((pipe.kind, tree.open(pipe.node, READ, &ME).err()), (FileKind::Pipe, Some(Errno::NXIO)));
+    attributes(tree, made.node);
+    let second = tree.link(made.node, ROOT, &name("second"), &ME).unwrap();
     assert_eq!((second.node, second.links), (made.node, 2));
-    tree.rename((folder.node, &name("file")), (ROOT, &name("moved")), 0).unwrap();
-    assert_eq!(tree.rename((ROOT, &name("moved")), (ROOT, &name("link")), 1).err(), Some(Errno::EXIST));
-    assert_eq!(tree.lookup(folder.node, &name("file")).err(), Some(Errno::NOENT));
+    tree.rename((folder.node, &name("file")), (ROOT, &name("moved")), 0, &ME).unwrap();
+    assert_eq!(tree.rename((ROOT, &name("moved")), (ROOT, &name("link")), 1, &ME).err(), Some(Errno::EXIST));
+    assert_eq!(tree.lookup(folder.node, &name("file"), &ME).err(), Some(Errno::NOENT));
     assert_eq!(names(tree, ROOT), ["folder", "link", "moved", "pipe", "second"]);
     tree.sync_folder(ROOT).unwrap();
-    assert_eq!(tree.remove(ROOT, &name("folder"), false).err(), Some(Errno::ISDIR));
-    tree.remove(ROOT, &name("folder"), true).unwrap();
+    assert_eq!(tree.remove(ROOT, &name("folder"), false, &ME).err(), Some(Errno::ISDIR));
+    tree.remove(ROOT, &name("folder"), true, &ME).unwrap();
     for gone in ["link", "moved", "pipe", "second"] {
-        tree.remove(ROOT, &name(gone), false).unwrap();
+        tree.remove(ROOT, &name(gone), false, &ME).unwrap();
     }
     // It is open, and so it is still there.
     assert_eq!(file.write_bytes(b"yes", 0).unwrap(), 3);
@@ -99,7 +121,7 @@ fn everything(tree: &dyn Tree) {
     assert!(tree.space().unwrap().blocks[0] > 0);
     for number in 0..3000 {
         let make = Make::Node { mode: 0o100_600, rdev: 0 };
-        let made = tree.make(ROOT, &name(&format!("one of many files {number:040}")), &make, ME).unwrap();
+        let made = tree.make(ROOT, &name(&format!("one of many files {number:040}")), &make, &ME).unwrap();
         tree.forget(made.node, 1);
     }
     assert_eq!(names(tree, ROOT).len(), 3000);
@@ -138,22 +160,28 @@ fn nothing_outside_of_the_folder_is_reached() {
         assert!(Name::new(odd).is_none(), "{odd:?}");
     }
     for link in ["up", "absolute"] {
-        let found = tree.lookup(ROOT, &name(link)).unwrap();
+        let found = tree.lookup(ROOT, &name(link), &ME).unwrap();
         assert_eq!(found.kind, FileKind::Link);
-        assert!(tree.lookup(found.node, &name("secret")).is_err());
-        assert!(tree.open(found.node, READ).is_err());
+        assert!(tree.lookup(found.node, &name("secret"), &ME).is_err());
+        assert!(tree.open(found.node, READ, &ME).is_err());
         // What is changed is the link, if anything.
-        let _ = tree.change(found.node, &Change { mode: Some(0o777), ..Change::default() });
-        assert!(tree.change(found.node, &Change { size: Some(0), ..Change::default() }).is_err());
+        let _ = tree.change(found.node, &Change { mode: Some(0o777), ..Change::default() }, &ME);
+        assert!(tree.change(found.node, &Change { size: Some(0), ..Change::default() }, &ME).is_err());
     }
     assert_eq!(std::fs::read(bed.dir.join("secret")).unwrap(), b"secret");
     // No rights on the target's machine come out of it.
     let device = Make::Node { mode: 0o20_666, rdev: 0x0103 };
-    assert_eq!(tree.make(ROOT, &name("null"), &device, ME).err(), Some(Errno::PERM));
-    let (made, _file) = tree.create(ROOT, &name("program"), 0o6755, BOTH, true, ME).unwrap();
-    assert_eq!(made.perm, 0o755);
-    let changed = tree.change(made.node, &Change { mode: Some(0o6711), ..Change::default() }).unwrap();
-    assert_eq!(changed.perm, 0o711);
+    assert_eq!(tree.make(ROOT, &name("null"), &device, &ME).err(), Some(Errno::PERM));
+    for mode in [0o4755, 0o2755, 0o6755] {
+        let made = tree.create(ROOT, &name("program"), mode, BOTH, true, &ME);
+        assert_eq!(made.err(), Some(Errno::PERM));
+    }
+    let (made, _file) = tree.create(ROOT, &name("program"), 0o755, BOTH, true, &ME).unwrap();
+    let changed = tree.change(made.node, &Change { mode: Some(0o6711), ..Change::default() }, &ME);
+    assert_eq!(changed.err(), Some(Errno::PERM));
+    assert_eq!(tree.attr(made.node).unwrap().perm, 0o755);
+    let capable = Xattr::Set { name: b"security.capability".to_vec(), value: vec![0; 20], flags: 0 };
+    assert_eq!(tree.xattr(made.node, &capable, &ME).err(), Some(Errno::OPNOTSUPP));
 }
 
 #[test]
@@ -161,11 +189,101 @@ fn what_is_made_belongs_to_its_maker() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
     let tree = connect(address, options());
-    let owner = Owner { uid: 12_345, gid: 54_321 };
-    let (made, _) = tree.create(ROOT, &name("theirs"), 0o600, BOTH, true, owner).unwrap();
+    std::fs::set_permissions(bed.root(), Permissions::from_mode(0o777)).unwrap();
+    let maker = Caller { uid: 12_345, gid: 54_321, groups: vec![], umask: 0o027 };
+    let (made, _) = tree.create(ROOT, &name("theirs"), 0o666, BOTH, true, &maker).unwrap();
     let me = rustix::process::geteuid();
     let wanted = if me.is_root() { 12_345 } else { me.as_raw() };
-    assert_eq!(made.uid, wanted);
+    assert_eq!((made.uid, made.perm), (wanted, 0o640));
+    let made = tree.make(ROOT, &name("folder"), &Make::Folder { mode: 0o777 }, &maker).unwrap();
+    assert_eq!((made.uid, made.perm), (wanted, 0o750));
+}
+
+/// What a user who is not root may not do with what is another's.
+fn nothing_of_others(tree: &dyn Tree) {
+    let user = Caller { uid: 21_001, gid: 21_001, groups: vec![21_002], umask: 0 };
+    let refused = Some(Errno::ACCESS);
+    let found = tree.lookup(ROOT, &name("secret"), &user).unwrap();
+    // Its kernel takes what it asked to be made for new, and checks nothing.
+    for access in [READ, BOTH, Access { truncate: true, ..BOTH }] {
+        assert_eq!(tree.create(ROOT, &name("secret"), 0o600, access, false, &user).err(), refused);
+        assert_eq!(tree.open(found.node, access, &user).err(), refused);
+    }
+    for change in [
+        Change { mode: Some(0o666), ..Change::default() },
+        Change { uid: Some(21_001), ..Change::default() },
+        Change { mtime: Some(TimeChange::To((1, 0))), ..Change::default() },
+    ] {
+        assert_eq!(tree.change(found.node, &change, &user).err(), Some(Errno::PERM));
+    }
+    assert_eq!(tree.change(found.node, &Change { size: Some(0), ..Change::default() }, &user).err(), refused);
+    let closed = tree.lookup(ROOT, &name("closed"), &user).unwrap().node;
+    assert_eq!(tree.lookup(closed, &name("file"), &user).err(), refused);
+    assert_eq!(tree.list(closed, 0, &user).err(), refused);
+    assert_eq!(tree.make(closed, &name("x"), &Make::Folder { mode: 0o777 }, &user).err(), refused);
+    assert_eq!(tree.remove(ROOT, &name("closed"), true, &user).err(), Some(Errno::PERM));
+    assert_eq!(
+        tree.rename((ROOT, &name("secret")), (ROOT, &name("mine")), 0, &user).err(),
+        Some(Errno::PERM)
+    );
+    assert_eq!(tree.rename((ROOT, &name("secret")), (closed, &name("x")), 0, &user).err(), refused);
+    assert_eq!(tree.link(found.node, closed, &name("x"), &user).err(), refused);
+    // A group of theirs gives rights, and takes them away.
+    let shared = tree.lookup(ROOT, &name("shared"), &user).unwrap().node;
+    assert!(tree.open(shared, BOTH, &user).is_ok());
+    assert_eq!(tree.open(shared, BOTH, &Caller { groups: vec![], ..user.clone() }).err(), refused);
+    let kept = tree.lookup(ROOT, &name("kept-from"), &user).unwrap().node;
+    assert_eq!(tree.open(kept, BOTH, &user).err(), refused);
+    assert!(tree.open(kept, BOTH, &Caller { groups: vec![], ..user.clone() }).is_ok());
+    // Numbers that are no user's are not root's.
+    for by in [Caller { uid: u32::MAX, ..ME }, Caller { uid: 1, gid: u32::MAX, ..ME }] {
+        assert_eq!(tree.lookup(ROOT, &name("secret"), &by).err(), Some(Errno::PERM));
+        assert_eq!(tree.create(ROOT, &name("new"), 0o600, BOTH, false, &by).err(), Some(Errno::PERM));
+    }
+    // What is there and is no file is looked up again by the kernel that asks.
+    assert_eq!(tree.create(ROOT, &name("pipe"), 0o600, BOTH, false, &user).err(), Some(Errno::STALE));
+    assert_eq!(tree.create(ROOT, &name("link"), 0o600, BOTH, false, &user).err(), Some(Errno::STALE));
+}
+
+#[test]
+fn the_kernel_keeps_users_apart() {
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: only root can be two users");
+        return;
+    }
+    let bed = Bed::new();
+    let file = |name: &str, mode, group| {
+        let path = bed.root().join(name);
+        std::fs::write(&path, "secret").unwrap();
+        std::os::unix::fs::chown(&path, None, Some(group)).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    let secret = file("secret", 0o600, 0);
+    file("shared", 0o660, 21_002);
+    file("kept-from", 0o606, 21_002);
+    std::fs::create_dir(bed.root().join("closed")).unwrap();
+    std::os::unix::fs::symlink("secret", bed.root().join("link")).unwrap();
+    let pipe = bed.root().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::from(0o666), 0)
+        .unwrap();
+    std::fs::set_permissions(bed.root().join("closed"), Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(bed.root(), Permissions::from_mode(0o1777)).unwrap();
+    let root = std::fs::File::open(bed.root()).unwrap();
+    nothing_of_others(&Folder::new(root.into(), Rules { for_others: false, most_nodes: 100 }).unwrap());
+    let (_target, address) = bed.target();
+    nothing_of_others(&connect(address, options()));
+    assert_eq!(std::fs::read(secret).unwrap(), b"secret");
+    assert_eq!(names_of(&bed), ["closed", "kept-from", "link", "pipe", "secret", "shared"]);
+}
+
+fn names_of(bed: &Bed) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(bed.root())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
 }
 
 /// The flags with which this process, and so a target within it, has a file open.
@@ -190,9 +308,9 @@ fn writes_are_on_the_disk_first_where_that_is_wanted() {
         std::fs::write(root.join("there"), "old").unwrap();
         let (_target, address) = start(server::Options { write_through, ..bed.options() }, "127.0.0.1:0");
         let tree = connect(address, options());
-        let node = tree.lookup(ROOT, &name("there")).unwrap().node;
-        let there = tree.open(node, access).unwrap();
-        let (_, made) = tree.create(ROOT, &name("made"), 0o600, access, true, ME).unwrap();
+        let node = tree.lookup(ROOT, &name("there"), &ME).unwrap().node;
+        let there = tree.open(node, access, &ME).unwrap();
+        let (_, made) = tree.create(ROOT, &name("made"), 0o600, access, true, &ME).unwrap();
         for (file, name) in [(there, "there"), (made, "made")] {
             assert_eq!(file.write_bytes(b"new", 0).unwrap(), 3);
             assert_eq!(flags_of(&root.join(name)).contains(OFlags::DSYNC), wanted, "{name} {write_through}");
@@ -206,12 +324,12 @@ fn a_target_may_refuse_changes() {
     std::fs::write(bed.root().join("file"), "old").unwrap();
     let (_target, address) = start(server::Options { read_only: true, ..bed.options() }, "127.0.0.1:0");
     let tree = connect(address, options());
-    let node = tree.lookup(ROOT, &name("file")).unwrap().node;
+    let node = tree.lookup(ROOT, &name("file"), &ME).unwrap().node;
     let mut seen = [0; 3];
-    assert_eq!(tree.open(node, READ).unwrap().read_bytes(&mut seen, 0).unwrap(), 3);
-    assert_eq!(tree.open(node, BOTH).err(), Some(Errno::ROFS));
-    assert_eq!(tree.remove(ROOT, &name("file"), false).err(), Some(Errno::ROFS));
-    assert_eq!(tree.create(ROOT, &name("new"), 0o600, BOTH, false, ME).err(), Some(Errno::ROFS));
+    assert_eq!(tree.open(node, READ, &ME).unwrap().read_bytes(&mut seen, 0).unwrap(), 3);
+    assert_eq!(tree.open(node, BOTH, &ME).err(), Some(Errno::ROFS));
+    assert_eq!(tree.remove(ROOT, &name("file"), false, &ME).err(), Some(Errno::ROFS));
+    assert_eq!(tree.create(ROOT, &name("new"), 0o600, BOTH, false, &ME).err(), Some(Errno::ROFS));
     assert_eq!(std::fs::read(bed.root().join("file")).unwrap(), b"old");
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_target::server;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Head, Hello, Kind, Name, Proof, ROOT, Request, pack};
+use onehop_target::wire::{Caller, Head, Hello, Kind, Name, Proof, ROOT, Request, Xattr, pack};
 
 use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
 
@@ -36,14 +36,19 @@ fn odd_request(dice: &mut Dice) -> Request {
     let (node, other, at) = (dice.pick(&edges), dice.pick(&edges), dice.pick(&edges));
     let len = dice.pick(&[0, 1, 4096, 4 << 20, u32::MAX]);
     let name = Name::new(&dice.pick(&[b"x".to_vec(), vec![0xff; 255], b"file".to_vec()])).unwrap();
-    match dice.roll() % 15 {
-        0 => Request::Lookup { parent: node, name },
+    let by = dice.pick(&[
+        Caller::ROOT,
+        Caller { uid: u32::MAX, ..Caller::ROOT },
+        Caller { uid: 21_001, gid: 21_001, groups: vec![len; 9000], umask: len },
+    ]);
+    match dice.roll() % 16 {
+        0 => Request::Lookup { parent: node, name, by },
         1 => Request::Forget { node, times: other },
-        2 => Request::List { node, from: at },
+        2 => Request::List { node, from: at, by },
         3 => Request::Read { file: node, at, len, into: None },
         4 => Request::Write { file: node, at, len, from: None },
-        5 => Request::Open { node, access: BOTH },
-        6 => Request::Rename { parent: node, name: name.clone(), to: other, new_name: name, flags: len },
+        5 => Request::Open { node, access: BOTH, again: at == 0, by },
+        6 => Request::Rename { parent: node, name: name.clone(), to: other, new_name: name, flags: len, by },
         7 => Request::Close { file: node },
         8 => Request::Allocate { file: node, mode: len, at, len: other },
         9 => Request::Seek { file: node, at, hole: true },
@@ -51,9 +56,10 @@ fn odd_request(dice: &mut Dice) -> Request {
             let remote = onehop_target::wire::Remote { addr: at, len: other, keys: [len; 4] };
             Request::Read { file: node, at, len, into: Some(remote) }
         }
-        11 => Request::Link { node, parent: other, name },
+        11 => Request::Link { node, parent: other, name, by },
         12 => Request::Attr { node },
         13 => Request::Append { file: node, len },
+        14 => Request::Xattr { node, ask: Xattr::Get { name: vec![0xff; 300] }, by },
         _ => Request::Space,
     }
 }
@@ -117,7 +123,7 @@ fn garbage_hurts_nobody_else() {
     options_of.limits.handshake = Duration::from_secs(1);
     let (target, address) = start(options_of, "127.0.0.1:0");
     let tree = connect(address, onehop_target::client::Options { key: None, ..options() });
-    let (_, file) = tree.create(ROOT, &name("honest"), 0o600, BOTH, true, ME).unwrap();
+    let (_, file) = tree.create(ROOT, &name("honest"), 0o600, BOTH, true, &ME).unwrap();
     let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let start = Instant::now();
     let hostile: Vec<_> = (0..3)

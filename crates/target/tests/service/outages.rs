@@ -33,7 +33,7 @@ fn quick() -> client::Options {
 fn checked(tree: &dyn Tree, happen: impl FnOnce(&AtomicU64)) {
     const WRITERS: u64 = 3;
     const PLACES: u64 = 20;
-    let (_, file) = tree.create(ROOT, &name("records"), 0o600, BOTH, false, ME).unwrap();
+    let (_, file) = tree.create(ROOT, &name("records"), 0o600, BOTH, false, &ME).unwrap();
     let (over, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let write = |file: &dyn OpenFile, writer: u64| {
         let mut last = vec![0; PLACES as usize];
@@ -130,7 +130,7 @@ fn what_is_appended_is_there_once_whatever_becomes_of_connections() {
     let (target, address) = bed.target();
     let wire = Wire::new(address);
     let tree = connect(wire.address, quick());
-    let (_, file) = tree.create(ROOT, &name("log"), 0o600, BOTH, true, ME).unwrap();
+    let (_, file) = tree.create(ROOT, &name("log"), 0o600, BOTH, true, &ME).unwrap();
     let cut = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -158,13 +158,13 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     let wire = Wire::new(address);
     let give_up = Duration::from_millis(300);
     let tree = connect(wire.address, client::Options { give_up, ..quick() });
-    let (_, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, ME).unwrap();
+    let (_, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     file.write_bytes(b"before", 0).unwrap();
     wire.stall(true);
     let start = Instant::now();
     let error = file.write_bytes(b"in vain", 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(Errno::TIMEDOUT.raw_os_error()), "{error}");
-    assert_eq!(tree.make(ROOT, &name("x"), &Make::Folder { mode: 0o700 }, ME).err(), Some(Errno::TIMEDOUT));
+    assert_eq!(tree.make(ROOT, &name("x"), &Make::Folder { mode: 0o700 }, &ME).err(), Some(Errno::TIMEDOUT));
     assert!(start.elapsed() < LONG);
     wire.stall(false);
     while file.write_bytes(b"after!", 0).is_err() {
@@ -217,14 +217,14 @@ fn a_killed_target_s_successor_goes_on() {
     let (mut target, address) = target_process(&bed);
     let wire = Wire::new(address);
     let tree = connect(wire.address, quick());
-    let deep = tree.make(ROOT, &name("a"), &Make::Folder { mode: 0o755 }, ME).unwrap();
-    let deep = tree.make(deep.node, &name("b"), &Make::Folder { mode: 0o755 }, ME).unwrap();
-    let (kept, open) = tree.create(deep.node, &name("kept"), 0o600, BOTH, true, ME).unwrap();
-    let (_, gone) = tree.create(deep.node, &name("gone"), 0o600, BOTH, true, ME).unwrap();
-    let (other, _) = tree.create(deep.node, &name("other"), 0o600, BOTH, true, ME).unwrap();
-    tree.rename((deep.node, &name("kept")), (ROOT, &name("moved")), 0).unwrap();
+    let deep = tree.make(ROOT, &name("a"), &Make::Folder { mode: 0o755 }, &ME).unwrap();
+    let deep = tree.make(deep.node, &name("b"), &Make::Folder { mode: 0o755 }, &ME).unwrap();
+    let (kept, open) = tree.create(deep.node, &name("kept"), 0o600, BOTH, true, &ME).unwrap();
+    let (_, gone) = tree.create(deep.node, &name("gone"), 0o600, BOTH, true, &ME).unwrap();
+    let (other, _) = tree.create(deep.node, &name("other"), 0o600, BOTH, true, &ME).unwrap();
+    tree.rename((deep.node, &name("kept")), (ROOT, &name("moved")), 0, &ME).unwrap();
     open.write_bytes(b"kept", 0).unwrap();
-    tree.remove(deep.node, &name("gone"), false).unwrap();
+    tree.remove(deep.node, &name("gone"), false, &ME).unwrap();
     gone.write_bytes(b"still there", 0).unwrap();
     checked(&tree, |written| {
         for _ in 0..3 {

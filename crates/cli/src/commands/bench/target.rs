@@ -13,7 +13,7 @@ use onehop_target::server::{self, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use onehop_target::transport::{Acceptor, Connector};
 use onehop_target::tree::{OpenFile, Tree};
-use onehop_target::wire::{Access, Name, Owner, ROOT};
+use onehop_target::wire::{Access, Caller, Name, ROOT};
 
 use super::{limits, report, sweep};
 use crate::commands::Context;
@@ -80,8 +80,15 @@ pub(crate) struct Args {
 const PIECE: usize = 1 << 20;
 /// Bytes of a pass at most, which all lie in memory.
 const PASS: u64 = 64 << 20;
-const READ_WRITE: Access =
-    Access { read: true, write: true, truncate: false, sync: false, data_sync: false, no_atime: false };
+const READ_WRITE: Access = Access {
+    read: true,
+    write: true,
+    truncate: false,
+    sync: false,
+    data_sync: false,
+    no_atime: false,
+    execute: false,
+};
 
 /// A connection and the file there.
 struct Side {
@@ -109,7 +116,7 @@ struct Scratch<'a> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        let _ = self.tree.remove(ROOT, &self.name, false);
+        let _ = self.tree.remove(ROOT, &self.name, false, &Caller::ROOT);
     }
 }
 
@@ -201,8 +208,7 @@ fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &Context) -> Result<Scrat
     let text = format!(".onehop-bench-{}-{}", std::process::id(), bytes);
     let name = Name::new(text.as_bytes()).ok_or_else(|| failed("making a file", "its name"))?;
     // A target that is not root gives it to its own user.
-    let me = Owner { uid: 0, gid: 0 };
-    let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, me);
+    let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
     let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
     let scratch = Scratch { tree, name };
     let (mut noise, mut piece) = (Noise(0), vec![0_u8; PIECE]);
@@ -220,7 +226,9 @@ fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &Context) -> Result<Scrat
 }
 
 fn open(tree: &RemoteTree, name: &Name) -> Result<Arc<dyn OpenFile>> {
-    let found = tree.lookup(ROOT, name).and_then(|attr| tree.open(attr.node, READ_WRITE));
+    let found = tree
+        .lookup(ROOT, name, &Caller::ROOT)
+        .and_then(|attr| tree.open(attr.node, READ_WRITE, &Caller::ROOT));
     found.map_err(|e| failed("opening a file", std::io::Error::from(e)))
 }
 

@@ -1,0 +1,306 @@
+//! Programs of an ordinary user who attacks the others of a mount: by swapping names, by files that are there already, by bits and lists
+//! that give rights.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, XattrFlags, renameat_with, setxattr};
+use rustix::io::Errno;
+use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+use crate::bed::{Bed, part, part_of, run, skipped};
+
+const ATTACKER: u32 = 21_011;
+const GROUP: u32 = 21_012;
+/// How long a race is run. Without protection each was won within a second or six.
+const RACE: Duration = Duration::from_secs(6);
+
+/// This thread, and those that it starts, are an ordinary user's from now on.
+pub fn become_user(uid: u32, groups: &[u32]) {
+    let groups: Vec<_> = groups.iter().copied().map(Gid::from_raw).collect();
+    set_thread_groups(&groups).unwrap();
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    set_thread_res_gid(group, group, group).unwrap();
+    set_thread_res_uid(user, user, user).unwrap();
+}
+
+/// A mount for attacks; none where this is not root's, who alone can be two users.
+pub fn attacked() -> Option<Bed> {
+    if !rustix::process::geteuid().is_root() {
+        skipped("only root can be two users");
+        return None;
+    }
+    Bed::start()
+}
+
+fn file_of(path: PathBuf, (uid, mode): (u32, u32), bytes: &[u8]) -> PathBuf {
+    std::fs::write(&path, bytes).unwrap();
+    // A change of owner takes bits away.
+    chown(&path, Some(uid), Some(uid)).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+/// A folder of the attacker's, who reaches it below the root too, with a file of root's in it.
+fn own_folder(bed: &Bed) -> PathBuf {
+    let folder = bed.dir.join("root/owned");
+    std::fs::create_dir(&folder).unwrap();
+    file_of(folder.join("secret"), (0, 0o600), b"secret");
+    chown(&folder, Some(ATTACKER), Some(ATTACKER)).unwrap();
+    folder
+}
+
+/// Attacks while something is done to names at the same time, and cleans up in between.
+fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bool)) {
+    let (quiet, over) = (Mutex::new(()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                let _quiet = quiet.lock();
+                disturb();
+            }
+        });
+        let start = Instant::now();
+        let mut guard = None;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            attack(&mut || {
+                // Nothing disturbs between a call and the next one.
+                guard = if guard.is_some() { None } else { quiet.lock().ok() };
+                start.elapsed() < RACE
+            });
+        }));
+        over.store(true, Ordering::Release);
+        drop(guard);
+        ended.unwrap();
+    });
+}
+
+fn rename(folder: &Path, from: &str, to: &str, flags: RenameFlags) -> bool {
+    renameat_with(CWD, folder.join(from), CWD, folder.join(to), flags).is_ok()
+}
+
+/// Run by [`swapped_names_give_no_file_of_root_s_away`].
+#[test]
+fn swapper() {
+    let Some(dir) = part_of() else { return };
+    let (below, through) = (dir.join("root/owned"), dir.join("mnt/owned"));
+    let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
+    become_user(ATTACKER, &[]);
+    let made = through.join("made");
+    let mut rounds = 0;
+    race(
+        || {
+            rename(&below, "made", "secret", RenameFlags::EXCHANGE);
+        },
+        |phase| {
+            loop {
+                let held = File::options().read(true).write(true).create_new(true).mode(0o4755).open(&made);
+                let _ = std::fs::set_permissions(&made, Permissions::from_mode(0o4755));
+                let _ = chown(&made, None, Some(ATTACKER));
+                let on = phase();
+                for entry in std::fs::read_dir(&below).unwrap().flatten() {
+                    let (name, found) = (entry.file_name(), entry.metadata().unwrap());
+                    let wanted = if found.ino() == secret { 0 } else { ATTACKER };
+                    assert_eq!(found.uid(), wanted, "{name:?} of mode {:o}", found.mode());
+                    assert!(found.ino() != secret || found.mode() & 0o7777 == 0o600, "{:o}", found.mode());
+                    if found.ino() != secret {
+                        std::fs::remove_file(entry.path()).unwrap();
+                    } else if name != "secret" {
+                        std::fs::rename(entry.path(), below.join("secret")).unwrap();
+                    }
+                }
+                rounds += usize::from(held.is_ok());
+                phase();
+                if !on {
+                    break;
+                }
+            }
+        },
+    );
+    println!("{rounds} files made");
+    assert!(rounds > 10);
+}
+
+#[test]
+fn swapped_names_give_no_file_of_root_s_away() {
+    let Some(bed) = attacked() else { return };
+    own_folder(&bed);
+    run(part("attacks::swapper", &bed));
+}
+
+/// Run by [`files_of_others_are_not_opened_as_if_they_were_new`].
+#[test]
+fn opener() {
+    let Some(dir) = part_of() else { return };
+    let (below, through) = (dir.join("root/owned"), dir.join("mnt/owned"));
+    let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
+    become_user(ATTACKER, &[]);
+    let mut rounds = 0;
+    race(
+        || {
+            rename(&below, "secret", "made", RenameFlags::NOREPLACE);
+            rename(&below, "made", "secret", RenameFlags::NOREPLACE);
+        },
+        |phase| {
+            loop {
+                let made = File::options()
+                    .read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(rounds % 2 == 1)
+                    .open(through.join("made"));
+                let on = phase();
+                if let Ok(file) = made {
+                    rounds += 1;
+                    let opened = file.metadata().unwrap().ino();
+                    assert_ne!(opened, secret, "root's file is open");
+                    for name in ["made", "secret"] {
+                        let found = std::fs::metadata(below.join(name));
+                        if found.is_ok_and(|found| found.ino() == opened) {
+                            std::fs::remove_file(below.join(name)).unwrap();
+                        }
+                    }
+                }
+                phase();
+                if !on {
+                    break;
+                }
+            }
+        },
+    );
+    println!("{rounds} files opened");
+    assert!(rounds > 10);
+}
+
+#[test]
+fn files_of_others_are_not_opened_as_if_they_were_new() {
+    let Some(bed) = attacked() else { return };
+    let folder = own_folder(&bed);
+    run(part("attacks::opener", &bed));
+    let found = ["made", "secret"].map(|name| std::fs::read(folder.join(name)).unwrap_or_default());
+    assert!(found.contains(&b"secret".to_vec()), "{found:?}");
+}
+
+/// Run by [`writes_take_rights_away`]: writes to programs that run as somebody else, in all ways.
+#[test]
+fn writer() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let open = |name: &str| File::options().read(true).write(true).open(dir.join("mnt").join(name)).unwrap();
+    crate::beside::Writer::new(&dir, 4096).write(&open("ring"));
+    std::io::Write::write_all(&mut open("call"), b"x").unwrap();
+    open("cut").set_len(1).unwrap();
+    rustix::fs::fallocate(open("room"), rustix::fs::FallocateFlags::empty(), 0, 8192).unwrap();
+    File::options().write(true).truncate(true).open(dir.join("mnt/empty")).unwrap();
+}
+
+#[test]
+fn writes_take_rights_away() {
+    let Some(bed) = attacked() else { return };
+    let names = ["ring", "call", "cut", "room", "empty"];
+    let files = names.map(|name| file_of(bed.dir.join("root").join(name), (0, 0o6777), b"program"));
+    run(part("attacks::writer", &bed));
+    let modes = files.map(|file| std::fs::metadata(file).unwrap().mode() & 0o7777);
+    assert_eq!(modes, [0o777; 5]);
+}
+
+/// Run by [`programs_may_be_run_that_may_not_be_read`].
+#[test]
+fn runner() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let program = dir.join("mnt/program");
+    assert!(std::process::Command::new(&program).arg("0").status().unwrap().success());
+    assert_eq!(File::open(&program).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn programs_may_be_run_that_may_not_be_read() {
+    let Some(bed) = attacked() else { return };
+    let program = bed.dir.join("root/program");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
+    run(part("attacks::runner", &bed));
+}
+
+const USER_OBJ: u16 = 1;
+const USER: u16 = 2;
+const GROUP_OBJ: u16 = 4;
+const NAMED_GROUP: u16 = 8;
+const MASK: u16 = 16;
+const OTHER: u16 = 32;
+
+/// An access control list as Linux keeps it.
+fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut bytes = 2_u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        bytes.extend([tag.to_le_bytes(), rights.to_le_bytes()].concat());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+/// Lists that give the attacker, or take away, what the mode alone would not.
+fn lists() -> [(&'static str, u32, Vec<u8>); 5] {
+    const NOBODY: u32 = u32::MAX;
+    let with = |named: (u16, u16, u32), others| {
+        let [user, group] = [(USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY)];
+        let [mask, other] = [(MASK, 6, NOBODY), (OTHER, others, NOBODY)];
+        let named_user = named.0 == USER;
+        list(&if named_user { [user, named, group, mask, other] } else { [user, group, named, mask, other] })
+    };
+    [
+        ("granted", 0, with((USER, 6, ATTACKER), 0)),
+        ("denied", 0, with((USER, 0, ATTACKER), 6)),
+        ("granted-group", 0, with((NAMED_GROUP, 6, GROUP), 0)),
+        ("denied-group", 0, with((NAMED_GROUP, 0, GROUP), 6)),
+        // The mask stands where a mode has the group's rights.
+        ("masked", GROUP, with((USER, 6, ATTACKER + 1), 0)),
+    ]
+}
+
+/// Run by [`access_control_lists_hold`].
+#[test]
+fn listed() {
+    let Some(dir) = part_of() else { return };
+    let mount = dir.join("mnt");
+    become_user(ATTACKER, &[GROUP]);
+    for (name, _, _) in lists() {
+        let opened = File::options().read(true).write(true).open(mount.join(name));
+        assert_eq!(opened.is_ok(), name.starts_with("granted"), "{name}: {opened:?}");
+        assert!(opened.is_ok() || opened.unwrap_err().kind() == std::io::ErrorKind::PermissionDenied);
+    }
+    // A folder's list for what is made in it takes the umask's place.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    File::create(mount.join("folder/file")).unwrap();
+    File::create(mount.join("plain")).unwrap();
+    std::fs::create_dir(mount.join("folder/inner")).unwrap();
+}
+
+#[test]
+fn access_control_lists_hold() {
+    let Some(bed) = attacked() else { return };
+    let root = bed.dir.join("root");
+    for (name, group, list) in lists() {
+        let file = file_of(root.join(name), (0, 0o600), b"");
+        chown(&file, None, Some(group)).unwrap();
+        match setxattr(&file, "system.posix_acl_access", &list, XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => return skipped("this file system has no access control lists"),
+            other => other.unwrap(),
+        }
+    }
+    for folder in [root.clone(), root.join("folder")] {
+        std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
+    }
+    let inherited = list(&[(USER_OBJ, 7, u32::MAX), (GROUP_OBJ, 5, u32::MAX), (OTHER, 5, u32::MAX)]);
+    setxattr(root.join("folder"), "system.posix_acl_default", &inherited, XattrFlags::empty()).unwrap();
+    run(part("attacks::listed", &bed));
+    let mode = |path: &str| std::fs::metadata(root.join(path)).unwrap().mode() & 0o7777;
+    assert_eq!(["folder/file", "plain", "folder/inner"].map(mode), [0o644, 0o600, 0o755]);
+    let made = std::fs::metadata(root.join("plain")).unwrap();
+    assert_eq!((made.uid(), made.gid()), (ATTACKER, ATTACKER));
+}
