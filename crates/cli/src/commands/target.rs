@@ -48,8 +48,8 @@ pub(crate) fn ports(names: &[String]) -> Result<Ports> {
 /// Serve a folder to `onehop mount --target` on other machines
 #[derive(clap::Args)]
 #[command(
-    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Whoever has the key may do below \
-                        the folder what this command's user may, for every user of theirs. Nothing is encrypted.\n\n\
+    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Everybody who has the key may \
+                        do below the folder what this command's user may: as root, they may act as any user. Nothing is encrypted.\n\n\
                         Example:\n  (umask 077; head -c 32 /dev/urandom | base64 > key)\n  \
                         onehop target --root /data/models --listen 0.0.0.0:7464 --key-file key"
 )]
@@ -67,11 +67,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     nic: Vec<String>,
     /// The file with the key that clients have to have, which nobody else may read
-    #[arg(long)]
+    #[arg(long, required_unless_present = "insecure_loopback_for_tests")]
     key_file: Option<PathBuf>,
-    /// Let everybody in who can reach the address; without it, that takes an address of this machine's own (loopback)
+    /// No key: every user of this machine may read and write the folder as this command's user. Only at an address of this machine's own
     #[arg(long, conflicts_with = "key_file")]
-    without_key: bool,
+    insecure_loopback_for_tests: bool,
     /// Refuse all that would change something
     #[arg(long)]
     read_only: bool,
@@ -88,9 +88,9 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let key = key(args.key_file.as_ref())?;
-    if key.is_none() && !args.without_key && !is_loopback(&args.listen) {
+    if key.is_none() && !is_loopback(&args.listen) {
         return Err(CliError::Usage(format!(
-            "everybody who can reach {} could read and write the folder: give --key-file, or --without-key if that is meant",
+            "other machines could read and write the folder at {}: give --key-file",
             args.listen
         )));
     }

@@ -59,12 +59,20 @@ fn who_might_be_let_in_by_mistake() {
     let (root, key) = (dir.path().to_str().unwrap(), dir.file("key"));
     let listen = ["target", "--root", root, "--listen", "0.0.0.0:0"];
     refuse(&listen, 2, "--key-file");
+    // Loopback is every user's of this machine.
+    refuse(&["target", "--root", root, "--listen", "127.0.0.1:0"], 2, "--key-file");
+    refuse(&[&listen[..], &["--insecure-loopback-for-tests"]].concat(), 2, "--key-file");
     std::fs::write(&key, "0123456789abcdef0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     refuse(&[&listen[..], &["--key-file", &key]].concat(), 2, "chmod 600");
     refuse(&[&listen[..], &["--key-file", &dir.file("none")]].concat(), 2, "cannot be used");
-    refuse(&[&listen[..], &["--key-file", &key, "--without-key"]].concat(), 2, "cannot be used with");
-    refuse(&["target", "--root", &dir.file("none"), "--listen", "127.0.0.1:0"], 1, "opening the folder");
+    refuse(
+        &[&listen[..], &["--key-file", &key, "--insecure-loopback-for-tests"]].concat(),
+        2,
+        "cannot be used with",
+    );
+    let none = ["target", "--root", &dir.file("none"), "--listen", "127.0.0.1:0"];
+    refuse(&[&none[..], &["--insecure-loopback-for-tests"]].concat(), 1, "opening the folder");
     refuse(&["mount", root, "--target", "nowhere"], 2, "HOST:PORT");
     refuse(&["mount", root, "--target", "127.0.0.1:1"], 1, "connecting to");
 }

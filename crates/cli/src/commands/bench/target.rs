@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use onehop_bench::results::{IoType, Limit, Results};
 use onehop_bench::sweep::{Cell, Effort, RemoteTarget, Sweep};
+use onehop_target::auth::{Key, random};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::rdma::{RdmaAcceptor, RdmaConnector};
 use onehop_target::server::{self, Target};
@@ -130,14 +131,18 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
         (None, []) => vec![Transport::Rdma, Transport::Tcp],
         (_, asked) => asked.to_vec(),
     };
-    let key = key(args.key_file.as_ref())?;
-    let options = client::Options { lanes: args.connections as usize, ..client::Options::new(key) };
+    let key = match &args.target {
+        Some(_) => key(args.key_file.as_ref())?,
+        // Other users of this machine reach the address, too.
+        None => Key::new(&random::<32>().map_err(refused)?),
+    };
+    let options = client::Options { lanes: args.connections as usize, ..client::Options::new(key.clone()) };
     let root = args.target.is_none().then(|| folder(args)).transpose()?;
     let (mut served, mut sides) = (Vec::new(), Vec::new());
     for transport in &transports {
         let address = match (&args.target, &root) {
             (Some(target), _) => Ok(target.clone()),
-            (None, root) => serve(*transport, args, root.as_ref()).map(|(target, address)| {
+            (None, root) => serve(*transport, args, root.as_ref(), key.clone()).map(|(target, address)| {
                 served.push(target);
                 address
             }),
@@ -152,7 +157,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let check = match (&args.target, served.first()) {
         (Some(address), _) => tree(transports[0], address, args, &options)?,
         _ => {
-            let (target, address) = serve(Transport::Tcp, args, root.as_ref())?;
+            let (target, address) = serve(Transport::Tcp, args, root.as_ref(), key.clone())?;
             served.push(target);
             tree(Transport::Tcp, &address, args, &options)?
         }
@@ -180,14 +185,19 @@ fn folder(args: &Args) -> Result<Root> {
 }
 
 /// A target in this process, and where it listens.
-fn serve(transport: Transport, args: &Args, root: Option<&Root>) -> Result<(Target, String)> {
+fn serve(
+    transport: Transport,
+    args: &Args,
+    root: Option<&Root>,
+    key: Option<Key>,
+) -> Result<(Target, String)> {
     let Some(root) = root else { return Err(CliError::Usage("a target of ours has a folder".into())) };
     let acceptor: Box<dyn Acceptor> = match transport {
         Transport::Tcp => Box::new(TcpAcceptor::listen(&args.listen).map_err(refused)?),
         Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
     };
     let address = acceptor.address();
-    let target = Target::start(server::Options::new(&root.0, None), vec![acceptor]).map_err(refused)?;
+    let target = Target::start(server::Options::new(&root.0, key), vec![acceptor]).map_err(refused)?;
     Ok((target, address))
 }
 
