@@ -26,7 +26,7 @@ pub(crate) struct Summed {
 
 /// A connection that was let in.
 pub(crate) struct Connection {
-    pub link: Box<dyn Link>,
+    pub link: Arc<dyn Link>,
     pub session: Arc<Session>,
     under_way: AtomicU32,
     limit: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub fn new(link: Box<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
+    pub fn new(link: Arc<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
         session.joined();
         Arc::new(Self { link, session, under_way: AtomicU32::new(0), limit, ended: AtomicBool::new(false) })
     }
@@ -75,12 +75,11 @@ impl Drop for Connection {
 }
 
 /// Serves a client until it goes, breaks the rules, or the server ends.
-pub(crate) fn serve(shared: &Arc<Shared>, link: Box<dyn Link>) -> Result<()> {
+pub(crate) fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<()> {
     let limits = &shared.options.limits;
-    shared.strangers.fetch_add(1, Ordering::AcqRel);
     let key = shared.options.key.as_ref();
     let admitted = handshake::admit(&*link, key, limits.handshake, |wanted| shared.session(wanted));
-    shared.strangers.fetch_sub(1, Ordering::AcqRel);
+    shared.met(&link);
     let session = admitted?;
     let connection = Connection::new(link, session, limits.stall);
     let ended = listen(shared, &connection);

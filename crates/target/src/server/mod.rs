@@ -13,7 +13,7 @@ mod connection;
 mod perform;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -40,7 +40,8 @@ const TICK: Duration = Duration::from_millis(50);
 const MOST_THREADS: usize = 32;
 /// One that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// Connections that may be introducing themselves at once.
+/// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
+/// is done within a few round trips.
 const MOST_STRANGERS: usize = 64;
 
 /// How long things may take, and how many there may be.
@@ -151,7 +152,7 @@ pub(crate) struct Shared {
     queue: Queue<Work>,
     workers: AtomicUsize,
     connections: AtomicUsize,
-    strangers: AtomicUsize,
+    strangers: Mutex<VecDeque<Arc<dyn Link>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stats: Stats,
     over: AtomicBool,
@@ -229,14 +230,17 @@ impl Shared {
 
     fn accepted(self: &Arc<Self>, link: Box<dyn Link>) {
         let full = self.connections.load(Ordering::Acquire) >= self.options.limits.connections;
-        if full || self.strangers.load(Ordering::Acquire) >= MOST_STRANGERS {
+        if full {
             self.stats.refused.fetch_add(1, Ordering::Relaxed);
             return link.close();
         }
+        let link: Arc<dyn Link> = link.into();
+        self.meet(&link);
         self.connections.fetch_add(1, Ordering::AcqRel);
         let shared = self.clone();
+        let theirs = link.clone();
         let started = self.spawn("target client", move || {
-            match connection::serve(&shared, link) {
+            match connection::serve(&shared, theirs) {
                 Ok(()) => {}
                 Err(Error::Refused { .. } | Error::WrongKey { .. }) => {
                     shared.stats.refused.fetch_add(1, Ordering::Relaxed);
@@ -249,7 +253,25 @@ impl Shared {
         });
         if !started {
             self.connections.fetch_sub(1, Ordering::AcqRel);
+            self.met(&link);
         }
+    }
+
+    /// A connection begins to introduce itself.
+    fn meet(&self, link: &Arc<dyn Link>) {
+        let mut strangers = lock(&self.strangers);
+        strangers.push_back(link.clone());
+        if strangers.len() > MOST_STRANGERS
+            && let Some(longest) = strangers.pop_front()
+        {
+            self.stats.refused.fetch_add(1, Ordering::Relaxed);
+            longest.close();
+        }
+    }
+
+    /// It has, or has failed to.
+    fn met(&self, link: &Arc<dyn Link>) {
+        lock(&self.strangers).retain(|other| !Arc::ptr_eq(other, link));
     }
 
     fn listen(self: &Arc<Self>, acceptor: &dyn Acceptor) {
@@ -294,7 +316,7 @@ impl Target {
             queue: Queue::default(),
             workers: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
-            strangers: AtomicUsize::new(0),
+            strangers: Mutex::default(),
             threads: Mutex::default(),
             stats: Stats::default(),
             over: AtomicBool::new(false),

@@ -188,7 +188,7 @@ mod tests {
         let session = Arc::new(Session::new([1; 16], 0, folder, 8));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
         let connections: Vec<_> =
-            links.into_iter().map(|link| Connection::new(link, session.clone(), SOON)).collect();
+            links.into_iter().map(|link| Connection::new(link.into(), session.clone(), SOON)).collect();
         let [first, second] = &connections[..] else { unreachable!() };
         let request = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, by| session.admit(id, 0, &request, by);

@@ -180,6 +180,29 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
 }
 
 #[test]
+fn silent_connections_keep_nobody_out() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: true }).unwrap(), b"");
+    let silent = |number: usize| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        if number.is_multiple_of(2) {
+            let _ = stream.write_all(&hello);
+        }
+        stream
+    };
+    let _held: Vec<_> = (0..200).map(silent).collect();
+    let begun = Instant::now();
+    // Each lane is a connection of its own.
+    let tree = connect(address, options());
+    while tree.report().connections < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", tree.report());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(target.report().refused >= 130, "{:?}", target.report());
+}
+
+#[test]
 fn clients_that_are_gone_make_room_for_others() {
     let bed = Bed::new();
     let mut of = server::Options { key: None, ..bed.options() };
