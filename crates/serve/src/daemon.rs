@@ -58,6 +58,8 @@ pub struct Options {
     pub source: Source,
     /// Processors to count on.
     pub threads: usize,
+    /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise there are none.
+    pub local_locks: bool,
 }
 
 impl Options {
@@ -65,13 +67,15 @@ impl Options {
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { mount_point: mount_point.to_owned(), source: Source::Folder(root.to_owned()), threads }
+        let source = Source::Folder(root.to_owned());
+        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: true }
     }
 
-    /// A target's folder, served at a mount point.
+    /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
     #[must_use]
     pub fn of_target(mount_point: &Path, target: RemoteTree) -> Self {
-        Self { source: Source::Target(Arc::new(target)), ..Self::new(mount_point, Path::new("")) }
+        let source = Source::Target(Arc::new(target));
+        Self { source, local_locks: false, ..Self::new(mount_point, Path::new("")) }
     }
 }
 

@@ -48,6 +48,10 @@ pub(crate) struct Args {
     /// Seconds after which what a target does not answer fails
     #[arg(long, default_value_t = 60, requires = "target", value_parser = clap::value_parser!(u32).range(1..))]
     give_up: u32,
+    /// Give out file locks that hold among the programs of this mount alone. Without it a target's files have none (ENOLCK),
+    /// because other mounts of the target would not know of them
+    #[arg(long, requires = "target")]
+    local_locks: bool,
     /// Say what the daemon of that mount has done, and which way bytes went
     #[arg(long, conflicts_with_all = ["root", "target"])]
     status: bool,
@@ -82,7 +86,8 @@ fn of_target(args: &Args, target: &str) -> Result<Options> {
         }
     };
     let tree = RemoteTree::connect(connector, options).map_err(refused)?;
-    Ok(Options::of_target(&args.mount_point, tree))
+    let local_locks = args.local_locks;
+    Ok(Options { local_locks, ..Options::of_target(&args.mount_point, tree) })
 }
 
 fn serve(options: Options, what: &str, context: &Context) -> Result<Report> {

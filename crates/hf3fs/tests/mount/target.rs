@@ -11,7 +11,10 @@ use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 
-use crate::bed::{Bed, LONG, command, compile, run, wait};
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::io::Errno;
+
+use crate::bed::{Bed, LONG, command, compile, part, part_of, run, wait};
 use crate::files_through_the_kernel;
 
 pub fn key() -> Option<Key> {
@@ -73,6 +76,36 @@ fn programs_notice_nothing() {
     assert!(target.report().read_bytes > 18_000_033);
     // What was made is there.
     assert!(bed.dir.join("root/folder").is_dir());
+}
+
+/// Run by [`no_mount_has_a_lock_that_another_knows_nothing_of`]: what came of locks of both kinds.
+#[test]
+fn locker() {
+    let Some(dir) = part_of() else { return };
+    let file = std::fs::File::options().read(true).write(true).open(dir.join("mnt/file.bin")).unwrap();
+    let code = |done: Result<(), Errno>| done.err().map_or(0, Errno::raw_os_error);
+    let locks = [FlockOperation::NonBlockingLockExclusive, FlockOperation::NonBlockingLockShared];
+    for lock in locks {
+        println!("said {} {}", code(fcntl_lock(&file, lock)), code(flock(&file, lock)));
+    }
+    fcntl_lock(&file, FlockOperation::Unlock).unwrap();
+    flock(&file, FlockOperation::Unlock).unwrap();
+}
+
+#[test]
+fn no_mount_has_a_lock_that_another_knows_nothing_of() {
+    let Some((bed, _target, _)) = start() else { return };
+    let none = Errno::NOLCK.raw_os_error();
+    let said = run(part("target::locker", &bed));
+    assert_eq!(said.matches(&format!("said {none} {none}")).count(), 2, "{said}");
+    // Where they are wanted all the same, they hold within the mount.
+    let bed = Bed::folder();
+    let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
+    let connector = TcpConnector::new(&address.to_string()).unwrap();
+    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
+    let options = Options { local_locks: true, ..Options::of_target(&bed.mount(), tree) };
+    let Some(bed) = bed.mounted(options) else { return };
+    assert_eq!(run(part("target::locker", &bed)).matches("said 0 0").count(), 2);
 }
 
 #[test]

@@ -15,8 +15,8 @@ use std::time::{Duration, SystemTime};
 use fuser::{
     BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use onehop_os::identity::groups_of;
 use onehop_target::tree::Tree;
@@ -119,6 +119,9 @@ impl Filesystem for Mounted {
         if rustix::process::geteuid().is_root() {
             // The kernel then also checks access control lists, which it asks us for.
             let _ = config.add_capabilities(InitFlags::FUSE_POSIX_ACL);
+        }
+        if !self.shared.options.local_locks {
+            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
         }
         // Those that a kernel does not have are no loss.
         for wish in [
@@ -465,6 +468,39 @@ impl Filesystem for Mounted {
             done.and_then(|()| open.file().allocate(mode as u32, offset, length)).map_err(|error| io(&error))
         });
         empty(reply, done);
+    }
+
+    fn getlk(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        _kind: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        reply.error(fuser::Errno::ENOLCK);
+    }
+
+    fn setlk(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        kind: i32,
+        _pid: u32,
+        _wait: bool,
+        reply: ReplyEmpty,
+    ) {
+        const UNLOCK: i32 = 2;
+        // Asked for where other mounts have the same files, so that a lock would exclude nobody there.
+        empty(reply, if kind == UNLOCK { Ok(()) } else { Err(Errno::NOLCK) });
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
