@@ -72,6 +72,12 @@ impl Semaphore {
         self.mem.qword(self.offset).fetch_update(Ordering::Acquire, Ordering::Relaxed, down).is_ok()
     }
 
+    /// Counts down to zero at once, whatever somebody has set it to; whether it was more.
+    pub fn take_all(&self) -> bool {
+        const COUNT: u64 = u32::MAX as u64;
+        self.mem.qword(self.offset).fetch_and(!COUNT, Ordering::Acquire) & COUNT != 0
+    }
+
     /// Waits until it can count down, for so long at most; whether it did.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> bool {
@@ -145,6 +151,9 @@ mod tests {
         sem.post();
         sem.clone().post();
         assert!(sem.take() && sem.wait(Duration::from_secs(60)) && !sem.take());
+        assert!(!sem.take_all());
+        mem.fill(64, 3, 0xff).unwrap();
+        assert!(sem.take_all() && !sem.take() && !sem.take_all());
         let waiter = std::thread::spawn({
             let sem = sem.clone();
             move || sem.wait(Duration::from_secs(60))

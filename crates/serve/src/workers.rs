@@ -1,7 +1,7 @@
 //! Threads that wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting.
 //!
-//! Each user has semaphores of their own, one for each priority, made when they are first asked for: whoever spoils one spoils
-//! their own. A semaphore has a thread or two; rings cost none.
+//! Each user has semaphores of their own, one for each priority, made when they are first asked for: a user who spoils one spoils
+//! their own. With the first ring it gets a thread or two; further rings cost none.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,8 +38,11 @@ const fn turn(priority: Priority) -> usize {
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it sleeps at most: rings are looked at now and then though nobody says so.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Users that can have semaphores.
+/// Semaphores at once. Where there are more, the oldest without a ring goes.
 pub(crate) const MOST_GROUPS: usize = 256;
+/// Posts in a row that announced nothing, after which a thread waits a moment before it looks again.
+const MOST_FALSE: u32 = 64;
+const PENALTY: Duration = Duration::from_millis(1);
 
 /// A ring that is served.
 pub(crate) struct Ring {
@@ -66,6 +69,9 @@ pub(crate) struct Group {
     priority: Priority,
     rings: RwLock<Vec<Arc<Ring>>>,
     stop: AtomicBool,
+    /// Whether it has threads.
+    started: AtomicBool,
+    made: Instant,
 }
 
 impl Group {
@@ -94,8 +100,9 @@ impl Group {
         let (semaphore, guard) = made.inspect_err(|_: &Error| {
             let _ = std::fs::remove_file(&path);
         })?;
-        let (rings, stop) = (RwLock::default(), AtomicBool::new(false));
-        Ok(Self { semaphore, guard, path, _file: file, priority, rings, stop })
+        let [stop, started] = [false; 2].map(AtomicBool::new);
+        let (rings, made) = (RwLock::default(), Instant::now());
+        Ok(Self { semaphore, guard, path, _file: file, priority, rings, stop, started, made })
     }
 
     fn end(&self) {
@@ -112,39 +119,59 @@ impl Drop for Group {
     }
 }
 
+type Groups = HashMap<(u32, Priority), Arc<Group>>;
+
+/// Sees that there is room for one more group.
+fn make_room(groups: &mut Groups) -> Result<()> {
+    if groups.len() < MOST_GROUPS {
+        return Ok(());
+    }
+    let idle = groups.iter().filter(|(_, group)| read(&group.rings).is_empty());
+    let oldest = idle.min_by_key(|(_, group)| group.made).map(|(of, _)| *of);
+    let gone = oldest.and_then(|of| groups.remove(&of));
+    let none = || Error::file("semaphores of", Path::new("yet another user"), rustix::io::Errno::USERS);
+    gone.map(|group| group.end()).ok_or_else(none)
+}
+
 /// All groups, and their threads.
 #[derive(Default)]
 pub(crate) struct Workers {
-    groups: Mutex<HashMap<(u32, Priority), Arc<Group>>>,
+    groups: Mutex<Groups>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Workers {
     /// The group of a user and a priority.
     pub fn group(&self, shared: &Arc<Shared>, uid: u32, priority: Priority) -> Result<Arc<Group>> {
-        let mut groups = lock(&self.groups);
-        if let Some(group) = groups.get(&(uid, priority)).filter(|group| !group.guard.is_lost()) {
+        self.find(shared, &mut lock(&self.groups), (uid, priority))
+    }
+
+    fn find(&self, shared: &Arc<Shared>, groups: &mut Groups, of: (u32, Priority)) -> Result<Arc<Group>> {
+        if let Some(group) = groups.get(&of).filter(|group| !group.guard.is_lost()) {
             return Ok(group.clone());
         }
-        if groups.len() >= MOST_GROUPS {
-            return Err(Error::file(
-                "semaphores of",
-                Path::new("yet another user"),
-                rustix::io::Errno::USERS,
-            ));
+        if !groups.contains_key(&of) {
+            make_room(groups)?;
         }
-        let group = Arc::new(Group::new(uid, priority)?);
-        self.start(shared, &group)?;
+        let group = Arc::new(Group::new(of.0, of.1)?);
         // A user who destroyed the one before starts anew with this.
-        if let Some(before) = groups.insert((uid, priority), group.clone()) {
-            before.end();
+        let before = groups.get(&of).cloned();
+        if let Some(before) = &before {
             *write(&group.rings) = read(&before.rings).clone();
+            if before.started.load(Ordering::Acquire) {
+                self.start(shared, &group)?;
+            }
+            before.end();
         }
+        groups.insert(of, group.clone());
         Ok(group)
     }
 
     /// Starts the threads of a group, all or none.
     fn start(&self, shared: &Arc<Shared>, group: &Arc<Group>) -> Result<()> {
+        if group.started.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
         let mut threads = lock(&self.threads);
         // Those of groups that were destroyed: what ended keeps its stack until it is let go of.
         threads.retain(|thread| !thread.is_finished());
@@ -162,7 +189,10 @@ impl Workers {
     }
 
     pub fn add(&self, shared: &Arc<Shared>, ring: &Arc<Ring>) -> Result<()> {
-        let group = self.group(shared, ring.owner.uid, ring.server.name().priority)?;
+        // Locked until it has the ring, which keeps it from being the one that goes.
+        let mut groups = lock(&self.groups);
+        let group = self.find(shared, &mut groups, (ring.owner.uid, ring.server.name().priority))?;
+        self.start(shared, &group)?;
         write(&group.rings).push(ring.clone());
         Ok(())
     }
@@ -187,14 +217,17 @@ impl Workers {
 fn work(shared: &Arc<Shared>, group: &Group) {
     let mut entries = Vec::new();
     let mut done = Vec::new();
-    let mut sleep = SLEEP;
+    let (mut sleep, mut in_vain) = (SLEEP, 0_u32);
     while !group.stop.load(Ordering::Acquire) {
-        if !spin(group) {
-            let _ = group.semaphore.wait(sleep);
-        }
+        let posted = spin(group) || group.semaphore.wait(sleep);
         // What was posted meanwhile is served by this look.
-        while group.semaphore.take() {}
-        sleep = look(shared, group, &mut entries, &mut done);
+        group.semaphore.take_all();
+        let found;
+        (sleep, found) = look(shared, group, &mut entries, &mut done);
+        in_vain = if posted && !found { in_vain.saturating_add(1) } else { 0 };
+        if in_vain > MOST_FALSE {
+            std::thread::sleep(PENALTY);
+        }
     }
 }
 
@@ -209,9 +242,14 @@ fn spin(group: &Group) -> bool {
     false
 }
 
-/// Takes all there is; gives how long nothing needs to be looked at.
-fn look(shared: &Arc<Shared>, group: &Group, entries: &mut Vec<Entry>, done: &mut Vec<Done>) -> Duration {
-    let mut more = true;
+/// Takes all there is; gives how long nothing needs to be looked at, and whether there was anything.
+fn look(
+    shared: &Arc<Shared>,
+    group: &Group,
+    entries: &mut Vec<Entry>,
+    done: &mut Vec<Done>,
+) -> (Duration, bool) {
+    let (mut more, mut found) = (true, false);
     let mut sleep = SLEEP;
     while more {
         more = false;
@@ -219,6 +257,7 @@ fn look(shared: &Arc<Shared>, group: &Group, entries: &mut Vec<Entry>, done: &mu
         for ring in &rings {
             let now = Instant::now();
             let taken = ring.server.take(now, turn(group.priority), entries);
+            found |= taken.count > 0;
             if taken.count > 0 {
                 serve(shared, ring, entries, done);
             } else if ring.server.is_broken() && !ring.told.swap(true, Ordering::AcqRel) {
@@ -230,7 +269,7 @@ fn look(shared: &Arc<Shared>, group: &Group, entries: &mut Vec<Entry>, done: &mu
             }
         }
     }
-    sleep
+    (sleep, found)
 }
 
 /// Completions that are told at once: the program works on them meanwhile.
@@ -309,7 +348,11 @@ mod tests {
     #[test]
     fn who_destroys_their_semaphores_leaves_no_threads() {
         let shared = shared();
-        let group = || shared.workers.group(&shared, user(), Priority::Low).unwrap();
+        let group = || {
+            let group = shared.workers.group(&shared, user(), Priority::Low).unwrap();
+            shared.workers.start(&shared, &group).unwrap();
+            group
+        };
         let threads = || lock(&shared.workers.threads).len();
         let mut now = group();
         let few = 2 * threads();
@@ -329,6 +372,43 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
         }
         drop(now);
+        shared.end();
+    }
+
+    #[test]
+    fn a_count_that_nobody_posted_costs_no_time() {
+        use std::os::unix::fs::FileExt;
+        let shared = shared();
+        let group = shared.workers.group(&shared, user(), Priority::Normal).unwrap();
+        shared.workers.start(&shared, &group).unwrap();
+        let file = File::options().read(true).write(true).open(&group.path).unwrap();
+        for _ in 0..3 {
+            file.write_all_at(&i32::MAX.to_le_bytes(), 0).unwrap();
+            let (start, mut count) = (Instant::now(), [1; 4]);
+            while count != [0; 4] {
+                assert!(start.elapsed() < Duration::from_secs(2), "it counts down one by one");
+                file.read_exact_at(&mut count, 0).unwrap();
+            }
+        }
+        shared.end();
+    }
+
+    #[test]
+    fn semaphores_that_nobody_uses_make_room_for_those_of_others() {
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: only root has semaphores for others");
+            return;
+        }
+        let shared = shared();
+        let group = |uid| shared.workers.group(&shared, uid, Priority::High);
+        let first = group(30_000).unwrap();
+        for uid in 0..MOST_GROUPS as u32 {
+            group(30_001 + uid).unwrap();
+        }
+        assert!(!first.path.exists() || Arc::strong_count(&first) == 1);
+        assert_ne!(group(30_000).unwrap().path, first.path);
+        // They cost no threads before there is a ring.
+        assert_eq!(lock(&shared.workers.threads).len(), 0);
         shared.end();
     }
 }
