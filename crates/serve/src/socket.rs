@@ -1,9 +1,10 @@
 //! Where programs bring GPU memory: a Unix socket in `/dev/shm`, whose other end the kernel vouches for.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use onehop_usrbio::gpu::Offer;
 use onehop_usrbio::wire::{self, Answer, Ask};
@@ -17,10 +18,14 @@ use rustix::net::{
 
 use crate::daemon::Shared;
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::table::{Buffer, GpuMemory, Owner, What};
 
-/// Programs that are talked to at once. Others wait in line, or try again.
+/// Programs that are answered at once, and those of one user. Others wait.
 const MOST: usize = 32;
+const MOST_OF_A_USER: usize = 16;
+/// Programs that have connected and said nothing.
+const MOST_SILENT: usize = 256;
 
 /// Opens the socket; everybody may connect.
 pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
@@ -45,48 +50,118 @@ pub(crate) fn is_served(path: &Path) -> bool {
     !matches!(rustix::net::connect(&socket, &address), Err(Errno::CONNREFUSED))
 }
 
+/// A program that has connected, and said nothing yet. It costs a descriptor and no thread.
+struct Silent {
+    client: OwnedFd,
+    owner: Owner,
+    since: Instant,
+}
+
+/// How many are answered now, of all users and of each.
+#[derive(Default)]
+struct Busy(Mutex<HashMap<u32, usize>>);
+
+impl Busy {
+    /// Whether one more of this user may be.
+    fn has_room(&self, uid: u32) -> bool {
+        let busy = lock(&self.0);
+        busy.values().sum::<usize>() < MOST && busy.get(&uid).is_none_or(|count| *count < MOST_OF_A_USER)
+    }
+
+    fn begun(&self, uid: u32) {
+        *lock(&self.0).entry(uid).or_default() += 1;
+    }
+
+    fn ended(&self, uid: u32) {
+        let mut busy = lock(&self.0);
+        if let Some(count) = busy.get_mut(&uid) {
+            *count -= 1;
+        }
+        busy.retain(|_, count| *count > 0);
+    }
+
+    fn is_idle(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+}
+
 /// Answers until the daemon ends.
 pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
-    let busy = Arc::new(AtomicUsize::new(0));
+    let (busy, mut silent) = (Arc::<Busy>::default(), Vec::new());
     while !shared.is_over() {
-        let mut fds = [PollFd::new(socket, PollFlags::IN)];
-        let some = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-        let there = poll(&mut fds, Some(&some)).unwrap_or(0) > 0;
-        if !there || busy.load(Ordering::Acquire) >= MOST {
-            if there {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-            continue;
+        for program in ready(socket, &mut silent, &busy) {
+            start(shared, &busy, program);
         }
-        let Ok(client) = accept_with(socket, SocketFlags::CLOEXEC) else { continue };
-        busy.fetch_add(1, Ordering::AcqRel);
-        let (shared, held) = (shared.clone(), busy.clone());
-        let thread = std::thread::Builder::new().name("usrbio socket".into()).spawn(move || {
-            answer(&shared, &client);
-            held.fetch_sub(1, Ordering::AcqRel);
-        });
-        if thread.is_err() {
-            busy.fetch_sub(1, Ordering::AcqRel);
+        silent.retain(|program: &Silent| program.since.elapsed() < wire::PATIENCE);
+    }
+    while !busy.is_idle() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits a moment; takes those in who connect, and gives those who have said something and can be answered.
+fn ready(socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Busy) -> Vec<Silent> {
+    let (may, crowded): (Vec<_>, Vec<_>) =
+        std::mem::take(silent).into_iter().partition(|program| busy.has_room(program.owner.uid));
+    let mut fds: Vec<_> = may.iter().map(|program| PollFd::new(&program.client, PollFlags::IN)).collect();
+    fds.push(PollFd::new(socket, PollFlags::IN));
+    // Nobody says when there is room for those who have none.
+    let some = if crowded.is_empty() { 50_000_000 } else { 2_000_000 };
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: some }));
+    let said: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    let (mut talking, mut rest) = (Vec::new(), crowded);
+    for (program, said) in may.into_iter().zip(&said) {
+        if *said { talking.push(program) } else { rest.push(program) }
+    }
+    rest.sort_by_key(|program| program.since);
+    if said.last() == Some(&true) {
+        accept(socket, &mut rest);
+    }
+    *silent = rest;
+    talking
+}
+
+/// Takes in who connects. Where there are too many, the oldest of the user who has most goes.
+fn accept(socket: &OwnedFd, silent: &mut Vec<Silent>) {
+    for _ in 0..MOST_SILENT {
+        let Ok(client) = accept_with(socket, SocketFlags::CLOEXEC) else { return };
+        let Ok(peer) = sockopt::socket_peercred(&client) else { continue };
+        let owner = Owner {
+            uid: peer.uid.as_raw(),
+            gid: peer.gid.as_raw(),
+            pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
+        };
+        silent.push(Silent { client, owner, since: Instant::now() });
+        if silent.len() > MOST_SILENT {
+            let mut counts = HashMap::<u32, usize>::new();
+            silent.iter().for_each(|program| *counts.entry(program.owner.uid).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(uid, _)| uid);
+            let oldest = silent.iter().position(|program| Some(program.owner.uid) == most);
+            oldest.map(|place| silent.remove(place));
         }
     }
-    while busy.load(Ordering::Acquire) > 0 {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+}
+
+fn start(shared: &Arc<Shared>, busy: &Arc<Busy>, program: Silent) {
+    let uid = program.owner.uid;
+    busy.begun(uid);
+    let (shared, held) = (shared.clone(), busy.clone());
+    let thread = std::thread::Builder::new().name("usrbio socket".into()).spawn(move || {
+        answer(&shared, &program);
+        held.ended(uid);
+    });
+    if thread.is_err() {
+        busy.ended(uid);
     }
 }
 
 /// One message each way.
-fn answer(shared: &Arc<Shared>, client: &OwnedFd) {
-    let Ok(peer) = sockopt::socket_peercred(client) else { return };
-    let owner = Owner {
-        uid: peer.uid.as_raw(),
-        gid: peer.gid.as_raw(),
-        pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
-    };
+fn answer(shared: &Arc<Shared>, Silent { client, owner, .. }: &Silent) {
     if wire::be_patient(client.as_fd()).is_err() {
         return;
     }
     let Ok(Some(packet)) = wire::receive(client) else { return };
-    let done = Ask::unpack(packet).map_err(Error::from).and_then(|ask| carry_out(shared, owner, ask));
+    let done = Ask::unpack(packet).map_err(Error::from).and_then(|ask| carry_out(shared, *owner, ask));
     let answer =
         done.unwrap_or_else(|error| Answer::Refused { errno: error.errno(), why: error.to_string() });
     // Who has gone learns nothing; what was registered goes with them.
@@ -168,4 +243,35 @@ fn copy(offer: &Offer) -> Result<Offer> {
         None => None,
     };
     Ok(Offer { ticket: offer.ticket, fd, dma_buf })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::Options;
+
+    #[test]
+    fn who_connects_and_says_nothing_keeps_nobody_waiting() {
+        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let socket = open(&shared.socket).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(&shared, &socket));
+            let silent = |_| {
+                let flags = SocketFlags::CLOEXEC;
+                let silent = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+                rustix::net::connect(&silent, &SocketAddrUnix::new(&shared.socket).unwrap()).unwrap();
+                silent
+            };
+            let held: Vec<_> = (0..160).map(silent).collect();
+            let begun = Instant::now();
+            let said = wire::ask(&shared.socket, Ask::Open { id: Id::random().unwrap() });
+            let took = begun.elapsed();
+            drop(held);
+            shared.end();
+            assert!(
+                matches!(said, Err(Usrbio::Refused { errno, .. }) if errno == Errno::NOENT.raw_os_error())
+            );
+            assert!(took < Duration::from_secs(2), "{took:?}");
+        });
+    }
 }
