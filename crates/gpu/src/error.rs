@@ -69,6 +69,14 @@ pub enum Error {
         /// How long it was waited for.
         seconds: u64,
     },
+    /// A launch did not end within its bounds. What it uses is left to it until it ends, and no GPU memory is freed before.
+    #[error("{what} did not end within {seconds} s; its memory is left to it until it ends")]
+    Unended {
+        /// What was started.
+        what: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// The GPU, its driver or the platform cannot do it.
     #[error("{what} is not possible here: {why}")]
     NotSupported {

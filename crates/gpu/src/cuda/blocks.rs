@@ -1,19 +1,20 @@
 //! Kernels that work on data, on a stream of their own.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onehop_radio::kernel::THREADS;
 
-use super::context::{Context, Event, Stream};
+use super::context::{Context, Event};
 use super::module::{Arg, Function, Module, Shape};
+use super::stream::{self, End, Pace, Stream};
 use crate::jobs::{BlockJob, BlockKernels, Work};
 use crate::{Error, Result};
 
 /// They end by themselves, within milliseconds; this is for a GPU that others keep busy.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long to sleep between looks: blocks come every millisecond at the most.
-const LOOK: Duration = Duration::from_micros(20);
+/// Blocks come every millisecond at the most.
+const PACE: Pace = Pace { short: Duration::ZERO, nap: Duration::from_micros(20) };
 const WHAT: &str = "kernels that work on data";
 
 /// See [`BlockKernels`].
@@ -22,10 +23,10 @@ pub(super) struct CudaBlocks {
     spectrum: Function,
     check: Function,
     sum: Function,
-    stream: Stream,
+    stream: Arc<Stream>,
     begun: Event,
     done: Event,
-    /// Kernels that did not end, with all that they use.
+    /// Kernels did not end.
     stuck: bool,
 }
 
@@ -37,7 +38,7 @@ impl CudaBlocks {
             spectrum: module.function("onehop_samples_spectrum")?,
             check: module.function("onehop_samples_check")?,
             sum: module.function("onehop_crc32c")?,
-            stream: Stream::new(context)?,
+            stream: Arc::new(Stream::new(context)?),
             begun: Event::new(context)?,
             done: Event::new(context)?,
             stuck: false,
@@ -57,16 +58,19 @@ impl CudaBlocks {
         unsafe { function.launch(&self.stream, shape, &[Arg::Words(words)]) }
     }
 
-    fn wait(&self) -> Result<()> {
-        let until = Instant::now() + LIMIT;
-        while !self.done.is_over(WHAT)? {
-            if Instant::now() >= until {
-                let why = format!("{WHAT} did not end within {LIMIT:?}; their memory is left to them");
-                return Err(Error::Launch(why));
+    /// Waits for the end of all that was started. Kernels that do not end keep the jobs' memory, and their code.
+    fn wait(&mut self, jobs: &[BlockJob]) -> Result<()> {
+        match stream::wait(LIMIT, PACE, || self.stream.progress()) {
+            End::Over => Ok(()),
+            end => {
+                self.stuck = true;
+                if matches!(end, End::Unended(_)) {
+                    // All functions are of one module.
+                    self.stream.outlasted((jobs.to_vec(), self.sum.clone()));
+                }
+                Err(self.stream.error(WHAT, end, LIMIT))
             }
-            std::thread::sleep(LOOK);
         }
-        Ok(())
     }
 }
 
@@ -77,12 +81,9 @@ impl BlockKernels for CudaBlocks {
         }
         self.begun.record(&self.stream)?;
         let started = jobs.iter().try_for_each(|job| self.start(job));
-        if let Err(error) = self.done.record(&self.stream).and_then(|()| self.wait()) {
-            self.stuck = true;
-            std::mem::forget(jobs.to_vec());
-            return Err(error);
-        }
-        started?;
+        let marked = self.done.record(&self.stream);
+        self.wait(jobs)?;
+        started.and(marked)?;
         self.done.since(&self.begun)
     }
 }

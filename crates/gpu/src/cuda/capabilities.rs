@@ -20,7 +20,7 @@
 //! The flush takes a scope. One that the GPU's own order covers does nothing, and is left out.
 
 use super::context::Context;
-use super::driver::{DevicePtr, Driver};
+use super::driver::{Calls, DevicePtr};
 use crate::{Error, Result};
 
 mod number {
@@ -101,15 +101,15 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Asks the driver.
-    pub(super) fn read(driver: &Driver, device: i32) -> Self {
+    pub(super) fn read(calls: &Calls, version: i32, device: i32) -> Self {
         let value = |attribute: i32| {
             let mut value = 0;
             // SAFETY: `value` lives across the call; a driver that does not know the attribute says so.
-            unsafe { driver.device_attribute(&mut value, attribute, device) }.map_or(0, |()| value)
+            unsafe { calls.device_attribute(&mut value, attribute, device) }.map_or(0, |()| value)
         };
         let yes = |attribute: i32| value(attribute) != 0;
         Self {
-            driver: driver.version(),
+            driver: version,
             compute: (value(number::MAJOR), value(number::MINOR)),
             warp: value(number::WARP_SIZE),
             multiprocessors: value(number::MULTIPROCESSORS),

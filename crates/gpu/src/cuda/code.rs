@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use onehop_proto::GpuAddr;
 
-use super::context::Stream;
 use super::gpu::CudaGpu;
 use super::kernels::Call;
 use super::launch::Work;
 use super::module::{Arg, Function, Module, Shape};
+use super::stream::Stream;
 use crate::{Gpu, Result};
 
 impl CudaGpu {

@@ -3,23 +3,18 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cudarc::driver::sys;
 use onehop_os::{DmaMemory, HostMem};
 
-use super::context::{Context, Event, Stream};
+use super::context::{Context, Event, Progress};
 use super::driver::{DevicePtr, Failure};
+use super::stream::{self, COPIES, End, LONGEST, Stream};
 use crate::copier::{Copier, Mark, Rows};
 use crate::{Error, Region, Result};
 
 const WHAT: &str = "copying to GPU memory";
-/// How long a thread asks again and again whether copies are over, before it sleeps in between.
-const SHORT: Duration = Duration::from_micros(30);
-/// How long it sleeps at most.
-const NAP: Duration = Duration::from_micros(500);
-/// How long copies may take: a thousand times what the ring's take.
-const LONGEST: Duration = Duration::from_secs(60);
 /// How long the end of copies that nobody waits for any more is waited for.
 const END: Duration = Duration::from_secs(10);
 /// CUDA_ERROR_NOT_SUPPORTED.
@@ -28,7 +23,7 @@ const NOT_SUPPORTED: c_int = 801;
 /// See [`Copier`].
 pub(super) struct CudaCopier {
     context: Arc<Context>,
-    stream: Stream,
+    stream: Arc<Stream>,
     /// Whether the driver takes many copies in one call; found out by trying.
     batches: bool,
     /// Points that have not been seen to be over, the oldest first.
@@ -50,7 +45,7 @@ impl CudaCopier {
         })?;
         Ok(Self {
             context: context.clone(),
-            stream: Stream::new(context)?,
+            stream: Arc::new(Stream::new(context)?),
             batches: true,
             marks: VecDeque::new(),
             idle: Vec::new(),
@@ -108,19 +103,18 @@ impl CudaCopier {
         })
     }
 
-    fn within(&mut self, longest: Duration, mark: Mark) -> Result<()> {
-        let start = Instant::now();
-        while !self.is_over(mark)? {
-            let waited = start.elapsed();
-            if waited > longest {
-                return Err(Error::Silent { what: WHAT.into(), seconds: longest.as_secs() });
+    /// How far everything before a point is.
+    fn progress(&mut self, mark: Mark) -> Progress {
+        while let Some((first, event)) = self.marks.front() {
+            if *first > mark {
+                break;
             }
-            // Small copies are over before a thread can be put to sleep and woken. Of long ones an eighth is lost at most.
-            if waited > SHORT {
-                std::thread::sleep((waited / 8).min(NAP));
+            match event.progress() {
+                Progress::Over => self.idle.extend(self.marks.pop_front().map(|(_, event)| event)),
+                other => return other,
             }
         }
-        Ok(())
+        Progress::Over
     }
 
     fn rows(&self, rows: &Rows) -> Result<()> {
@@ -188,20 +182,18 @@ impl Copier for CudaCopier {
     }
 
     fn is_over(&mut self, mark: Mark) -> Result<bool> {
-        while let Some((first, event)) = self.marks.front() {
-            if *first > mark {
-                break;
-            }
-            if !event.is_over(WHAT)? {
-                return Ok(false);
-            }
-            self.idle.extend(self.marks.pop_front().map(|(_, event)| event));
+        match self.progress(mark) {
+            Progress::Over => Ok(true),
+            Progress::Pending => Ok(false),
+            Progress::Lost(failure) | Progress::Unknown(failure) => self.context.call(WHAT, |_| Err(failure)),
         }
-        Ok(true)
     }
 
     fn wait(&mut self, mark: Mark) -> Result<()> {
-        self.within(LONGEST, mark)
+        match stream::wait(LONGEST, COPIES, || self.progress(mark)) {
+            End::Over => Ok(()),
+            end => Err(self.stream.error(WHAT, end, LONGEST)),
+        }
     }
 }
 
@@ -210,18 +202,9 @@ const MOST_PITCH: usize = 1 << 30;
 
 impl Drop for CudaCopier {
     fn drop(&mut self) {
-        match self.mark().map(|mark| self.within(END, mark)) {
-            // The GPU may still read the one and write the other: they are kept for ever.
-            Ok(Err(Error::Silent { .. })) => {
-                std::mem::forget((self.host.clone(), self.from.clone(), self.to.clone()));
-            }
-            Ok(_) => {}
-            Err(_) => {
-                let stream = self.stream.raw();
-                // SAFETY: the stream lives; when this returns nothing reads the host memory any more, or the context is
-                // broken and runs nothing.
-                let _ = self.context.attempt(|driver| unsafe { driver.stream_wait(stream) });
-            }
+        if let End::Unended(_) = stream::wait(END, COPIES, || self.stream.progress()) {
+            // The GPU may still read the one and write the other.
+            self.stream.outlasted((self.host.clone(), self.from.clone(), self.to.clone()));
         }
     }
 }

@@ -3,14 +3,20 @@
 //! The library, its types and its constants are cudarc's. The functions are looked up here and not called through
 //! cudarc for two reasons: cudarc panics at a function that an older driver does not have, and it takes the answer for
 //! an `enum` of the error numbers of one CUDA version, which a newer driver's new number would not be one of.
+//!
+//! They are called through [`Relaxed`] only, so that a graph which another thread captures does not keep them from working,
+//! and is not invalidated by them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex};
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
 use super::host::Registered;
-use super::resident::Residents;
+use super::reclaim::Reclaimer;
 use crate::{Error, Result};
 
 /// A pointer into a context's memory.
@@ -26,12 +32,13 @@ const OLDEST: c_int = 11040;
 
 macro_rules! functions {
     ($($method:ident = $symbol:literal since $since:literal ($($arg:ident: $ty:ty),* $(,)?);)*) => {
+        /// The driver's functions.
         // SAFETY: these are types and no calls; each function's contract is what the driver API says of its name.
-        struct Table {
+        pub(super) struct Calls {
             $($method: Option<unsafe extern "C" fn($($ty),*) -> c_int>,)*
         }
 
-        impl Table {
+        impl Calls {
             /// Looks all of them up. The library must be there: `culib` panics where it is not.
             fn load() -> Self {
                 // SAFETY: the caller has found the library by is_culib_present, and loading it runs libcuda's own code only.
@@ -49,12 +56,12 @@ macro_rules! functions {
             }
         }
 
-        impl Driver {
+        impl Calls {
             $(
                 /// The driver's function of this name.
                 #[allow(clippy::too_many_arguments, reason = "cuLaunchKernel has eleven")]
                 pub(super) unsafe fn $method(&self, $($arg: $ty),*) -> std::result::Result<(), Failure> {
-                    let function = self.table.$method.ok_or(Failure::Missing($symbol, $since))?;
+                    let function = self.$method.ok_or(Failure::Missing($symbol, $since))?;
                     // SAFETY: the caller keeps the contract that the CUDA driver API states for this function.
                     match unsafe { function($($arg),*) } {
                         SUCCESS => Ok(()),
@@ -84,7 +91,6 @@ functions! {
     context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
     peer_can = "cuDeviceCanAccessPeer" since "4.0" (can: *mut c_int, device: c_int, peer: c_int);
     peer_enable = "cuCtxEnablePeerAccess" since "4.0" (peer: sys::CUcontext, flags: c_uint);
-    context_wait = "cuCtxSynchronize" since "2.0" ();
     memory_info = "cuMemGetInfo_v2" since "3.2" (free: *mut usize, total: *mut usize);
     alloc = "cuMemAlloc_v2" since "3.2" (at: *mut DevicePtr, bytes: usize);
     free = "cuMemFree_v2" since "3.2" (at: DevicePtr);
@@ -121,7 +127,8 @@ functions! {
     stream_create_apart = "cuStreamCreateWithPriority" since "5.5" (
         stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2" since "4.0" (stream: sys::CUstream);
-    stream_wait = "cuStreamSynchronize" since "2.0" (stream: sys::CUstream);
+    stream_query = "cuStreamQuery" since "2.0" (stream: sys::CUstream);
+    capture_mode = "cuThreadExchangeStreamCaptureMode" since "10.1" (mode: *mut c_int);
     event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" since "4.0" (event: sys::CUevent);
     event_record = "cuEventRecord" since "2.0" (event: sys::CUevent, stream: sys::CUstream);
@@ -178,34 +185,132 @@ impl Failure {
     }
 }
 
+/// What a failure says of the GPU's work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Meaning {
+    /// A graph is being captured, and the driver does not do this meanwhile. It says nothing of our own work.
+    Capture,
+    /// The context is lost: the GPU has ended all work in it, and does no more.
+    Lost,
+    /// Anything else. Work that was begun may go on.
+    Other,
+}
+
+impl Failure {
+    pub(super) fn meaning(self) -> Meaning {
+        match self.code() {
+            // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD, CUDA_ERROR_CAPTURED_EVENT among them.
+            Some(900..=908) => Meaning::Capture,
+            Some(code) if is_lost(code) => Meaning::Lost,
+            _ => Meaning::Other,
+        }
+    }
+}
+
+/// Whether an error number means that the context is lost for good: those of which NVIDIA's documentation says so.
+/// Not among them: 214 and 220 (uncorrectable memory and NVLink errors), 999 (unknown) and the errors of MPS (805 to 809), of
+/// which it does not say whether work has ended; 4 (the driver is shutting down); 201 (no context), which may be a mistake
+/// of the caller's. What the GPU may still use is then left alone.
+pub(super) const fn is_lost(code: c_int) -> bool {
+    match code {
+        // CUDA_ERROR_CONTAINED. Of this and all others but 709 and 710 it says that all further work returns the same error,
+        // until the process is started anew.
+        226
+        // An illegal address; a kernel that the display's watchdog ended.
+        | 700 | 702
+        // CUDA_ERROR_CONTEXT_IS_DESTROYED; CUDA_ERROR_ASSERT, after which the context cannot be used, only destroyed.
+        | 709 | 710
+        // A stack error, an illegal instruction, a misaligned address, a wrong address space, a wrong program counter, any other
+        // exception of a kernel, tensor memory that a kernel has not freed.
+        | 714..=719 | 721 => true,
+        _ => false,
+    }
+}
+
+/// The driver's functions, while this thread's capture mode is relaxed; the mode is what it was when this is dropped.
+///
+/// In the mode that threads start with, a call that might wait for a stream fails while *any* thread captures a graph in the
+/// global mode, as PyTorch does, and invalidates that capture. Ours wait for nothing that is captured.
+pub(super) struct Relaxed<'a> {
+    calls: &'a Calls,
+    before: c_int,
+    /// The mode is the thread's.
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl Deref for Relaxed<'_> {
+    type Target = Calls;
+
+    fn deref(&self) -> &Calls {
+        self.calls
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the mode lives across the call, and is the one that the driver gave.
+        let _ = unsafe { self.calls.capture_mode(&mut self.before) };
+    }
+}
+
 /// The driver of this machine.
 pub(super) struct Driver {
-    table: Table,
+    calls: Calls,
     version: c_int,
     /// Host memory that is registered: the driver refuses a second registration of the same page.
     pub(super) registrations: Mutex<Vec<Registered>>,
-    pub(super) residents: Residents,
+    /// What is to be given back to the driver.
+    pub(super) reclaimer: Reclaimer,
 }
 
+/// How long another thread that starts the driver is waited for.
+const START: Duration = Duration::from_secs(20);
+
 impl Driver {
-    /// Finds and starts it.
+    /// Finds and starts it, or gives the one that this process has started: pages that are registered and kernels that run are
+    /// the process's, whoever asks for the driver.
     pub(super) fn load() -> Result<Arc<Self>> {
+        static STARTED: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
+        let begun = Instant::now();
+        // A process that was forked while another thread was at it would wait for ever.
+        let mut started = loop {
+            match STARTED.try_lock() {
+                Ok(started) => break started,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < START => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let why = format!("another thread has been starting it for {START:?}");
+                    return Err(Error::NoCuda { why });
+                }
+            }
+        };
+        if let Some(driver) = started.upgrade().filter(|driver| !driver.reclaimer.is_forked()) {
+            return Ok(driver);
+        }
+        let driver = Self::start()?;
+        *started = Arc::downgrade(&driver);
+        Ok(driver)
+    }
+
+    fn start() -> Result<Arc<Self>> {
         let none = |why: &str| Error::NoCuda { why: why.into() };
         // SAFETY: this loads and unloads libcuda, whose initialisers do nothing but set up libcuda itself.
         if !unsafe { sys::is_culib_present() } {
             return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
         }
         let mut driver = Self {
-            table: Table::load(),
+            calls: Calls::load(),
             version: 0,
             registrations: Mutex::default(),
-            residents: Residents::default(),
+            reclaimer: Reclaimer::default(),
         };
         // SAFETY: cuInit takes no pointers; 0 is the only flag there is.
-        unsafe { driver.init(0) }.map_err(|failure| none(&driver.why_not_started(failure)))?;
+        unsafe { driver.calls.init(0) }.map_err(|failure| none(&driver.why_not_started(failure)))?;
         let mut version = 0;
         // SAFETY: `version` lives across the call.
-        unsafe { driver.driver_version(&mut version) }
+        unsafe { driver.calls.driver_version(&mut version) }
             .map_err(|failure| none(&driver.why_not_started(failure)))?;
         driver.version = version;
         if version < OLDEST {
@@ -217,6 +322,16 @@ impl Driver {
             return Err(none(&why));
         }
         Ok(Arc::new(driver))
+    }
+
+    /// Its functions, for as long as this thread keeps the result.
+    pub(super) fn relaxed(&self) -> std::result::Result<Relaxed<'_>, Failure> {
+        /// CU_STREAM_CAPTURE_MODE_RELAXED
+        const RELAXED: c_int = 2;
+        let mut before = RELAXED;
+        // SAFETY: the mode lives across the call, which exchanges it with the thread's.
+        unsafe { self.calls.capture_mode(&mut before) }?;
+        Ok(Relaxed { calls: &self.calls, before, _this_thread: PhantomData })
     }
 
     fn why_not_started(&self, failure: Failure) -> String {
@@ -255,9 +370,9 @@ impl Driver {
         };
         let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
         // SAFETY: `name` lives across the call; an unknown number leaves it null.
-        let _ = unsafe { self.error_name(code, &mut name) };
+        let _ = unsafe { self.calls.error_name(code, &mut name) };
         // SAFETY: as above for `text`.
-        let _ = unsafe { self.error_string(code, &mut text) };
+        let _ = unsafe { self.calls.error_string(code, &mut text) };
         let unknown = || "an error this driver has no words for".to_owned();
         (read(name).unwrap_or_else(|| "CUDA error".into()), read(text).unwrap_or_else(unknown))
     }
@@ -315,4 +430,25 @@ fn usual_hint(code: c_int) -> &'static str {
 /// A CUDA version as people write it.
 pub(super) fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_documented_errors_mean_that_the_context_is_lost() {
+        let meaning = |code| Failure::Code("cuEventQuery", code).meaning();
+        for code in 900..=908 {
+            assert_eq!(meaning(code), Meaning::Capture, "{code}");
+        }
+        for code in [226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
+            assert_eq!(meaning(code), Meaning::Lost, "{code}");
+        }
+        // Out of memory, not ready, launch resources, peers, not supported, time-out, unknown: the work goes on, or may.
+        for code in [1, 2, 3, 4, 201, 214, 220, 400, 600, 701, 704, 711, 712, 713, 720, 801, 899, 909, 999] {
+            assert_eq!(meaning(code), Meaning::Other, "{code}");
+        }
+        assert_eq!(Failure::Missing("cuFuncLoad", "12.4").meaning(), Meaning::Other);
+    }
 }

@@ -11,7 +11,7 @@ use onehop_proto::GpuAddr;
 use super::blocks::CudaBlocks;
 use super::capabilities::{Capabilities, Consumer, Need};
 use super::code::{Code, Rig};
-use super::context::{Context, Event, Stream};
+use super::context::{Context, Event};
 use super::copier::CudaCopier;
 use super::cufile::CuFile;
 use super::dmabuf::{self, GpuDmaBuf, Span};
@@ -19,8 +19,9 @@ use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Work};
-use super::memory::{DeviceKind, DeviceMemory};
-use super::resident::Staying;
+use super::memory::{self, DeviceKind, DeviceMemory};
+use super::resident::PersistentKernel;
+use super::stream::Stream;
 use super::{Device, peek, registers};
 use crate::copier::AtOnce;
 use crate::relay::Activity;
@@ -33,6 +34,8 @@ use crate::{
 const ALL: Range<usize> = 0..usize::MAX;
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
+/// How long memory that was dropped is waited for before what is free is counted.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Launch memory of at most this size is kept for the next launch: registering host memory costs more than most launches.
 const KEPT_BYTES: usize = 256 << 10;
 const KEPT: usize = 8;
@@ -151,6 +154,8 @@ impl CudaGpu {
     /// # Errors
     /// When the GPU has failed.
     pub fn memory_info(&self) -> Result<(u64, u64)> {
+        // What was dropped counts as free.
+        self.0.context.driver.reclaimer.settle(SETTLE);
         let (mut free, mut all) = (0, 0);
         // SAFETY: both results live across the call.
         self.0.context.call("asking for free GPU memory", |driver| unsafe {
@@ -203,10 +208,17 @@ impl CudaGpu {
     /// Waits for everything that was begun on the GPU by this process: what it wrote is in its memory then.
     ///
     /// # Errors
-    /// When the GPU has failed.
+    /// When the GPU has failed, or does not come to an end within a minute.
     pub fn wait_for_all(&self) -> Result<()> {
-        // SAFETY: the call takes nothing, and acts on the context that is current in it.
-        self.0.context.call("waiting for the GPU", |driver| unsafe { driver.context_wait() })
+        memory::wait_for_all(&self.0.context)
+    }
+
+    /// Memory that was dropped and that the driver did not take back: how many times, and why the last time. It stays
+    /// allocated until the process ends.
+    #[must_use]
+    pub fn refusals(&self) -> (u64, Option<String>) {
+        let refusals = self.0.context.driver.reclaimer.refusals();
+        (refusals.count, refusals.last)
     }
 
     /// Does what the host must do before bytes that another device wrote into the GPU's memory are used: see
@@ -251,7 +263,8 @@ impl CudaGpu {
         memory: Option<Region>,
     ) -> Result<Work> {
         let (begun, done) = (Event::new(&self.0.context)?, Event::new(&self.0.context)?);
-        let (function, awake) = (call.function.clone(), self.0.running.kernel());
+        let (stream, function) = (Arc::new(stream), call.function.clone());
+        let awake = self.0.running.kernel();
         begun.record(&stream)?;
         // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
         unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
@@ -429,6 +442,6 @@ impl Gpu for CudaGpu {
     fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
         let code = self.rig()?;
         let start = || self.start_rig(&code, Rig::Serve, pairs, count, limit);
-        Ok(Box::new(Staying::start(&self.0.context.driver, start)?))
+        Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }
 }

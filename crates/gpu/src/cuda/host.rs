@@ -1,13 +1,15 @@
 //! Host memory that kernels reach: own pages, other people's mappings, and devices' registers.
 
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use onehop_os::HostMem;
 
 use super::capabilities::Capabilities;
 use super::context::Context;
-use super::driver::{DevicePtr, Driver, Failure};
+use super::driver::{DevicePtr, Failure};
+use super::reclaim::Freed;
 use crate::{Error, Result};
 
 /// For every context of the process, and with an address on the GPU.
@@ -27,13 +29,18 @@ pub(super) enum Kind {
     Io,
 }
 
-/// A stretch of pages that is registered with the driver, and how many regions use it.
+/// How long pages that are about to be unregistered are waited for.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// A range of pages that is registered with the driver, and how many regions use it.
 pub(super) struct Registered {
     start: usize,
     end: usize,
     users: usize,
+    /// It is being unregistered: nobody joins it any more.
+    leaving: bool,
     /// Keeps the pages mapped until they are no longer registered.
-    mem: HostMem,
+    _mem: HostMem,
 }
 
 /// One use of registered pages. The last one to go takes the registration away.
@@ -44,31 +51,47 @@ pub(super) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let driver = &self.context.driver;
-        let mut all = driver.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = all.iter().position(|one| one.start == self.start) else { return };
-        all[at].users -= 1;
-        let last = all[at].users == 0;
-        drop(all);
-        if last {
-            let context = self.context.clone();
-            driver.residents.give_back(move || unregister_unused(&context));
-        }
+        let (context, start, mut counted) = (self.context.clone(), self.start, true);
+        self.context.driver.reclaimer.give_back(move || {
+            if std::mem::take(&mut counted) && !leave(&context, start) {
+                return Freed::Done;
+            }
+            unregister(&context, start)
+        });
     }
 }
 
-/// Takes away the registrations that nobody uses; gives their memory, which may run somebody's code when it goes.
-fn unregister_unused(context: &Context) -> Vec<HostMem> {
-    let mut all = context.driver.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-    let unused = all.extract_if(.., |one| one.users == 0);
-    let unregister = |gone: Registered| {
-        let pointer = gone.start as *mut c_void;
-        // Under the lock: whoever wants these pages next must find them unregistered.
-        // SAFETY: the pages were registered at this address, and no region uses them any more.
-        let _ = context.attempt(|driver| unsafe { driver.host_unregister(pointer) });
-        gone.mem
-    };
-    unused.map(unregister).collect()
+/// One user less; whether that was the last.
+fn leave(context: &Context, start: usize) -> bool {
+    let mut all = registrations(context);
+    let Some(one) = all.iter_mut().find(|one| one.start == start) else { return false };
+    one.users -= 1;
+    one.leaving = one.users == 0;
+    one.leaving
+}
+
+/// Unregisters pages that nobody uses. No lock is held while the driver waits for kernels, or their owner's code runs.
+fn unregister(context: &Context, start: usize) -> Freed {
+    let pointer = start as *mut c_void;
+    // SAFETY: the pages were registered at this address, no region uses them any more, and nobody joins a range that leaves.
+    let answer = context.attempt(|driver| unsafe { driver.host_unregister(pointer) });
+    let freed = context.freed(answer, "unregistering host memory");
+    if matches!(freed, Freed::Done) {
+        let mut all = registrations(context);
+        let gone = all.iter().position(|one| one.start == start).map(|at| all.swap_remove(at));
+        drop(all);
+        drop(gone);
+    }
+    freed
+}
+
+fn registrations(context: &Context) -> MutexGuard<'_, Vec<Registered>> {
+    context.driver.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers memory of ours so that copies to and from it go faster; none where that cannot be.
+pub(super) fn pin(context: &Arc<Context>, mem: &HostMem) -> Option<Registration> {
+    register_pages(context, mem, PORTABLE).ok()
 }
 
 /// Registers the pages of `mem`, or joins a registration that covers them; gives the address on the GPU.
@@ -123,13 +146,20 @@ fn register_pages(
 ) -> std::result::Result<Registration, Refused> {
     let first = mem.host_ptr() as usize;
     let (start, end) = (first - first % PAGE, (first + mem.len()).next_multiple_of(PAGE));
-    let driver: &Driver = &context.driver;
-    let mut all = driver.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(one) = all.iter_mut().find(|one| one.start <= start && end <= one.end) {
+    let mut all = registrations(context);
+    let overlaps = |one: &Registered| one.start < end && start < one.end;
+    let whole = |one: &Registered| !one.leaving && one.start <= start && end <= one.end;
+    if all.iter().any(overlaps) && !all.iter().any(whole) {
+        // What was dropped just now may be in the way.
+        drop(all);
+        context.driver.reclaimer.settle(LEAVING);
+        all = registrations(context);
+    }
+    if let Some(one) = all.iter_mut().find(|one| whole(one)) {
         one.users += 1;
         return Ok(Registration { context: context.clone(), start: one.start });
     }
-    if all.iter().any(|one| one.start < end && start < one.end) {
+    if all.iter().any(overlaps) {
         return Err(Refused::Overlaps);
     }
     let pointer = start as *mut c_void;
@@ -139,7 +169,7 @@ fn register_pages(
         unsafe { driver.host_register(pointer, end - start, flags) }
     });
     registered.map_err(Refused::Driver)?;
-    all.push(Registered { start, end, users: 1, mem: mem.clone() });
+    all.push(Registered { start, end, users: 1, leaving: false, _mem: mem.clone() });
     Ok(Registration { context: context.clone(), start })
 }
 

@@ -9,8 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::capabilities::{Capabilities, allocation, buffer_id};
-use super::context::{Context, Stream};
+use super::context::Context;
 use super::memory::DeviceMemory;
+use super::stream::Stream;
 use crate::{Error, Region, Result};
 
 use onehop_os::DmaMemory;

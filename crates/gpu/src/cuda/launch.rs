@@ -1,18 +1,20 @@
 //! A kernel under way, with everything that it uses held until it has ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_proto::kernel::Exit;
 
-use super::context::{Event, Stream};
+use super::context::{Event, Progress};
 use super::kernels;
 use super::module::Function;
+use super::stream::{self, End, KERNELS, Stream};
 use crate::relay::RunningKernel;
 use crate::{Error, Region, Result, Running};
 
 /// Kernels end by their own bounds; this is for a GPU that other programs keep busy meanwhile.
 const GRACE: Duration = Duration::from_secs(10);
-/// A limit beyond what a clock can count to.
+/// The longest limit: a clock counts further.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// Work in a stream, and the point at which it is over.
@@ -20,6 +22,8 @@ pub(super) struct Work {
     what: String,
     begun: Event,
     done: Event,
+    /// How long it may take, and when that is over.
+    limit: Duration,
     until: Instant,
     /// What the kernel uses: nothing of it may go before the kernel has ended.
     held: Option<Held>,
@@ -27,7 +31,7 @@ pub(super) struct Work {
 
 /// The stream, and whatever else a kernel needs.
 pub(super) struct Held {
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<Stream>,
     pub(super) function: Function,
     pub(super) memory: Option<Region>,
     /// Keeps doorbell relays awake.
@@ -36,10 +40,11 @@ pub(super) struct Held {
 
 impl Held {
     /// Leaves everything to a kernel of which nobody knows when it ends.
-    fn leak(self) {
+    fn leave(self) {
         let Self { stream, function, memory, awake } = self;
-        std::mem::forget((stream, function, memory));
+        // It would keep a CPU busy for as long as that takes.
         drop(awake);
+        stream.outlasted((function, memory));
     }
 }
 
@@ -52,17 +57,17 @@ impl Work {
         held: Held,
     ) -> Result<Self> {
         if let Err(error) = done.record(&held.stream) {
-            held.leak();
+            held.leave();
             return Err(error);
         }
-        let now = Instant::now();
-        let until = now.checked_add(limit.saturating_add(GRACE)).unwrap_or(now + FOREVER);
-        Ok(Self { what: what.to_owned(), begun, done, until, held: Some(held) })
+        let limit = limit.saturating_add(GRACE).min(FOREVER);
+        let until = Instant::now() + limit;
+        Ok(Self { what: what.to_owned(), begun, done, limit, until, held: Some(held) })
     }
 
-    /// Whether it is over, one way or the other.
+    /// Whether it is over, one way or the other: it has ended, or it will not be waited for any more.
     pub(super) fn is_over(&self) -> bool {
-        self.done.is_over(&self.what).unwrap_or(true)
+        self.done.progress() != Progress::Pending || Instant::now() >= self.until
     }
 
     /// How long the GPU took, once it is over.
@@ -72,33 +77,19 @@ impl Work {
 
     /// Waits until it is over.
     pub(super) fn wait(&mut self) -> Result<Option<Region>> {
-        let mut turns = 0u32;
-        loop {
-            match self.done.is_over(&self.what) {
-                Ok(true) => return Ok(self.held.take().and_then(|held| held.memory)),
-                Ok(false) if Instant::now() >= self.until => {
-                    if let Some(held) = self.held.take() {
-                        held.leak();
-                    }
-                    return Err(Error::Launch(format!(
-                        "{} did not end within its bounds; its memory is left to it until this process ends",
-                        self.what
-                    )));
-                }
-                Ok(false) => {}
-                Err(error) => {
-                    // The context is lost, and its kernels with it.
-                    self.held = None;
-                    return Err(error);
-                }
-            }
-            turns = turns.saturating_add(1);
-            if turns < 1000 {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(50));
-            }
+        let left = self.until.saturating_duration_since(Instant::now());
+        let end = stream::wait(left, KERNELS, || self.done.progress());
+        let Some(held) = self.held.take() else {
+            return Err(Error::Launch("it was waited for already".into()));
+        };
+        if end == End::Over {
+            return Ok(held.memory);
         }
+        let error = held.stream.error(&self.what, end, self.limit);
+        if matches!(end, End::Unended(_)) {
+            held.leave();
+        }
+        Err(error)
     }
 }
 

@@ -4,19 +4,26 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 use onehop_os::{DmaBuf, HostMem, Marks};
 
 use super::capabilities::{Capabilities, allocation};
-use super::context::{Context, Stream};
+use super::context::Context;
 use super::dmabuf;
-use super::driver::{DevicePtr, Driver, Failure};
+use super::driver::{Calls, DevicePtr, Failure};
+use super::reclaim::Freed;
+use super::stream::{LONGEST, Stream};
 use crate::region::DeviceBytes;
 use crate::{Error, Result};
 
 /// Plain allocations are made in steps of a GPU page, so that each starts and ends on host pages too.
 const UNIT: usize = 64 << 10;
+/// Bytes of a barrier: the driver cuts small allocations from a larger one.
+const BARRIER: usize = 256;
+/// How long memory that was dropped is waited for where there is no room for more.
+const ROOM: Duration = Duration::from_secs(5);
 /// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 const SYNC_MEMOPS: i32 = 6;
 /// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -34,9 +41,10 @@ pub enum DeviceKind {
 #[derive(Clone, Copy)]
 enum Origin {
     Plain,
-    /// The handle of the physical memory, which is mapped at the address.
+    /// The handle of the physical memory, which is mapped at the address, and an allocation that tells when nobody uses it.
     Mapped {
         handle: u64,
+        barrier: DevicePtr,
     },
     /// An IPC handle of another process was opened.
     Opened,
@@ -82,7 +90,7 @@ impl DeviceMemory {
         let what = format!("allocating {bytes} bytes of GPU memory");
         let mut at = 0;
         // SAFETY: `at` lives across the call, and the context is current in it.
-        context.call(&what, |driver| unsafe { driver.alloc(&mut at, bytes) })?;
+        with_room(context, &what, |driver| unsafe { driver.alloc(&mut at, bytes) })?;
         let memory =
             Self { context: context.clone(), stream: stream.clone(), at, bytes, origin: Origin::Plain };
         // Another device may write this memory: no copy may return before it has been made.
@@ -114,7 +122,7 @@ impl DeviceMemory {
         let bytes = round_up(bytes, unit.max(UNIT))?;
         let mut handle = 0;
         // SAFETY: both pointers live across the call.
-        context.call(&what, |driver| unsafe { driver.create(&mut handle, bytes, &properties, 0) })?;
+        with_room(context, &what, |driver| unsafe { driver.create(&mut handle, bytes, &properties, 0) })?;
         Self::map_handle(context, stream, handle, bytes, unit)
     }
 
@@ -178,17 +186,46 @@ impl DeviceMemory {
         unit: usize,
     ) -> Result<Self> {
         let what = format!("mapping {bytes} bytes of GPU memory");
-        let at = context
-            .attempt(|driver| map(driver, context.device, handle, bytes, unit))
-            .map_err(|failure| context.driver.error(what, failure))?;
+        let mut barrier = 0;
+        // SAFETY: `barrier` lives across the call.
+        let allocated = context.attempt(|driver| unsafe { driver.alloc(&mut barrier, BARRIER) });
+        if let Err(failure) = allocated {
+            // SAFETY: the caller handed the handle over, and nothing maps it.
+            let _ = context.attempt(|driver| unsafe { driver.release(handle) });
+            return Err(context.driver.error(what, failure));
+        }
+        let at = context.attempt(|driver| map(driver, context.device, handle, bytes, unit)).map_err(
+            |failure| {
+                // SAFETY: it was allocated above, and nobody knows it.
+                let _ = context.attempt(|driver| unsafe { driver.free(barrier) });
+                context.driver.error(what, failure)
+            },
+        )?;
         let (context, stream) = (context.clone(), stream.clone());
-        Ok(Self { context, stream, at, bytes, origin: Origin::Mapped { handle } })
+        Ok(Self { context, stream, at, bytes, origin: Origin::Mapped { handle, barrier } })
+    }
+}
+
+/// Allocates; once more where there is no room, when what was dropped before has been freed.
+fn with_room(
+    context: &Context,
+    what: &str,
+    mut allocate: impl FnMut(&Calls) -> std::result::Result<(), Failure>,
+) -> Result<()> {
+    /// CUDA_ERROR_OUT_OF_MEMORY.
+    const NO_ROOM: i32 = 2;
+    match context.attempt(&mut allocate) {
+        Err(failure) if failure.code() == Some(NO_ROOM) => {
+            context.driver.reclaimer.settle(ROOM);
+            context.call(what, allocate)
+        }
+        other => other.map_err(|failure| context.driver.error(what, failure)),
     }
 }
 
 /// Gives physical memory an address. The handle is given back where that fails.
 fn map(
-    driver: &Driver,
+    driver: &Calls,
     device: i32,
     handle: u64,
     bytes: usize,
@@ -256,38 +293,65 @@ fn round_up(bytes: usize, unit: usize) -> Result<usize> {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let (at, bytes) = (self.at, self.bytes);
-        let (context, origin) = (self.context.clone(), self.origin);
-        let free = move || {
-            free(&context, at, bytes, origin);
-            Vec::new()
-        };
-        self.context.driver.residents.give_back(free);
+        let (context, at, bytes, mut origin) = (self.context.clone(), self.at, self.bytes, self.origin);
+        if !matches!(origin, Origin::Lent) {
+            self.context.driver.reclaimer.give_back(move || free(&context, at, bytes, &mut origin));
+        }
     }
 }
 
-/// Gives an allocation back of which nobody holds a region any more.
-fn free(context: &Context, at: DevicePtr, bytes: usize, origin: Origin) {
-    // What the driver does not take back stays its own.
-    let _ = context.attempt(|driver| match origin {
+/// Frees an allocation of which nobody holds a region any more.
+fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> Freed {
+    let answer = context.attempt(|driver| match origin {
         // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
         Origin::Plain => unsafe { driver.free(at) },
         // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
         Origin::Opened => unsafe { driver.ipc_close(at) },
         Origin::Lent => Ok(()),
-        Origin::Mapped { handle } => {
-            // Whoever used the memory last may have left work behind that is under way. cuMemFree waits for that, cuMemUnmap
-            // does not. Work that failed will not touch the memory any more.
-            // SAFETY: the context is current; the call takes nothing else.
-            let _ = unsafe { driver.context_wait() };
-            // SAFETY: the range is mapped, and nobody holds a region of it any more.
-            unsafe { driver.unmap(at, bytes) }?;
-            // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
-            unsafe { driver.unreserve(at, bytes) }?;
-            // SAFETY: the handle is ours, and its mapping is gone.
-            unsafe { driver.release(handle) }
+        Origin::Mapped { handle, barrier } => {
+            // Consumers of a tensor may have left kernels behind that still use it. cuMemFree waits for all work of the GPU;
+            // cuMemUnmap does not, and cuCtxSynchronize would invalidate captures.
+            if *barrier != 0 {
+                // SAFETY: it came from cuMemAlloc, and nobody uses it.
+                unsafe { driver.free(*barrier) }?;
+                *barrier = 0;
+            }
+            unmap(driver, at, bytes, *handle)
         }
     });
+    context.freed(answer, "freeing GPU memory")
+}
+
+/// Waits for all work of the GPU that this process has begun, in every stream.
+pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
+    const WHAT: &str = "waiting for the GPU";
+    let mut barrier = 0;
+    // SAFETY: `barrier` lives across the call.
+    context.call(WHAT, |driver| unsafe { driver.alloc(&mut barrier, BARRIER) })?;
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let owned = context.clone();
+    context.driver.reclaimer.give_back(move || {
+        // SAFETY: it came from cuMemAlloc, and nobody uses it. The call waits for all work of the GPU.
+        let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });
+        let freed = owned.freed(answer, WHAT);
+        if !matches!(freed, Freed::NotNow) {
+            let _ = sender.try_send(answer);
+        }
+        freed
+    });
+    match receiver.recv_timeout(LONGEST) {
+        Ok(answer) => answer.map_err(|failure| context.driver.error(WHAT, failure)),
+        Err(_) => Err(Error::Silent { what: WHAT.into(), seconds: LONGEST.as_secs() }),
+    }
+}
+
+fn unmap(driver: &Calls, at: DevicePtr, bytes: usize, handle: u64) -> std::result::Result<(), Failure> {
+    // SAFETY: the range is mapped, nobody holds a region of it any more, and all work that used it has ended.
+    unsafe { driver.unmap(at, bytes) }?;
+    // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
+    unsafe { driver.unreserve(at, bytes) }?;
+    // SAFETY: the handle is ours, and its mapping is gone.
+    unsafe { driver.release(handle) }
 }
 
 impl DeviceBytes for DeviceMemory {
@@ -321,7 +385,7 @@ impl DeviceBytes for DeviceMemory {
     }
 
     fn share(&self) -> Result<Option<OwnedFd>> {
-        let Origin::Mapped { handle } = self.origin else { return Ok(None) };
+        let Origin::Mapped { handle, .. } = self.origin else { return Ok(None) };
         let mut fd = -1;
         // SAFETY: `fd` lives across the call, and the handle as long as self.
         self.context.call("sharing GPU memory", |driver| unsafe {

@@ -34,8 +34,10 @@ mod memory;
 mod module;
 mod nvml;
 mod peek;
+mod reclaim;
 mod registers;
 mod resident;
+mod stream;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};
@@ -101,8 +103,11 @@ impl Cuda {
     pub fn devices(&self) -> Result<Vec<Device>> {
         let what = "counting GPUs";
         let mut count = 0;
-        // SAFETY: `count` lives across the call.
-        unsafe { self.0.device_count(&mut count) }.map_err(|failure| self.0.error(what, failure))?;
+        let counted = self.0.relaxed().and_then(|calls| {
+            // SAFETY: `count` lives across the call.
+            unsafe { calls.device_count(&mut count) }
+        });
+        counted.map_err(|failure| self.0.error(what, failure))?;
         (0..count).map(|ordinal| self.device(ordinal).map(|(_, device)| device)).collect()
     }
 
@@ -150,20 +155,21 @@ impl Cuda {
     fn device(&self, ordinal: i32) -> Result<(i32, Device)> {
         let driver = &self.0;
         let error = |failure: Failure| driver.error(format!("asking about GPU {ordinal}"), failure);
+        let calls = driver.relaxed().map_err(error)?;
         let (mut handle, mut memory, mut uuid) = (0, 0, [0; 16]);
         // SAFETY: `handle` lives across the call.
-        unsafe { driver.device_get(&mut handle, ordinal) }.map_err(error)?;
+        unsafe { calls.device_get(&mut handle, ordinal) }.map_err(error)?;
         // SAFETY: `memory` lives across the call, and the handle came from cuDeviceGet, as below.
-        unsafe { driver.device_memory(&mut memory, handle) }.map_err(error)?;
+        unsafe { calls.device_memory(&mut memory, handle) }.map_err(error)?;
         // SAFETY: a CUuuid is sixteen bytes, and `uuid` lives across the call.
-        unsafe { driver.device_uuid(&mut uuid, handle) }.map_err(error)?;
+        unsafe { calls.device_uuid(&mut uuid, handle) }.map_err(error)?;
         let name = text(|out, len| {
             // SAFETY: the buffer has the length that is said.
-            unsafe { driver.device_name(out, len, handle) }
+            unsafe { calls.device_name(out, len, handle) }
         });
         let pci = text(|out, len| {
             // SAFETY: the buffer has the length that is said.
-            unsafe { driver.device_pci(out, len, handle) }
+            unsafe { calls.device_pci(out, len, handle) }
         });
         let pci = pci.map_err(error)?;
         let kernel_driver = std::fs::read_to_string("/sys/module/nvidia/version").ok();
@@ -173,7 +179,7 @@ impl Cuda {
             pci: pci_address(&pci).unwrap_or(pci),
             uuid,
             memory: memory as u64,
-            can: Capabilities::read(driver, handle),
+            can: Capabilities::read(&calls, driver.version(), handle),
             kernel_driver: kernel_driver.map(|text| text.trim().to_owned()),
         };
         Ok((handle, device))

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::context::{Context, Stream};
+use super::context::Context;
 use super::driver::Failure;
+use super::stream::Stream;
 use crate::{Error, Result};
 
 const LOG_BYTES: usize = 16 << 10;
@@ -147,10 +148,26 @@ impl Module {
     }
 }
 
+/// A module that is about to be unloaded.
+struct Handle(sys::CUmodule);
+
+// SAFETY: as for Module.
+unsafe impl Send for Handle {}
+
+impl Handle {
+    fn get(&self) -> sys::CUmodule {
+        self.0
+    }
+}
+
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: nobody holds a function of it, and launches hold functions.
-        let _ = self.context.attempt(|driver| unsafe { driver.module_unload(self.raw) });
+        let (context, module) = (self.context.clone(), Handle(self.raw));
+        self.context.driver.reclaimer.give_back(move || {
+            // SAFETY: nobody holds a function of it, and launches hold functions.
+            let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });
+            context.freed(answer, "unloading device code")
+        });
     }
 }
 

@@ -29,8 +29,7 @@ pub(super) fn run(gpu: &CudaGpu, first: GpuAddr, count: u32, limit: Duration) ->
     let mut work = unsafe { gpu.start(WHAT, &call, limit, Some(notes.clone())) }?;
     match work.wait() {
         Ok(_) => peek::values(&notes),
-        Err(Error::Launch(_)) => {
-            leave(gpu);
+        Err(Error::Unended { .. }) => {
             let what = match notes.word(PeekNotes::BEGUN as usize)? {
                 0 => format!("starting {WHAT}"),
                 which => format!("the GPU's read of register {which} of {count}"),
@@ -39,10 +38,4 @@ pub(super) fn run(gpu: &CudaGpu, first: GpuAddr, count: u32, limit: Duration) ->
         }
         Err(error) => Err(error),
     }
-}
-
-/// Leaves the GPU to a kernel that waits for an answer on the bus: whoever gave anything back would wait with it.
-fn leave(gpu: &CudaGpu) {
-    gpu.0.context.driver.residents.stay();
-    std::mem::forget(gpu.clone());
 }

@@ -1,16 +1,17 @@
 //! Launches: doorbells that reach a controller, bounds that are kept, failures that are told.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::cuda::{Arg, Cuda, Shape};
-use onehop_gpu::{Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings};
+use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Shape};
+use onehop_gpu::{BlockJob, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings};
 use onehop_os::{HostMem, MmioWindow, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
+use onehop_radio::Format;
 
-use crate::{bench, ptx, run, tell};
+use crate::{bench, bytes_of, ptx, raw, run, tell};
 
 /// Registers that write down what they hear, and answer in a word that the GPU looks at.
 struct Heard {
@@ -210,21 +211,134 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     assert!(gpu.launch(&Launch::Shared(vec![queue(&controls[0])], 0), &job).is_err());
 }
 
+/// Longer than any wait for a kernel whose limit is nothing.
+const LINGER: u64 = 12_000_000_000;
+
 #[test]
 fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     let Some(bench) = bench("a_kernel_that_does_not_end_in_time_is_left_alone") else { return };
+    let gpu = &bench.gpu;
+    let (free, _) = gpu.memory_info().unwrap();
+    let much = gpu.alloc(Place::Vram, 1 << 30).unwrap();
     let start = Instant::now();
     let shape = Shape { blocks: 1, threads: 1, shared: 0 };
-    let args = [Arg::U64(12_000_000_000)];
+    let code = gpu.load_code(ptx::TOOLS).unwrap();
     // SAFETY: the kernel takes this argument and touches no memory.
-    let result = unsafe { bench.gpu.run_ptx(ptx::TOOLS, "linger", shape, &args, Duration::ZERO) };
-    let (error, took) = (result.unwrap_err(), start.elapsed());
+    let started =
+        unsafe { gpu.start_kernel(&code, "linger", shape, &[Arg::U64(LINGER)], Duration::ZERO) }.unwrap();
+    // Who only asks comes to an end, too.
+    while !started.is_over() {
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(start.elapsed() < Duration::from_millis(11_500), "it is never said to be over");
+    }
+    let (error, took) = (started.wait().unwrap_err(), start.elapsed());
     tell(&format!("after {took:?}: {error}"));
     assert!(took < Duration::from_millis(11_500) && error.to_string().contains("did not end"), "{error}");
-    // The GPU goes on meanwhile: this copy does not wait for it.
-    let region = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    assert!(matches!(error, Error::Unended { .. }), "{error:?}");
+    // The GPU goes on meanwhile: neither this copy nor giving memory back waits for it.
+    let region = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     region.write(0, &[1; 8]).unwrap();
-    std::thread::sleep(Duration::from_secs(3));
+    let plain = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    plain.write(0, &[7; 8]).unwrap();
+    let dropping = Instant::now();
+    drop((much, plain, region, code));
+    let dropped = dropping.elapsed();
+    assert!(start.elapsed() < Duration::from_nanos(LINGER), "the kernel has ended meanwhile");
+    assert!(dropped < Duration::from_millis(500), "giving memory back took {dropped:?}");
+    given_back(gpu, free);
+}
+
+/// Waits until as much memory is free as before.
+fn given_back(gpu: &CudaGpu, free: u64) {
+    let start = Instant::now();
+    while gpu.memory_info().unwrap().0 + (64 << 20) < free {
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?} are free of {free}", gpu.memory_info());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(gpu.refusals(), (0, None));
+}
+
+#[test]
+fn kernels_on_data_that_cannot_start_keep_their_code_and_their_memory() {
+    let Some(bench) = bench("kernels_on_data_that_cannot_start_keep_their_code_and_their_memory") else {
+        return;
+    };
+    let gpu = &bench.gpu;
+    let (free, _) = gpu.memory_info().unwrap();
+    // Samples of zeros are no counter's from 1 on: every one of them is wrong.
+    let samples = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    let rows = gpu.alloc(Place::Vram, BlockJob::CHECKED_BYTES).unwrap();
+    let job = BlockJob::check((&samples, Format::Ci16), &rows, 1 << 18, 1).unwrap();
+    let mut kernels = gpu.block_kernels().unwrap();
+    raw::enter();
+    // Kernels of others have all threads of the GPU for themselves.
+    let worker = raw::Stream::new();
+    let blocks = gpu.capabilities().multiprocessors as u32 * 2048 / 256;
+    worker.launch("linger", (blocks, 256), &mut [LINGER]);
+    let start = Instant::now();
+    let error = kernels.run(std::slice::from_ref(&job)).unwrap_err();
+    tell(&format!("after {:?}: {error}", start.elapsed()));
+    assert!(matches!(error, Error::Unended { .. }), "{error:?}");
+    let again = kernels.run(std::slice::from_ref(&job)).unwrap_err();
+    assert!(again.to_string().contains("did not end"), "{again}");
+    let dropping = Instant::now();
+    drop((kernels, job, samples));
+    let dropped = dropping.elapsed();
+    assert!(!worker.is_over().unwrap() && dropped < Duration::from_millis(500), "dropping took {dropped:?}");
+    worker.wait().unwrap();
+    given_back(gpu, free);
+    // It has run after all, with its code and its memory.
+    assert!(bytes_of(&rows).iter().any(|byte| *byte != 0));
+}
+
+const LEAVER: &str = "ONEHOP_TEST_LEAVER";
+
+/// The thread that frees memory waits for a kernel when the process ends.
+#[test]
+fn a_process_may_end_while_memory_is_being_given_back() {
+    if bench("a_process_may_end_while_memory_is_being_given_back").is_none() {
+        return;
+    }
+    for _ in 0..3 {
+        let children: Vec<_> = (0..8)
+            .map(|_| {
+                Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "kernels::the_process_that_ends", "--nocapture"])
+                    .env(LEAVER, "1")
+                    .stderr(Stdio::piped())
+                    .stdout(Stdio::null())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            assert!(
+                output.status.success(),
+                "{:?}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    }
+}
+
+/// The other process of the test above; nothing when it runs by itself.
+#[test]
+fn the_process_that_ends() {
+    if std::env::var_os(LEAVER).is_none() {
+        return;
+    }
+    let gpu = Cuda::load().unwrap().open("0").unwrap();
+    let regions = [
+        gpu.alloc(Place::Vram, 1 << 20).unwrap(),
+        gpu.arena(4 << 20).unwrap(),
+        gpu.alloc(Place::PinnedHost, 1 << 20).unwrap(),
+    ];
+    raw::enter();
+    let worker = raw::Stream::new();
+    worker.launch("linger", (1, 1), &mut [200_000_000]);
+    drop((regions, gpu));
 }
 
 #[test]

@@ -4,9 +4,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
+mod capture;
 mod kernels;
 mod memory;
 mod ptx;
+mod raw;
 mod resident;
 mod sharing;
 mod sums;

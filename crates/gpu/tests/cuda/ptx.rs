@@ -1,7 +1,7 @@
 //! Kernels that the tests need, written by hand: they must not depend on the device code that is tested elsewhere.
 
 /// `fill(to, words, seed)`, `copy(to, from, words)`, `ring(door, ack, times, nanoseconds)`,
-/// `pair(sq_door, cq_door, times)`, `linger(nanoseconds)`, `stray()`.
+/// `pair(sq_door, cq_door, times)`, `linger(nanoseconds)`, `late(to, words, nanoseconds)`, `stray()`.
 pub const TOOLS: &str = r"
 .version 8.2
 .target sm_80
@@ -97,6 +97,33 @@ more:
     mov.u64 %d1, %globaltimer;
     setp.lt.u64 %p, %d1, %d0;
     @%p bra more;
+    ret;
+}
+
+.visible .entry late(.param .u64 to, .param .u64 words, .param .u64 limit)
+{
+    .reg .pred %p; .reg .b32 %r<2>; .reg .b64 %d<8>;
+    ld.param.u64 %d0, [to]; ld.param.u64 %d1, [words]; ld.param.u64 %d2, [limit];
+    mov.u64 %d3, %globaltimer;
+    add.u64 %d2, %d2, %d3;
+more:
+    mov.u64 %d3, %globaltimer;
+    setp.lt.u64 %p, %d3, %d2;
+    @%p bra more;
+    mov.u32 %r0, %tid.x;
+    cvt.u64.u32 %d4, %r0;
+    mov.u32 %r0, %ntid.x;
+    cvt.u64.u32 %d5, %r0;
+    mov.u32 %r1, 7;
+next:
+    setp.ge.u64 %p, %d4, %d1;
+    @%p bra done;
+    shl.b64 %d6, %d4, 2;
+    add.u64 %d6, %d6, %d0;
+    st.global.u32 [%d6], %r1;
+    add.u64 %d4, %d4, %d5;
+    bra next;
+done:
     ret;
 }
 

@@ -1,0 +1,315 @@
+//! Streams, and what waits for work in them.
+
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use onehop_os::{HostMem, Marks};
+
+use super::context::{Context, Event, Progress};
+use super::driver::{Calls, DevicePtr, Failure};
+use super::host::{self, Registration};
+use crate::{Error, Result};
+
+/// The stream does not wait for the default stream, which other code in this process may use.
+const NON_BLOCKING: u32 = 1;
+/// A priority above that of all other streams; lower numbers come first.
+const ABOVE_OTHERS: i32 = -1;
+/// How long copies and fills may take: a thousand times what they do.
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
+/// Bytes of callers that are copied at a time.
+const BOUNCE: usize = 1 << 20;
+
+/// How often to ask about work.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// How long without a rest.
+    pub(super) short: Duration,
+    /// The longest rest. One takes an eighth of the time that was waited, at most.
+    pub(super) nap: Duration,
+}
+
+/// Copies: small ones are over before a thread can be put to sleep and woken.
+pub(super) const COPIES: Pace = Pace { short: Duration::from_micros(30), nap: Duration::from_micros(500) };
+/// Kernels.
+pub(super) const KERNELS: Pace = Pace { short: Duration::from_millis(1), nap: Duration::from_micros(50) };
+
+/// What became of work that was waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// It has ended well.
+    Over,
+    /// It has ended with the context.
+    Lost(Failure),
+    /// Nobody knows when it ends: it takes too long, or the driver does not say.
+    Unended(Option<Failure>),
+}
+
+/// Asks about work until it has ended, and at most so long.
+pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> Progress) -> End {
+    let start = Instant::now();
+    loop {
+        match progress() {
+            Progress::Over => return End::Over,
+            Progress::Lost(failure) => return End::Lost(failure),
+            Progress::Unknown(failure) => return End::Unended(Some(failure)),
+            Progress::Pending => {}
+        }
+        let waited = start.elapsed();
+        if waited >= limit {
+            return End::Unended(None);
+        }
+        if waited < pace.short {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((waited / 8).min(pace.nap));
+        }
+    }
+}
+
+/// Memory of ours between the GPU's and a caller's.
+struct Bounce {
+    mem: HostMem,
+    /// Copies to and from it need none; they are faster with one.
+    _registration: Option<Registration>,
+}
+
+impl Bounce {
+    fn new(context: &Arc<Context>) -> Result<Self> {
+        let mem = HostMem::touched(BOUNCE)?;
+        let _registration = host::pin(context, &mem);
+        Ok(Self { mem, _registration })
+    }
+}
+
+/// A queue of work on the GPU that waits for no other.
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+    /// What bytes of callers go through: theirs are borrowed, and could not be left to the GPU.
+    bounce: Mutex<Option<Bounce>>,
+    /// Events to be used again.
+    idle: Mutex<Vec<Event>>,
+}
+
+// SAFETY: a CUstream is a handle that any thread may use; the driver orders the calls.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        let mut raw = null_mut();
+        // SAFETY: `raw` lives across the call, and the context is current in it.
+        context.call("making a stream", |driver| unsafe { driver.stream_create(&mut raw, NON_BLOCKING) })?;
+        Ok(Self { context: context.clone(), raw, bounce: Mutex::default(), idle: Mutex::default() })
+    }
+
+    /// A stream for a kernel that stays. Streams share a few channels of the GPU, in which the mark of a kernel's end holds
+    /// up whatever comes after it; those of another priority have channels of their own.
+    pub(super) fn apart(context: &Arc<Context>) -> Result<Self> {
+        let mut raw = null_mut();
+        context.call("making a stream for a kernel that stays", |driver| {
+            // SAFETY: `raw` lives across the call, and the context is current in it; a priority is clamped.
+            unsafe { driver.stream_create_apart(&mut raw, NON_BLOCKING, ABOVE_OTHERS) }
+        })?;
+        Ok(Self { context: context.clone(), raw, bounce: Mutex::default(), idle: Mutex::default() })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// How far the work in it is.
+    pub(super) fn progress(&self) -> Progress {
+        // SAFETY: the handle lives as long as self.
+        Progress::of(self.context.attempt(|driver| unsafe { driver.stream_query(self.raw) }))
+    }
+
+    /// Leaves to the GPU what the work in it uses, until it has ended. Nothing is freed before that.
+    pub(super) fn outlasted(self: &Arc<Self>, used: impl Send + 'static) {
+        let stream = self.clone();
+        self.context.driver.reclaimer.outlasted(move || {
+            let _ = &used;
+            matches!(stream.progress(), Progress::Over | Progress::Lost(_))
+        });
+    }
+
+    /// The error of work that did not end well.
+    pub(super) fn error(&self, what: &str, end: End, limit: Duration) -> Error {
+        match end {
+            End::Lost(failure) | End::Unended(Some(failure)) => self.context.driver.error(what, failure),
+            End::Over | End::Unended(None) => Error::Unended { what: what.into(), seconds: limit.as_secs() },
+        }
+    }
+
+    /// Waits for the end of what is in it now.
+    fn end(&self) -> End {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = idle().pop().map_or_else(|| Event::silent(&self.context), Ok);
+        let marked = event.and_then(|event| event.record(self).map(|()| event));
+        let Ok(event) = marked else { return wait(LONGEST, COPIES, || self.progress()) };
+        let end = wait(LONGEST, COPIES, || event.progress());
+        idle().push(event);
+        end
+    }
+
+    /// Runs calls that put work into it, and waits for the end of that. What the work uses comes back, or is left to the GPU.
+    fn run<U: Send + 'static>(
+        self: &Arc<Self>,
+        what: &str,
+        used: U,
+        f: impl FnOnce(&Calls) -> std::result::Result<(), Failure>,
+    ) -> Result<U> {
+        let queued = self.context.call(what, f);
+        match self.end() {
+            End::Over => queued.map(|()| used),
+            end => {
+                if matches!(end, End::Unended(_)) {
+                    self.outlasted(used);
+                }
+                Err(self.error(what, end, LONGEST))
+            }
+        }
+    }
+
+    /// Runs a copy between the GPU and memory of ours, which nobody else uses meanwhile.
+    fn bounced(
+        self: &Arc<Self>,
+        what: &str,
+        before: impl FnOnce(&HostMem) -> Result<()>,
+        f: impl FnOnce(&Calls, *mut u8) -> std::result::Result<(), Failure>,
+        after: impl FnOnce(&HostMem) -> Result<()>,
+    ) -> Result<()> {
+        let mut slot: MutexGuard<'_, _> = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounce = slot.take().map_or_else(|| Bounce::new(&self.context), Ok)?;
+        before(&bounce.mem)?;
+        let at = bounce.mem.host_ptr();
+        let bounce = self.run(what, bounce, |driver| f(driver, at))?;
+        let copied = after(&bounce.mem);
+        *slot = Some(bounce);
+        copied
+    }
+
+    /// Copies into GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn copy_in(self: &Arc<Self>, to: DevicePtr, data: &[u8]) -> Result<()> {
+        let piece = |(i, data): (usize, &[u8])| {
+            let copy = |driver: &Calls, from: *mut u8| {
+                // SAFETY: our memory holds the bytes, and is left to the GPU if the copy does not end; `to` has room for them,
+                // as the caller checked.
+                unsafe { driver.copy_in(to + (i * BOUNCE) as u64, from.cast(), data.len(), self.raw) }
+            };
+            self.bounced("copying into GPU memory", |mem| Ok(mem.write(0, data)?), copy, |_| Ok(()))
+        };
+        data.chunks(BOUNCE).enumerate().try_for_each(piece)
+    }
+
+    /// Copies out of GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn copy_out(self: &Arc<Self>, from: DevicePtr, out: &mut [u8]) -> Result<()> {
+        let piece = |(i, out): (usize, &mut [u8])| {
+            let bytes = out.len();
+            let copy = |driver: &Calls, to: *mut u8| {
+                // SAFETY: our memory has room for the bytes, and is left to the GPU if the copy does not end; `from` has that
+                // many, as the caller checked.
+                unsafe { driver.copy_out(to.cast(), from + (i * BOUNCE) as u64, bytes, self.raw) }
+            };
+            self.bounced("copying out of GPU memory", |_| Ok(()), copy, |mem| Ok(mem.read(0, out)?))
+        };
+        out.chunks_mut(BOUNCE).enumerate().try_for_each(piece)
+    }
+
+    /// Copies out of GPU memory to host memory, all of it. The caller has checked that the range is allocated, and the host
+    /// memory writable.
+    pub(super) fn copy_out_to(self: &Arc<Self>, from: DevicePtr, to: &HostMem) -> Result<()> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        let (at, bytes) = (to.host_ptr(), to.len());
+        let copied = self.run("copying out of GPU memory", to.clone(), |driver| {
+            // SAFETY: the memory is mapped and shared, and is left to the GPU if the copy does not end.
+            unsafe { driver.copy_out(at.cast(), from, bytes, self.raw) }
+        });
+        copied.map(|_| ())
+    }
+
+    /// Puts a word in several places of GPU memory. The caller has checked that all of them are allocated.
+    pub(super) fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
+        let (at, pitch, height) = (memory + marks.first, marks.step as usize, marks.count as usize);
+        self.run("marking GPU memory", (), |driver| {
+            [(0, marks.word as u32), (4, (marks.word >> 32) as u32)].into_iter().try_for_each(
+                |(half, value)| {
+                    // SAFETY: the caller has checked that every place is allocated.
+                    unsafe { driver.set_column(at + half, pitch, value, 1, height, self.raw) }
+                },
+            )
+        })
+    }
+
+    /// How many of the places still hold the word. The caller has checked that all of them are allocated.
+    pub(super) fn marks_left(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<u64> {
+        let mut words = vec![0_u64; marks.count as usize];
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcDevice: memory + marks.first,
+            srcPitch: marks.step as usize,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            dstHost: words.as_mut_ptr().cast(),
+            dstPitch: Marks::BYTES as usize,
+            WidthInBytes: Marks::BYTES as usize,
+            Height: marks.count as usize,
+            srcXInBytes: 0,
+            srcY: 0,
+            srcHost: std::ptr::null(),
+            srcArray: null_mut(),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstDevice: 0,
+            dstArray: null_mut(),
+        };
+        let words = self.run("looking at marks in GPU memory", words, |driver| {
+            // SAFETY: there is a word for each place, and they are left to the GPU if the copy does not end; the caller has
+            // checked that every place is allocated.
+            unsafe { driver.copy_column(&copy, self.raw) }
+        })?;
+        Ok(words.iter().filter(|word| **word == marks.word).count() as u64)
+    }
+
+    /// Sets bytes of GPU memory. The caller has checked that the range is allocated.
+    pub(super) fn fill(self: &Arc<Self>, at: DevicePtr, bytes: usize, value: u8) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.run("filling GPU memory", (), |driver| {
+            // SAFETY: the caller has checked that the range is allocated.
+            unsafe { driver.set_bytes(at, value, bytes, self.raw) }
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the handle; work that is still in the stream goes on, and is then given up.
+        let _ = self.context.attempt(|driver| unsafe { driver.stream_destroy(self.raw) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(5);
+
+    #[test]
+    fn work_ends_well_or_with_its_context_or_not() {
+        let answers = |list: &[Progress]| {
+            let mut list = list.iter().copied();
+            wait(Duration::from_secs(20), COPIES, || list.next().expect("it was asked after the end"))
+        };
+        let failure = Failure::Code("cuStreamQuery", 999);
+        assert_eq!(answers(&[Progress::Pending, Progress::Over]), End::Over);
+        assert_eq!(answers(&[Progress::Pending, Progress::Lost(failure)]), End::Lost(failure));
+        assert_eq!(answers(&[Progress::Unknown(failure)]), End::Unended(Some(failure)));
+        assert_eq!(wait(SOON, KERNELS, || Progress::Pending), End::Unended(None));
+    }
+}
