@@ -85,6 +85,7 @@ def _frameworks(devices):
 DEVICES = _devices()
 FRAMEWORKS = _frameworks(DEVICES)
 collect_ignore = [] if any(name == "torch" for name, _ in FRAMEWORKS) else ["test_torch.py"]
+collect_ignore += [] if ("torch", "cuda:0") in FRAMEWORKS else ["test_capture.py"]
 
 
 def pytest_generate_tests(metafunc):

@@ -1,0 +1,164 @@
+"""Beside torch at work in the same process: graphs that other threads capture and replay, callbacks that want Python, forks."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import onehop
+import torch
+from conftest import random_model, safetensors_file
+from onehop.torch import load_file
+
+ROUNDS = 1000
+LONGEST = 120
+
+
+class Capturer(threading.Thread):
+    """Captures a graph in torch's own mode, the global one, and replays it, again and again."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.rounds, self.error, self.over = 0, None, threading.Event()
+
+    def run(self):
+        try:
+            stream = torch.cuda.Stream()
+            given = torch.zeros(1 << 20, device="cuda:0")
+            with torch.cuda.stream(stream):
+                while not self.over.is_set():
+                    self.round(stream, given)
+                    self.rounds += 1
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+            self.error = error
+
+    def round(self, stream, given):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        made = given * 2 + 1
+        time.sleep(0.0002 * (self.rounds % 5))
+        made += given
+        graph.capture_end()
+        given.fill_(self.rounds % 1000)
+        graph.replay()
+        graph.replay()
+        stream.synchronize()
+        assert made[-1].item() == self.rounds % 1000 * 3 + 1
+
+
+def _bytes(tensors):
+    return {name: bytes(data) for name, (_, _, data) in tensors.items()}
+
+
+def _round(turn, path, tensors):
+    if turn % 4 == 0:
+        return load_file(path, "cuda:0")
+    if turn % 4 == 1:
+        arrived = {}
+        with onehop.stream(path, "cuda:0") as stream:
+            for name, tensor in stream:
+                arrived[name] = tensor.tobytes()
+        assert arrived == _bytes(tensors), f"round {turn} streamed other bytes"
+        return arrived
+    if turn % 4 == 2:
+        loaded = onehop.load(path, "cuda:0").tensors
+        assert {name: tensor.tobytes() for name, tensor in loaded.items()} == _bytes(tensors), turn
+        return loaded
+    with onehop.stream(path, "cuda:0") as stream:
+        # Closed with the rest under way.
+        return next(iter(stream))
+
+
+def test_loads_and_drops_beside_captures_and_replays(tmp_path):
+    tensors = random_model(7, ("F32", "BF16", "U8"), 24)
+    tensors["large"] = ("U8", [3 << 20], bytes(range(256)) * (3 << 12))
+    path = safetensors_file(tmp_path / "model", tensors)
+    free = torch.cuda.mem_get_info()[0]
+    load_file(path, "cuda:0")
+    capturer = Capturer()
+    capturer.start()
+    start, turns, held = time.monotonic(), 0, None
+    try:
+        while (turns < ROUNDS or capturer.rounds < ROUNDS) and capturer.is_alive():
+            # What the round before left goes when this one's has come, or before it.
+            held = _round(turns, path, tensors) if turns % 3 else (held, _round(turns, path, tensors))[1]
+            turns += 1
+            assert time.monotonic() - start < LONGEST, f"{turns} rounds beside {capturer.rounds} captures"
+    finally:
+        capturer.over.set()
+        capturer.join(60)
+    assert capturer.error is None, f"after {turns} rounds and {capturer.rounds} captures: {capturer.error}"
+    print(f"{turns} rounds beside {capturer.rounds} captures in {time.monotonic() - start:.1f} s")
+    last = load_file(path, "cuda:0")
+    assert {n: t.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in last.items()} == _bytes(tensors)
+    del last, held
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] > free - (512 << 20)
+
+
+def _run(script, path):
+    """Runs a script in a process of its own: where Python stands still, the test must not."""
+    ran = subprocess.run([sys.executable, "-c", script, str(path)], timeout=90, capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stdout.strip().endswith("done"), ran.stdout + ran.stderr
+
+
+LOAD = """
+import ctypes, gc, os, sys, time, torch
+from onehop.torch import load_file
+tensors = load_file(sys.argv[1], "cuda:0")
+"""
+
+CALLBACK = """
+called = []
+callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called.append)
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    torch.cuda._sleep(1_000_000_000)
+launched = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(ctypes.c_void_p(stream.cuda_stream), callback, None)
+assert launched == 0, launched
+start = time.monotonic()
+del tensors
+took = time.monotonic() - start
+assert took < 0.25 and not called, (took, called)
+stream.synchronize()
+assert called
+print("done")
+"""
+
+FORK = """
+child = os.fork()
+if child == 0:
+    del tensors
+    gc.collect()
+    os._exit(7)
+until = time.monotonic() + 30
+while True:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    assert time.monotonic() < until, "the child hangs"
+    time.sleep(0.01)
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert tensors and all(t.cpu() is not None for t in tensors.values())
+print("done")
+"""
+
+EXIT = """
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    torch.cuda._sleep(500_000_000)
+kept = tensors
+print("done", flush=True)
+"""
+
+
+def test_a_drop_does_not_wait_for_a_callback_that_wants_python(tmp_path):
+    _run(LOAD + CALLBACK, safetensors_file(tmp_path / "m", random_model(1, ["BF16"])))
+
+
+def test_a_forked_process_drops_what_it_does_not_own(tmp_path):
+    _run(LOAD + FORK, safetensors_file(tmp_path / "m", random_model(2, ["BF16"])))
+
+
+def test_the_interpreter_ends_with_tensors_and_kernels_under_way(tmp_path):
+    _run(LOAD + EXIT, safetensors_file(tmp_path / "m", random_model(3, ["BF16"])))
