@@ -146,6 +146,8 @@ impl Device {
         self.generation += 1;
         self.sqs[0] = Some(Sq::new(sq, 0, sq_ring));
         self.cqs[0] = Some(Cq::new(cq, Some(0), cq_ring, self.generation));
+        self.restart_doorbell(0, false);
+        self.restart_doorbell(0, true);
         self.phase = Phase::Ready;
         self.regs.csts = self.regs.csts.with_rdy(true);
         self.faults.ready(now);

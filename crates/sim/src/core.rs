@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use onehop_os::{HostMem, Registers};
@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::dma::Space;
 use crate::engine::IoEngine;
+use crate::mapped::MappedDoorbells;
 use crate::null::Fast;
 use crate::violation::{Book, Rule};
 use crate::worker::Worker;
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub book: Book,
     pub engine: Option<Arc<dyn IoEngine>>,
     pub cmb: Option<(HostMem, u32)>,
+    /// Doorbells that the host writes as memory, once it may.
+    pub mapped: Arc<OnceLock<MappedDoorbells>>,
     device: Mutex<Device>,
     mail: Mutex<VecDeque<(u32, u32)>>,
     bell: Condvar,
@@ -62,6 +65,7 @@ impl Core {
             book,
             engine,
             cmb,
+            mapped: device.mapped.clone(),
             device: Mutex::new(device),
             mail: Mutex::default(),
             bell: Condvar::new(),
@@ -119,20 +123,50 @@ impl Core {
     }
 
     fn deliver(&self, device: &mut Device) {
-        if !self.has_mail.load(Acquire) {
-            return;
+        if self.has_mail.load(Acquire) {
+            let mail = {
+                let mut mail = locked(&self.mail);
+                self.has_mail.store(false, Relaxed);
+                std::mem::take(&mut *mail)
+            };
+            device.tick();
+            mail.iter().for_each(|(at, value)| self.note_written(*at, *value));
+            self.deliver_all(device, mail);
         }
-        let mail = {
-            let mut mail = locked(&self.mail);
-            self.has_mail.store(false, Relaxed);
-            std::mem::take(&mut *mail)
-        };
-        device.tick();
-        for (at, value) in mail {
-            if !device.gone {
+        if let Some(mapped) = self.mapped.get().filter(|mapped| mapped.has_changed()) {
+            device.tick();
+            self.deliver_all(device, mapped.changes());
+        }
+    }
+
+    fn deliver_all(&self, device: &mut Device, doorbells: impl IntoIterator<Item = (u32, u32)>) {
+        for (at, value) in doorbells {
+            if !device.gone && !self.rings_engine(at, value) {
                 device.ring(at, value);
             }
         }
+    }
+
+    /// A doorbell was written as a register: where it is memory too, that agrees.
+    fn note_written(&self, at: u32, value: u32) {
+        if let Some(mapped) = self.mapped.get() {
+            mapped.written(at, value);
+        }
+    }
+
+    /// Whether a doorbell was one of the engine's, which has been told.
+    fn rings_engine(&self, at: u32, value: u32) -> bool {
+        let Some(engine) = &self.engine else { return false };
+        regs::doorbell_of(at, self.config.dstrd).is_some_and(|(qid, is_cq)| engine.ring(qid, is_cq, value))
+    }
+
+    /// Delivers the doorbells that the host wrote as memory; whether there were any.
+    pub(crate) fn poll_doorbells(&self) -> bool {
+        let changed = self.mapped.get().is_some_and(MappedDoorbells::has_changed);
+        if changed {
+            self.with(|_| ());
+        }
+        changed
     }
 
     fn interrupt(&self, raised: &[u16]) {
@@ -243,11 +277,7 @@ impl Registers for SimRegisters {
         if core.is_gone() {
             return;
         }
-        if at >= offset::DOORBELLS
-            && let Some(engine) = &core.engine
-            && let Some((qid, is_cq)) = regs::doorbell_of(at, core.config.dstrd)
-            && engine.ring(qid, is_cq, value)
-        {
+        if at >= offset::DOORBELLS && core.rings_engine(at, value) {
             return;
         }
         if self.is_bad(at) {
@@ -267,7 +297,10 @@ impl Registers for SimRegisters {
         } else if core.config.workers {
             core.post(at, value);
         } else {
-            core.with(|device| device.ring(at, value));
+            core.with(|device| {
+                core.note_written(at, value);
+                device.ring(at, value);
+            });
         }
     }
 

@@ -1,7 +1,7 @@
 //! The controller: all of its state, and how it is brought back to a known one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::Result;
@@ -16,6 +16,7 @@ use crate::exec::{Command, Held, Task};
 use crate::faults::FaultBook;
 use crate::features::Features;
 use crate::health::Health;
+use crate::mapped::MappedDoorbells;
 use crate::media::{Namespace, namespaces};
 use crate::queues::{Cq, Sq};
 use crate::regs::Regs;
@@ -81,6 +82,7 @@ pub(crate) struct Device {
     pub rng: Rng,
     pub shadow: Option<Shadow>,
     pub cmb: Option<Cmb>,
+    pub mapped: Arc<OnceLock<MappedDoorbells>>,
     pub gone: bool,
     /// Commands to execute now, in order.
     pub ready: VecDeque<Command>,
@@ -134,6 +136,7 @@ impl Device {
             rng: Rng::new(config.seed ^ 0x6f6e_6568_6f70),
             shadow: None,
             cmb,
+            mapped: Arc::default(),
             gone: false,
             ready: VecDeque::new(),
             timers: BTreeMap::new(),
@@ -191,6 +194,13 @@ impl Device {
         self.regs.csts = self.regs.csts.with_cfs(true);
     }
 
+    /// A queue is new, and with it its doorbell.
+    pub(crate) fn restart_doorbell(&self, qid: u16, is_cq: bool) {
+        if let Some(mapped) = self.mapped.get() {
+            mapped.restart(qid, is_cq);
+        }
+    }
+
     /// Everything that a reset of the controller takes with it.
     pub(crate) fn drop_queues(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
@@ -204,6 +214,9 @@ impl Device {
         self.medium_free = 0;
         self.events = Events::default();
         self.features.reset();
+        if let Some(mapped) = self.mapped.get() {
+            mapped.clear();
+        }
         if let Some(engine) = &self.engine {
             engine.clear();
         }

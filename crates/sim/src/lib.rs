@@ -23,6 +23,7 @@ mod faults;
 mod features;
 mod health;
 mod late;
+mod mapped;
 mod media;
 mod null;
 mod nvm;

@@ -10,6 +10,7 @@ use crate::core::{Core, Handle, SimRegisters};
 use crate::dma::{Segment, SimMapper};
 use crate::engine::IoEngine;
 use crate::faults::Fault;
+use crate::mapped::MappedDoorbells;
 use crate::media::Namespace;
 use crate::stats::Stats;
 use crate::violation::{Rule, Violation};
@@ -156,6 +157,31 @@ impl Sim {
             return Err(onehop_os::Error::CannotMap { mapper: self.name.clone(), why });
         }
         Ok(Reached { handle: self.handle.clone(), at })
+    }
+
+    /// Bytes of BAR0 from its first doorbell to the end of its last doorbell's page.
+    #[must_use]
+    pub fn doorbell_bytes(&self) -> u32 {
+        crate::cmb::doorbells_end(self.config()) - onehop_proto::regs::offset::DOORBELLS
+    }
+
+    /// From now on the doorbells are also what the host writes into `mem`, which has [`Sim::doorbell_bytes`] bytes and
+    /// becomes zero. Somebody has to call [`Sim::poll_doorbells`].
+    ///
+    /// # Errors
+    /// When the memory is too short, read-only, or the doorbells are mapped already.
+    pub fn map_doorbells(&self, mem: HostMem) -> onehop_os::Result<()> {
+        let config = self.config();
+        let mapped = MappedDoorbells::new(mem, config.queues, config.dstrd)?;
+        self.core().mapped.set(mapped).map_err(|_| onehop_os::Error::CannotMap {
+            mapper: self.name.clone(),
+            why: "its doorbells are mapped already".into(),
+        })
+    }
+
+    /// Delivers what was written into mapped doorbells; whether anything was.
+    pub fn poll_doorbells(&self) -> bool {
+        self.core().poll_doorbells()
     }
 
     /// The function may reach memory, or no longer: Bus Master Enable. It may at first.

@@ -26,6 +26,7 @@ impl Device {
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Cqe::BYTES)?;
         self.generation += 1;
         self.deleted_cqs.remove(&ask.qid);
+        self.restart_doorbell(ask.qid, true);
         self.cqs[usize::from(ask.qid)] = Some(Cq::new(entries, ask.interrupt, ring, self.generation));
         self.lend_cq(ask.qid, ask.base.0, entries, entries as usize * Cqe::BYTES)?;
         Ok(0)
@@ -52,6 +53,7 @@ impl Device {
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Sqe::BYTES)?;
         self.lend_sq((ask.qid, ask.cqid), ask.base.0, entries, entries as usize * Sqe::BYTES)?;
+        self.restart_doorbell(ask.qid, false);
         self.sqs[usize::from(ask.qid)] = Some(Sq::new(entries, ask.cqid, ring));
         if let Some(cq) = self.cqs[usize::from(ask.cqid)].as_mut() {
             cq.users += 1;

@@ -9,6 +9,7 @@ mod faults;
 mod features;
 mod host;
 mod logs;
+mod mapped;
 mod media;
 mod null;
 mod queues;
