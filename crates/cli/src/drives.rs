@@ -1,6 +1,6 @@
 //! From what people write after `-d` to a controller.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use onehop_drive::{Drive, Options};
 use onehop_os::Port;
@@ -10,13 +10,14 @@ use onehop_sim::Media;
 use crate::error::{CliError, Result};
 use crate::units;
 
-const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qtest:SOCKET,MEMORY-FILE (QEMU's), or a \
-                      PCI address such as 0000:0b:00.0";
+const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qtest:SOCKET,MEMORY-FILE (QEMU's), \
+                      vfio-user:SOCKET (one that a vfio-user server has), or a PCI address such as 0000:0b:00.0";
 
 /// Which drive.
 #[derive(clap::Args)]
 pub(crate) struct DriveArg {
-    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE
+    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE,
+    /// vfio-user:SOCKET
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     pub drive: String,
 }
@@ -40,6 +41,9 @@ pub(crate) fn find(spec: &str) -> Result<Found> {
     }
     if let Some(rest) = spec.strip_prefix("qtest:") {
         return Ok(Found { port: onehop_qtest::open(rest)?, image: None });
+    }
+    if let Some(socket) = spec.strip_prefix("vfio-user:") {
+        return Ok(Found { port: onehop_vfio_user::client::open(Path::new(socket))?, image: None });
     }
     if is_real(spec) {
         return Ok(Found { port: real(spec)?, image: None });

@@ -31,6 +31,9 @@ pub(crate) enum CliError {
     /// A simulated drive could not be served.
     #[error(transparent)]
     Serve(#[from] onehop_vfio_user::Error),
+    /// A drive that a vfio-user server has could not be had.
+    #[error(transparent)]
+    Served(#[from] onehop_vfio_user::ClientError),
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),

@@ -173,7 +173,8 @@ impl ConfigSpace {
         u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
-    fn is_awake(&self) -> bool {
+    /// Whether the function is in power state D0.
+    pub(crate) fn is_awake(&self) -> bool {
         self.bytes[PMCSR] & 3 == 0
     }
 

@@ -26,22 +26,73 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Clients cannot be given doorbells to map.
+    #[error("the doorbells cannot be mapped: {call} failed: {source}")]
+    Doorbells {
+        /// What was tried.
+        call: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The simulated drive is of a kind that cannot be served.
     #[error("this simulated drive cannot be served: {0}")]
     Unfit(&'static str),
 }
 
-/// Why a session with a client ended before the client closed it.
+/// Why a served controller cannot be driven.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nothing takes connections there.
+    #[error("nothing could be reached on the socket {path}: {source}{hint}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do about it, or nothing.
+        hint: &'static str,
+    },
+    /// The server refused a request.
+    #[error("the server on {path} refused {what}: {source}")]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The request.
+        what: &'static str,
+        /// The error number that it gave.
+        source: std::io::Error,
+    },
+    /// The connection is of no more use.
+    #[error("the connection to {path} ended during {what}: {why}")]
+    Broken {
+        /// The socket.
+        path: PathBuf,
+        /// The request at that time.
+        what: &'static str,
+        /// The reason.
+        why: String,
+    },
+    /// What is served there is not something that onehop drives.
+    #[error("what is served on {path} cannot be driven: {why}")]
+    Unfit {
+        /// The socket.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+}
+
+/// Why a session ended before the other side closed it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    /// The client broke the protocol in a way after which the next message cannot be found.
-    #[error("the client broke the protocol: {0}")]
+    /// The other side broke the protocol in a way after which the next message cannot be found.
+    #[error("the other side broke the protocol: {0}")]
     Protocol(String),
-    /// The client stopped in the middle of a message, or does not take its replies.
-    #[error("the client did not {0} within {1} s")]
+    /// The other side stopped in the middle of a message, or takes none.
+    #[error("the other side did not {0} within {1} s")]
     Slow(&'static str, u64),
     /// The socket failed.
-    #[error("{0} of the client's socket failed: {1}")]
+    #[error("{0} of the socket failed: {1}")]
     Socket(&'static str, Errno),
 }
 

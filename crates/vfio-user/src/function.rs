@@ -21,6 +21,8 @@ pub struct Function {
     table: Mutex<Vec<u8>>,
     vectors: Vectors,
     flr: bool,
+    /// BARs answer though Memory Space Enable is off.
+    forgiving: bool,
     /// Bytes of each region.
     sizes: [u64; REGIONS as usize],
 }
@@ -54,9 +56,16 @@ impl Function {
             table: Mutex::new(table),
             vectors,
             flr: identity.flr,
+            forgiving: false,
             sizes,
             model,
         }
+    }
+
+    /// The same function, whose BARs answer clients that never set Memory Space Enable. Power states count as before.
+    #[must_use]
+    pub fn forgiving_memory_space(self) -> Self {
+        Self { forgiving: true, ..self }
     }
 
     /// Bytes of a region; 0 if it is not there.
@@ -87,6 +96,12 @@ impl Function {
         }
     }
 
+    /// Whether the BARs answer.
+    fn answers(&self) -> bool {
+        let config = locked(&self.config);
+        config.memory_enabled() || self.forgiving && config.is_awake()
+    }
+
     /// Reads from a region; `out` is as long as the access says.
     pub(crate) fn read(&self, access: &Access, out: &mut [u8]) -> Result<(), Refusal> {
         self.check(access)?;
@@ -96,7 +111,7 @@ impl Function {
         }
         if access.region == CONFIG_REGION {
             locked(&self.config).read(access.offset as usize, out);
-        } else if !locked(&self.config).memory_enabled() {
+        } else if !self.answers() {
             out.fill(0xff);
         } else if access.region == u32::from(MSIX_BAR) {
             self.read_msix(access.offset, out);
@@ -114,7 +129,7 @@ impl Function {
         }
         if access.region == CONFIG_REGION {
             self.write_config(access.offset as usize, data);
-        } else if !locked(&self.config).memory_enabled() {
+        } else if !self.answers() {
             // Nobody answers there now; the write is lost, as it is on a bus.
         } else if access.region == u32::from(MSIX_BAR) {
             for (at, byte) in (access.offset as usize..).zip(data) {

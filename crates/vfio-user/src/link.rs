@@ -1,27 +1,28 @@
-//! The client's socket: whole messages in, whole messages out, each within a time.
+//! A socket of either side: whole messages in, whole messages out, each within a time.
 
+use std::fs::File;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use crate::error::Broken;
 use crate::wire::{HEADER, Header, MAX_FDS};
 
 /// A message that has begun has to be whole within this time, and a reply has to be taken.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether to stop.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// A request as it came.
+/// A message as it came.
 pub(crate) struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
@@ -29,43 +30,54 @@ pub(crate) struct Message {
 }
 
 /// The socket.
-pub(crate) struct Link<'a> {
+pub(crate) struct Link<S> {
     stream: UnixStream,
-    stop: &'a dyn Fn() -> bool,
+    stop: S,
 }
 
-impl<'a> Link<'a> {
+impl<S: Fn() -> bool> Link<S> {
     /// `stop` is asked now and then whether to end.
-    pub(crate) fn new(stream: UnixStream, stop: &'a dyn Fn() -> bool) -> Self {
+    pub(crate) fn new(stream: UnixStream, stop: S) -> Self {
         Self { stream, stop }
     }
 
-    /// Waits for the next message; none when the client has closed, or it is time to stop.
+    /// Waits for the next message; none when the other side has closed, or it is time to stop.
     pub(crate) fn receive(&self) -> Result<Option<Message>, Broken> {
+        self.receive_by(None)
+    }
+
+    /// Waits for the next message, at most until `due`.
+    pub(crate) fn receive_by(&self, due: Option<Instant>) -> Result<Option<Message>, Broken> {
         let (mut raw, mut fds) = ([0; HEADER], Vec::new());
-        if !self.fill(&mut raw, &mut fds, None)? {
+        if !self.fill(&mut raw, &mut fds, due, true)? {
             return Ok(None);
         }
         let header = Header::decode(&raw);
         let mut payload = vec![0; header.payload().map_err(Broken::Protocol)?];
         let due = Instant::now() + PATIENCE;
-        if !self.fill(&mut payload, &mut fds, Some(due))? {
+        if !self.fill(&mut payload, &mut fds, Some(due), false)? {
             return Ok(None);
         }
         Ok(Some(Message { header, payload, fds }))
     }
 
-    /// Fills a buffer, collecting what file descriptors come along; false when the stream ended before its first byte
-    /// or it is time to stop. Once a byte has come, or if there is a time already, it waits only so long.
-    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>, due: Option<Instant>) -> Result<bool, Broken> {
+    /// Fills a buffer, collecting what file descriptors come along; false when the stream ended before its first byte,
+    /// where it may, or it is time to stop. Once a byte has come, or if there is a time already, it waits only so long.
+    fn fill(
+        &self,
+        buffer: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        due: Option<Instant>,
+        may_end: bool,
+    ) -> Result<bool, Broken> {
         let (mut done, mut due) = (0, due);
         while done < buffer.len() {
-            if !self.wait(PollFlags::IN, due, "send the rest of a message")? {
+            if !self.wait(PollFlags::IN, due, "send a whole message")? {
                 return Ok(false);
             }
             match self.receive_some(&mut buffer[done..], fds)? {
                 None => {}
-                Some(0) if done == 0 && due.is_none() => return Ok(false),
+                Some(0) if done == 0 && may_end => return Ok(false),
                 Some(0) => {
                     return Err(Broken::Protocol("the stream ended in the middle of a message".into()));
                 }
@@ -83,7 +95,7 @@ impl<'a> Link<'a> {
         let got = match recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
             Ok(got) => got,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            // A client that was killed with replies unread: the same as closed.
+            // One that was killed with messages unread: the same as closed.
             Err(Errno::CONNRESET) => return Ok(Some(0)),
             Err(error) => return Err(Broken::Socket("recvmsg", error)),
         };
@@ -98,21 +110,29 @@ impl<'a> Link<'a> {
         Ok(Some(got.bytes))
     }
 
-    /// Sends a reply.
-    pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> Result<(), Broken> {
+    /// Sends a message, with a file for the other side to have too.
+    pub(crate) fn send(&self, header: &Header, payload: &[u8], file: Option<&File>) -> Result<(), Broken> {
         let message = [header.encode().as_slice(), payload].concat();
         let (mut left, due) = (message.as_slice(), Instant::now() + PATIENCE);
+        let fds = file.map(AsFd::as_fd);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(fd) = &fds {
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
         while !left.is_empty() {
-            let mut control = SendAncillaryBuffer::default();
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match sendmsg(&self.stream, &[IoSlice::new(left)], &mut control, flags) {
-                Ok(sent) => left = &left[sent..],
+                Ok(sent) => {
+                    left = &left[sent..];
+                    control.clear();
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {
-                    if !self.wait(PollFlags::OUT, Some(due), "take a reply")? {
+                    if !self.wait(PollFlags::OUT, Some(due), "take a message")? {
                         return Ok(());
                     }
                 }
-                // The client is gone; the next receive says so.
+                // The other side is gone; the next receive says so.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(Broken::Socket("sendmsg", error)),
             }

@@ -1,5 +1,7 @@
 //! The seam to a simulated device: what differs from one PCI function to the next.
 
+use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use onehop_os::HostMem;
@@ -61,6 +63,14 @@ pub struct Identity {
 /// Memory of the client stays within the device's reach until this is dropped; dropping it waits for accesses that run.
 pub type Reach = Box<dyn Send + Sync>;
 
+/// Memory behind parts of a BAR: what a client writes there reaches the device without a message.
+pub struct Mapping {
+    /// A file as long as the parts need; offsets in it are those in the BAR. Nobody can make it shorter.
+    pub file: Arc<File>,
+    /// The parts, in whole pages.
+    pub areas: Vec<Range<u64>>,
+}
+
 /// A simulated device behind a PCI function.
 pub trait Model: Send + Sync {
     /// What it is; always the same.
@@ -69,6 +79,11 @@ pub trait Model: Send + Sync {
     fn read(&self, bar: u8, offset: u64, out: &mut [u8]);
     /// Writes within a BAR. Must not wait for a command of the device.
     fn write(&self, bar: u8, offset: u64, data: &[u8]);
+    /// The parts of a BAR that clients may map; none for most.
+    fn mapping(&self, bar: u8) -> Option<&Mapping> {
+        let _ = bar;
+        None
+    }
     /// Lets the device reach `bytes` of the client's memory at a bus address; without `memory` there is something that
     /// the client does not share, and the device has to treat an access as one that fails.
     ///

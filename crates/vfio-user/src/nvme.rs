@@ -6,9 +6,10 @@ use onehop_os::{HostMem, Registers};
 use onehop_proto::BusAddr;
 use onehop_sim::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR, Sim};
 
+use crate::doorbells::MappedDoorbells;
 use crate::error::{Error, Result};
 use crate::irq::Interrupts;
-use crate::model::{Bar, Identity, Model, Reach, Vectors};
+use crate::model::{Bar, Identity, Mapping, Model, Reach, Vectors};
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_0802;
@@ -17,6 +18,7 @@ const CLASS: u32 = 0x01_0802;
 pub struct Nvme {
     sim: Sim,
     registers: Arc<dyn Registers>,
+    mapped: Option<MappedDoorbells>,
 }
 
 impl Nvme {
@@ -33,7 +35,16 @@ impl Nvme {
         if sim.config().null.is_some() {
             return Err(Error::Unfit("with null it moves no data; leave that out"));
         }
-        Ok(Self { registers: sim.registers(), sim })
+        Ok(Self { registers: sim.registers(), sim, mapped: None })
+    }
+
+    /// The same drive, whose clients may map the doorbells: a thread looks for what they write there.
+    ///
+    /// # Errors
+    /// When the system has no memory or no thread for it.
+    pub fn with_mapped_doorbells(self) -> Result<Self> {
+        let mapped = MappedDoorbells::start(&self.sim)?;
+        Ok(Self { mapped: Some(mapped), ..self })
     }
 
     /// The controller memory buffer behind an access, where all of it leads there.
@@ -91,6 +102,10 @@ impl Model for Nvme {
                 self.registers.write32(at, u32::from_le_bytes(*word));
             }
         }
+    }
+
+    fn mapping(&self, bar: u8) -> Option<&Mapping> {
+        self.mapped.as_ref().filter(|_| bar == 0).map(MappedDoorbells::mapping)
     }
 
     fn reach(&self, at: u64, bytes: u64, memory: Option<HostMem>) -> std::result::Result<Reach, String> {

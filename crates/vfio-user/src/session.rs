@@ -1,7 +1,10 @@
 //! A session with one client: requests in, replies out.
 
+use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use crate::dma::Shared;
 use crate::error::{Broken, Refusal};
@@ -10,7 +13,7 @@ use crate::link::{Link, Message};
 use crate::model::Vectors;
 use crate::server::Event;
 use crate::version;
-use crate::wire::{Access, DmaMap, IrqData, Request, SetIrqs};
+use crate::wire::{Access, DmaMap, IrqData, RegionInfo, Request, SetIrqs};
 
 /// Kinds of interrupts: INTx, MSI, MSI-X, errors, requests. One of MSI and MSI-X has any.
 const IRQ_KINDS: u32 = 5;
@@ -23,6 +26,13 @@ const DEVICE_FLAGS: u32 = 2;
 const DEVICE_RESET: u32 = 1;
 /// It can be read and written.
 const REGION_FLAGS: u32 = 1 | 2;
+/// Parts of it can be mapped, and capabilities say which.
+const REGION_MAPPED: u32 = 4 | 8;
+/// The capability that lists such parts, and its version.
+const SPARSE_MMAP: u32 = 1 | 1 << 16;
+
+/// Whether to stop serving.
+type Stop<'a> = dyn Fn() -> bool + 'a;
 
 /// What a session has done.
 #[derive(Default)]
@@ -47,12 +57,23 @@ pub(crate) fn run(
     ended
 }
 
+/// What a request is answered with.
+struct Answer {
+    payload: Vec<u8>,
+    file: Option<Arc<File>>,
+}
+
 fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 impl Session {
-    fn serve(&mut self, link: &Link<'_>, function: &Function, tell: &dyn Fn(Event)) -> Result<(), Broken> {
+    fn serve(
+        &mut self,
+        link: &Link<&Stop<'_>>,
+        function: &Function,
+        tell: &dyn Fn(Event),
+    ) -> Result<(), Broken> {
         while let Some(message) = link.receive()? {
             let Message { header, payload, fds } = message;
             if !header.is_request() {
@@ -61,11 +82,13 @@ impl Session {
             let answer =
                 Request::decode(header.command, &payload).and_then(|r| self.answer(&r, fds, function));
             match answer {
-                Ok(payload) if header.wants_reply() => link.send(&header.reply(payload.len()), &payload)?,
+                Ok(Answer { payload, file }) if header.wants_reply() => {
+                    link.send(&header.reply(payload.len()), &payload, file.as_deref())?;
+                }
                 Ok(_) => {}
                 Err(refusal) => {
                     if header.wants_reply() {
-                        link.send(&header.refusal(refusal.errno.raw_os_error().unsigned_abs()), &[])?;
+                        link.send(&header.refusal(refusal.errno.raw_os_error().unsigned_abs()), &[], None)?;
                     }
                     tell(Event::Refused { command: header.command, refusal });
                 }
@@ -74,46 +97,48 @@ impl Session {
         Ok(())
     }
 
-    /// The payload of the reply.
     fn answer(
         &mut self,
         request: &Request<'_>,
         fds: Vec<OwnedFd>,
         function: &Function,
-    ) -> Result<Vec<u8>, Refusal> {
+    ) -> Result<Answer, Refusal> {
         if !self.agreed && !matches!(request, Request::Version(..)) {
             return Err(Refusal::invalid("the first message has to agree on a version"));
         }
-        match request {
-            Request::Version(..) if self.agreed => Err(Refusal::invalid("a version is agreed on already")),
+        let payload = match request {
+            Request::Version(..) if self.agreed => {
+                return Err(Refusal::invalid("a version is agreed on already"));
+            }
             Request::Version(major, minor, data) => {
                 let said = version::agree(*major, *minor, data)?;
                 self.agreed = true;
-                Ok(said)
+                said
             }
-            Request::DmaMap(ask) => self.map(ask, fds, function),
+            Request::DmaMap(ask) => self.map(ask, fds, function)?,
             Request::DmaUnmap(ask) => {
                 self.shared.remove(ask)?;
                 let flags = if ask.all { 2 } else { 0 };
-                Ok([words([24, flags]), ask.at.to_le_bytes().into(), ask.bytes.to_le_bytes().into()].concat())
+                [words([24, flags]), ask.at.to_le_bytes().into(), ask.bytes.to_le_bytes().into()].concat()
             }
             Request::DeviceInfo => {
                 let reset = if function.has_reset() { DEVICE_RESET } else { 0 };
-                Ok(words([16, DEVICE_FLAGS | reset, REGIONS, IRQ_KINDS]))
+                words([16, DEVICE_FLAGS | reset, REGIONS, IRQ_KINDS])
             }
-            Request::RegionInfo(region) => region_info(*region, function),
-            Request::IrqInfo(index) => irq_info(*index, function),
-            Request::SetIrqs(ask) => set_irqs(ask, fds, function).map(|()| Vec::new()),
-            Request::Read(access) => read(access, function),
+            Request::RegionInfo(ask) => return region_info(ask, function),
+            Request::IrqInfo(index) => irq_info(*index, function)?,
+            Request::SetIrqs(ask) => set_irqs(ask, fds, function).map(|()| Vec::new())?,
+            Request::Read(access) => read(access, function)?,
             Request::Write(access, data) => {
                 function.write(access, data)?;
-                Ok(echo(access))
+                echo(access)
             }
             Request::Reset => {
                 function.reset();
-                Ok(Vec::new())
+                Vec::new()
             }
-        }
+        };
+        Ok(Answer { payload, file: None })
     }
 
     fn map(&mut self, ask: &DmaMap, fds: Vec<OwnedFd>, function: &Function) -> Result<Vec<u8>, Refusal> {
@@ -139,12 +164,35 @@ fn read(access: &Access, function: &Function) -> Result<Vec<u8>, Refusal> {
     Ok(reply)
 }
 
-fn region_info(region: u32, function: &Function) -> Result<Vec<u8>, Refusal> {
-    let bytes = function.region_bytes(region)?;
-    let flags = if bytes == 0 { 0 } else { REGION_FLAGS };
-    // Where a region would lie in one file of all of them; nothing is mapped, so it only has to differ.
-    let offset = u64::from(region) << 40;
-    Ok([words([32, flags, region, 0]), bytes.to_le_bytes().into(), offset.to_le_bytes().into()].concat())
+fn region_info(ask: &RegionInfo, function: &Function) -> Result<Answer, Refusal> {
+    let RegionInfo { index, room } = *ask;
+    let bytes = function.region_bytes(index)?;
+    let mapping = u8::try_from(index).ok().and_then(|bar| function.model.mapping(bar));
+    let capability = mapping.map(|mapping| sparse_areas(&mapping.areas)).unwrap_or_default();
+    let flags = match (bytes, mapping) {
+        (0, _) => 0,
+        (_, None) => REGION_FLAGS,
+        (_, Some(_)) => REGION_FLAGS | REGION_MAPPED,
+    };
+    let need = (RegionInfo::BYTES + capability.len()) as u32;
+    let fits = need <= room;
+    // Where there is no room, the client learns how much it needs and asks again.
+    let first = if fits && !capability.is_empty() { RegionInfo::BYTES as u32 } else { 0 };
+    // Where a region lies in its file. What cannot be mapped needs no place, it only has to differ.
+    let offset = if mapping.is_some() { 0 } else { u64::from(index) << 40 };
+    let head = [words([need, flags, index, first]), bytes.to_le_bytes().into(), offset.to_le_bytes().into()];
+    let (tail, file) = if fits { (capability, mapping.map(|m| m.file.clone())) } else { (Vec::new(), None) };
+    Ok(Answer { payload: [head.concat(), tail].concat(), file })
+}
+
+/// The capability that says which parts of a region can be mapped.
+fn sparse_areas(areas: &[Range<u64>]) -> Vec<u8> {
+    let mut bytes = words([SPARSE_MMAP, 0, areas.len() as u32, 0]);
+    for area in areas {
+        bytes.extend(area.start.to_le_bytes());
+        bytes.extend((area.end - area.start).to_le_bytes());
+    }
+    bytes
 }
 
 /// The kind of interrupts that there are.

@@ -35,6 +35,24 @@ pub mod command {
     pub const RESET: u16 = 13;
 }
 
+/// What people call a command.
+#[must_use]
+pub const fn name(number: u16) -> &'static str {
+    match number {
+        command::VERSION => "the version",
+        command::DMA_MAP => "DMA_MAP",
+        command::DMA_UNMAP => "DMA_UNMAP",
+        command::DEVICE_INFO => "DEVICE_GET_INFO",
+        command::REGION_INFO => "DEVICE_GET_REGION_INFO",
+        command::IRQ_INFO => "DEVICE_GET_IRQ_INFO",
+        command::SET_IRQS => "DEVICE_SET_IRQS",
+        command::REGION_READ => "REGION_READ",
+        command::REGION_WRITE => "REGION_WRITE",
+        command::RESET => "DEVICE_RESET",
+        _ => "an unknown command",
+    }
+}
+
 const REPLY: u32 = 1;
 const TYPE: u32 = 0xf;
 const NO_REPLY: u32 = 1 << 4;
@@ -85,6 +103,12 @@ impl Header {
     #[must_use]
     pub const fn request(id: u16, command: u16, payload: usize) -> Self {
         Self { id, command, bytes: (HEADER + payload) as u32, flags: 0, errno: 0 }
+    }
+
+    /// The same request, for which no reply is wanted.
+    #[must_use]
+    pub const fn posted(self) -> Self {
+        Self { flags: self.flags | NO_REPLY, ..self }
     }
 
     /// Bytes behind the header.
@@ -226,6 +250,20 @@ pub struct Access {
     pub bytes: u32,
 }
 
+/// A question about a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegionInfo {
+    /// Which region.
+    pub index: u32,
+    /// How many bytes of answer the client has room for.
+    pub room: u32,
+}
+
+impl RegionInfo {
+    /// Bytes of the answer without capabilities, and of the question.
+    pub const BYTES: usize = 32;
+}
+
 /// A request, as far as its bytes alone tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
@@ -238,7 +276,7 @@ pub enum Request<'a> {
     /// [`command::DEVICE_INFO`].
     DeviceInfo,
     /// [`command::REGION_INFO`] of an index.
-    RegionInfo(u32),
+    RegionInfo(RegionInfo),
     /// [`command::IRQ_INFO`] of an index.
     IrqInfo(u32),
     /// [`command::SET_IRQS`].
@@ -263,7 +301,7 @@ impl<'a> Request<'a> {
             command::DMA_UNMAP => 24,
             command::SET_IRQS => 20,
             command::DEVICE_INFO | command::IRQ_INFO | command::REGION_READ | command::REGION_WRITE => 16,
-            command::REGION_INFO => 16,
+            command::REGION_INFO => RegionInfo::BYTES,
             command::RESET => 0,
             _ => return Err(Refusal::unsupported(format!("command {command} is not known here"))),
         };
@@ -277,7 +315,7 @@ impl<'a> Request<'a> {
             command::DMA_MAP => Self::DmaMap(dma_map(fields)?),
             command::DMA_UNMAP => Self::DmaUnmap(dma_unmap(fields)?),
             command::DEVICE_INFO => Self::DeviceInfo,
-            command::REGION_INFO => Self::RegionInfo(index(fields)),
+            command::REGION_INFO => Self::RegionInfo(region_info(fields)?),
             command::IRQ_INFO => Self::IrqInfo(index(fields)),
             command::SET_IRQS => Self::SetIrqs(set_irqs(fields)?),
             command::REGION_READ => Self::Read(access(&mut fields)?),
@@ -298,6 +336,15 @@ impl<'a> Request<'a> {
 fn index(mut fields: Fields<'_>) -> u32 {
     let [_, _, index] = [fields.u32(), fields.u32(), fields.u32()];
     index
+}
+
+fn region_info(mut fields: Fields<'_>) -> Result<RegionInfo, Refusal> {
+    let [room, _, index] = [fields.u32(), fields.u32(), fields.u32()];
+    if (room as usize) < RegionInfo::BYTES {
+        let why = format!("room for {room} bytes about a region; {} are the least", RegionInfo::BYTES);
+        return Err(Refusal::invalid(why));
+    }
+    Ok(RegionInfo { index, room })
 }
 
 fn access(fields: &mut Fields<'_>) -> Result<Access, Refusal> {
@@ -372,12 +419,21 @@ mod tests {
     #[test]
     fn lengths_and_flags_are_checked() {
         for (number, least) in
-            [(1, 4), (2, 32), (3, 24), (4, 16), (5, 16), (7, 16), (8, 20), (9, 16), (10, 16)]
+            [(1, 4), (2, 32), (3, 24), (4, 16), (5, 32), (7, 16), (8, 20), (9, 16), (10, 16)]
         {
             assert!(Request::decode(number, &vec![0; least - 1]).is_err(), "command {number}");
         }
         assert_eq!(Request::decode(0, &[]).unwrap_err().errno, rustix::io::Errno::OPNOTSUPP);
         assert!(Request::decode(command::SET_IRQS, &[0xff; 20]).is_err());
+        let about = |room: u32| {
+            let words = [room, 0, 3, 0, 0, 0, 0, 0].map(u32::to_le_bytes);
+            match Request::decode(command::REGION_INFO, words.as_flattened()) {
+                Ok(Request::RegionInfo(ask)) => Some(ask),
+                _ => None,
+            }
+        };
+        assert_eq!(about(31), None);
+        assert_eq!(about(32), Some(RegionInfo { index: 3, room: 32 }));
         let write = |count: u32, have: usize| {
             let mut bytes =
                 [0u64.to_le_bytes().as_slice(), &7u32.to_le_bytes(), &count.to_le_bytes()].concat();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use client::{CONFIG, Client, Served, memfd, raised, send};
 use onehop_drive::{Drive, Options};
 use onehop_vfio_user::wire::{HEADER, Header, MAX_FDS, command};
+use onehop_vfio_user::{Function, Nvme};
 use rustix::event::{EventfdFlags, eventfd};
 
 const EINVAL: u32 = 22;
@@ -56,6 +57,51 @@ fn without_memory_space_nothing_answers() {
     client.write(CONFIG, 0x44, &[0]);
     assert_eq!(word(&client, 0, 8), 0x0001_0400);
     assert!(served.sim.violations().is_empty());
+}
+
+#[test]
+fn a_client_may_be_forgiven_that_memory_space_is_off() {
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap())).forgiving_memory_space();
+    let (_served, stream) = Served::serve(sim, function);
+    let client = Client::connect(stream);
+    // What SPDK sets: bus mastering, and no INTx.
+    client.write(CONFIG, 4, &[4, 4]);
+    assert_eq!(word(&client, 0, 8), 0x0001_0400);
+    Drive::open(client.port(), Options::default()).unwrap();
+    client.write(CONFIG, 0x44, &[3]);
+    assert_eq!(word(&client, 0, 8), u32::MAX, "asleep it does not answer anybody");
+}
+
+#[test]
+fn a_question_about_a_region_has_room_for_the_answer() {
+    let (_served, client) = connected("mem:1M");
+    let short = [32u32, 0, 0, 0].map(u32::to_le_bytes).concat();
+    assert_eq!(client.request(command::REGION_INFO, &short, &[]), Err(EINVAL));
+    assert_eq!(client.region_info(0, 31), Err(EINVAL));
+    let info = client.region_info(0, 4096).unwrap();
+    // Flags: read and write, nothing to map.
+    assert_eq!((info.len(), &info[..8]), (32, [32, 0, 0, 0, 3, 0, 0, 0].as_slice()));
+}
+
+#[test]
+fn doorbells_can_be_mapped_where_the_server_was_asked() {
+    let sim = onehop_sim::open("mem:1M?dstrd=3&cmb=1M").unwrap();
+    let nvme = Nvme::new(sim.clone()).unwrap().with_mapped_doorbells().unwrap();
+    let (_served, stream) = Served::serve(sim, Function::new(Box::new(nvme)));
+    let client = Client::connect(stream);
+    // Without room, how much is needed; flags: read, write, mapped, capabilities.
+    let info = client.region_info(0, 32).unwrap();
+    assert_eq!(
+        (info.len(), &info[..16]),
+        (32, [64, 0, 0, 0, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].as_slice())
+    );
+    let info = client.region_info(0, 64).unwrap();
+    assert_eq!((info.len(), info[12]), (64, 32));
+    let area: Vec<u64> =
+        info[48..].chunks(8).map(|raw| u64::from_le_bytes(raw.try_into().unwrap())).collect();
+    assert_eq!(area, [0x1000, 0x2000], "65 queue pairs, 32 bytes apart, and none of the buffer behind them");
+    assert_eq!(client.region_info(4, 64).unwrap()[4..8], [3, 0, 0, 0]);
 }
 
 #[test]

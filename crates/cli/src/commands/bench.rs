@@ -77,7 +77,7 @@ struct QueueArgs {
     /// Whose side
     #[arg(long, value_delimiter = ',', default_value = "cpu")]
     side: Vec<Side>,
-    /// CPU: the drive to measure with: the null controller, or sim:… or qtest:…
+    /// CPU: the drive to measure with: the null controller, or sim:…, qtest:… or vfio-user:…
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
     #[command(flatten)]

@@ -38,7 +38,8 @@ pub(crate) struct Args {
     /// remote), also http(s):// and s3:// addresses
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
-    /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE
+    /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE,
+    /// vfio-user:SOCKET
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// A file, index or directory in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself; may be

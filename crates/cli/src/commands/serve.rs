@@ -26,7 +26,9 @@ const SHOWN: usize = 40;
                   QEMU 10.1 or later takes it with\n  \
                   -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/drive.sock\"}}'\n\
                   and with guest memory that it shares:\n  \
-                  -object memory-backend-memfd,id=ram,size=1G,share=on -machine q35,memory-backend=ram"
+                  -object memory-backend-memfd,id=ram,size=1G,share=on -machine q35,memory-backend=ram\n\n\
+                  onehop drives it as -d vfio-user:/tmp/drive.sock. SPDK wants the socket to be named cntrl and takes the\n\
+                  folder as address, with --map-doorbells and --forgive-memory-space."
 )]
 pub(crate) struct Args {
     /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5; or the board: sim:usdr?rate=1M (see onehop sdr rx --help)
@@ -41,6 +43,12 @@ pub(crate) struct Args {
     /// End when the first client has gone
     #[arg(long)]
     once: bool,
+    /// Let clients map the drive's doorbells, as SPDK requires; a thread polls them. Without this they arrive as messages
+    #[arg(long)]
+    map_doorbells: bool,
+    /// Answer clients that never set Memory Space Enable in the command register, as SPDK does not
+    #[arg(long)]
+    forgive_memory_space: bool,
 }
 
 /// What is spoken on a socket.
@@ -71,11 +79,19 @@ impl Served {
         Ok(Self::Drive(onehop_sim::open(spec)?))
     }
 
-    fn function(&self) -> Result<Function> {
-        Ok(Function::new(match self {
+    fn function(&self, args: &Args) -> Result<Function> {
+        let function = Function::new(match self {
+            Self::Drive(sim) if args.map_doorbells => {
+                Box::new(Nvme::new(sim.clone())?.with_mapped_doorbells()?)
+            }
             Self::Drive(sim) => Box::new(Nvme::new(sim.clone())?),
+            Self::Board(_) if args.map_doorbells => {
+                let why = "--map-doorbells is for drives; an SDR board has none".to_owned();
+                return Err(CliError::Usage(why));
+            }
             Self::Board(board) => Box::new(Sdr::new(board.clone())),
-        }))
+        });
+        Ok(if args.forgive_memory_space { function.forgiving_memory_space() } else { function })
     }
 
     /// What it did, as lines for people and as fields.
@@ -113,7 +129,7 @@ impl Served {
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let Protocol::VfioUser = args.protocol;
     let served = Served::open(&args.drive)?;
-    let function = served.function()?;
+    let function = served.function(args)?;
     let server = Server::bind(&args.socket)?;
     say(&format!("{} is served on {}", args.drive, args.socket.display()));
     let (clients, refused, done) = (Cell::new(0), Cell::new(0), Cell::new(false));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command, refuse};
+use crate::run::{Dir, command, refuse, succeed};
 
 fn start(drive: &str, socket: &str, more: &[&str]) -> Child {
     let args = [&["--json", "sim", "serve", "-d", drive, "--socket", socket], more].concat();
@@ -53,6 +53,40 @@ fn once_ends_with_its_client_and_replaces_what_is_left_over() {
     assert!(!Path::new(&socket).exists());
 }
 
+/// Every kind of command drives a served drive, with doorbells by message and mapped.
+#[test]
+fn commands_drive_what_is_served() {
+    for more in [&[][..], &["--map-doorbells", "--forgive-memory-space"]] {
+        let dir = Dir::new();
+        let socket = dir.file("drive.sock");
+        let child = start("sim:mem:16M", &socket, more);
+        let drive = format!("vfio-user:{socket}");
+        let known = succeed(&["drive", "identify", "-d", &drive]);
+        assert_eq!(known["serial"], "ONEHOP-SIM-1", "{known:#}");
+        let (from, to) = (dir.file("from"), dir.file("to"));
+        let bytes: Vec<u8> =
+            (0..1u32 << 18).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+        std::fs::write(&from, &bytes).unwrap();
+        let write = ["write", "-d", &drive, "--lba", "8", "--in", &from, "--serial", "ONEHOP-SIM-1", "--yes"];
+        succeed(&write);
+        for route in ["cpu/direct", "gpu/tier3"] {
+            let read =
+                ["read", "-d", &drive, "--lba", "8", "--blocks", "2048", "--route", route, "-g", "emu"];
+            succeed(&[&read[..], &["--verify", "--out", &to]].concat());
+            assert!(std::fs::read(&to).unwrap() == bytes, "{route}, {more:?}");
+        }
+        succeed(&["drive", "smart", "-d", &drive]);
+        succeed(&["drive", "reset", "-d", &drive]);
+        let sweep = ["bench", "sweep", "-d", &drive, "--io", "read", "--time", "2ms", "--repeats", "1"];
+        succeed(&[&sweep[..], &["--block", "4K", "-g", "emu"]].concat());
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        let document: serde_json::Value =
+            serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(document["breaches"].as_array().unwrap().len(), 0, "{more:?}: {document:#}");
+    }
+    refuse(&["drive", "identify", "-d", "vfio-user:/nowhere/cntrl"], 1, "start its server first");
+}
+
 #[test]
 fn what_cannot_be_served_is_refused() {
     let dir = Dir::new();
@@ -66,6 +100,8 @@ fn what_cannot_be_served_is_refused() {
     serve("sim:mem:1M?workers=0", &socket, 2, "workers=0");
     serve("sim:mem:1M?null=1", &socket, 2, "moves no data");
     serve("sim:mem:1M?nonsense=1", &socket, 2, "unknown option");
+    let board = ["sim", "serve", "-d", "sim:usdr", "--socket", &socket, "--map-doorbells"];
+    refuse(&board, 2, "is for drives");
     serve("sim:mem:1M", &file, 1, "not a socket");
     serve("sim:mem:1M", &dir.file("no/such/folder"), 1, "bind");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "no socket");

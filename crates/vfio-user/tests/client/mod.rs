@@ -37,6 +37,11 @@ impl Served {
     pub fn start(spec: &str) -> (Self, UnixStream) {
         let sim = onehop_sim::open(spec).unwrap();
         let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap()));
+        Self::serve(sim, function)
+    }
+
+    /// Serves the function of a drive.
+    pub fn serve(sim: Sim, function: Function) -> (Self, UnixStream) {
         let (mine, yours) = UnixStream::pair().unwrap();
         let (stop, refused) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<String>>>::default());
         let (stopped, told) = (stop.clone(), refused.clone());
@@ -86,7 +91,7 @@ impl Client {
     }
 
     pub fn turn_on(&self) {
-        self.write(CONFIG, 4, &6u16.to_le_bytes());
+        self.write(CONFIG, 4, &0x406u16.to_le_bytes());
     }
 
     /// A request and the payload of its reply, or the error number.
@@ -151,11 +156,16 @@ impl Client {
         self.request(command::SET_IRQS, &payload, fds).map(|_| ())
     }
 
+    /// What the server says of a region, with room for so many bytes.
+    pub fn region_info(&self, region: u32, room: u32) -> Result<Vec<u8>, u32> {
+        let ask = [room, 0, region, 0, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
+        self.request(command::REGION_INFO, &ask, &[])
+    }
+
     /// The served function as our driver sees any controller.
     pub fn port(self: &Arc<Self>) -> Port {
-        let info = self.request(command::REGION_INFO, &[32u32, 0, 0, 0].map(u32::to_le_bytes).concat(), &[]);
-        let info = info.map(|mut raw| raw.split_off(8)).unwrap_or_default();
-        let size = u32::from_le_bytes(info.get(8..12).map_or([0; 4], |raw| raw.try_into().unwrap()));
+        let info = self.region_info(0, 32).unwrap();
+        let size = u32::from_le_bytes(info[16..20].try_into().unwrap());
         Port {
             regs: Arc::new(Bar0 { client: self.clone(), size }),
             mapper: Arc::new(Memory(self.clone())),

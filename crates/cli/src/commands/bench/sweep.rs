@@ -31,8 +31,8 @@ use crate::units;
                   row's bytes are compared; a row that is faster than its link fails the command."
 )]
 pub(crate) struct Args {
-    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE, qtest:SOCKET,MEMORY-FILE [default: sim:mem:16M;
-    /// --full: sim:mem:256M]
+    /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE, qtest:SOCKET,MEMORY-FILE,
+    /// vfio-user:SOCKET [default: sim:mem:16M; --full: sim:mem:256M]
     #[arg(short = 'd', long = "drive", value_name = "DRIVE", conflicts_with_all = ["file", "create"])]
     drive: Option<String>,
     /// The drive's namespace

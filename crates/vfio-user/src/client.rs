@@ -1,0 +1,72 @@
+//! The other side of the protocol: an NVMe controller that a server has on a socket, as our driver sees any controller.
+//!
+//! Registers are read and written by messages, or as memory where the server offers that. The controller's memory is made
+//! of memfds, which the server maps: neither QEMU nor root is needed.
+
+mod bar;
+mod connection;
+mod memory;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onehop_os::{FunctionReset, Mapper, Port, Registers};
+
+use crate::error::ClientError;
+use crate::wire::command;
+use bar::Bar0;
+use connection::{CONFIG, Connection};
+use memory::Memory;
+
+/// Command: memory space, bus master, and no INTx, as nobody waits for interrupts here.
+const COMMAND: u64 = 4;
+const COMMAND_ON: u16 = 1 << 1 | 1 << 2 | 1 << 10;
+/// Class code: mass storage, non-volatile memory, NVM Express.
+const CLASS: u64 = 9;
+const NVME: [u8; 3] = [0x02, 0x08, 0x01];
+/// Flag of the device information: it can be reset.
+const CAN_RESET: u32 = 1;
+
+/// Connects to the server on a socket, which may be told from others by its path only.
+///
+/// # Errors
+/// When nothing is served there, the server refuses something, or it is no NVMe controller.
+pub fn open(socket: &Path) -> Result<Port, ClientError> {
+    let connection = Arc::new(Connection::open(socket)?);
+    let class = connection.read(CONFIG, CLASS, NVME.len())?;
+    if class != NVME {
+        let [interface, sub, base] = [0, 1, 2].map(|i| class.get(i).copied().unwrap_or_default());
+        let why = format!("its class is {base:02x}{sub:02x}{interface:02x}, an NVMe controller's 010802");
+        return Err(ClientError::Unfit { path: socket.into(), why });
+    }
+    let info = connection.request(command::DEVICE_INFO, &words([16, 0, 0, 0]), None)?.payload;
+    let flags = info.get(4..8).and_then(|raw| raw.try_into().ok()).map_or(0, u32::from_le_bytes);
+    let regs: Arc<dyn Registers> = Arc::new(Bar0::open(connection.clone())?);
+    turn_on(&connection)?;
+    let reset = Arc::new(Reset(connection.clone())) as Arc<dyn FunctionReset>;
+    let name = connection.name().to_owned();
+    let mapper: Arc<dyn Mapper> = Arc::new(Memory::new(connection));
+    Ok(Port { regs, mapper, reset: (flags & CAN_RESET != 0).then_some(reset), name, simulated: true })
+}
+
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn turn_on(connection: &Connection) -> Result<(), ClientError> {
+    connection.write(CONFIG, COMMAND, &COMMAND_ON.to_le_bytes())
+}
+
+/// Resets the device by a message. Memory stays mapped; the command register does not keep its bits.
+struct Reset(Arc<Connection>);
+
+impl FunctionReset for Reset {
+    fn function_reset(&self) -> onehop_os::Result<()> {
+        let reset = self.0.request(command::RESET, &[], None).and_then(|_| turn_on(&self.0));
+        reset.map_err(|error| onehop_os::Error::System {
+            call: format!("reset of {}", self.0.name()),
+            source: std::io::Error::other(error),
+            hint: "",
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! One connection to a server: a request and its reply at a time, each within a time.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::error::{Broken, ClientError};
+use crate::link::{Link, Message, PATIENCE};
+use crate::wire::{self, Header, MAX_DATA, MAX_FDS, command};
+
+/// The region of the configuration space.
+pub(super) const CONFIG: u32 = 7;
+
+/// What a server answered.
+pub(super) struct Reply {
+    pub payload: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+struct State {
+    link: Link<fn() -> bool>,
+    last: u16,
+    /// Why the connection is of no more use.
+    broken: Option<String>,
+}
+
+/// A connection whose version is agreed on.
+pub(super) struct Connection {
+    state: Mutex<State>,
+    path: PathBuf,
+    name: String,
+}
+
+impl Connection {
+    pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
+        let stream = reach(path)?;
+        let link = Link::new(stream, (|| false) as fn() -> bool);
+        let state = Mutex::new(State { link, last: 0, broken: None });
+        let name = format!("vfio-user:{}", path.display());
+        let connection = Self { state, path: path.into(), name };
+        let capabilities = serde_json::json!({ "capabilities": {
+            "max_msg_fds": MAX_FDS,
+            "max_data_xfer_size": MAX_DATA,
+        }});
+        let ask = [&[0, 0, 1, 0], capabilities.to_string().as_bytes(), &[0]].concat();
+        let said = connection.request(command::VERSION, &ask, None).map_err(|error| match error {
+            // A server that is busy with another client takes the connection all the same.
+            ClientError::Broken { path, what, why } => {
+                ClientError::Broken { path, what, why: format!("{why}; it may be serving another client") }
+            }
+            other => other,
+        })?;
+        match said.payload.get(..2) {
+            Some([0, 0]) => Ok(connection),
+            major => {
+                let why = format!("it speaks version {major:?} of the protocol, not 0");
+                Err(ClientError::Unfit { path: path.into(), why })
+            }
+        }
+    }
+
+    /// What people call the controller.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn request(
+        &self,
+        number: u16,
+        payload: &[u8],
+        file: Option<&File>,
+    ) -> Result<Reply, ClientError> {
+        let what = wire::name(number);
+        let mut state = self.state();
+        let exchanged = state.exchange(number, payload, file);
+        drop(state);
+        let Message { header, payload, fds } =
+            exchanged.map_err(|why| ClientError::Broken { path: self.path.clone(), what, why })?;
+        if header.is_error() {
+            let source = std::io::Error::from_raw_os_error(header.errno.cast_signed());
+            return Err(ClientError::Refused { path: self.path.clone(), what, source });
+        }
+        Ok(Reply { payload, fds })
+    }
+
+    /// Reads a region.
+    pub(super) fn read(&self, region: u32, offset: u64, bytes: usize) -> Result<Vec<u8>, ClientError> {
+        let mut payload =
+            self.request(command::REGION_READ, &access(region, offset, bytes, &[]), None)?.payload;
+        let head = access(region, offset, bytes, &[]).len();
+        if payload.len() != head + bytes {
+            let why = format!("{} bytes came for {bytes}", payload.len().saturating_sub(head));
+            return Err(ClientError::Broken { path: self.path.clone(), what: "REGION_READ", why });
+        }
+        Ok(payload.split_off(head))
+    }
+
+    /// Writes a region, and waits until it is done.
+    pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+        let payload = access(region, offset, data.len(), data);
+        self.request(command::REGION_WRITE, &payload, None).map(|_| ())
+    }
+
+    /// Writes a region without waiting; requests that follow find it written. It is lost where the connection is.
+    pub(super) fn post(&self, region: u32, offset: u64, data: &[u8]) {
+        let payload = access(region, offset, data.len(), data);
+        let mut state = self.state();
+        if state.broken.is_none() {
+            let header = state.header(command::REGION_WRITE, payload.len()).posted();
+            if let Err(broken) = state.link.send(&header, &payload, None) {
+                state.broken = Some(broken.to_string());
+            }
+        }
+    }
+}
+
+impl State {
+    fn header(&mut self, number: u16, payload: usize) -> Header {
+        self.last = self.last.wrapping_add(1);
+        Header::request(self.last, number, payload)
+    }
+
+    /// A request and its reply; after a failure there is no other.
+    fn exchange(&mut self, number: u16, payload: &[u8], file: Option<&File>) -> Result<Message, String> {
+        if let Some(why) = &self.broken {
+            return Err(why.clone());
+        }
+        let header = self.header(number, payload.len());
+        let done = self.link.send(&header, payload, file).and_then(|()| self.await_reply(&header));
+        match done {
+            Ok(Some(message)) => return Ok(message),
+            Ok(None) => self.broken = Some("the server closed it".into()),
+            Err(broken) => self.broken = Some(broken.to_string()),
+        }
+        Err(self.broken.clone().unwrap_or_default())
+    }
+
+    /// The reply to a request. What else comes is not ours: requests of the server, which are refused, and answers to
+    /// posted writes, which some servers give.
+    fn await_reply(&self, ask: &Header) -> Result<Option<Message>, Broken> {
+        let due = Instant::now() + PATIENCE;
+        while Instant::now() < due {
+            let Some(message) = self.link.receive_by(Some(due))? else { return Ok(None) };
+            let header = &message.header;
+            if header.is_request() && header.wants_reply() {
+                let errno = Errno::OPNOTSUPP.raw_os_error().unsigned_abs();
+                self.link.send(&header.refusal(errno), &[], None)?;
+            } else if !header.is_request() && header.id == ask.id {
+                return Ok(Some(message));
+            }
+        }
+        Err(Broken::Slow("answer", PATIENCE.as_secs()))
+    }
+}
+
+/// Connects without waiting: a server that takes no more clients is refused at once.
+fn reach(path: &Path) -> Result<UnixStream, ClientError> {
+    let failed = |errno: Errno| ClientError::Connect {
+        path: path.into(),
+        source: errno.into(),
+        hint: match errno {
+            Errno::AGAIN => "; others wait for this server already",
+            Errno::NOENT | Errno::CONNREFUSED => "; start its server first, such as `onehop sim serve`",
+            _ => "",
+        },
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    connect(&socket, &address).map_err(failed)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// The payload of a region access.
+fn access(region: u32, offset: u64, bytes: usize, data: &[u8]) -> Vec<u8> {
+    let count = (bytes as u32).to_le_bytes();
+    [offset.to_le_bytes().as_slice(), &region.to_le_bytes(), &count, data].concat()
+}

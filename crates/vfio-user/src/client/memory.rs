@@ -1,0 +1,110 @@
+//! Memory that a served controller reaches: memfds that the server maps, one for each allocation.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Run};
+use onehop_proto::BusAddr;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::connection::Connection;
+use crate::wire::command;
+
+const PAGE: u64 = 4096;
+/// Bus addresses are given out from here on, and never again; what lies below looks too much like a mistake.
+const FIRST: u64 = 1 << 30;
+/// Mappings start at multiples of this, at least one page apart.
+const STEP: u64 = 2 << 20;
+/// The device may read and write.
+const READ_WRITE: u64 = 3;
+
+/// An allocation that is still in use.
+struct Given {
+    bytes: u64,
+    file: Arc<File>,
+}
+
+/// Allocations, by where they lie in this process.
+type Book = Mutex<BTreeMap<u64, Given>>;
+
+fn locked(book: &Book) -> MutexGuard<'_, BTreeMap<u64, Given>> {
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives memory and bus addresses.
+pub(super) struct Memory {
+    connection: Arc<Connection>,
+    next: AtomicU64,
+    book: Arc<Book>,
+}
+
+impl Memory {
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, next: AtomicU64::new(FIRST), book: Arc::default() }
+    }
+
+    fn cannot(&self, why: impl Into<String>) -> Error {
+        Error::CannotMap { mapper: self.connection.name().to_owned(), why: why.into() }
+    }
+}
+
+/// Takes a mapping back on drop. Where that fails, the connection is gone and the mapping with it.
+struct Hold {
+    connection: Arc<Connection>,
+    at: u64,
+    bytes: u64,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let ask = [24, self.at, self.bytes].map(u64::to_le_bytes).concat();
+        let _ = self.connection.request(command::DMA_UNMAP, &ask, None);
+    }
+}
+
+impl Mapper for Memory {
+    fn name(&self) -> &str {
+        self.connection.name()
+    }
+
+    fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+        let none = || Error::NoMemory { mapper: self.connection.name().to_owned(), bytes };
+        let len = bytes.max(1).checked_next_multiple_of(PAGE as usize).ok_or_else(none)?;
+        let file = memfd_create("onehop-dma", MemfdFlags::CLOEXEC).map_err(|_| none())?;
+        let file = File::from(file);
+        file.set_len(len as u64).map_err(|_| none())?;
+        let memory = HostMem::of_file(&file, len)?;
+        let (at, book, file) = (memory.host_ptr() as u64, self.book.clone(), Arc::new(file));
+        locked(&book).insert(at, Given { bytes: len as u64, file: file.clone() });
+        Ok(memory.on_last_drop(move || {
+            let mut book = locked(&book);
+            // The address may have gone to another allocation already.
+            if book.get(&at).is_some_and(|given| Arc::ptr_eq(&given.file, &file)) {
+                book.remove(&at);
+            }
+        }))
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+        let host = memory.host().ok_or_else(|| {
+            self.cannot("a vfio-user server reaches host memory only; use the emulated GPU or host buffers")
+        })?;
+        let (start, len) = (host.host_ptr() as u64, host.len() as u64);
+        let book = locked(&self.book);
+        let found = book.range(..=start).next_back();
+        let (base, given) = found
+            .filter(|(base, given)| len != 0 && start - **base + len <= given.bytes)
+            .ok_or_else(|| self.cannot("only memory that this mapper allocated has a file to share"))?;
+        let (skew, offset) = ((start - base) % PAGE, (start - base) / PAGE * PAGE);
+        let (bytes, file) = ((skew + len).next_multiple_of(PAGE), given.file.clone());
+        drop(book);
+        let at = self.next.fetch_add((bytes + PAGE).next_multiple_of(STEP), Ordering::Relaxed);
+        let ask = [32 | READ_WRITE << 32, offset, at, bytes].map(u64::to_le_bytes).concat();
+        let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));
+        shared.map_err(|error| self.cannot(error.to_string()))?;
+        let hold = Hold { connection: self.connection.clone(), at, bytes };
+        Ok(Mapped::new(vec![Run { addr: BusAddr(at + skew), len }], Box::new(hold)))
+    }
+}

@@ -1,0 +1,243 @@
+//! Controllers that are served on a socket, driven as any drive: by our own server, and by hand by that of others:
+//! `ONEHOP_TEST_VFIO_USER=SOCKET cargo test -p onehop-vfio-user --test scheme -- --test-threads 1 suite_on`.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "../../drive/tests/suite/mod.rs"]
+mod suite;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_drive::{Drive, Error, Options};
+use onehop_os::{HostMem, Port};
+use onehop_proto::regs::doorbell;
+use onehop_sim::Sim;
+use onehop_vfio_user::wire::{HEADER, Header};
+use onehop_vfio_user::{ClientError, Event, Function, Nvme, Server, client};
+use suite::{Case, PLAIN, matrix, run};
+
+/// A drive on a socket of its own, served until the value goes.
+struct Served {
+    sim: Sim,
+    socket: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Vec<String>>>,
+}
+
+fn socket() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("onehop-scheme-{}-{number}.sock", std::process::id()))
+}
+
+impl Served {
+    fn start(spec: &str, mapped: bool) -> Self {
+        let sim = onehop_sim::open(spec).unwrap();
+        let nvme = Nvme::new(sim.clone()).unwrap();
+        let nvme = if mapped { nvme.with_mapped_doorbells().unwrap() } else { nvme };
+        let (socket, stop) = (socket(), Arc::new(AtomicBool::new(false)));
+        let (server, stopped) = (Server::bind(&socket).unwrap(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let complaints = std::cell::RefCell::new(Vec::new());
+            let tell = |event: Event| {
+                if !matches!(event, Event::Connected | Event::Closed(None)) {
+                    complaints.borrow_mut().push(event.to_string());
+                }
+            };
+            server.run(&Function::new(Box::new(nvme)), &|| stopped.load(Ordering::Relaxed), &tell).unwrap();
+            complaints.into_inner()
+        });
+        Self { sim, socket, stop, thread: Some(thread) }
+    }
+
+    fn port(&self) -> Port {
+        client::open(&self.socket).unwrap()
+    }
+
+    /// What the server had to say, once it has ended.
+    fn end(mut self) -> Vec<String> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The suite on our server, by messages and by mapped doorbells, or on the controller that the environment names.
+fn on(case: Case, more: &str) {
+    if let Ok(socket) = std::env::var("ONEHOP_TEST_VFIO_USER") {
+        let case = Case { unknown_is_removed: true, ..case };
+        return run(client::open(Path::new(&socket)).unwrap(), case);
+    }
+    let Case { lba, ms, ext, mdts, queues, sgl, .. } = case;
+    let (ext, sgl) = (u8::from(ext), u8::from(sgl));
+    let spec = format!("mem:24M?lba={lba}&ms={ms}&ext={ext}&mdts={mdts}&queues={queues}&sgl={sgl}&{more}");
+    for mapped in [false, true] {
+        let served = Served::start(&spec, mapped);
+        run(served.port(), case);
+        let (sim, said) = (served.sim.clone(), served.end());
+        assert!(said.is_empty(), "{spec}, mapped {mapped}: {said:?}");
+        assert!(sim.violations().is_empty(), "{spec}, mapped {mapped}: {:?}", sim.violations());
+    }
+}
+
+#[test]
+fn suite_on_a_plain_drive() {
+    on(Case { sgl: false, ..PLAIN }, "");
+}
+
+#[test]
+fn suite_on_deep_queues() {
+    on(Case { sgl: false, queues: 8, depth: 200, ..PLAIN }, "mqes=255");
+}
+
+#[test]
+fn suite_on_shallow_queues() {
+    on(Case { sgl: false, queues: 1, depth: 1, ..PLAIN }, "");
+}
+
+#[test]
+fn suite_on_sgls() {
+    on(PLAIN, "");
+}
+
+#[test]
+fn every_case_by_mapped_doorbells() {
+    for case in matrix(64) {
+        let Case { lba, ms, ext, mdts, queues, sgl, .. } = case;
+        let (ext, sgl) = (u8::from(ext), u8::from(sgl));
+        let spec =
+            format!("mem:24M?lba={lba}&ms={ms}&ext={ext}&mdts={mdts}&queues={queues}&sgl={sgl}&mqes=63");
+        let served = Served::start(&spec, true);
+        run(served.port(), case);
+        assert!(served.sim.violations().is_empty(), "{spec}: {:?}", served.sim.violations());
+    }
+}
+
+/// A doorbell reads back only where it is memory: the controller itself gives 0, and notes that it was read.
+#[test]
+fn doorbells_are_memory_where_the_server_offers_it() {
+    for (mapped, want) in [(true, 5), (false, 0)] {
+        let served = Served::start("mem:1M", mapped);
+        let port = served.port();
+        port.regs.write32(doorbell(3, false, 0), 5);
+        assert_eq!(port.regs.read32(doorbell(3, false, 0)), want, "mapped: {mapped}");
+    }
+}
+
+#[test]
+fn one_client_follows_the_other() {
+    let served = Served::start("mem:8M", true);
+    for round in 0..3u8 {
+        let drive = Drive::open(served.port(), Options { writable: true, ..Options::default() }).unwrap();
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(4096).unwrap();
+        if round > 0 {
+            queue.read(ns, 0, 8, &buffer, 0).unwrap();
+            assert_eq!(buffer.host().unwrap().to_vec(0, 4096).unwrap(), vec![round; 4096]);
+        }
+        buffer.host().unwrap().fill(0, 4096, round + 1).unwrap();
+        queue.write(ns, 0, 8, &buffer, 0).unwrap();
+    }
+    assert_eq!(served.sim.violations(), []);
+}
+
+#[test]
+fn memory_is_mapped_once_and_only_its_own() {
+    let served = Served::start("mem:1M", false);
+    let mapper = served.port().mapper;
+    let memory = mapper.alloc(10_000).unwrap();
+    let part = memory.slice(5000..9000).unwrap();
+    let mapped = mapper.map(&part).unwrap();
+    assert_eq!((mapped.bytes(), mapped.contiguous().unwrap().0 % 4096), (4000, 5000 % 4096));
+    let other = HostMem::anonymous(4096).unwrap();
+    let why = mapper.map(&other).unwrap_err().to_string();
+    assert!(why.contains("only memory that this mapper allocated"), "{why}");
+    let gone = memory.slice(0..0).unwrap();
+    assert!(mapper.map(&gone).is_err());
+}
+
+#[test]
+fn a_server_that_goes_takes_the_drive_with_it() {
+    let served = Served::start("mem:1M", false);
+    let short = Options { timeout: Duration::from_millis(200), ..Options::default() };
+    let drive = Drive::open(served.port(), short).unwrap();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(4096).unwrap();
+    queue.read(ns, 0, 1, &buffer, 0).unwrap();
+    drop(served.end());
+    let error = queue.read(ns, 0, 1, &buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
+}
+
+#[test]
+fn what_is_no_server_is_named() {
+    let nowhere = client::open(Path::new("/nowhere/cntrl")).map(|_| ()).unwrap_err().to_string();
+    assert!(nowhere.contains("/nowhere/cntrl") && nowhere.contains("start its server first"), "{nowhere}");
+    let board = Arc::new(onehop_board::Board::new(onehop_board::Config::default()).unwrap());
+    let socket = socket();
+    let server = Server::bind(&socket).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let function = Function::new(Box::new(onehop_vfio_user::Sdr::new(board.clone())));
+            server.run(&function, &|| stop.load(Ordering::Relaxed), &|_| ()).unwrap();
+        });
+        let error = client::open(&socket).map(|_| ()).unwrap_err();
+        stop.store(true, Ordering::Relaxed);
+        assert!(matches!(&error, ClientError::Unfit { why, .. } if why.contains("010802")), "{error}");
+    });
+}
+
+/// A server that answers with `reply`, whatever is asked, as often as it is asked.
+fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), ClientError> {
+    let socket = socket();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut raw = [0; HEADER];
+        while stream.read_exact(&mut raw).is_ok() {
+            let header = Header::decode(&raw);
+            stream.read_exact(&mut vec![0; header.payload().unwrap()]).unwrap();
+            if stream.write_all(&reply(&header)).is_err() {
+                return;
+            }
+        }
+    });
+    let end = client::open(&socket).map(|_| ());
+    std::fs::remove_file(socket).unwrap();
+    thread.join().unwrap();
+    end
+}
+
+#[test]
+fn servers_that_break_the_protocol_are_left() {
+    let whole =
+        |header: &Header, payload: &[u8]| [header.reply(payload.len()).encode().as_slice(), payload].concat();
+    let refused = answers(|header| header.refusal(22).encode().to_vec()).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { what: "the version", .. }), "{refused}");
+    let other = answers(move |header| whole(header, &[1, 0, 0, 0])).unwrap_err();
+    assert!(matches!(other, ClientError::Unfit { .. }), "{other}");
+    let short = answers(move |header| whole(header, &[0; 4])).unwrap_err();
+    assert!(matches!(short, ClientError::Broken { what: "REGION_READ", .. }), "{short}");
+    let long = answers(|header| Header { bytes: u32::MAX, ..header.reply(0) }.encode().to_vec()).unwrap_err();
+    assert!(matches!(long, ClientError::Broken { .. }), "{long}");
+    // Requests of the server are refused, and answers to other requests passed over, but not without an end.
+    let began = Instant::now();
+    let ends = answers(|header| {
+        let stray = Header { id: header.id.wrapping_add(7), ..header.reply(0) };
+        let asks = Header::request(9, 12, 0);
+        [asks.encode(), stray.encode(), header.refusal(95).encode()].concat()
+    });
+    assert!(matches!(ends, Err(ClientError::Refused { .. })), "{ends:?}");
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
