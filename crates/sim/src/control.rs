@@ -1,10 +1,12 @@
 //! Enable, disable, shut down: what CC asks for, and how CSTS follows.
 
+use onehop_proto::Status;
 use onehop_proto::regs::{Cc, Csts};
 
 use crate::device::{Device, Phase};
 use crate::engine::Strike;
 use crate::faults::Edge;
+use crate::health::ErrorEntry;
 use crate::queues::{Cq, Ring, Sq};
 use crate::violation::Rule;
 
@@ -122,6 +124,9 @@ impl Device {
             self.flush_all();
             self.regs.csts = self.regs.csts.with_shst(Csts::SHST_COMPLETE);
         }
+        if self.silent_at.is_some_and(|due| due <= now) {
+            self.end_silence();
+        }
         while let Some(strike) = self.faults.timed(now) {
             self.strike(strike);
         }
@@ -134,7 +139,7 @@ impl Device {
             Phase::Starting(due) | Phase::Stopping(due) if due != NEVER && !self.regs.csts.cfs() => Some(due),
             _ => None,
         };
-        [phase, self.shutdown, self.faults.next_timed()].into_iter().flatten().min()
+        [phase, self.shutdown, self.silent_at, self.faults.next_timed()].into_iter().flatten().min()
     }
 
     fn become_ready(&mut self, now: u64) {
@@ -151,6 +156,23 @@ impl Device {
         self.phase = Phase::Ready;
         self.regs.csts = self.regs.csts.with_rdy(true);
         self.faults.ready(now);
+    }
+
+    /// The host has said that it lives, or for how long it may keep silent.
+    pub(crate) fn restart_keep_alive(&mut self) {
+        let now = self.clock.now();
+        self.silent_at = self.features.keep_alive().map(|time| now.saturating_add(time.as_nanos() as u64));
+    }
+
+    /// The host has kept silent for too long: the controller stops, until it is reset.
+    fn end_silence(&mut self) {
+        self.silent_at = None;
+        if self.runs() {
+            let status = Status::KEEP_ALIVE_EXPIRED;
+            // No command is to blame.
+            self.health.note_error(ErrorEntry { sqid: u16::MAX, cid: u16::MAX, status, lba: 0, nsid: 0 });
+            self.fatal();
+        }
     }
 
     fn shut_down(&mut self) {

@@ -67,6 +67,8 @@ pub(crate) struct Device {
     pub enabled_at: u64,
     /// When a shutdown that was asked for is complete.
     pub shutdown: Option<u64>,
+    /// When the host has kept silent for too long.
+    pub silent_at: Option<u64>,
     pub sqs: Vec<Option<Sq>>,
     pub cqs: Vec<Option<Cq>>,
     /// Completion queues that the host deleted and has not created again.
@@ -123,6 +125,7 @@ impl Device {
             phase: Phase::Off,
             enabled_at: 0,
             shutdown: None,
+            silent_at: None,
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             deleted_cqs: BTreeSet::new(),
@@ -212,6 +215,7 @@ impl Device {
         self.held.clear();
         self.shadow = None;
         self.medium_free = 0;
+        self.silent_at = None;
         self.events = Events::default();
         self.features.reset();
         if let Some(mapped) = self.mapped.get() {

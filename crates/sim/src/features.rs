@@ -1,6 +1,7 @@
 //! Features: their values in use, by default and saved, and what each may become.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use onehop_proto::Status;
 use onehop_proto::admin::Select;
@@ -26,6 +27,11 @@ const fn kind(fid: u8, saveable: bool, known: u32, standard: u32) -> Kind {
 const HOT: u16 = 353;
 const COLD: u16 = 273;
 
+/// KAS: the keep alive timeout is counted in so many 100 ms.
+pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 1;
+/// The same in milliseconds.
+const KEEP_ALIVE_STEP: u32 = KEEP_ALIVE_GRANULARITY as u32 * 100;
+
 const KINDS: &[Kind] = &[
     kind(id::ARBITRATION, true, 0xffff_ff07, 7),
     kind(id::POWER_MANAGEMENT, true, 0xff, 0),
@@ -40,6 +46,7 @@ const KINDS: &[Kind] = &[
     kind(id::APST, true, 1, 0),
     kind(id::HOST_MEMORY_BUFFER, false, 3, 0),
     kind(id::TIMESTAMP, false, 0, 0),
+    kind(id::KEEP_ALIVE, false, u32::MAX, 0),
     kind(id::HOST_BEHAVIOR, false, 0, 0),
     kind(id::SOFTWARE_PROGRESS, true, 0xff, 0),
     kind(id::HOST_ID, false, 1, 0),
@@ -118,6 +125,12 @@ impl Features {
         self.data.get(&id::HOST_BEHAVIOR).is_some_and(|d| d[behavior::ACRE] != 0)
     }
 
+    /// How long the host may keep silent; none if it need not say anything.
+    pub(crate) fn keep_alive(&self) -> Option<Duration> {
+        let milliseconds = self.value(id::KEEP_ALIVE);
+        (milliseconds != 0).then(|| Duration::from_millis(milliseconds.into()))
+    }
+
     /// Whether a temperature is past its threshold.
     pub(crate) fn is_hot(&self, kelvins: u16) -> bool {
         let hot = feature::TemperatureThreshold(self.value(id::TEMPERATURE_THRESHOLD)).kelvins();
@@ -178,6 +191,12 @@ impl Features {
                     self.cold = asked.kelvins();
                     return Ok(0);
                 }
+            }
+            id::KEEP_ALIVE => {
+                let rounded = dw11.checked_next_multiple_of(KEEP_ALIVE_STEP);
+                let timeout = rounded.ok_or(Status::KEEP_ALIVE_INVALID.with_dnr())?;
+                self.current.insert(fid, timeout);
+                return Ok(0);
             }
             id::POWER_MANAGEMENT if feature::PowerManagement(dw11).ps() > crate::admin::LAST_POWER_STATE => {
                 return Err(Status::INVALID_FIELD.with_dnr());

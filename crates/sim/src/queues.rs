@@ -144,9 +144,15 @@ impl Sq {
         self.outstanding.len
     }
 
-    /// An identifier other than this that is outstanding, or is not.
+    /// An identifier other than this that is outstanding, or is not. One that is not is far away from this: hosts use
+    /// neighbours again at once, and would then be blamed for an identifier in use.
     pub(crate) fn another_cid(&self, than: u16, outstanding: bool) -> Option<u16> {
-        (1..u16::MAX).map(|i| than ^ i).find(|cid| self.outstanding.contains(*cid) == outstanding)
+        let first = if outstanding { than } else { than ^ 0x8000 };
+        let usable = |cid: &u16| *cid != than && *cid != u16::MAX;
+        (0..=u16::MAX)
+            .map(|i| first ^ i)
+            .filter(usable)
+            .find(|cid| self.outstanding.contains(*cid) == outstanding)
     }
 
     /// The head to tell the host, `lag` behind where that is not further back than it was told already.

@@ -19,7 +19,7 @@ const fn admin_masks(opcode: u8) -> Option<Masks> {
         admin::opcode::GET_FEATURES => [0xffff_f800, 0, 0, 0, 0xffff_ff80, 0],
         admin::opcode::SET_FEATURES => [0x7fff_ff00, 0, 0, 0, 0, 0],
         admin::opcode::ABORT => [0, ALL, ALL, ALL, ALL, ALL],
-        admin::opcode::ASYNC_EVENT | admin::opcode::DOORBELL_BUFFER => NONE_USED,
+        admin::opcode::ASYNC_EVENT | admin::opcode::DOORBELL_BUFFER | admin::opcode::KEEP_ALIVE => NONE_USED,
         _ => return None,
     })
 }

@@ -54,8 +54,10 @@ impl Device {
         if was_caching && !self.features.write_cache() {
             self.flush_all();
         }
-        if ask.fid == id::TEMPERATURE_THRESHOLD {
-            self.check_temperature();
+        match ask.fid {
+            id::TEMPERATURE_THRESHOLD => self.check_temperature(),
+            id::KEEP_ALIVE => self.restart_keep_alive(),
+            _ => {}
         }
         Ok(result)
     }

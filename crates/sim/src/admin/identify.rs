@@ -9,6 +9,7 @@ use onehop_proto::{Sqe, Status};
 use super::log::FIRMWARE;
 use crate::device::Device;
 use crate::exec::{Failure, Reply};
+use crate::features::KEEP_ALIVE_GRANULARITY;
 use crate::health::ERROR_ENTRIES;
 use crate::transfer::sgl_support;
 
@@ -97,6 +98,7 @@ impl Device {
             .frmw(3)
             .lpa(1 << 1 | 1 << 2)
             .elpe_z(ERROR_ENTRIES as u8 - 1)
+            .kas(KEEP_ALIVE_GRANULARITY)
             .npss_z(LAST_POWER_STATE)
             .apsta(1)
             .wctemp(343)
@@ -170,6 +172,8 @@ impl Device {
             .npwa_z(granule)
             .npdg_z(granule)
             .npda_z(granule)
+            // The best size to write is a multiple of the preferred one.
+            .nows_z(granule)
             .nguid(self.nguid(nsid))
             .eui64(self.eui64(nsid));
         for (i, format) in (0..).zip(formats) {

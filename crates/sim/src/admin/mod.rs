@@ -33,6 +33,10 @@ impl Device {
             opcode::ABORT => self.abort(command),
             opcode::SET_FEATURES => self.set_features(sqe),
             opcode::GET_FEATURES => self.get_features(sqe),
+            opcode::KEEP_ALIVE => {
+                self.restart_keep_alive();
+                Ok(0)
+            }
             opcode::ASYNC_EVENT => return self.async_event(command),
             opcode::DOORBELL_BUFFER => self.doorbell_buffer(sqe),
             _ => Err(Status::INVALID_OPCODE.with_dnr().into()),

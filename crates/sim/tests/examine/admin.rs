@@ -176,10 +176,24 @@ fn admin_commands_are_only_hit_when_they_are_meant() {
 #[test]
 fn commands_that_are_not_offered_are_refused() {
     let mut host = Host::enabled("mem:1M?workers=0");
-    let offered = [0u8, 1, 2, 4, 5, 6, 8, 9, 0xa, 0xc, 0x7c];
+    let offered = [0u8, 1, 2, 4, 5, 6, 8, 9, 0xa, 0xc, 0x18, 0x7c];
     for opcode in (0..=255).filter(|op| !offered.contains(op)) {
         assert!(host.admin(Sqe::new(opcode, 0)).status().is(Status::INVALID_OPCODE), "{opcode:#x}");
     }
     let config = admin::doorbell_buffer_config(onehop_proto::BusAddr(0), onehop_proto::BusAddr(0));
     assert!(host.admin(config).status().is(Status::INVALID_OPCODE));
+}
+
+/// A host that writes in the preferred granularity writes the optimal size by whole numbers of it.
+#[test]
+fn the_optimal_write_size_is_a_multiple_of_the_preferred_one() {
+    for lba in [512, 4096, 65536] {
+        let mut host = Host::enabled(&format!("mem:1M?workers=0&lba={lba}"));
+        let raw = host.admin_data(admin::identify(admin::cns::NAMESPACE, 1, 0, 0), 4096).unwrap();
+        let raw: [u8; 4096] = raw.try_into().unwrap();
+        let ns = onehop_proto::identify::Namespace::new(&raw);
+        assert!(ns.granularities());
+        let (preferred, optimal) = (u32::from(ns.npwg_z()) + 1, u32::from(ns.nows_z()) + 1);
+        assert_eq!((optimal % preferred, preferred * lba), (0, lba.max(4096)), "{lba}");
+    }
 }

@@ -71,6 +71,51 @@ fn wrong_features_are_refused() {
 }
 
 #[test]
+fn a_host_that_keeps_silent_is_given_up() {
+    let mut host = Host::new("mem:1M?workers=0&latency=700ms");
+    let raw = host.admin_data(admin::identify(admin::cns::CONTROLLER, 0, 0, 0), 4096).unwrap();
+    let raw: [u8; 4096] = raw.try_into().unwrap();
+    assert_eq!(onehop_proto::identify::Controller::new(&raw).kas(), 1);
+    let set = |milliseconds| admin::set_features(id::KEEP_ALIVE, false, milliseconds);
+    assert_eq!(get(&mut host, id::KEEP_ALIVE, Select::Current), 0);
+    host.admin_ok(admin::keep_alive());
+    assert!(host.admin(set(u32::MAX)).status().is(Status::KEEP_ALIVE_INVALID));
+    host.admin_ok(set(901));
+    assert_eq!(get(&mut host, id::KEEP_ALIVE, Select::Current), 1000, "in steps of 100 ms");
+    // Each flush takes 700 ms; a sign of life between two of them is enough, none is too little.
+    for _ in 0..3 {
+        host.submit(1, nvm::flush(1));
+        assert!(host.sim.step() && host.poll(1).is_some());
+        host.admin_ok(admin::keep_alive());
+    }
+    host.submit(1, nvm::flush(1));
+    assert!(host.sim.step() && host.poll(1).is_some());
+    host.submit(1, nvm::flush(1));
+    assert!(host.sim.step() && host.csts().cfs());
+    assert!(!host.sim.step() && host.poll(1).is_none(), "it has stopped");
+    host.disable();
+    host.enable();
+    assert_eq!(get(&mut host, id::KEEP_ALIVE, Select::Current), 0);
+    let log = host.admin_data(admin::get_log_page(1, admin::ALL_NAMESPACES, 64, 0, false, 0), 64).unwrap();
+    let entry = onehop_proto::log::ErrorEntry::new(log.as_slice().try_into().unwrap());
+    assert!(entry.status().is(Status::KEEP_ALIVE_EXPIRED), "{:?}", entry.status());
+    host.clean();
+}
+
+#[test]
+fn keep_alive_ends_with_the_controller() {
+    let mut host = Host::enabled("mem:1M?workers=0");
+    host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 100));
+    host.disable();
+    assert!(!host.sim.step(), "nobody is waited for");
+    host.enable();
+    host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 100));
+    host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 0));
+    assert!(!host.sim.step(), "it was switched off");
+    host.clean();
+}
+
+#[test]
 fn temperature_thresholds_raise_events() {
     let mut host = Host::enabled("mem:1M?workers=0");
     host.submit(0, admin::async_event());
