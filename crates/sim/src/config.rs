@@ -43,7 +43,7 @@ pub struct Config {
     pub ms: u16,
     /// Metadata follows each block's data (extended LBA) instead of lying in a buffer of its own.
     pub ext: bool,
-    /// Protection information: 0 none, else type 1 to 3. It is kept as it comes; none is made or checked.
+    /// Protection information: 0 none, else type 1 to 3, in the last 8 bytes of each block's metadata.
     pub pi: u8,
     /// Namespaces; the media is split among them.
     pub namespaces: u32,

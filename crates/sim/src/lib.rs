@@ -28,6 +28,7 @@ mod media;
 mod null;
 mod nvm;
 mod options;
+mod protect;
 mod queues;
 mod regs;
 mod reserved;

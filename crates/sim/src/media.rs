@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::cache::{Cache, Unit};
 use crate::config::{Config, Media};
 use crate::engine::Blocks;
+use crate::protect;
 use crate::store::{Store, open_image};
 use crate::{Error, Result};
 
@@ -20,6 +21,9 @@ pub(crate) struct Namespace {
     pub lba: u32,
     /// Metadata bytes of a block.
     pub ms: u16,
+    /// The last bytes of each block's metadata are protection information, which is stored inverted: what was never
+    /// written, or was deallocated, reads as ones, which exempts it from checks.
+    protected: bool,
     data: Store,
     meta: Option<Store>,
     cache: Cache,
@@ -77,6 +81,7 @@ impl Namespace {
             blocks: 0,
             lba: config.lba,
             ms: config.ms,
+            protected: config.pi != 0,
             data: Store::memory(0),
             meta: None,
             cache: Cache::new(config.lba),
@@ -114,21 +119,34 @@ impl Namespace {
     /// Reads whole blocks; `meta` is empty or as long as their metadata.
     pub(crate) fn read(&self, slba: u64, data: &mut [u8], meta: &mut [u8]) -> io::Result<()> {
         self.data.read(self.at(slba), data)?;
-        match &self.meta {
-            Some(store) if !meta.is_empty() => store.read(self.meta_at(slba), meta),
-            _ => Ok(()),
+        if let Some(store) = self.meta.as_ref().filter(|_| !meta.is_empty()) {
+            store.read(self.meta_at(slba), meta)?;
+            self.invert_protection(meta);
+        }
+        Ok(())
+    }
+
+    fn invert_protection(&self, meta: &mut [u8]) {
+        if self.protected {
+            for block in meta.chunks_exact_mut(self.ms.into()) {
+                let others = block.len() - protect::BYTES;
+                block[others..].iter_mut().for_each(|byte| *byte = !*byte);
+            }
         }
     }
 
-    /// Writes whole blocks; `durable` ones survive a power loss at once. Without `meta` the metadata becomes zero.
+    /// Writes whole blocks; `durable` ones survive a power loss at once. Without `meta` the metadata becomes zero, and
+    /// protection information ones.
     pub(crate) fn write(&mut self, slba: u64, data: &[u8], meta: &[u8], durable: bool) -> io::Result<()> {
         let count = data.len() as u64 / u64::from(self.lba);
         self.before_write(slba, count, durable)?;
         self.data.write(self.at(slba), data)?;
         let (at, bytes) = (self.meta_at(slba), self.meta_at(count));
+        let mut meta = meta.to_vec();
+        self.invert_protection(&mut meta);
         match &mut self.meta {
             Some(store) if meta.is_empty() => store.zero(at, bytes),
-            Some(store) => store.write(at, meta),
+            Some(store) => store.write(at, &meta),
             None => Ok(()),
         }
     }

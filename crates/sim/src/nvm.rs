@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::exec::{Command, Failure, Reply, Task};
 use crate::late::LateData;
 use crate::media::Namespace;
+use crate::protect::{self, Protection};
 use crate::transfer::Way;
 use crate::violation::Rule;
 
@@ -19,6 +20,8 @@ struct Layout {
     inline_meta: usize,
     /// Metadata in a buffer of its own.
     split_meta: usize,
+    /// Metadata on the medium; without the other two the host does not see it.
+    ms: usize,
 }
 
 impl Layout {
@@ -31,7 +34,7 @@ impl Layout {
     }
 
     fn meta(&self) -> usize {
-        self.blocks as usize * (self.inline_meta + self.split_meta)
+        self.blocks as usize * self.ms
     }
 
     /// Takes metadata out from between the data: `mixed` is what travelled.
@@ -101,21 +104,19 @@ impl Device {
         if check_range(ns.blocks, lba, blocks).is_err() {
             return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(lba) });
         }
-        if self.config.pi != 0 && (rw.pract || rw.prchk != 0) {
-            // Without protection information these fields say nothing.
-            return Err(Status::INVALID_PROTECTION_INFO.with_dnr().into());
-        }
+        let protection = self.protection(&rw)?;
         match rw.opcode {
             opcode::READ => self.read(command, &rw),
             opcode::WRITE => self.write(command, &rw),
             opcode::COMPARE => self.compare(command, &rw),
-            opcode::WRITE_ZEROES => {
-                let durable = self.is_durable(rw.fua);
-                self.known_namespace(rw.nsid)?.zero(lba, blocks, durable).map_err(medium_failed)
-            }
+            opcode::WRITE_ZEROES => self.write_zeroes(&rw, protection.filter(|_| rw.pract)),
             opcode::WRITE_UNCORRECTABLE => {
                 self.known_namespace(rw.nsid)?.spoil(lba, blocks);
                 Ok(())
+            }
+            _ if protection.is_some_and(|p| p.checks()) => {
+                let layout = self.layout(&rw);
+                self.load(&rw, &layout, &mut Vec::new(), &mut Vec::new())
             }
             _ => {
                 let bad = self.known_namespace(rw.nsid)?.bad_block(lba, blocks);
@@ -124,10 +125,35 @@ impl Device {
         }
     }
 
+    /// What a command wants of protection information; none where the namespace has none, whatever the fields say.
+    fn protection(&self, rw: &Rw) -> Result<Option<Protection>, Failure> {
+        match self.config.pi {
+            0 => Ok(None),
+            kind => Ok(Some(Protection::new(kind, rw)?)),
+        }
+    }
+
+    fn write_zeroes(&mut self, rw: &Rw, protection: Option<Protection>) -> Result<(), Failure> {
+        let (durable, layout) = (self.is_durable(rw.fua), self.layout(rw));
+        let ns = self.known_namespace(rw.nsid)?;
+        let Some(protection) = protection else {
+            return ns.zero(rw.lba, layout.blocks, durable).map_err(medium_failed);
+        };
+        let (data, mut meta) = (vec![0; layout.data()], vec![0; layout.meta()]);
+        protection.insert(&data, &mut meta, layout.lba, layout.ms);
+        ns.write(rw.lba, &data, &meta, durable).map_err(medium_failed)
+    }
+
     fn layout(&self, rw: &Rw) -> Layout {
         let ms = usize::from(self.config.ms);
-        let (inline_meta, split_meta) = if self.config.ext { (ms, 0) } else { (0, ms) };
-        Layout { blocks: u64::from(rw.blocks), lba: self.config.lba as usize, inline_meta, split_meta }
+        // With PRACT, metadata that is nothing but protection information does not reach the host.
+        let hidden = self.config.pi != 0 && rw.pract && ms == protect::BYTES;
+        let (inline_meta, split_meta) = match (hidden, self.config.ext) {
+            (true, _) => (0, 0),
+            (false, true) => (ms, 0),
+            (false, false) => (0, ms),
+        };
+        Layout { blocks: u64::from(rw.blocks), lba: self.config.lba as usize, inline_meta, split_meta, ms }
     }
 
     /// The metadata pointer, where there is a separate buffer.
@@ -144,7 +170,7 @@ impl Device {
         Ok(Some(mptr))
     }
 
-    /// Reads blocks of the medium into the buffers: data or mixed data, and metadata.
+    /// Reads blocks of the medium into the buffers: data or mixed data, and metadata; checks what is to be checked.
     fn load(
         &mut self,
         rw: &Rw,
@@ -152,6 +178,10 @@ impl Device {
         mixed: &mut Vec<u8>,
         meta: &mut Vec<u8>,
     ) -> Result<(), Failure> {
+        let protection = self.protection(rw)?.filter(Protection::checks);
+        let check = |data: &[u8], meta: &[u8]| {
+            protection.map_or(Ok(()), |p| p.check(data, meta, layout.lba, layout.ms))
+        };
         let ns = self.known_namespace(rw.nsid)?;
         if let Some(bad) = ns.bad_block(rw.lba, u64::from(rw.blocks)) {
             return Err(unrecovered(bad));
@@ -159,10 +189,12 @@ impl Device {
         fit(meta, layout.meta());
         fit(mixed, layout.transfer());
         if layout.inline_meta == 0 {
-            return ns.read(rw.lba, mixed, meta).map_err(medium_failed);
+            ns.read(rw.lba, mixed, meta).map_err(medium_failed)?;
+            return check(mixed, meta);
         }
         let mut data = vec![0; layout.data()];
         ns.read(rw.lba, &mut data, meta).map_err(medium_failed)?;
+        check(&data, meta)?;
         layout.mix(&data, meta, mixed);
         Ok(())
     }
@@ -216,18 +248,27 @@ impl Device {
         let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
         let fetched = self.fetch_data(command, &layout, &mut mixed, &mut meta);
         let done = fetched.and_then(|()| {
-            let durable = self.is_durable(rw.fua);
-            let ns = self.known_namespace(rw.nsid)?;
             if layout.inline_meta == 0 {
-                return ns.write(rw.lba, &mixed, &meta, durable).map_err(medium_failed);
+                return self.store(rw, &layout, &mixed, &mut meta);
             }
             let mut data = vec![0; layout.data()];
             layout.split(&mixed, &mut data, &mut meta);
-            ns.write(rw.lba, &data, &meta, durable).map_err(medium_failed)
+            self.store(rw, &layout, &data, &mut meta)
         });
         (self.buffer, self.meta) = (mixed, meta);
         self.health.note_write(layout.data());
         done
+    }
+
+    /// Writes blocks to the medium, with protection information made or checked as the command asks.
+    fn store(&mut self, rw: &Rw, layout: &Layout, data: &[u8], meta: &mut [u8]) -> Result<(), Failure> {
+        match self.protection(rw)? {
+            Some(protection) if rw.pract => protection.insert(data, meta, layout.lba, layout.ms),
+            Some(protection) if protection.checks() => protection.check(data, meta, layout.lba, layout.ms)?,
+            _ => {}
+        }
+        let durable = self.is_durable(rw.fua);
+        self.known_namespace(rw.nsid)?.write(rw.lba, data, meta, durable).map_err(medium_failed)
     }
 
     fn compare(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
@@ -237,8 +278,8 @@ impl Device {
         let (mut medium, mut medium_meta) = (Vec::new(), Vec::new());
         self.load(rw, &layout, &mut medium, &mut medium_meta)?;
         self.health.note_read(layout.data());
-        if layout.inline_meta != 0 {
-            // Inline metadata is a part of what was compared already.
+        if layout.split_meta == 0 {
+            // Inline metadata is a part of what was compared already, hidden metadata is the controller's own.
             medium_meta.clear();
             host_meta.clear();
         }

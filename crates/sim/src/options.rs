@@ -57,7 +57,7 @@ pub(crate) const KEYS: &[Key] = &[
     key("lba", "bytes of a block, 512 to 65536", set!(lba, small_size)),
     key("ms", "metadata bytes of a block: 0, 8, 16, 64", set!(ms, int)),
     key("ext", "metadata follows each block's data (1) or has a buffer (0)", set!(ext, flag)),
-    key("pi", "protection information, kept and neither made nor checked: 0, or type 1 to 3", set!(pi, int)),
+    key("pi", "protection information: 0, or type 1 to 3", set!(pi, int)),
     key("ns", "number of namespaces", set!(namespaces, int)),
     key("mdts", "longest transfer, 2^mdts smallest pages; 0 for no limit", set!(mdts, int)),
     key("queues", "I/O queue pairs granted", set!(queues, int)),

@@ -68,13 +68,6 @@ fn protection_information_is_told_of_and_kept() {
     meta.mem.fill(0, 8, 0).unwrap();
     assert!(host.run(1, read).status().is_ok());
     assert_eq!(meta.read(8), pattern(3, 8));
-    // None is made or checked, and nobody is told that it was.
-    for flags in [flag::PRACT, flag::CHECK_GUARD, flag::CHECK_APPTAG, flag::CHECK_REFTAG] {
-        for sqe in [write, read] {
-            let end = host.run(1, nvm::with_flags(sqe, flags)).status();
-            assert!(end.is(Status::INVALID_PROTECTION_INFO), "{end:?}");
-        }
-    }
     host.clean();
     let text = onehop_sim::Config::parse("mem:1M?pi=1").unwrap_err().to_string();
     assert!(text.contains("pi=1 with ms=0"), "{text}");

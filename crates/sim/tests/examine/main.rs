@@ -12,6 +12,7 @@ mod logs;
 mod mapped;
 mod media;
 mod null;
+mod protection;
 mod queues;
 mod registers;
 mod rules;
