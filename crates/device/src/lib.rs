@@ -54,6 +54,10 @@ pub const BLOCKS_PTX: &str = include_str!("../ptx/blocks.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PEEK_PTX: &str = include_str!("../ptx/peek.ptx");
 
+/// The PTX of the kernels that mark memory, of `marks.rs`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const MARKS_PTX: &str = include_str!("../ptx/marks.ptx");
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     #[test]
@@ -78,6 +82,9 @@ mod tests {
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
         assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
+        for name in ["onehop_mark", "onehop_marks_left"] {
+            assert!(super::MARKS_PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
+        }
         for (name, bytes) in
             [("samples_convert", 48), ("samples_spectrum", 40), ("samples_check", 32), ("crc32c", 40)]
         {

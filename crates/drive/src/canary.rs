@@ -20,8 +20,10 @@ pub(crate) struct Canary(Marks);
 impl Canary {
     /// Nonces for a range. Bytes before its first aligned word and behind its last are not guarded.
     #[inline]
-    pub(crate) fn new(offset: u64, len: u64, nonce: u64) -> Self {
-        let first = offset.next_multiple_of(Marks::BYTES);
+    pub(crate) fn new(buffer: &Buffer, offset: u64, len: u64, nonce: u64) -> Self {
+        // A word that is aligned on the bus is aligned for everybody.
+        let at = buffer.at(offset).map_or(offset, |run| run.addr.0);
+        let first = offset + (at.next_multiple_of(Marks::BYTES) - at);
         let count = (offset + len).saturating_sub(first) / Marks::BYTES;
         Self(Marks { first, step: Marks::BYTES, count, word: nonce })
     }

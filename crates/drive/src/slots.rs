@@ -250,7 +250,7 @@ impl Slots {
             return Ok(None);
         }
         let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        let canary = Canary::new(offset, bytes, nonces.next());
+        let canary = Canary::new(buffer, offset, bytes, nonces.next());
         canary.place(buffer)?;
         Ok(Some(canary))
     }

@@ -134,7 +134,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     fn canary(&self, (offset, len): (u64, u64)) -> Canary {
-        Canary::new(offset, len, self.nonce)
+        Canary::new(self.buffer, offset, len, self.nonce)
     }
 
     /// Waits until the data of all reads that succeeded has arrived; false if it does not.

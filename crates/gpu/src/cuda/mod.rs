@@ -30,6 +30,7 @@ mod host;
 mod ipc;
 mod kernels;
 mod launch;
+mod marks;
 mod memory;
 mod module;
 mod nvml;

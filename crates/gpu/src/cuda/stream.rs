@@ -10,6 +10,7 @@ use onehop_os::{HostMem, Marks};
 use super::context::{Context, Event, Progress};
 use super::driver::{Calls, DevicePtr, Failure};
 use super::host::{self, Registration};
+use super::marks::Marker;
 use crate::{Error, Result};
 
 /// The stream does not wait for the default stream, which other code in this process may use.
@@ -91,6 +92,7 @@ pub(super) struct Stream {
     bounce: Mutex<Option<Bounce>>,
     /// Events to be used again.
     idle: Mutex<Vec<Event>>,
+    marker: Mutex<Option<Arc<Marker>>>,
 }
 
 // SAFETY: a CUstream is a handle that any thread may use; the driver orders the calls.
@@ -103,7 +105,13 @@ impl Stream {
         let mut raw = null_mut();
         // SAFETY: `raw` lives across the call, and the context is current in it.
         context.call("making a stream", |driver| unsafe { driver.stream_create(&mut raw, NON_BLOCKING) })?;
-        Ok(Self { context: context.clone(), raw, bounce: Mutex::default(), idle: Mutex::default() })
+        Ok(Self {
+            context: context.clone(),
+            raw,
+            bounce: Mutex::default(),
+            idle: Mutex::default(),
+            marker: Mutex::default(),
+        })
     }
 
     /// A stream for a kernel that stays. Streams share a few channels of the GPU, in which the mark of a kernel's end holds
@@ -114,7 +122,13 @@ impl Stream {
             // SAFETY: `raw` lives across the call, and the context is current in it; a priority is clamped.
             unsafe { driver.stream_create_apart(&mut raw, NON_BLOCKING, ABOVE_OTHERS) }
         })?;
-        Ok(Self { context: context.clone(), raw, bounce: Mutex::default(), idle: Mutex::default() })
+        Ok(Self {
+            context: context.clone(),
+            raw,
+            bounce: Mutex::default(),
+            idle: Mutex::default(),
+            marker: Mutex::default(),
+        })
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -233,8 +247,37 @@ impl Stream {
         copied.map(|_| ())
     }
 
+    /// Runs a kernel for marks that stand side by side, and `after` when it has ended. One at a time: they share a counter. What
+    /// the kernel uses is left to the GPU if it does not end.
+    fn by_marker<R, T>(
+        self: &Arc<Self>,
+        what: &str,
+        begin: impl FnOnce(&Marker) -> Result<R>,
+        after: impl FnOnce(R) -> Result<T>,
+    ) -> Result<T> {
+        let mut slot = self.marker.lock().unwrap_or_else(PoisonError::into_inner);
+        let marker = match &*slot {
+            Some(marker) => marker.clone(),
+            None => slot.insert(Arc::new(Marker::load(&self.context)?)).clone(),
+        };
+        let begun = begin(&marker);
+        match self.end() {
+            End::Over => begun.and_then(after),
+            end => {
+                if matches!(end, End::Unended(_)) {
+                    self.outlasted(marker);
+                }
+                Err(self.error(what, end, LONGEST))
+            }
+        }
+    }
+
     /// Puts a word in several places of GPU memory. The caller has checked that all of them are allocated.
     pub(super) fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
+        if Marker::takes(memory, marks) {
+            let begin = |marker: &Marker| marker.mark(self, memory, marks);
+            return self.by_marker("marking GPU memory", begin, Ok);
+        }
         let (at, pitch, height) = (memory + marks.first, marks.step as usize, marks.count as usize);
         self.run("marking GPU memory", (), |driver| {
             [(0, marks.word as u32), (4, (marks.word >> 32) as u32)].into_iter().try_for_each(
@@ -248,6 +291,14 @@ impl Stream {
 
     /// How many of the places still hold the word. The caller has checked that all of them are allocated.
     pub(super) fn marks_left(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<u64> {
+        if Marker::takes(memory, marks) {
+            let begin = |marker: &Marker| marker.count(self, memory, marks);
+            return self.by_marker("counting marks in GPU memory", begin, |counter| {
+                let mut left = [0; 4];
+                self.copy_out(counter, &mut left)?;
+                Ok(u32::from_le_bytes(left).into())
+            });
+        }
         let mut words = vec![0_u64; marks.count as usize];
         let copy = sys::CUDA_MEMCPY2D {
             srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
