@@ -84,12 +84,13 @@ fn module(facts: &Facts) -> Vec<Check> {
         0 => "loaded; no device was given to it".to_owned(),
         count => format!("loaded, and has {}", super::gpu::plural(count, "device")),
     };
+    let free = facts.drives.iter().find(|drive| drive.may_be_in_use().is_none());
+    let bind = free.and_then(|drive| drive.address).map(|at| {
+        format!("onehop drive bind -d {at} --driver onehop gives it that drive, which nobody uses")
+    });
     let mut checks = vec![
         check("kernel.onehop", Status::Pass, found, why)
-            .fix_if(
-                devices.is_empty(),
-                "onehop drive bind -d ADDRESS --driver onehop gives it a drive that nobody uses",
-            )
+            .fix_if(devices.is_empty() && bind.is_some(), bind.unwrap_or_default())
             .by("/sys/module/onehop"),
     ];
     checks.extend(devices.iter().map(bound));

@@ -110,7 +110,7 @@ fn translation(facts: &Facts, device: &Device) -> Check {
         Some(true) => check(Status::Pass, format!("group {number}, {kind}: translated{bits}")),
         Some(false) => check(Status::Info, format!("group {number}, {kind}: not translated{bits}")),
         None => check(Status::Unknown, format!("group {number}, {kind}{bits}"))
-            .fix("cat /sys/kernel/iommu_groups/N/type on the host"),
+            .fix(format!("cat /sys/kernel/iommu_groups/{number}/type on the host")),
     }
 }
 

@@ -145,8 +145,10 @@ impl Needs<'_> {
         if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
             return Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive")
                 .fix(format!(
-                    "nvme list-ns, create-ns and attach-ns of /dev/{} (nvme-cli, root): without a namespace there is nothing to read",
-                    self.drive.and_then(|drive| drive.name.as_deref()).unwrap_or("nvmeN")
+                    "nvme list-ns, create-ns and attach-ns of {} (nvme-cli, root): without a namespace there is nothing to read",
+                    self.drive
+                        .and_then(|drive| drive.name.as_deref())
+                        .map_or_else(|| "its controller".to_owned(), |name| format!("/dev/{name}"))
                 ));
         }
         Need::new(State::Met, "nothing says that the drive has no namespace")
@@ -252,8 +254,10 @@ impl Needs<'_> {
             return Need::new(State::Met, "vfio-pci has the drive");
         }
         if !facts.place.root {
-            return Need::new(State::Unknown, "binding the drive to vfio-pci takes root")
-                .fix("Run as root, or let root bind it and give you /dev/vfio/GROUP");
+            return Need::new(State::Unknown, "binding the drive to vfio-pci takes root").fix(format!(
+                "Run as root, or let root bind it and give you /dev/vfio/{}",
+                device.iommu_group.unwrap_or_default()
+            ));
         }
         Need::new(State::Met, "VFIO can take the drive")
     }
