@@ -116,7 +116,19 @@ impl HostMem {
     /// # Errors
     /// When it cannot be mapped, or is empty.
     pub fn of_shared(file: &File) -> Result<Self> {
+        Self::of_shared_within(file, u64::MAX)
+    }
+
+    /// The same, of a file that may be longer than there are addresses to spare for it.
+    ///
+    /// # Errors
+    /// As for [`Self::of_shared`]; `ENOMEM` when it has more than `most` bytes.
+    pub fn of_shared_within(file: &File, most: u64) -> Result<Self> {
         let have = file.metadata().map_err(|e| Error::system("fstat of the memory file", e))?.len();
+        if have > most {
+            let call = format!("mmap of {have} bytes of shared memory, where {most} may be");
+            return Err(Error::system(call, rustix::io::Errno::NOMEM));
+        }
         let len = usize::try_from(have).unwrap_or(usize::MAX);
         let whole = round_up(len)?;
         if len == 0 {

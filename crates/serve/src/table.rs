@@ -26,6 +26,9 @@ const MOST: usize = 32_768;
 /// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
 const MOST_RINGS_OF_A_USER: usize = 1024;
 const MOST_RINGS: usize = 16_384;
+/// Bytes of addresses that the memory of one user takes, and that of all: files in `/dev/shm` may have holes, and a process has 128 TiB.
+const MOST_MAPPED_OF_A_USER: u64 = 4 << 40;
+const MOST_MAPPED: u64 = 32 << 40;
 // Semaphores have guards too, and so have rings that are on their way here or from here.
 const _: () = assert!(MOST_RINGS + MOST_GROUPS + MOST_RINGS_OF_A_USER < onehop_os::Guard::MOST);
 
@@ -81,6 +84,16 @@ impl Buffer {
         matches!(self.what, What::Ring(_))
     }
 
+    /// Bytes of this process's addresses that it takes.
+    fn mapped(&self) -> u64 {
+        match &self.what {
+            What::Host(mem) => mem.len() as u64,
+            What::Ring(ring) => ring.server.memory_len() as u64,
+            // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
+            What::Gpu(_) => 0,
+        }
+    }
+
     /// Its memory's length.
     pub fn len(&self) -> u64 {
         match &self.what {
@@ -104,6 +117,8 @@ struct Process {
 #[derive(Default)]
 pub(crate) struct Table {
     by_id: RwLock<HashMap<Id, Arc<Buffer>>>,
+    /// What memory of each user takes.
+    mapped: Mutex<HashMap<u32, u64>>,
     processes: Mutex<HashMap<u32, Process>>,
     next: AtomicU64,
 }
@@ -143,8 +158,20 @@ impl Table {
         {
             return Err(Errno::MFILE);
         }
+        // Several may have asked at once how much room there is.
+        if buffer.mapped() > self.room(owner.uid) {
+            return Err(Errno::NOMEM);
+        }
+        *lock(&self.mapped).entry(owner.uid).or_default() += buffer.mapped();
         all.insert(name.id, buffer.clone());
         Ok(buffer)
+    }
+
+    /// Bytes of memory that a user may still have mapped.
+    pub fn room(&self, uid: u32) -> u64 {
+        let mapped = lock(&self.mapped);
+        let (all, theirs) = (mapped.values().sum::<u64>(), mapped.get(&uid).copied().unwrap_or(0));
+        MOST_MAPPED.saturating_sub(all).min(MOST_MAPPED_OF_A_USER.saturating_sub(theirs))
     }
 
     pub fn get(&self, id: Id) -> Option<Arc<Buffer>> {
@@ -170,6 +197,12 @@ impl Table {
     pub fn remove(&self, id: Id) -> Option<Arc<Buffer>> {
         let gone = write(&self.by_id).remove(&id)?;
         gone.gone.store(true, Ordering::Release);
+        let mut mapped = lock(&self.mapped);
+        if let Some(bytes) = mapped.get_mut(&gone.owner.uid) {
+            *bytes = bytes.saturating_sub(gone.mapped());
+        }
+        mapped.retain(|_, bytes| *bytes > 0);
+        drop(mapped);
         Some(gone)
     }
 
@@ -241,8 +274,8 @@ fn has_ended(alive: &OwnedFd) -> bool {
 pub(crate) const SWEEP: Duration = Duration::from_millis(100);
 
 /// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs. It is opened with the rights of
-/// this thread, which are theirs.
-pub(crate) fn map_shared(target: &Path, uid: u32) -> Result<HostMem, Errno> {
+/// this thread, which are theirs, and has `most` bytes at most.
+pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, Errno> {
     if target.parent() != Some(Path::new(SHM)) {
         return Err(Errno::INVAL);
     }
@@ -255,7 +288,8 @@ pub(crate) fn map_shared(target: &Path, uid: u32) -> Result<HostMem, Errno> {
     if stat.st_uid != uid && uid != 0 {
         return Err(Errno::ACCESS);
     }
-    HostMem::of_shared(&file).map_err(|_| Errno::INVAL)
+    let failed = |error: onehop_os::Error| error.errno().map_or(Errno::INVAL, Errno::from_raw_os_error);
+    HostMem::of_shared_within(&file, most).map_err(failed)
 }
 
 #[cfg(test)]

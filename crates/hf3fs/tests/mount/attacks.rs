@@ -227,6 +227,33 @@ fn programs_may_be_run_that_may_not_be_read() {
     run(part("attacks::runner", &bed));
 }
 
+/// Run by [`memory_with_holes_takes_no_addresses_from_others`].
+#[test]
+fn mapper() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let name = || onehop_usrbio::Id::random().unwrap().to_string();
+    let memory = Path::new("/dev/shm").join(format!("onehop-test-{}", name()));
+    File::create(&memory).unwrap().set_len(3 << 40).unwrap();
+    let link = |_| std::os::unix::fs::symlink(&memory, dir.join("mnt/3fs-virt/iovs").join(name()));
+    let made: Vec<_> = (0..64).map(link).collect();
+    std::fs::remove_file(&memory).unwrap();
+    let code = |done: &std::io::Result<()>| done.as_ref().err().and_then(std::io::Error::raw_os_error);
+    assert_eq!(code(&made[0]), None);
+    let refused = Some(Errno::NOMEM.raw_os_error());
+    assert!(made[1..].iter().all(|done| code(done) == refused), "{made:?}");
+    // What else is asked for is had.
+    assert_eq!(std::fs::read_dir(dir.join("mnt/folder")).unwrap().count(), 0);
+}
+
+#[test]
+fn memory_with_holes_takes_no_addresses_from_others() {
+    let Some(bed) = attacked() else { return };
+    run(part("attacks::mapper", &bed));
+    bed.until("its memory is gone", |report| report["buffers"] == 0);
+    run(part("attacks::mapper", &bed));
+}
+
 const USER_OBJ: u16 = 1;
 const USER: u16 = 2;
 const GROUP_OBJ: u16 = 4;

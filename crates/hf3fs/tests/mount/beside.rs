@@ -110,3 +110,38 @@ fn what_a_failed_transfer_wrote_is_seen() {
     let Some(bed) = Bed::start() else { return };
     assert!(run(part("beside::writer_in_part", &bed)).contains("1 passed"));
 }
+
+/// Run by [`a_folder_that_is_read_again_has_what_was_made_since`].
+#[test]
+fn reader_of_folders() {
+    let Some(dir) = part_of() else { return };
+    let path = dir.join("mnt/folder");
+    let mut folder = rustix::fs::Dir::new(File::open(&path).unwrap()).unwrap();
+    let names =
+        |folder: &mut rustix::fs::Dir| std::iter::from_fn(|| folder.read().map(Result::unwrap)).count();
+    assert_eq!(names(&mut folder), 2);
+    for number in 0..3000 {
+        File::create(path.join(format!("{number:0100}"))).unwrap();
+    }
+    folder.rewind();
+    assert_eq!(names(&mut folder), 3002);
+    // While names go each of the others is there once.
+    folder.rewind();
+    let mut seen = std::collections::HashSet::new();
+    while let Some(entry) = folder.read() {
+        let name = entry.unwrap().file_name().to_str().unwrap().to_owned();
+        assert!(seen.insert(name.clone()), "{name} twice");
+        if !name.starts_with('.') {
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+    }
+    assert_eq!(seen.len(), 3002);
+}
+
+#[test]
+fn a_folder_that_is_read_again_has_what_was_made_since() {
+    let Some(bed) = Bed::start() else { return };
+    run(part("beside::reader_of_folders", &bed));
+    let Some((bed, _target, _)) = target::start() else { return };
+    run(part("beside::reader_of_folders", &bed));
+}

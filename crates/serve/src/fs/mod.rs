@@ -1,22 +1,24 @@
 //! What the kernel asks by FUSE.
 
+mod answer;
 mod attr;
+mod folders;
 mod ioctl;
 mod ops;
 mod virt;
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use onehop_os::identity::groups_of;
 use onehop_target::tree::Tree;
@@ -27,40 +29,27 @@ use rustix::io::Errno;
 use crate::daemon::Shared;
 use crate::lock;
 use crate::table::Owner;
+use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
+use folders::{Entry, OpenFolders};
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::ZERO;
 
-/// An open folder: its names when it was opened.
-struct Folder {
-    names: Vec<(u64, FileType, OsString)>,
-    /// Who opened the folder of links.
-    watcher: Option<u32>,
-}
-
 /// The mounted file system.
 pub(crate) struct Mounted {
     shared: Arc<Shared>,
     tree: Arc<dyn Tree>,
-    folders: Mutex<HashMap<u64, Arc<Folder>>>,
+    folders: OpenFolders,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
 }
 
 impl Mounted {
     pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
-        Self { shared, tree, folders: Mutex::default(), reports: Mutex::default() }
+        Self { shared, tree, folders: OpenFolders::default(), reports: Mutex::default() }
     }
-}
-
-fn errno(error: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(error.raw_os_error())
-}
-
-fn io(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 fn is_virtual(inode: INodeNo) -> bool {
@@ -84,34 +73,6 @@ fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
-}
-
-/// Answers with an entry, or with why there is none.
-fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
-    match found {
-        Ok(attr) => {
-            let time = if is_virtual(attr.ino) { NEVER } else { BELIEVE };
-            reply.entry(&time, &attr, Generation(0));
-        }
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-fn empty(reply: ReplyEmpty, done: Result<(), Errno>) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(error)),
-    }
-}
-
-/// Answers with bytes, or with how many there are where that is asked for.
-fn xattr(reply: ReplyXattr, size: u32, found: Result<Vec<u8>, Errno>) {
-    match found {
-        Err(error) => reply.error(errno(error)),
-        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
-        Ok(bytes) if bytes.len() > size as usize => reply.error(errno(Errno::RANGE)),
-        Ok(bytes) => reply.data(&bytes),
-    }
 }
 
 impl Filesystem for Mounted {
@@ -384,35 +345,22 @@ impl Filesystem for Mounted {
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let watcher = (inode.0 == virt::IOVS).then(|| process_of(request.pid()));
-        match self.list(&caller(request, 0), inode) {
-            Ok(names) => {
-                if let Some(pid) = watcher {
-                    self.shared.table.folder_opened(pid);
-                }
-                let handle = self.shared.opens.handle();
-                lock(&self.folders).insert(handle, Arc::new(Folder { names, watcher }));
-                reply.opened(FileHandle(handle), FopenFlags::empty());
-            }
+        match self.open_folder(&caller(request, 0), inode, request.pid()) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
         }
     }
 
-    fn readdir(&self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let Some(folder) = lock(&self.folders).get(&handle.0).cloned() else {
-            return reply.error(fuser::Errno::EBADF);
-        };
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (place, (inode, kind, name)) in folder.names.iter().enumerate().skip(from) {
-            if reply.add(INodeNo(*inode), place as u64 + 1, *kind, name) {
-                break;
-            }
+    fn readdir(&self, _: &Request, of: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let add = |entry: &Entry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
+        match self.read_folder(of, handle, offset, add) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(error)),
         }
-        reply.ok();
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let folder = lock(&self.folders).remove(&handle.0);
+        let folder = self.folders.remove(handle.0);
         if let Some(pid) = folder.and_then(|folder| folder.watcher) {
             self.shared.table.folder_closed(pid);
         }

@@ -1,21 +1,19 @@
 //! What is done with files of the folder, for the user who asks.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenFlags};
+use fuser::{FileAttr, FileHandle, INodeNo, OpenFlags};
 use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::attr::{attr, kind};
+use super::attr::attr;
+use super::folders::{Entry, OpenFolder};
 use super::{Mounted, io, is_virtual, virt};
 use crate::opens::Open;
-
-/// Names of a folder that are held at once.
-const MOST_NAMES: usize = 4 << 20;
 
 /// Set by the kernel alone, when a program is run.
 const EXECUTE: OFlags = OFlags::from_bits_retain(0x20);
@@ -59,22 +57,38 @@ impl Mounted {
         Ok(attr(&self.tree.lookup(parent.0, &named(name)?, by)?))
     }
 
-    pub(super) fn list(&self, by: &Caller, inode: INodeNo) -> Result<Vec<(u64, FileType, OsString)>, Errno> {
-        if is_virtual(inode) {
-            let names = virt::list(&self.shared, inode.0, by.uid)?;
-            return Ok(names.into_iter().map(|(inode, kind, name)| (inode, kind, name.into())).collect());
+    /// Opens a folder for a caller, who asks by this thread; gives its handle.
+    pub(super) fn open_folder(&self, by: &Caller, inode: INodeNo, thread: u32) -> Result<u64, Errno> {
+        let (handle, watcher) =
+            (self.shared.opens.handle(), (inode.0 == virt::IOVS).then(|| super::process_of(thread)));
+        let folder = if is_virtual(inode) {
+            virt::list(&self.shared, inode.0, by.uid)?;
+            OpenFolder::of_ours(inode.0, by.uid, watcher)
+        } else {
+            OpenFolder::open(&*self.tree, by, inode.0)?
+        };
+        self.folders.add(handle, folder)?;
+        if let Some(pid) = watcher {
+            self.shared.table.folder_opened(pid);
         }
-        let (mut names, mut from) = (Vec::new(), 0);
-        loop {
-            let some = self.tree.list(inode.0, from, by)?;
-            let entry = |(inode, of, name)| (inode, kind(of), OsString::from_vec(name));
-            names.extend(some.names.into_iter().map(entry));
-            match some.next {
-                None => return Ok(names),
-                Some(_) if names.len() > MOST_NAMES => return Err(Errno::OVERFLOW),
-                Some(next) => from = next,
-            }
+        Ok(handle)
+    }
+
+    /// Gives names of an open folder from a place on, until `add` has enough.
+    pub(super) fn read_folder(
+        &self,
+        inode: INodeNo,
+        handle: FileHandle,
+        from: u64,
+        mut add: impl FnMut(&Entry) -> bool,
+    ) -> Result<(), Errno> {
+        let folder = self.folders.get(handle.0).ok_or(Errno::BADF)?;
+        if !is_virtual(inode) {
+            return folder.read(&*self.tree, from, add);
         }
+        let names = virt::list(&self.shared, inode.0, folder.uid)?;
+        let _ = names.iter().filter(|entry| entry.next > from).find(|entry| add(entry));
+        Ok(())
     }
 
     pub(super) fn change(

@@ -10,6 +10,7 @@ use onehop_usrbio::{Name, Priority};
 use rustix::io::Errno;
 
 use super::attr::{VIRTUAL, made_up};
+use super::folders::Entry;
 use crate::daemon::Shared;
 use crate::table::{Buffer, Owner, What, map_shared};
 use crate::workers::Ring;
@@ -83,9 +84,10 @@ pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr, uid: u32) -> Re
     buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
 }
 
-/// Names in one of the folders, for a user.
-pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<(u64, FileType, String)>, Errno> {
-    let entry = |inode, kind, name: &str| (inode, kind, name.to_owned());
+/// Names in one of the folders, for a user. Their places stay the same while others come and go.
+pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<Entry>, Errno> {
+    let at = |inode, kind, name: &str, next| Entry { inode, kind, next, name: name.into() };
+    let entry = |inode, kind, name: &str| at(inode, kind, name, inode - VIRTUAL + 2);
     let mut names = match inode {
         TOP => vec![entry(IOVS, FileType::Directory, "iovs"), entry(OURS, FileType::Directory, "onehop")],
         OURS => {
@@ -102,8 +104,9 @@ pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<(u64, Fi
         let seen = all.iter().filter(|buffer| buffer.is_seen_by(uid));
         names.extend(seen.map(|b| entry(BUFFERS + b.inode, FileType::Symlink, &b.link)));
     }
-    names.push(entry(inode, FileType::Directory, "."));
-    names.push(entry(inode, FileType::Directory, ".."));
+    names.push(at(inode, FileType::Directory, ".", 1));
+    names.push(at(inode, FileType::Directory, "..", 2));
+    names.sort_by_key(|entry| entry.next);
     Ok(names)
 }
 
@@ -139,7 +142,7 @@ pub(super) fn symlink(
         return Err(Errno::EXIST);
     }
     let acting = shared.act_as(owner)?;
-    let mem = map_shared(target, owner.uid)?;
+    let mem = map_shared(target, owner.uid, shared.table.room(owner.uid))?;
     drop(acting);
     if name.block > mem.len() as u64 {
         return Err(Errno::INVAL);

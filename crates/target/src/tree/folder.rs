@@ -284,14 +284,14 @@ impl Tree for Folder {
         while let Some(entry) = folder.read() {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
-            // What stands beside a name takes 16 bytes at most.
-            let takes = name.len() + 16;
+            // What stands beside a name takes 24 bytes at most.
+            let takes = name.len() + 24;
             if takes > room {
                 return Ok(Names { names, next: Some(last) });
             }
             room -= takes;
             last = entry.offset() as u64;
-            names.push((entry.ino().max(1), kind(entry.file_type()), name.to_vec()));
+            names.push((entry.ino().max(1), kind(entry.file_type()), last, name.to_vec()));
         }
         Ok(Names { names, next: None })
     }

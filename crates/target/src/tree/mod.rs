@@ -30,8 +30,8 @@ pub const FOREIGN: u64 = 1 << 48;
 /// Some names in a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// Number in its file system, kind and name.
-    pub names: Vec<(u64, FileKind, Vec<u8>)>,
+    /// Number in its file system, kind, where to go on behind it, and name.
+    pub names: Vec<(u64, FileKind, u64, Vec<u8>)>,
     /// Where to go on; none at the end.
     pub next: Option<u64>,
 }

@@ -381,8 +381,8 @@ pub enum Reply {
     Opened { file: u64 },
     /// What a link says, or an extended attribute.
     Text(Vec<u8>),
-    /// Names: number, kind and name, and where to go on; none at the end.
-    Names { names: Vec<(u64, FileKind, Vec<u8>)>, next: Option<u64> },
+    /// Names: number, kind, where to go on behind it, and name; and where to go on behind all; none at the end.
+    Names { names: Vec<(u64, FileKind, u64, Vec<u8>)>, next: Option<u64> },
     /// How much room there is.
     Space(FsSpace),
     /// So many bytes were read or written. `crc` is the CRC-32C of bytes that went into the client's memory.

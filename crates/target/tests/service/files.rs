@@ -24,7 +24,7 @@ fn names(tree: &dyn Tree, node: u64) -> Vec<String> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
         let some = tree.list(node, from, &ME).unwrap();
-        all.extend(some.names.iter().map(|(_, _, name)| String::from_utf8_lossy(name).into_owned()));
+        all.extend(some.names.iter().map(|(_, _, _, name)| String::from_utf8_lossy(name).into_owned()));
         let Some(next) = some.next else { break };
         from = next;
     }

@@ -82,6 +82,12 @@ impl Server {
         &self.name
     }
 
+    /// Bytes of its memory.
+    #[must_use]
+    pub fn memory_len(&self) -> usize {
+        self.ring.mem.len()
+    }
+
     /// Whether nothing more is taken from it: its marks were impossible, or its memory is gone.
     #[must_use]
     pub fn is_broken(&self) -> bool {

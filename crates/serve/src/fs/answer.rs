@@ -1,0 +1,42 @@
+//! Answers to the kernel.
+
+use fuser::{FileAttr, Generation, ReplyEmpty, ReplyEntry, ReplyXattr};
+use rustix::io::Errno;
+
+use super::{BELIEVE, NEVER, is_virtual};
+
+pub(super) fn errno(error: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(error.raw_os_error())
+}
+
+pub(super) fn io(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// Answers with an entry, or with why there is none.
+pub(super) fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
+    match found {
+        Ok(attr) => {
+            let time = if is_virtual(attr.ino) { NEVER } else { BELIEVE };
+            reply.entry(&time, &attr, Generation(0));
+        }
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+pub(super) fn empty(reply: ReplyEmpty, done: Result<(), Errno>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// Answers with bytes, or with how many there are where that is asked for.
+pub(super) fn xattr(reply: ReplyXattr, size: u32, found: Result<Vec<u8>, Errno>) {
+    match found {
+        Err(error) => reply.error(errno(error)),
+        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.error(errno(Errno::RANGE)),
+        Ok(bytes) => reply.data(&bytes),
+    }
+}

@@ -1,0 +1,216 @@
+//! Open folders. Names are read as they are asked for: an open folder costs little, however many names it has.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::{Arc, Mutex};
+
+use fuser::FileType;
+use onehop_target::tree::{Names, Tree};
+use onehop_target::wire::Caller;
+use rustix::io::Errno;
+
+use super::attr::kind;
+use crate::lock;
+
+/// Open folders of a user.
+const MOST_OF_A_USER: usize = 4096;
+/// Names that are kept from when a folder was opened until they are asked for.
+const FEW: usize = 64;
+
+/// A name in a folder.
+pub(super) struct Entry {
+    pub inode: u64,
+    pub kind: FileType,
+    /// Where to go on behind it.
+    pub next: u64,
+    pub name: OsString,
+}
+
+/// Names from a place on.
+#[derive(Default)]
+struct Chunk {
+    from: u64,
+    entries: Vec<Entry>,
+    is_last: bool,
+    /// Nobody has asked for them yet.
+    is_new: bool,
+}
+
+impl Chunk {
+    fn of(from: u64, names: Names) -> Self {
+        let is_last = names.next.is_none();
+        let entry = |(inode, of, next, name)| {
+            let (kind, name) = (kind(of), OsString::from_vec(name));
+            Entry { inode, kind, next, name }
+        };
+        Self { from, entries: names.names.into_iter().map(entry).collect(), is_last, is_new: true }
+    }
+
+    /// The first entry behind a place; none where the place is not in here.
+    fn behind(&self, place: u64) -> Option<usize> {
+        if place == self.from {
+            return Some(0);
+        }
+        self.entries.iter().position(|entry| entry.next == place).map(|before| before + 1)
+    }
+}
+
+/// An open folder.
+pub(super) struct OpenFolder {
+    inode: u64,
+    /// Its user.
+    pub uid: u32,
+    /// Who opened the folder of links.
+    pub watcher: Option<u32>,
+    chunk: Mutex<Chunk>,
+}
+
+impl OpenFolder {
+    /// Opens a folder, if the caller may read it.
+    pub fn open(tree: &dyn Tree, by: &Caller, inode: u64) -> Result<Self, Errno> {
+        let mut chunk = Chunk::of(0, tree.list(inode, 0, by)?);
+        if chunk.entries.len() > FEW {
+            chunk = Chunk::default();
+        }
+        Ok(Self { inode, uid: by.uid, watcher: None, chunk: chunk.into() })
+    }
+
+    /// One of ours, whose names are looked up each time.
+    pub fn of_ours(inode: u64, uid: u32, watcher: Option<u32>) -> Self {
+        Self { inode, uid, watcher, chunk: Mutex::default() }
+    }
+
+    /// Gives names from a place on, until somebody has enough.
+    pub fn read(
+        &self,
+        tree: &dyn Tree,
+        from: u64,
+        mut take: impl FnMut(&Entry) -> bool,
+    ) -> Result<(), Errno> {
+        let mut chunk = lock(&self.chunk);
+        // From the beginning again: with what was made since.
+        let is_again = from == 0 && !chunk.is_new;
+        let known = if is_again { None } else { chunk.behind(from) };
+        let start = match known {
+            Some(start) if start < chunk.entries.len() || chunk.is_last => start,
+            _ => {
+                // It was opened by somebody who may read it; what its mode is by now does not matter.
+                *chunk = Chunk::of(from, tree.list(self.inode, from, &Caller::ROOT)?);
+                0
+            }
+        };
+        chunk.is_new = false;
+        if start == chunk.entries.len() {
+            *chunk = Chunk { from, is_last: true, ..Chunk::default() };
+            return Ok(());
+        }
+        let _ = chunk.entries[start..].iter().find(|entry| take(entry));
+        Ok(())
+    }
+}
+
+/// All open folders.
+#[derive(Default)]
+pub(super) struct OpenFolders {
+    all: Mutex<HashMap<u64, Arc<OpenFolder>>>,
+    /// How many each user has.
+    counts: Mutex<HashMap<u32, usize>>,
+}
+
+impl OpenFolders {
+    /// Adds one under a handle, if its user may have one more.
+    pub fn add(&self, handle: u64, folder: OpenFolder) -> Result<(), Errno> {
+        let mut counts = lock(&self.counts);
+        let count = counts.entry(folder.uid).or_default();
+        if *count >= MOST_OF_A_USER {
+            return Err(Errno::MFILE);
+        }
+        *count += 1;
+        lock(&self.all).insert(handle, Arc::new(folder));
+        Ok(())
+    }
+
+    pub fn get(&self, handle: u64) -> Option<Arc<OpenFolder>> {
+        lock(&self.all).get(&handle).cloned()
+    }
+
+    pub fn remove(&self, handle: u64) -> Option<Arc<OpenFolder>> {
+        let gone = lock(&self.all).remove(&handle)?;
+        let mut counts = lock(&self.counts);
+        if let Some(count) = counts.get_mut(&gone.uid) {
+            *count -= 1;
+        }
+        counts.retain(|_, count| *count > 0);
+        Some(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_target::tree::{Folder, Rules};
+    use onehop_target::wire::ROOT;
+
+    use super::*;
+
+    fn names(folder: &OpenFolder, tree: &dyn Tree, at_once: usize) -> Vec<String> {
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let mut left = at_once;
+            let before = all.len();
+            folder
+                .read(tree, from, |entry| {
+                    if left == 0 {
+                        return true;
+                    }
+                    left -= 1;
+                    from = entry.next;
+                    all.push(entry.name.to_string_lossy().into_owned());
+                    false
+                })
+                .unwrap();
+            if all.len() == before {
+                all.sort();
+                return all;
+            }
+        }
+    }
+
+    #[test]
+    fn long_folders_are_read_bit_by_bit_and_anew_from_the_beginning() {
+        let dir = std::env::temp_dir().join(format!("onehop-folders-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut wanted = vec![".".to_owned(), "..".to_owned()];
+        for number in 0..5000 {
+            let name = format!("a name that takes some room {number:05}");
+            std::fs::write(dir.join(&name), "").unwrap();
+            wanted.push(name);
+        }
+        let root = std::fs::File::open(&dir).unwrap();
+        let tree = Folder::new(root.into(), Rules { for_others: false, most_nodes: 8 }).unwrap();
+        let folder = OpenFolder::open(&tree, &Caller::ROOT, ROOT).unwrap();
+        assert!(lock(&folder.chunk).entries.is_empty());
+        for at_once in [700, 1, usize::MAX] {
+            assert_eq!(names(&folder, &tree, at_once), wanted);
+            assert!(lock(&folder.chunk).entries.is_empty());
+            let name = format!("b{}", wanted.len());
+            std::fs::write(dir.join(&name), "").unwrap();
+            wanted.push(name);
+            wanted.sort();
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_user_has_so_many_and_others_have_theirs() {
+        let folders = OpenFolders::default();
+        let add = |handle, uid| folders.add(handle, OpenFolder::of_ours(1, uid, None));
+        for handle in 0..MOST_OF_A_USER as u64 {
+            add(handle, 1000).unwrap();
+        }
+        assert_eq!(add(1 << 32, 1000), Err(Errno::MFILE));
+        add(1 << 33, 1001).unwrap();
+        folders.remove(0).unwrap();
+        add(0, 1000).unwrap();
+    }
+}
