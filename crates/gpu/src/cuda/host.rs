@@ -1,6 +1,7 @@
 //! Host memory that kernels reach: own pages, other people's mappings, and devices' registers.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,14 +46,23 @@ pub(super) struct Registered {
 
 /// One use of registered pages. The last one to go takes the registration away.
 pub(super) struct Registration {
-    context: Arc<Context>,
+    // It may be the last of the context, and the thread that drops it must not call the driver.
+    context: ManuallyDrop<Arc<Context>>,
     start: usize,
+}
+
+impl Registration {
+    fn new(context: &Arc<Context>, start: usize) -> Self {
+        Self { context: ManuallyDrop::new(context.clone()), start }
+    }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let (context, start, mut counted) = (self.context.clone(), self.start, true);
-        self.context.driver.reclaimer.give_back(move || {
+        // SAFETY: it is not used after this, in which self goes.
+        let context = unsafe { ManuallyDrop::take(&mut self.context) };
+        let (start, mut counted, reclaimer) = (self.start, true, context.driver.reclaimer.clone());
+        reclaimer.give_back(move || {
             if std::mem::take(&mut counted) && !leave(&context, start) {
                 return Freed::Done;
             }
@@ -157,7 +167,7 @@ fn register_pages(
     }
     if let Some(one) = all.iter_mut().find(|one| whole(one)) {
         one.users += 1;
-        return Ok(Registration { context: context.clone(), start: one.start });
+        return Ok(Registration::new(context, one.start));
     }
     if all.iter().any(overlaps) {
         return Err(Refused::Overlaps);
@@ -170,7 +180,7 @@ fn register_pages(
     });
     registered.map_err(Refused::Driver)?;
     all.push(Registered { start, end, users: 1, leaving: false, _mem: mem.clone() });
-    Ok(Registration { context: context.clone(), start })
+    Ok(Registration::new(context, start))
 }
 
 fn flags(can: &Capabilities, mem: &HostMem, kind: Kind) -> std::result::Result<u32, String> {

@@ -1,6 +1,7 @@
 //! GPU memory: plain allocations, and those made apart from their addresses, which can be exported.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -54,8 +55,9 @@ enum Origin {
 
 /// One allocation.
 pub(super) struct DeviceMemory {
-    pub(super) context: Arc<Context>,
-    stream: Arc<Stream>,
+    // The last of these may go with the memory, and the thread that drops it must not call the driver.
+    context: ManuallyDrop<Arc<Context>>,
+    stream: ManuallyDrop<Arc<Stream>>,
     pub(super) at: DevicePtr,
     /// All of it: at least what was asked for.
     pub(super) bytes: usize,
@@ -63,6 +65,16 @@ pub(super) struct DeviceMemory {
 }
 
 impl DeviceMemory {
+    fn on(
+        context: &Arc<Context>,
+        stream: &Arc<Stream>,
+        (at, bytes): (DevicePtr, usize),
+        origin: Origin,
+    ) -> Self {
+        let (context, stream) = (ManuallyDrop::new(context.clone()), ManuallyDrop::new(stream.clone()));
+        Self { context, stream, at, bytes, origin }
+    }
+
     /// New memory. What is in it nobody knows.
     pub(super) fn new(
         context: &Arc<Context>,
@@ -91,8 +103,7 @@ impl DeviceMemory {
         let mut at = 0;
         // SAFETY: `at` lives across the call, and the context is current in it.
         with_room(context, &what, |driver| unsafe { driver.alloc(&mut at, bytes) })?;
-        let memory =
-            Self { context: context.clone(), stream: stream.clone(), at, bytes, origin: Origin::Plain };
+        let memory = Self::on(context, stream, (at, bytes), Origin::Plain);
         // Another device may write this memory: no copy may return before it has been made.
         let on: u32 = 1;
         // SAFETY: the attribute is a 32-bit number, and `at` was allocated above.
@@ -154,7 +165,7 @@ impl DeviceMemory {
         if bytes == 0 || offset > whole || bytes > whole - offset {
             return Err(onehop_os::Error::OutOfRange { offset, bytes, len: whole }.into());
         }
-        Ok(Self { context: context.clone(), stream: stream.clone(), at, bytes, origin: Origin::Lent })
+        Ok(Self::on(context, stream, (at, bytes), Origin::Lent))
     }
 
     /// Memory that another process exported as an IPC handle, from the allocation's start on.
@@ -170,8 +181,7 @@ impl DeviceMemory {
             // SAFETY: `at` lives across the call; a made-up handle is refused by the driver.
             unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
         })?;
-        let mut memory =
-            Self { context: context.clone(), stream: stream.clone(), at, bytes: 0, origin: Origin::Opened };
+        let mut memory = Self::on(context, stream, (at, 0), Origin::Opened);
         // SAFETY: both results live across the call.
         context.attempt(|driver| unsafe { driver.address_range(&mut base, &mut bytes, at) })?;
         memory.bytes = bytes;
@@ -201,8 +211,7 @@ impl DeviceMemory {
                 context.driver.error(what, failure)
             },
         )?;
-        let (context, stream) = (context.clone(), stream.clone());
-        Ok(Self { context, stream, at, bytes, origin: Origin::Mapped { handle, barrier } })
+        Ok(Self::on(context, stream, (at, bytes), Origin::Mapped { handle, barrier }))
     }
 }
 
@@ -293,10 +302,15 @@ fn round_up(bytes: usize, unit: usize) -> Result<usize> {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let (context, at, bytes, mut origin) = (self.context.clone(), self.at, self.bytes, self.origin);
-        if !matches!(origin, Origin::Lent) {
-            self.context.driver.reclaimer.give_back(move || free(&context, at, bytes, &mut origin));
-        }
+        // SAFETY: neither is used after this, in which self goes.
+        let (context, stream) =
+            unsafe { (ManuallyDrop::take(&mut self.context), ManuallyDrop::take(&mut self.stream)) };
+        let (at, bytes, mut origin) = (self.at, self.bytes, self.origin);
+        let reclaimer = context.driver.reclaimer.clone();
+        reclaimer.give_back(move || {
+            let _ = &stream;
+            free(&context, at, bytes, &mut origin)
+        });
     }
 }
 

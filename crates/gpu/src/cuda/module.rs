@@ -1,6 +1,7 @@
 //! Device code: loaded from PTX, its functions found and launched.
 
 use std::ffi::{CString, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -65,7 +66,8 @@ impl Drop for Link {
 
 /// Device code in a context.
 pub(super) struct Module {
-    context: Arc<Context>,
+    // As in DeviceMemory.
+    context: ManuallyDrop<Arc<Context>>,
     raw: sys::CUmodule,
 }
 
@@ -127,7 +129,7 @@ impl Module {
             // SAFETY: the caller's promise, and all else lives across the call; the log has the length that is said.
             unsafe { driver.module_load(&mut raw, image, 2, options.as_mut_ptr(), values.as_mut_ptr()) }
         })?;
-        Ok(Arc::new(Self { context: context.clone(), raw }))
+        Ok(Arc::new(Self { context: ManuallyDrop::new(context.clone()), raw }))
     }
 
     /// A kernel by its name, in the GPU's memory already: with lazy loading the first launch of a kernel would wait for
@@ -162,8 +164,10 @@ impl Handle {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        let (context, module) = (self.context.clone(), Handle(self.raw));
-        self.context.driver.reclaimer.give_back(move || {
+        // SAFETY: it is not used after this, in which self goes.
+        let context = unsafe { ManuallyDrop::take(&mut self.context) };
+        let (module, reclaimer) = (Handle(self.raw), context.driver.reclaimer.clone());
+        reclaimer.give_back(move || {
             // SAFETY: nobody holds a function of it, and launches hold functions.
             let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });
             context.freed(answer, "unloading device code")

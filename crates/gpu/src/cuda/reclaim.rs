@@ -22,6 +22,8 @@ const GRACE: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_millis(2);
 /// How long at most.
 const LONGEST_RETRY: Duration = Duration::from_millis(200);
+/// How long the thread waits for more to do before it ends.
+const REST: Duration = Duration::from_secs(1);
 /// How long the start of a persistent kernel waits for a task that is being carried out.
 const START: Duration = Duration::from_secs(10);
 
@@ -202,7 +204,7 @@ impl Reclaimer {
         state.has_thread = thread.spawn(move || shared.run()).is_ok();
     }
 
-    /// What the thread does. It ends when there is nothing to do.
+    /// What the thread does. It ends when there was nothing to do for a while.
     fn run(&self) {
         let mut pause = RETRY;
         let mut state = self.lock();
@@ -211,6 +213,10 @@ impl Reclaimer {
                 state = self.ask(state);
             }
             if !has_work(&state) {
+                state = self.wait(state, REST, has_work);
+                if has_work(&state) {
+                    continue;
+                }
                 state.has_thread = false;
                 return;
             }

@@ -1,7 +1,8 @@
 //! Streams, and what waits for work in them.
 
+use std::ops::Range;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -19,8 +20,10 @@ const NON_BLOCKING: u32 = 1;
 const ABOVE_OTHERS: i32 = -1;
 /// How long copies and fills may take: a thousand times what they do.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// Bytes of callers that are copied at a time.
-const BOUNCE: usize = 1 << 20;
+/// Bytes of callers that are copied at a time: small enough for a CPU's cache.
+const PIECE: usize = 512 << 10;
+/// How many bounce buffers a stream keeps.
+const IDLE: usize = 4;
 
 /// How often to ask about work.
 #[derive(Clone, Copy)]
@@ -69,18 +72,43 @@ pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> Pr
     }
 }
 
-/// Memory of ours between the GPU's and a caller's.
+/// Memory of ours between the GPU's and a caller's: while one half is copied by the GPU, the CPU copies the other.
 struct Bounce {
     mem: HostMem,
+    /// The ends of the copies of each half.
+    ends: [Event; 2],
     /// Copies to and from it need none; they are faster with one.
     _registration: Option<Registration>,
 }
 
 impl Bounce {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        let mem = HostMem::touched(BOUNCE)?;
+        let mem = HostMem::touched(2 * PIECE)?;
         let _registration = host::pin(context, &mem);
-        Ok(Self { mem, _registration })
+        Ok(Self { mem, ends: [Event::silent(context)?, Event::silent(context)?], _registration })
+    }
+
+    fn half(&self, piece: usize) -> *mut u8 {
+        self.mem.host_ptr().wrapping_add(piece % 2 * PIECE)
+    }
+}
+
+/// A caller's bytes, to be copied to GPU memory or from there.
+enum Bytes<'a> {
+    In(&'a [u8]),
+    Out(&'a mut [u8]),
+}
+
+impl Bytes<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::In(bytes) => bytes.len(),
+            Self::Out(bytes) => bytes.len(),
+        }
+    }
+
+    fn piece(&self, piece: usize) -> Range<usize> {
+        piece * PIECE..((piece + 1) * PIECE).min(self.len())
     }
 }
 
@@ -89,7 +117,7 @@ pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
     /// What bytes of callers go through: theirs are borrowed, and could not be left to the GPU.
-    bounce: Mutex<Option<Bounce>>,
+    bounces: Mutex<Vec<Bounce>>,
     /// Events to be used again.
     idle: Mutex<Vec<Event>>,
     marker: Mutex<Option<Arc<Marker>>>,
@@ -108,7 +136,7 @@ impl Stream {
         Ok(Self {
             context: context.clone(),
             raw,
-            bounce: Mutex::default(),
+            bounces: Mutex::default(),
             idle: Mutex::default(),
             marker: Mutex::default(),
         })
@@ -125,7 +153,7 @@ impl Stream {
         Ok(Self {
             context: context.clone(),
             raw,
-            bounce: Mutex::default(),
+            bounces: Mutex::default(),
             idle: Mutex::default(),
             marker: Mutex::default(),
         })
@@ -188,49 +216,85 @@ impl Stream {
         }
     }
 
-    /// Runs a copy between the GPU and memory of ours, which nobody else uses meanwhile.
-    fn bounced(
-        self: &Arc<Self>,
-        what: &str,
-        before: impl FnOnce(&HostMem) -> Result<()>,
-        f: impl FnOnce(&Calls, *mut u8) -> std::result::Result<(), Failure>,
-        after: impl FnOnce(&HostMem) -> Result<()>,
-    ) -> Result<()> {
-        let mut slot: MutexGuard<'_, _> = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
-        let bounce = slot.take().map_or_else(|| Bounce::new(&self.context), Ok)?;
-        before(&bounce.mem)?;
-        let at = bounce.mem.host_ptr();
-        let bounce = self.run(what, bounce, |driver| f(driver, at))?;
-        let copied = after(&bounce.mem);
-        *slot = Some(bounce);
+    /// Copies between GPU memory and a caller's, through memory of ours.
+    fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: Bytes<'_>) -> Result<()> {
+        let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
+        let copied = self.pieces(what, &bounce, at, &mut bytes);
+        // Where one failed, another may still be under way.
+        let end = if copied.is_ok() { End::Over } else { wait(LONGEST, COPIES, || self.progress()) };
+        if matches!(end, End::Unended(_)) {
+            self.outlasted(bounce);
+            return copied;
+        }
+        let mut idle = idle();
+        if idle.len() < IDLE {
+            idle.push(bounce);
+        }
         copied
+    }
+
+    fn pieces(&self, what: &str, bounce: &Bounce, at: DevicePtr, bytes: &mut Bytes<'_>) -> Result<()> {
+        let count = bytes.len().div_ceil(PIECE);
+        for piece in 0..=count {
+            if piece < count {
+                self.start_piece(what, bounce, at, bytes, piece)?;
+            }
+            if let Some(last) = piece.checked_sub(1) {
+                match wait(LONGEST, COPIES, || bounce.ends[last % 2].progress()) {
+                    End::Over => {}
+                    end => return Err(self.error(what, end, LONGEST)),
+                }
+                let range = bytes.piece(last);
+                if let Bytes::Out(out) = bytes {
+                    let out = &mut out[range];
+                    // SAFETY: the half has that many bytes, and the GPU has written them: the copy has ended.
+                    unsafe { bounce.half(last).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to copy a piece; the one before the last that used its half has ended.
+    fn start_piece(
+        &self,
+        what: &str,
+        bounce: &Bounce,
+        at: DevicePtr,
+        bytes: &Bytes<'_>,
+        piece: usize,
+    ) -> Result<()> {
+        let (range, half) = (bytes.piece(piece), bounce.half(piece));
+        let (at, length) = (at + range.start as u64, range.len());
+        if let Bytes::In(data) = bytes {
+            // SAFETY: the half has room for that many bytes, and the GPU does not read it: its last copy has ended.
+            unsafe { half.copy_from_nonoverlapping(data[range].as_ptr(), length) };
+        }
+        self.context.call(what, |driver| match bytes {
+            // SAFETY: the half holds the bytes, and is left to the GPU if the copy does not end; the caller has checked that
+            // there is room for them at `at`.
+            Bytes::In(_) => unsafe { driver.copy_in(at, half.cast(), length, self.raw) },
+            // SAFETY: the half has room, and is left to the GPU if the copy does not end; the caller has checked the range.
+            Bytes::Out(_) => unsafe { driver.copy_out(half.cast(), at, length, self.raw) },
+        })?;
+        bounce.ends[piece % 2].record(self)
     }
 
     /// Copies into GPU memory. The caller has checked that the range is allocated.
     pub(super) fn copy_in(self: &Arc<Self>, to: DevicePtr, data: &[u8]) -> Result<()> {
-        let piece = |(i, data): (usize, &[u8])| {
-            let copy = |driver: &Calls, from: *mut u8| {
-                // SAFETY: our memory holds the bytes, and is left to the GPU if the copy does not end; `to` has room for them,
-                // as the caller checked.
-                unsafe { driver.copy_in(to + (i * BOUNCE) as u64, from.cast(), data.len(), self.raw) }
-            };
-            self.bounced("copying into GPU memory", |mem| Ok(mem.write(0, data)?), copy, |_| Ok(()))
-        };
-        data.chunks(BOUNCE).enumerate().try_for_each(piece)
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.bounced("copying into GPU memory", to, Bytes::In(data))
     }
 
     /// Copies out of GPU memory. The caller has checked that the range is allocated.
     pub(super) fn copy_out(self: &Arc<Self>, from: DevicePtr, out: &mut [u8]) -> Result<()> {
-        let piece = |(i, out): (usize, &mut [u8])| {
-            let bytes = out.len();
-            let copy = |driver: &Calls, to: *mut u8| {
-                // SAFETY: our memory has room for the bytes, and is left to the GPU if the copy does not end; `from` has that
-                // many, as the caller checked.
-                unsafe { driver.copy_out(to.cast(), from + (i * BOUNCE) as u64, bytes, self.raw) }
-            };
-            self.bounced("copying out of GPU memory", |_| Ok(()), copy, |mem| Ok(mem.read(0, out)?))
-        };
-        out.chunks_mut(BOUNCE).enumerate().try_for_each(piece)
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.bounced("copying out of GPU memory", from, Bytes::Out(out))
     }
 
     /// Copies out of GPU memory to host memory, all of it. The caller has checked that the range is allocated, and the host

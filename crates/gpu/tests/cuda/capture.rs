@@ -146,3 +146,19 @@ fn memory_is_given_back_without_waiting_and_not_forgotten() {
     assert!(after + (64 << 20) > free, "{free} bytes were free before, {after} are after");
     tell(&format!("memory beside a kernel of others: dropped within {took:?}"));
 }
+
+#[test]
+fn all_work_of_the_process_is_waited_for_beside_a_capture() {
+    let Some(bench) = bench("all_work_of_the_process_is_waited_for_beside_a_capture") else { return };
+    raw::enter();
+    let (worker, captured) = (raw::Stream::new(), raw::Stream::new());
+    let region = bench.gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    worker.launch("late", (1, 256), &mut [region.addr().0, 1 << 18, 300_000_000]);
+    captured.begin_capture();
+    let start = Instant::now();
+    let waited = bench.gpu.wait_for_all();
+    let took = start.elapsed();
+    assert!(captured.end_capture().is_ok() && waited.is_ok(), "{waited:?}");
+    assert!(worker.is_over().unwrap(), "it was waited for {took:?}, and the kernel runs");
+    assert_eq!(region.word((1 << 20) - 4).unwrap(), 7);
+}
