@@ -16,6 +16,7 @@ use onehop_proto::queue::{self, Memory, Shared};
 use crate::blocks::InTurn;
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
+use crate::region::AddressSpace;
 use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
@@ -179,12 +180,14 @@ impl Gpu for Emulated {
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {
+        let bytes = u64::from(regs.size());
         let (base, unmap) = self.space.map_registers(regs);
-        Ok(Doorbells::direct(base, Box::new(unmap)))
+        Ok(Doorbells::direct((base, bytes), AddressSpace::Model, Arc::new(unmap)))
     }
 
-    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
         peek::check(count)?;
+        let first = registers.words(first, count)?;
         let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
         let (at, limit) = (PeekNotes(notes.addr()), nanos(limit));
         let read = move |view: &View, _| run_peek(view, |at| view.register(at), (first, count), at, limit);

@@ -26,7 +26,7 @@ pub struct BlockJob {
     pub(crate) work: Work,
     pub(crate) blocks: u32,
     /// Kept until it has ended.
-    _memory: Vec<Region>,
+    pub(crate) memory: Vec<Region>,
 }
 
 /// Runs them.
@@ -88,7 +88,7 @@ impl BlockJob {
             dc_q: dc[1],
             pad: 0,
         });
-        Ok(Self { work, blocks: BLOCKS, _memory: vec![from.clone(), to.clone(), totals.clone()] })
+        Ok(Self { work, blocks: BLOCKS, memory: vec![from.clone(), to.clone(), totals.clone()] })
     }
 
     /// Adds the power spectra of frames of `1 << log` pairs of `f32` to the rows of `power`.
@@ -122,7 +122,7 @@ impl BlockJob {
             frames,
             log,
         });
-        Ok(Self { work, blocks: BLOCKS, _memory: [from, window, twiddles, power].map(Region::clone).into() })
+        Ok(Self { work, blocks: BLOCKS, memory: [from, window, twiddles, power].map(Region::clone).into() })
     }
 
     /// Whether samples are those of a counter from `first` on; adds to the rows.
@@ -135,7 +135,7 @@ impl BlockJob {
         holds("the rows", rows, Self::CHECKED_BYTES as u64)?;
         let (from_at, rows_at, width) = (from.addr().0, rows.addr().0, format.width());
         let work = Work::Check(Check { from: from_at, rows: rows_at, samples, width, first, pad: 0 });
-        Ok(Self { work, blocks: BLOCKS, _memory: vec![from.clone(), rows.clone()] })
+        Ok(Self { work, blocks: BLOCKS, memory: vec![from.clone(), rows.clone()] })
     }
 
     /// The bare remainders of a range's pieces into `out`, from its word `to` on; [`Range::finish`] makes a CRC32C of them.
@@ -157,7 +157,7 @@ impl BlockJob {
         holds("the tables", tables, u64::from(crc32c::TABLE_WORDS) * 4)?;
         holds("the remainders", out, (to + job.pieces()) * 4)?;
         let blocks = job.pieces().min(SUM_BLOCKS) as u32;
-        Ok(Self { work: Work::Sum(job), blocks, _memory: [region, tables, out].map(Region::clone).into() })
+        Ok(Self { work: Work::Sum(job), blocks, memory: [region, tables, out].map(Region::clone).into() })
     }
 
     /// Words of local memory of a block.

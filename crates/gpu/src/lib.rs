@@ -27,6 +27,7 @@ pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
 pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
+use region::AddressSpace;
 pub use region::{Place, Region};
 pub use space::View as EmulatedThread;
 pub use sums::Sums;
@@ -215,15 +216,16 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the BAR cannot be registered.
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells>;
-    /// Has one thread of the GPU read `count` neighbouring registers, 16 at most, from `first` on, which
-    /// [`Self::map_registers`] gave: what each of them said. The first that is all ones is the last that was read, as nobody answered
+    /// Has one thread of the GPU read `count` neighbouring registers, 16 at most, from the one at `first` on, of those that
+    /// [`Self::map_registers`] mapped: what each of them said. The first that is all ones is the last that was read, as nobody answered
     /// for it; none is begun after `limit`. No route needs this, and where such reads are lost they may take the device's link
     /// down, or the GPU with it: for those who ask what becomes of them.
     ///
     /// # Errors
-    /// When it cannot be started, the GPU fails, or a read neither ends nor fails: then nothing of this GPU is given back any more.
-    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
-        let _ = (first, count, limit);
+    /// When there are no such registers, it cannot be started, the GPU fails, or a read neither ends nor fails: then no memory of
+    /// this GPU is freed before it does.
+    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        let _ = (registers, first, count, limit);
         let why = format!("{} has no kernel for it", self.name());
         Err(Error::NotSupported { what: "reading registers by the GPU".into(), why })
     }
@@ -272,19 +274,41 @@ pub trait Gpu: Send + Sync {
 /// A controller's BAR0 in the GPU's address space.
 pub struct Doorbells {
     base: GpuAddr,
+    bytes: u64,
+    space: AddressSpace,
     relay: Option<relay::Watched>,
-    _hold: Box<dyn Send + Sync>,
+    hold: Arc<dyn Send + Sync>,
 }
 
 impl Doorbells {
     /// Registers that the GPU writes by itself; `hold` undoes the mapping.
-    pub(crate) fn direct(base: GpuAddr, hold: Box<dyn Send + Sync>) -> Self {
-        Self { base, relay: None, _hold: hold }
+    pub(crate) fn direct(
+        (base, bytes): (GpuAddr, u64),
+        space: AddressSpace,
+        hold: Arc<dyn Send + Sync>,
+    ) -> Self {
+        Self { base, bytes, space, relay: None, hold }
     }
 
     /// A page that the GPU writes and a CPU thread passes on.
-    pub(crate) fn relayed(base: GpuAddr, relay: relay::Watched, hold: Box<dyn Send + Sync>) -> Self {
-        Self { base, relay: Some(relay), _hold: hold }
+    pub(crate) fn relayed(self, relay: relay::Watched) -> Self {
+        Self { relay: Some(relay), ..self }
+    }
+
+    /// Memory that stands in for registers.
+    #[must_use]
+    pub fn of_memory(memory: &Region) -> Self {
+        let place = (memory.addr(), memory.len() as u64);
+        Self::direct(place, memory.space(), Arc::new(memory.clone()))
+    }
+
+    /// The address of so many neighbouring registers.
+    pub(crate) fn words(&self, first: u32, count: u32) -> Result<GpuAddr> {
+        if u64::from(first) + 4 * u64::from(count) > self.bytes {
+            let why = format!("{count} registers at {first:#x}, of {} bytes of registers", self.bytes);
+            return Err(Error::Launch(why));
+        }
+        Ok(self.base.plus(u64::from(first)))
     }
 
     /// The register at an offset in BAR0. Where a thread passes doorbells on, it passes on those that were asked for

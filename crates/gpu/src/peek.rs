@@ -26,7 +26,7 @@ mod tests {
 
     use onehop_os::Registers;
 
-    use crate::{Emulated, Error, Gpu, Place};
+    use crate::{Doorbells, Emulated, Error, Gpu, Place};
 
     /// Registers that count how often they are read, and hold their offsets up to `ones`.
     struct Counted {
@@ -63,7 +63,7 @@ mod tests {
     fn none_is_begun_when_the_time_is_over() {
         let gpu = Emulated::new();
         let doorbells = gpu.map_registers(Arc::new(Slow)).unwrap();
-        assert!(gpu.peek(doorbells.at(0), 16, Duration::from_millis(50)).unwrap().len() <= 1);
+        assert!(gpu.peek(&doorbells, 0, 16, Duration::from_millis(50)).unwrap().len() <= 1);
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ mod tests {
         {
             let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones });
             let doorbells = gpu.map_registers(regs.clone()).unwrap();
-            assert_eq!(gpu.peek(doorbells.at(8), count, SECOND).unwrap(), want);
+            assert_eq!(gpu.peek(&doorbells, 8, count, SECOND).unwrap(), want);
             assert_eq!(regs.reads.load(Ordering::Relaxed) as usize, want.len());
         }
     }
@@ -85,10 +85,16 @@ mod tests {
     fn what_is_no_register_is_not_read() {
         let gpu = Emulated::new();
         let memory = gpu.alloc(Place::Vram, 4096).unwrap();
-        assert!(matches!(gpu.peek(memory.addr(), 1, SECOND), Err(Error::Fault { .. })));
-        assert!(gpu.peek(memory.addr(), 0, SECOND).is_err() && gpu.peek(memory.addr(), 17, SECOND).is_err());
-        let doorbells =
-            gpu.map_registers(Arc::new(Counted { reads: AtomicU32::new(0), ones: 4096 })).unwrap();
-        assert!(matches!(gpu.peek(doorbells.at(4092), 2, SECOND), Err(Error::Fault { .. })));
+        let no_registers = Doorbells::of_memory(&memory);
+        assert!(matches!(gpu.peek(&no_registers, 0, 1, SECOND), Err(Error::Fault { .. })));
+        assert!(
+            gpu.peek(&no_registers, 0, 0, SECOND).is_err() && gpu.peek(&no_registers, 0, 17, SECOND).is_err()
+        );
+        let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones: 4096 });
+        let doorbells = gpu.map_registers(regs.clone()).unwrap();
+        for (first, count) in [(4092, 2), (4096, 1), (u32::MAX - 3, 16)] {
+            assert!(matches!(gpu.peek(&doorbells, first, count, SECOND), Err(Error::Launch(_))), "{first}");
+        }
+        assert_eq!(regs.reads.load(Ordering::Relaxed), 0);
     }
 }

@@ -57,6 +57,17 @@ pub(crate) trait DeviceBytes: Send + Sync {
     fn share(&self) -> Result<Option<OwnedFd>>;
 }
 
+/// Whose addresses a region's are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AddressSpace {
+    /// A model of a GPU.
+    Model,
+    /// All CUDA contexts of this process: host memory that is registered.
+    Cuda,
+    /// One CUDA device: its own memory.
+    Device(i32),
+}
+
 #[derive(Clone)]
 enum Backing {
     /// The CPU and the GPU reach the same bytes; `_hold` is the GPU's way to them, and goes first.
@@ -70,13 +81,15 @@ enum Backing {
 pub struct Region {
     place: Place,
     addr: GpuAddr,
+    space: AddressSpace,
     len: usize,
     backing: Backing,
 }
 
 impl Region {
     pub(crate) fn on_host(place: Place, addr: GpuAddr, mem: HostMem, hold: Arc<dyn Send + Sync>) -> Self {
-        Self { place, addr, len: mem.len(), backing: Backing::Host { _hold: hold, mem, exporter: None } }
+        let (space, len) = (AddressSpace::Model, mem.len());
+        Self { place, addr, space, len, backing: Backing::Host { _hold: hold, mem, exporter: None } }
     }
 
     /// The same, exported as a dma-buf where a device's driver asks for one.
@@ -88,7 +101,18 @@ impl Region {
     }
 
     pub(crate) fn on_device(addr: GpuAddr, len: usize, mem: Arc<dyn DeviceBytes>) -> Self {
-        Self { place: Place::Vram, addr, len, backing: Backing::Device { mem, start: 0 } }
+        let (place, space) = (Place::Vram, AddressSpace::Model);
+        Self { place, addr, space, len, backing: Backing::Device { mem, start: 0 } }
+    }
+
+    /// The same with addresses of CUDA's.
+    pub(crate) fn in_space(self, space: AddressSpace) -> Self {
+        Self { space, ..self }
+    }
+
+    /// Whose addresses its are.
+    pub(crate) fn space(&self) -> AddressSpace {
+        self.space
     }
 
     /// Where its bytes are.
@@ -132,7 +156,8 @@ impl Region {
                 Backing::Device { mem: mem.clone(), start: start + range.start }
             }
         };
-        Ok(Self { place: self.place, addr: self.addr.plus(range.start as u64), len, backing })
+        let addr = self.addr.plus(range.start as u64);
+        Ok(Self { addr, len, backing, ..self.clone() })
     }
 
     /// Copies bytes out of it.

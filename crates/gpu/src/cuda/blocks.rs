@@ -19,6 +19,7 @@ const WHAT: &str = "kernels that work on data";
 
 /// See [`BlockKernels`].
 pub(super) struct CudaBlocks {
+    context: Arc<Context>,
     convert: Function,
     spectrum: Function,
     check: Function,
@@ -34,6 +35,7 @@ impl CudaBlocks {
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
         let module = Module::load(context, onehop_device::BLOCKS_PTX)?;
         Ok(Self {
+            context: context.clone(),
             convert: module.function("onehop_samples_convert")?,
             spectrum: module.function("onehop_samples_spectrum")?,
             check: module.function("onehop_samples_check")?,
@@ -79,6 +81,8 @@ impl BlockKernels for CudaBlocks {
         if self.stuck {
             return Err(Error::Launch(format!("{WHAT} before these did not end")));
         }
+        let memory = || jobs.iter().flat_map(|job| &job.memory);
+        memory().try_for_each(|memory| self.context.check(WHAT, memory))?;
         self.begun.record(&self.stream)?;
         let started = jobs.iter().try_for_each(|job| self.start(job));
         let marked = self.done.record(&self.stream);

@@ -8,7 +8,8 @@ use onehop_proto::GpuAddr;
 
 use super::gpu::CudaGpu;
 use super::kernels::Call;
-use super::launch::Work;
+use super::launch::{Used, Work};
+use super::live::Touched;
 use super::module::{Arg, Function, Module, Shape};
 use super::stream::Stream;
 use crate::{Gpu, Result};
@@ -32,7 +33,7 @@ impl CudaGpu {
         let function = Module::load(&self.0.context, ptx)?.function(name)?;
         let call = Call { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
-        unsafe { self.start(name, &call, limit, None) }?.wait()?;
+        unsafe { self.start(name, &call, limit, Used::default()) }?.wait()?;
         Ok(())
     }
 
@@ -76,7 +77,7 @@ impl CudaGpu {
         let function = code.function(name)?;
         let call = Call { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
-        unsafe { self.start(name, &call, limit, None) }.map(Started)
+        unsafe { self.start(name, &call, limit, Used::default()) }.map(Started)
     }
 
     /// Compiles the controllers and experiments that tests and benchmarks run on a GPU.
@@ -127,8 +128,12 @@ impl CudaGpu {
         let call = Call { function: &function, shape, args: args.to_vec() };
         let context = &self.0.context;
         let stream = if rig.stays() { Stream::apart(context) } else { Stream::new(context) }?;
-        // SAFETY: the arguments are the kernel's; it ends by the limit in its descriptors, which the caller vouches for.
-        unsafe { self.start_on(stream, name, &call, limit, None) }.map(Started)
+        let bytes = u64::from(count) * u64::from(rig.descriptor());
+        let list = Touched { what: "the list of descriptors", at: list, bytes };
+        let used = Used { memory: None, _held: context.hold(&[list])? };
+        // SAFETY: the arguments are the kernel's, and the list is held until it has ended; it ends by the limit in its
+        // descriptors, which the caller vouches for, as for the memory that these name.
+        unsafe { self.start_on(stream, name, &call, limit, used) }.map(Started)
     }
 }
 
@@ -177,6 +182,17 @@ impl Rig {
     /// Whether it is a controller, which stays until its host ends it.
     const fn stays(self) -> bool {
         matches!(self, Self::Serve | Self::Null | Self::NullFar)
+    }
+
+    /// Bytes of one of its descriptors.
+    const fn descriptor(self) -> u32 {
+        use onehop_controller::Pair;
+        use onehop_controller::layout::{Check, Litmus};
+        match self {
+            Self::Serve | Self::Null | Self::NullFar => Pair::BYTES,
+            Self::Check => Check::BYTES,
+            Self::Submit | Self::Fetch | Self::Complete | Self::Consume => Litmus::BYTES,
+        }
     }
 
     /// Its entry, and the words of shared memory that a warp of it needs.

@@ -1,23 +1,30 @@
 //! A GPU's primary context, and the events in it.
 
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys;
+use onehop_proto::GpuAddr;
 
 use super::driver::{Calls, Driver, Failure, Meaning, NOT_READY, Relaxed};
+use super::live::{Hold, Touched};
+use super::memory::DeviceMemory;
 use super::reclaim::Freed;
 use super::stream::Stream;
-use crate::{Error, Result};
+use crate::region::AddressSpace;
+use crate::{Error, Region, Result};
 
 /// CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 const ALREADY_ENABLED: i32 = 704;
+
 /// The primary context of one GPU: the one that every other library in this process uses as well.
 pub(super) struct Context {
     pub(super) driver: Arc<Driver>,
     pub(super) device: i32,
     raw: sys::CUcontext,
+    /// Other devices whose memory kernels of this one reach.
+    peers: Mutex<Vec<i32>>,
 }
 
 // SAFETY: a CUcontext is a handle that any thread may make current; the driver locks what is in it.
@@ -31,7 +38,7 @@ impl Context {
         // SAFETY: `raw` lives across the call, and `device` came from cuDeviceGet.
         let retained = driver.relaxed().and_then(|calls| unsafe { calls.context_retain(&mut raw, device) });
         retained.map_err(|failure| driver.error(format!("opening GPU {device}"), failure))?;
-        Ok(Arc::new(Self { driver: driver.clone(), device, raw }))
+        Ok(Arc::new(Self { driver: driver.clone(), device, raw, peers: Mutex::default() }))
     }
 
     /// Lets kernels of this context reach all of another GPU's memory that was plainly allocated, now and later.
@@ -49,8 +56,50 @@ impl Context {
         // SAFETY: the other context is retained, and no flags are defined.
         match self.attempt(|driver| unsafe { driver.peer_enable(other.raw, 0) }) {
             Err(failure) if failure.code() != Some(ALREADY_ENABLED) => Err(self.driver.error(what, failure)),
-            _ => Ok(()),
+            _ => {
+                self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(other.device);
+                Ok(())
+            }
         }
+    }
+
+    /// Whether its kernels and copies reach memory of such addresses.
+    pub(super) fn reaches(&self, space: AddressSpace) -> bool {
+        match space {
+            AddressSpace::Model => false,
+            AddressSpace::Cuda => true,
+            AddressSpace::Device(device) if device == self.device => true,
+            AddressSpace::Device(device) => {
+                self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+            }
+        }
+    }
+
+    /// Refuses memory that its kernels and copies do not reach.
+    pub(super) fn check(&self, what: &str, memory: &Region) -> Result<()> {
+        if self.reaches(memory.space()) {
+            return Ok(());
+        }
+        let why = "the memory is of another GPU, or of an emulated one".into();
+        Err(Error::NotSupported { what: what.into(), why })
+    }
+
+    /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
+    pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
+        let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Device(self.device));
+        self.driver.live.add(at, bytes, space, &(memory.clone() as Hold));
+        Region::on_device(at, bytes, memory).in_space(space)
+    }
+
+    /// Holds the memory that a kernel touches.
+    pub(super) fn hold(&self, touched: &[Touched]) -> Result<Vec<Hold>> {
+        let hold = |one: &Touched| {
+            self.driver.live.hold(one, |space| self.reaches(space)).ok_or_else(|| {
+                let Touched { what, at, bytes } = one;
+                Error::Launch(format!("{what}, {bytes} bytes at {at}, is no memory that this GPU reaches"))
+            })
+        };
+        touched.iter().filter(|one| one.bytes > 0).map(hold).collect()
     }
 
     /// Runs a call in this context, and makes its failure an error that says what was being done.

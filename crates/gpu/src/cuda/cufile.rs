@@ -174,6 +174,11 @@ impl Started {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Refuses memory that is not of the GPU that cuFile was started for.
+    fn check(&self, memory: &Region) -> Result<()> {
+        self.context.as_ref().map_or(Ok(()), |context| context.check(WHAT, memory))
+    }
+
     /// As cuFile wants memory named: by the beginning of what it was given, or else a buffer of its own is used, and the
     /// distance from there.
     fn place(&self, memory: &Region) -> (*mut c_void, i64) {
@@ -207,6 +212,7 @@ impl GpuFiles for CuFile {
     }
 
     fn register(&self, memory: &Region) -> Result<Box<dyn Send + Sync>> {
+        self.0.check(memory)?;
         let (at, bytes, register) =
             (memory.addr().0 as *const c_void, memory.len(), self.0.calls.buffer_register);
         // SAFETY: the region is memory of this context, and is kept until it is taken back.
@@ -273,6 +279,7 @@ impl Opened {
 impl GpuFile for Opened {
     fn read(&self, into: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
+        started.check(into)?;
         let (read, (base, offset), bytes) = (started.calls.read, started.place(into), into.len());
         // SAFETY: the region is memory of this context that lives across the call, which ends when the bytes are there.
         let result = within(started.context.as_deref(), || unsafe {
@@ -283,6 +290,7 @@ impl GpuFile for Opened {
 
     fn write(&self, from: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
+        started.check(from)?;
         let (write, (base, offset), bytes) = (started.calls.write, started.place(from), from.len());
         // SAFETY: as for `read`.
         let result = within(started.context.as_deref(), || unsafe {

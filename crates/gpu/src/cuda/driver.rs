@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 
 use super::host::Registered;
+use super::live::LiveMemory;
 use super::reclaim::Reclaimer;
 use crate::{Error, Result};
 
@@ -259,6 +260,8 @@ pub(super) struct Driver {
     version: c_int,
     /// Host memory that is registered: the driver refuses a second registration of the same page.
     pub(super) registrations: Mutex<Vec<Registered>>,
+    /// Memory that kernels may be given addresses of.
+    pub(super) live: LiveMemory,
     /// What is to be given back to the driver.
     pub(super) reclaimer: Reclaimer,
 }
@@ -304,6 +307,7 @@ impl Driver {
             calls: Calls::load(),
             version: 0,
             registrations: Mutex::default(),
+            live: LiveMemory::default(),
             reclaimer: Reclaimer::default(),
         };
         // SAFETY: cuInit takes no pointers; 0 is the only flag there is.

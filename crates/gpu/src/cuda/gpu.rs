@@ -18,12 +18,14 @@ use super::dmabuf::{self, GpuDmaBuf, Span};
 use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, Call, Kernels};
-use super::launch::{Held, Launched, Work};
+use super::launch::{Held, Launched, Used, Work};
+use super::live::Hold;
 use super::memory::{self, DeviceKind, DeviceMemory};
 use super::resident::PersistentKernel;
 use super::stream::Stream;
 use super::{Device, peek, registers};
 use crate::copier::AtOnce;
+use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
     BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, Place, Region, Resident,
@@ -55,19 +57,21 @@ pub(super) struct Inner {
     name: String,
     running: Arc<Activity>,
     other_code: Option<String>,
+    /// The other code takes times.
+    metered: bool,
     /// The GPU on which controllers run that serve this one's queues, if it is another.
     pub(super) servant: Option<CudaGpu>,
 }
 
 impl CudaGpu {
     pub(super) fn new(context: Arc<Context>, device: Device, other_code: Option<String>) -> Result<Self> {
-        Self::with(context, device, other_code, None, Arc::default())
+        Self::with(context, device, (other_code, false), None, Arc::default())
     }
 
     fn with(
         context: Arc<Context>,
         device: Device,
-        other_code: Option<String>,
+        (other_code, metered): (Option<String>, bool),
         servant: Option<CudaGpu>,
         running: Arc<Activity>,
     ) -> Result<Self> {
@@ -83,6 +87,7 @@ impl CudaGpu {
             name,
             running,
             other_code,
+            metered,
             servant,
         })))
     }
@@ -96,7 +101,7 @@ impl CudaGpu {
         if other.0.device.ordinal != self.0.device.ordinal {
             other.0.context.reach(&self.0.context)?;
         }
-        let code = self.0.other_code.clone();
+        let code = (self.0.other_code.clone(), self.0.metered);
         let (context, device) = (self.0.context.clone(), self.0.device.clone());
         Self::with(context, device, code, Some(other.clone()), Arc::default())
     }
@@ -132,7 +137,7 @@ impl CudaGpu {
         let on = (&self.0.context, &self.0.copies);
         let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), kind, bytes)?;
         memory.zero(blank)?;
-        let region = Region::on_device(GpuAddr(memory.at), memory.bytes, Arc::new(memory));
+        let region = self.0.context.region(GpuAddr(memory.at), memory);
         // The allocation is longer; the region is what was asked for, in pages, as for every other kind of memory.
         region.slice(0..bytes.max(1).next_multiple_of(4096))
     }
@@ -146,7 +151,7 @@ impl CudaGpu {
     /// The memory is not freed as long as the result or a clone of it is used.
     pub unsafe fn lend(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
         let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, at.0, bytes)?;
-        Ok(Region::on_device(at, bytes, Arc::new(memory)))
+        Ok(self.0.context.region(at, memory))
     }
 
     /// The GPU's memory: bytes that are free, and all.
@@ -176,6 +181,7 @@ impl CudaGpu {
                 why: "make it of a memfd by /dev/udmabuf instead".into(),
             });
         }
+        self.0.context.check("a dma-buf of GPU memory", region)?;
         let export = if pcie { dmabuf::export_pcie } else { dmabuf::export };
         export(&self.0.context, region.addr().0, region.len(), span)
     }
@@ -185,6 +191,7 @@ impl CudaGpu {
     /// # Errors
     /// When the region is host memory, or the driver refuses.
     pub fn export_ipc(&self, region: &Region) -> Result<Exported> {
+        self.0.context.check("sharing memory with another process", region)?;
         ipc::export(&self.0.context, self.0.device.uuid, region)
     }
 
@@ -245,11 +252,11 @@ impl CudaGpu {
         what: &str,
         call: &Call<'_>,
         limit: Duration,
-        memory: Option<Region>,
+        used: Used,
     ) -> Result<Work> {
         let stream = Stream::new(&self.0.context)?;
         // SAFETY: the caller's contract is the same.
-        unsafe { self.start_on(stream, what, call, limit, memory) }
+        unsafe { self.start_on(stream, what, call, limit, used) }
     }
 
     /// # Safety
@@ -260,7 +267,7 @@ impl CudaGpu {
         what: &str,
         call: &Call<'_>,
         limit: Duration,
-        memory: Option<Region>,
+        used: Used,
     ) -> Result<Work> {
         let (begun, done) = (Event::new(&self.0.context)?, Event::new(&self.0.context)?);
         let (stream, function) = (Arc::new(stream), call.function.clone());
@@ -268,7 +275,7 @@ impl CudaGpu {
         begun.record(&stream)?;
         // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
         unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
-        Work::new(what, (begun, done), limit, Held { stream, function, memory, awake })
+        Work::new(what, (begun, done), limit, Held { stream, function, used, awake })
     }
 
     fn kernels(&self) -> Result<Arc<Kernels>> {
@@ -323,7 +330,7 @@ impl Gpu for CudaGpu {
 
     fn metered(&self) -> Result<Arc<dyn Gpu>> {
         let Inner { context, device, servant, running, .. } = &*self.0;
-        let code = Some(onehop_device::METER_PTX.to_owned());
+        let code = (Some(onehop_device::METER_PTX.to_owned()), true);
         // Whoever passes doorbells on watches for its kernels as for ours.
         let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
         metered.load_kernels()?;
@@ -365,7 +372,9 @@ impl Gpu for CudaGpu {
             other => other,
         };
         let (registration, at) = registered?;
-        Ok(Region::on_host(place, GpuAddr(at), mem, Arc::new(registration)))
+        let (at, hold): (_, Hold) = (GpuAddr(at), Arc::new(registration));
+        context.driver.live.add(at, mem.len(), AddressSpace::Cuda, &hold);
+        Ok(Region::on_host(place, at, mem, hold).in_space(AddressSpace::Cuda))
     }
 
     fn arena(&self, bytes: usize) -> Result<Region> {
@@ -383,6 +392,7 @@ impl Gpu for CudaGpu {
         if let (Some(host), Some(_)) = (from.host(), to.host()) {
             return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
         }
+        self.0.context.check("copying to GPU memory", to)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 
@@ -402,17 +412,19 @@ impl Gpu for CudaGpu {
         registers::map(&self.0.context, self.capabilities(), &self.0.running, regs)
     }
 
-    fn peek(&self, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
-        peek::run(self, first, count, limit)
+    fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
+        peek::run(self, registers, (first, count), limit)
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {
         kernels::count(launch)?;
+        let held = self.0.context.hold(&kernels::prepared(launch)?)?;
         let loaded = self.kernels()?;
         let (memory, _) = self.write_launch(launch, 0)?;
         let call = loaded.prepare(launch, memory.addr().0);
-        // SAFETY: the arguments are those of kernels.rs; the queues' memory is the caller's, which keeps it.
-        let mut work = unsafe { self.start("preparing queues", &call, PREPARE, Some(memory)) }?;
+        let used = Used { memory: Some(memory), _held: held };
+        // SAFETY: the arguments are those of kernels.rs; the queues' memory is there, and held until the kernel has ended.
+        let mut work = unsafe { self.start("preparing queues", &call, PREPARE, used) }?;
         if let Some(memory) = work.wait()? {
             keep(&self.0, memory);
         }
@@ -425,11 +437,13 @@ impl Gpu for CudaGpu {
 
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
         let count = kernels::count(launch)?;
+        let held = self.0.context.hold(&kernels::touched(launch, job, self.0.metered)?)?;
         let loaded = self.kernels()?;
         let (memory, layout) = self.write_launch(launch, count)?;
         let call = loaded.run(launch, job, memory.addr().0, &layout)?;
-        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are the caller's, which keeps them.
-        let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, Some(memory)) }?;
+        let used = Used { memory: Some(memory), _held: held };
+        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended.
+        let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, used) }?;
         let inner = self.0.clone();
         let give_back = Box::new(move |memory| keep(&inner, memory));
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))

@@ -172,7 +172,7 @@ pub(super) fn import(
             ticket.allocation
         )));
     }
-    let whole = Region::on_device(GpuAddr(memory.at), memory.bytes, Arc::new(memory));
+    let whole = context.region(GpuAddr(memory.at), memory);
     whole.slice(ticket.offset as usize..(ticket.offset + ticket.bytes) as usize)
 }
 

@@ -3,11 +3,14 @@
 
 use onehop_device::PTX;
 use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES, SINGLE_SHARED_BYTES};
-use onehop_proto::kernel::Exit;
+use onehop_proto::kernel::{Exit, Outcome, Work, scratch_bytes, times};
+use onehop_proto::queue::SharedLayout;
+use onehop_proto::{Cqe, Sqe};
 
 use super::context::Context;
+use super::live::Touched;
 use super::module::{Arg, Function, Module, Shape};
-use crate::{Error, KernelJob, KernelQueue, Launch, Result};
+use crate::{Error, KernelJob, KernelQueue, Launch, Result, Rings};
 
 use std::sync::Arc;
 
@@ -105,6 +108,58 @@ impl Kernels {
             }
         }
     }
+}
+
+/// The control memory of a queue: what the kernels that prepare it touch.
+fn control(queue: &KernelQueue, shared: bool) -> Result<Touched> {
+    let Rings { sq_entries, cq_entries, .. } = queue.rings;
+    let bytes = match SharedLayout::new(sq_entries, cq_entries) {
+        Some(layout) if shared => layout.bytes(),
+        None if shared => {
+            let why =
+                format!("a shared queue needs rings of a power of two, not {sq_entries} and {cq_entries}");
+            return Err(Error::Launch(why));
+        }
+        _ if sq_entries < 2 || cq_entries < 2 || queue.window == 0 => {
+            let window = queue.window;
+            let why = format!("rings of {sq_entries} and {cq_entries} entries, {window} commands in flight");
+            return Err(Error::Launch(why));
+        }
+        _ => scratch_bytes(queue.window),
+    };
+    Ok(Touched { what: "a queue's control memory", at: queue.control, bytes: u64::from(bytes) })
+}
+
+fn queues(launch: &Launch) -> (&[KernelQueue], bool) {
+    match launch {
+        Launch::Owner(list) => (list, false),
+        Launch::Shared(list, _) => (list, true),
+    }
+}
+
+/// What the kernels touch that prepare a launch's queues.
+pub(super) fn prepared(launch: &Launch) -> Result<Vec<Touched>> {
+    let (list, shared) = queues(launch);
+    list.iter().map(|queue| control(queue, shared)).collect()
+}
+
+/// What a launch's kernels touch. Data is the controller's to move: of it they know addresses on the bus only.
+pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result<Vec<Touched>> {
+    let (list, warps) = (queues(launch).0, count(launch)? as u32);
+    let mut all = prepared(launch)?;
+    let mut add = |what, at, bytes| all.push(Touched { what, at, bytes });
+    for Rings { sq, cq, sq_door, cq_door, sq_entries, cq_entries } in list.iter().map(|queue| queue.rings) {
+        add("a submission queue", sq, u64::from(sq_entries) * Sqe::BYTES as u64);
+        add("a completion queue", cq, u64::from(cq_entries) * Cqe::BYTES as u64);
+        add("a submission doorbell", sq_door, 4);
+        add("a completion doorbell", cq_door, 4);
+    }
+    let outcomes = u64::from(job.count) * u64::from(Outcome::BYTES);
+    let outcomes = if metered { times::end(job.count, warps) } else { outcomes };
+    add("the list of work", job.works, u64::from(job.count) * u64::from(Work::BYTES));
+    add("the outcomes", job.outcomes, outcomes);
+    add("the poison word", job.poison, 4);
+    Ok(all)
 }
 
 /// How many exits a launch has, one for each warp; an error where it makes no sense.
@@ -236,6 +291,42 @@ mod tests {
                 && count(&Launch::Owner(vec![])).is_err()
                 && count(&Launch::Shared(vec![queue()], 0)).is_err()
         );
+    }
+
+    #[test]
+    fn a_launch_names_all_that_its_kernels_touch() {
+        let mut queue = queue();
+        (queue.rings.sq_entries, queue.rings.cq_entries) = (64, 32);
+        let at = GpuAddr(4096);
+        let (count, nsid, retries, zero) = (3, 1, 0, Duration::ZERO);
+        let (retry_delay, stall, limit) = ([zero; 4], zero, zero);
+        let job = KernelJob {
+            works: at,
+            outcomes: at,
+            count,
+            nsid,
+            retries,
+            retry_delay,
+            stall,
+            limit,
+            poison: at,
+        };
+        let bytes = |launch: &Launch, metered| -> Vec<u64> {
+            touched(launch, &job, metered).unwrap().iter().map(|one| one.bytes).collect()
+        };
+        let owner = Launch::Owner(vec![queue]);
+        assert_eq!(bytes(&owner, false), [u64::from(scratch_bytes(8)), 4096, 512, 4, 4, 96, 24, 4]);
+        assert_eq!(bytes(&owner, true)[6], times::end(3, 1));
+        let shared = Launch::Shared(vec![queue, queue], 64);
+        let control = SharedLayout::new(64, 32).unwrap().bytes();
+        assert_eq!(bytes(&shared, false)[..2], [u64::from(control); 2]);
+        assert_eq!(bytes(&shared, false).len(), 2 * 5 + 3);
+        for (sq, cq, window) in [(0, 32, 8), (64, 1, 8), (64, 32, 0)] {
+            let rings = Rings { sq_entries: sq, cq_entries: cq, ..queue.rings };
+            assert!(prepared(&Launch::Owner(vec![KernelQueue { rings, window, ..queue }])).is_err());
+        }
+        let rings = Rings { sq_entries: 63, ..queue.rings };
+        assert!(prepared(&Launch::Shared(vec![KernelQueue { rings, ..queue }], 32)).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use onehop_proto::kernel::Exit;
 
 use super::context::{Event, Progress};
 use super::kernels;
+use super::live::Hold;
 use super::module::Function;
 use super::stream::{self, End, KERNELS, Stream};
 use crate::relay::RunningKernel;
@@ -29,11 +30,20 @@ pub(super) struct Work {
     held: Option<Held>,
 }
 
+/// Memory that a kernel uses.
+#[derive(Default)]
+pub(super) struct Used {
+    /// That of the launch, which comes back.
+    pub(super) memory: Option<Region>,
+    /// That of the caller.
+    pub(super) _held: Vec<Hold>,
+}
+
 /// The stream, and whatever else a kernel needs.
 pub(super) struct Held {
     pub(super) stream: Arc<Stream>,
     pub(super) function: Function,
-    pub(super) memory: Option<Region>,
+    pub(super) used: Used,
     /// Keeps doorbell relays awake.
     pub(super) awake: RunningKernel,
 }
@@ -41,10 +51,10 @@ pub(super) struct Held {
 impl Held {
     /// Leaves everything to a kernel of which nobody knows when it ends.
     fn leave(self) {
-        let Self { stream, function, memory, awake } = self;
+        let Self { stream, function, used, awake } = self;
         // It would keep a CPU busy for as long as that takes.
         drop(awake);
-        stream.outlasted((function, memory));
+        stream.outlasted((function, used));
     }
 }
 
@@ -83,7 +93,7 @@ impl Work {
             return Err(Error::Launch("it was waited for already".into()));
         };
         if end == End::Over {
-            return Ok(held.memory);
+            return Ok(held.used.memory);
         }
         let error = held.stream.error(&self.what, end, self.limit);
         if matches!(end, End::Unended(_)) {

@@ -30,6 +30,7 @@ mod host;
 mod ipc;
 mod kernels;
 mod launch;
+mod live;
 mod marks;
 mod memory;
 mod module;

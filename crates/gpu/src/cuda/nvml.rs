@@ -1,7 +1,6 @@
 //! What NVIDIA's management library tells of a GPU: its link, its power. Looked for when it is asked; CUDA is not needed.
 
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
-use std::path::Path;
 
 use libloading::Library;
 
@@ -124,14 +123,6 @@ impl Nvml {
         // SAFETY: the device is NVML's own, and both numbers live across the call.
         (unsafe { get(device, &mut now, &mut later) } == 0).then_some(now == 1)
     }
-
-    /// The same of another library that is one of NVML's.
-    ///
-    /// # Errors
-    /// As for [`Nvml::load`].
-    pub fn load_path(path: &Path) -> Result<Self> {
-        Self::load_from(&[path.as_os_str()])
-    }
 }
 
 /// What is known about some of its errors.
@@ -187,7 +178,7 @@ mod tests {
             let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
             return;
         }
-        let nvml = Nvml::load_path(&library).unwrap();
+        let nvml = Nvml::load_from(&[library.as_os_str()]).unwrap();
         let health = nvml.health("0000:1b:00.0").unwrap();
         let expected = GpuHealth {
             max_link_generation: Some(5),
@@ -200,6 +191,8 @@ mod tests {
         assert!(nvml.health("a\0b").is_err());
         drop(nvml);
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(Nvml::load_path(&library).err().unwrap().to_string().contains("no libnvidia-ml"));
+        assert!(
+            Nvml::load_from(&[library.as_os_str()]).err().unwrap().to_string().contains("no libnvidia-ml")
+        );
     }
 }

@@ -2,19 +2,29 @@
 
 use std::time::{Duration, Instant};
 
-use onehop_proto::GpuAddr;
 use onehop_proto::kernel::PeekNotes;
 
 use super::gpu::CudaGpu;
 use super::kernels::Call;
+use super::launch::Used;
 use super::module::{Arg, Module, Shape};
-use crate::{Error, Gpu, Place, Result, peek};
+use crate::{Doorbells, Error, Gpu, Place, Result, peek};
 
 const WHAT: &str = "the kernel that reads registers";
 
 /// See [`Gpu::peek`].
-pub(super) fn run(gpu: &CudaGpu, first: GpuAddr, count: u32, limit: Duration) -> Result<Vec<u32>> {
+pub(super) fn run(
+    gpu: &CudaGpu,
+    registers: &Doorbells,
+    (first, count): (u32, u32),
+    limit: Duration,
+) -> Result<Vec<u32>> {
     peek::check(count)?;
+    let first = registers.words(first, count)?;
+    if !gpu.0.context.reaches(registers.space) {
+        let why = "the registers are mapped for another GPU, or for an emulated one".into();
+        return Err(Error::NotSupported { what: WHAT.into(), why });
+    }
     let function = Module::load(&gpu.0.context, onehop_device::PEEK_PTX)?.function("onehop_peek")?;
     let notes = gpu.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
     let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
@@ -24,9 +34,9 @@ pub(super) fn run(gpu: &CudaGpu, first: GpuAddr, count: u32, limit: Duration) ->
         args: vec![Arg::U64(first.0), Arg::U32(count), Arg::U64(notes.addr().0), Arg::U64(nanos)],
     };
     let begun = Instant::now();
-    // SAFETY: the arguments are those of peek.rs in the device crate; the result holds the notes until the kernel has ended,
-    // and `first` is what the caller was given for a device's registers.
-    let mut work = unsafe { gpu.start(WHAT, &call, limit, Some(notes.clone())) }?;
+    let used = Used { memory: Some(notes.clone()), _held: vec![registers.hold.clone()] };
+    // SAFETY: the arguments are those of peek.rs in the device crate; notes and registers are held until the kernel has ended.
+    let mut work = unsafe { gpu.start(WHAT, &call, limit, used) }?;
     match work.wait() {
         Ok(_) => peek::values(&notes),
         Err(Error::Unended { .. }) => {

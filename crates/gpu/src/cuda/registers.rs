@@ -7,9 +7,11 @@ use onehop_proto::GpuAddr;
 
 use super::capabilities::Capabilities;
 use super::context::Context;
-use super::driver::Failure;
+use super::driver::{DevicePtr, Failure};
 use super::host::{self, Kind};
+use super::live::Hold;
 use super::surroundings::Surroundings;
+use crate::region::AddressSpace;
 use crate::relay::{Activity, Relay};
 use crate::{Doorbells, Error, Result};
 
@@ -33,7 +35,7 @@ fn direct(context: &Arc<Context>, window: &MmioWindow, regs: Arc<dyn Registers>)
         let _ = regs.read32(page as u32);
     }
     match host::register_io(context, mem) {
-        Ok((registration, at)) => Ok(Doorbells::direct(GpuAddr(at), Box::new((registration, regs)))),
+        Ok((registration, at)) => Ok(doorbells(context, at, mem.len(), Arc::new((registration, regs)))),
         Err(failure) => Err(Error::Registers { why: explain(context, mem, failure) }),
     }
 }
@@ -66,9 +68,17 @@ fn relayed(
     regs: Arc<dyn Registers>,
 ) -> Result<Doorbells> {
     let page = HostMem::touched(regs.size() as usize)?;
+    let bytes = page.len();
     let (registration, at) = host::register(context, can, &page, Kind::Memory)?;
     let relay = Relay::start(page, regs, kernels.clone())?;
     let watched = relay.watched();
     // The thread ends before the GPU loses the page: fields of a tuple go in order.
-    Ok(Doorbells::relayed(GpuAddr(at), watched, Box::new((relay, registration))))
+    Ok(doorbells(context, at, bytes, Arc::new((relay, registration))).relayed(watched))
+}
+
+/// Registers that kernels may be given addresses of.
+fn doorbells(context: &Context, at: DevicePtr, bytes: usize, hold: Hold) -> Doorbells {
+    let at = GpuAddr(at);
+    context.driver.live.add(at, bytes, AddressSpace::Cuda, &hold);
+    Doorbells::direct((at, bytes as u64), AddressSpace::Cuda, hold)
 }

@@ -4,8 +4,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Shape};
-use onehop_gpu::{BlockJob, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings};
+use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Rig, Shape};
+use onehop_gpu::{
+    BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings,
+};
 use onehop_os::{HostMem, MmioWindow, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
@@ -120,8 +122,8 @@ fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
     let page = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let words: Vec<u32> = (0..16).map(|i| 0x2014_07ff + i).collect();
     words.iter().zip((8..).step_by(4)).for_each(|(word, at)| page.signal(at, *word).unwrap());
-    let first = page.addr().plus(8);
-    let peek = |count, limit| bench.gpu.peek(first, count, limit);
+    let registers = Doorbells::of_memory(&page);
+    let peek = |count, limit| bench.gpu.peek(&registers, 8, count, limit);
     let second = Duration::from_secs(1);
     let start = Instant::now();
     assert_eq!(peek(3, second).unwrap(), words[..3]);
@@ -143,12 +145,14 @@ fn the_address_of_doorbells_that_are_passed_on_is_no_register() {
     let doorbells = bench.gpu.map_registers(Arc::new(Heard { writes: Mutex::default(), ack })).unwrap();
     assert!(doorbells.is_relayed());
     // What is read there is the relay's page, whatever the registers hold: who asks for reads asks first whether it is relayed.
-    assert_eq!(bench.gpu.peek(doorbells.at(0), 3, Duration::from_secs(1)).unwrap(), [u32::MAX]);
+    assert_eq!(bench.gpu.peek(&doorbells, 0, 3, Duration::from_secs(1)).unwrap(), [u32::MAX]);
 }
 
+/// A queue that lies in its control memory's second half, rings, doorbells and all.
 fn queue(control: &Region) -> KernelQueue {
-    let zero = GpuAddr(0);
-    let rings = Rings { sq: zero, cq: zero, sq_door: zero, cq_door: zero, sq_entries: 64, cq_entries: 64 };
+    let at = |offset| control.addr().plus(offset);
+    let (sq, cq, sq_door, cq_door) = (at(16 << 10), at(24 << 10), at(28 << 10), at((28 << 10) + 4));
+    let rings = Rings { sq, cq, sq_door, cq_door, sq_entries: 64, cq_entries: 64 };
     KernelQueue { rings, control: control.addr(), window: 63 }
 }
 
@@ -157,7 +161,7 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     let Some(bench) = bench("launches_are_prepared_poisoned_bounded_and_read_back") else { return };
     // SAFETY: the stand-ins write exits and the control words below.
     let gpu = unsafe { bench.cuda.open_with_code("0", ptx::STAND_IN) }.unwrap();
-    let controls: Vec<Region> = (0..3).map(|_| gpu.alloc(Place::Vram, 4096).unwrap()).collect();
+    let controls: Vec<Region> = (0..3).map(|_| gpu.alloc(Place::Vram, 32 << 10).unwrap()).collect();
     let owner = Launch::Owner(controls.iter().map(queue).collect());
     gpu.prepare(&owner).unwrap();
     let marks: Vec<u32> = controls.iter().map(|control| control.word(0).unwrap()).collect();
@@ -209,6 +213,98 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     assert_eq!(gpu.launch(&shared, &job).unwrap().join().unwrap(), vec![Exit::Finished; 32]);
     assert!(gpu.launch(&Launch::Owner(vec![]), &job).is_err());
     assert!(gpu.launch(&Launch::Shared(vec![queue(&controls[0])], 0), &job).is_err());
+}
+
+/// What a launch names has to be memory of this GPU, all of it, and stays until the launch has ended.
+#[test]
+fn launches_over_memory_that_is_not_there_are_refused() {
+    let Some(bench) = bench("launches_over_memory_that_is_not_there_are_refused") else { return };
+    // SAFETY: the stand-ins write exits and the control words below.
+    let gpu = unsafe { bench.cuda.open_with_code("0", ptx::STAND_IN) }.unwrap();
+    let memory = gpu.alloc(Place::Vram, 64 << 10).unwrap();
+    let (lists, poison) =
+        (gpu.alloc(Place::Vram, 64 << 10).unwrap(), gpu.alloc(Place::PinnedHost, 4096).unwrap());
+    let job = KernelJob {
+        works: lists.addr(),
+        outcomes: lists.addr().plus(32 << 10),
+        count: 1000,
+        nsid: 1,
+        retries: 0,
+        retry_delay: [Duration::ZERO; 4],
+        stall: Duration::from_secs(1),
+        limit: Duration::from_millis(300),
+        poison: poison.addr(),
+    };
+    let launch = |queue: KernelQueue, job: &KernelJob| gpu.launch(&Launch::Owner(vec![queue]), job);
+    let good = queue(&memory);
+    launch(good, &job).unwrap().join().unwrap();
+    let emulated = Emulated::new().alloc(Place::Vram, 32 << 10).unwrap();
+    let beyond = memory.addr().plus(memory.len() as u64 - 2);
+    let rings = |change: &dyn Fn(&mut Rings)| {
+        let mut queue = good;
+        change(&mut queue.rings);
+        queue
+    };
+    let queues = [
+        KernelQueue { control: GpuAddr(0), ..good },
+        KernelQueue { control: beyond, ..good },
+        KernelQueue { control: emulated.addr(), ..good },
+        KernelQueue { window: 0, ..good },
+        rings(&|rings| rings.sq = beyond),
+        rings(&|rings| rings.cq = GpuAddr(u64::MAX - 5)),
+        rings(&|rings| rings.sq_door = GpuAddr(8)),
+        rings(&|rings| rings.cq_door = beyond),
+        rings(&|rings| rings.sq_entries = 1 << 20),
+        rings(&|rings| rings.cq_entries = 0),
+    ];
+    for queue in queues {
+        let error = launch(queue, &job).err().unwrap();
+        assert!(matches!(error, Error::Launch(_)), "{error}");
+    }
+    for queue in &queues[..4] {
+        assert!(matches!(gpu.prepare(&Launch::Owner(vec![*queue])), Err(Error::Launch(_))));
+    }
+    for job in [
+        KernelJob { works: emulated.addr(), ..job },
+        KernelJob { count: 1025 * 4, ..job },
+        KernelJob { outcomes: GpuAddr(0), ..job },
+        KernelJob { poison: GpuAddr(4), ..job },
+    ] {
+        assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{job:?}");
+    }
+    // Freed memory is none; what a launch uses is not freed before its end.
+    let running = launch(good, &job).unwrap();
+    let (free, _) = gpu.memory_info().unwrap();
+    drop(memory);
+    assert!(launch(good, &job).is_ok(), "it is there as long as the first launch runs");
+    running.join().unwrap();
+    assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{free}");
+    let started =
+        gpu.load_rig().and_then(|rig| gpu.start_rig(&rig, Rig::Check, beyond, 1, Duration::from_secs(1)));
+    assert!(matches!(started.err(), Some(Error::Launch(_))));
+}
+
+/// Memory of an emulated GPU has addresses that mean nothing to this one, or something else.
+#[test]
+fn memory_of_an_emulated_gpu_is_refused() {
+    let Some(bench) = bench("memory_of_an_emulated_gpu_is_refused") else { return };
+    let gpu = &bench.gpu;
+    let emulated = Emulated::new();
+    let theirs = emulated.alloc(Place::Vram, 1 << 20).unwrap();
+    let rows = gpu.alloc(Place::Vram, BlockJob::CHECKED_BYTES).unwrap();
+    let job = BlockJob::check((&theirs, Format::Ci16), &rows, 4, 1).unwrap();
+    let error = gpu.block_kernels().unwrap().run(&[job]).unwrap_err();
+    assert!(error.to_string().contains("emulated"), "{error}");
+    let registers = emulated.map_registers(Arc::new(NoDevice(HostMem::touched(4096).unwrap()))).unwrap();
+    let error = gpu.peek(&registers, 0, 1, Duration::from_secs(1)).unwrap_err();
+    assert!(error.to_string().contains("emulated"), "{error}");
+    if let Ok(files) = gpu.files() {
+        let error = files.register(&theirs).err().unwrap();
+        assert!(error.to_string().contains("emulated"), "{error}");
+    }
+    // Between host memory and host memory the CPU copies: that needs no address of this GPU.
+    let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    gpu.copier(&ring, &theirs).unwrap();
 }
 
 /// Longer than any wait for a kernel whose limit is nothing.

@@ -43,7 +43,7 @@ impl Bench {
             return Ok((State::Untested, NO_MEMORY.to_owned(), false));
         }
         let want = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
-        let seen = self.gpu.peek(doorbells.at(offset::CAP), WORDS.len() as u32, self.patience)?;
+        let seen = self.gpu.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.patience)?;
         Ok(judge(want, &seen))
     }
 

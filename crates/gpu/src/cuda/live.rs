@@ -1,0 +1,112 @@
+//! Which memory there is, by its addresses on the GPU: kernels are given addresses, and are started only where memory of theirs
+//! is. It stays until they have ended.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use onehop_proto::GpuAddr;
+
+use crate::region::AddressSpace;
+
+/// Keeps memory from being freed.
+pub(super) type Hold = Arc<dyn Send + Sync>;
+
+/// Memory that a kernel touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Touched {
+    pub(super) what: &'static str,
+    pub(super) at: GpuAddr,
+    pub(super) bytes: u64,
+}
+
+struct Known {
+    end: u64,
+    space: AddressSpace,
+    memory: Weak<dyn Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By its first address, and by age: memory that others have allocated may be known several times.
+    all: BTreeMap<(u64, u64), Known>,
+    next: u64,
+    /// From how many entries on those of freed memory are taken out.
+    full: usize,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct LiveMemory(Mutex<State>);
+
+impl LiveMemory {
+    /// Knows memory as long as it lives.
+    pub(super) fn add(&self, at: GpuAddr, bytes: usize, space: AddressSpace, memory: &Hold) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.all.len() >= state.full {
+            state.all.retain(|_, known| known.memory.strong_count() > 0);
+            state.full = (state.all.len() * 2).max(64);
+        }
+        let key = (at.0, state.next);
+        state.next += 1;
+        let end = at.0.saturating_add(bytes as u64);
+        state.all.insert(key, Known { end, space, memory: Arc::downgrade(memory) });
+    }
+
+    /// Holds memory that all of a range lies in and that a kernel can reach; none if there is no such memory.
+    pub(super) fn hold(&self, touched: &Touched, reaches: impl Fn(AddressSpace) -> bool) -> Option<Hold> {
+        let start = touched.at.0;
+        let end = start.checked_add(touched.bytes)?;
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.all.range(..=(start, u64::MAX)).rev();
+        let mut whole = before.filter(|(_, known)| end <= known.end && reaches(known.space));
+        whole.find_map(|(_, known)| known.memory.upgrade())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn touched(at: u64, bytes: u64) -> Touched {
+        Touched { what: "memory", at: GpuAddr(at), bytes }
+    }
+
+    #[test]
+    fn only_memory_that_lives_and_can_be_reached_is_held() {
+        let live = LiveMemory::default();
+        let memory: Vec<Hold> = (0..3).map(|i| Arc::new(i) as Hold).collect();
+        live.add(GpuAddr(4096), 4096, AddressSpace::Device(0), &memory[0]);
+        live.add(GpuAddr(8192), 4096, AddressSpace::Device(1), &memory[1]);
+        live.add(GpuAddr(20_000), 10, AddressSpace::Cuda, &memory[2]);
+        let held = |at, bytes| {
+            live.hold(&touched(at, bytes), |space| space != AddressSpace::Device(1))
+                .map(|hold| memory.iter().position(|memory| Arc::ptr_eq(memory, &hold)).unwrap())
+        };
+        assert_eq!([held(4096, 4096), held(5000, 1), held(20_009, 1)], [Some(0), Some(0), Some(2)]);
+        for (at, bytes) in
+            [(4095, 1), (4096, 4097), (8191, 2), (8192, 1), (20_000, 11), (20_010, 1), (1, u64::MAX)]
+        {
+            assert_eq!(held(at, bytes), None, "{bytes} at {at}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_known_twice_lives_as_long_as_one_of_the_two() {
+        let live = LiveMemory::default();
+        let (first, second): (Hold, Hold) = (Arc::new(1), Arc::new(2));
+        live.add(GpuAddr(4096), 4096, AddressSpace::Cuda, &first);
+        live.add(GpuAddr(4096), 8192, AddressSpace::Cuda, &second);
+        let held = |bytes| live.hold(&touched(5000, bytes), |_| true).is_some();
+        assert!(held(8) && held(5000));
+        drop(second);
+        assert!(held(8) && !held(5000));
+        drop(first);
+        assert!(!held(8));
+        // Freed memory does not pile up.
+        for at in 0..1000 {
+            live.add(GpuAddr(at), 1, AddressSpace::Cuda, &(Arc::new(0) as Hold));
+        }
+        assert!(live.0.lock().unwrap().all.len() <= 65);
+    }
+}
