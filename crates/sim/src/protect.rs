@@ -1,7 +1,7 @@
 //! Protection information: eight bytes at the end of each block's metadata, made and checked as a command asks.
 
 use onehop_proto::Status;
-use onehop_proto::nvm::Rw;
+use onehop_proto::nvm::{Rw, opcode};
 
 use crate::exec::Failure;
 
@@ -74,7 +74,9 @@ impl Protection {
     /// When its fields contradict the type.
     pub(crate) fn new(kind: u8, rw: &Rw) -> Result<Self, Status> {
         let checks_reftag = rw.prchk & CHECK_REFTAG != 0;
-        if checks_reftag && (kind == 3 || kind == 1 && rw.reftag != rw.lba as u32) {
+        // Compare and Verify neither insert nor strip.
+        let inserts = rw.pract && matches!(rw.opcode, opcode::COMPARE | opcode::VERIFY);
+        if inserts || checks_reftag && (kind == 3 || kind == 1 && rw.reftag != rw.lba as u32) {
             return Err(Status::INVALID_PROTECTION_INFO.with_dnr());
         }
         let Rw { prchk, lba, reftag, apptag, apptag_mask, .. } = *rw;

@@ -202,6 +202,19 @@ fn reference_tags_fit_the_type() {
 }
 
 #[test]
+fn compare_and_verify_take_no_pract() {
+    let mut bench = Bench::new(1, 8, false);
+    for sqe in
+        [bench.two(nvm::compare(1, LBA, 2), flag::PRACT), bench.two(nvm::verify(1, LBA, 2), flag::PRACT)]
+    {
+        let sqe = if sqe.opcode() == nvm::opcode::VERIFY { sqe.with_prps(0, 0).with_mptr(0) } else { sqe };
+        let end = bench.host.run(1, sqe).status();
+        assert!(end.is(Status::INVALID_PROTECTION_INFO), "{end:?}");
+    }
+    bench.host.clean();
+}
+
+#[test]
 fn a_medium_that_lost_bytes_is_found_out() {
     let mut bench = Bench::new(1, 8, true);
     bench.data.mem.write(0, &pattern(7, 1024)).unwrap();
