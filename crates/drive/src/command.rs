@@ -71,8 +71,8 @@ pub struct Io<'a> {
     pub blocks: u32,
     /// Where the data lies, and from which byte on.
     pub data: Option<(&'a Buffer, u64)>,
-    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written. Namespaces whose
-    /// metadata has protection information are not written to.
+    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written. Protection
+    /// information in it is made by the controller.
     pub metadata: Option<(&'a Buffer, u64)>,
     /// Past the volatile write cache.
     pub fua: bool,
@@ -98,11 +98,27 @@ impl<'a> Io<'a> {
         }
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
-        let flags = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags).ok_or(Error::TooLong {
+        let fua = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
+        let flags = fua | protection(self.op, ns.format.pi, true);
+        let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
+        let command = command.ok_or(Error::TooLong {
             bytes: u64::MAX,
             limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX),
-        })
+        })?;
+        // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
+        Ok(if ns.format.pi == 0 { command } else { nvm::with_tags(command, self.lba as u32, 0, 0) })
+    }
+}
+
+/// What is asked of the controller about protection information of a type: to make it when blocks are written, to
+/// check it when they are read. Tags of types 2 and 3 are their writer's own; those of type 1 are checked if the command
+/// carries them.
+pub(crate) const fn protection(op: Op, kind: u8, has_reftag: bool) -> u32 {
+    match (op, kind) {
+        (Op::Read, 1) if has_reftag => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
+        (Op::Read, 1..) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD,
+        (Op::Write | Op::WriteZeroes, 1..) => nvm::flag::PRACT,
+        _ => 0,
     }
 }
 

@@ -229,8 +229,9 @@ impl Inner {
         if self.options.writable { Ok(()) } else { Err(Error::ReadOnly { drive: self.name().to_owned() }) }
     }
 
-    /// Whether blocks of a namespace may be written: of one with protection information not, for none is made here.
-    pub(crate) fn allow_writes_to(&self, ns: &Namespace) -> Result<()> {
+    /// Whether GPU threads may write blocks of a namespace: their commands carry no reference tag, without which the
+    /// controller makes wrong protection information.
+    pub(crate) fn allow_gpu_writes_to(&self, ns: &Namespace) -> Result<()> {
         self.allow_writes()?;
         match ns.format.pi {
             0 => Ok(()),

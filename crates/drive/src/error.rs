@@ -114,9 +114,9 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
-    /// What was to be written to a namespace would not have the protection information that it is formatted with.
+    /// GPU threads would write blocks without the protection information that the namespace is formatted with.
     #[error(
-        "{drive}: namespace {nsid} has protection information (type {kind}), which onehop does not make: others could not read what it writes there. Format it without (`nvme format --pi=0`, which erases it) to write to it; it can be read as it is"
+        "{drive}: namespace {nsid} has protection information (type {kind}), which needs reference tags that GPU-driven writes do not carry: write to it by a cpu/ route, or format it without (`nvme format --pi=0`, which erases it)"
     )]
     Protected {
         /// The drive.

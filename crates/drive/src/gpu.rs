@@ -223,7 +223,7 @@ impl GpuQueues {
         meter: Option<&mut Meter<'_>>,
     ) -> Result<GpuReport> {
         if op.writes() {
-            self.drive.allow_writes_to(ns)?;
+            self.drive.allow_gpu_writes_to(ns)?;
         }
         ns.check(&self.drive.control)?;
         buffer.belongs(&self.drive.control)?;

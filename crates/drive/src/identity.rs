@@ -107,8 +107,11 @@ pub struct Namespace {
     bytes: Box<[u8; identify::BYTES]>,
     /// Its identifier.
     pub nsid: u32,
-    /// How its blocks are laid out.
+    /// How its blocks travel. Protection information is the controller's to make and to strip: metadata that is nothing
+    /// else does not travel at all.
     pub format: Format,
+    /// How it is formatted.
+    pub medium: Format,
     /// How many blocks it has.
     pub blocks: u64,
     /// Which drive it is of.
@@ -123,14 +126,15 @@ impl Namespace {
         let drive = &control.port.name;
         let bytes = page(drive, data)?;
         let view = identify::Namespace::new(&bytes);
-        let format = view.format().map_err(|source| Error::Format { nsid, source })?;
+        let medium = view.format().map_err(|source| Error::Format { nsid, source })?;
+        let format = travelling(medium);
         let blocks = view.nsze();
-        if format.transfer_bytes(blocks).is_none() {
+        if medium.transfer_bytes(blocks).is_none() {
             let why = format!("{blocks} blocks of {} bytes are more than 64 bits count", format.lba_bytes());
             return Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
         }
         let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
-        Ok(Self { bytes, nsid, format, blocks, tag, valid, account })
+        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account })
     }
 
     /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
@@ -140,7 +144,7 @@ impl Namespace {
             let (now, before) = (now.identify(), self.identify());
             now.nguid() == before.nguid() && now.eui64() == before.eui64()
         };
-        if now.is_none_or(|now| now.format != self.format || now.blocks < self.blocks || !is_same(now)) {
+        if now.is_none_or(|now| now.medium != self.medium || now.blocks < self.blocks || !is_same(now)) {
             self.valid.store(false, Ordering::Release);
         }
     }
@@ -162,6 +166,11 @@ impl Namespace {
         Ok(())
     }
 
+    /// Whether blocks have protection information that does not travel.
+    pub(crate) fn hides_metadata(&self) -> bool {
+        self.format != self.medium
+    }
+
     /// The identify data.
     #[must_use]
     pub fn identify(&self) -> identify::Namespace<'_> {
@@ -172,6 +181,15 @@ impl Namespace {
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.format.data_bytes(self.blocks).unwrap_or(u64::MAX)
+    }
+}
+
+/// What travels of a block when commands set PRACT.
+fn travelling(medium: Format) -> Format {
+    if medium.pi != 0 && medium.metadata == Format::PI_BYTES {
+        Format { metadata: 0, extended: false, ..medium }
+    } else {
+        medium
     }
 }
 

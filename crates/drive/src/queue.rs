@@ -90,7 +90,11 @@ impl IoQueue {
     #[inline]
     fn allow(&self, io: &Io<'_>, ns: &Namespace) -> Result<()> {
         if io.op.writes() {
-            self.drive.allow_writes_to(ns)?;
+            self.drive.allow_writes()?;
+        }
+        if io.op == Op::Compare && ns.hides_metadata() {
+            let why = "Compare takes no PRACT, and protection information does not travel here";
+            return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why: why.into() });
         }
         let control = &self.drive.control;
         ns.check(control)?;

@@ -109,7 +109,7 @@ fn abilities(view: &Controller<'_>) -> Vec<&'static str> {
 }
 
 fn describe_namespace(ns: &Namespace, text: &mut Text) {
-    let format = ns.format;
+    let format = ns.medium;
     let metadata = match (format.metadata, format.extended) {
         (0, _) => String::new(),
         (bytes, true) => format!(", each followed by {bytes} bytes of metadata"),
@@ -173,9 +173,9 @@ fn namespace(ns: &Namespace) -> Value {
         "nsid": ns.nsid,
         "blocks": ns.blocks,
         "block_bytes": ns.format.lba_bytes(),
-        "metadata_bytes": ns.format.metadata,
-        "metadata_extended": ns.format.extended,
-        "protection_type": ns.format.pi,
+        "metadata_bytes": ns.medium.metadata,
+        "metadata_extended": ns.medium.extended,
+        "protection_type": ns.medium.pi,
         "bytes": ns.data_bytes(),
         "used_blocks": view.nuse(),
         "capacity_blocks": view.ncap(),

@@ -62,9 +62,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let blocks = blocks_of(args, ns, file_bytes)?;
     let bytes = bytes_of(ns, args.lba, blocks)?;
     allow(args, &drive, blocks)?;
-    allow_format(ns)?;
     let job = GpuJob { lba: args.lba, blocks, offset: 0 };
-    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route, writes: true };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;
@@ -114,21 +113,6 @@ fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
         )));
     }
     Ok(bytes.div_ceil(block))
-}
-
-/// Blocks without the protection information that belongs to them could not be read by others.
-fn allow_format(ns: &Namespace) -> Result<()> {
-    if ns.format.pi == 0 {
-        return Ok(());
-    }
-    Err(CliError::not_possible(
-        "writing",
-        format!(
-            "namespace {} has protection information (type {}), which onehop does not make",
-            ns.nsid, ns.format.pi
-        ),
-        "Format the namespace without (`nvme format --pi=0`, which erases it); reading works as it is",
-    ))
 }
 
 /// Nothing is written unless it is this drive that is meant, and meant to be written to.

@@ -31,6 +31,8 @@ pub(crate) struct Plan<'a> {
     pub ns: &'a Namespace,
     pub gpu: &'a Chosen,
     pub args: &'a RouteArgs,
+    /// Blocks are to be written.
+    pub writes: bool,
 }
 
 enum Queues {
@@ -247,6 +249,16 @@ fn gpu_queues(plan: &Plan<'_>, placement: Placement, mode: GpuMode, queues: u16)
                 plan.ns.nsid
             ),
             "Format the namespace without metadata or with extended blocks, or use a cpu/ route",
+        ));
+    }
+    if plan.writes && plan.ns.format.pi != 0 {
+        return Err(CliError::not_possible(
+            "a gpu/ route",
+            format!(
+                "namespace {} has protection information (type {}), for which GPU-driven writes carry no tags",
+                plan.ns.nsid, plan.ns.format.pi
+            ),
+            "Use a cpu/ route, or format the namespace without (`nvme format --pi=0`, which erases it)",
         ));
     }
     plan.gpu.gpu.load_kernels().map_err(onehop_drive::Error::from)?;

@@ -33,21 +33,28 @@ fn writes_ask_for_the_serial_and_a_yes() {
 }
 
 #[test]
-fn a_namespace_with_protection_information_is_read_and_not_written() {
+fn a_namespace_with_protection_information_is_written_by_the_cpu_only() {
     let dir = Dir::new();
-    let (input, _) = dir.noise("in.bin", 4160);
+    let (input, bytes) = dir.noise("in.bin", 8 << 10);
     for (n, ext) in ["ext=0", "ext=1"].into_iter().enumerate() {
-        let image = dir.file(&format!("disk{n}.img"));
-        let drive = format!("sim:{image}?size=1M&ms=8&{ext}&pi=1");
-        for route in ["auto", "cpu/direct", "gpu/tier1"] {
-            let args = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--pad", "--route", route];
-            let args = [&args[..], &["--serial", "ONEHOP-SIM-1", "--yes"]].concat();
-            let document = refuse(&args, 3, "protection information (type 1)");
-            assert!(document["error"]["fix"].as_str().unwrap().contains("--pi=0"), "{document:#}");
-        }
-        assert!(std::fs::read(&image).unwrap().iter().all(|b| *b == 0), "a refused write wrote");
+        let drive = format!("sim:{}?size=1M&ms=8&{ext}&pi=1", dir.file(&format!("disk{n}.img")));
+        let write = |route| {
+            let args = ["write", "-d", &drive, "--lba", "5", "--in", &input, "--route", route, "--verify"];
+            [&args[..], &["--serial", "ONEHOP-SIM-1", "--yes"]].concat()
+        };
+        let document = refuse(&write("gpu/tier1"), 3, "protection information (type 1)");
+        assert!(document["error"]["fix"].as_str().unwrap().contains("cpu/ route"), "{document:#}");
         let out = dir.file("out.bin");
-        succeed(&["read", "-d", &drive, "--lba", "0", "--blocks", "8", "--out", &out]);
+        for route in ["auto", "cpu/direct"] {
+            succeed(&write(route));
+            for route in ["auto", "cpu/direct", "gpu/tier1"] {
+                let read = ["read", "-d", &drive, "--lba", "5", "--blocks", "16", "--route", route];
+                succeed(&[&read[..], &["--verify", "--out", &out]].concat());
+                assert!(std::fs::read(&out).unwrap() == bytes, "{route}, {ext}");
+            }
+        }
+        let known = succeed(&["drive", "identify", "-d", &drive]);
+        assert_eq!(known["namespaces"][0]["metadata_bytes"], 8, "{known:#}");
     }
 }
 

@@ -65,7 +65,7 @@ struct LentMemory {
 
 impl GpuQueues {
     /// Lends the queue to kernels of other people, which may read blocks of a namespace into a buffer, and write them from
-    /// it if `writable`. The queue must be in shared mode. Its `stall` is when a command counts as lost, its `limit` what a
+    /// it if `writable`. Blocks travel as the namespace is formatted, with all of their metadata. The queue must be in shared mode. Its `stall` is when a command counts as lost, its `limit` what a
     /// command may take with all its tries.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl GpuQueues {
     pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
         let drive = self.drive.clone();
         if writable {
-            drive.allow_writes_to(ns)?;
+            drive.allow_gpu_writes_to(ns)?;
         }
         ns.check(&drive.control)?;
         data.belongs(&drive.control)?;
@@ -83,7 +83,7 @@ impl GpuQueues {
         if self.setup.mode == GpuMode::Owner {
             return Err(refuse("only a queue in shared mode can be lent"));
         }
-        if ns.format.has_separate_metadata() {
+        if ns.medium.has_separate_metadata() {
             return Err(refuse(
                 "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended",
             ));
@@ -160,11 +160,11 @@ fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMe
         nsid: ns.nsid,
         // A block of a transfer takes at most 64 KiB and its metadata: it fits.
         block_bytes: ns
-            .format
+            .medium
             .transfer_bytes(1)
             .and_then(|bytes| u32::try_from(bytes).ok())
             .unwrap_or(u32::MAX),
-        most_blocks: max_blocks(&ns.format, limit),
+        most_blocks: max_blocks(&ns.medium, limit),
         page_shift,
         retries: drive.options.retries,
         retry_delay: retry_delays(drive).map(nanos),

@@ -4,7 +4,7 @@ use onehop_proto::Sqe;
 use onehop_proto::kernel::Work;
 
 use super::GpuJob;
-use crate::command::{ListSlot, Pointers, list_pages, max_blocks};
+use crate::command::{ListSlot, Pointers, list_pages, max_blocks, protection};
 use crate::drive::Inner;
 use crate::ring::Dma;
 use crate::{Buffer, Error, Namespace, Op, Result};
@@ -136,7 +136,7 @@ impl<'a> Plan<'a> {
             prp1: pointed.prp1(),
             prp2: pointed.prp2(),
             blocks: piece.blocks as u32,
-            control: self.op.opcode().into(),
+            control: u32::from(self.op.opcode()) | protection(self.op, self.ns.format.pi, false),
         })
     }
 }

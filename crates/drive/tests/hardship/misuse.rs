@@ -97,36 +97,90 @@ fn a_drive_for_reading_does_not_have_its_features_set() {
     assert!(matches!(drive.set_feature(6, 0), Err(Error::ReadOnly { .. })));
 }
 
+/// Blocks of a format's data, in the way they travel; `fill` where metadata lies between.
+fn travelling(ns: &onehop_drive::Namespace, data: &[u8], fill: u8) -> Vec<u8> {
+    let (lba, block) = (ns.format.lba_bytes() as usize, ns.format.transfer_bytes(1).unwrap() as usize);
+    let padded = |block_data: &[u8]| [block_data, &vec![fill; block - lba]].concat();
+    data.chunks_exact(lba).flat_map(padded).collect()
+}
+
+/// The data of blocks as they travelled.
+fn data_of(ns: &onehop_drive::Namespace, mixed: &[u8]) -> Vec<u8> {
+    let (lba, block) = (ns.format.lba_bytes() as usize, ns.format.transfer_bytes(1).unwrap() as usize);
+    mixed.chunks_exact(block).flat_map(|block| block[..lba].to_vec()).collect()
+}
+
 #[test]
-fn blocks_are_not_written_without_their_protection_information() {
-    for (spec, kind) in [("ms=8&pi=1", 1), ("ms=8&ext=1&pi=2", 2), ("ms=64&pi=3", 3), ("ms=64&ext=1&pi=1", 1)]
-    {
+fn protection_information_is_made_and_checked_by_the_controller() {
+    for (spec, kind, hidden) in [
+        ("ms=8&pi=1", 1, true),
+        ("ms=8&ext=1&pi=1", 1, true),
+        ("ms=8&ext=1&pi=2", 2, true),
+        ("ms=64&pi=3", 3, false),
+        ("ms=64&ext=1&pi=1", 1, false),
+    ] {
         let (sim, drive) = open(&format!("mem:1M?{spec}"));
         let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
-        let buffer = drive.buffer(8192).unwrap();
-        buffer.host().unwrap().write(0, &[0xa5; 8192]).unwrap();
-        let refused = |end: Option<Error>| match end {
-            Some(Error::Protected { nsid: 1, kind: told, .. }) if told == kind => {}
-            other => panic!("{spec}: {other:?}"),
-        };
-        refused(queue.write(ns, 0, 8, &buffer, 0).err());
-        refused(queue.run(ns, &Io::new(Op::WriteZeroes, 0, 8, &buffer, 0)).err());
+        assert_eq!((ns.format.pi, ns.format.metadata == 0, ns.medium.metadata > 0), (kind, hidden, true));
+        let bytes = ns.format.transfer_bytes(8).unwrap() as usize;
+        let buffer = drive.buffer(bytes).unwrap();
+        let host = buffer.host().unwrap();
+        let data: Vec<u8> = (0..8 * 512u32).map(|i| (i * 7 + i / 512) as u8).collect();
+        // Nothing was written yet, which is no error; nor are zeroes.
+        queue.read(ns, 0, 8, &buffer, 0).unwrap();
+        queue.run(ns, &Io { data: None, ..Io::new(Op::WriteZeroes, 90, 8, &buffer, 0) }).unwrap();
+        queue.read(ns, 90, 8, &buffer, 0).unwrap();
+        assert_eq!(data_of(ns, &host.to_vec(0, bytes).unwrap()), [0; 8 * 512]);
+        host.write(0, &travelling(ns, &data, 0xa5)).unwrap();
+        queue.write(ns, 100, 8, &buffer, 0).unwrap();
+        host.fill(0, bytes, 0xee).unwrap();
+        // Each block has its own tags: a reader may begin anywhere.
+        queue.read(ns, 103, 5, &buffer, 0).unwrap();
+        let got = host.to_vec(0, ns.format.transfer_bytes(5).unwrap() as usize).unwrap();
+        assert!(data_of(ns, &got) == data[3 * 512..], "{spec}");
+        if hidden {
+            let refused = queue.run(ns, &Io::new(Op::Compare, 100, 8, &buffer, 0));
+            assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+        }
+        sim.write_media(1, 106 * 512 + 9, b"rot").unwrap();
+        let found = queue.read(ns, 100, 8, &buffer, 0).unwrap_err();
+        assert!(matches!(found, Error::Command { status, .. } if status.code() == 0x282), "{spec}: {found}");
+        queue.read(ns, 100, 6, &buffer, 0).unwrap();
+        queue.flush(ns).unwrap();
+        assert_eq!(sim.violations(), []);
+    }
+}
+
+#[test]
+fn gpus_read_protected_blocks_and_do_not_write_them() {
+    for spec in ["ms=8&pi=1", "ms=8&ext=1&pi=2", "ms=64&ext=1&pi=1"] {
+        let (sim, drive) = open(&format!("mem:1M?{spec}"));
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let bytes = ns.format.transfer_bytes(8).unwrap() as usize;
+        let buffer = drive.buffer(bytes).unwrap();
+        let data: Vec<u8> = (0..8 * 512u32).map(|i| (i * 13 + i / 512) as u8).collect();
+        buffer.host().unwrap().write(0, &travelling(ns, &data, 0)).unwrap();
+        queue.write(ns, 8, 8, &buffer, 0).unwrap();
         let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
         let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
-        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 8192).unwrap();
+        let room = ns.medium.transfer_bytes(8).unwrap() as usize;
+        let (region, memory) = drive.gpu_buffer(&*gpu, Place::PinnedHost, room).unwrap();
         let queues = || drive.gpu_queues(gpu.clone(), setup).unwrap();
-        let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
-        refused(queues().write(ns, &job, &data).err());
-        refused(queues().lend(ns, &data, true).err());
-        queue.read(ns, 0, 8, &buffer, 0).unwrap();
-        // What was read is there, with zeroes for protection information.
-        queue.run(ns, &Io::new(Op::Compare, 0, 8, &buffer, 0)).unwrap();
-        queue.flush(ns).unwrap();
-        if ns.format.extended {
-            queues().read(ns, &job, &data).unwrap();
-            queues().lend(ns, &data, false).unwrap().take_back().unwrap();
+        let job = [GpuJob { lba: 8, blocks: 8, offset: 0 }];
+        let refused = |end: Option<Error>| {
+            assert!(matches!(end, Some(Error::Protected { nsid: 1, .. })), "{spec}: {end:?}");
+        };
+        refused(queues().write(ns, &job, &memory).err());
+        refused(queues().lend(ns, &memory, true).err());
+        queues().read(ns, &job, &memory).unwrap();
+        let mut got = vec![0; bytes];
+        region.read(0, &mut got).unwrap();
+        assert!(data_of(ns, &got) == data, "{spec}");
+        if ns.medium.extended {
+            queues().lend(ns, &memory, false).unwrap().take_back().unwrap();
         }
-        assert!(!sim.stats().io.keys().any(|op| [1, 8].contains(op)), "{spec}: {:?}", sim.stats().io);
+        sim.write_media(1, 9 * 512, b"rot").unwrap();
+        assert!(queues().read(ns, &job, &memory).is_err(), "{spec}");
         assert_eq!(sim.violations(), []);
     }
 }

@@ -254,7 +254,10 @@ impl Bench {
     /// By the command Compare, which changes nothing: it has to find the block equal, and one with another bit not.
     fn vram_read(&mut self) -> Result<()> {
         let (drive, ns) = self.up()?;
-        if !drive.identity().controller().oncs().compare() || ns.format.has_separate_metadata() {
+        if !drive.identity().controller().oncs().compare()
+            || ns.format.has_separate_metadata()
+            || ns.format.pi != 0
+        {
             let why = "the drive has no command Compare for this namespace; 'sq-vram' tells the same";
             return Err(Error::Unsupported { drive: drive.name().to_owned(), why: why.into() }.into());
         }
