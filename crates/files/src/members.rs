@@ -228,3 +228,22 @@ fn zfs_labels(window: &Window) -> impl Iterator<Item = u64> {
     let labels = [Some(0), Some(ZFS_LABEL), end.checked_sub(2 * ZFS_LABEL), end.checked_sub(ZFS_LABEL)];
     labels.into_iter().flatten().filter(move |label| label + ZFS_LABEL <= len)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Every place counts from one of the ends, and none need be there.
+    #[test]
+    fn drives_of_any_length_are_looked_at() {
+        let edges = [4096, 4608, 8191, 65536, 131_071, 262_143, 262_144, 524_288, 1 << 20, (1 << 20) + 1];
+        for len in (0..1200).chain(edges) {
+            for fill in [0, 0x55, 0xFF] {
+                let window = Window::new(Arc::new(vec![fill; len]), 0, len as u64);
+                assert_eq!(all(&window).unwrap(), [], "{len} bytes of {fill:#x}");
+            }
+        }
+    }
+}
