@@ -159,6 +159,10 @@ impl Volume {
         }
         let table = partitions::read(&*blocks)?;
         // The partitions of a drive that is a member as a whole are those of what it is a member of.
+        // Where there is no table, the drive is looked at as the volume that it is.
+        if which == Which::Auto && table.kind == TableKind::None {
+            return Self::open(blocks, Which::Whole);
+        }
         let in_partition = |at| table.partitions.iter().any(|p| (p.start..p.start + p.len).contains(&at));
         let whole = members::all(&Window::new(blocks.clone(), 0, blocks.size()))?;
         if let Some((_, name)) = whole.iter().find(|(at, _)| !in_partition(*at)) {
@@ -166,7 +170,6 @@ impl Volume {
         }
         let part = match which {
             Which::Partition(n) => table.partitions.iter().find(|p| p.index == n),
-            _ if table.kind == TableKind::None => return Self::open(blocks, Which::Whole),
             _ => only_known(&blocks, &table.partitions)?,
         };
         let Some(part) = part else {

@@ -37,11 +37,11 @@ fn the_demo_survives_faults() {
     // The first commands are for the file system, by the CPU; these strike the model's.
     let faults = [
         "--fault",
-        "fail-once@op=read,n=16",
+        "fail-once@op=read,n=46",
         "--fault",
-        "lost@op=read,n=21",
+        "lost@op=read,n=51",
         "--fault",
-        "late@n=32,delay=20ms",
+        "late@n=62,delay=20ms",
     ];
     for route in ["gpu/tier3", "gpu/posted", "gpu/tier1", "cpu/direct", "cpu/pinned"] {
         let demo = succeed(&[&["demo", "--size", "4M", "--route", route], &faults[..]].concat());
