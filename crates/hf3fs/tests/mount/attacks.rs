@@ -208,6 +208,77 @@ fn writes_take_rights_away() {
     assert_eq!(modes, [0o777; 5]);
 }
 
+/// A file system of its own for a bed's root, of which 2 parts in 5 are root's alone. It goes with the value.
+struct Reserved(PathBuf);
+
+impl Reserved {
+    fn mount(dir: &Path) -> Option<Self> {
+        let (image, root) = (dir.join("image"), dir.join("root"));
+        File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        let ran = |command: &mut std::process::Command| {
+            command.output().is_ok_and(|output| output.status.success()).then_some(())
+        };
+        let made = ran(std::process::Command::new("mkfs.ext4").args(["-q", "-F", "-m", "40"]).arg(&image))
+            .and_then(|()| {
+                ran(std::process::Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&root))
+            });
+        if made.is_none() {
+            skipped("there is no mkfs.ext4, or there are no loop devices");
+        }
+        made.map(|()| Self(root))
+    }
+
+    /// Blocks that nobody uses.
+    fn free(&self) -> rustix::fs::StatVfs {
+        rustix::fs::statvfs(&self.0).unwrap()
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
+    }
+}
+
+/// Run by [`blocks_that_are_reserved_stay_root_s`]: takes all that there is, in all ways.
+#[test]
+fn filler() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let open = |name: &str| {
+        let path = dir.join("mnt").join(name);
+        File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap()
+    };
+    let full = |error: std::io::Error| assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    let mut call = open("call");
+    while std::io::Write::write_all(&mut call, &vec![1; 1 << 20]).map_err(full).is_ok() {}
+    while std::io::Write::write_all(&mut call, &[1; 4096]).map_err(full).is_ok() {}
+    let flags = rustix::fs::FallocateFlags::empty();
+    assert_eq!(rustix::fs::fallocate(open("room"), flags, 0, 4 << 20), Err(Errno::NOSPC));
+    let written = crate::beside::Writer::new(&dir, 4 << 20).write(&open("ring"));
+    assert!(written < 1 << 20, "{written} bytes by a ring");
+}
+
+#[test]
+fn blocks_that_are_reserved_stay_root_s() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can be two users");
+    }
+    let bed = Bed::folder();
+    let Some(disk) = Reserved::mount(&bed.dir) else { return };
+    std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
+    let options = onehop_serve::Options::new(&bed.mount(), &disk.0);
+    let Some(bed) = bed.mounted(options) else { return };
+    let before = disk.free();
+    let reserved = before.f_bfree - before.f_bavail;
+    assert!(reserved * before.f_frsize > 8 << 20);
+    run(part("attacks::filler", &bed));
+    // Some blocks hold what is known of files, for which the file system takes what it needs.
+    let left = disk.free().f_bfree;
+    assert!(left > reserved - reserved / 20, "{left} of {reserved} reserved blocks are left");
+}
+
 /// Run by [`programs_may_be_run_that_may_not_be_read`].
 #[test]
 fn runner() {

@@ -83,9 +83,8 @@ impl Folder {
 
     /// What a caller makes is made with this mode.
     fn mode(&self, mode: u32, kind: FileType) -> Answer<Mode> {
-        // On a folder, one of the two says only to which group new files belong.
-        let refused = if kind == FileType::Directory { 0o4000 } else { PRIVILEGES };
-        if self.rules.for_others && mode & refused != 0 {
+        // On a folder they give no rights: one says to which group new files belong, the other nothing.
+        if self.rules.for_others && kind != FileType::Directory && mode & PRIVILEGES != 0 {
             return Err(Errno::PERM);
         }
         Ok(Mode::from_raw_mode(mode & 0o7777))
