@@ -24,8 +24,9 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::fs::Mounted;
+use crate::io::Piece;
 use crate::io::gpu::Engine;
-use crate::io::pool::{Pool, Zeroes};
+use crate::io::pool::{Call, Pool, Zeroes};
 use crate::lock;
 use crate::opens::Opens;
 use crate::stats::Stats;
@@ -85,7 +86,9 @@ pub(crate) struct Shared {
     pub table: Table,
     pub opens: Opens,
     pub workers: Workers,
-    pub pool: Pool,
+    pub pool: Pool<Piece>,
+    /// Calls of the kernel that may take long.
+    pub slow: Pool<Call>,
     pub stats: Stats,
     pub gpus: Gpus,
     pub socket: PathBuf,
@@ -106,6 +109,7 @@ impl Shared {
             opens: Opens::default(),
             workers: Workers::default(),
             pool: Pool::default(),
+            slow: Pool::default(),
             stats: Stats::default(),
             gpus: Gpus::new(Mode::Cuda),
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
@@ -212,6 +216,7 @@ impl Shared {
         self.over.store(true, Ordering::Release);
         self.workers.end();
         self.pool.end();
+        self.slow.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             engine.end();
         }

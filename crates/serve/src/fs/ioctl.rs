@@ -15,7 +15,7 @@ use crate::opens::Open;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
 const GET_MAGIC: u32 = 0x8004_6802;
-const FSYNC: u32 = 0x8004_680b;
+pub(super) const FSYNC: u32 = 0x8004_680b;
 const HARDLINK: u32 = 0x4108_680c;
 const PUNCH_HOLES: u32 = 0x7e90_680d;
 
@@ -32,7 +32,7 @@ pub(super) struct On {
 
 impl On {
     /// The open file that it is.
-    fn file(self, mounted: &Mounted) -> Result<Arc<Open>, Errno> {
+    pub fn file(self, mounted: &Mounted) -> Result<Arc<Open>, Errno> {
         let open = if self.folder { None } else { mounted.opened(self.handle).ok() };
         open.filter(|open| open.inode == self.inode.0).ok_or(Errno::BADF)
     }
@@ -51,10 +51,6 @@ pub(super) fn run(
             let mut name = vec![0; 32];
             name[..NAME.len()].copy_from_slice(NAME);
             Ok(name)
-        }
-        FSYNC => {
-            on.file(mounted)?.file().sync(false).map_err(|error| super::io(&error))?;
-            Ok(vec![0; 4])
         }
         HARDLINK => hardlink(mounted, by, on.inode, data),
         PUNCH_HOLES => punch_holes(&*on.file(mounted)?, data),

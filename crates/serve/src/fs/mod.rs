@@ -27,7 +27,9 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::daemon::Shared;
+use crate::io::pool::Call;
 use crate::lock;
+use crate::opens::Open;
 use crate::table::Owner;
 use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
@@ -49,6 +51,13 @@ pub(crate) struct Mounted {
 impl Mounted {
     pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
         Self { shared, tree, folders: OpenFolders::default(), reports: Mutex::default() }
+    }
+}
+
+impl Mounted {
+    /// Has something done by a thread that may wait for the disk, so that the kernel's other requests need not.
+    fn later(&self, request: &Request, call: impl FnOnce() + Send + 'static) {
+        self.shared.slow.add(request.uid(), [Box::new(call) as Call]);
     }
 }
 
@@ -338,10 +347,10 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
-        let done =
-            self.opened(handle).and_then(|open| open.file().sync(data_only).map_err(|error| io(&error)));
-        empty(reply, done);
+    fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
+        let open = self.opened(handle);
+        let sync = move || open.and_then(|open| open.file().sync(data_only).map_err(|error| io(&error)));
+        self.later(request, move || empty(reply, sync()));
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -367,8 +376,9 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, inode: INodeNo, _: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        empty(reply, self.real(inode).and_then(|node| self.tree.sync_folder(node)));
+    fn fsyncdir(&self, request: &Request, inode: INodeNo, _: FileHandle, _data: bool, reply: ReplyEmpty) {
+        let (node, tree) = (self.real(inode), self.tree.clone());
+        self.later(request, move || empty(reply, node.and_then(|node| tree.sync_folder(node))));
     }
 
     fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
@@ -394,6 +404,15 @@ impl Filesystem for Mounted {
         _out: u32,
         reply: ReplyIoctl,
     ) {
+        if command == ioctl::FSYNC {
+            let sync = |open: Arc<Open>| open.file().sync(false).map_err(|error| io(&error));
+            let open =
+                ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) }.file(self);
+            return self.later(request, move || match open.and_then(sync) {
+                Ok(()) => reply.ioctl(0, &[0; 4]),
+                Err(error) => reply.error(errno(error)),
+            });
+        }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
         match ioctl::run(self, &caller(request, 0), of, command, data) {
             Ok(answer) => reply.ioctl(0, &answer),

@@ -19,7 +19,7 @@ use crate::lock;
 use crate::opens::{NotOpen, Open};
 use crate::table::{Buffer, What};
 use crate::workers::Ring;
-pub(crate) use job::Job;
+pub(crate) use job::{Job, Piece};
 
 /// What is read at once, by the thread that looks after rings: more would keep it from the others.
 const MOST_AT_ONCE: u64 = 128 << 10;

@@ -1,4 +1,5 @@
-//! Threads that wait for disks: transfers between files and host memory that could not be done at once.
+//! Threads that wait for disks: transfers between files and host memory that could not be done at once, and calls that would
+//! keep the kernel's other requests waiting.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,17 +21,43 @@ const MOST: usize = 32;
 /// A thread that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// What such a thread does.
+pub(crate) trait Work: Send + 'static {
+    fn run(self);
+}
+
+impl Work for Piece {
+    fn run(self) {
+        let result = transfer(&self);
+        self.end(result);
+    }
+}
+
+/// A call that may take long.
+pub(crate) type Call = Box<dyn FnOnce() + Send>;
+
+impl Work for Call {
+    fn run(self) {
+        self();
+    }
+}
+
 /// The threads, started as they are needed.
-#[derive(Default)]
-pub(crate) struct Pool {
-    queue: Arc<Queue<Piece>>,
+pub(crate) struct Pool<T> {
+    queue: Arc<Queue<T>>,
     running: Arc<AtomicUsize>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Pool {
-    pub fn add(&self, uid: u32, pieces: impl IntoIterator<Item = Piece>) {
-        if self.queue.add(uid, pieces) && self.running.load(Ordering::Acquire) < MOST {
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self { queue: Arc::default(), running: Arc::default(), threads: Mutex::default() }
+    }
+}
+
+impl<T: Work> Pool<T> {
+    pub fn add(&self, uid: u32, work: impl IntoIterator<Item = T>) {
+        if self.queue.add(uid, work) && self.running.load(Ordering::Acquire) < MOST {
             self.start();
         }
     }
@@ -39,9 +66,8 @@ impl Pool {
         let (queue, running) = (self.queue.clone(), self.running.clone());
         running.fetch_add(1, Ordering::AcqRel);
         let thread = std::thread::Builder::new().name("usrbio disk".into()).spawn(move || {
-            while let Next::Work(piece) = queue.next(IDLE) {
-                let result = run(&piece);
-                piece.end(result);
+            while let Next::Work(work) = queue.next(IDLE) {
+                work.run();
             }
             running.fetch_sub(1, Ordering::AcqRel);
         });
@@ -69,7 +95,7 @@ impl Pool {
     }
 }
 
-fn run(piece: &Piece) -> i64 {
+fn transfer(piece: &Piece) -> i64 {
     let What::Host(mem) = &piece.job.buffer.what else {
         return -i64::from(rustix::io::Errno::INVAL.raw_os_error());
     };
