@@ -77,7 +77,7 @@ impl CudaGpu {
         let function = code.function(name)?;
         let call = Call { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
-        unsafe { self.start(name, &call, limit, Used::default()) }.map(Started)
+        unsafe { self.start(name, &call, limit, Used::default()) }.map(|work| Started(Box::new(work)))
     }
 
     /// Compiles the controllers and experiments that tests and benchmarks run on a GPU.
@@ -133,7 +133,7 @@ impl CudaGpu {
         let used = Used { memory: None, _held: context.hold(&[list])? };
         // SAFETY: the arguments are the kernel's, and the list is held until it has ended; it ends by the limit in its
         // descriptors, which the caller vouches for, as for the memory that these name.
-        unsafe { self.start_on(stream, name, &call, limit, used) }.map(Started)
+        unsafe { self.start_on(stream, name, &call, limit, used) }.map(|work| Started(Box::new(work)))
     }
 }
 
@@ -241,7 +241,7 @@ impl Code {
 }
 
 /// A kernel under way. Dropping it waits for its end.
-pub struct Started(pub(super) Work);
+pub struct Started(Box<Work>);
 
 impl Started {
     /// Whether it is over, one way or the other.
