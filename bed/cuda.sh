@@ -168,7 +168,7 @@ checks() {
         echo "SKIPPED: there is no NVIDIA GPU here; the tests run on the emulated one"
     fi
     export RUST_BACKTRACE=0 ONEHOP_TORTURE_OPS=${ONEHOP_TORTURE_OPS:-500000}
-    expect 90 ./test-cuda --test-threads=1
+    expect 120 ./test-cuda --test-threads=1
     echo "= (a) a simulated drive on CPU threads"
     expect 90 ./test-sim_matrix --test-threads=4
     expect 90 ./test-faults --test-threads=1 --nocapture every_fault_in_every_mode

@@ -1,0 +1,161 @@
+/* A model of CUDA's driver for one GPU whose memory is the host's: what it does during captures, and when freeing waits.
+ * Copies are over when they are begun. Functions that are not here are missing, as in an old driver. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef uint64_t at;
+
+enum { OK = 0, INVALID = 1, NOT_READY = 600, CAPTURE = 900 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer. */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer;
+/* What they read: captures invalidated, calls that were not relaxed, things that were not given back, mappings taken away too
+ * early, calls of the thread that is watched. */
+static volatile long invalidated, unrelaxed, live, early, watched_calls;
+static const char *volatile watched_call = "";
+static __thread int mode, watched;
+
+static void enter(const char *name) {
+    if (mode != 2) __atomic_fetch_add(&unrelaxed, 1, __ATOMIC_SEQ_CST);
+    if (watched) {
+        __atomic_fetch_add(&watched_calls, 1, __ATOMIC_SEQ_CST);
+        watched_call = name;
+    }
+}
+
+/* A call that may wait for a stream. */
+static int wary(const char *name) {
+    enter(name);
+    if (capturing && mode != 2) {
+        invalidated = 1;
+        return CAPTURE;
+    }
+    return OK;
+}
+
+#define ENTER enter(__func__)
+#define WARY                          \
+    do {                              \
+        int wary_ = wary(__func__);   \
+        if (wary_) return wary_;      \
+    } while (0)
+
+/* What waits for all kernels. The context is locked meanwhile. */
+static int freeing(const char *name) {
+    int refused = OK, wary_ = wary(name);
+    if (wary_) return wary_;
+    pthread_mutex_lock(&lock);
+    if (refuse > 0) {
+        refuse--;
+        refused = (int)refusal;
+    }
+    while (!refused && busy) usleep(200);
+    pthread_mutex_unlock(&lock);
+    return refused;
+}
+
+/* What does not wait, but for the lock. */
+static void brief(void) {
+    pthread_mutex_lock(&lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static void made(long n) { __atomic_fetch_add(&live, n, __ATOMIC_SEQ_CST); }
+
+long model(const char *what, long value) {
+#define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
+#define GET(name) if (!strcmp(what, #name)) return name;
+    SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(watched)
+    GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse)
+    abort();
+}
+
+const char *model_watched_call(void) { return watched_call; }
+
+int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
+int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERROR_OF_THE_MODEL"; return OK; }
+int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was told to"; return OK; }
+int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
+
+int cuDeviceGetCount(int *count) { ENTER; *count = 1; return OK; }
+int cuDeviceGet(int *device, int ordinal) { ENTER; *device = ordinal; return OK; }
+int cuDeviceGetName(char *name, int len, int device) { ENTER; (void)device; strncpy(name, "model", len); return OK; }
+int cuDeviceGetPCIBusId(char *id, int len, int device) { ENTER; (void)device; strncpy(id, "0000:01:00.0", len); return OK; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { ENTER; (void)device; memset(uuid, 1, 16); return OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { ENTER; (void)device; *bytes = 1ul << 30; return OK; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+    ENTER;
+    (void)device;
+    /* Maps host memory, registers it, has virtual memory and descriptors for it. */
+    *value = which == 19 || which == 99 || which == 102 || which == 103;
+    return OK;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) { WARY; (void)device; *context = &lock; made(1); return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__func__); if (!r) made(-1); return r; }
+int cuCtxPushCurrent_v2(void *context) { ENTER; (void)context; return OK; }
+int cuCtxPopCurrent_v2(void **context) { ENTER; *context = &lock; return OK; }
+int cuMemGetInfo_v2(size_t *free_, size_t *total) { WARY; *free_ = *total = 1ul << 30; return OK; }
+
+int cuMemAlloc_v2(at *where, size_t bytes) {
+    WARY;
+    void *memory;
+    if (posix_memalign(&memory, 65536, bytes)) return 2;
+    memset(memory, 0xa5, bytes);
+    *where = (at)memory;
+    made(1);
+    return OK;
+}
+int cuMemFree_v2(at where) {
+    int r = freeing(__func__);
+    if (!r) { free((void *)where); made(-1); }
+    return r;
+}
+int cuPointerSetAttribute(const void *value, int which, at where) { WARY; (void)value; (void)which; (void)where; return OK; }
+int cuMemGetAllocationGranularity(size_t *bytes, const void *how, int which) { ENTER; (void)how; (void)which; *bytes = 2 << 20; return OK; }
+int cuMemCreate(at *handle, size_t bytes, const void *how, at flags) { WARY; (void)how; (void)flags; *handle = bytes; made(1); return OK; }
+int cuMemRelease(at handle) { ENTER; (void)handle; made(-1); return OK; }
+int cuMemAddressReserve(at *where, size_t bytes, size_t align, at wish, at flags) {
+    ENTER;
+    (void)align; (void)wish; (void)flags;
+    void *memory;
+    if (posix_memalign(&memory, 2 << 20, bytes)) return 2;
+    *where = (at)memory;
+    made(1);
+    return OK;
+}
+int cuMemAddressFree(at where, size_t bytes) { ENTER; (void)bytes; free((void *)where); made(-1); return OK; }
+int cuMemMap(at where, size_t bytes, size_t offset, at handle, at flags) { ENTER; (void)where; (void)bytes; (void)offset; (void)handle; (void)flags; made(1); return OK; }
+int cuMemUnmap(at where, size_t bytes) {
+    ENTER;
+    (void)where; (void)bytes;
+    if (busy || refuse > 0) early++;
+    made(-1);
+    return OK;
+}
+int cuMemSetAccess(at where, size_t bytes, const void *access, size_t count) { ENTER; (void)where; (void)bytes; (void)access; (void)count; return OK; }
+int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { WARY; (void)where; (void)bytes; (void)flags; made(1); return OK; }
+int cuMemHostUnregister(void *where) { (void)where; int r = freeing(__func__); if (!r) made(-1); return r; }
+int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { ENTER; (void)flags; *out = (at)where; return OK; }
+
+int cuStreamCreate(void **stream, unsigned flags) { WARY; (void)flags; brief(); *stream = malloc(1); made(1); return OK; }
+int cuStreamDestroy_v2(void *stream) { WARY; brief(); free(stream); made(-1); return OK; }
+int cuStreamQuery(void *stream) { WARY; (void)stream; return (int)answer; }
+int cuEventCreate(void **event, unsigned flags) { WARY; (void)flags; brief(); *event = malloc(1); made(1); return OK; }
+int cuEventDestroy_v2(void *event) { WARY; brief(); free(event); made(-1); return OK; }
+int cuEventRecord(void *event, void *stream) { WARY; (void)event; (void)stream; return OK; }
+int cuEventQuery(void *event) { WARY; (void)event; return (int)answer; }
+int cuMemcpyHtoDAsync_v2(at to, const void *from, size_t bytes, void *stream) { WARY; (void)stream; memcpy((void *)to, from, bytes); return OK; }
+int cuMemcpyDtoHAsync_v2(void *to, at from, size_t bytes, void *stream) { WARY; (void)stream; memcpy(to, (void *)from, bytes); return OK; }
+int cuMemsetD8Async(at to, unsigned char value, size_t bytes, void *stream) { WARY; (void)stream; memset((void *)to, value, bytes); return OK; }
+int cuMemsetD2D32Async(at to, size_t pitch, unsigned value, size_t width, size_t height, void *stream) {
+    WARY;
+    (void)stream;
+    for (size_t y = 0; y < height; y++)
+        for (size_t x = 0; x < width; x++) memcpy((char *)to + y * pitch + 4 * x, &value, 4);
+    return OK;
+}

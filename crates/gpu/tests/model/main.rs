@@ -1,0 +1,263 @@
+//! What is asked of the CUDA driver, and by which thread, on a machine without a GPU: the driver is a model of it.
+//!
+//! Each test runs itself once more in a process of its own, in which the loader finds the model in the driver's place.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+
+use std::ffi::{CStr, CString, c_char, c_long};
+use std::io::Write;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use libloading::Library;
+use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind};
+use onehop_gpu::{Error, Gpu, Place, Region, Rows};
+use onehop_os::{DmaMemory, HostMem, Marks};
+
+const MODEL: &str = include_str!("libcuda.c");
+const CHILD: &str = "ONEHOP_TEST_MODEL";
+const SOON: Duration = Duration::from_secs(20);
+/// A thread that waits in the driver for ever is a failure, too.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The model, in the process that has it.
+struct Model(Library);
+
+impl Model {
+    /// Does it in a process with the model; the model where this is that process.
+    fn or_child(test: &str) -> Option<Self> {
+        if std::env::var_os(CHILD).is_some() {
+            // SAFETY: the model's initialisers do nothing.
+            return Some(Self(unsafe { Library::new("libcuda.so.1") }.unwrap()));
+        }
+        let folder = std::env::temp_dir().join(format!("onehop-model-{}-{test}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (source, library) = (folder.join("libcuda.c"), folder.join("libcuda.so.1"));
+        std::fs::write(&source, MODEL).unwrap();
+        let flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"];
+        let made = Command::new("cc").args(flags).arg(&library).arg(&source).status();
+        if made.is_err() {
+            let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
+            return None;
+        }
+        assert!(made.unwrap().success());
+        std::os::unix::fs::symlink(&library, folder.join("libcuda.so")).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(CHILD, "1")
+            .env("LD_LIBRARY_PATH", &folder)
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        let ended = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if start.elapsed() > LONGEST => break None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        if ended.is_none() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(
+            ended.is_some_and(|status| status.success()),
+            "{test}: {ended:?} after {:?}",
+            start.elapsed()
+        );
+        None
+    }
+
+    fn ask(&self, what: &str, value: c_long) -> c_long {
+        let what = CString::new(what).unwrap();
+        // SAFETY: the model's function of this signature; the text lives across the call.
+        unsafe {
+            let ask =
+                self.0.get::<unsafe extern "C" fn(*const c_char, c_long) -> c_long>(b"model\0").unwrap();
+            ask(what.as_ptr(), value)
+        }
+    }
+
+    fn set(&self, what: &str, value: c_long) {
+        self.ask(&format!("set {what}"), value);
+    }
+
+    fn get(&self, what: &str) -> c_long {
+        self.ask(what, 0)
+    }
+
+    /// Runs something during which this thread must not call the driver, nor wait for long.
+    fn without_calls(&self, f: impl FnOnce()) {
+        let start = Instant::now();
+        self.set("watched", 1);
+        f();
+        self.set("watched", 0);
+        // SAFETY: the model's function of this signature, which gives a static string.
+        let last = unsafe {
+            let last =
+                self.0.get::<unsafe extern "C" fn() -> *const c_char>(b"model_watched_call\0").unwrap();
+            CStr::from_ptr(last()).to_string_lossy().into_owned()
+        };
+        assert_eq!(self.get("watched_calls"), 0, "the thread called {last}");
+        assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    }
+
+    /// Waits until there is no more in the model than this.
+    fn wait_for(&self, what: &str, value: c_long) {
+        let start = Instant::now();
+        while self.get(what) != value {
+            assert!(start.elapsed() < SOON, "{what} is {} and not {value}", self.get(what));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn gpu() -> CudaGpu {
+    Cuda::load().unwrap().open("0").unwrap()
+}
+
+fn one_of_each(gpu: &CudaGpu) -> [Region; 4] {
+    [
+        gpu.alloc_device(DeviceKind::Plain, 1 << 20).unwrap(),
+        gpu.alloc_device(DeviceKind::Exportable, 1 << 20).unwrap(),
+        gpu.alloc(Place::PinnedHost, 1 << 20).unwrap(),
+        gpu.adopt(Place::PinnedHost, HostMem::anonymous(1 << 20).unwrap()).unwrap(),
+    ]
+}
+
+#[test]
+fn every_call_is_relaxed_and_the_thread_s_mode_comes_back() {
+    let Some(model) = Model::or_child("every_call_is_relaxed_and_the_thread_s_mode_comes_back") else {
+        return;
+    };
+    model.set("capturing", 1);
+    let gpu = gpu();
+    let data: Vec<u8> = (0..3 << 20).map(|i: usize| (i * 131 + i / 509) as u8).collect();
+    for round in 0..3 {
+        let [plain, arena, ring, adopted] = one_of_each(&gpu);
+        let large = gpu.arena(data.len()).unwrap();
+        let mut bytes = vec![0; data.len()];
+        for (at, length) in [(0, data.len()), (1, (512 << 10) + 3), (5, 512 << 10), (9, 1), (0, 0)] {
+            large.fill(0, data.len(), 0).unwrap();
+            large.write(at, &data[..length]).unwrap();
+            large.read(0, &mut bytes).unwrap();
+            assert!(bytes[at..at + length] == data[..length], "round {round}, {length} bytes at {at}");
+            assert!(bytes[..at].iter().chain(&bytes[at + length..]).all(|byte| *byte == 0));
+        }
+        ring.write(0, &data[..1 << 20]).unwrap();
+        let mut copier = gpu.copier(&ring, &arena).unwrap();
+        copier.copy(&Rows { from: 0, to: 0, row: 1 << 20, rows: 1, step: 1 << 20 }).unwrap();
+        let mark = copier.mark().unwrap();
+        copier.wait(mark).unwrap();
+        arena.read(0, &mut bytes[..1 << 20]).unwrap();
+        assert!(bytes[..1 << 20] == data[..1 << 20]);
+        plain.mark(&Marks { first: 504, step: 512, count: 100, word: 7 }).unwrap();
+        gpu.memory_info().unwrap();
+        gpu.wait_for_all().unwrap();
+        drop((adopted, copier));
+        assert_eq!([model.get("invalidated"), model.get("unrelaxed"), model.get("mode")], [0; 3], "{round}");
+    }
+    drop(gpu);
+    model.wait_for("live", 0);
+    assert_eq!([model.get("invalidated"), model.get("unrelaxed"), model.get("early")], [0; 3]);
+}
+
+#[test]
+fn what_a_capture_refuses_is_freed_later_and_nothing_is_unmapped_before() {
+    let test = "what_a_capture_refuses_is_freed_later_and_nothing_is_unmapped_before";
+    let Some(model) = Model::or_child(test) else { return };
+    let gpu = gpu();
+    for code in [900, 901, 906] {
+        let all = one_of_each(&gpu);
+        model.set("refusal", code);
+        model.set("refuse", 40);
+        drop(all);
+        model.wait_for("refuse", 0);
+        assert!(gpu.memory_info().is_ok());
+    }
+    let refusals = gpu.refusals();
+    drop(gpu);
+    model.wait_for("live", 0);
+    assert_eq!((refusals, model.get("early")), ((0, None), 0));
+}
+
+#[test]
+fn what_is_refused_for_good_is_counted_and_stays() {
+    let Some(model) = Model::or_child("what_is_refused_for_good_is_counted_and_stays") else { return };
+    let gpu = gpu();
+    let before = model.get("live");
+    let region = gpu.alloc_device(DeviceKind::Exportable, 1 << 20).unwrap();
+    let with_it = model.get("live");
+    model.set("refusal", 1);
+    model.set("refuse", 1);
+    drop(region);
+    model.wait_for("refuse", 0);
+    let start = Instant::now();
+    while gpu.refusals().0 == 0 {
+        assert!(start.elapsed() < SOON);
+    }
+    let (count, why) = gpu.refusals();
+    assert!(count == 1 && why.as_ref().is_some_and(|why| why.contains("cuMemFree")), "{why:?}");
+    assert!(model.get("live") >= with_it && with_it > before && model.get("early") == 0);
+}
+
+/// A kernel of others runs, and may wait for this thread: what it drops is not freed by it, the last handles included.
+#[test]
+fn dropping_calls_no_driver_and_waits_for_no_kernel() {
+    let Some(model) = Model::or_child("dropping_calls_no_driver_and_waits_for_no_kernel") else { return };
+    for last in [false, true] {
+        let kept = gpu();
+        let all = one_of_each(&kept);
+        all[0].write(0, &[1; 4096]).unwrap();
+        let gpu = if last {
+            drop(kept);
+            None
+        } else {
+            Some(kept)
+        };
+        model.set("busy", 1);
+        model.without_calls(|| drop(all));
+        assert_eq!(model.get("early"), 0);
+        model.set("busy", 0);
+        drop(gpu);
+        model.wait_for("live", 0);
+    }
+}
+
+#[test]
+fn a_capture_s_errors_do_not_end_a_copy() {
+    let Some(model) = Model::or_child("a_capture_s_errors_do_not_end_a_copy") else { return };
+    let gpu = gpu();
+    let region = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    for code in [600, 900, 907] {
+        model.set("answer", code);
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| region.write(0, &[7; 4096]));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!write.is_finished(), "{code}");
+            model.set("answer", 0);
+            write.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost() {
+    let test = "memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost";
+    let Some(model) = Model::or_child(test) else { return };
+    for ended in [0, 719] {
+        let gpu = gpu();
+        let region = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+        // The driver does not say why, and not whether the copy goes on.
+        model.set("answer", 999);
+        assert!(matches!(region.write(0, &[7; 4096]), Err(Error::Driver { code: 999, .. })));
+        let live = model.get("live");
+        drop((region, gpu));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(model.get("live") >= live - 2, "something was freed that the GPU may use");
+        model.set("answer", ended);
+        model.wait_for("live", 0);
+        model.set("answer", 0);
+    }
+}
