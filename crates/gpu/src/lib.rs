@@ -107,16 +107,18 @@ pub(crate) fn is_single(queues: &[KernelQueue]) -> bool {
 
 /// A launch under way.
 pub trait Running: Send {
-    /// Whether every thread has ended.
+    /// Whether every thread has ended, or the launch has outlasted its limit by so much that nobody waits for it any more:
+    /// [`Running::join`] then is [`Error::Unended`] at once.
     fn is_done(&self) -> bool;
     /// How long it took by the GPU's own clock, once it is done; none where there is no such clock.
     fn took(&self) -> Option<Duration> {
         None
     }
-    /// How each warp or thread came out. Waits for the end: a launch always ends by its own bounds.
+    /// How each warp or thread came out. Waits for the end, which a launch's own bounds bring about.
     ///
     /// # Errors
-    /// When a thread touched memory that is not there.
+    /// When a thread touched memory that is not there. [`Error::Unended`] when the launch did not end, or never began: threads
+    /// may still use all that it was given.
     fn join(self: Box<Self>) -> Result<Vec<Exit>>;
     /// Leaves a kernel that does not end to itself, with everything that it uses, until the process ends.
     fn abandon(self: Box<Self>) {

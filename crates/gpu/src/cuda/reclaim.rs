@@ -166,6 +166,9 @@ impl Reclaimer {
 
     /// It has ended.
     pub(super) fn end(&self) {
+        if self.is_forked() {
+            return;
+        }
         let mut state = self.lock();
         state.persistent -= 1;
         self.wake(&mut state);
@@ -173,6 +176,10 @@ impl Reclaimer {
 
     /// A kernel outlasted its limit: nothing is freed until `is_over` says that it has ended. What it uses is held by that.
     pub(super) fn outlasted(&self, is_over: impl FnMut() -> bool + Send + 'static) {
+        if self.is_forked() {
+            std::mem::forget(is_over);
+            return;
+        }
         let mut state = self.lock();
         state.overdue.push(Box::new(is_over));
         self.wake(&mut state);

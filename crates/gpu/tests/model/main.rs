@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_long};
 use std::io::Write;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
@@ -46,6 +46,7 @@ impl Model {
             .args(["--exact", test, "--nocapture"])
             .env(CHILD, "1")
             .env("LD_LIBRARY_PATH", &folder)
+            .stdout(Stdio::null())
             .spawn()
             .unwrap();
         let start = Instant::now();
@@ -171,7 +172,7 @@ fn what_a_capture_refuses_is_freed_later_and_nothing_is_unmapped_before() {
     for code in [900, 901, 906] {
         let all = one_of_each(&gpu);
         model.set("refusal", code);
-        model.set("refuse", 40);
+        model.set("refuse", 10);
         drop(all);
         model.wait_for("refuse", 0);
         assert!(gpu.memory_info().is_ok());
