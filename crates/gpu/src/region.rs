@@ -57,7 +57,7 @@ pub(crate) trait DeviceBytes: Send + Sync {
     fn share(&self) -> Result<Option<OwnedFd>>;
 }
 
-/// Whose addresses a region's are.
+/// What the addresses of a region mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AddressSpace {
     /// A model of a GPU.
@@ -110,7 +110,7 @@ impl Region {
         Self { space, ..self }
     }
 
-    /// Whose addresses its are.
+    /// The address space of its addresses.
     pub(crate) fn space(&self) -> AddressSpace {
         self.space
     }

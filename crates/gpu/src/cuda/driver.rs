@@ -228,7 +228,7 @@ pub(super) const fn is_lost(code: c_int) -> bool {
     }
 }
 
-/// The driver's functions, while this thread's capture mode is relaxed; the mode is what it was when this is dropped.
+/// The driver's functions, while this thread's capture mode is relaxed. Dropping this restores the mode.
 ///
 /// In the mode that threads start with, a call that might wait for a stream fails while *any* thread captures a graph in the
 /// global mode, as PyTorch does, and invalidates that capture. Ours wait for nothing that is captured.
@@ -262,7 +262,7 @@ pub(super) struct Driver {
     pub(super) registrations: Mutex<Vec<Registered>>,
     /// Memory that kernels may be given addresses of.
     pub(super) live: LiveMemory,
-    /// What is to be given back to the driver.
+    /// Frees memory, and all else that freeing must wait for.
     pub(super) reclaimer: Reclaimer,
 }
 
@@ -270,8 +270,7 @@ pub(super) struct Driver {
 const START: Duration = Duration::from_secs(20);
 
 impl Driver {
-    /// Finds and starts it, or gives the one that this process has started: pages that are registered and kernels that run are
-    /// the process's, whoever asks for the driver.
+    /// Finds and starts it, once for the process: registered pages and running kernels are the process's.
     pub(super) fn load() -> Result<Arc<Self>> {
         static STARTED: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
         let begun = Instant::now();

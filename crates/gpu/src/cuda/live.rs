@@ -1,5 +1,5 @@
-//! Which memory there is, by its addresses on the GPU: kernels are given addresses, and are started only where memory of theirs
-//! is. It stays until they have ended.
+//! Live memory by its addresses on the GPU. Kernels are given addresses: each is checked to lie in live memory, which is then held
+//! until the kernel has ended.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -206,7 +206,7 @@ impl DeviceMemory {
         }
         let at = context.attempt(|driver| map(driver, context.device, handle, bytes, unit)).map_err(
             |failure| {
-                // SAFETY: it was allocated above, and nobody knows it.
+                // SAFETY: it was allocated above, and nothing uses it.
                 let _ = context.attempt(|driver| unsafe { driver.free(barrier) });
                 context.driver.error(what, failure)
             },

@@ -1,4 +1,4 @@
-//! What is given back to the driver: by a thread of ours, and only when that can harm nobody.
+//! Frees memory, unregisters pages and unloads modules, on a thread of ours and only when nothing uses them.
 //!
 //! `cuMemFree`, `cuMemHostUnregister` and `cuModuleUnload` wait for every kernel of the GPU that runs, other people's too,
 //! and such a kernel may wait for the very thread that frees: for a lock that it holds (Python's GIL), or for its word to
@@ -105,7 +105,7 @@ impl Reclaimer {
     pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: Task = Box::new(task);
         if self.is_forked() {
-            // What it holds is the parent's, and its locks may be taken for good.
+            // Its memory is the parent's, and another thread may have held the lock at the fork.
             std::mem::forget(task);
             return;
         }
@@ -116,7 +116,7 @@ impl Reclaimer {
         state.tasks.push_back((number, task));
         let of_thread = state.busy.is_some_and(|(_, thread)| thread == std::thread::current().id());
         self.wake(&mut state);
-        // Who is behind stays behind: a thousand drops beside a long kernel wait once.
+        // Of many drops beside a long kernel only the first waits.
         if healthy && !of_thread {
             drop(self.wait(state, GRACE, |state| !state.is_due(number) || state.is_held_up()));
         }
@@ -174,7 +174,7 @@ impl Reclaimer {
         self.wake(&mut state);
     }
 
-    /// A kernel outlasted its limit: nothing is freed until `is_over` says that it has ended. What it uses is held by that.
+    /// A kernel outlasted its limit: nothing is freed until `is_over`, which holds all that the kernel uses, says that it has ended.
     pub(super) fn outlasted(&self, is_over: impl FnMut() -> bool + Send + 'static) {
         if self.is_forked() {
             std::mem::forget(is_over);
@@ -263,7 +263,7 @@ impl Reclaimer {
             Freed::Done => drop(task),
             Freed::NotNow => again = Some(task),
             Freed::Refused(why) => {
-                // What it holds must stay as it is, too.
+                // Its memory must stay as well.
                 std::mem::forget(task);
                 refused = Some(why);
             }

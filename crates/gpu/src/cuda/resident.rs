@@ -6,8 +6,8 @@ use super::code::Started;
 use super::driver::Driver;
 use crate::Resident;
 
-/// A kernel that stays until its host ends it. Nothing is freed meanwhile: that would wait for its end, and the host that is to
-/// end it may be who waits.
+/// A kernel that stays until its host ends it. Nothing is freed meanwhile: freeing waits for its end, and might keep the host
+/// from ending it.
 pub(super) struct PersistentKernel {
     kernel: Option<Started>,
     driver: Arc<Driver>,

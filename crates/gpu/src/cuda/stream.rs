@@ -46,7 +46,7 @@ pub(super) enum End {
     Over,
     /// It has ended with the context.
     Lost(Failure),
-    /// Nobody knows when it ends: it takes too long, or the driver does not say.
+    /// It takes too long, or the driver does not say whether it has ended.
     Unended(Option<Failure>),
 }
 
@@ -116,7 +116,7 @@ impl Bytes<'_> {
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
-    /// What bytes of callers go through: theirs are borrowed, and could not be left to the GPU.
+    /// Bounce buffers for callers' bytes, which are borrowed and could not be left to a GPU that does not end.
     bounces: Mutex<Vec<Bounce>>,
     /// Events to be used again.
     idle: Mutex<Vec<Event>>,

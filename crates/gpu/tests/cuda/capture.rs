@@ -124,7 +124,7 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
     }
 }
 
-/// Memory that is given back while a kernel of others runs follows when that has ended.
+/// Memory that is dropped beside another library's kernel is freed when that has ended.
 #[test]
 fn memory_is_given_back_without_waiting_and_not_forgotten() {
     let Some(bench) = bench("memory_is_given_back_without_waiting_and_not_forgotten") else { return };

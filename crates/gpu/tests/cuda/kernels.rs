@@ -272,7 +272,7 @@ fn launches_over_memory_that_is_not_there_are_refused() {
     ] {
         assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{job:?}");
     }
-    // Freed memory is none; what a launch uses is not freed before its end.
+    // A launch keeps its memory; freed memory is refused.
     let running = launch(good, &job).unwrap();
     let (free, _) = gpu.memory_info().unwrap();
     drop(memory);
@@ -322,7 +322,7 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     // SAFETY: the kernel takes this argument and touches no memory.
     let started =
         unsafe { gpu.start_kernel(&code, "linger", shape, &[Arg::U64(LINGER)], Duration::ZERO) }.unwrap();
-    // Who only asks comes to an end, too.
+    // Asking ends, too.
     while !started.is_over() {
         std::thread::sleep(Duration::from_millis(1));
         assert!(start.elapsed() < Duration::from_millis(11_500), "it is never said to be over");

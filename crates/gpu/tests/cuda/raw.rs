@@ -20,7 +20,7 @@ pub fn ok(call: &str, answer: CUresult) -> Result<(), String> {
 /// Makes the primary context of GPU 0 current on this thread, for good.
 pub fn enter() {
     let mut context = null_mut();
-    // SAFETY: the driver was started by whoever calls this; `context` lives across the call, and is never released.
+    // SAFETY: the caller has started the driver; `context` lives across the call, and is never released.
     unsafe {
         ok("retain", sys::cuDevicePrimaryCtxRetain(&mut context, 0)).unwrap();
         ok("make current", sys::cuCtxSetCurrent(context)).unwrap();

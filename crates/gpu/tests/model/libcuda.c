@@ -13,7 +13,7 @@ enum { OK = 0, INVALID = 1, NOT_READY = 600, CAPTURE = 900 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer. */
 static volatile long capturing, busy, refuse, refusal = CAPTURE, answer;
-/* What they read: captures invalidated, calls that were not relaxed, things that were not given back, mappings taken away too
+/* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
  * early, calls of the thread that is watched. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls;
 static const char *volatile watched_call = "";

@@ -203,7 +203,7 @@ fn what_is_refused_for_good_is_counted_and_stays() {
     assert!(model.get("live") >= with_it && with_it > before && model.get("early") == 0);
 }
 
-/// A kernel of others runs, and may wait for this thread: what it drops is not freed by it, the last handles included.
+/// Another library's kernel runs, and may wait for this thread. A drop calls nothing, not even for the last handles.
 #[test]
 fn dropping_calls_no_driver_and_waits_for_no_kernel() {
     let Some(model) = Model::or_child("dropping_calls_no_driver_and_waits_for_no_kernel") else { return };
