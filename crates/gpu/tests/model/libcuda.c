@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef uint64_t at;
@@ -18,10 +19,12 @@ static volatile long capturing, busy, refuse, refusal = CAPTURE, answer;
 static volatile long invalidated, unrelaxed, live, early, watched_calls;
 static const char *volatile watched_call = "";
 static __thread int mode, watched;
+/* In a forked process all threads are watched. */
+static volatile int forked;
 
 static void enter(const char *name) {
     if (mode != 2) __atomic_fetch_add(&unrelaxed, 1, __ATOMIC_SEQ_CST);
-    if (watched) {
+    if (watched || forked) {
         __atomic_fetch_add(&watched_calls, 1, __ATOMIC_SEQ_CST);
         watched_call = name;
     }
@@ -72,6 +75,21 @@ long model(const char *what, long value) {
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(watched)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse)
     abort();
+}
+
+/* Runs something in a forked process, whose calls are watched: the signal that ended it, or how many calls it made. */
+int model_forked(void (*run)(void *), void *with) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        forked = 1;
+        run(with);
+        usleep(100000);
+        _exit(watched_calls > 99 ? 99 : (int)watched_calls);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 
 const char *model_watched_call(void) { return watched_call; }

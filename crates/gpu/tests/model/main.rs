@@ -4,8 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
-use std::ffi::{CStr, CString, c_char, c_long};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,24 @@ impl Model {
         };
         assert_eq!(self.get("watched_calls"), 0, "the thread called {last}");
         assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    }
+
+    /// Drops something in a forked process: how many calls of the driver that made there, or more than 99 if it did not end.
+    fn dropped_in_fork<T>(&self, dropped: T) -> c_int {
+        // SAFETY: called once, with the pointer below.
+        unsafe extern "C" fn run<T>(with: *mut c_void) {
+            // SAFETY: the pointer is that of a T, of which this process has a copy of its own.
+            drop(unsafe { with.cast::<T>().read() });
+        }
+        let mut kept = ManuallyDrop::new(dropped);
+        // SAFETY: the model's function of this signature. The parent's T is dropped below, the child's there.
+        let calls = unsafe {
+            type Fork = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+            let fork = self.0.get::<Fork>(b"model_forked\0").unwrap();
+            fork(run::<T>, (&raw mut kept).cast())
+        };
+        drop(ManuallyDrop::into_inner(kept));
+        calls
     }
 
     /// Waits until there is no more in the model than this.
@@ -222,6 +241,29 @@ fn dropping_calls_no_driver_and_waits_for_no_kernel() {
         assert_eq!(model.get("early"), 0);
         model.set("busy", 0);
         drop(gpu);
+        model.wait_for("live", 0);
+    }
+}
+
+/// CUDA does not work in a forked process, which has no thread that frees either. The parent's memory stays the parent's.
+#[test]
+fn a_forked_process_frees_nothing_and_the_parent_does() {
+    let Some(model) = Model::or_child("a_forked_process_frees_nothing_and_the_parent_does") else { return };
+    for busy in [0, 1] {
+        let gpu = gpu();
+        let all = one_of_each(&gpu);
+        all[0].write(0, &[1; 4096]).unwrap();
+        drop(gpu);
+        if busy > 0 {
+            // The thread that frees is at work at the moment of the fork.
+            model.set("busy", 1);
+            drop(one_of_each(&self::gpu()));
+        } else {
+            // It has ended; the forked process would start one.
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        assert_eq!(model.dropped_in_fork(all), 0);
+        model.set("busy", 0);
         model.wait_for("live", 0);
     }
 }
