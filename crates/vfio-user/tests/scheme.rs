@@ -1,5 +1,6 @@
 //! Controllers that are served on a socket, driven as any drive: by our own server, and by hand by that of others:
-//! `ONEHOP_TEST_VFIO_USER=SOCKET cargo test -p onehop-vfio-user --test scheme -- --test-threads 1 suite_on`.
+//! `ONEHOP_TEST_VFIO_USER=SOCKET cargo test -p onehop-vfio-user --test scheme -- --test-threads 1 suite_on`,
+//! with `ONEHOP_TEST_COMPARE=0` where that one offers Compare and cannot do it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "../../drive/tests/suite/mod.rs"]
@@ -75,7 +76,8 @@ impl Drop for Served {
 /// The suite on our server, by messages and by mapped doorbells, or on the controller that the environment names.
 fn on(case: Case, more: &str) {
     if let Ok(socket) = std::env::var("ONEHOP_TEST_VFIO_USER") {
-        let case = Case { unknown_is_removed: true, ..case };
+        let compares = std::env::var("ONEHOP_TEST_COMPARE").as_deref() != Ok("0");
+        let case = Case { unknown_is_removed: true, compares, ..case };
         return run(client::open(Path::new(&socket)).unwrap(), case);
     }
     let Case { lba, ms, ext, mdts, queues, sgl, .. } = case;
