@@ -20,13 +20,21 @@ const BUSY: Duration = Duration::from_micros(200);
 /// After that, this often, for as long as [`WARM`].
 const WARM_PAUSE: Duration = Duration::from_micros(50);
 const WARM: Duration = Duration::from_millis(20);
-/// And this often from then on: what an idle or absent client costs.
+/// And this often from then on: what an idle client costs.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
+
+/// What the thread is to do.
+#[derive(Default)]
+struct Orders {
+    stop: AtomicBool,
+    /// A client has made the function a bus master: without that it has no queue to ring for.
+    active: AtomicBool,
+}
 
 /// The memory and its thread, which ends with the value.
 pub(crate) struct MappedDoorbells {
     mapping: Mapping,
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -40,15 +48,23 @@ impl MappedDoorbells {
         let mem = HostMem::of_file_range(&file, first, sim.doorbell_bytes() as usize, true)
             .and_then(|mem| sim.map_doorbells(mem));
         mem.map_err(|error| failed("mmap")(io::Error::other(error)))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (watched, stopped) = (sim.clone(), stop.clone());
+        let orders = Arc::<Orders>::default();
+        let (watched, told) = (sim.clone(), orders.clone());
         let thread = std::thread::Builder::new()
             .name("onehop-doorbells".into())
-            .spawn(move || watch(&watched, &stopped))
+            .spawn(move || watch(&watched, &told))
             .map_err(failed("start of a thread"))?;
         let area = first..end;
         let mapping = Mapping { file: Arc::new(file), areas: vec![area] };
-        Ok(Self { mapping, stop, thread: Some(thread) })
+        Ok(Self { mapping, orders, thread: Some(thread) })
+    }
+
+    /// Watches them from now on, or no longer.
+    pub(crate) fn set_active(&self, active: bool) {
+        self.orders.active.store(active, Ordering::Release);
+        if let Some(thread) = self.thread.as_ref().filter(|_| active) {
+            thread.thread().unpark();
+        }
     }
 
     pub(crate) fn mapping(&self) -> &Mapping {
@@ -58,7 +74,7 @@ impl MappedDoorbells {
 
 impl Drop for MappedDoorbells {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.orders.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             let _ = thread.join();
@@ -79,9 +95,13 @@ fn sealed_file(bytes: u64) -> Result<File> {
 }
 
 /// Delivers what is written until it is told to stop, ever more rarely while nothing is.
-fn watch(sim: &Sim, stop: &AtomicBool) {
+fn watch(sim: &Sim, orders: &Orders) {
     let mut last = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
+    while !orders.stop.load(Ordering::Acquire) {
+        if !orders.active.load(Ordering::Acquire) {
+            std::thread::park();
+            continue;
+        }
         if sim.poll_doorbells() {
             last = Instant::now();
         }

@@ -117,6 +117,9 @@ impl Model for Nvme {
 
     fn set_bus_master(&self, on: bool) {
         self.sim.set_bus_master(on);
+        if let Some(mapped) = &self.mapped {
+            mapped.set_active(on);
+        }
     }
 
     fn reset(&self) {

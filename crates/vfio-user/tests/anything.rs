@@ -7,12 +7,13 @@ mod client;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::{memfd, send};
 use onehop_board::{Board, Config};
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{Header, command};
-use onehop_vfio_user::{Function, Nvme, Sdr, serve};
+use onehop_vfio_user::{Function, Model, Nvme, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
 const SESSIONS: u64 = 300;
@@ -224,6 +225,32 @@ fn any_session_comes_to_its_end() {
     }
     // It got as far as executing commands.
     assert!(sim.stats().admin_commands() > 100, "{:?}", sim.stats());
+}
+
+/// The same while somebody scribbles over the mapped doorbells.
+#[test]
+fn any_session_with_mapped_doorbells_comes_to_its_end() {
+    let sim: Sim = onehop_sim::open("mem:1M?queues=4").unwrap();
+    let nvme = Nvme::new(sim.clone()).unwrap().with_mapped_doorbells().unwrap();
+    let file = nvme.mapping(0).unwrap().file.clone();
+    assert!(file.set_len(0).is_err(), "no client can take the memory away");
+    let function = Function::new(Box::new(nvme)).forgiving_memory_space();
+    let (event, done) = (eventfd(0, EventfdFlags::empty()).unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng(77);
+            while !done.load(Ordering::Relaxed) {
+                let value = (rng.below(80) as u32).to_le_bytes();
+                rustix::io::pwrite(&file, &value, 0x1000 + rng.below(12) * 4).unwrap();
+                std::thread::sleep(std::time::Duration::from_micros(rng.below(100)));
+            }
+        });
+        for seed in 0..SESSIONS / 3 {
+            session(seed, Kind::Drive, &function, &event);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(sim.stats().admin_commands() > 20, "{:?}", sim.stats());
 }
 
 #[test]

@@ -18,7 +18,7 @@ use onehop_drive::{Drive, Error, Options};
 use onehop_os::{HostMem, Port};
 use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
-use onehop_vfio_user::wire::{HEADER, Header};
+use onehop_vfio_user::wire::{HEADER, Header, command};
 use onehop_vfio_user::{ClientError, Event, Function, Nvme, Server, client};
 use suite::{Case, PLAIN, matrix, run};
 
@@ -202,6 +202,14 @@ fn what_is_no_server_is_named() {
 
 /// A server that answers with `reply`, whatever is asked, as often as it is asked.
 fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), ClientError> {
+    answers_with(reply, |_| ())
+}
+
+/// The same, with work for what could be opened.
+fn answers_with<T>(
+    reply: impl Fn(&Header) -> Vec<u8> + Send + 'static,
+    work: impl FnOnce(&Port) -> T,
+) -> Result<T, ClientError> {
     let socket = socket();
     let listener = UnixListener::bind(&socket).unwrap();
     let thread = std::thread::spawn(move || {
@@ -215,7 +223,7 @@ fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), Cl
             }
         }
     });
-    let end = client::open(&socket).map(|_| ());
+    let end = client::open(&socket).map(|port| work(&port));
     std::fs::remove_file(socket).unwrap();
     thread.join().unwrap();
     end
@@ -242,4 +250,67 @@ fn servers_that_break_the_protocol_are_left() {
     });
     assert!(matches!(ends, Err(ClientError::Refused { .. })), "{ends:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+/// A server that says anything, from seeds: mostly what fits the question, so that it gets somewhere.
+fn anything(seed: u64) -> impl Fn(&Header) -> Vec<u8> + Send + 'static {
+    let rng = std::sync::Mutex::new(suite::Rng(seed));
+    move |ask| {
+        let mut rng = rng.lock().unwrap();
+        let mut sent = Vec::new();
+        for _ in 0..rng.below(3) {
+            let payload = {
+                let count = rng.below(40) as usize;
+                rng.bytes(count)
+            };
+            let stray = match rng.below(2) {
+                0 => Header { id: ask.id ^ 0x55aa, ..ask.reply(payload.len()) },
+                _ => Header::request(rng.next() as u16, rng.below(20) as u16, payload.len()),
+            };
+            sent.extend([stray.encode().as_slice(), &payload].concat());
+        }
+        let fits = rng.below(8) != 0;
+        let mut payload = match ask.command {
+            command::VERSION if fits => vec![0, 0, 1, 0],
+            // The class of an NVMe controller, or a register.
+            command::REGION_READ if fits => [&[0; 16][..], &[2, 8, 1]].concat(),
+            command::REGION_INFO => {
+                let count = 32 + rng.below(100) as usize;
+                let mut info = rng.bytes(count);
+                info[4..16].copy_from_slice(&[0xf, 0, 0, 0, 0, 0, 0, 0, rng.below(64) as u8, 0, 0, 0]);
+                info[16..24].copy_from_slice(&(rng.below(8) << 12).to_le_bytes());
+                info
+            }
+            _ if fits => vec![0; 16],
+            _ => {
+                let count = rng.below(70) as usize;
+                rng.bytes(count)
+            }
+        };
+        if rng.below(16) == 0 {
+            return [sent, ask.refusal(rng.below(200) as u32).encode().to_vec()].concat();
+        }
+        if rng.below(32) == 0 {
+            payload.truncate(rng.below(8) as usize);
+        }
+        [sent, ask.reply(payload.len()).encode().to_vec(), payload].concat()
+    }
+}
+
+#[test]
+fn any_server_comes_to_an_end() {
+    let (mut opened, began) = (0, Instant::now());
+    for seed in 0..300 {
+        let end = answers_with(anything(seed), |port| {
+            port.regs.write32(0x14, 1);
+            let _ = port.regs.read32(0x1c);
+            if let Ok(memory) = port.mapper.alloc(5000) {
+                let _ = port.mapper.map(&memory).map(|mapped| mapped.runs().len());
+            }
+            let _ = port.reset.as_ref().map(|reset| reset.function_reset());
+        });
+        opened += u32::from(end.is_ok());
+    }
+    assert!(opened > 20, "{opened} of 300 got as far as a drive");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
