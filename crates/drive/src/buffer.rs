@@ -71,6 +71,12 @@ impl Buffer {
         Err(Error::Foreign { what: "buffer", drive: control.port.name.clone() })
     }
 
+    /// Whether these are handles on the same memory.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn check(&self, offset: u64, need: u64) -> Result<()> {
         if offset <= self.0.bytes && need <= self.0.bytes - offset {
             Ok(())

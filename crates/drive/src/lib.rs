@@ -17,6 +17,7 @@ mod drive;
 mod durability;
 mod error;
 mod gpu;
+mod holds;
 mod identity;
 mod ladder;
 mod options;

@@ -10,6 +10,7 @@ use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, describe, list_pages, max_blocks};
 use crate::core::Kept;
 use crate::drive::Inner;
+use crate::holds::{Hold, Holds};
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
 use crate::{Buffer, Error, Namespace, Recovery, Result};
 
@@ -47,7 +48,14 @@ enum State {
     NoRoom,
     /// Completed, but its data is not there yet.
     Settling(Finished),
-    Done(Result<Finished>),
+    Done(std::result::Result<Finished, Box<Error>>),
+}
+
+impl State {
+    /// Errors are large and rare: in a box they cost commands that end well nothing.
+    fn failed(error: Error) -> Self {
+        Self::Done(Err(Box::new(error)))
+    }
 }
 
 struct Entry {
@@ -61,21 +69,39 @@ struct Entry {
     /// What a flush covers, and whether a write is durable by itself.
     mark: u64,
     fua: bool,
-    hold: [Option<Buffer>; 2],
+    /// The data, and separate metadata.
+    hold: [Option<Hold>; 2],
     canary: Option<Canary>,
 }
 
 impl Entry {
-    fn has_data(&self) -> bool {
-        match (&self.canary, &self.hold[0]) {
+    fn data<'a>(&self, holds: &'a Holds) -> Option<&'a Buffer> {
+        self.hold[0].and_then(|hold| holds.get(hold))
+    }
+
+    fn has_data(&self, holds: &Holds) -> bool {
+        match (&self.canary, self.data(holds)) {
             (Some(canary), Some(buffer)) => canary.is_gone(buffer),
             _ => true,
         }
     }
 
+    /// Keeps its memory until the controller is reset.
+    fn keep(&self, holds: &Holds, kept: &Kept) {
+        self.hold
+            .iter()
+            .flatten()
+            .filter_map(|hold| holds.get(*hold))
+            .for_each(|buffer| kept.keep(buffer.clone()));
+    }
+
+    fn let_go(&mut self, holds: &mut Holds) {
+        self.hold.iter_mut().filter_map(Option::take).for_each(|hold| holds.release(hold));
+    }
+
     /// Marks the memory of a read anew: an earlier try may have brought a part of the data.
-    fn mark_again(&self) -> Result<()> {
-        match (&self.canary, &self.hold[0]) {
+    fn mark_again(&self, holds: &Holds) -> Result<()> {
+        match (&self.canary, self.data(holds)) {
             (Some(canary), Some(buffer)) => canary.place(buffer),
             _ => Ok(()),
         }
@@ -99,6 +125,7 @@ pub(crate) struct Slots {
     pair: Pair,
     owner: Owner<PairMemory, Vec<Slot>>,
     entries: Vec<Entry>,
+    holds: Holds,
     free: Vec<u32>,
     by_slot: Vec<u32>,
     waiting: u32,
@@ -155,6 +182,7 @@ impl Slots {
             owner: Owner::new(pair.rings, vec![Slot::default(); depth as usize]),
             pair,
             entries: (0..depth).map(blank).collect(),
+            holds: Holds::default(),
             free: (0..depth).rev().collect(),
             by_slot: vec![0; depth as usize],
             waiting: 0,
@@ -208,7 +236,9 @@ impl Slots {
         let sqe = self.command(io, ns, id)?;
         let canary = self.place_canary(io, ns)?;
         self.free.pop();
-        let (deadline, mark) = (self.due(), ns.account.mark());
+        let deadline = self.due();
+        // What a flush covers.
+        let mark = if io.op == Op::Flush { ns.account.mark() } else { 0 };
         let entry = &mut self.entries[id as usize];
         entry.life = entry.life.wrapping_add(1);
         entry.sqe = sqe;
@@ -218,7 +248,7 @@ impl Slots {
         entry.what = (io.op, ns.nsid, io.lba, io.blocks);
         entry.mark = mark;
         entry.fua = io.fua;
-        entry.hold = [io.data.map(|d| d.0.clone()), io.metadata.map(|d| d.0.clone())];
+        entry.hold = [io.data, io.metadata].map(|data| data.map(|(buffer, _)| self.holds.hold(buffer)));
         let token = Token { queue: self.serial, entry: id, life: entry.life };
         self.stage(id);
         Ok(token)
@@ -325,8 +355,8 @@ impl Slots {
         if status.is_ok() {
             let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
             if !is_accounted_for(entry, &self.namespaces, &mut self.reported) {
-                entry.state = State::Done(Err(Error::WritesLost { drive: self.name.clone() }));
-            } else if entry.has_data() {
+                entry.state = State::failed(Error::WritesLost { drive: self.name.clone() });
+            } else if entry.has_data(&self.holds) {
                 entry.state = State::Done(Ok(finished));
             } else {
                 entry.state = State::Settling(Finished { late_data: true, ..finished });
@@ -347,9 +377,9 @@ impl Slots {
             return;
         } else {
             let command = entry.describe(&self.name);
-            entry.state = State::Done(Err(Error::Command { command, status }));
+            entry.state = State::failed(Error::Command { command, status });
         }
-        entry.hold = [None, None];
+        entry.let_go(&mut self.holds);
     }
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
@@ -358,8 +388,8 @@ impl Slots {
         let given = entry.deadline.checked_sub(self.timeout);
         let waited = given.map_or(self.timeout, |given| given.elapsed());
         let (command, retries) = (entry.describe(&self.name), entry.retries);
-        entry.state = State::Done(Err(Error::TimedOut { command, waited, retries, recovery }));
-        entry.hold = [None, None];
+        entry.state = State::failed(Error::TimedOut { command, waited, retries, recovery });
+        entry.let_go(&mut self.holds);
     }
 
     /// Ends the reads whose data has arrived meanwhile. Those whose data does not come are late, and the controller is reset
@@ -367,10 +397,10 @@ impl Slots {
     fn look_for_data(&mut self) {
         for entry in &mut self.entries {
             if let State::Settling(finished) = entry.state
-                && entry.has_data()
+                && entry.has_data(&self.holds)
             {
                 entry.state = State::Done(Ok(finished));
-                entry.hold = [None, None];
+                entry.let_go(&mut self.holds);
                 self.settling -= 1;
             }
         }
@@ -382,7 +412,7 @@ impl Slots {
             && self.entries.get(token.entry as usize).is_some_and(|entry| {
                 matches!(entry.state, State::Settling(_))
                     && Instant::now() >= entry.deadline
-                    && !entry.has_data()
+                    && !entry.has_data(&self.holds)
             })
     }
 
@@ -390,7 +420,8 @@ impl Slots {
     pub(crate) fn keep_unsettled(&mut self) {
         for entry in &mut self.entries {
             if matches!(entry.state, State::Settling(_)) {
-                self.kept.keep(std::mem::take(&mut entry.hold));
+                entry.keep(&self.holds, &self.kept);
+                entry.let_go(&mut self.holds);
             }
         }
     }
@@ -407,8 +438,8 @@ impl Slots {
             }
             self.waiting -= 1;
             let nsid = self.entries[id as usize].what.1;
-            if let Err(error) = self.entries[id as usize].mark_again() {
-                self.entries[id as usize].state = State::Done(Err(error));
+            if let Err(error) = self.entries[id as usize].mark_again(&self.holds) {
+                self.entries[id as usize].state = State::failed(error);
             } else if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
                 self.stage(id);
             } else {
@@ -421,8 +452,8 @@ impl Slots {
     fn end_as_changed(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
         let (drive, nsid) = (self.name.clone(), entry.what.1);
-        entry.state = State::Done(Err(Error::NamespaceChanged { drive, nsid }));
-        entry.hold = [None, None];
+        entry.state = State::failed(Error::NamespaceChanged { drive, nsid });
+        entry.let_go(&mut self.holds);
     }
 
     /// The command's end, if it has come; the token is spent then.
@@ -436,7 +467,7 @@ impl Slots {
         }
         let State::Done(end) = std::mem::replace(&mut entry.state, State::Free) else { return None };
         self.free.push(token.entry);
-        Some(end)
+        Some(end.map_err(|error| *error))
     }
 
     /// Whether a token stands for a command of this queue that was not waited for.
@@ -506,8 +537,8 @@ impl Slots {
             return;
         }
         let (command, waited) = (entry.describe(&self.name), self.timeout);
-        entry.state = State::Done(Err(Error::DataMissing { command, waited }));
-        entry.hold = [None, None];
+        entry.state = State::failed(Error::DataMissing { command, waited });
+        entry.let_go(&mut self.holds);
     }
 
     fn lose(&mut self, id: u32, recovery: Recovery) {
@@ -529,8 +560,9 @@ impl Slots {
         self.settling = 0;
         for entry in &mut self.entries {
             if !matches!(entry.state, State::Free | State::Done(_)) {
-                entry.state = State::Done(Err(error.clone()));
-                self.kept.keep(std::mem::take(&mut entry.hold));
+                entry.state = State::failed(error.clone());
+                entry.keep(&self.holds, &self.kept);
+                entry.let_go(&mut self.holds);
             }
         }
     }

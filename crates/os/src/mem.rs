@@ -249,6 +249,16 @@ impl HostMem {
     pub fn write_words(&self, offset: usize, words: &[u32; 16]) -> Result<()> {
         self.check(offset, 64)?;
         let first = self.word(offset)?.as_ptr();
+        if first.addr().is_multiple_of(8) {
+            let first = first.cast::<u64>();
+            for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
+                let [low, high] = if cfg!(target_endian = "little") { *pair } else { [pair[1], pair[0]] };
+                // SAFETY: 64 bytes from `first` on are in range and aligned; the mapping outlives &self.
+                unsafe { AtomicU64::from_ptr(first.add(i)) }
+                    .store(u64::from(low) | u64::from(high) << 32, Ordering::Relaxed);
+            }
+            return Ok(());
+        }
         for (i, value) in words.iter().enumerate() {
             // SAFETY: 64 bytes from `first` on are in range and aligned; the mapping outlives &self.
             unsafe { AtomicU32::from_ptr(first.add(i)) }.store(*value, Ordering::Relaxed);

@@ -128,7 +128,11 @@ impl GpuQueues {
             }
         }
         let exits = running.join();
-        self.cell.running.store(false, Ordering::Release);
+        if let Err(onehop_gpu::Error::Unended { .. }) = exits {
+            self.leave_to_kernel(memory);
+        } else {
+            self.cell.running.store(false, Ordering::Release);
+        }
         let mut exits = exits?;
         if self.cell.has_strays()? {
             exits.push(Exit::Stray(NO_CID));
@@ -144,10 +148,15 @@ impl GpuQueues {
     }
 
     /// Leaves everything that a kernel may still reach to it, for as long as this process lives.
-    fn abandon(&self, running: Box<dyn Running>, memory: &LaunchMemory, waited: Duration) -> Error {
-        running.abandon();
+    fn leave_to_kernel(&self, memory: &LaunchMemory) {
         self.cell.abandon();
         std::mem::forget(memory.region.clone());
+    }
+
+    /// Gives a kernel up that does not stop.
+    fn abandon(&self, running: Box<dyn Running>, memory: &LaunchMemory, waited: Duration) -> Error {
+        running.abandon();
+        self.leave_to_kernel(memory);
         Error::Gpu(format!(
             "a kernel on {} did not end a command within {waited:?}, and did not stop when it was told to. Another kernel may occupy \
              the whole GPU: a kernel that waits for this transfer must leave room for it. The queues and their memory are left to the \

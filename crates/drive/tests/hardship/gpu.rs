@@ -115,13 +115,13 @@ fn a_launch_that_fails_leaves_nothing_in_flight() {
     assert_eq!(sim.violations(), []);
 }
 
-/// A GPU that is full of somebody else's kernel: launches do not begin before it ends.
-struct Full {
+/// The emulated GPU with other launches.
+struct Launching<F> {
     gpu: Emulated,
-    /// What keeps launches from beginning.
-    occupied: Arc<AtomicBool>,
+    start: F,
 }
 
+/// A launch that does not begin before somebody else's kernel ends, which fills the GPU.
 struct Queued {
     occupied: Arc<AtomicBool>,
 }
@@ -135,9 +135,12 @@ impl Running for Queued {
     }
 }
 
-impl Gpu for Full {
+impl<F> Gpu for Launching<F>
+where
+    F: Fn(&Emulated, &Launch, &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> + Send + Sync,
+{
     fn name(&self) -> &str {
-        "full"
+        "launching"
     }
     fn simulated(&self) -> bool {
         true
@@ -158,10 +161,7 @@ impl Gpu for Full {
         self.gpu.prepare(launch)
     }
     fn launch(&self, launch: &Launch, job: &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> {
-        match self.occupied.load(Ordering::Relaxed) {
-            true => Ok(Box::new(Queued { occupied: self.occupied.clone() })),
-            false => self.gpu.launch(launch, job),
-        }
+        (self.start)(&self.gpu, launch, job)
     }
 }
 
@@ -169,7 +169,12 @@ impl Gpu for Full {
 fn a_kernel_that_never_begins_is_left_behind() {
     let (sim, drive) = open("mem:1M");
     let occupied = Arc::new(AtomicBool::new(true));
-    let gpu: Arc<dyn Gpu> = Arc::new(Full { gpu: Emulated::new(), occupied: occupied.clone() });
+    let other = occupied.clone();
+    let start = move |gpu: &Emulated, launch: &Launch, job: &KernelJob| match other.load(Ordering::Relaxed) {
+        true => Ok(Box::new(Queued { occupied: other.clone() }) as Box<dyn Running>),
+        false => gpu.launch(launch, job),
+    };
+    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
     let setup = GpuSetup {
         queues: 1,
         limit: Duration::from_millis(100),
@@ -194,6 +199,33 @@ fn a_kernel_that_never_begins_is_left_behind() {
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     queues.read(ns, &job, &buffer).unwrap();
     assert_eq!(drive.queue().unwrap().id(), 4);
+    assert_eq!(sim.violations(), []);
+}
+
+/// A GPU that says itself that a kernel did not end.
+#[test]
+fn queues_of_a_kernel_that_did_not_end_are_left_to_it() {
+    struct Unended;
+    impl Running for Unended {
+        fn is_done(&self) -> bool {
+            true
+        }
+        fn join(self: Box<Self>) -> onehop_gpu::Result<Vec<Exit>> {
+            Err(onehop_gpu::Error::Unended { what: "a launch".into(), seconds: 1 })
+        }
+    }
+    let (sim, drive) = open("mem:1M");
+    let start = |_: &Emulated, _: &Launch, _: &KernelJob| Ok(Box::new(Unended) as Box<dyn Running>);
+    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+    let queues =
+        drive.gpu_queues(gpu.clone(), GpuSetup { queues: 1, ..GpuSetup::new(Placement::TIER1) }).unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    let (ns, job) = (drive.namespace(1).unwrap(), [GpuJob { lba: 0, blocks: 8, offset: 0 }]);
+    for _ in 0..2 {
+        assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::Gpu(_))));
+    }
+    drop(queues);
+    assert_eq!(drive.queue().unwrap().id(), 2);
     assert_eq!(sim.violations(), []);
 }
 

@@ -24,7 +24,7 @@ fn a_dead_drive_that_lets_itself_be_disabled_gives_everything_back() {
     let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
     let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
     let queue = drive.queue().unwrap();
-    inject(&sim, "stuck-rdy@on=enable,count=2");
+    inject(&sim, "stuck-rdy@on=enable,count=4");
     assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
     drop(queue);
     drop(drive);

@@ -1,0 +1,61 @@
+//! The buffers that a queue's commands in flight hold, each counted by a plain number: a clone and a drop of the handle for
+//! every command would be two locked instructions.
+
+use crate::Buffer;
+
+/// Stands for a buffer that is held once more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Hold(u32);
+
+/// The buffers of one queue.
+#[derive(Default)]
+pub(crate) struct Holds {
+    held: Vec<Option<(Buffer, u32)>>,
+    /// Where the last buffer was found: the next command most often has the same.
+    last: usize,
+}
+
+impl Holds {
+    /// Keeps a buffer until [`Self::release`].
+    #[inline]
+    pub(crate) fn hold(&mut self, buffer: &Buffer) -> Hold {
+        if let Some(Some((held, count))) = self.held.get_mut(self.last)
+            && held.is_same(buffer)
+        {
+            *count += 1;
+            return Hold(self.last as u32);
+        }
+        self.hold_another(buffer)
+    }
+
+    fn hold_another(&mut self, buffer: &Buffer) -> Hold {
+        let is_this =
+            |held: &Option<(Buffer, u32)>| held.as_ref().is_some_and(|(held, _)| held.is_same(buffer));
+        let known = self.held.iter().position(is_this);
+        self.last = known.or_else(|| self.held.iter().position(Option::is_none)).unwrap_or(self.held.len());
+        if self.last == self.held.len() {
+            self.held.push(None);
+        }
+        self.held[self.last].get_or_insert_with(|| (buffer.clone(), 0)).1 += 1;
+        Hold(self.last as u32)
+    }
+
+    /// The buffer.
+    #[inline]
+    pub(crate) fn get(&self, hold: Hold) -> Option<&Buffer> {
+        self.held.get(hold.0 as usize)?.as_ref().map(|(buffer, _)| buffer)
+    }
+
+    /// Lets it go, with the last command that holds it.
+    #[inline]
+    pub(crate) fn release(&mut self, hold: Hold) {
+        if let Some(held) = self.held.get_mut(hold.0 as usize)
+            && let Some((_, count)) = held
+        {
+            *count -= 1;
+            if *count == 0 {
+                *held = None;
+            }
+        }
+    }
+}
