@@ -42,7 +42,7 @@ pub(crate) fn find(spec: &str) -> Result<Found> {
     if let Some(rest) = spec.strip_prefix("qtest:") {
         return Ok(Found { port: onehop_qtest::open(rest)?, image: None });
     }
-    if let Some(socket) = spec.strip_prefix("vfio-user:") {
+    if let Some(socket) = spec.strip_prefix("vfio-user:").filter(|socket| !socket.is_empty()) {
         return Ok(Found { port: onehop_vfio_user::client::open(Path::new(socket))?, image: None });
     }
     if is_real(spec) {

@@ -85,6 +85,7 @@ fn commands_drive_what_is_served() {
         assert_eq!(document["breaches"].as_array().unwrap().len(), 0, "{more:?}: {document:#}");
     }
     refuse(&["drive", "identify", "-d", "vfio-user:/nowhere/cntrl"], 1, "start its server first");
+    refuse(&["drive", "identify", "-d", "vfio-user:"], 2, "is no drive");
 }
 
 #[test]
