@@ -121,7 +121,7 @@ fn read_blocks(
     }
     let mut failure = None;
     if args.verify {
-        let differs = transfer::verify(drive, ns, &job, &memory.region, &context.stop)?;
+        let differs = transfer::verify(Op::Read, drive, ns, &job, &memory.region, &context.stop)?;
         outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
         failure = differs.map(|at| mismatch(at, block_bytes(ns), lba));
     }

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     drive.queue()?.flush(ns)?;
     let mut failure = None;
     if args.verify {
-        let differs = transfer::verify(&drive, ns, &job, &memory.region, &context.stop)?;
+        let differs = transfer::verify(Op::Write, &drive, ns, &job, &memory.region, &context.stop)?;
         outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
         failure = differs.map(|at| mismatch(at, block_bytes(ns), args.lba));
     }

@@ -58,6 +58,16 @@ fn a_namespace_with_protection_information_is_written_by_the_cpu_only() {
     }
 }
 
+/// Metadata that is more than protection information travels; the controller's part of it is not what was sent.
+#[test]
+fn what_the_controller_makes_is_no_mismatch() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 16 * 576);
+    let drive = "sim:mem:1M?ms=64&ext=1&pi=1";
+    let args = ["write", "-d", drive, "--lba", "5", "--in", &input, "--verify", "--yes"];
+    succeed(&[&args[..], &["--serial", "ONEHOP-SIM-1"]].concat());
+}
+
 #[test]
 fn a_part_of_a_block_is_refused_with_the_sizes() {
     let dir = Dir::new();
