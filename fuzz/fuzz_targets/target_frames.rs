@@ -17,7 +17,7 @@ fn folder() -> &'static Folder {
         // It may be there from the last time.
         let _ = std::os::unix::fs::symlink("/", path.join("link"));
         let root = std::fs::File::open(&path).unwrap();
-        Folder::new(root.into(), Rules { for_others: true, most_nodes: 8 }).unwrap()
+        Folder::new(root.into(), Rules { for_others: true, most_open: 8 }).unwrap()
     })
 }
 

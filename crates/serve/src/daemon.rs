@@ -326,7 +326,7 @@ fn tree(options: &Options) -> Result<Arc<dyn Tree>> {
     };
     let held = folder(root)?;
     check_apart(&options.mount_point, root)?;
-    let rules = Rules { for_others: false, most_nodes: usize::MAX };
+    let rules = Rules { for_others: false, most_open: raise_limits() / 2 };
     Ok(Arc::new(Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?))
 }
 
@@ -377,10 +377,11 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// Every file that the kernel knows takes a descriptor.
-fn raise_limits() {
+/// Files that the kernel knows take descriptors; gives how many there may be.
+fn raise_limits() -> usize {
     let now = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
+    getrlimit(Resource::Nofile).current.map_or(1 << 20, |most| most as usize)
 }
 
 fn folder(path: &Path) -> Result<OwnedFd> {

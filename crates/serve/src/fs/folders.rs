@@ -187,7 +187,7 @@ mod tests {
             wanted.push(name);
         }
         let root = std::fs::File::open(&dir).unwrap();
-        let tree = Folder::new(root.into(), Rules { for_others: false, most_nodes: 8 }).unwrap();
+        let tree = Folder::new(root.into(), Rules { for_others: false, most_open: 8 }).unwrap();
         let folder = OpenFolder::open(&tree, &Caller::ROOT, ROOT).unwrap();
         assert!(lock(&folder.chunk).entries.is_empty());
         for at_once in [700, 1, usize::MAX] {

@@ -177,7 +177,7 @@ impl Shared {
                 make_room(&mut sessions, self.options.limits.sessions)
                     .ok_or_else(|| refused("it has as many clients as it can"))?;
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
-                let rules = Rules { for_others: true, most_nodes: self.nodes };
+                let rules = Rules { for_others: true, most_open: self.nodes };
                 let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let session = Arc::new(Session::new(random()?, number, folder, self.options.limits.files));

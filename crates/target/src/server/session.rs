@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
         let folder = std::fs::File::open("/").unwrap().into();
-        let folder = Folder::new(folder, Rules { for_others: true, most_nodes: 64 }).unwrap();
+        let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
         let session = Arc::new(Session::new([1; 16], 0, folder, 8));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
         let connections: Vec<_> =

@@ -31,8 +31,8 @@ pub struct Rules {
     /// Whether it is served to other machines: then nothing is made that gives rights on this one, which are devices and files that
     /// run as their owner.
     pub for_others: bool,
-    /// Files that are known at once.
-    pub most_nodes: usize,
+    /// Descriptors for files that are known. Beyond a quarter of them files are known by their handles, where there are some.
+    pub most_open: usize,
 }
 
 /// A folder that is served.
@@ -73,7 +73,7 @@ impl Folder {
     /// When it cannot be looked at.
     pub fn new(root: OwnedFd, rules: Rules) -> Answer<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
-        Ok(Self { nodes: Nodes::new(root, rules.most_nodes)?, rules, own })
+        Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own })
     }
 
     /// Has this thread act as a caller. A process that is not root's acts as itself.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
+use onehop_os::{FileHandle, handle_of};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 
@@ -12,12 +13,14 @@ use super::{Answer, FOREIGN};
 use crate::lock;
 use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
+/// Files that are known at once.
+const MOST_KNOWN: usize = 1 << 22;
+
 /// A file that somebody knows.
 pub(super) struct Node {
     pub number: u64,
     /// Held without being opened: it survives renames, and no link leads elsewhere.
     pub path: OwnedFd,
-    key: (u64, u64),
 }
 
 impl Node {
@@ -41,27 +44,52 @@ impl Node {
     }
 }
 
+/// How a file is held that somebody knows.
+enum Held {
+    Open(Arc<Node>),
+    /// By what its file system calls it, which costs no descriptor.
+    Handle(Arc<FileHandle>),
+}
+
+struct Told {
+    held: Held,
+    key: (u64, u64),
+    /// How often its number was told.
+    times: u64,
+}
+
 #[derive(Default)]
 struct Known {
-    /// A file, and how often it was told.
-    by_number: HashMap<u64, (Arc<Node>, u64)>,
+    by_number: HashMap<u64, Told>,
     by_key: HashMap<(u64, u64), u64>,
     next: u64,
+    /// How many are held open.
+    open: usize,
 }
 
 /// All of them.
 pub(super) struct Nodes {
     root: Arc<Node>,
+    root_key: (u64, u64),
     device: u64,
-    most: usize,
+    /// For files that are found by their handles: the root, opened to be read. None where they cannot be.
+    beside: Option<OwnedFd>,
+    most_open: usize,
     known: Mutex<Known>,
 }
 
+/// Where files can be found by their handles: what that takes.
+fn beside(root: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let beside = openat(root, ".", flags, Mode::empty()).ok()?;
+    handle_of(root).and_then(|handle| handle.open(&beside)).is_ok().then_some(beside)
+}
+
 impl Nodes {
-    pub fn new(root: OwnedFd, most: usize) -> Answer<Self> {
-        let key = key(&look(&root)?);
-        let root = Arc::new(Node { number: ROOT, path: root, key });
-        Ok(Self { root, device: key.0, most, known: Mutex::default() })
+    pub fn new(root: OwnedFd, most_open: usize) -> Answer<Self> {
+        let (key, beside) = (key(&look(&root)?), beside(&root));
+        let root = Arc::new(Node { number: ROOT, path: root });
+        Ok(Self { root, root_key: key, device: key.0, beside, most_open, known: Mutex::default() })
     }
 
     pub fn root(&self) -> &Node {
@@ -72,7 +100,12 @@ impl Nodes {
         if number == ROOT {
             return Ok(self.root.clone());
         }
-        lock(&self.known).by_number.get(&number).map(|(node, _)| node.clone()).ok_or(Errno::STALE)
+        let handle = match lock(&self.known).by_number.get(&number).ok_or(Errno::STALE)?.held {
+            Held::Open(ref node) => return Ok(node.clone()),
+            Held::Handle(ref handle) => handle.clone(),
+        };
+        let beside = self.beside.as_ref().ok_or(Errno::STALE)?;
+        Ok(Arc::new(Node { number, path: handle.open(beside)? }))
     }
 
     /// Looks a name up for somebody who has to forget what they were told.
@@ -98,40 +131,72 @@ impl Nodes {
     }
 
     fn number(&self, path: OwnedFd, key: (u64, u64)) -> Answer<u64> {
-        if key == self.root.key {
+        if key == self.root_key {
             return Ok(ROOT);
         }
         let mut known = lock(&self.known);
         if let Some(number) = known.by_key.get(&key).copied()
-            && let Some((_, count)) = known.by_number.get_mut(&number)
+            && let Some(told) = known.by_number.get_mut(&number)
+            && is_same(&told.held, &path)
         {
-            *count += 1;
+            told.times += 1;
             return Ok(number);
         }
-        if known.by_number.len() >= self.most {
-            return Err(Errno::NFILE);
-        }
-        let own = key.0 == self.device && (ROOT + 1..FOREIGN).contains(&key.1);
+        let own = key.0 == self.device
+            && (ROOT + 1..FOREIGN).contains(&key.1)
+            && !known.by_number.contains_key(&key.1);
         let number = if own {
             key.1
         } else {
             known.next += 1;
             FOREIGN + known.next
         };
+        let held = self.hold(&mut known, number, path, key)?;
         known.by_key.insert(key, number);
-        known.by_number.insert(number, (Arc::new(Node { number, path, key }), 1));
+        known.by_number.insert(number, Told { held, key, times: 1 });
         Ok(number)
+    }
+
+    /// Holds the first files open, which is quickest; more by their handles where there are handles.
+    fn hold(&self, known: &mut Known, number: u64, path: OwnedFd, key: (u64, u64)) -> Answer<Held> {
+        if known.by_number.len() >= MOST_KNOWN {
+            return Err(Errno::NFILE);
+        }
+        if known.open >= self.most_open / 4
+            && self.beside.is_some()
+            && key.0 == self.device
+            && let Ok(handle) = handle_of(&path)
+        {
+            return Ok(Held::Handle(Arc::new(handle)));
+        }
+        if known.open >= self.most_open {
+            return Err(Errno::NFILE);
+        }
+        known.open += 1;
+        Ok(Held::Open(Arc::new(Node { number, path })))
     }
 
     pub fn forget(&self, number: u64, times: u64) {
         let mut known = lock(&self.known);
-        let Some((node, count)) = known.by_number.get_mut(&number) else { return };
-        *count = count.saturating_sub(times);
-        if *count == 0 {
-            let key = node.key;
-            known.by_number.remove(&number);
+        let Some(told) = known.by_number.get_mut(&number) else { return };
+        told.times = told.times.saturating_sub(times);
+        if told.times > 0 {
+            return;
+        }
+        let Some(Told { held, key, .. }) = known.by_number.remove(&number) else { return };
+        known.open -= usize::from(matches!(held, Held::Open(_)));
+        // Another file may have its key by now.
+        if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
         }
+    }
+}
+
+/// Whether what has a known file's key is that file: one that is not held open may be gone, and its number given to another.
+fn is_same(held: &Held, path: &OwnedFd) -> bool {
+    match held {
+        Held::Open(_) => true,
+        Held::Handle(known) => handle_of(path).is_ok_and(|handle| handle == **known),
     }
 }
 

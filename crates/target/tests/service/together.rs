@@ -65,7 +65,7 @@ fn answer_late(link: &dyn Link, folder: &Folder) {
 fn requests_do_not_wait_for_each_other() {
     let bed = Bed::new();
     let root = std::fs::File::open(bed.root()).unwrap();
-    let folder = Folder::new(root.into(), Rules { for_others: false, most_nodes: 8 }).unwrap();
+    let folder = Folder::new(root.into(), Rules { for_others: false, most_open: 8 }).unwrap();
     let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
     let address = acceptor.local().unwrap();
     std::thread::scope(|scope| {
