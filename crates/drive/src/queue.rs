@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::command::{Io, Op, max_blocks};
 use crate::drive::Inner;
+use crate::entry::Finished;
 use crate::ladder::Participant;
-use crate::slots::{Finished, Slots, Token};
+use crate::slots::{Slots, Token};
 use crate::{Buffer, Error, Namespace, Result};
 
 /// How often a waiting thread looks at the controller's status register.

@@ -7,12 +7,13 @@ use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
 use crate::canary::{Canary, Nonces};
-use crate::command::{Io, ListSlot, Op, Pointers, describe, list_pages, max_blocks};
+use crate::command::{Io, ListSlot, Op, Pointers, list_pages, max_blocks};
 use crate::core::Kept;
 use crate::drive::Inner;
-use crate::holds::{Hold, Holds};
+use crate::entry::{Entry, Finished, State};
+use crate::holds::Holds;
 use crate::ring::{Dma, Pair, PairHalf, PairMemory};
-use crate::{Buffer, Error, Namespace, Recovery, Result};
+use crate::{Error, Namespace, Recovery, Result};
 
 /// The longest wait before a retry, whatever the controller asks for.
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
@@ -26,91 +27,6 @@ pub struct Token {
     queue: u32,
     entry: u32,
     life: u32,
-}
-
-/// How a command ended well.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Finished {
-    /// Its result dword.
-    pub result: u32,
-    /// How often it was tried again.
-    pub retries: u32,
-    /// Whether its data arrived after its completion; noticed only with [`Options::canary`](crate::Options).
-    pub late_data: bool,
-}
-
-enum State {
-    Free,
-    InFlight(u16),
-    /// To be tried again at this time.
-    Waiting(Instant),
-    /// There is no room for it in the submission queue.
-    NoRoom,
-    /// Completed, but its data is not there yet.
-    Settling(Finished),
-    Done(std::result::Result<Finished, Box<Error>>),
-}
-
-impl State {
-    /// Errors are large and rare: in a box they cost commands that end well nothing.
-    fn failed(error: Error) -> Self {
-        Self::Done(Err(Box::new(error)))
-    }
-}
-
-struct Entry {
-    state: State,
-    life: u32,
-    sqe: Sqe,
-    retries: u32,
-    deadline: Instant,
-    /// The operation, the namespace, the first block, how many.
-    what: (Op, u32, u64, u32),
-    /// What a flush covers, and whether a write is durable by itself.
-    mark: u64,
-    fua: bool,
-    /// The data, and separate metadata.
-    hold: [Option<Hold>; 2],
-    canary: Option<Canary>,
-}
-
-impl Entry {
-    fn data<'a>(&self, holds: &'a Holds) -> Option<&'a Buffer> {
-        self.hold[0].and_then(|hold| holds.get(hold))
-    }
-
-    fn has_data(&self, holds: &Holds) -> bool {
-        match (&self.canary, self.data(holds)) {
-            (Some(canary), Some(buffer)) => canary.is_gone(buffer),
-            _ => true,
-        }
-    }
-
-    /// Keeps its memory until the controller is reset.
-    fn keep(&self, holds: &Holds, kept: &Kept) {
-        self.hold
-            .iter()
-            .flatten()
-            .filter_map(|hold| holds.get(*hold))
-            .for_each(|buffer| kept.keep(buffer.clone()));
-    }
-
-    fn let_go(&mut self, holds: &mut Holds) {
-        self.hold.iter_mut().filter_map(Option::take).for_each(|hold| holds.release(hold));
-    }
-
-    /// Marks the memory of a read anew: an earlier try may have brought a part of the data.
-    fn mark_again(&self, holds: &Holds) -> Result<()> {
-        match (&self.canary, self.data(holds)) {
-            (Some(canary), Some(buffer)) => canary.place(buffer),
-            _ => Ok(()),
-        }
-    }
-
-    fn describe(&self, drive: &str) -> String {
-        let (op, nsid, lba, blocks) = self.what;
-        describe(op.name(), drive, nsid, lba, blocks)
-    }
 }
 
 /// Where separate metadata goes that nobody asked for: first what is written (zeroes), then what is read.

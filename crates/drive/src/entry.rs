@@ -1,0 +1,98 @@
+//! One command of a CPU-driven queue, from its submission until its end was taken.
+
+use std::time::Instant;
+
+use onehop_proto::Sqe;
+
+use crate::canary::Canary;
+use crate::command::{Op, describe};
+use crate::core::Kept;
+use crate::holds::{Hold, Holds};
+use crate::{Buffer, Error, Result};
+
+/// How a command ended well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Finished {
+    /// Its result dword.
+    pub result: u32,
+    /// How often it was tried again.
+    pub retries: u32,
+    /// Whether its data arrived after its completion; noticed only with [`Options::canary`](crate::Options).
+    pub late_data: bool,
+}
+
+/// How a command stands.
+pub(crate) enum State {
+    Free,
+    InFlight(u16),
+    /// To be tried again at this time.
+    Waiting(Instant),
+    /// There is no room for it in the submission queue.
+    NoRoom,
+    /// Completed, but its data is not there yet.
+    Settling(Finished),
+    Done(std::result::Result<Finished, Box<Error>>),
+}
+
+impl State {
+    /// Errors are large and rare: in a box they cost commands that end well nothing.
+    pub(crate) fn failed(error: Error) -> Self {
+        Self::Done(Err(Box::new(error)))
+    }
+}
+
+/// A command and what it holds.
+pub(crate) struct Entry {
+    pub(crate) state: State,
+    pub(crate) life: u32,
+    pub(crate) sqe: Sqe,
+    pub(crate) retries: u32,
+    pub(crate) deadline: Instant,
+    /// The operation, the namespace, the first block, how many.
+    pub(crate) what: (Op, u32, u64, u32),
+    /// What a flush covers, and whether a write is durable by itself.
+    pub(crate) mark: u64,
+    pub(crate) fua: bool,
+    /// The data, and separate metadata.
+    pub(crate) hold: [Option<Hold>; 2],
+    pub(crate) canary: Option<Canary>,
+}
+
+impl Entry {
+    pub(crate) fn data<'a>(&self, holds: &'a Holds) -> Option<&'a Buffer> {
+        self.hold[0].and_then(|hold| holds.get(hold))
+    }
+
+    pub(crate) fn has_data(&self, holds: &Holds) -> bool {
+        match (&self.canary, self.data(holds)) {
+            (Some(canary), Some(buffer)) => canary.is_gone(buffer),
+            _ => true,
+        }
+    }
+
+    /// Keeps its memory until the controller is reset.
+    pub(crate) fn keep(&self, holds: &Holds, kept: &Kept) {
+        self.hold
+            .iter()
+            .flatten()
+            .filter_map(|hold| holds.get(*hold))
+            .for_each(|buffer| kept.keep(buffer.clone()));
+    }
+
+    pub(crate) fn let_go(&mut self, holds: &mut Holds) {
+        self.hold.iter_mut().filter_map(Option::take).for_each(|hold| holds.release(hold));
+    }
+
+    /// Marks the memory of a read anew: an earlier try may have brought a part of the data.
+    pub(crate) fn mark_again(&self, holds: &Holds) -> Result<()> {
+        match (&self.canary, self.data(holds)) {
+            (Some(canary), Some(buffer)) => canary.place(buffer),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn describe(&self, drive: &str) -> String {
+        let (op, nsid, lba, blocks) = self.what;
+        describe(op.name(), drive, nsid, lba, blocks)
+    }
+}
