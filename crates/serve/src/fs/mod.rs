@@ -2,6 +2,7 @@
 
 mod answer;
 mod attr;
+mod callers;
 mod folders;
 mod ioctl;
 mod ops;
@@ -20,7 +21,6 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use onehop_os::identity::groups_of;
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Caller, Change, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
@@ -33,6 +33,7 @@ use crate::opens::Open;
 use crate::table::Owner;
 use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
+use callers::Callers;
 use folders::{Entry, OpenFolders};
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
@@ -44,13 +45,20 @@ pub(crate) struct Mounted {
     shared: Arc<Shared>,
     tree: Arc<dyn Tree>,
     folders: OpenFolders,
+    callers: Callers,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
 }
 
 impl Mounted {
     pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
-        Self { shared, tree, folders: OpenFolders::default(), reports: Mutex::default() }
+        Self {
+            shared,
+            tree,
+            folders: OpenFolders::default(),
+            callers: Callers::default(),
+            reports: Mutex::default(),
+        }
     }
 }
 
@@ -67,14 +75,6 @@ fn is_virtual(inode: INodeNo) -> bool {
 
 fn owner(request: &Request) -> Owner {
     Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
-}
-
-/// With whose rights a request is done.
-fn caller(request: &Request, umask: u32) -> Caller {
-    let (uid, gid) = (request.uid(), request.gid());
-    // The kernel does not send them. Root needs none; who cannot be seen from here has their own group alone.
-    let known = if uid == 0 { None } else { groups_of(request.pid(), uid, gid) };
-    Caller { uid, gid, groups: known.unwrap_or_default(), umask }
 }
 
 /// FUSE tells the thread that asks; what ends as one is its process.
@@ -122,7 +122,7 @@ impl Filesystem for Mounted {
         {
             return entry(reply, Ok(attr));
         }
-        entry(reply, self.find(&caller(request, 0), parent, name));
+        entry(reply, self.find(&self.callers.of(request, 0), parent, name));
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -161,7 +161,7 @@ impl Filesystem for Mounted {
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
         let change = Change { mode, uid, gid, size, atime, mtime };
-        match self.change(&caller(request, 0), inode, handle, change) {
+        match self.change(&self.callers.of(request, 0), inode, handle, change) {
             Ok(attr) => reply.attr(&BELIEVE, &attr),
             Err(error) => reply.error(errno(error)),
         }
@@ -190,7 +190,7 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(&caller(request, umask), parent, name, &Make::Node { mode, rdev }));
+        entry(reply, self.make(&self.callers.of(request, umask), parent, name, &Make::Node { mode, rdev }));
     }
 
     fn mkdir(
@@ -202,27 +202,27 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(&caller(request, umask), parent, name, &Make::Folder { mode }));
+        entry(reply, self.make(&self.callers.of(request, umask), parent, name, &Make::Folder { mode }));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let done = if parent.0 == virt::IOVS {
             virt::unlink(&self.shared, name, request.uid())
         } else {
-            self.remove(&caller(request, 0), parent, name, false)
+            self.remove(&self.callers.of(request, 0), parent, name, false)
         };
         empty(reply, done);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.remove(&caller(request, 0), parent, name, true));
+        empty(reply, self.remove(&self.callers.of(request, 0), parent, name, true));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
-        entry(reply, self.make_link(&caller(request, 0), parent, name, target));
+        entry(reply, self.make_link(&self.callers.of(request, 0), parent, name, target));
     }
 
     fn rename(
@@ -235,12 +235,12 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let by = caller(request, 0);
+        let by = self.callers.of(request, 0);
         empty(reply, self.rename(&by, (parent, name), (new_parent, new_name), flags.bits()));
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.link_again(&caller(request, 0), inode, parent, name));
+        entry(reply, self.link_again(&self.callers.of(request, 0), inode, parent, name));
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -249,7 +249,7 @@ impl Filesystem for Mounted {
             lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        match self.open_file(&caller(request, 0), inode, flags) {
+        match self.open_file(&self.callers.of(request, 0), inode, flags) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
         }
@@ -265,7 +265,7 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.make_file(&caller(request, umask), parent, name, mode, OpenFlags(flags)) {
+        match self.make_file(&self.callers.of(request, umask), parent, name, mode, OpenFlags(flags)) {
             Ok((attr, handle)) => {
                 reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
             }
@@ -354,7 +354,7 @@ impl Filesystem for Mounted {
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.open_folder(&caller(request, 0), inode, request.pid()) {
+        match self.open_folder(&self.callers.of(request, 0), inode, request.pid()) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
         }
@@ -414,7 +414,7 @@ impl Filesystem for Mounted {
             });
         }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
-        match ioctl::run(self, &caller(request, 0), of, command, data) {
+        match ioctl::run(self, &self.callers.of(request, 0), of, command, data) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(error) => reply.error(errno(error)),
         }
@@ -473,12 +473,12 @@ impl Filesystem for Mounted {
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // Who reads a list needs no rights for that: the kernel that asks wants to check some.
         let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
-        let by = if is_list { Caller::ROOT } else { caller(request, 0) };
+        let by = if is_list { Caller::ROOT } else { self.callers.of(request, 0) };
         xattr(reply, size, self.xattr(&by, inode, &Xattr::Get { name: name.as_bytes().to_vec() }));
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.xattr(&caller(request, 0), inode, &Xattr::List));
+        xattr(reply, size, self.xattr(&self.callers.of(request, 0), inode, &Xattr::List));
     }
 
     fn setxattr(
@@ -493,12 +493,12 @@ impl Filesystem for Mounted {
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
         let ask = Xattr::Set { name, value, flags: flags as u32 };
-        empty(reply, self.xattr(&caller(request, 0), inode, &ask).map(drop));
+        empty(reply, self.xattr(&self.callers.of(request, 0), inode, &ask).map(drop));
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
-        empty(reply, self.xattr(&caller(request, 0), inode, &ask).map(drop));
+        empty(reply, self.xattr(&self.callers.of(request, 0), inode, &ask).map(drop));
     }
 
     fn lseek(
