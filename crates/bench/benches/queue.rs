@@ -31,7 +31,12 @@ fn guard(c: &mut Criterion) {
         let mut at = 0;
         group.bench_function(BenchmarkId::new("bytes", bytes), |b| {
             b.iter(|| {
-                let marks = Marks { first: at * bytes, step: Marks::BYTES, count: bytes / Marks::BYTES, word: at + 1 };
+                let marks = Marks {
+                    first: at * bytes,
+                    step: Marks::BYTES,
+                    count: bytes / Marks::BYTES,
+                    word: at + 1,
+                };
                 at = (at + 1) % reads;
                 mem.mark(&marks).unwrap();
                 mem.marks_left(&marks).unwrap()
