@@ -16,6 +16,7 @@ use onehop_gpu::{Gpu, Place, Region};
 
 use crate::drive::Inner;
 use crate::ladder::Incident;
+use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
@@ -140,6 +141,8 @@ pub struct GpuReport {
     pub late_data: u64,
     /// Kernel launches.
     pub launches: u64,
+    /// How often memory was allocated for lists and launches: what earlier jobs have left is used again.
+    pub allocations: u64,
     /// From the first launch to the last completion.
     pub took: Duration,
 }
@@ -150,7 +153,14 @@ pub struct GpuQueues {
     gpu: Arc<dyn Gpu>,
     setup: GpuSetup,
     cell: Arc<GpuCell>,
-    turn: Mutex<()>,
+    turn: Mutex<Spare>,
+}
+
+/// Memory that the last launch needs no more.
+#[derive(Default)]
+struct Spare {
+    lists: Option<Dma>,
+    launch: Option<Region>,
 }
 
 impl Drive {
@@ -228,10 +238,10 @@ impl GpuQueues {
         ns.check(&self.drive.control)?;
         buffer.belongs(&self.drive.control)?;
         // Launches share rings and their account of them: one at a time.
-        let _turn = self.turn.lock().unwrap_or_else(|e| e.into_inner());
+        let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         let mut plan = Plan::new(&self.drive, op, ns, jobs, buffer)?;
         let _writing = op.writes().then(|| ns.account.writing());
-        Run::new(self, op, ns, buffer, meter).batches(&mut plan)
+        Run::new(self, op, ns, buffer, meter, &mut spare).batches(&mut plan)
     }
 
     /// Gets everything that is in flight out of the controller's hands.

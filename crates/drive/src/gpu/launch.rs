@@ -27,6 +27,8 @@ pub(super) struct LaunchMemory {
     pub(super) region: Region,
     works: usize,
     pub(super) outcomes: usize,
+    /// Whether it was allocated for this launch.
+    pub(super) is_new: bool,
 }
 
 impl LaunchMemory {
@@ -38,13 +40,25 @@ impl LaunchMemory {
 }
 
 impl GpuQueues {
-    pub(super) fn write_launch(&self, items: &[Item], meter: Option<&Meter<'_>>) -> Result<LaunchMemory> {
+    /// Describes the commands of a launch, in spare memory that is long enough or in new one.
+    pub(super) fn write_launch(
+        &self,
+        items: &[Item],
+        meter: Option<&Meter<'_>>,
+        spare: Option<Region>,
+    ) -> Result<LaunchMemory> {
         let works = 0;
         let outcomes = items.len() * Work::BYTES as usize;
         let count = items.len() as u32;
         let ends = u64::from(count) * u64::from(Outcome::BYTES);
         let bytes = outcomes + meter.map_or(ends, |meter| meter.end(count)) as usize;
-        let region = self.gpu.alloc(Place::PinnedHost, bytes)?;
+        let spare = spare.filter(|region| region.len() >= bytes);
+        let is_new = spare.is_none();
+        let region = match spare {
+            Some(region) => region,
+            None => self.gpu.alloc(Place::PinnedHost, bytes)?,
+        };
+        region.fill(outcomes, bytes - outcomes, 0)?;
         for (i, item) in items.iter().enumerate() {
             let mut words = [0; Work::BYTES as usize];
             for (to, word) in words.chunks_exact_mut(4).zip(item.work.words()) {
@@ -52,7 +66,7 @@ impl GpuQueues {
             }
             region.write(works + i * Work::BYTES as usize, &words)?;
         }
-        Ok(LaunchMemory { region, works, outcomes })
+        Ok(LaunchMemory { region, works, outcomes, is_new })
     }
 
     /// Runs a kernel to its end. When this fails, the controller has let go of what the kernel gave it.

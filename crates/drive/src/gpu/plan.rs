@@ -40,6 +40,8 @@ pub(super) struct Batch {
     /// Each command, the job that it is of, and where in the buffer its data starts.
     pub(super) works: Vec<(Work, usize, u64)>,
     pub(super) lists: Dma,
+    /// Whether the lists' memory was allocated for it.
+    pub(super) is_new: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -87,8 +89,8 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// The next commands; none when all were planned.
-    pub(super) fn next_batch(&mut self) -> Result<Option<Batch>> {
+    /// The next commands; none when all were planned. Takes the spare list memory, if it is long enough.
+    pub(super) fn next_batch(&mut self, spare: &mut Option<Dma>) -> Result<Option<Batch>> {
         let page_shift = self.pointers.page_shift;
         let most = (MOST_LISTS >> page_shift).checked_div(self.pages).map_or(MOST_COMMANDS, |fit| fit.max(1));
         let mut pieces = Vec::new();
@@ -101,7 +103,12 @@ impl<'a> Plan<'a> {
             return Ok(None);
         }
         let bytes = (pieces.len() as u64 * self.pages).max(1) << page_shift;
-        let lists = Dma::alloc(&*self.drive.control.port.mapper, bytes as usize, page_shift)?;
+        let spare = spare.take().filter(|lists| lists.mem.len() as u64 >= bytes);
+        let is_new = spare.is_none();
+        let lists = match spare {
+            Some(lists) => lists,
+            None => Dma::alloc(&*self.drive.control.port.mapper, bytes as usize, page_shift)?,
+        };
         let works = pieces
             .into_iter()
             .enumerate()
@@ -110,7 +117,7 @@ impl<'a> Plan<'a> {
                 Ok((self.describe(&piece, &slot)?, job, piece.offset))
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Some(Batch { works, lists }))
+        Ok(Some(Batch { works, lists, is_new }))
     }
 
     /// What one command moves, and of which job.

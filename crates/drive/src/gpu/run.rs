@@ -7,7 +7,7 @@ use onehop_proto::kernel::{Exit, Outcome, Work};
 use super::launch::LaunchMemory;
 use super::meter::Meter;
 use super::plan::{Batch, Plan};
-use super::{GpuQueues, GpuReport};
+use super::{GpuQueues, GpuReport, Spare};
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::{Buffer, Error, Namespace, Op, Result};
@@ -38,6 +38,7 @@ pub(super) struct Run<'a, 'm> {
     count: u64,
     /// Ranges of the buffer whose commands have succeeded since the batch began, neighbours joined.
     succeeded: Vec<(u64, u64)>,
+    spare: &'a mut Spare,
     report: GpuReport,
 }
 
@@ -48,6 +49,7 @@ impl<'a, 'm> Run<'a, 'm> {
         ns: &'a Namespace,
         buffer: &'a Buffer,
         meter: Option<&'a mut Meter<'m>>,
+        spare: &'a mut Spare,
     ) -> Self {
         let guarded = queues.drive.options.canary && op == Op::Read;
         Self {
@@ -61,6 +63,7 @@ impl<'a, 'm> Run<'a, 'm> {
             nonce: 0,
             count: 0,
             succeeded: Vec::new(),
+            spare,
             report: GpuReport::default(),
         }
     }
@@ -68,8 +71,15 @@ impl<'a, 'm> Run<'a, 'm> {
     pub(super) fn batches(mut self, plan: &mut Plan<'_>) -> Result<GpuReport> {
         self.report = GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() };
         self.count = plan.commands;
-        while let Some(batch) = plan.next_batch()? {
-            self.batch(&batch).inspect_err(|_| self.keep_if_dead(batch))?;
+        while let Some(batch) = plan.next_batch(&mut self.spare.lists)? {
+            self.report.allocations += u64::from(batch.is_new);
+            match self.batch(&batch) {
+                Ok(()) => self.spare.lists = Some(batch.lists),
+                Err(error) => {
+                    self.keep_if_dead(batch);
+                    return Err(error);
+                }
+            }
         }
         self.report.took = self.start.elapsed();
         Ok(self.report)
@@ -168,8 +178,9 @@ impl<'a, 'm> Run<'a, 'm> {
                 return Err(self.stopped(left, format!("its {:?} were over", queues.setup.limit)));
             }
             let meter = self.meter.as_deref_mut();
-            let memory = queues.write_launch(left, meter.as_deref())?;
+            let memory = queues.write_launch(left, meter.as_deref(), self.spare.launch.take())?;
             self.report.launches += 1;
+            self.report.allocations += u64::from(memory.is_new);
             let begun = Instant::now();
             let gpu = meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
             let exits = queues.launch(gpu, self.ns, left.len() as u32, &memory, limit)?;
@@ -177,6 +188,7 @@ impl<'a, 'm> Run<'a, 'm> {
                 meter.read(left, &memory)?;
             }
             let again = self.read_outcomes(left, &memory)?;
+            self.spare.launch = Some(memory.region);
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));

@@ -9,7 +9,7 @@ use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Reg
 use onehop_os::{HostMem, Port, Registers};
 use onehop_proto::kernel::Exit;
 
-use crate::{inject, open};
+use crate::{inject, open, options};
 
 fn emulated() -> Arc<dyn Gpu> {
     Arc::new(Emulated::new())
@@ -40,6 +40,24 @@ fn two_threads_share_one_set_of_queues() {
         }
     });
     assert!(drive.incidents().is_empty());
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn memory_of_a_launch_is_used_again() {
+    let sim = onehop_sim::open("mem:4M?fault=fail@lba=4000-4000").unwrap();
+    let drive = Drive::open(sim.port(), Options { max_transfer: 16384, ..options() }).unwrap();
+    let (ns, gpu) = (drive.namespace(1).unwrap(), emulated());
+    let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 2 << 20).unwrap();
+    let read = |blocks, lba| queues.read(ns, &[GpuJob { lba, blocks, offset: 0 }], &buffer);
+    let allocations = |blocks| read(blocks, 0).unwrap().allocations;
+    // Lists and the launch itself; then longer lists alone, as launches have whole pages.
+    assert_eq!((allocations(1024), allocations(1024), allocations(8)), (2, 0, 0));
+    assert_eq!((allocations(3072), allocations(2048)), (1, 0));
+    // What a failed job had is not used again before it is known to be over.
+    read(64, 3968).unwrap_err();
+    assert!(allocations(1024) > 0 && allocations(1024) == 0);
     assert_eq!(sim.violations(), []);
 }
 
@@ -283,7 +301,7 @@ fn gpu_queues_beyond_the_bar_are_refused() {
     let sim = onehop_sim::open("mem:1M").unwrap();
     let port = sim.port();
     let port = Port { regs: Arc::new(Short(port.regs.clone())), ..port };
-    let drive = Drive::open(port, crate::options()).unwrap();
+    let drive = Drive::open(port, options()).unwrap();
     let gpu = emulated();
     let setup = |queues| GpuSetup { queues, ..GpuSetup::new(Placement::TIER1) };
     let refused = drive.gpu_queues(gpu.clone(), setup(3)).map(|_| ());
