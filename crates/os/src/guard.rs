@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use crate::{Error, HostMem, Result};
 
@@ -16,6 +16,8 @@ const PAGE: usize = 4096;
 
 /// A guarded range. No range starts at 0 or 1: those mean free, and about to be used.
 struct Slot {
+    /// Odd while the range is being changed: start and end that were read with different versions are of different uses.
+    version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicBool,
@@ -25,12 +27,35 @@ struct Slot {
 // A handler of signals has nobody to ask but statics.
 static SLOTS: [Slot; MOST] = [const {
     Slot {
+        version: AtomicUsize::new(0),
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         lost: AtomicBool::new(false),
         ones: AtomicBool::new(false),
     }
 }; MOST];
+impl Slot {
+    /// The range, if it is one that is guarded now. One that is being changed is none: its memory cannot be touched yet, or
+    /// any more.
+    fn range(&self) -> Option<(usize, usize)> {
+        let version = self.version.load(Ordering::Acquire);
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let is_one = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
+        (is_one && start > 1).then_some((start, end))
+    }
+
+    /// Sets the end, and the start where there is one; only for the slot's owner.
+    fn set(&self, start: Option<usize>, end: usize) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.end.store(end, Ordering::Relaxed);
+        if let Some(start) = start {
+            self.start.store(start, Ordering::Relaxed);
+        }
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// Slots behind this one have never been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -74,8 +99,7 @@ impl Guard {
         USED.fetch_max(slot + 1, Ordering::AcqRel);
         SLOTS[slot].lost.store(false, Ordering::Relaxed);
         SLOTS[slot].ones.store(ones, Ordering::Relaxed);
-        SLOTS[slot].end.store(end, Ordering::Relaxed);
-        SLOTS[slot].start.store(start, Ordering::Release);
+        SLOTS[slot].set(Some(start), end);
         Ok(Self { slot, _mem: mem.clone() })
     }
 
@@ -88,7 +112,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        SLOTS[self.slot].end.store(0, Ordering::Relaxed);
+        SLOTS[self.slot].set(None, 0);
+        // From here on it is somebody else's.
         SLOTS[self.slot].start.store(0, Ordering::Release);
     }
 }
@@ -124,8 +149,9 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     let at = unsafe { (*info).si_addr() } as usize;
     let used = USED.load(Ordering::Acquire).min(MOST);
     for slot in &SLOTS[..used] {
-        let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Relaxed));
-        if start > 1 && start <= at && at < end {
+        if let Some((start, end)) = slot.range()
+            && (start..end).contains(&at)
+        {
             let from = at / PAGE * PAGE;
             // SAFETY: the pages from here to the end belong to a mapping that its guard keeps; memory without a file takes
             // their place, which is what every reader of memory that others write has to expect.
@@ -149,9 +175,41 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
             }
         }
     }
-    // SAFETY: `BEFORE` was written when this handler was installed. The instruction runs again and meets what would have
-    // met it without us.
-    unsafe { libc::sigaction(signal, (&raw const BEFORE).cast(), std::ptr::null_mut()) };
+    // SAFETY: the kernel's arguments are passed on.
+    unsafe { pass_on(signal, info, context) };
+}
+
+/// Does what would have been done without us, and stays installed.
+///
+/// # Safety
+/// The arguments are those of a handler of SIGBUS.
+unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: `BEFORE` was written when the handler was installed; the kernel gives a siginfo.
+    let (before, is_sent) =
+        unsafe { ((&raw const BEFORE).cast::<libc::sigaction>().read(), (*info).si_code <= 0) };
+    match before.sa_sigaction {
+        libc::SIG_IGN if is_sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // The end of the process, now that the signal is raised again; a fault cannot be ignored.
+            // SAFETY: these calls may be made in a handler; all zeroes is the default action.
+            unsafe {
+                let action: libc::sigaction = std::mem::zeroed();
+                libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+                libc::raise(signal);
+            }
+        }
+        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: whoever installed it promised a function of this kind.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: as above.
+            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -247,8 +247,7 @@ impl HostMem {
     /// When they do not lie within the memory, or are not aligned.
     #[inline]
     pub fn write_words(&self, offset: usize, words: &[u32; 16]) -> Result<()> {
-        self.check(offset, 64)?;
-        let first = self.word(offset)?.as_ptr();
+        let first = self.sixteen_words(offset)?;
         if first.addr().is_multiple_of(8) {
             let first = first.cast::<u64>();
             for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
@@ -272,10 +271,20 @@ impl HostMem {
     /// When they do not lie within the memory, or are not aligned.
     #[inline]
     pub fn read_words(&self, offset: usize) -> Result<[u32; 16]> {
-        self.check(offset, 64)?;
-        let first = self.word(offset)?.as_ptr();
+        let first = self.sixteen_words(offset)?;
         // SAFETY: 64 bytes from `first` on are in range and aligned; the mapping outlives &self.
         Ok(std::array::from_fn(|i| unsafe { AtomicU32::from_ptr(first.add(i)) }.load(Ordering::Relaxed)))
+    }
+
+    /// Where sixteen words lie: a pointer to all of them, which one made of a reference to the first would not be.
+    #[inline]
+    fn sixteen_words(&self, offset: usize) -> Result<*mut u32> {
+        let first = self.host_ptr().wrapping_add(offset);
+        if self.is_writable_range(offset, 64) && first.addr().is_multiple_of(4) {
+            return Ok(first.cast());
+        }
+        self.check_writable()?;
+        Err(Error::OutOfRange { offset, bytes: 64, len: self.len })
     }
 
     /// Copies bytes out.

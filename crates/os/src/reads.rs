@@ -103,7 +103,7 @@ impl Reads {
     /// [`Self::wait`].
     ///
     /// # Errors
-    /// When the range does not lie within the memory, or there is no room.
+    /// When the range does not lie within the memory or has 4 GiB and more, or there is no room.
     pub fn begin(&mut self, name: u64, file: &Arc<File>, at: u64, offset: usize, bytes: usize) -> Result<()> {
         self.memory.check_writable_range(offset, bytes)?;
         self.push(name, file, offset, bytes, |fd, to, length, registered| match registered {
@@ -146,7 +146,9 @@ impl Reads {
             source: std::io::Error::other("as many are under way as there is room for"),
             hint: "",
         };
-        let (Ok(length), Some(slot)) = (u32::try_from(bytes), self.free.pop()) else { return Err(full()) };
+        let length =
+            u32::try_from(bytes).map_err(|_| Error::OutOfRange { offset, bytes, len: u32::MAX as usize })?;
+        let Some(slot) = self.free.pop() else { return Err(full()) };
         let memory = self.memory.host_ptr().wrapping_add(offset);
         let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.unregistered.is_none());
         self.pending[slot] = Some(Pending { name, _file: file.clone() });
