@@ -55,9 +55,10 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The words of this thread's last error.
+/// The words of this thread's last error; none while the thread ends, when handlers of `atexit` and destructors still call.
 pub(crate) fn last() -> *const c_char {
-    LAST.with_borrow(|words| words.as_ptr())
+    let words = |last: &RefCell<CString>| last.try_borrow().map_or(c"".as_ptr(), |words| words.as_ptr());
+    LAST.try_with(words).unwrap_or(c"".as_ptr())
 }
 
 /// Runs what a function does; gives its number and keeps its words. A panic goes no further than this.
@@ -73,6 +74,7 @@ pub(crate) fn guard(f: impl FnOnce() -> Result<()>) -> c_int {
         Err(error) => (error.code(), error.to_string()),
     };
     let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
-    LAST.with_borrow_mut(|last| *last = words);
+    // Where the thread ends, the number has to do.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = words));
     code
 }

@@ -59,6 +59,14 @@ fn every_function_in_c() {
 }
 
 #[test]
+fn calls_while_the_process_ends() {
+    let source = top().join("crates/capi/tests/programs/exit.c");
+    let Some(program) = compile("cc", &["-std=gnu99"], &source) else { return };
+    let (content, said) = run(&program, &[]);
+    assert!(content && said == "closed at exit\nfailed at the end\n", "{said}");
+}
+
+#[test]
 fn samples_in_c() {
     let source = top().join("crates/capi/tests/programs/sdr.c");
     let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };
