@@ -494,12 +494,13 @@ impl Shared {
     /// Breaks the connection: the device lets go of all memory, and then everybody who waits is told. The first reason
     /// stays.
     pub fn end(&self, why: &str) {
-        let pair = self.pair.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(pair) = &pair {
+        // Held until the pair is destroyed: a second caller must not tell anybody before that.
+        let mut slot = self.pair.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pair) = slot.take() {
             // Whatever is under way ends; if the device does not even take this, destroying the pair has to do.
             let _ = pair.change(&PairState::Broken);
         }
-        drop(pair);
+        drop(slot);
         let mut state = self.lock();
         state.broken.get_or_insert_with(|| why.to_owned());
         drop(state);
