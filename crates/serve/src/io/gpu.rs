@@ -13,7 +13,6 @@ use onehop_os::{DmaMemory, HostMem};
 use onehop_target::transport::Shareable;
 use onehop_target::tree::Memory;
 use onehop_target::turns::{Next, Queue};
-use onehop_usrbio::Id;
 use onehop_usrbio::gpu::Device;
 
 use super::failure;
@@ -119,7 +118,6 @@ struct Copies {
 struct Pending {
     piece: Piece,
     result: i64,
-    buffer: Id,
     mark: Mark,
 }
 
@@ -156,8 +154,7 @@ impl Lane {
         match begun {
             Ok((count, None)) => piece.end(count),
             Ok((result, Some(mark))) => {
-                let buffer = piece.job.buffer.name.id;
-                self.pending = Some(Pending { piece, result, buffer, mark });
+                self.pending = Some(Pending { piece, result, mark });
             }
             Err(error) => piece.end(failure(&error)),
         }
@@ -230,9 +227,13 @@ impl Lane {
 
     /// Waits for the copy that is under way, and tells.
     fn settle(&mut self) {
-        let Some(Pending { piece, result, buffer, mark }) = self.pending.take() else { return };
-        let copies = self.copiers.iter_mut().find(|one| one.buffer.name.id == buffer);
-        let ended = copies.map_or(Ok(()), |copies| copies.copier.wait(mark));
+        let Some(Pending { piece, result, mark }) = self.pending.take() else { return };
+        // The buffer itself: another one may have its number by now.
+        let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &piece.job.buffer));
+        let ended = match copies {
+            Some(copies) => copies.copier.wait(mark),
+            None => Err(onehop_os::Error::NotReachable.into()),
+        };
         piece.end(ended.map_or_else(|error| failure(&std::io::Error::other(error)), |()| result));
     }
 
