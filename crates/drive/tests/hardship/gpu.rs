@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Options, Placement};
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_os::{HostMem, Port, Registers};
 use onehop_proto::kernel::Exit;
@@ -163,6 +163,13 @@ where
     fn simulated(&self) -> bool {
         true
     }
+    fn own_memory(&self) -> bool {
+        true
+    }
+    fn orders_device_writes(&self) -> onehop_gpu::Result<()> {
+        let why = "it does not order them".to_owned();
+        Err(onehop_gpu::Error::NotSupported { what: "seeing another device's writes".into(), why })
+    }
     fn alloc(&self, place: Place, bytes: usize) -> onehop_gpu::Result<Region> {
         self.gpu.alloc(place, bytes)
     }
@@ -245,6 +252,23 @@ fn queues_of_a_kernel_that_did_not_end_are_left_to_it() {
     drop(queues);
     assert_eq!(drive.queue().unwrap().id(), 2);
     assert_eq!(sim.violations(), []);
+}
+
+/// A GPU whose running kernels may see a completion before the data that it stands for.
+#[test]
+fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
+    let (_sim, drive) = open("mem:1M");
+    let start = |gpu: &Emulated, launch: &Launch, job: &KernelJob| gpu.launch(launch, job);
+    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+    let export = |placement: Placement| {
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(placement) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        queues.lend(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
+    };
+    let refused = export(Placement::POSTED).map(|_| ());
+    assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
+    export(Placement::TIER1).unwrap().unwrap();
 }
 
 #[test]
