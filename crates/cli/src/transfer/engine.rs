@@ -36,7 +36,7 @@ pub(crate) struct Plan<'a> {
 }
 
 enum Queues {
-    Gpu(GpuQueues),
+    Gpu(Box<GpuQueues>),
     Direct(IoQueue),
     Pinned(IoQueue, Buffer, HostMem),
 }
@@ -106,7 +106,7 @@ impl Engine {
             _ => 1,
         };
         let queues = match route {
-            Route::Gpu(placement) => Queues::Gpu(gpu_queues(plan, placement, mode, count)?),
+            Route::Gpu(placement) => Queues::Gpu(Box::new(gpu_queues(plan, placement, mode, count)?)),
             Route::CpuDirect => Queues::Direct(plan.drive.queue()?),
             Route::CpuPinned => {
                 let staging = plan.drive.buffer(STAGING)?;
