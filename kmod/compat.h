@@ -3,6 +3,7 @@
 #ifndef OH_COMPAT_H
 #define OH_COMPAT_H
 
+#include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/eventfd.h>
 #include <linux/iommu.h>
@@ -20,6 +21,21 @@
 #define oh_invalidate_op	invalidate_mappings
 #else
 #define oh_invalidate_op	move_notify
+#endif
+
+#ifdef HAVE_MAPPING_AT_ATTACH
+#define OH_MAPPING_AT_ATTACH	true
+#else
+#define OH_MAPPING_AT_ATTACH	false
+#endif
+
+/* For static importers: who takes the dma_resv for the exporter's calls has changed. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
+#define oh_map_static		dma_buf_map_attachment_unlocked
+#define oh_unmap_static		dma_buf_unmap_attachment_unlocked
+#else
+#define oh_map_static		dma_buf_map_attachment
+#define oh_unmap_static		dma_buf_unmap_attachment
 #endif
 
 /* The device and the CPU see the memory at once, through no copy: newer kernels can be told that nothing else will do. */

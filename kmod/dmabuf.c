@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * OH_MAP_DMABUF: another driver's buffer, such as GPU memory. One way for all exporters, static and dynamic alike: their
- * calls are made with the buffer's dma_resv held, and the exporter can always take the buffer back.
+ * calls are made with the buffer's dma_resv held, and the exporter can always take the buffer back. The exception is in
+ * oh_is_static_for().
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-resv.h>
@@ -14,10 +15,45 @@ OH_IMPORT_DMA_BUF;
 /* How long an exporter may take to move or clear a buffer before it can be used. */
 #define OH_FENCE_TIMEOUT	(10 * HZ)
 
+/*
+ * Where the core maps a static exporter's buffer for a dynamic importer as it is attached, it does so in both directions, and a
+ * device could write what it may only read. So a mapping in one direction is a static importer's there: nobody takes it back,
+ * and on those kernels an exporter without a pin leaves its buffer where it is.
+ */
+static bool oh_is_static_for(const struct oh_mapping *m, struct dma_buf *buf)
+{
+	return OH_MAPPING_AT_ATTACH && m->dir != DMA_BIDIRECTIONAL && !dma_buf_is_dynamic(buf);
+}
+
+static bool oh_is_static(const struct dma_buf_attachment *at)
+{
+	return !at->importer_ops;
+}
+
+/* A static mapping is nobody's but ours; any other is the exporter's, too. */
+static void oh_lock_buffer(struct dma_buf_attachment *at)
+{
+	if (!oh_is_static(at))
+		dma_resv_lock(at->dmabuf->resv, NULL);
+}
+
+static void oh_unlock_buffer(struct dma_buf_attachment *at)
+{
+	if (!oh_is_static(at))
+		dma_resv_unlock(at->dmabuf->resv);
+}
+
+/* With the buffer locked. */
 static void oh_release_locked(struct oh_mapping *m)
 {
 	struct dma_buf_attachment *at = m->dmabuf.attachment;
 
+	if (oh_is_static(at)) {
+		if (m->dmabuf.sgt)
+			oh_unmap_static(at, m->dmabuf.sgt, m->dir);
+		m->dmabuf.sgt = NULL;
+		return;
+	}
 	dma_resv_assert_held(at->dmabuf->resv);
 	if (m->dmabuf.sgt)
 		dma_buf_unmap_attachment(at, m->dmabuf.sgt, m->dir);
@@ -46,48 +82,71 @@ static const struct dma_buf_attach_ops oh_attach_ops = {
 	.oh_invalidate_op = oh_revoke,
 };
 
-/* With the dma_resv held: pin, map, wait, and look at the addresses. */
-static int oh_acquire(struct oh_mapping *m, struct oh_map *a, struct oh_runs *runs, u64 len)
+static int oh_wait_fences(struct dma_buf *buf)
+{
+	long left = dma_resv_wait_timeout(buf->resv, DMA_RESV_USAGE_KERNEL, true, OH_FENCE_TIMEOUT);
+
+	return left > 0 ? 0 : left ?: -ETIMEDOUT;
+}
+
+/* Pin and map. */
+static int oh_hold(struct oh_mapping *m, u32 flags)
 {
 	struct dma_buf_attachment *at = m->dmabuf.attachment;
 	struct sg_table *sgt;
-	long left;
 	int r;
 
-	if (!(a->flags & OH_MAP_NOPIN)) {
-		r = dma_buf_pin(at);	/* does nothing where the exporter has no pin */
+	if (oh_is_static(at)) {
+		/* The core waits, too, and without a limit. */
+		r = oh_wait_fences(at->dmabuf);
 		if (r)
 			return r;
-		m->dmabuf.pinned = true;
+		sgt = oh_map_static(at, m->dir);
+	} else {
+		if (!(flags & OH_MAP_NOPIN)) {
+			r = dma_buf_pin(at);	/* does nothing where the exporter has no pin */
+			if (r)
+				return r;
+			m->dmabuf.pinned = true;
+		}
+		sgt = dma_buf_map_attachment(at, m->dir);
 	}
-	sgt = dma_buf_map_attachment(at, m->dir);
 	if (IS_ERR(sgt))
 		return PTR_ERR(sgt);
 	m->dmabuf.sgt = sgt;
-	/* The core waits for static importers only. */
-	left = dma_resv_wait_timeout(at->dmabuf->resv, DMA_RESV_USAGE_KERNEL, true, OH_FENCE_TIMEOUT);
-	if (left <= 0)
-		return left ?: -ETIMEDOUT;
-	r = oh_runs_from_sgt(m->d, runs, sgt, a, a->offset, len);
+	return 0;
+}
+
+/* With the buffer locked: hold it, wait, and look at the addresses. */
+static int oh_acquire(struct oh_mapping *m, struct oh_map *a, struct oh_runs *runs, u64 len)
+{
+	int r = oh_hold(m, a->flags);
+
+	if (!r)
+		r = oh_wait_fences(m->dmabuf.attachment->dmabuf);
+	if (!r)
+		r = oh_runs_from_sgt(m->d, runs, m->dmabuf.sgt, a, a->offset, len);
 	return r ?: oh_runs_check(runs, a);
 }
 
 /* With `lock` held, and the device there. */
 static int oh_attach(struct oh_mapping *m, struct dma_buf *buf, struct oh_map *a, struct oh_runs *runs, u64 len)
 {
-	struct dma_buf_attachment *at = dma_buf_dynamic_attach(buf, &m->d->pdev->dev, &oh_attach_ops, m);
+	struct device *dev = &m->d->pdev->dev;
+	struct dma_buf_attachment *at;
 	int r;
 
+	at = oh_is_static_for(m, buf) ? dma_buf_attach(buf, dev) : dma_buf_dynamic_attach(buf, dev, &oh_attach_ops, m);
 	if (IS_ERR(at))
 		return PTR_ERR(at);
-	dma_resv_lock(buf->resv, NULL);
+	oh_lock_buffer(at);
 	m->dmabuf.attachment = at;
 	r = oh_acquire(m, a, runs, len);
 	if (!r)
 		r = oh_mapping_add(m, a);
 	if (r)
 		oh_release_locked(m);
-	dma_resv_unlock(buf->resv);
+	oh_unlock_buffer(at);
 	if (r)
 		dma_buf_detach(buf, at);
 	return r;
@@ -141,9 +200,9 @@ void oh_undo_dmabuf(struct oh_mapping *m)
 	struct dma_buf_attachment *at = m->dmabuf.attachment;
 	struct dma_buf *buf = at->dmabuf;
 
-	dma_resv_lock(buf->resv, NULL);
+	oh_lock_buffer(at);
 	oh_release_locked(m);
-	dma_resv_unlock(buf->resv);
+	oh_unlock_buffer(at);
 	dma_buf_detach(buf, at);
 	dma_buf_put(buf);
 }

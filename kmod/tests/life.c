@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How sessions end, and who may have one: whatever happens, no DMA reaches memory that was given back. */
+/* How sessions end: whatever happens, no DMA reaches memory that was given back. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "test.h"
 #include "vramexp.h"
 
 #define READS	60
-#define USER	1000
 
 static void wait_for(pid_t pid, int *status)
 {
@@ -350,83 +347,4 @@ void case_peer_gone(char **arg)
 	check(map_peer(&m, vram_bdf, 2, 0, MIB) == -ENODEV, "and no new one made");
 	write_file("/sys/bus/pci/rescan", "1");
 	check(!map_peer(&m, vram_bdf, 2, 0, MIB), "until the device is back");
-}
-
-static void become_user(void)
-{
-	struct rlimit limit = { 8 * MIB, 8 * MIB };
-	char path[64];
-
-	snprintf(path, sizeof(path), "/dev/onehop-%s", nvme_bdf);
-	if (chmod(path, 0666) || setrlimit(RLIMIT_MEMLOCK, &limit) || setgid(USER) || setuid(USER))
-		die("cannot become a user");
-}
-
-/* refused WHAT...: something is missing, so only root gets in. */
-void case_refused(char **arg)
-{
-	char path[96], want[64] = "", text[64] = "";
-	int fd;
-
-	for (; *arg; arg++)
-		snprintf(want + strlen(want), sizeof(want) - strlen(want), "%s%s", *arg, arg[1] ? " " : "\n");
-	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/onehop_missing", nvme_bdf);
-	fd = open(path, O_RDONLY);
-	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
-		die("cannot read %s", path);
-	check(!strcmp(text, want), "sysfs names what is missing: %.*s", (int)strcspn(text, "\n"), text);
-	fd = oh_try_open(nvme_bdf);
-	check(fd >= 0, "root gets in");
-	close(fd);
-	become_user();
-	check(oh_try_open(nvme_bdf) == -EPERM, "a user does not");
-}
-
-/* unprivileged: nothing is missing, so a user gets in, and no further than memory of its own. */
-void case_unprivileged(char **arg)
-{
-	struct map m, n;
-	u8 *at = mmap(NULL, 16 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *view;
-	bool dmabufs = !access("/dev/udmabuf", R_OK);
-	int fd = dmabufs ? udmabuf(4 * MIB, &view, false) : -1;
-
-	become_user();
-	nvme_open();
-	check(!oh_get_info().missing, "a user gets in");
-	check(map_user(&m, at, 16 * MIB) == -ENOMEM, "RLIMIT_MEMLOCK holds");
-	check(!map_user(&m, at, 4 * MIB) && map_user(&n, at + 4 * MIB, 4 * MIB) == -ENOMEM, "for all mappings together");
-	if (dmabufs)
-		check(map_dmabuf(&n, fd, 0) == -ENOMEM && !unmap(&m) && !map_dmabuf(&n, fd, 0) && !unmap(&n),
-		      "and for dma-bufs");
-	else
-		check(!unmap(&m), "what was mapped can be given back");
-	check(map_peer(&n, vram_bdf, 2, 0, PAGE) == -EPERM, "no other device's BAR");
-	check(!map_user(&m, at, 4 * MIB), "what was given back counts no more");
-	try_buffer("a user's memory", &m, at);
-}
-
-/*
- * faults: what the IOMMU keeps from the drive. A mapping for reading is not written, one that was given back is not
- * reached; the drive's model may report success all the same.
- */
-void case_faults(char **arg)
-{
-	struct map m, gone;
-	u8 *at = memory(2 * MIB);
-
-	nvme_open();
-	memset(at, 0x5a, 2 * MIB);
-	if (map_do(&m, OH_MAP_USER, (struct oh_map){ .offset = (u64)(uintptr_t)at, .len = MIB, .flags = OH_MAP_READ }) ||
-	    map_user(&gone, at + MIB, MIB))
-		die("cannot map");
-	pattern(at, 1000, 8);
-	check(!transfer(&io, true, 1000, 8, bus(&m, 0), 0), "memory mapped for reading is read");
-	memset(at, 0x5a, PAGE);
-	transfer(&io, false, 16, 8, bus(&m, 0), 0);
-	check(at[0] == 0x5a && !memcmp(at, at + 1, PAGE - 1), "and not written");
-	check(!transfer(&io, false, 16, 8, bus(&gone, 0), 0) && has_pattern(at + MIB, 16, 8), "a mapping is written");
-	memset(at + MIB, 0x5a, PAGE);
-	check(!unmap(&gone), "it is given back");
-	transfer(&io, false, 16, 8, bus(&gone, 0), 0);
-	check(!memcmp(at + MIB, at + MIB + 1, PAGE - 1) && at[MIB] == 0x5a, "and not written any more");
 }
