@@ -5,6 +5,7 @@
  * may the memory go.
  */
 #include <linux/iommu.h>
+#include <linux/slab.h>
 #include "compat.h"
 #include "oh.h"
 
@@ -28,6 +29,23 @@ static int oh_count_endpoint(struct device *dev, void *count)
 	return 0;
 }
 
+/*
+ * The firmware may name memory of its own that a device is to reach at all times (RMRR, IVMD). The kernel's own domain, which
+ * this is, maps it where VFIO's would not, so those ranges count, too, that others may relax.
+ */
+static bool oh_has_direct(struct iommu_group *group)
+{
+	struct iommu_resv_region *region, *next;
+	LIST_HEAD(regions);
+	bool direct = iommu_get_group_resv_regions(group, &regions) < 0;
+
+	list_for_each_entry_safe(region, next, &regions, list) {
+		direct |= region->type == IOMMU_RESV_DIRECT || region->type == IOMMU_RESV_DIRECT_RELAXABLE;
+		kfree(region);
+	}
+	return direct;
+}
+
 u32 oh_missing(struct oh_dev *d)
 {
 	struct device *dev = &d->pdev->dev;
@@ -42,6 +60,8 @@ u32 oh_missing(struct oh_dev *d)
 			missing &= ~OH_MISSING_ALONE;
 		if (oh_isolated_msi(dev, group))
 			missing &= ~OH_MISSING_MSI;
+		if (oh_translated(d) && oh_has_direct(group))
+			missing |= OH_MISSING_DIRECT;
 		iommu_group_put(group);
 	}
 	if (!oh_translated(d))

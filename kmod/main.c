@@ -245,7 +245,7 @@ static const struct file_operations oh_fops = {
 /* In sysfs, for those whom open() refuses: what is missing, by name. */
 static ssize_t onehop_missing_show(struct device *dev, struct device_attribute *attr, char *text)
 {
-	static const char * const name[] = { "translation", "strict", "alone", "msi" };
+	static const char * const name[] = { "translation", "strict", "alone", "msi", "direct" };
 	u32 missing = oh_missing(dev_get_drvdata(dev));
 	int i, at = 0;
 

@@ -27,6 +27,7 @@
 #define OH_MISSING_STRICT	2u	/* the IOTLB is flushed lazily: the device reaches memory some time after OH_UNMAP */
 #define OH_MISSING_ALONE	4u	/* other devices share its IOMMU group, or it has none */
 #define OH_MISSING_MSI		8u	/* interrupts are not remapped: a DMA write can raise any interrupt */
+#define OH_MISSING_DIRECT	16u	/* the firmware keeps memory of its own mapped for the device (RMRR, IVMD) */
 
 /* oh_info.stopped: why bus mastering was taken away; cleared by OH_RESET, or by OH_START where there is no reset */
 #define OH_STOPPED_REVOKED	1u	/* an exporter took a dma-buf back; its mapping is gone */

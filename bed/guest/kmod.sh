@@ -5,6 +5,7 @@ case $BED_IOMMU in
 on) missing=nothing ;;
 lazy) missing=strict ;;
 pass) missing=translation ;;
+direct) missing=direct ;;
 *) missing="translation alone msi" ;;
 esac
 

@@ -45,7 +45,7 @@ fn p2pdma(facts: &Facts) -> Check {
 }
 
 /// Words of the module for what is missing, what they mean, and what mends it.
-const MISSING: [(&str, &str, &str); 4] = [
+const MISSING: [(&str, &str, &str); 5] = [
     (
         "translation",
         "no IOMMU translates its addresses",
@@ -64,6 +64,11 @@ const MISSING: [(&str, &str, &str); 4] = [
         "Use a slot at the CPU, where bridges keep devices apart",
     ),
     ("msi", "interrupts are not remapped", "Switch interrupt remapping on in the firmware's setup"),
+    (
+        "direct",
+        "the firmware keeps memory of its own within its reach",
+        "Switch off in the firmware's setup what needs that memory (remote management of storage), or use another slot",
+    ),
 ];
 
 fn module(facts: &Facts) -> Vec<Check> {

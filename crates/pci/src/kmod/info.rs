@@ -9,7 +9,7 @@ use super::sys;
 pub struct Missing(u32);
 
 /// The module's bits, its words in sysfs, what they mean, and what would mend it.
-const WORDS: [(&str, &str, &str); 4] = [
+const WORDS: [(&str, &str, &str); 5] = [
     (
         "translation",
         "no IOMMU translates its addresses, so whoever drives it reaches all memory",
@@ -26,6 +26,11 @@ const WORDS: [(&str, &str, &str); 4] = [
         "msi",
         "interrupts are not remapped, so a write of the device can raise any",
         "switch interrupt remapping on in the firmware",
+    ),
+    (
+        "direct",
+        "the firmware keeps memory of its own within its reach (RMRR or IVMD)",
+        "switch off in the firmware what needs that memory, such as remote management of storage, or use another slot",
     ),
 ];
 
@@ -178,6 +183,7 @@ mod tests {
             ("translation alone msi\n", 13),
             ("strict\n", 2),
             ("msi msi", 8),
+            ("strict direct", 18),
             ("what is this", 0),
         ] {
             assert_eq!(Missing::parse(text), Missing::of(bits), "{text}");
