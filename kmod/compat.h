@@ -38,6 +38,17 @@
 #define oh_unmap_static		dma_buf_unmap_attachment
 #endif
 
+/*
+ * How memory is pinned that the device only reads. Older kernels may pin a page that the process does not keep: its next write
+ * moves it to another one, and the device goes on reading the first (a file's page, or the page of zeros). A pin for writing makes
+ * it the process's own before.
+ */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
+#define OH_PIN_READ		0
+#else
+#define OH_PIN_READ		(FOLL_WRITE | FOLL_FORCE)
+#endif
+
 /* The device and the CPU see the memory at once, through no copy: newer kernels can be told that nothing else will do. */
 #ifdef DMA_ATTR_REQUIRE_COHERENT
 #define OH_DMA_ATTRS		DMA_ATTR_REQUIRE_COHERENT

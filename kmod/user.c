@@ -24,7 +24,7 @@ static void oh_unpin(struct sg_table *sgt, bool dirty)
 /* Pins the pages and makes a table of them; the array of pages is needed for no longer. */
 static int oh_pin(struct oh_mapping *m, u64 address, unsigned long pages)
 {
-	unsigned int gup = FOLL_LONGTERM | (m->dir == DMA_TO_DEVICE ? 0 : FOLL_WRITE);
+	unsigned int gup = FOLL_LONGTERM | (m->dir == DMA_TO_DEVICE ? OH_PIN_READ : FOLL_WRITE);
 	struct page **page = kvmalloc_array(pages, sizeof(*page), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	unsigned long got = 0;
 	int r = 0;
