@@ -206,20 +206,21 @@ int oh_reset(struct oh_dev *d)
 }
 
 /*
- * The end of a session: whatever happened before, the device reaches no memory when this returns. With `lock` held. A close
- * that meets remove(), as when a process is killed and what watches over it unbinds the device, cannot reset; then memory
- * stays mapped until remove() has done it.
+ * The end of a session: whatever happened before, the device reaches no memory when this returns 0. With `lock` held. -EAGAIN:
+ * somebody else has the device's lock, so that it cannot be reset; then memory stays mapped. Not where `locked` says that it
+ * is our caller's, as in remove().
  */
-void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *))
+int oh_teardown(struct oh_dev *d, bool locked)
 {
 	int r = -EOPNOTSUPP;
 
 	oh_quiesce(d);
 	oh_irqs_free(d);
 	if (READ_ONCE(d->touched) && oh_can_reset(d)) {
-		r = oh_reset_function(d, reset);
-		if (r == -EAGAIN && READ_ONCE(d->going))
-			return;
+		/* The form with __ would not bring the configuration back. */
+		r = oh_reset_function(d, locked ? pci_reset_function_locked : pci_try_reset_function);
+		if (r == -EAGAIN && !locked)
+			return r;
 		if (r)
 			pci_warn(d->pdev, "could not be reset (%d); bus mastering is off\n", r);
 		/* Should the reset have brought an older command register back. */
@@ -228,6 +229,7 @@ void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *))
 	if (!r)
 		WRITE_ONCE(d->touched, false);
 	oh_unmap_all(d);
+	return 0;
 }
 
 /* Somebody resets the function: root through sysfs, or another function's driver. */
@@ -271,7 +273,7 @@ static void oh_reset_done(struct pci_dev *pdev)
 {
 	struct oh_dev *d = pci_get_drvdata(pdev);
 
-	if (oh_bring_back(d) && !READ_ONCE(d->going))
+	if (oh_bring_back(d) && !READ_ONCE(d->gone))
 		oh_bars(d, false);
 	oh_bars_resetting(d, false);
 }

@@ -13,6 +13,9 @@
 #include "compat.h"
 #include "oh.h"
 
+/* Longer than the kernel waits for a device that was reset, a minute. */
+#define OH_END_SECONDS	120
+
 LIST_HEAD(oh_devices);
 DEFINE_MUTEX(oh_devices_lock);
 
@@ -200,34 +203,51 @@ static int oh_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* The device's lock may be somebody's for a moment (udev, sysfs). */
-static int oh_patient_reset(struct pci_dev *pdev)
+/* With `lock` held. False: the device's lock is somebody else's, so that nothing was given back. */
+static bool oh_try_end(struct oh_dev *d, bool last)
 {
-	struct oh_dev *d = pci_get_drvdata(pdev);
-	int tries, r = -EAGAIN;
-
-	for (tries = 0; tries < 50 && r == -EAGAIN && !READ_ONCE(d->going); tries++) {
-		if (tries)
-			msleep(20);
-		r = pci_try_reset_function(pdev);
+	if (d->gone)
+		return true;
+	if (oh_teardown(d, false) == -EAGAIN) {
+		if (last)
+			pci_warn(d->pdev, "could not be reset for %d s; it is busy until it is unbound\n", OH_END_SECONDS);
+		return false;
 	}
-	return r;
+	oh_set_mask(d, &(struct oh_mask){ .bits = 64 });
+	return true;
+}
+
+/*
+ * The device's lock may be somebody's for a moment (udev, sysfs), for the time of a slow reset, or until remove() has done all
+ * of this. No memory is given back before. Nobody has the lock for as long as this waits, unless something is broken; then
+ * false, and the device stays as it is until remove().
+ */
+static bool oh_end(struct oh_dev *d)
+{
+	unsigned long end = jiffies + OH_END_SECONDS * HZ;
+	bool ended, last;
+
+	for (;;) {
+		last = time_after(jiffies, end);
+		mutex_lock(&d->lock);
+		ended = oh_try_end(d, last);
+		mutex_unlock(&d->lock);
+		if (ended || last)
+			return ended;
+		msleep(20);
+	}
 }
 
 static int oh_release(struct inode *inode, struct file *file)
 {
 	struct oh_dev *d = file->private_data;
+	bool ended = oh_end(d);
 
-	mutex_lock(&d->lock);
-	if (!d->gone) {
-		oh_teardown(d, oh_patient_reset);
-		oh_set_mask(d, &(struct oh_mask){ .bits = 64 });
-	}
-	mutex_unlock(&d->lock);
 	mutex_lock(&d->gate);
 	d->mapping = NULL;
 	mutex_unlock(&d->gate);
-	clear_bit_unlock(0, &d->open);
+	if (ended)
+		clear_bit_unlock(0, &d->open);
 	kref_put(&d->ref, oh_dev_free);
 	return 0;
 }
@@ -348,12 +368,10 @@ static void oh_remove(struct pci_dev *pdev)
 	mutex_lock(&oh_devices_lock);
 	list_del(&d->node);
 	mutex_unlock(&oh_devices_lock);
-	WRITE_ONCE(d->going, true);
 	mutex_lock(&d->lock);
 	WRITE_ONCE(d->gone, true);
 	oh_bars(d, true);
-	/* The core holds the device's lock. The form with __ would not bring the configuration back. */
-	oh_teardown(d, pci_reset_function_locked);
+	oh_teardown(d, true);
 	if (!oh_bring_back(d))
 		pci_warn(pdev, "it does not answer; removing it and scanning the bus may bring it back\n");
 	mutex_unlock(&d->lock);

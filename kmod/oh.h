@@ -30,7 +30,6 @@ struct oh_dev {
 	struct pci_saved_state *saved;	/* its configuration when it was bound */
 
 	unsigned long open;		/* bit 0: somebody has it */
-	bool going;			/* remove() has begun: it has the device's lock for good, and tears down */
 
 	struct mutex lock;		/* the fields down to `vector_count`, and pdev against remove() */
 	bool gone;			/* the driver has let go of the device */
@@ -102,7 +101,7 @@ void oh_quiesce(struct oh_dev *d);
 void oh_stop(struct oh_dev *d, u32 reason);
 int oh_start(struct oh_dev *d, const struct oh_start *a);
 int oh_reset(struct oh_dev *d);
-void oh_teardown(struct oh_dev *d, int (*reset)(struct pci_dev *));
+int oh_teardown(struct oh_dev *d, bool locked);
 bool oh_translated(struct oh_dev *d);
 u32 oh_missing(struct oh_dev *d);
 bool oh_can_reset(struct oh_dev *d);

@@ -204,6 +204,107 @@ void case_unbind(char **arg)
 	check(true, "after binding again everything works");
 }
 
+/* The kernel's log from here on. */
+static int log_open(void)
+{
+	int log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
+
+	if (log < 0 || lseek(log, 0, SEEK_END) < 0)
+		die("no /dev/kmsg");
+	return log;
+}
+
+static bool log_has(int log, const char *text)
+{
+	char line[1024];
+	bool found = false;
+	ssize_t n;
+
+	while ((n = read(log, line, sizeof(line) - 1)) > 0) {
+		line[n] = 0;
+		found |= !!strstr(line, text);
+	}
+	return found;
+}
+
+/* The first letter in a small file; for a process's stat, its state. */
+static char first_of(const char *path, bool stat)
+{
+	char text[256] = "";
+	char *end;
+	int fd = open(path, O_RDONLY);
+
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) <= 0)
+		die("cannot read %s", path);
+	close(fd);
+	end = strrchr(text, ')');
+	return stat && end ? end[2] : *text;
+}
+
+static void wait_until(const char *path, bool stat, char want)
+{
+	double end = now() + 30;
+
+	while (first_of(path, stat) != want) {
+		if (now() > end)
+			die("%s has no %c", path, want);
+		usleep(10000);
+	}
+}
+
+/*
+ * stalled: an unbind has the device's lock (and waits for the open() of another misc device) while the session's process ends,
+ * which so cannot reset the device. Needs vramexp.
+ */
+void case_stalled(char **arg)
+{
+	static const char hold[] = "/sys/module/vramexp/parameters/hold_open";
+	int log = log_open(), *mapped = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t session, opener, unbinder;
+	char stat[32];
+	int i;
+
+	session = fork();
+	if (!session) {
+		nvme_open();
+		*mapped = 1;
+		for (;;)
+			pause();
+	}
+	while (!*(volatile int *)mapped && waitpid(session, NULL, WNOHANG) != session)
+		usleep(1000);
+	check(*mapped && !pins_balanced(), "a session has memory");
+	write_file(hold, "1");
+	opener = fork();
+	if (!opener)
+		_exit(open("/dev/vramexp", O_RDWR) < 0);
+	wait_until("/sys/module/vramexp/parameters/opening", false, '1');
+	unbinder = fork();
+	if (!unbinder) {
+		write_file("/sys/bus/pci/drivers/onehop/unbind", nvme_bdf);
+		_exit(0);
+	}
+	snprintf(stat, sizeof(stat), "/proc/%d/stat", unbinder);
+	/* It may sleep like that for a moment before, too. */
+	for (i = 0; i < 10; i++) {
+		wait_until(stat, true, 'D');
+		usleep(10000);
+	}
+	kill(session, SIGKILL);
+	usleep(2500000);
+	check(first_of(stat, true) == 'D', "an unbind has the device's lock, and the process was killed");
+	check(!pins_balanced(), "its memory is kept for as long as the device was not reset");
+	write_file(hold, "0");
+	wait_for(opener, NULL);
+	wait_for(unbinder, NULL);
+	wait_for(session, NULL);
+	check(pins_balanced(), "then it is given back");
+	check(!log_has(log, "could not be reset"), "and the device was reset");
+	write_file("/sys/bus/pci/drivers_probe", nvme_bdf);
+	nvme_open();
+	check(true, "the next session works");
+}
+
 /* foreign-reset: root resets the function by sysfs. */
 void case_foreign_reset(char **arg)
 {
@@ -297,10 +398,8 @@ static bool recovered(int log)
 /* The port reports a fatal error; how its recovery ends is what is expected. */
 static void break_link(const char *port, bool lost)
 {
-	int log = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
+	int log = log_open();
 
-	if (log < 0 || lseek(log, 0, SEEK_END) < 0)
-		die("no /dev/kmsg");
 	aer_inject(port);
 	check(recovered(log) == !lost, "the kernel's recovery %s", lost ? "fails" : "succeeds");
 	check(lost == !(config16(nvme_bdf, 4) & 2), "and leaves the device %s its configuration", lost ? "without" : "with");

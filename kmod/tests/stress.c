@@ -30,7 +30,7 @@ static long free_kib(void)
 	return number_after("/proc/meminfo", "MemFree") + number_after("/proc/meminfo", "Cached");
 }
 
-static bool pins_balanced(void)
+bool pins_balanced(void)
 {
 	write_file("/proc/sys/vm/stat_refresh", "1");
 	return number_after("/proc/vmstat", "nr_foll_pin_acquired") == number_after("/proc/vmstat", "nr_foll_pin_released");

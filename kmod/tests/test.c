@@ -110,6 +110,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "inflight", case_inflight }, { "revoke", case_revoke }, { "unbind", case_unbind },
 	{ "foreign-reset", case_foreign_reset }, { "resets", case_resets }, { "suspend", case_suspend },
 	{ "peer-gone", case_peer_gone }, { "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress },
+	{ "stalled", case_stalled },
 	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 

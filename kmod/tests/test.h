@@ -34,6 +34,8 @@ int call(int fd, unsigned long cmd, void *arg);
 void write_file(const char *path, const char *text);
 /* A word of PCI configuration space, read by sysfs. */
 u16 config16(const char *bdf, unsigned int at);
+/* Has the kernel given back every page that was pinned? */
+bool pins_balanced(void);
 
 /* The drive and the module's file on it; `oh` where there is no drive. */
 extern const char *nvme_bdf, *vram_bdf, *edu_bdf;
@@ -105,6 +107,7 @@ typedef void test_case(char **arg);
 test_case case_fill, case_verify, case_door, case_user, case_udmabuf, case_heap, case_exporter, case_vfio, case_peer;
 test_case case_mask, case_edu, case_irq, case_bounce, case_refused, case_unprivileged;
 test_case case_inflight, case_revoke, case_unbind, case_foreign_reset, case_resets, case_suspend, case_peer_gone, case_faults;
+test_case case_stalled;
 test_case case_cycles, case_stress, case_fuzz, case_fail, case_aer, case_export;
 
 /* cases.c: everything that can be done with a buffer that the CPU sees too */
