@@ -305,6 +305,27 @@ static struct oh_dev *oh_dev_new(struct pci_dev *pdev)
 	return d;
 }
 
+static void oh_save_limits(struct oh_dev *d)
+{
+	struct device *dev = &d->pdev->dev;
+
+	d->before.mask = dma_get_mask(dev);
+	d->before.coherent_mask = dev->coherent_dma_mask;
+	d->before.max_segment = dma_get_max_seg_size(dev);
+	d->before.boundary = dma_get_seg_boundary(dev);
+}
+
+/* A driver that asks for no other limits relies on those that it finds. */
+static void oh_restore_limits(struct oh_dev *d)
+{
+	struct device *dev = &d->pdev->dev;
+
+	if (dma_set_mask(dev, d->before.mask) || dma_set_coherent_mask(dev, d->before.coherent_mask))
+		pci_warn(d->pdev, "its DMA masks could not be set back\n");
+	dma_set_max_seg_size(dev, d->before.max_segment);
+	dma_set_seg_boundary(dev, d->before.boundary);
+}
+
 static int oh_prepare(struct oh_dev *d)
 {
 	struct pci_dev *pdev = d->pdev;
@@ -337,9 +358,10 @@ static int oh_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	r = pci_request_mem_regions(pdev, "onehop");
 	if (r)
 		goto disable;
+	oh_save_limits(d);
 	r = oh_prepare(d);
 	if (r)
-		goto release;
+		goto restore;
 	pci_set_drvdata(pdev, d);
 	mutex_lock(&oh_devices_lock);
 	list_add(&d->node, &oh_devices);
@@ -350,7 +372,8 @@ static int oh_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	mutex_lock(&oh_devices_lock);
 	list_del(&d->node);
 	mutex_unlock(&oh_devices_lock);
-release:
+restore:
+	oh_restore_limits(d);
 	pci_release_mem_regions(pdev);
 disable:
 	pci_disable_device(pdev);
@@ -374,6 +397,7 @@ static void oh_remove(struct pci_dev *pdev)
 	oh_teardown(d, true);
 	if (!oh_bring_back(d))
 		pci_warn(pdev, "it does not answer; removing it and scanning the bus may bring it back\n");
+	oh_restore_limits(d);
 	mutex_unlock(&d->lock);
 	wake_up_interruptible(&d->wait);
 	pci_release_mem_regions(pdev);

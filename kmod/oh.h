@@ -28,6 +28,11 @@ struct oh_dev {
 	char name[40];
 	struct kref ref;
 	struct pci_saved_state *saved;	/* its configuration when it was bound */
+	struct {
+		u64 mask, coherent_mask;
+		unsigned int max_segment;
+		unsigned long boundary;
+	} before;			/* its DMA limits when it was bound */
 
 	unsigned long open;		/* bit 0: somebody has it */
 
