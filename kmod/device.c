@@ -237,6 +237,7 @@ static void oh_reset_prepare(struct pci_dev *pdev)
 {
 	struct oh_dev *d = pci_get_drvdata(pdev);
 
+	down(&d->config);
 	if (READ_ONCE(d->resetter) != current)
 		oh_stop(d, OH_STOPPED_RESET);
 	oh_bars_resetting(d, true);
@@ -260,7 +261,9 @@ static pci_ers_result_t oh_slot_reset(struct pci_dev *pdev)
 	struct oh_dev *d = pci_get_drvdata(pdev);
 
 	oh_stop(d, OH_STOPPED_ERROR);
+	down(&d->config);
 	oh_restore_config(d);
+	up(&d->config);
 	return oh_has_config(pdev) ? PCI_ERS_RESULT_RECOVERED : PCI_ERS_RESULT_DISCONNECT;
 }
 
@@ -275,6 +278,7 @@ static void oh_reset_done(struct pci_dev *pdev)
 
 	if (oh_bring_back(d) && !READ_ONCE(d->gone))
 		oh_bars(d, false);
+	up(&d->config);
 	oh_bars_resetting(d, false);
 }
 

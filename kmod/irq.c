@@ -12,12 +12,13 @@ struct oh_vector {
 	int irq;			/* 0: not requested */
 };
 
-u32 oh_vector_count(struct oh_dev *d)
+/* Not while the function may be reset: it would answer nothing. */
+u32 oh_vector_count(struct pci_dev *pdev)
 {
-	int count = pci_msix_vec_count(d->pdev);
+	int count = pci_msix_vec_count(pdev);
 
 	if (count <= 0)
-		count = pci_msi_vec_count(d->pdev);
+		count = pci_msi_vec_count(pdev);
 	return max(count, 0);
 }
 
@@ -47,8 +48,8 @@ static void oh_vectors_off(struct pci_dev *pdev)
 	pci_intx(pdev, 0);
 }
 
-/* With `lock` held. */
-void oh_irqs_free(struct oh_dev *d)
+/* With `lock` and `config` held. */
+static void oh_irqs_drop(struct oh_dev *d)
 {
 	if (!d->vectors)
 		return;
@@ -56,6 +57,14 @@ void oh_irqs_free(struct oh_dev *d)
 	d->vectors = NULL;
 	d->vector_count = 0;
 	oh_vectors_off(d->pdev);
+}
+
+/* With `lock` held. Waits for the end of a reset that somebody else has begun. */
+void oh_irqs_free(struct oh_dev *d)
+{
+	down(&d->config);
+	oh_irqs_drop(d);
+	up(&d->config);
 }
 
 static struct oh_vector *oh_vectors_get(const s32 *fd, u32 count)
@@ -80,13 +89,13 @@ static struct oh_vector *oh_vectors_get(const s32 *fd, u32 count)
 	return vector;
 }
 
-/* With `lock` held; takes the vectors over, or leaves the device without any. */
+/* With `lock` and `config` held; takes the vectors over, or leaves the device without any. */
 static int oh_irqs_set(struct oh_dev *d, struct oh_vector *vector, u32 count)
 {
 	u32 i;
 	int r;
 
-	oh_irqs_free(d);
+	oh_irqs_drop(d);
 	r = pci_alloc_irq_vectors(d->pdev, count, count, PCI_IRQ_MSIX | PCI_IRQ_MSI);
 	if (r < 0)
 		return r;
@@ -113,6 +122,16 @@ undo:
 	return r;
 }
 
+static int oh_irqs_replace(struct oh_dev *d, struct oh_vector *vector, u32 count)
+{
+	int r;
+
+	down(&d->config);
+	r = oh_irqs_set(d, vector, count);
+	up(&d->config);
+	return r;
+}
+
 int oh_irqs(struct oh_dev *d, const struct oh_irqs *a)
 {
 	struct oh_vector *vector = NULL;
@@ -135,10 +154,10 @@ int oh_irqs(struct oh_dev *d, const struct oh_irqs *a)
 	mutex_lock(&d->lock);
 	if (d->gone)
 		r = -ENODEV;
-	else if (a->count > oh_vector_count(d))
+	else if (a->count > d->max_vectors)
 		r = -EINVAL;
 	else if (a->count)
-		r = oh_irqs_set(d, vector, a->count);
+		r = oh_irqs_replace(d, vector, a->count);
 	else
 		oh_irqs_free(d);
 	mutex_unlock(&d->lock);

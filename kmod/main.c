@@ -36,7 +36,7 @@ static void oh_info(struct oh_dev *d, struct oh_info *a)
 	*a = (struct oh_info){
 		.abi = OH_ABI,
 		.missing = oh_missing(d),
-		.vectors = oh_vector_count(d),
+		.vectors = d->max_vectors,
 		.vendor = d->pdev->vendor,
 		.device = d->pdev->device,
 		.class_code = d->pdev->class,
@@ -291,6 +291,7 @@ static struct oh_dev *oh_dev_new(struct pci_dev *pdev)
 	mutex_init(&d->lock);
 	mutex_init(&d->master);
 	mutex_init(&d->gate);
+	sema_init(&d->config, 1);
 	init_waitqueue_head(&d->answers);
 	init_waitqueue_head(&d->wait);
 	xa_init_flags(&d->maps, XA_FLAGS_ALLOC1);
@@ -333,6 +334,7 @@ static int oh_prepare(struct oh_dev *d)
 
 	if (r)
 		return r;
+	d->max_vectors = oh_vector_count(pdev);
 	/* PCI's defaults, 64 KiB and 4 GiB, would cut every list of addresses. */
 	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	dma_set_seg_boundary(&pdev->dev, ULONG_MAX);

@@ -10,6 +10,7 @@
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/semaphore.h>
 #include <linux/wait.h>
 #include <linux/xarray.h>
 #include "onehop.h"
@@ -17,6 +18,7 @@
 /*
  * Locks, outermost first:
  *   oh_devices -> oh_dev.lock -> dma_resv of a buffer -> oh_dev.master
+ *   oh_dev.lock -> oh_dev.config -> oh_dev.master
  *   mmap_lock -> oh_dev.gate
  * oh_dev.lock is never held while user memory is touched, so no page fault, however long its owner makes it last, keeps
  * remove() waiting. An exporter calls back with its dma_resv held: then only `master` may be taken.
@@ -33,6 +35,7 @@ struct oh_dev {
 		unsigned int max_segment;
 		unsigned long boundary;
 	} before;			/* its DMA limits when it was bound */
+	u32 max_vectors;
 
 	unsigned long open;		/* bit 0: somebody has it */
 
@@ -45,6 +48,12 @@ struct oh_dev {
 	u64 charged;			/* pages */
 	struct oh_vector *vectors;
 	u32 vector_count;
+
+	/*
+	 * Held while the function is reset, by whomever, and while its interrupts change: the reset puts their configuration back.
+	 * No mutex, since a reset of a bus has those of all its devices.
+	 */
+	struct semaphore config;
 
 	struct mutex master;		/* bus mastering, and why it is off */
 	bool dma_on;
@@ -144,7 +153,7 @@ void oh_undo_peer(struct oh_mapping *m);
 extern struct notifier_block oh_peer_watch;
 
 /* irq.c */
-u32 oh_vector_count(struct oh_dev *d);
+u32 oh_vector_count(struct pci_dev *pdev);
 int oh_irqs(struct oh_dev *d, const struct oh_irqs *a);
 void oh_irqs_free(struct oh_dev *d);
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -324,6 +325,57 @@ static void *look(void *silent)
 	while (looking)
 		*(volatile u64 *)silent += *(volatile u32 *)bar0 == UINT32_MAX;
 	return NULL;
+}
+
+static double reset_ended;
+
+static void *reset_by_root(void *path)
+{
+	write_file(path, "1");
+	reset_ended = now();
+	return NULL;
+}
+
+/*
+ * irq-resets: interrupts are set up while somebody else resets the function, which takes a tenth of a second. They are set up
+ * when it has ended. A busy machine may tell late of the end of either of the two; not most of the time.
+ */
+void case_irq_resets(char **arg)
+{
+	s32 fd[2] = { eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK) };
+	struct oh_irqs a = { .fds = (u64)(uintptr_t)fd, .count = 2 };
+	struct sqe read = { .opcode = 2, .nsid = 1, .cdw = { 16, 0, 7 } };
+	struct pollfd ready = { .fd = fd[1], .events = POLLIN };
+	pthread_t resetter;
+	struct queue q;
+	char path[96];
+	int i, early = 0, r = 0;
+
+	nvme_open();
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/reset", nvme_bdf);
+	for (i = 0; i < 8; i++) {
+		u32 epoch = oh_get_info().epoch;
+		double ended;
+
+		if (pthread_create(&resetter, NULL, reset_by_root, path))
+			die("pthread_create");
+		while (oh_get_info().epoch == epoch)
+			;
+		r |= call(oh, OH_IRQS, &a);
+		ended = now();
+		pthread_join(resetter, NULL);
+		early += reset_ended - ended > 0.03;
+	}
+	check(!r, "interrupts are set up during eight resets of somebody else's");
+	check(early < 4, "not before the reset has ended (%d times)", early);
+	check(!oh_reset() && !oh_start(0) && !nvme_up(), "the drive comes up");
+	q = (struct queue){ .sq = (void *)(host + 10 * PAGE), .cq = (void *)(host + 11 * PAGE), .sq_bus = bus(&host_map, 10 * PAGE),
+			    .cq_bus = bus(&host_map, 11 * PAGE), .id = 2, .depth = 16, .vector = 1 };
+	memset(host + 10 * PAGE, 0, 2 * PAGE);
+	read.prp1 = bus(&host_map, 12 * PAGE);
+	check(!queue_create(&q), "a queue with an interrupt");
+	push(&q, &read);
+	check(poll(&ready, 1, 5000) == 1, "which is signalled");
 }
 
 /* resets: nobody sees the BARs of a device that is being reset. */

@@ -111,6 +111,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "foreign-reset", case_foreign_reset }, { "resets", case_resets }, { "suspend", case_suspend },
 	{ "peer-gone", case_peer_gone }, { "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress },
 	{ "stalled", case_stalled },
+	{ "irq-resets", case_irq_resets },
 	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 
