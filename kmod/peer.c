@@ -8,6 +8,21 @@
 #include <linux/notifier.h>
 #include "oh.h"
 
+#ifndef PAGES_PER_SUBSECTION
+#define PAGES_PER_SUBSECTION	1ul
+#endif
+
+/* Is any page of the range one of the kernel's? A driver gives it pages of a BAR by whole subsections. */
+static bool oh_is_memory(phys_addr_t at, u64 len)
+{
+	unsigned long pfn, last = PHYS_PFN(at + len - 1);
+
+	for (pfn = PHYS_PFN(at); pfn <= last; pfn = ALIGN(pfn + 1, PAGES_PER_SUBSECTION))
+		if (pfn_valid(pfn))
+			return true;
+	return false;
+}
+
 /* With `lock` held, and the device there. */
 static int oh_map_bar(struct oh_mapping *m, struct oh_map *a, struct oh_runs *runs)
 {
@@ -23,7 +38,7 @@ static int oh_map_bar(struct oh_mapping *m, struct oh_map *a, struct oh_runs *ru
 	at = pci_resource_start(peer, a->bar) + a->offset;
 	if (!PAGE_ALIGNED(at))
 		return -EINVAL;
-	if (pfn_valid(PHYS_PFN(at)))
+	if (oh_is_memory(at, a->len))
 		return -EBUSY;	/* its driver gave the BAR to the kernel as memory: there are dma-bufs for that */
 	if (!oh_translated(m->d) && at + a->len - 1 > dma_get_mask(dev))
 		return oh_fail(a, -ERANGE, OH_WHY_MASK, at, 0, a->len);

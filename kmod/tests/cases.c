@@ -277,6 +277,19 @@ void case_peer(char **arg)
 	check(map_peer(&m, nvme_bdf, 0, 0, PAGE) == -EINVAL, "not the device's own BAR");
 }
 
+/* peer-memory BYTES: the kernel has been given the BAR as memory from there on. */
+void case_peer_memory(char **arg)
+{
+	u64 from = strtoull(arg[0], NULL, 0);
+	struct map m;
+
+	oh_open(nvme_bdf);
+	check(map_peer(&m, vram_bdf, 2, from, PAGE) == -EBUSY, "a BAR that is the kernel's memory is refused");
+	check(map_peer(&m, vram_bdf, 2, from - PAGE, 2 * PAGE) == -EBUSY && map_peer(&m, vram_bdf, 2, 0, from + PAGE) == -EBUSY,
+	      "a part of which one page is, too");
+	check(!map_peer(&m, vram_bdf, 2, 0, from), "what lies before it can be mapped");
+}
+
 /* mask: narrower addresses. */
 void case_mask(char **arg)
 {

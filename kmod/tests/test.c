@@ -112,6 +112,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "peer-gone", case_peer_gone }, { "faults", case_faults }, { "cycles", case_cycles }, { "stress", case_stress },
 	{ "stalled", case_stalled },
 	{ "irq-resets", case_irq_resets },
+	{ "peer-memory", case_peer_memory },
 	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 

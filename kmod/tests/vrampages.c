@@ -11,6 +11,10 @@
 #include <linux/pci.h>
 #include "../compat.h"
 
+static unsigned long skip;
+module_param(skip, ulong, 0444);
+MODULE_PARM_DESC(skip, "bytes at the start of the BAR that the kernel is not given");
+
 static struct dev_pagemap *pages;
 
 static int vrampages_mmap(struct file *file, struct vm_area_struct *vma)
@@ -48,7 +52,7 @@ static int vrampages_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (!pages)
 		return -ENOMEM;
 	pages->type = MEMORY_DEVICE_GENERIC;
-	pages->range.start = pci_resource_start(pdev, 2);
+	pages->range.start = pci_resource_start(pdev, 2) + skip;
 	pages->range.end = pci_resource_end(pdev, 2);
 	pages->nr_range = 1;
 	mapped = devm_memremap_pages(&pdev->dev, pages);
