@@ -70,7 +70,8 @@ int oh_mmap(struct file *file, struct vm_area_struct *vma)
 	mutex_unlock(&d->gate);
 	if (first >= pages || vma_pages(vma) > pages - first)
 		return -EINVAL;
-	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
+	/* In a guest whose memory is encrypted a device's is not. */
+	vma->vm_page_prot = pgprot_decrypted(pgprot_noncached(vma->vm_page_prot));
 	vma->vm_private_data = d;	/* the vma holds the file, and the file the device */
 	vma->vm_ops = &oh_vm_ops;
 	oh_vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP);

@@ -7,7 +7,9 @@
 #include <linux/fs.h>
 #include <linux/iommu.h>
 #include <linux/module.h>
+#include <linux/panic.h>
 #include <linux/poll.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include "compat.h"
@@ -185,12 +187,17 @@ static __poll_t oh_poll(struct file *file, poll_table *table)
 static int oh_open(struct inode *inode, struct file *file)
 {
 	struct oh_dev *d = container_of(file->private_data, struct oh_dev, misc);
+	u32 missing = oh_missing(d);
 
-	/* Whoever drives the device reaches all that it reaches. */
-	if (oh_missing(d) && !capable(CAP_SYS_RAWIO))
+	/* Whoever drives the device reaches all that it reaches, which may be more than root may on a kernel that is locked down. */
+	if (missing && (!capable(CAP_SYS_RAWIO) || security_locked_down(LOCKDOWN_PCI_ACCESS)))
 		return -EPERM;
 	if (test_and_set_bit(0, &d->open))
 		return -EBUSY;
+	if (missing & OH_MISSING_TRANSLATION) {
+		dev_warn_once(&d->pdev->dev, "its user reaches all memory: no IOMMU translates; this taints the kernel\n");
+		add_taint(TAINT_USER, LOCKDEP_STILL_OK);
+	}
 	mutex_lock(&d->master);
 	d->stopped = 0;
 	d->reset_needed = true;

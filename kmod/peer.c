@@ -6,6 +6,7 @@
 #include <linux/capability.h>
 #include <linux/mm.h>
 #include <linux/notifier.h>
+#include <linux/security.h>
 #include "oh.h"
 
 #ifndef PAGES_PER_SUBSECTION
@@ -67,7 +68,7 @@ int oh_map_peer(struct oh_dev *d, struct oh_map *a, struct oh_runs *runs)
 
 	if (oh_check_common(a, 0) || a->fd || a->bar >= PCI_STD_NUM_BARS || !a->len || !PAGE_ALIGNED(a->offset | a->len))
 		return -EINVAL;
-	if (!capable(CAP_SYS_RAWIO))
+	if (!capable(CAP_SYS_RAWIO) || security_locked_down(LOCKDOWN_PCI_ACCESS))
 		return -EPERM;
 	m = oh_mapping_new(d, OH_KIND_PEER, a, 0);
 	if (IS_ERR(m))

@@ -41,6 +41,20 @@ void case_refused(char **arg)
 	check(oh_try_open(nvme_bdf) == -EPERM, "a user does not");
 }
 
+/* locked [WHAT]: the kernel is locked down. WHAT: something is missing, so that not even root gets in. */
+void case_locked(char **arg)
+{
+	struct map m;
+
+	if (arg[0]) {
+		check(oh_try_open(nvme_bdf) == -EPERM, "root does not get in");
+		return;
+	}
+	nvme_open();
+	check(true, "root gets in where nothing is missing");
+	check(map_peer(&m, vram_bdf, 2, 0, PAGE) == -EPERM, "but to no other device's BAR");
+}
+
 /* unprivileged: nothing is missing, so a user gets in, and no further than memory of its own. */
 void case_unprivileged(char **arg)
 {

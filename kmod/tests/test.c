@@ -113,6 +113,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "stalled", case_stalled },
 	{ "irq-resets", case_irq_resets },
 	{ "peer-memory", case_peer_memory },
+	{ "locked", case_locked },
 	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 

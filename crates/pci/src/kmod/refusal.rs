@@ -11,7 +11,7 @@ use crate::{Address, Error, Root};
 pub enum Refusal {
     /// It is not loaded.
     NotLoaded,
-    /// The device can do harm in the hands of somebody who is not root.
+    /// The device can do harm in the hands of somebody who is not root, or of anybody where the kernel is locked down.
     Unsafe(Missing),
     /// The device's file is not for this user.
     NoPermission,
@@ -92,7 +92,9 @@ impl Refusal {
     pub fn why(&self) -> String {
         match self {
             Self::NotLoaded => "the kernel module onehop is not loaded".into(),
-            Self::Unsafe(missing) => format!("without being root it may not be had: {missing}"),
+            Self::Unsafe(missing) => {
+                format!("only root may have it, and nobody on a kernel that is locked down: {missing}")
+            }
             Self::NoPermission => "its file is not for this user".into(),
             Self::Busy => "another process has it".into(),
             Self::Gone => "it was unbound from the module, or has left the bus".into(),
@@ -135,7 +137,9 @@ impl Refusal {
             }
             Self::ReadOnly => "the dma-buf was exported for reading".into(),
             Self::Exporter(why) => format!("the driver that exported the memory refuses this device: {why}"),
-            Self::PeerNotPermitted => "only root may map another device's BAR".into(),
+            Self::PeerNotPermitted => {
+                "only root may map another device's BAR, and nobody on a kernel that is locked down".into()
+            }
             Self::PeerIsMemory => "the BAR's driver has given it to the kernel as memory".into(),
             Self::NoPeer => "there is no such BAR, or it does not reach that far".into(),
             Self::Other(why) => why.clone(),
@@ -147,7 +151,7 @@ impl Refusal {
     pub fn fix(&self) -> String {
         match self {
             Self::NotLoaded => "Install it (docs/kernel-module.md) and load it: `modprobe onehop`".into(),
-            Self::Unsafe(missing) => format!("Be root, or mend it: {}", missing.fix()),
+            Self::Unsafe(missing) => format!("Be root (without lockdown), or fix this: {}", missing.fix()),
             Self::NoPermission => "Be root, or be a member of the group that the file belongs to (onehop)".into(),
             Self::Busy => "Wait for it to end; `fuser -v /dev/onehop-*` names it".into(),
             Self::Gone => "Begin again; `onehop drive list` shows which driver has the device".into(),
