@@ -111,9 +111,11 @@ impl<W: Engine> Server<'_, W> {
         told as u16
     }
 
-    /// The identifier of another command that is outstanding, or one that is not.
-    fn another_cid(&self, near: u32, outstanding: bool) -> Option<u32> {
-        let fits = |cid: &u32| *cid != 0xffff && self.is_outstanding(*cid) == outstanding;
-        (1..0xffff).map(|i| near ^ i).find(fits)
+    /// The identifier of another command that is outstanding; or of none that is, far from those that the host is about
+    /// to use.
+    fn another_cid(&self, than: u32, outstanding: bool) -> Option<u32> {
+        let first = if outstanding { than } else { than ^ 0x8000 };
+        let fits = |cid: &u32| *cid != than && *cid != 0xffff && self.is_outstanding(*cid) == outstanding;
+        (0..0x1_0000).map(|i| first ^ i).find(fits)
     }
 }
