@@ -1,5 +1,6 @@
 //! From what a caller wants to the entry that the controller reads.
 
+use onehop_os::Run;
 use onehop_proto::format::{Format, check_range};
 use onehop_proto::sgl::Descriptor;
 use onehop_proto::{BusAddr, Sqe, nvm, prp};
@@ -92,6 +93,7 @@ impl<'a> Io<'a> {
     }
 
     /// The command without its data pointer, checked against the namespace.
+    #[inline(always)]
     pub(crate) fn command(&self, ns: &Namespace) -> Result<Sqe> {
         if self.op == Op::Flush {
             return Ok(nvm::flush(ns.nsid));
@@ -99,23 +101,21 @@ impl<'a> Io<'a> {
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
         let fua = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        let flags = fua | protection(self.op, ns.format.pi, true);
+        let flags = fua | protection(self.op, ns.format.pi);
         let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
-        let command = command.ok_or(Error::TooLong {
-            bytes: u64::MAX,
-            limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX),
-        })?;
+        let too_long =
+            || Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) };
+        let command = command.ok_or_else(too_long)?;
         // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
         Ok(if ns.format.pi == 0 { command } else { nvm::with_tags(command, self.lba as u32, 0, 0) })
     }
 }
 
 /// What is asked of the controller about protection information of a type: to make it when blocks are written, to
-/// check it when they are read. Tags of types 2 and 3 are their writer's own; those of type 1 are checked if the command
-/// carries them.
-pub(crate) const fn protection(op: Op, kind: u8, has_reftag: bool) -> u32 {
+/// check it when they are read. Tags of types 2 and 3 are their writer's own, and are not checked.
+pub(crate) const fn protection(op: Op, kind: u8) -> u32 {
     match (op, kind) {
-        (Op::Read, 1) if has_reftag => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
+        (Op::Read, 1) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
         (Op::Read, 1..) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD,
         (Op::Write | Op::WriteZeroes, 1..) => nvm::flag::PRACT,
         _ => 0,
@@ -173,6 +173,7 @@ pub(crate) struct Pointers {
 
 impl Pointers {
     /// The command with a pointer to `bytes` bytes of `buffer`.
+    #[inline(always)]
     pub(crate) fn point(
         &self,
         sqe: Sqe,
@@ -185,14 +186,29 @@ impl Pointers {
         if bytes > self.max_transfer {
             return Err(Error::TooLong { bytes, limit: self.max_transfer });
         }
-        let run = buffer.at(offset).ok_or(Error::Buffer { have: buffer.bytes(), offset, need: bytes })?;
+        let beyond = || Error::Buffer { have: buffer.bytes(), offset, need: bytes };
+        let run = buffer.at(offset).ok_or_else(beyond)?;
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
         if bytes <= in_first && run.len >= bytes && run.addr.0 & 3 == 0 {
             return Ok(sqe.with_prps(run.addr.0, 0));
         }
+        self.point_to_pages(&sqe, (buffer, offset, run), bytes, list)
+    }
+
+    /// The same, where it takes more than one entry.
+    #[inline(never)]
+    fn point_to_pages(
+        &self,
+        sqe: &Sqe,
+        (buffer, offset, run): (&Buffer, u64, Run),
+        bytes: u64,
+        list: &ListSlot<'_>,
+    ) -> Result<Sqe> {
+        let page = 1u64 << self.page_shift;
+        let in_first = page - (run.addr.0 & (page - 1));
         if self.sgl && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0 {
-            return Ok(Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(sqe));
+            return Ok(Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe));
         }
         let page_addr = |i: u64| {
             let (at, need) = match i {

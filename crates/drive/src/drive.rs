@@ -229,16 +229,6 @@ impl Inner {
         if self.options.writable { Ok(()) } else { Err(Error::ReadOnly { drive: self.name().to_owned() }) }
     }
 
-    /// Whether GPU threads may write blocks of a namespace: their commands carry no reference tag, without which the
-    /// controller makes wrong protection information.
-    pub(crate) fn allow_gpu_writes_to(&self, ns: &Namespace) -> Result<()> {
-        self.allow_writes()?;
-        match ns.format.pi {
-            0 => Ok(()),
-            kind => Err(Error::Protected { drive: self.name().to_owned(), nsid: ns.nsid, kind }),
-        }
-    }
-
     /// Returns once no reset is under way.
     pub(crate) fn wait_for_reset(&self) {
         drop(self.state());

@@ -114,9 +114,9 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
-    /// GPU threads would write blocks without the protection information that the namespace is formatted with.
+    /// An exported queue would write blocks without the protection information that the namespace is formatted with.
     #[error(
-        "{drive}: namespace {nsid} has protection information (type {kind}), which needs reference tags that GPU-driven writes do not carry: write to it by a cpu/ route, or format it without (`nvme format --pi=0`, which erases it)"
+        "{drive}: namespace {nsid} has protection information (type {kind}), which commands of an exported queue do not carry: export the queue for reading only, or format the namespace without (`nvme format --pi=0`, which erases it)"
     )]
     Protected {
         /// The drive.
@@ -230,6 +230,14 @@ pub enum Error {
         count: u64,
         /// Why it stopped.
         why: String,
+    },
+    /// The caller cancelled a job.
+    #[error("cancelled after {done} of {count} commands")]
+    Cancelled {
+        /// Commands that have ended.
+        done: u64,
+        /// Commands in all.
+        count: u64,
     },
     /// The controller lacks what a placement needs.
     #[error("{part} cannot lie in {place}: {why}")]

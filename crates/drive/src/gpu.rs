@@ -141,8 +141,10 @@ pub struct GpuReport {
     pub late_data: u64,
     /// Kernel launches.
     pub launches: u64,
-    /// How often memory was allocated for lists and launches: what earlier jobs have left is used again.
+    /// Allocations of memory for lists and launches. What earlier jobs have left is used again.
     pub allocations: u64,
+    /// How long kernels ran, by the GPU's own clock; zero where it has none.
+    pub kernel_time: Duration,
     /// From the first launch to the last completion.
     pub took: Duration,
 }
@@ -156,11 +158,11 @@ pub struct GpuQueues {
     turn: Mutex<Spare>,
 }
 
-/// Memory that the last launch needs no more.
+/// Memory for lists and launches that no launch uses.
 #[derive(Default)]
 struct Spare {
-    lists: Option<Dma>,
-    launch: Option<Region>,
+    lists: Vec<Dma>,
+    launch: Vec<Region>,
 }
 
 impl Drive {
@@ -190,7 +192,7 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn read(&self, ns: &Namespace, jobs: &[GpuJob], into: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Read, ns, jobs, into, None)
+        self.run(Op::Read, ns, jobs, into, None, None)
     }
 
     /// Has the GPU write blocks from a buffer.
@@ -198,7 +200,23 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn write(&self, ns: &Namespace, jobs: &[GpuJob], from: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Write, ns, jobs, from, None)
+        self.run(Op::Write, ns, jobs, from, None, None)
+    }
+
+    /// As [`read`](Self::read) or [`write`](Self::write), in batches of at most some tenths of a second. `progress` gets the
+    /// bytes of each batch; when it returns false, the job is cancelled.
+    ///
+    /// # Errors
+    /// As for the others; and [`Error::Cancelled`].
+    pub fn transfer(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        jobs: &[GpuJob],
+        buffer: &Buffer,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<GpuReport> {
+        self.run(op, ns, jobs, buffer, None, Some(progress))
     }
 
     /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that take the times
@@ -220,7 +238,7 @@ impl GpuQueues {
             return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why });
         }
         let mut meter = Meter::new(metered, self.setup.queues.max(1).into(), jobs.len());
-        let report = self.run(op, ns, jobs, buffer, Some(&mut meter))?;
+        let report = self.run(op, ns, jobs, buffer, Some(&mut meter), None)?;
         Ok((report, meter.times()))
     }
 
@@ -231,9 +249,10 @@ impl GpuQueues {
         jobs: &[GpuJob],
         buffer: &Buffer,
         meter: Option<&mut Meter<'_>>,
+        progress: Option<&mut dyn FnMut(u64) -> bool>,
     ) -> Result<GpuReport> {
         if op.writes() {
-            self.drive.allow_gpu_writes_to(ns)?;
+            self.drive.allow_writes()?;
         }
         ns.check(&self.drive.control)?;
         buffer.belongs(&self.drive.control)?;
@@ -241,7 +260,11 @@ impl GpuQueues {
         let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         let mut plan = Plan::new(&self.drive, op, ns, jobs, buffer)?;
         let _writing = op.writes().then(|| ns.account.writing());
-        Run::new(self, op, ns, buffer, meter, &mut spare).batches(&mut plan)
+        let run = Run::new(self, op, ns, buffer, meter, &mut spare);
+        match progress {
+            Some(progress) => run.transfer(&mut plan.paced(), progress),
+            None => run.transfer(&mut plan, &mut |_| true),
+        }
     }
 
     /// Gets everything that is in flight out of the controller's hands.

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let volume = volume::open(&blocks, None)?;
     let file_system = volume.fs_name();
     let model = Model::open(&OnVolume::new(volume, blocks), &[fat::PATH.into()])?;
-    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &route, writes: true };
+    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &route };
     let plan = owned::plan_for(&model, &Selection::default(), ns)?;
     let owned::Loaded { arena, mut outcome, landed, .. } = owned::carry_out(&with, &model, &plan, context)?;
     let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&model)?, context)?;

@@ -109,7 +109,7 @@ fn read_blocks(
 ) -> Result<Report> {
     let job = GpuJob { lba, blocks, offset: 0 };
     let bytes = bytes_of(ns, lba, blocks)?;
-    let plan = Plan { drive, ns, gpu, args: &args.route, writes: false };
+    let plan = Plan { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
@@ -208,7 +208,7 @@ fn read_file(
         None => by_file_system(args, path.unwrap_or(Path::new("")), volume::blocks(drive, ns)?)?,
     };
     let span = Span::new(&found.extents, found.bytes, args.offset, args.len, block_bytes(ns))?;
-    let plan = Plan { drive, ns, gpu, args: &args.route, writes: false };
+    let plan = Plan { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, span.memory)?;
     let jobs = span.jobs();
     let mut tally = engine.transfer(Op::Read, ns, &jobs, &memory, &context.stop)?;

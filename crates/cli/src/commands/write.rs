@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let bytes = bytes_of(ns, args.lba, blocks)?;
     allow(args, &drive, blocks)?;
     let job = GpuJob { lba: args.lba, blocks, offset: 0 };
-    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route, writes: true };
+    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;

@@ -1,7 +1,7 @@
 //! One route made ready: its queues, and memory for the data.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use onehop_drive::{
     Buffer, Drive, GpuJob, GpuMode, GpuQueues, GpuSetup, IoQueue, Moved, Namespace, Op, Placement,
@@ -31,8 +31,6 @@ pub(crate) struct Plan<'a> {
     pub ns: &'a Namespace,
     pub gpu: &'a Chosen,
     pub args: &'a RouteArgs,
-    /// Blocks are to be written.
-    pub writes: bool,
 }
 
 enum Queues {
@@ -51,6 +49,11 @@ impl Memory {
     /// Whether the drive writes it by itself.
     pub(crate) fn is_reached(&self) -> bool {
         self.buffer.is_some()
+    }
+
+    fn reached(&self) -> Result<&Buffer> {
+        let why = "this route needs memory that the drive reaches";
+        self.buffer.as_ref().ok_or_else(|| CliError::Failed(why.into()))
     }
 }
 
@@ -174,8 +177,18 @@ impl Engine {
         stop: &StopFlag,
         bar: &Bar,
     ) -> Result<Tally> {
-        let block = block_bytes(ns);
-        let mut chunks = Chunks::new(jobs, block, self.drive.identity().max_transfer);
+        stop.check()?;
+        if let Queues::Gpu(queues) = &self.queues {
+            let mut progress = |bytes| {
+                bar.add(bytes);
+                !stop.is_set()
+            };
+            return match queues.transfer(op, ns, jobs, memory.reached()?, &mut progress) {
+                Err(onehop_drive::Error::Cancelled { .. }) => Err(CliError::Interrupted),
+                report => Ok(report?.into()),
+            };
+        }
+        let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer);
         let mut tally = Tally::default();
         let start = Instant::now();
         loop {
@@ -184,46 +197,34 @@ impl Engine {
             if chunk.is_empty() {
                 break;
             }
-            let began = Instant::now();
-            let done = self.chunk(op, ns, &chunk, memory)?;
+            let (began, before) = (Instant::now(), tally.bytes);
+            for job in &chunk {
+                self.move_by_cpu(op, ns, job, memory, &mut tally)?;
+            }
             chunks.learn(began.elapsed());
-            bar.add(done.bytes);
-            tally.add(&done);
+            bar.add(tally.bytes - before);
         }
         tally.took = start.elapsed();
         Ok(tally)
     }
 
-    fn chunk(&self, op: Op, ns: &Namespace, jobs: &[GpuJob], memory: &Memory) -> Result<Tally> {
-        match (&self.queues, &memory.buffer) {
-            (Queues::Gpu(queues), Some(buffer)) => {
-                let report = match op {
-                    Op::Write => queues.write(ns, jobs, buffer)?,
-                    _ => queues.read(ns, jobs, buffer)?,
-                };
-                Ok(Tally {
-                    bytes: report.bytes,
-                    commands: report.commands,
-                    retries: report.retries,
-                    took: Duration::ZERO,
-                })
+    fn move_by_cpu(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        job: &GpuJob,
+        memory: &Memory,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let queue = match &self.queues {
+            Queues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
+                return through_staging(op, ns, job, (queue, staging, host), &memory.region, tally);
             }
-            (Queues::Direct(queue) | Queues::Pinned(queue, ..), Some(buffer)) => {
-                let mut tally = Tally::default();
-                for job in jobs {
-                    tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, buffer, job.offset)?);
-                }
-                Ok(tally)
-            }
-            (Queues::Pinned(queue, staging, host), None) => {
-                let mut tally = Tally::default();
-                for job in jobs {
-                    through_staging(op, ns, job, (queue, staging, host), &memory.region, &mut tally)?;
-                }
-                Ok(tally)
-            }
-            (_, None) => Err(CliError::Failed("this route needs memory that the drive reaches".into())),
-        }
+            Queues::Direct(queue) | Queues::Pinned(queue, ..) => queue,
+            Queues::Gpu(_) => return Err(CliError::Failed("GPU threads drive these queues".into())),
+        };
+        tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
+        Ok(())
     }
 }
 
@@ -249,16 +250,6 @@ fn gpu_queues(plan: &Plan<'_>, placement: Placement, mode: GpuMode, queues: u16)
                 plan.ns.nsid
             ),
             "Format the namespace without metadata or with extended blocks, or use a cpu/ route",
-        ));
-    }
-    if plan.writes && plan.ns.format.pi != 0 {
-        return Err(CliError::not_possible(
-            "a gpu/ route",
-            format!(
-                "namespace {} has protection information (type {}), for which GPU-driven writes carry no tags",
-                plan.ns.nsid, plan.ns.format.pi
-            ),
-            "Use a cpu/ route, or format the namespace without (`nvme format --pi=0`, which erases it)",
         ));
     }
     plan.gpu.gpu.load_kernels().map_err(onehop_drive::Error::from)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_drive::{Drive, GpuMode};
+use onehop_drive::{Drive, GpuMode, GpuReport};
 use serde::Serialize;
 
 use crate::gpus::Chosen;
@@ -17,7 +17,23 @@ pub(crate) struct Tally {
     pub bytes: u64,
     pub commands: u64,
     pub retries: u64,
+    /// Kernel launches, and allocations of memory for them; a CPU's queues need neither.
+    pub launches: u64,
+    pub allocations: u64,
     pub took: Duration,
+}
+
+impl From<GpuReport> for Tally {
+    fn from(report: GpuReport) -> Self {
+        Self {
+            bytes: report.bytes,
+            commands: report.commands,
+            retries: report.retries,
+            launches: report.launches,
+            allocations: report.allocations,
+            took: report.took,
+        }
+    }
 }
 
 impl Tally {
@@ -26,6 +42,8 @@ impl Tally {
         self.bytes += other.bytes;
         self.commands += other.commands;
         self.retries += other.retries;
+        self.launches += other.launches;
+        self.allocations += other.allocations;
         self.took += other.took;
     }
 }
@@ -75,6 +93,9 @@ pub(crate) struct Outcome {
     pub verified_by: Option<String>,
     pub commands: u64,
     pub retries: u64,
+    /// Kernel launches, and allocations of memory for their commands.
+    pub launches: u64,
+    pub allocations: u64,
     /// Commands that failed for good; recoveries that helped are in `incidents`.
     pub errors: u64,
     pub incidents: Vec<Recovered>,
@@ -111,6 +132,8 @@ impl Outcome {
             verified_by: None,
             commands: tally.commands,
             retries: tally.retries,
+            launches: tally.launches,
+            allocations: tally.allocations,
             errors: 0,
             incidents: recovered(drive),
         }

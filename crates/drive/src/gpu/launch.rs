@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Gpu, KernelJob, Launch, Place, Region, Running};
+use onehop_gpu::{Gpu, KernelJob, Launch, Region, Running};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 use onehop_proto::queue::NO_CID;
 
@@ -24,11 +24,9 @@ const POISON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The memory of one launch.
 pub(super) struct LaunchMemory {
+    /// The commands, and behind them their outcomes.
     pub(super) region: Region,
-    works: usize,
     pub(super) outcomes: usize,
-    /// Whether it was allocated for this launch.
-    pub(super) is_new: bool,
 }
 
 impl LaunchMemory {
@@ -40,75 +38,81 @@ impl LaunchMemory {
 }
 
 impl GpuQueues {
-    /// Describes the commands of a launch, in spare memory that is long enough or in new one.
+    /// Bytes of a launch's memory.
+    pub(super) fn launch_bytes(&self, count: usize, meter: Option<&Meter<'_>>) -> usize {
+        let ends = count * Outcome::BYTES as usize;
+        count * Work::BYTES as usize + meter.map_or(ends, |meter| meter.end(count as u32) as usize)
+    }
+
+    /// Describes the commands of a launch in memory that is long enough.
     pub(super) fn write_launch(
         &self,
         items: &[Item],
         meter: Option<&Meter<'_>>,
-        spare: Option<Region>,
+        region: Region,
     ) -> Result<LaunchMemory> {
-        let works = 0;
         let outcomes = items.len() * Work::BYTES as usize;
-        let count = items.len() as u32;
-        let ends = u64::from(count) * u64::from(Outcome::BYTES);
-        let bytes = outcomes + meter.map_or(ends, |meter| meter.end(count)) as usize;
-        let spare = spare.filter(|region| region.len() >= bytes);
-        let is_new = spare.is_none();
-        let region = match spare {
-            Some(region) => region,
-            None => self.gpu.alloc(Place::PinnedHost, bytes)?,
-        };
-        region.fill(outcomes, bytes - outcomes, 0)?;
+        region.fill(outcomes, self.launch_bytes(items.len(), meter) - outcomes, 0)?;
         for (i, item) in items.iter().enumerate() {
             let mut words = [0; Work::BYTES as usize];
             for (to, word) in words.chunks_exact_mut(4).zip(item.work.words()) {
                 to.copy_from_slice(&word.to_le_bytes());
             }
-            region.write(works + i * Work::BYTES as usize, &words)?;
+            region.write(i * Work::BYTES as usize, &words)?;
         }
-        Ok(LaunchMemory { region, works, outcomes, is_new })
+        Ok(LaunchMemory { region, outcomes })
     }
 
-    /// Runs a kernel to its end. When this fails, the controller has let go of what the kernel gave it.
-    pub(super) fn launch(
+    /// Starts a kernel. When this fails, the controller has let go of what the kernel gave it.
+    pub(super) fn start(
         &self,
         gpu: &dyn Gpu,
         ns: &Namespace,
         count: u32,
         memory: &LaunchMemory,
         limit: Duration,
-    ) -> Result<Vec<Exit>> {
-        let started = {
-            let mut state = self.drive.alive()?;
-            // A reset since the last launch may have found another namespace; the next one has to wait for the state.
-            ns.check(&self.drive.control)?;
-            let queues = self.cell.ensure(&self.drive, &mut state, &*self.gpu)?;
-            let job = KernelJob {
-                works: memory.region.addr().plus(memory.works as u64),
-                outcomes: memory.region.addr().plus(memory.outcomes as u64),
-                count,
-                nsid: ns.nsid,
-                retries: self.drive.options.retries,
-                retry_delay: retry_delays(&self.drive),
-                stall: self.setup.stall,
-                limit,
-                poison: self.cell.poison_addr(),
-            };
-            let launch = match self.setup.mode {
-                GpuMode::Owner => Launch::Owner(queues),
-                GpuMode::Shared { threads } => Launch::Shared(queues, threads),
-            };
-            let started = gpu.launch(&launch, &job);
-            self.cell.running.store(started.is_ok(), Ordering::Release);
-            started
+    ) -> Result<Box<dyn Running>> {
+        let mut state = self.drive.alive()?;
+        // A reset since the last launch may have found another namespace; the next one has to wait for the state.
+        ns.check(&self.drive.control)?;
+        let queues = self.cell.ensure(&self.drive, &mut state, &*self.gpu)?;
+        let job = KernelJob {
+            works: memory.region.addr(),
+            outcomes: memory.region.addr().plus(memory.outcomes as u64),
+            count,
+            nsid: ns.nsid,
+            retries: self.drive.options.retries,
+            retry_delay: retry_delays(&self.drive),
+            stall: self.setup.stall,
+            limit,
+            poison: self.cell.poison_addr(),
         };
-        let exits =
-            started.map_err(Error::from).and_then(|running| self.watch(running, memory, count, limit));
-        if let Err(error) = &exits {
-            // Nobody knows what it handed over before it failed.
-            self.recover(format!("a GPU launch that failed: {error}"), true)?;
-        }
-        exits
+        let launch = match self.setup.mode {
+            GpuMode::Owner => Launch::Owner(queues),
+            GpuMode::Shared { threads } => Launch::Shared(queues, threads),
+        };
+        let started = gpu.launch(&launch, &job);
+        self.cell.running.store(started.is_ok(), Ordering::Release);
+        drop(state);
+        started.or_else(|error| self.failed(error.into()))
+    }
+
+    /// Runs a kernel to its end; says how it ended and how long it ran. When this fails, the controller has let go of what the
+    /// kernel gave it.
+    pub(super) fn finish(
+        &self,
+        running: Box<dyn Running>,
+        memory: &LaunchMemory,
+        count: u32,
+        limit: Duration,
+    ) -> Result<(Vec<Exit>, Duration)> {
+        self.watch(running, memory, count, limit).or_else(|error| self.failed(error))
+    }
+
+    /// Nobody knows what a launch handed over before it failed.
+    fn failed<T>(&self, error: Error) -> Result<T> {
+        self.recover(format!("a GPU launch that failed: {error}"), true)?;
+        Err(error)
     }
 
     /// Waits for a launch, and ends it when the controller fails. A kernel that neither makes progress nor ends is left behind
@@ -119,7 +123,7 @@ impl GpuQueues {
         memory: &LaunchMemory,
         count: u32,
         limit: Duration,
-    ) -> Result<Vec<Exit>> {
+    ) -> Result<(Vec<Exit>, Duration)> {
         // One that has not even begun when its time is over is not waited for any longer.
         let most = limit.saturating_add(self.setup.stall);
         let mut idle = Idle::new(self.longest_idle_time().min(most));
@@ -141,6 +145,7 @@ impl GpuQueues {
                 state.admin.look();
             }
         }
+        let took = running.took().unwrap_or_default();
         let exits = running.join();
         if let Err(onehop_gpu::Error::Unended { .. }) = exits {
             self.leave_to_kernel(memory);
@@ -151,7 +156,7 @@ impl GpuQueues {
         if self.cell.has_strays()? {
             exits.push(Exit::Stray(NO_CID));
         }
-        Ok(exits)
+        Ok((exits, took))
     }
 
     /// How long a healthy kernel may go without ending a command: it ends by itself when the controller stalls, but may wait

@@ -75,7 +75,12 @@ impl GpuQueues {
     pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
         let drive = self.drive.clone();
         if writable {
-            drive.allow_gpu_writes_to(ns)?;
+            drive.allow_writes()?;
+            // Its commands carry blocks as the namespace is formatted, and nobody to make what protects them.
+            if ns.format.pi != 0 {
+                let (drive, nsid, kind) = (drive.name().to_owned(), ns.nsid, ns.format.pi);
+                return Err(Error::Protected { drive, nsid, kind });
+            }
         }
         ns.check(&drive.control)?;
         data.belongs(&drive.control)?;

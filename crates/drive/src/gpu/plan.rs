@@ -1,5 +1,7 @@
 //! From jobs to work items: which commands, where their data lies, and the lists that describe it.
 
+use std::time::Duration;
+
 use onehop_proto::Sqe;
 use onehop_proto::kernel::Work;
 
@@ -9,10 +11,16 @@ use crate::drive::Inner;
 use crate::ring::Dma;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
-/// Most commands that are described at once.
-const MOST_COMMANDS: u64 = 16384;
+/// Most commands of a batch.
+const MOST_COMMANDS: u64 = 8192;
 /// Most bytes of PRP lists for them.
-const MOST_LISTS: u64 = 64 << 20;
+const MOST_LISTS: u64 = 32 << 20;
+/// Bytes of the first batch of a job that may be cancelled.
+const FIRST_BYTES: u64 = 16 << 20;
+/// What a batch should take at most, where the job may be cancelled.
+const LONG: Duration = Duration::from_millis(200);
+/// A batch that takes less may be followed by a longer one.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// The commands of some jobs, a batch at a time.
 pub(super) struct Plan<'a> {
@@ -29,19 +37,23 @@ pub(super) struct Plan<'a> {
     step: u64,
     /// List pages of one command.
     pages: u64,
+    /// Most commands of the next batch, where that changes with the time that batches take.
+    pace: Option<u64>,
     /// Commands in all.
     pub(super) commands: u64,
     /// Bytes in all.
     pub(super) bytes: u64,
 }
 
+/// A part of a job that one command moves, and which job.
+type Piece = (usize, GpuJob);
+
 /// Commands that are carried out together.
 pub(super) struct Batch {
     /// Each command, the job that it is of, and where in the buffer its data starts.
     pub(super) works: Vec<(Work, usize, u64)>,
+    pub(super) bytes: u64,
     pub(super) lists: Dma,
-    /// Whether the lists' memory was allocated for it.
-    pub(super) is_new: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -84,31 +96,65 @@ impl<'a> Plan<'a> {
             },
             step,
             pages: list_pages(identity.page_shift, identity.max_transfer),
+            pace: None,
             commands,
             bytes,
         })
     }
 
-    /// The next commands; none when all were planned. Takes the spare list memory, if it is long enough.
-    pub(super) fn next_batch(&mut self, spare: &mut Option<Dma>) -> Result<Option<Batch>> {
+    /// The same, in batches after each of which it may be cancelled.
+    pub(super) fn paced(mut self) -> Self {
+        let bytes = self.ns.format.transfer_bytes(self.step).unwrap_or(u64::MAX);
+        self.pace = Some((FIRST_BYTES / bytes.max(1)).max(1));
+        self
+    }
+
+    /// Learns how long a batch took.
+    pub(super) fn learn(&mut self, took: Duration) {
+        if let Some(pace) = &mut self.pace {
+            match took {
+                _ if took < SHORT => *pace = (*pace * 2).min(MOST_COMMANDS),
+                _ if took > LONG => *pace = (*pace / 2).max(1),
+                _ => {}
+            }
+        }
+    }
+
+    /// Most commands of a batch.
+    pub(super) fn room(&self) -> usize {
+        let lists = MOST_LISTS >> self.pointers.page_shift;
+        let fit = lists.checked_div(self.pages).map_or(MOST_COMMANDS, |fit| fit.max(1));
+        fit.min(MOST_COMMANDS).min(self.commands) as usize
+    }
+
+    /// Whether it takes more than one batch.
+    pub(super) fn is_long(&self) -> bool {
+        self.commands > self.room() as u64 || self.pace.is_some_and(|pace| self.commands > pace)
+    }
+
+    /// Bytes of the lists of a batch.
+    pub(super) fn list_bytes(&self) -> u64 {
+        (self.room() as u64 * self.pages).max(1) << self.pointers.page_shift
+    }
+
+    /// Memory for the lists of a batch.
+    pub(super) fn alloc_lists(&self) -> Result<Dma> {
         let page_shift = self.pointers.page_shift;
-        let most = (MOST_LISTS >> page_shift).checked_div(self.pages).map_or(MOST_COMMANDS, |fit| fit.max(1));
-        let mut pieces = Vec::new();
-        while (pieces.len() as u64) < most.min(MOST_COMMANDS)
-            && let Some(piece) = self.next_piece()
-        {
-            pieces.push(piece);
-        }
-        if pieces.is_empty() {
-            return Ok(None);
-        }
-        let bytes = (pieces.len() as u64 * self.pages).max(1) << page_shift;
-        let spare = spare.take().filter(|lists| lists.mem.len() as u64 >= bytes);
-        let is_new = spare.is_none();
-        let lists = match spare {
-            Some(lists) => lists,
-            None => Dma::alloc(&*self.drive.control.port.mapper, bytes as usize, page_shift)?,
-        };
+        Dma::alloc(&*self.drive.control.port.mapper, self.list_bytes() as usize, page_shift)
+    }
+
+    /// What the next batch moves; none when all was planned.
+    pub(super) fn next_pieces(&mut self) -> Option<Vec<Piece>> {
+        let most = self.pace.map_or(self.room(), |pace| self.room().min(pace as usize));
+        let pieces: Vec<_> = std::iter::from_fn(|| self.next_piece()).take(most).collect();
+        (!pieces.is_empty()).then_some(pieces)
+    }
+
+    /// The commands that move these pieces, with lists in memory for a batch.
+    pub(super) fn describe_all(&self, pieces: Vec<Piece>, lists: Dma) -> Result<Batch> {
+        let page_shift = self.pointers.page_shift;
+        let bytes =
+            pieces.iter().map(|(_, piece)| self.ns.format.transfer_bytes(piece.blocks).unwrap_or(0)).sum();
         let works = pieces
             .into_iter()
             .enumerate()
@@ -117,11 +163,11 @@ impl<'a> Plan<'a> {
                 Ok((self.describe(&piece, &slot)?, job, piece.offset))
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Some(Batch { works, lists, is_new }))
+        Ok(Batch { works, bytes, lists })
     }
 
     /// What one command moves, and of which job.
-    fn next_piece(&mut self) -> Option<(usize, GpuJob)> {
+    fn next_piece(&mut self) -> Option<Piece> {
         while self.left.blocks == 0 {
             self.left = *self.jobs.next()?;
             self.begun += 1;
@@ -143,7 +189,7 @@ impl<'a> Plan<'a> {
             prp1: pointed.prp1(),
             prp2: pointed.prp2(),
             blocks: piece.blocks as u32,
-            control: u32::from(self.op.opcode()) | protection(self.op, self.ns.format.pi, false),
+            control: u32::from(self.op.opcode()) | protection(self.op, self.ns.format.pi),
         })
     }
 }

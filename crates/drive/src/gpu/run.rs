@@ -1,7 +1,8 @@
 //! A job under way: its commands are launched until each has ended, and its data waited for.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use onehop_gpu::{Place, Running};
 use onehop_proto::kernel::{Exit, Outcome, Work};
 
 use super::launch::LaunchMemory;
@@ -11,6 +12,8 @@ use super::{GpuQueues, GpuReport, Spare};
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::{Buffer, Error, Namespace, Op, Result};
+
+const MISSING: &str = "a GPU-driven read that was completed without its data";
 
 /// A command of a job, and how it stands.
 pub(super) struct Item {
@@ -22,6 +25,25 @@ pub(super) struct Item {
     recoveries: u32,
 }
 
+/// A batch on its way: described, marked, and written down for a launch.
+struct Prepared {
+    batch: Batch,
+    /// The commands that have no end yet.
+    items: Vec<Item>,
+    memory: LaunchMemory,
+    /// What the memory of its reads is marked with.
+    nonce: u64,
+    /// Ranges of the buffer whose commands have succeeded and whose data was not seen, neighbours joined.
+    missing: Vec<(u64, u64)>,
+}
+
+/// A launch under way.
+struct Started {
+    running: Box<dyn Running>,
+    at: Instant,
+    limit: Duration,
+}
+
 /// A job under way.
 pub(super) struct Run<'a, 'm> {
     queues: &'a GpuQueues,
@@ -31,13 +53,11 @@ pub(super) struct Run<'a, 'm> {
     /// Where times are to be taken.
     meter: Option<&'a mut Meter<'m>>,
     start: Instant,
-    /// Where reads are guarded, the nonce of the batch.
+    /// Where reads are guarded.
     nonces: Option<Nonces>,
-    nonce: u64,
-    /// Commands in all.
+    /// Commands in all, and those whose batch has ended.
     count: u64,
-    /// Ranges of the buffer whose commands have succeeded since the batch began, neighbours joined.
-    succeeded: Vec<(u64, u64)>,
+    done: u64,
     spare: &'a mut Spare,
     report: GpuReport,
 }
@@ -60,106 +80,215 @@ impl<'a, 'm> Run<'a, 'm> {
             meter,
             start: Instant::now(),
             nonces: guarded.then(Nonces::new),
-            nonce: 0,
             count: 0,
-            succeeded: Vec::new(),
+            done: 0,
             spare,
             report: GpuReport::default(),
         }
     }
 
-    pub(super) fn batches(mut self, plan: &mut Plan<'_>) -> Result<GpuReport> {
+    /// Carries out all batches of a plan, one launch after the other. While one runs, the data of the batch before is
+    /// looked for and the next batch prepared. When this returns, the controller has let go of all commands and of their
+    /// memory, or the drive is dead.
+    pub(super) fn transfer(
+        mut self,
+        plan: &mut Plan<'_>,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<GpuReport> {
         self.report = GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() };
         self.count = plan.commands;
-        while let Some(batch) = plan.next_batch(&mut self.spare.lists)? {
-            self.report.allocations += u64::from(batch.is_new);
-            match self.batch(&batch) {
-                Ok(()) => self.spare.lists = Some(batch.lists),
-                Err(error) => {
-                    self.keep_if_dead(batch);
-                    return Err(error);
-                }
+        self.reserve(plan)?;
+        let mut next = self.prepare(plan)?;
+        let mut before: Option<Prepared> = None;
+        while let Some(mut current) = next.take() {
+            let started = match self.start_launch(&current) {
+                Ok(started) => started,
+                Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
+            };
+            let begun = started.at;
+            if let Some(ended) = before.take_if(|ended| self.look_for_data(ended)) {
+                self.reuse(ended);
+            }
+            let prepared = self.prepare(plan);
+            match self.finish(started, &mut current).and(prepared) {
+                Ok(prepared) => next = prepared,
+                Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
+            }
+            plan.learn(begun.elapsed());
+            self.done += current.batch.works.len() as u64;
+            let goes_on = progress(current.batch.bytes);
+            if before.is_some() || next.is_none() || !goes_on {
+                self.settle(before.take().into_iter().chain([current]).collect())?;
+            } else {
+                before = Some(current);
+            }
+            if !goes_on {
+                return Err(Error::Cancelled { done: self.done, count: self.count });
             }
         }
         self.report.took = self.start.elapsed();
         Ok(self.report)
     }
 
-    /// A drive that could not be reset may still reach what it was given.
-    fn keep_if_dead(&self, batch: Batch) {
-        let drive = &self.queues.drive;
-        if drive.state().dead.is_some() {
-            drive.kept.keep((batch.lists, self.buffer.clone()));
+    /// Allocates memory for two batches of a long plan, so that none is allocated while a kernel runs: the GPU's driver may
+    /// wait for the kernel to end.
+    fn reserve(&mut self, plan: &Plan<'_>) -> Result<()> {
+        let Spare { lists, launch } = &mut *self.spare;
+        let (list_bytes, launch_bytes) =
+            (plan.list_bytes(), self.queues.launch_bytes(plan.room(), self.meter.as_deref()));
+        lists.retain(|lists| lists.mem.len() as u64 >= list_bytes);
+        launch.retain(|region| region.len() >= launch_bytes);
+        let batches = usize::from(plan.commands > 0) + usize::from(plan.is_long());
+        while lists.len() < batches {
+            lists.push(plan.alloc_lists()?);
+            self.report.allocations += 1;
         }
+        while launch.len() < batches {
+            launch.push(self.queues.gpu.alloc(Place::PinnedHost, launch_bytes)?);
+            self.report.allocations += 1;
+        }
+        Ok(())
     }
 
-    /// Carries commands out. When this returns, the controller has let go of them and of their memory, or the drive is dead.
-    fn batch(&mut self, batch: &Batch) -> Result<()> {
-        let mut tries = 0;
-        loop {
-            let result = self.commands(batch);
-            let missing = !self.data_arrives();
-            if missing {
-                let cause = "a GPU-driven read that was completed without its data".to_owned();
-                self.queues.recover(cause, false)?;
+    /// The next batch, ready for its launch.
+    fn prepare(&mut self, plan: &mut Plan<'_>) -> Result<Option<Prepared>> {
+        let Some(pieces) = plan.next_pieces() else { return Ok(None) };
+        let lists = match self.spare.lists.pop() {
+            Some(lists) => lists,
+            None => {
+                self.report.allocations += 1;
+                plan.alloc_lists()?
             }
-            result?;
-            if !missing {
-                return Ok(());
-            }
-            let drive = &self.queues.drive;
-            if tries == drive.options.retries {
-                let command = format!("a GPU-driven read of {} namespace {}", drive.name(), self.ns.nsid);
-                return Err(Error::DataMissing { command, waited: self.queues.setup.stall });
-            }
-            tries += 1;
-            self.report.retries += 1;
-        }
+        };
+        let batch = plan.describe_all(pieces, lists)?;
+        self.ready(batch).map(Some)
     }
 
-    fn commands(&mut self, batch: &Batch) -> Result<()> {
-        self.succeeded.clear();
-        self.nonce = self.nonces.as_mut().map_or(0, Nonces::next);
-        let format = &self.ns.format;
-        let bytes = |work: &Work| format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+    /// Marks the memory of a batch, and writes it down for a launch.
+    fn ready(&mut self, batch: Batch) -> Result<Prepared> {
+        let nonce = self.nonces.as_mut().map_or(0, Nonces::next);
+        let bytes = |work: &Work| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
         let item = |(work, job, at): &(Work, usize, u64)| Item {
             work: *work,
             job: *job,
             data: (*at, bytes(work)),
             recoveries: 0,
         };
-        let mut left: Vec<_> = batch.works.iter().map(item).collect();
-        self.mark(&left)?;
-        self.launch_all(&mut left)
+        let items: Vec<_> = batch.works.iter().map(item).collect();
+        self.mark(&items, nonce)?;
+        let memory = match self.spare.launch.pop() {
+            Some(region) => region,
+            None => {
+                self.report.allocations += 1;
+                let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
+                self.queues.gpu.alloc(Place::PinnedHost, bytes)?
+            }
+        };
+        let memory = self.queues.write_launch(&items, self.meter.as_deref(), memory)?;
+        Ok(Prepared { batch, items, memory, nonce, missing: Vec::new() })
+    }
+
+    /// Keeps the memory of a batch that is over for the next one.
+    fn reuse(&mut self, ended: Prepared) {
+        self.spare.lists.push(ended.batch.lists);
+        self.spare.launch.push(ended.memory.region);
+    }
+
+    /// Sees to it that nothing of these batches is left in the controller's hands; gives the error that ended them.
+    fn fail(&mut self, error: Error, batches: impl Iterator<Item = Prepared>) -> Error {
+        let mut batches: Vec<_> = batches.collect();
+        let missing = !self.data_arrives(&mut batches);
+        let error = match missing.then(|| self.queues.recover(MISSING.to_owned(), false)) {
+            Some(Err(recovery)) => recovery,
+            _ => error,
+        };
+        self.keep_if_dead(batches);
+        error
+    }
+
+    /// A drive that could not be reset may still reach what it was given.
+    fn keep_if_dead(&self, batches: Vec<Prepared>) {
+        let drive = &self.queues.drive;
+        if drive.state().dead.is_some() {
+            let lists: Vec<_> = batches.into_iter().map(|batch| batch.batch.lists).collect();
+            drive.kept.keep((lists, self.buffer.clone()));
+        }
+    }
+
+    /// Waits for the data of batches that have ended. Those whose data does not come are carried out again.
+    fn settle(&mut self, mut batches: Vec<Prepared>) -> Result<()> {
+        if !self.data_arrives(&mut batches) {
+            if let Err(error) = self.queues.recover(MISSING.to_owned(), false) {
+                self.keep_if_dead(batches);
+                return Err(error);
+            }
+            let missing = batches.extract_if(.., |batch| !batch.missing.is_empty()).collect::<Vec<_>>();
+            missing.into_iter().try_for_each(|batch| self.carry_out_again(batch.batch))?;
+        }
+        batches.into_iter().for_each(|batch| self.reuse(batch));
+        Ok(())
+    }
+
+    /// Carries out a batch again whose data did not come, after a reset.
+    fn carry_out_again(&mut self, mut batch: Batch) -> Result<()> {
+        let drive = &self.queues.drive;
+        for _ in 0..drive.options.retries {
+            self.report.retries += 1;
+            let mut current = self.ready(batch)?;
+            let ended = self.start_launch(&current).and_then(|started| self.finish(started, &mut current));
+            if let Err(error) = ended {
+                return Err(self.fail(error, [current].into_iter()));
+            }
+            let mut current = [current];
+            if self.data_arrives(&mut current) {
+                current.into_iter().for_each(|batch| self.reuse(batch));
+                return Ok(());
+            }
+            let recovered = self.queues.recover(MISSING.to_owned(), false);
+            let [current] = current;
+            if let Err(error) = recovered {
+                self.keep_if_dead(vec![current]);
+                return Err(error);
+            }
+            batch = current.batch;
+        }
+        let command = format!("a GPU-driven read of {} namespace {}", drive.name(), self.ns.nsid);
+        Err(Error::DataMissing { command, waited: self.queues.setup.stall })
     }
 
     /// Marks the memory of reads, where they are guarded.
-    fn mark(&self, items: &[Item]) -> Result<()> {
+    fn mark(&self, items: &[Item], nonce: u64) -> Result<()> {
         if self.nonces.is_none() {
             return Ok(());
         }
         let mut ranges = Vec::new();
         items.iter().for_each(|item| join(&mut ranges, item.data));
-        ranges.iter().try_for_each(|range| self.canary(*range).place(self.buffer))
+        ranges.iter().try_for_each(|range| self.canary(*range, nonce).place(self.buffer))
     }
 
-    fn canary(&self, (offset, len): (u64, u64)) -> Canary {
-        Canary::new(self.buffer, offset, len, self.nonce)
+    fn canary(&self, (offset, len): (u64, u64), nonce: u64) -> Canary {
+        Canary::new(self.buffer, offset, len, nonce)
     }
 
-    /// Waits until the data of all reads that succeeded has arrived; false if it does not.
-    fn data_arrives(&mut self) -> bool {
+    /// Whether all data of a batch that has ended is there.
+    fn look_for_data(&self, batch: &mut Prepared) -> bool {
         if self.nonces.is_none() {
-            return true;
+            batch.missing.clear();
         }
+        let nonce = batch.nonce;
+        batch.missing.retain(|range| !self.canary(*range, nonce).is_gone(self.buffer));
+        batch.missing.is_empty()
+    }
+
+    /// Waits until all data of batches that have ended is there; false if it does not come.
+    fn data_arrives(&mut self, batches: &mut [Prepared]) -> bool {
         let (start, stall) = (Instant::now(), self.queues.setup.stall);
-        for range in std::mem::take(&mut self.succeeded) {
-            let canary = self.canary(range);
-            if canary.is_gone(self.buffer) {
+        for batch in batches {
+            if self.look_for_data(batch) {
                 continue;
             }
-            self.report.late_data += 1;
-            while !canary.is_gone(self.buffer) {
+            self.report.late_data += batch.missing.len() as u64;
+            while !self.look_for_data(batch) {
                 if start.elapsed() >= stall {
                     return false;
                 }
@@ -169,61 +298,73 @@ impl<'a, 'm> Run<'a, 'm> {
         true
     }
 
-    /// Launches until every command has an end.
-    fn launch_all(&mut self, left: &mut Vec<Item>) -> Result<()> {
+    fn start_launch(&mut self, batch: &Prepared) -> Result<Started> {
         let queues = self.queues;
-        while !left.is_empty() {
-            let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
-            if limit.is_zero() {
-                return Err(self.stopped(left, format!("its {:?} were over", queues.setup.limit)));
+        let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
+        if limit.is_zero() {
+            return Err(self.stopped(batch, format!("its {:?} were over", queues.setup.limit)));
+        }
+        let gpu = self.meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
+        let at = Instant::now();
+        self.report.launches += 1;
+        let running = queues.start(gpu, self.ns, batch.items.len() as u32, &batch.memory, limit)?;
+        Ok(Started { running, at, limit })
+    }
+
+    /// Waits for a launch, and launches again until every command has an end.
+    fn finish(&mut self, mut started: Started, batch: &mut Prepared) -> Result<()> {
+        let queues = self.queues;
+        loop {
+            let Started { running, at, limit } = started;
+            let count = batch.items.len() as u32;
+            let (exits, took) = queues.finish(running, &batch.memory, count, limit)?;
+            self.report.kernel_time += took;
+            if let Some(meter) = self.meter.as_deref_mut() {
+                meter.read(&batch.items, &batch.memory)?;
             }
-            let meter = self.meter.as_deref_mut();
-            let memory = queues.write_launch(left, meter.as_deref(), self.spare.launch.take())?;
-            self.report.launches += 1;
-            self.report.allocations += u64::from(memory.is_new);
-            let begun = Instant::now();
-            let gpu = meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
-            let exits = queues.launch(gpu, self.ns, left.len() as u32, &memory, limit)?;
-            if let Some(meter) = meter {
-                meter.read(left, &memory)?;
-            }
-            let again = self.read_outcomes(left, &memory)?;
-            self.spare.launch = Some(memory.region);
+            batch.items = self.read_outcomes(batch)?;
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
+            let again = &batch.items;
             let Some(exit) = exit else {
                 if again.is_empty() {
                     return Ok(());
                 }
                 let cause = "a GPU launch that left commands without an outcome";
                 queues.recover(cause.to_owned(), true)?;
-                return Err(self.stopped(&again, format!("it was {cause}; this is a defect of onehop")));
+                return Err(self.stopped(batch, format!("it was {cause}; this is a defect of onehop")));
             };
-            let waited = begun.elapsed();
+            let waited = at.elapsed();
             let recovery =
                 queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
             if let Some(item) = again.iter().find(|item| item.recoveries > queues.drive.options.retries) {
                 let (command, retries) = (self.describe(&item.work), item.recoveries);
                 return Err(Error::TimedOut { command, waited, retries, recovery });
             }
+            if again.is_empty() {
+                return Ok(());
+            }
             // An earlier try may have brought a part of the data.
-            self.mark(&again)?;
-            *left = again;
+            self.mark(again, batch.nonce)?;
+            let region = batch.memory.region.clone();
+            batch.memory = queues.write_launch(again, self.meter.as_deref(), region)?;
+            started = self.start_launch(batch)?;
         }
-        Ok(())
     }
 
     fn describe(&self, work: &Work) -> String {
         describe(self.op.name(), self.queues.drive.name(), self.ns.nsid, work.lba, work.blocks)
     }
 
-    fn stopped(&self, left: &[Item], why: String) -> Error {
-        Error::Launch { done: self.count.saturating_sub(left.len() as u64), count: self.count, why }
+    fn stopped(&self, batch: &Prepared, why: String) -> Error {
+        let done = self.done + (batch.batch.works.len() - batch.items.len()) as u64;
+        Error::Launch { done, count: self.count, why }
     }
 
     /// Adds up what ended and gives back what did not.
-    fn read_outcomes(&mut self, items: &mut Vec<Item>, memory: &LaunchMemory) -> Result<Vec<Item>> {
+    fn read_outcomes(&mut self, batch: &mut Prepared) -> Result<Vec<Item>> {
+        let Prepared { items, memory, missing, .. } = batch;
         let mut again = Vec::new();
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
@@ -233,7 +374,7 @@ impl<'a, 'm> Run<'a, 'm> {
             self.report.retries += u64::from(retries - item.work.tries());
             item.work = item.work.with_tries(retries);
             match Outcome::from_word(memory.region.word(at)?) {
-                Outcome::Done(status) if status.is_ok() => join(&mut self.succeeded, item.data),
+                Outcome::Done(status) if status.is_ok() => join(missing, item.data),
                 Outcome::Done(status) => {
                     let command = self.describe(&item.work);
                     failed = failed.or(Some(Error::Command { command, status }));

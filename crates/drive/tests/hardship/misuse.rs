@@ -152,8 +152,8 @@ fn protection_information_is_made_and_checked_by_the_controller() {
 }
 
 #[test]
-fn gpus_read_protected_blocks_and_do_not_write_them() {
-    for spec in ["ms=8&pi=1", "ms=8&ext=1&pi=2", "ms=64&ext=1&pi=1"] {
+fn gpus_read_and_write_protected_blocks() {
+    for spec in ["ms=8&pi=1", "ms=8&ext=1&pi=2", "ms=64&ext=1&pi=1", "ms=8&pi=3"] {
         let (sim, drive) = open(&format!("mem:1M?{spec}"));
         let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
         let bytes = ns.format.transfer_bytes(8).unwrap() as usize;
@@ -170,12 +170,20 @@ fn gpus_read_protected_blocks_and_do_not_write_them() {
         let refused = |end: Option<Error>| {
             assert!(matches!(end, Some(Error::Protected { nsid: 1, .. })), "{spec}: {end:?}");
         };
-        refused(queues().write(ns, &job, &memory).err());
         refused(queues().lend(ns, &memory, true).err());
         queues().read(ns, &job, &memory).unwrap();
         let mut got = vec![0; bytes];
         region.read(0, &mut got).unwrap();
         assert!(data_of(ns, &got) == data, "{spec}");
+        // What the GPU writes, both sides read with their checks.
+        let other: Vec<u8> = data.iter().map(|byte| byte ^ 0x5a).collect();
+        region.write(0, &travelling(ns, &other, 0)).unwrap();
+        queues().write(ns, &job, &memory).unwrap();
+        queue.read(ns, 8, 8, &buffer, 0).unwrap();
+        assert!(data_of(ns, &buffer.host().unwrap().to_vec(0, bytes).unwrap()) == other, "{spec}");
+        queues().read(ns, &job, &memory).unwrap();
+        region.read(0, &mut got).unwrap();
+        assert!(data_of(ns, &got) == other, "{spec}");
         if ns.medium.extended {
             queues().lend(ns, &memory, false).unwrap().take_back().unwrap();
         }

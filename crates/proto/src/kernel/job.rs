@@ -1,7 +1,7 @@
 //! A list of commands for the GPU to carry out, and what it writes down about each.
 
 use crate::queue::{Address, Memory};
-use crate::{Sqe, Status};
+use crate::{Sqe, Status, nvm};
 
 /// The items that the `index`th of `of` equal parts of a job takes: neighbours, so that they are read together.
 #[must_use]
@@ -82,15 +82,17 @@ impl Work {
         self
     }
 
-    /// The command.
+    /// The command. Where the controller makes or checks protection information, the reference tags count blocks from 0.
     #[inline(always)]
     #[must_use]
     pub const fn command(&self, nsid: u32) -> Sqe {
         let nlb_z = self.blocks.wrapping_sub(1) & 0xffff;
+        let tag = if self.control & nvm::flag::PRACT == 0 { 0 } else { self.lba as u32 };
         Sqe::new(self.control as u8, nsid)
             .with_prps(self.prp1, self.prp2)
             .with_qword(10, self.lba)
             .with_dw(12, nlb_z | self.control & Self::DW12)
+            .with_dw(14, tag)
     }
 }
 

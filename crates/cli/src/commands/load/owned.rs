@@ -104,8 +104,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     if args.plan {
         // Routes are made ready, for one block, because nothing else tells that they can be had.
         let route = |share: &Share| {
-            let with =
-                transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route, writes: false };
+            let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
             Ok(Engine::open(&with, block_bytes(ns))?.0.route.name())
         };
         let mut routes = shares.iter().map(route).collect::<Result<Vec<_>>>()?;
@@ -117,7 +116,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     // One GPU after the other: a drive is slower than any GPU's link, and gains nothing from two of them at once.
     let (mut held, mut all) = (Vec::new(), None::<Loaded>);
     for share in shares {
-        let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route, writes: false };
+        let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
         let loaded = carry_out(&with, model, &share.plan, context)?;
         let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
         held.push(Held { route: Some(route), ..Held::new(share, arena, sums, context)? });
