@@ -77,9 +77,10 @@ impl CpuQueue {
     }
 
     fn io(&self, i: u32) -> Io<'_> {
-        let span = self.ns.blocks - u64::from(self.blocks);
         let bytes = self.ns.format.transfer_bytes(self.blocks.into()).unwrap_or(0);
-        let lba = if span == 0 { 0 } else { u64::from(i) * u64::from(self.blocks) % span };
+        // A division would be a tenth of what is measured.
+        let at = u64::from(i) * u64::from(self.blocks);
+        let lba = if at + u64::from(self.blocks) <= self.ns.blocks { at } else { 0 };
         Io::new(Op::Read, lba, self.blocks, &self.buffer, u64::from(i) * bytes)
     }
 
@@ -94,7 +95,11 @@ impl CpuQueue {
         let mut failed = None;
         while !tokens.is_empty() {
             let before = tokens.len();
-            self.queue.test_front(tokens, |_, end| failed = failed.take().or(end.err()));
+            self.queue.test_front(tokens, |_, end| {
+                if let Err(error) = end {
+                    failed.get_or_insert(error);
+                }
+            });
             if tokens.len() == before
                 && let Some(token) = tokens.pop_front()
             {

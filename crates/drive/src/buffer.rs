@@ -52,6 +52,7 @@ impl Buffer {
 
     /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.
     #[must_use]
+    #[inline]
     pub fn at(&self, offset: u64) -> Option<Run> {
         match self.0.first {
             Some(first) if offset < self.0.bytes => {
@@ -77,6 +78,7 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    #[inline]
     pub(crate) fn check(&self, offset: u64, need: u64) -> Result<()> {
         if offset <= self.0.bytes && need <= self.0.bytes - offset {
             Ok(())

@@ -63,11 +63,10 @@ impl Entry {
         self.hold[0].and_then(|hold| holds.get(hold))
     }
 
+    #[inline(always)]
     pub(crate) fn has_data(&self, holds: &Holds) -> bool {
-        match (&self.canary, self.data(holds)) {
-            (Some(canary), Some(buffer)) => canary.is_gone(buffer),
-            _ => true,
-        }
+        let Some(canary) = &self.canary else { return true };
+        self.data(holds).is_none_or(|buffer| canary.is_gone(buffer))
     }
 
     /// Keeps its memory until the controller is reset.
@@ -79,6 +78,7 @@ impl Entry {
             .for_each(|buffer| kept.keep(buffer.clone()));
     }
 
+    #[inline]
     pub(crate) fn let_go(&mut self, holds: &mut Holds) {
         self.hold.iter_mut().filter_map(Option::take).for_each(|hold| holds.release(hold));
     }

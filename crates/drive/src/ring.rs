@@ -4,42 +4,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
-use onehop_os::{HostMem, Mapped, Mapper, Port, Registers};
+use onehop_os::{HostMem, Mapped, Mapper, Port, Registers, Words};
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
 use crate::{Error, Result};
 
-/// A place in one of a pair's two rings.
+/// A word of one of a pair's two rings.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
     in_cq: bool,
-    offset: u32,
+    word: u32,
 }
 
 impl Address for At {
     #[inline(always)]
     fn plus(self, bytes: u32) -> Self {
-        Self { offset: self.offset + bytes, ..self }
+        Self { word: self.word + bytes / 4, ..self }
     }
 }
 
 /// A pair's rings in host memory, and its doorbells.
 pub(crate) struct PairMemory {
-    sq: HostMem,
-    cq: HostMem,
+    sq: Words,
+    cq: Words,
     regs: Arc<dyn Registers>,
     start: Instant,
 }
 
 impl PairMemory {
     #[inline(always)]
-    fn word(&self, at: At) -> Option<&AtomicU32> {
-        if at.in_cq { &self.cq } else { &self.sq }.word(at.offset as usize).ok()
+    fn ring_of(&self, at: At) -> &Words {
+        if at.in_cq { &self.cq } else { &self.sq }
     }
-}
 
-impl PairMemory {
+    #[inline(always)]
+    fn word(&self, at: At) -> Option<&AtomicU32> {
+        self.ring_of(at).get(at.word)
+    }
+
     /// Makes the control block of a shared queue as a new pair needs it, from what its last life left in `bytes`.
     pub(crate) fn initialise_shared(
         regs: Arc<dyn Registers>,
@@ -48,8 +51,9 @@ impl PairMemory {
     ) -> Result<()> {
         let control = HostMem::anonymous(bytes.len())?;
         control.write(0, bytes)?;
-        let memory = Self { sq: control.clone(), cq: control.clone(), regs, start: Instant::now() };
-        let at = At { in_cq: false, offset: 0 };
+        let words = || Words::new(control.clone());
+        let memory = Self { sq: words()?, cq: words()?, regs, start: Instant::now() };
+        let at = At { in_cq: false, word: 0 };
         let rings = Rings { sq: at, cq: at, sq_door: 0, cq_door: 0, sq_entries, cq_entries };
         // Only the control block is written.
         if let Some(queue) = Shared::new(rings, at) {
@@ -94,10 +98,8 @@ impl Memory for PairMemory {
     }
     #[inline(always)]
     fn store_entry(&self, at: At, entry: &[u32; 16]) {
-        let mem = if at.in_cq { &self.cq } else { &self.sq };
-        if mem.write_words(at.offset as usize, entry).is_err() {
-            debug_assert!(false, "an entry outside its ring");
-        }
+        let is_stored = self.ring_of(at).store_entry(at.word, entry);
+        debug_assert!(is_stored, "an entry outside its ring");
     }
     fn fetch_add(&self, at: At, value: u32) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.fetch_add(value, Ordering::AcqRel), u32::MAX)
@@ -206,16 +208,16 @@ impl Pair {
         }
         let (sq_entries, cq_entries) = (entries, entries);
         let rings = Rings {
-            sq: At { in_cq: false, offset: 0 },
-            cq: At { in_cq: true, offset: 0 },
+            sq: At { in_cq: false, word: 0 },
+            cq: At { in_cq: true, word: 0 },
             sq_door: regs::doorbell(qid, false, dstrd),
             cq_door: regs::doorbell(qid, true, dstrd),
             sq_entries,
             cq_entries,
         };
         let memory = PairMemory {
-            sq: sq.mem.clone(),
-            cq: cq.mem.clone(),
+            sq: Words::new(sq.mem.clone())?,
+            cq: Words::new(cq.mem.clone())?,
             regs: port.regs.clone(),
             start: Instant::now(),
         };

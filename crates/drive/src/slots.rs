@@ -170,13 +170,14 @@ impl Slots {
         Ok(token)
     }
 
+    #[inline(always)]
     fn command(&self, io: &Io<'_>, ns: &Namespace, id: u32) -> Result<Sqe> {
         let mut sqe = io.command(ns)?;
         if !io.op.has_data() {
             return Ok(sqe);
         }
         let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        let data = io.data.ok_or(Error::Buffer { have: 0, offset: 0, need: bytes })?;
+        let Some(data) = io.data else { return Err(Error::Buffer { have: 0, offset: 0, need: bytes }) };
         if ns.format.has_separate_metadata() {
             sqe = sqe.with_mptr(self.metadata(io, ns)?.0);
         }
@@ -219,6 +220,7 @@ impl Slots {
     }
 
     /// Puts an entry's command into the submission queue, or notes that it waits for room there.
+    #[inline]
     fn stage(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
         match self.owner.stage(&self.pair.memory, &entry.sqe) {
@@ -265,6 +267,7 @@ impl Slots {
         taken
     }
 
+    #[inline]
     fn settle(&mut self, id: u32, cqe: &Cqe) {
         let status = cqe.status();
         let entry = &mut self.entries[id as usize];
@@ -373,6 +376,7 @@ impl Slots {
     }
 
     /// The command's end, if it has come; the token is spent then.
+    #[inline]
     pub(crate) fn take(&mut self, token: Token) -> Option<Result<Finished>> {
         let known = self.knows(token);
         let Some(entry) = self.entries.get_mut(token.entry as usize).filter(|_| known) else {
@@ -485,6 +489,7 @@ impl Slots {
 }
 
 /// Counts a write that was acknowledged, or what a flush has made durable; false where the flush has to report a loss.
+#[inline]
 fn is_accounted_for(entry: &Entry, namespaces: &[Namespace], reported: &mut [u64]) -> bool {
     let (op, nsid, ..) = entry.what;
     if !op.writes() && op != Op::Flush {

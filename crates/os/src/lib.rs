@@ -23,6 +23,7 @@ mod seam;
 mod sem;
 mod socket;
 mod udmabuf;
+mod words;
 
 pub use clock::{Deadline, cycles};
 pub use dm::{DmTarget, dm_table};
@@ -36,3 +37,4 @@ pub use reads::{Finished, Reads};
 pub use seam::{DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Port, Registers, Run};
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;
+pub use words::Words;

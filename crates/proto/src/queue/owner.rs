@@ -135,6 +135,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         Some(self.settle(cqe))
     }
 
+    #[inline]
     fn settle(&mut self, cqe: Cqe) -> Event {
         let Some(id) = self.space.slot(cqe.cid()) else { return Event::Stray(cqe) };
         let Some(slot) = self.slots.as_mut().get_mut(id as usize) else { return Event::Stray(cqe) };

@@ -1,0 +1,80 @@
+//! Memory as words whose place was checked once: for rings, where each command would check its own again.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::{Error, HostMem, Result};
+
+/// All aligned 32-bit words of some memory.
+pub struct Words {
+    first: NonNull<u32>,
+    count: usize,
+    /// Keeps them mapped.
+    _mem: HostMem,
+}
+
+// SAFETY: the words stay mapped as long as the memory is held; all access to them is atomic.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// The words of memory that may be written and begins on a multiple of eight bytes.
+    ///
+    /// # Errors
+    /// When it may not be written, or begins elsewhere.
+    pub fn new(mem: HostMem) -> Result<Self> {
+        mem.check_writable_range(0, mem.len())?;
+        let misplaced = Error::OutOfRange { offset: 0, bytes: mem.len(), len: mem.len() };
+        let first = NonNull::new(mem.host_ptr().cast::<u32>()).filter(|first| first.addr().get() % 8 == 0);
+        Ok(Self { first: first.ok_or(misplaced)?, count: mem.len() / 4, _mem: mem })
+    }
+
+    /// A word, by its number.
+    #[inline(always)]
+    #[must_use]
+    pub fn get(&self, index: u32) -> Option<&AtomicU32> {
+        let index = index as usize;
+        // SAFETY: in range and aligned; the mapping outlives &self; all access to it is atomic.
+        (index < self.count).then(|| unsafe { AtomicU32::from_ptr(self.first.as_ptr().add(index)) })
+    }
+
+    /// Stores sixteen words from an even one on, in no order that others could rely on; false where they are not.
+    #[inline(always)]
+    #[must_use]
+    pub fn store_entry(&self, index: u32, words: &[u32; 16]) -> bool {
+        let index = index as usize;
+        if index + 16 > self.count || !index.is_multiple_of(2) {
+            return false;
+        }
+        for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
+            let [low, high] = if cfg!(target_endian = "little") { *pair } else { [pair[1], pair[0]] };
+            // SAFETY: 16 words from `index` on are in range, and aligned to eight bytes as the first word and an even index
+            // are; the mapping outlives &self; all access to it is atomic.
+            unsafe { AtomicU64::from_ptr(self.first.as_ptr().add(index + 2 * i).cast()) }
+                .store(u64::from(low) | u64::from(high) << 32, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_memory() {
+        let mem = HostMem::anonymous(4096).unwrap().slice(64..192).unwrap();
+        let words = Words::new(mem.clone()).unwrap();
+        assert!(words.store_entry(16, &std::array::from_fn(|i| i as u32 + 1)));
+        assert_eq!(mem.read_words(64).unwrap(), std::array::from_fn(|i| i as u32 + 1));
+        words.get(31).unwrap().store(7, Ordering::Relaxed);
+        assert_eq!(mem.word(124).unwrap().load(Ordering::Relaxed), 7);
+        assert!(words.get(32).is_none() && words.get(u32::MAX).is_none());
+        for index in [1, 17, 18, 32, u32::MAX - 15, u32::MAX] {
+            assert!(!words.store_entry(index, &[0; 16]), "{index}");
+        }
+        let odd = HostMem::anonymous(4096).unwrap().slice(4..64).unwrap();
+        assert!(Words::new(odd).is_err());
+    }
+}
