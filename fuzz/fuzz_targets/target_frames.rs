@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use onehop_target::tree::{Folder, Rules, Tree};
-use onehop_target::wire::{Challenge, HEAD_BYTES, Head, Hello, Proof, Reply, Request, Welcome, pack, unpack};
+use onehop_target::wire::{
+    HEAD_BYTES, Head, Hello, HelloBack, Join, Reply, Request, VERSION, Welcome, pack, unpack,
+};
 
 /// Room for few files, so that its end is reached.
 fn folder() -> &'static Folder {
@@ -28,7 +30,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     for genuine in [false, true] {
         if genuine {
-            head[..8].copy_from_slice(b"1HOP\x01\0\x05\0");
+            head[..8].copy_from_slice(b"1HOP\0\0\x05\0");
+            head[4..6].copy_from_slice(&VERSION.to_le_bytes());
             head[40..44].fill(0);
             let crc = crc32c::crc32c(&head[..HEAD_BYTES - 4]);
             head[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
@@ -39,8 +42,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let _ = unpack::<Hello>(bytes, "a fuzzer");
-    let _ = unpack::<Challenge>(bytes, "a fuzzer");
-    let _ = unpack::<Proof>(bytes, "a fuzzer");
+    let _ = unpack::<HelloBack>(bytes, "a fuzzer");
+    let _ = unpack::<Join>(bytes, "a fuzzer");
     let _ = unpack::<Welcome>(bytes, "a fuzzer");
     let _ = unpack::<Reply>(bytes, "a fuzzer");
     if let Ok(request) = unpack::<Request>(bytes, "a fuzzer") {

@@ -9,7 +9,7 @@ use onehop_os::{Deadline, DmaBuf, DmaMemory, HostMem, Udmabuf};
 use onehop_pci::Root;
 use onehop_proto::GpuAddr;
 use onehop_rdma::{
-    Channel, Choice, Error, Limits, Memory, Nic, Pool, Registered, Relaxed, Remote, Size, Verbs, Way,
+    Access, Channel, Choice, Error, Limits, Memory, Nic, Pool, Registered, Remote, Size, Verbs, Way,
 };
 
 use crate::report::{Failed, check, ensure, expect, noise};
@@ -25,8 +25,12 @@ fn nic(name: &str) -> Result<Arc<Nic>, Failed> {
 }
 
 fn registered(nic: &Nic, mem: &HostMem) -> Result<Registered, Failed> {
+    with(nic, mem, Access::Exposed)
+}
+
+fn with(nic: &Nic, mem: &HostMem, access: Access) -> Result<Registered, Failed> {
     let memory: Memory = Arc::new(mem.clone());
-    Ok(nic.register(&memory, Relaxed::Yes)?)
+    Ok(nic.register(&memory, access)?)
 }
 
 fn soon() -> Deadline {
@@ -58,7 +62,8 @@ fn read_order(bytes: &[u8]) -> Option<(Remote, u64)> {
     Some((Remote { addr: number(0)?, len: number(1)?, rkey: number(2)? as u32 }, number(3)?))
 }
 
-/// Serves until it is killed: `e` comes back as it is, `p` puts bytes, `g` gets and compares them, `k` kills this side.
+/// Serves until it is killed: `e` comes back as it is, `p` puts bytes, `g` gets and compares them, `w` says where this side's own
+/// memory is, `k` kills this side.
 pub(crate) fn far(device: &str, address: &str) -> Result<(), Failed> {
     let nic = nic(device)?;
     let listener = TcpListener::bind(address)?;
@@ -77,7 +82,7 @@ pub(crate) fn far(device: &str, address: &str) -> Result<(), Failed> {
 fn serve(nic: &Arc<Nic>, stream: TcpStream) -> Result<(), Failed> {
     let channel = onehop_rdma::accept(|_| nic, Size::default(), stream, soon())?;
     let mem = HostMem::anonymous(BYTES)?;
-    let own = registered(nic, &mem)?;
+    let own = with(nic, &mem, Access::Own)?;
     loop {
         let message = hear(&channel)?;
         let answer = match (message.first(), read_order(&message)) {
@@ -91,6 +96,7 @@ fn serve(nic: &Arc<Nic>, stream: TcpStream) -> Result<(), Failed> {
                 let same = mem.to_vec(0, from.len as usize)? == noise(seed, from.len as usize);
                 if same { b"done".to_vec() } else { b"other bytes".to_vec() }
             }
+            (Some(b'w'), _) => order(b'w', &own.remote(0, 4096)?, 0),
             (Some(b'k'), _) => std::process::exit(0),
             _ => message,
         };
@@ -105,13 +111,20 @@ fn told(channel: &Channel, what: u8, to: &Remote, seed: u64) -> Result<(), Faile
 }
 
 fn meet(nic: &Arc<Nic>, address: &str) -> Result<Channel, Failed> {
+    let channel = meet_a_stranger(nic, address)?;
+    channel.let_in()?;
+    Ok(channel)
+}
+
+/// The same, and the far side is not let in.
+fn meet_a_stranger(nic: &Arc<Nic>, address: &str) -> Result<Channel, Failed> {
     let stream = TcpStream::connect_timeout(&address.parse()?, LIMIT)?;
     Ok(onehop_rdma::connect(nic, Size::default(), stream, soon())?)
 }
 
 /// The tests; `vram` is the file of memory that stands for a GPU's and has pages, `bar` the same memory without.
 pub(crate) fn near(device: &str, address: &str, vram: &str, bar: &str) -> Result<(), Failed> {
-    let nic = nic(device)?;
+    let nic = nic(device)?.for_exposing()?;
     println!("near: {} on {}", nic.address(), nic.name());
     check("messages of all lengths come back, many under way at once", || messages(&nic, address));
     check("the far side puts into host memory, and gets from it", || host_memory(&nic, address));
@@ -120,6 +133,9 @@ pub(crate) fn near(device: &str, address: &str, vram: &str, bar: &str) -> Result
     check("memory that was not exposed is not reached, and the next connection works", || {
         refused(&nic, address)
     });
+    check("a far side that was not let in reaches no memory", || stranger(&nic, address));
+    check("a far side that was let in reaches nothing of another one's", || of_another(&nic, address));
+    check("the far side's own memory is reached by nobody", || of_far(&nic, address));
     if vram != "-" {
         check("the far side puts into VRAM, and gets from it", || in_vram(&nic, address, vram));
     }
@@ -217,6 +233,57 @@ fn refused(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Has the far side try what has to fail, and looks that it has broken the connection and done nothing.
+fn in_vain(channel: &Channel, what: u8, to: &Remote, mem: &HostMem) -> Result<(), Failed> {
+    let before = mem.to_vec(0, mem.len())?;
+    say(channel, &order(what, to, 5))?;
+    let answer = hear(channel);
+    ensure(answer.is_err() && channel.is_broken(), || format!("the connection goes on: {:?}", answer.ok()))?;
+    ensure(mem.to_vec(0, mem.len())? == before, || "bytes came".into())
+}
+
+fn stranger(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
+    let mem = HostMem::anonymous(4096)?;
+    let own = registered(nic, &mem)?;
+    let whole = own.remote(0, 4096)?;
+    for what in [b'p', b'g'] {
+        let channel = meet_a_stranger(nic, address)?;
+        say(&channel, b"e")?;
+        ensure(hear(&channel)? == b"e", || "messages do not go".into())?;
+        in_vain(&channel, what, &whole, &mem)?;
+    }
+    let channel = meet(nic, address)?;
+    told(&channel, b'p', &whole, 6)?;
+    ensure(mem.to_vec(0, 4096)? == noise(6, 4096), || "who is let in brings other bytes".into())?;
+    told(&channel, b'g', &whole, 6)
+}
+
+fn of_another(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
+    let mem = HostMem::anonymous(4096)?;
+    let own = registered(nic, &mem)?;
+    let other = nic.for_exposing()?;
+    for what in [b'p', b'g'] {
+        in_vain(&meet(&other, address)?, what, &own.remote(0, 4096)?, &mem)?;
+    }
+    told(&meet(nic, address)?, b'p', &own.remote(0, 4096)?, 6)
+}
+
+fn of_far(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
+    let mem = HostMem::anonymous(4096)?;
+    mem.write(0, &noise(1, 4096))?;
+    let own = registered(nic, &mem)?;
+    for reads in [false, true] {
+        let channel = meet(nic, address)?;
+        say(&channel, b"w")?;
+        let (there, _) = read_order(&hear(&channel)?).ok_or("far does not say where its memory is")?;
+        let ended =
+            if reads { channel.get(&own, 0, there, soon()) } else { channel.put(&own, 0, there, soon()) };
+        ensure(ended.is_err() && channel.is_broken(), || "its memory was reached".into())?;
+        ensure(mem.to_vec(0, 4096)? == noise(1, 4096), || "bytes came".into())?;
+    }
+    Ok(())
+}
+
 enum Wrong {
     Key,
     Beyond,
@@ -266,7 +333,7 @@ fn bounce(nic: &Arc<Nic>, address: &str, bar: &str) -> Result<(), Failed> {
     let exported = Udmabuf::new(BYTES)?;
     let buf = exported.export(exported.memory())?.fd;
     let memory: Memory = Arc::new(OnDevice { bar: whole.slice(0..BYTES)?, buf: Some(buf) });
-    let refused = nic.register(&memory, Relaxed::Yes);
+    let refused = nic.register(&memory, Access::Exposed);
     let Err(Error::NotRegistered { refusals, .. }) = refused else {
         return Err(Failed(format!("it was registered, or failed otherwise: {refused:?}")));
     };
@@ -308,7 +375,7 @@ fn killed(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
 /// connects again. `signs` is a folder: it makes `ready` there, and `broken` when it has noticed, and waits for `again`.
 pub(crate) fn unplugged(device: &str, address: &str, signs: &str) -> Result<(), Failed> {
     let sign = |name| std::path::Path::new(signs).join(name);
-    let nic = nic(device)?;
+    let nic = nic(device)?.for_exposing()?;
     check("a link that goes down is noticed, and the connection is made again", || {
         let channel = meet(&nic, address)?;
         let mem = HostMem::anonymous(4096)?;

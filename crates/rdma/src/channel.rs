@@ -86,6 +86,8 @@ pub(crate) struct Shared {
     registered: Registered,
     /// Bytes that the other side takes in a message.
     theirs: u32,
+    /// What both sides told each other.
+    ends: [[u8; Endpoint::BYTES]; 2],
     state: Mutex<State>,
     changed: Condvar,
     /// Wakes the thread.
@@ -223,6 +225,7 @@ impl Prepared {
             mem: end.mem,
             registered: end.registered,
             theirs: other.message,
+            ends: [endpoint.to_bytes(), other.to_bytes()],
             state: Mutex::new(state),
             changed: Condvar::new(),
             wake,
@@ -253,6 +256,24 @@ impl Channel {
     #[must_use]
     pub fn most(&self) -> usize {
         self.shared.theirs.min(self.shared.size.message) as usize
+    }
+
+    /// What both sides told each other, the same on both. Where somebody between them has a connection with each, it differs.
+    #[must_use]
+    pub fn ends(&self) -> Vec<u8> {
+        let mut ends = self.shared.ends;
+        ends.sort_unstable();
+        ends.concat()
+    }
+
+    /// Lets the other side reach memory that is exposed ([`crate::Access::Exposed`]), from now on. Till then it reaches none, so
+    /// find out first who it is.
+    ///
+    /// # Errors
+    /// When the connection is broken, or the device refuses.
+    pub fn let_in(&self) -> Result<()> {
+        let pair = self.shared.pair();
+        pair.as_ref().ok_or_else(|| self.shared.broken())?.change(&PairState::LetsIn)
     }
 
     /// Sends a message of `len` bytes, which `fill` puts where it is told.
@@ -508,3 +529,7 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
+
+#[cfg(test)]
+#[path = "channel_tests.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-//! What one side of a connection tells the other of itself, over a socket that both trust, before the first message.
+//! What one side of a connection tells the other of itself, over a socket, before the first message.
 
 use crate::{Error, Result};
 

@@ -33,7 +33,7 @@ pub use channel::{Channel, MOST_TRANSFER, Message, Prepared, Size};
 pub use endpoint::Endpoint;
 pub use error::{Error, Result};
 pub use meet::{accept, connect};
-pub use memory::{Memory, Refusal, Relaxed, Remote, Way};
+pub use memory::{Access, Memory, Refusal, Remote, Way};
 pub use near::{Listed, by_distance, listed, nearest_first};
 pub use nic::{Choice, Nic, Registered};
 pub use pool::{Pool, Slot};

@@ -50,14 +50,16 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// Whether the device may write in an order of its own, which is faster where the CPU's bridges let it be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Relaxed {
-    /// For memory that is looked at after a completion only: data.
-    #[default]
-    Yes,
-    /// For memory that is watched while it is written.
-    No,
+/// What a device may do with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Messages are received in it and sent from it, in the order in which they come.
+    Messages,
+    /// Data is put from it and got into it by this side. The device may write in an order of its own, which is faster where the
+    /// CPU's bridges let it be; so nobody looks at it before a completion.
+    Own,
+    /// The same, and the other side of a connection that lets it in may read and write it.
+    Exposed,
 }
 
 /// Where the other side of a connection finds memory of this side.
@@ -92,16 +94,16 @@ pub(crate) trait Register {
     type Region;
 
     /// Host memory, known by its address.
-    fn host(&self, memory: &Memory, relaxed: Relaxed) -> Result<Self::Region>;
+    fn host(&self, memory: &Memory, access: Access) -> Result<Self::Region>;
     /// A GPU's memory, known by its address on the GPU.
-    fn peer(&self, memory: &Memory, relaxed: Relaxed) -> Result<Self::Region>;
+    fn peer(&self, memory: &Memory, access: Access) -> Result<Self::Region>;
     /// A GPU's memory, by the dma-buf that it starts in at an offset; `name` becomes the address of its first byte.
     fn dma_buf(
         &self,
         memory: &Memory,
         at: (BorrowedFd<'_>, u64),
         name: u64,
-        relaxed: Relaxed,
+        access: Access,
     ) -> Result<Self::Region>;
 }
 
@@ -119,10 +121,10 @@ pub(crate) fn register<D: Register>(
     domain: &D,
     device: &str,
     memory: &Memory,
-    relaxed: Relaxed,
+    access: Access,
 ) -> Result<Made<D::Region>> {
     if let Some(mem) = memory.host() {
-        let (region, addr) = (domain.host(memory, relaxed)?, mem.host_ptr() as u64);
+        let (region, addr) = (domain.host(memory, access)?, mem.host_ptr() as u64);
         return Ok(Made { region, addr, way: Way::Host, refusals: Vec::new() });
     }
     let mut refusals = Vec::new();
@@ -131,7 +133,7 @@ pub(crate) fn register<D: Register>(
     match memory.dma_buf() {
         None => refused(Way::DmaBuf, "its driver exports no dma-bufs of it".into()),
         Some(Err(error)) => refused(Way::DmaBuf, error.to_string()),
-        Some(Ok(buf)) => match domain.dma_buf(memory, (buf.fd.as_fd(), buf.offset), on_gpu, relaxed) {
+        Some(Ok(buf)) => match domain.dma_buf(memory, (buf.fd.as_fd(), buf.offset), on_gpu, access) {
             // The registration holds the dma-buf; the descriptor is not needed any more.
             Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::DmaBuf, refusals }),
             Err(error) => refused(Way::DmaBuf, because(&error, DMA_BUF_HINT)),
@@ -140,7 +142,7 @@ pub(crate) fn register<D: Register>(
     if memory.gpu_addr().is_none() {
         refused(Way::Peermem, "it has no address on a GPU".into());
     } else {
-        match domain.peer(memory, relaxed) {
+        match domain.peer(memory, access) {
             Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::Peermem, refusals }),
             Err(error) => refused(Way::Peermem, because(&error, PEERMEM_HINT)),
         }
@@ -196,10 +198,10 @@ mod tests {
 
     impl Register for Fake {
         type Region = &'static str;
-        fn host(&self, _: &Memory, _: Relaxed) -> Result<&'static str> {
+        fn host(&self, _: &Memory, _: Access) -> Result<&'static str> {
             answer("host", None)
         }
-        fn peer(&self, _: &Memory, _: Relaxed) -> Result<&'static str> {
+        fn peer(&self, _: &Memory, _: Access) -> Result<&'static str> {
             answer("peer", self.peer)
         }
         fn dma_buf(
@@ -207,7 +209,7 @@ mod tests {
             _: &Memory,
             (_, offset): (BorrowedFd<'_>, u64),
             name: u64,
-            _: Relaxed,
+            _: Access,
         ) -> Result<&'static str> {
             assert_eq!((offset, name), (4096, 1 << 40));
             answer("dma_buf", self.dma_buf)
@@ -239,26 +241,27 @@ mod tests {
     #[test]
     fn each_way_is_tried_and_what_was_refused_is_said() {
         let memory: Memory = Arc::new(OnGpu { exports: true });
-        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
         assert_eq!((made.region, made.way, made.addr), ("dma_buf", Way::DmaBuf, 1 << 40));
         assert!(made.refusals.is_empty());
 
-        let made = register(&Fake { dma_buf: Some(95), peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        let made =
+            register(&Fake { dma_buf: Some(95), peer: None }, "fake", &memory, Access::Exposed).unwrap();
         assert_eq!((made.region, made.way), ("peer", Way::Peermem));
         assert!(made.refusals[0].way == Way::DmaBuf && made.refusals[0].why.contains("soft-RoCE"));
 
         let none = Fake { dma_buf: Some(95), peer: Some(14) };
-        let error = register(&none, "fake", &memory, Relaxed::Yes).unwrap_err();
+        let error = register(&none, "fake", &memory, Access::Exposed).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::NotRegistered { refusals, .. } if refusals.len() == 2));
         assert!(text.contains("rdma/dma-buf") && text.contains("modprobe nvidia-peermem"), "{text}");
 
         let memory: Memory = Arc::new(OnGpu { exports: false });
-        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Relaxed::Yes).unwrap();
+        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
         assert_eq!((made.way, made.refusals.len()), (Way::Peermem, 1));
 
         let memory: Memory = Arc::new(HostMem::anonymous(4096).unwrap());
-        let made = register(&none, "fake", &memory, Relaxed::Yes).unwrap();
+        let made = register(&none, "fake", &memory, Access::Exposed).unwrap();
         assert_eq!((made.region, made.way), ("host", Way::Host));
         assert_eq!(made.addr, memory.host().unwrap().host_ptr() as u64);
     }

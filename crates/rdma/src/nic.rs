@@ -7,7 +7,7 @@ use std::sync::Arc;
 use onehop_os::HostMem;
 
 use crate::cache::{Account, Allocation, Cache, Held, Limits};
-use crate::memory::{Made, Memory, Refusal, Relaxed, Remote, Way, register};
+use crate::memory::{Access, Made, Memory, Refusal, Remote, Way, register};
 use crate::verbs::{Device, Domain, Gid, GidKind, Registration, Verbs};
 use crate::{Error, Result};
 
@@ -40,6 +40,9 @@ pub struct Nic {
     pub(crate) lid: u16,
     pub(crate) gid: Gid,
     pub(crate) reads: u8,
+    /// For what the memory in the cache is.
+    access: Access,
+    limits: Limits,
     cache: Cache<Registered>,
 }
 
@@ -124,8 +127,30 @@ impl Nic {
             Error::none(format!("port {number} of {} has {}", choice.device, missing(choice)))
         })?;
         let domain = Arc::new(Domain::new(device)?);
-        let (mtu, lid, cache) = (port.mtu, port.lid, Cache::new(limits));
-        Ok(Arc::new(Self { domain, port: number, mtu, lid, gid, reads, cache }))
+        let (mtu, lid, access, cache) = (port.mtu, port.lid, Access::Own, Cache::new(limits));
+        Ok(Arc::new(Self { domain, port: number, mtu, lid, gid, reads, access, limits, cache }))
+    }
+
+    /// The same port with a protection domain of its own, to expose memory to one peer: [`Self::cached`] exposes what it
+    /// registers. Only connections that are made by this one reach that memory.
+    ///
+    /// # Errors
+    /// When the device has no room for one more domain.
+    pub fn for_exposing(&self) -> Result<Arc<Self>> {
+        let domain = Arc::new(Domain::new(self.domain.device.clone())?);
+        let (access, cache) = (Access::Exposed, Cache::new(self.limits));
+        let Self { port, mtu, lid, gid, reads, limits, .. } = *self;
+        Ok(Arc::new(Self { domain, port, mtu, lid, gid, reads, access, limits, cache }))
+    }
+
+    /// A port of a device that is none.
+    #[cfg(test)]
+    pub(crate) fn of_device(device: Device) -> Arc<Self> {
+        let (access, limits) = (Access::Own, Limits::default());
+        let gid = Gid { index: 0, bytes: [1; 16], kind: GidKind::RoceV2 };
+        let domain = Arc::new(Domain::new(Arc::new(device)).unwrap());
+        let cache = Cache::new(limits);
+        Arc::new(Self { domain, port: 1, mtu: 3, lid: 0, gid, reads: 1, access, limits, cache })
     }
 
     /// The device's name.
@@ -157,8 +182,8 @@ impl Nic {
     ///
     /// # Errors
     /// When no way works; the error has the reason for each.
-    pub fn register(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registered> {
-        let Made { region, addr, way, refusals } = register(&self.domain, self.name(), memory, relaxed)?;
+    pub fn register(&self, memory: &Memory, access: Access) -> Result<Registered> {
+        let Made { region, addr, way, refusals } = register(&self.domain, self.name(), memory, access)?;
         let len = memory.bytes() as u64;
         Ok(Registered { registration: region, addr, len, way, refusals })
     }
@@ -167,7 +192,7 @@ impl Nic {
     pub(crate) fn host(&self, bytes: usize) -> Result<(HostMem, Registered)> {
         let mem = HostMem::anonymous(bytes)?;
         let memory: Memory = Arc::new(mem.clone());
-        Ok((mem, self.register(&memory, Relaxed::No)?))
+        Ok((mem, self.register(&memory, Access::Messages)?))
     }
 
     /// A registration of a range of an allocation of `len` bytes, from the cache or, of the memory that `slice` gives for
@@ -182,7 +207,7 @@ impl Nic {
         range: Range<u64>,
         slice: impl FnOnce(Range<u64>) -> Result<Memory>,
     ) -> Result<Held<Registered>> {
-        self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, Relaxed::Yes))
+        self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, self.access))
     }
 
     /// The same for all of some memory. Its address serves as its number: a registration holds the memory, so that no other

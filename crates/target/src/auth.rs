@@ -1,8 +1,9 @@
 //! Who has the key: a secret that both sides have in a file, and never say.
 //!
-//! Each side says random bytes, and proves that it has the key by a keyed hash (BLAKE3) over both sides' bytes and its own
-//! part; the client first, so that nobody is given anything to guess keys with who does not have it. What follows on the
-//! connection is protected against accidents by checksums, not against somebody who can change what others send.
+//! The exchange is Noise's NNpsk0 ([`snow`]): each side makes a key pair for this connection, and the shared secret goes into
+//! everything that is derived from the pairs. The client proves first that it has the secret, so a stranger gets
+//! nothing from a target to guess secrets with. What comes of it are two keys for the frames of this connection, one for each
+//! direction, which nobody who learns the secret later can find out.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,8 +11,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
+use snow::{Builder, HandshakeState};
 
-use crate::wire::{Challenge, Hello, Nonce};
+use crate::wire::VERSION;
 use crate::{Error, Result};
 
 /// A key has at least so many bytes: fewer could be tried out.
@@ -70,30 +72,103 @@ impl Key {
         })
     }
 
-    fn proof(&self, side: u8, hello: &Hello, challenge: &Challenge, rest: &[u8]) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
-        hasher.update(&[side, u8::from(hello.has_key), u8::from(challenge.wants_key)]);
-        hasher.update(&hello.nonce).update(&challenge.nonce).update(rest);
-        *hasher.finalize().as_bytes()
+    /// Begins the exchange: the client's part, and the message that it sends. `binding` are the connection's own facts, which
+    /// have to be the same on both sides.
+    ///
+    /// # Errors
+    /// When the system has no random bytes.
+    pub fn begin(&self, binding: &[u8]) -> Result<(Exchange, Vec<u8>)> {
+        let mut state = self.state(binding, true)?;
+        let message = write(&mut state)?;
+        Ok((Exchange(state), message))
     }
 
-    /// What proves that a client has it; `rest` is what it says besides.
-    #[must_use]
-    pub fn client(&self, hello: &Hello, challenge: &Challenge, rest: &[u8]) -> [u8; 32] {
-        self.proof(b'c', hello, challenge, rest)
+    /// The server's part: what it answers to the client's message, and the keys. None where the client has another secret, or
+    /// knows other facts of the connection.
+    ///
+    /// # Errors
+    /// When the system has no random bytes.
+    pub fn respond(&self, binding: &[u8], message: &[u8]) -> Result<Option<(Vec<u8>, Keys)>> {
+        let mut state = self.state(binding, false)?;
+        if !read(&mut state, message) {
+            return Ok(None);
+        }
+        let answer = write(&mut state)?;
+        let [receive, send] = keys(&mut state);
+        Ok(Some((answer, Keys { send, receive })))
     }
 
-    /// What proves that a server has it.
-    #[must_use]
-    pub fn server(&self, hello: &Hello, challenge: &Challenge, rest: &[u8]) -> [u8; 32] {
-        self.proof(b's', hello, challenge, rest)
+    fn state(&self, binding: &[u8], begins: bool) -> Result<HandshakeState> {
+        let prologue = [PROLOGUE, &VERSION.to_le_bytes(), binding].concat();
+        let made = || {
+            let builder = Builder::new(PATTERN.parse()?).psk(0, &self.0)?.prologue(&prologue)?;
+            if begins { builder.build_initiator() } else { builder.build_responder() }
+        };
+        made().map_err(failed)
     }
 }
 
-/// Compares without telling by its time where two proofs differ.
-#[must_use]
-pub fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    blake3::Hash::from_bytes(*a) == blake3::Hash::from_bytes(*b)
+fn failed(error: snow::Error) -> Error {
+    Error::io("the key exchange of", "a connection", std::io::Error::other(error))
+}
+
+/// What both sides have to agree on.
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const PROLOGUE: &[u8] = b"onehop target";
+const FRAMES: &str = "onehop target 2026-11-24 frames of one direction of a connection";
+/// A message of the exchange is not longer: a public key and a tag.
+const MOST_MESSAGE: usize = 64;
+
+/// A client's part in an exchange.
+pub struct Exchange(HandshakeState);
+
+impl Exchange {
+    /// The keys, from the server's answer. None where the server has another secret.
+    #[must_use]
+    pub fn finish(self, answer: &[u8]) -> Option<Keys> {
+        let Self(mut state) = self;
+        if !read(&mut state, answer) {
+            return None;
+        }
+        let [send, receive] = keys(&mut state);
+        Some(Keys { send, receive })
+    }
+}
+
+/// The keys of a connection's frames.
+pub struct Keys {
+    /// Of what this side sends.
+    pub send: [u8; 32],
+    /// Of what it receives.
+    pub receive: [u8; 32],
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys(..)")
+    }
+}
+
+fn write(state: &mut HandshakeState) -> Result<Vec<u8>> {
+    let mut message = vec![0; MOST_MESSAGE];
+    let len = state.write_message(&[], &mut message).map_err(failed)?;
+    message.truncate(len);
+    Ok(message)
+}
+
+/// Takes a message; whether it is one of somebody with the same secret.
+fn read(state: &mut HandshakeState, message: &[u8]) -> bool {
+    let mut nothing = [0; MOST_MESSAGE];
+    message.len() <= MOST_MESSAGE && matches!(state.read_message(message, &mut nothing), Ok(0))
+}
+
+/// The client's key and the server's, bound to all that both sides said.
+fn keys(state: &mut HandshakeState) -> [[u8; 32]; 2] {
+    let (client, server) = state.dangerously_get_raw_split();
+    [client, server].map(|key| {
+        let all = [&key[..], state.get_handshake_hash()].concat();
+        blake3::derive_key(FRAMES, &all)
+    })
 }
 
 /// Random bytes.
@@ -108,14 +183,6 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
             .map_err(|e| Error::io("getrandom for", "a connection", e))?;
     }
     Ok(bytes)
-}
-
-/// A new nonce.
-///
-/// # Errors
-/// When the system has no random bytes.
-pub fn nonce() -> Result<Nonce> {
-    random()
 }
 
 #[cfg(test)]
@@ -159,20 +226,40 @@ mod tests {
     }
 
     #[test]
-    fn proofs_hold_for_one_side_one_connection_and_what_was_said() {
+    fn both_sides_get_the_same_keys_and_nobody_else() {
         let key = Key::new(&[1; 32]).unwrap();
-        let (hello, challenge) =
-            (Hello { nonce: [1; 32], has_key: true }, Challenge { nonce: [2; 32], wants_key: true });
-        let proof = key.client(&hello, &challenge, b"rest");
-        let others = [
-            key.server(&hello, &challenge, b"rest"),
-            key.client(&hello, &challenge, b"other"),
-            key.client(&Hello { nonce: [3; 32], ..hello.clone() }, &challenge, b"rest"),
-            key.client(&hello, &Challenge { nonce: [3; 32], ..challenge.clone() }, b"rest"),
-            key.client(&hello, &Challenge { wants_key: false, ..challenge.clone() }, b"rest"),
-            Key::new(&[2; 32]).unwrap().client(&hello, &challenge, b"rest"),
-        ];
-        assert!(others.iter().all(|other| !same(other, &proof)));
-        assert!(same(&proof, &key.client(&hello, &challenge, b"rest")));
+        let (exchange, message) = key.begin(b"facts").unwrap();
+        let (answer, server) = key.respond(b"facts", &message).unwrap().unwrap();
+        let (_, of_another) = key.respond(b"facts", &message).unwrap().unwrap();
+        let client = exchange.finish(&answer).unwrap();
+        assert_eq!((client.send, client.receive), (server.receive, server.send));
+        assert_ne!(client.send, client.receive);
+        // Who repeats a client's message gets other keys, and does not learn them.
+        assert_ne!(server.send, of_another.send);
+        assert_eq!(format!("{client:?}"), "Keys(..)");
+    }
+
+    #[test]
+    fn another_secret_other_facts_and_changed_messages_are_refused() {
+        let (key, other) = (Key::new(&[1; 32]).unwrap(), Key::new(&[2; 32]).unwrap());
+        let (_, message) = key.begin(b"facts").unwrap();
+        assert!(other.respond(b"facts", &message).unwrap().is_none());
+        assert!(key.respond(b"other facts", &message).unwrap().is_none());
+        for len in [0, 1, message.len() - 1] {
+            assert!(key.respond(b"facts", &message[..len]).unwrap().is_none());
+        }
+        assert!(key.respond(b"facts", &[&message[..], b"x"].concat()).unwrap().is_none());
+        assert!(key.respond(b"facts", &vec![7; 65_536]).unwrap().is_none());
+        for byte in 0..message.len() {
+            let mut changed = message.clone();
+            changed[byte] ^= 0x40;
+            assert!(key.respond(b"facts", &changed).unwrap().is_none(), "byte {byte}");
+        }
+        let (answer, _) = other.respond(b"facts", &other.begin(b"facts").unwrap().1).unwrap().unwrap();
+        assert!(key.begin(b"facts").unwrap().0.finish(&answer).is_none(), "an answer to somebody else");
+        let (exchange, message) = key.begin(b"facts").unwrap();
+        let (mut answer, _) = key.respond(b"facts", &message).unwrap().unwrap();
+        answer[3] ^= 1;
+        assert!(exchange.finish(&answer).is_none());
     }
 }

@@ -39,6 +39,12 @@ pub enum Error {
         /// What was announced.
         said: u32,
     },
+    /// A frame is not what the other side sent in its place: it was changed, repeated, left out, moved or made up.
+    #[error("what came from {peer} is not what it sent: somebody on the way changes it")]
+    Forged {
+        /// The other side.
+        peer: String,
+    },
     /// The other side let a wait run out.
     #[error("{peer} did not {what} within {limit:?}")]
     TimedOut {

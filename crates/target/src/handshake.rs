@@ -1,10 +1,10 @@
-//! How a connection begins: both sides show that they have the key, and agree on a session.
+//! How a connection begins: both sides show that they have the key, encrypt what follows, and agree on a session.
 
 use std::time::Duration;
 
-use crate::auth::{Key, nonce, same};
+use crate::auth::Key;
 use crate::transport::{Link, Outgoing};
-use crate::wire::{Challenge, Head, Hello, Kind, Proof, SessionId, Welcome, pack, unpack};
+use crate::wire::{Head, Hello, HelloBack, Join, Kind, SessionId, Welcome, pack, unpack};
 use crate::{Error, Result};
 
 /// Sends a frame that has no data.
@@ -41,30 +41,26 @@ pub(crate) fn greet(
     limit: Duration,
 ) -> Result<Welcome> {
     let peer = link.peer().to_owned();
-    let hello = Hello { nonce: nonce()?, has_key: key.is_some() };
-    send(link, Kind::Hello, &pack(&hello)?, limit)?;
-    let challenge: Challenge = receive(link, Kind::Challenge, limit)?;
-    let refused = |why: &str| Error::Refused { peer: peer.clone(), why: why.to_owned() };
-    match (key.is_some(), challenge.wants_key) {
-        (true, false) => return Err(refused("it has no key, so nobody knows who it is; give it ours")),
-        (false, true) => return Err(refused("it lets those in who have its key; none was given here")),
-        _ => {}
+    let begun = key.map(|key| key.begin(&link.binding())).transpose()?;
+    let (exchange, message) = begun.unzip();
+    send(link, Kind::Hello, &pack(&Hello { exchange: message })?, limit)?;
+    let back: HelloBack = receive(link, Kind::HelloBack, limit)?;
+    match (exchange, back.exchange) {
+        (Some(exchange), Some(answer)) => {
+            let keys = exchange.finish(&answer).ok_or_else(|| Error::WrongKey { peer: peer.clone() })?;
+            link.encrypt(&keys);
+        }
+        (Some(_), None) => {
+            let why = "it has no key, so nobody knows who it is; give it ours".to_owned();
+            return Err(Error::Refused { peer, why });
+        }
+        (None, Some(_)) => return Err(Error::protocol(&peer, "an exchange of keys that was not begun")),
+        (None, None) => {}
     }
-    let wish = pack(&session)?;
-    let proof = key.map_or([0; 32], |key| key.client(&hello, &challenge, &wish));
-    send(link, Kind::Proof, &pack(&Proof { proof, session })?, limit)?;
+    send(link, Kind::Join, &pack(&Join { session })?, limit)?;
     let welcome: Welcome = receive(link, Kind::Welcome, limit)?;
-    let proof =
-        key.map_or(Ok([0; 32]), |key| said(&welcome).map(|said| key.server(&hello, &challenge, &said)));
-    if !same(&proof?, &welcome.proof) {
-        return Err(Error::WrongKey { peer });
-    }
+    link.trust()?;
     Ok(welcome)
-}
-
-/// What of a welcome is proven: all the rest of it.
-fn said(welcome: &Welcome) -> Result<Vec<u8>> {
-    pack(&Welcome { proof: [0; 32], ..welcome.clone() })
 }
 
 /// The server's part; `open` finds the session, or makes one.
@@ -75,23 +71,27 @@ pub(crate) fn admit<T>(
     open: impl FnOnce(Option<SessionId>) -> Result<(Welcome, T)>,
 ) -> Result<T> {
     let peer = link.peer().to_owned();
+    // They learn why, or go without; either way they are not let in.
+    let refuse = |why: &str| drop(send(link, Kind::Goodbye, why.as_bytes(), limit));
     let hello: Hello = receive(link, Kind::Hello, limit)?;
-    let challenge = Challenge { nonce: nonce()?, wants_key: key.is_some() };
-    send(link, Kind::Challenge, &pack(&challenge)?, limit)?;
-    let theirs: Proof = receive(link, Kind::Proof, limit)?;
-    let wish = pack(&theirs.session)?;
-    let proof = key.map_or([0; 32], |key| key.client(&hello, &challenge, &wish));
-    if !same(&proof, &theirs.proof) {
-        // They learn it, or go without; either way they are not let in.
-        let _ = send(link, Kind::Goodbye, b"this is not the target's key", limit);
-        return Err(Error::WrongKey { peer });
+    let back = |exchange| send(link, Kind::HelloBack, &pack(&HelloBack { exchange })?, limit);
+    match (key, hello.exchange) {
+        (Some(key), Some(message)) => {
+            let Some((answer, keys)) = key.respond(&link.binding(), &message)? else {
+                refuse("this is not the target's key");
+                return Err(Error::WrongKey { peer });
+            };
+            back(Some(answer))?;
+            link.encrypt(&keys);
+        }
+        (Some(_), None) => {
+            refuse("it lets those in who have its key; none was given");
+            return Err(Error::WrongKey { peer });
+        }
+        (None, _) => back(None)?,
     }
-    let (mut welcome, opened) = open(theirs.session).inspect_err(|error| {
-        let _ = send(link, Kind::Goodbye, error.to_string().as_bytes(), limit);
-    })?;
-    if let Some(key) = key {
-        welcome.proof = key.server(&hello, &challenge, &said(&welcome)?);
-    }
+    let join: Join = receive(link, Kind::Join, limit)?;
+    let (welcome, opened) = open(join.session).inspect_err(|error| refuse(&error.to_string()))?;
     send(link, Kind::Welcome, &pack(&welcome)?, limit)?;
     Ok(opened)
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! tree       files, by number: the seam between who asks and who has them; a folder of this machine
 //! wire       frames with checksums, and what stands in them
-//! auth       who has the key
+//! auth       who has the key, and the keys of a connection that come of it
+//! seal       frames that nobody on the way can read or change
 //! transport  the seam: how frames and data go from one side to the other
 //! tcp        one of them
 //! server     the storage service
@@ -14,10 +15,12 @@
 
 pub mod auth;
 mod buffers;
+mod cipher;
 pub mod client;
 mod error;
 mod handshake;
 pub mod rdma;
+mod seal;
 pub mod server;
 pub mod tcp;
 pub mod transport;

@@ -1,8 +1,11 @@
 //! Frames over RDMA. They go as messages of a reliable connection; data goes straight between the buffers of both sides, put
 //! there and got from there by the server. Both sides meet over TCP, at the address where the server listens.
+//!
+//! Only a client exposes memory, to one target, over connections whose target has shown that it has the key. A server's memory
+//! is reached by nobody, whatever they say. Frames are encrypted as over TCP; data that is put or got is not.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +16,9 @@ use onehop_rdma::{
     Channel, Choice, Endpoint, Held, Limits, Memory, Message, Nic, Registered, Size, Verbs, nearest_first,
 };
 
+use crate::auth::Keys;
 use crate::lock;
+use crate::seal::{Opener, Sealer, Source};
 use crate::tcp::{TcpAcceptor, TcpConnector};
 use crate::transport::{Acceptor, Connector, Exposed, Incoming, Link, Outgoing, Place, Shareable, Stretch};
 use crate::wire::{HEAD_BYTES, Head, Remote};
@@ -102,9 +107,10 @@ pub struct RdmaLink {
     peer: String,
     /// Which of the client's ports it goes by, and so which of its keys counts.
     lane: usize,
-    /// Held while a frame is sent.
-    out: Mutex<()>,
+    /// Held while a frame is sent; seals it, where frames are encrypted.
+    out: Mutex<Option<Sealer>>,
     input: Mutex<Input>,
+    encrypted: AtomicBool,
 }
 
 /// The message that is being read, and how far.
@@ -112,12 +118,13 @@ pub struct RdmaLink {
 struct Input {
     message: Option<Message>,
     at: usize,
+    opener: Option<Opener>,
 }
 
 impl RdmaLink {
     fn new(channel: Channel, ports: &Ports, lane: usize, peer: String) -> Self {
-        let (out, input) = Default::default();
-        Self { channel, ports: ports.clone(), peer, lane, out, input }
+        let (out, input, encrypted) = Default::default();
+        Self { channel, ports: ports.clone(), peer, lane, out, input, encrypted }
     }
 
     fn failed(&self, call: &'static str, limit: Duration, error: onehop_rdma::Error) -> Error {
@@ -139,7 +146,7 @@ impl RdmaLink {
         input.message = None;
         let next = self.channel.receive(deadline);
         let next = next.map_err(|e| self.failed("receiving from", deadline.left(), e))?;
-        *input = Input { message: next, at: 0 };
+        (input.message, input.at) = (next, 0);
         Ok(input.message.is_some())
     }
 
@@ -183,32 +190,14 @@ impl RdmaLink {
         head.check_data(crc, &self.peer)
     }
 
-    /// The registration of memory of ours, and the key of the client's that counts here.
-    fn both(&self, ours: &Stretch, theirs: &Remote) -> Result<(Held<Registered>, onehop_rdma::Remote)> {
-        if theirs.len < ours.len as u64 {
-            return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
-        }
-        let memory: Memory = Arc::new(ours.mem.clone());
-        let registered = self.channel.nic().cached_whole(&memory)?;
-        let rkey = theirs.keys[self.lane % MOST_PORTS];
-        Ok((registered, onehop_rdma::Remote { addr: theirs.addr, len: ours.len as u64, rkey }))
-    }
-}
-
-impl Link for RdmaLink {
-    fn transport(&self) -> &'static str {
-        "rdma"
-    }
-
-    fn peer(&self) -> &str {
-        &self.peer
-    }
-
-    fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
-        let front = [&frame.head.to_bytes()[..], frame.body].concat();
-        let total = front.len() + frame.data.map_or(0, |data| data.len);
-        let deadline = Deadline::after(limit);
-        let _alone = lock(&self.out);
+    /// Sends all of `front`, and the data behind it.
+    fn give(
+        &self,
+        front: &[u8],
+        data: Option<&Stretch>,
+        (limit, deadline): (Duration, Deadline),
+    ) -> Result<()> {
+        let total = front.len() + data.map_or(0, |data| data.len);
         let mut done = 0;
         while done < total {
             let count = self.channel.most().min(total - done);
@@ -219,7 +208,7 @@ impl Link for RdmaLink {
                 }
                 let mut block = [0; BLOCK];
                 let mut copied = of_front;
-                while let Some(from) = frame.data.filter(|_| copied < count) {
+                while let Some(from) = data.filter(|_| copied < count) {
                     let part = &mut block[..(count - copied).min(BLOCK)];
                     from.mem.read(from.at + done + copied - front.len(), part)?;
                     mem.write(at + copied, part)?;
@@ -233,10 +222,61 @@ impl Link for RdmaLink {
         Ok(())
     }
 
+    /// The registration of memory of ours, and the key of the client's that counts here.
+    fn both(&self, ours: &Stretch, theirs: &Remote) -> Result<(Held<Registered>, onehop_rdma::Remote)> {
+        if theirs.len < ours.len as u64 {
+            return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
+        }
+        let memory: Memory = Arc::new(ours.mem.clone());
+        let registered = self.channel.nic().cached_whole(&memory)?;
+        let rkey = theirs.keys[self.lane % MOST_PORTS];
+        Ok((registered, onehop_rdma::Remote { addr: theirs.addr, len: ours.len as u64, rkey }))
+    }
+}
+
+/// The bytes of messages, as they come.
+struct Messages<'a> {
+    link: &'a RdmaLink,
+    input: &'a mut Input,
+    stall: Duration,
+}
+
+impl Source for Messages<'_> {
+    fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        self.link.fill(self.input, out, (self.stall, Deadline::after(left)))
+    }
+}
+
+impl Link for RdmaLink {
+    fn transport(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
+        let until = (limit, Deadline::after(limit));
+        let mut sealer = lock(&self.out);
+        if let Some(sealer) = sealer.as_mut() {
+            return sealer.frame(frame, |bytes| self.give(bytes, None, until));
+        }
+        let front = [&frame.head.to_bytes()[..], frame.body].concat();
+        self.give(&front, frame.data, until)
+    }
+
     fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
         if !self.more(&mut input, Deadline::after(limit))? {
             return Ok(None);
+        }
+        if let Some(mut opener) = input.opener.take() {
+            let mut source = Messages { link: self, input: &mut input, stall };
+            let frame = opener.frame(&mut source, stall, &self.peer, place);
+            input.opener = Some(opener);
+            return frame.map(Some);
         }
         let until = (stall, Deadline::after(stall));
         let mut bytes = [0; HEAD_BYTES];
@@ -252,6 +292,24 @@ impl Link for RdmaLink {
             self.data(&mut input, &head, to.as_ref(), until)?;
         }
         Ok(Some(Incoming { head, body }))
+    }
+
+    fn binding(&self) -> Vec<u8> {
+        self.channel.ends()
+    }
+
+    fn encrypt(&self, keys: &Keys) {
+        *lock(&self.out) = Some(Sealer::new(keys.send));
+        lock(&self.input).opener = Some(Opener::new(keys.receive));
+        self.encrypted.store(true, Ordering::Release);
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.encrypted.load(Ordering::Acquire)
+    }
+
+    fn trust(&self) -> Result<()> {
+        Ok(self.channel.let_in()?)
     }
 
     fn why_inline(&self) -> (String, String) {
@@ -286,9 +344,11 @@ impl RdmaConnector {
     /// Connects to a server: `host:port`, or several of its addresses with commas between them.
     ///
     /// # Errors
-    /// When it is no address.
-    pub fn new(target: &str, ports: Ports) -> Result<Self> {
-        Ok(Self { tcp: TcpConnector::new(target)?, ports })
+    /// When it is no address, or a device has no room for one more client.
+    pub fn new(target: &str, ports: &Ports) -> Result<Self> {
+        let tcp = TcpConnector::new(target)?;
+        let nics: onehop_rdma::Result<Vec<_>> = ports.nics.iter().map(|nic| nic.for_exposing()).collect();
+        Ok(Self { tcp, ports: Ports::of(nics?) })
     }
 }
 

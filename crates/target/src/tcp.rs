@@ -1,17 +1,21 @@
-//! Frames over TCP: for machines without RDMA. Data goes inline: the kernel takes it from where it is and puts it where it belongs, and
-//! checksums are computed while it is in the processor's cache.
+//! Frames over TCP: for machines without RDMA. Data goes inline. Unencrypted, the kernel takes it from where it is and puts it
+//! where it belongs, and checksums are computed while it is in the CPU's cache. Encrypted, it is sealed and opened record by
+//! record in memory that stays in the cache.
 
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use crate::auth::Keys;
 use crate::lock;
-use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch, checksum_on};
+use crate::seal::{Opener, Sealer, Source};
+use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch, checksum_on, due};
 use crate::wire::{HEAD_BYTES, Head, MOST_BODY, Remote};
 use crate::{Error, Result};
 
@@ -21,28 +25,29 @@ const CHUNK: usize = 256 << 10;
 const AHEAD: usize = 16 << 10;
 /// What came and was not looked at yet: a whole head and body have room, and what came with them.
 const INPUT: usize = HEAD_BYTES + MOST_BODY + AHEAD;
-/// The least that a connection has to carry: who brings less than this in the long run stalls.
-const BYTES_A_SECOND: u64 = 1 << 20;
-
 /// A connection over TCP.
 pub struct TcpLink {
     stream: TcpStream,
     peer: String,
-    /// The head and the body that are about to be sent; whose lock one has may send.
-    out: Mutex<Vec<u8>>,
-    /// What came and was not looked at yet.
+    /// Held while a frame is sent.
+    out: Mutex<Out>,
     input: Mutex<Input>,
+    encrypted: AtomicBool,
 }
 
+#[derive(Default)]
+struct Out {
+    /// The head and the body that are about to be sent, where frames are not encrypted.
+    front: Vec<u8>,
+    sealer: Option<Sealer>,
+}
+
+/// What came and was not looked at yet.
 struct Input {
     bytes: Vec<u8>,
     from: usize,
     to: usize,
-}
-
-/// By when so many bytes have to be through.
-fn due(limit: Duration, bytes: usize) -> Instant {
-    Instant::now() + limit + Duration::from_millis(bytes as u64 * 1000 / BYTES_A_SECOND)
+    opener: Option<Opener>,
 }
 
 /// Waits until the descriptor is ready; whether it is.
@@ -74,8 +79,8 @@ impl TcpLink {
         let failed = |e: std::io::Error| Error::io("setting up the connection with", &peer, e);
         stream.set_nonblocking(true).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
-        let input = Mutex::new(Input { bytes: vec![0; INPUT], from: 0, to: 0 });
-        Ok(Self { stream, peer, out: Mutex::default(), input })
+        let input = Mutex::new(Input { bytes: vec![0; INPUT], from: 0, to: 0, opener: None });
+        Ok(Self { stream, peer, out: Mutex::default(), input, encrypted: AtomicBool::new(false) })
     }
 
     fn failed(&self, call: &'static str, error: std::io::Error) -> Error {
@@ -177,10 +182,9 @@ impl TcpLink {
         head.check_data(crc, &self.peer)
     }
 
-    /// Sends all of a frame, whose head and body are `front`.
-    fn give(&self, front: &[u8], data: Option<&Stretch>, limit: Duration) -> Result<()> {
+    /// Sends all of `front`, and the data behind it.
+    fn give(&self, front: &[u8], data: Option<&Stretch>, (limit, until): (Duration, Instant)) -> Result<()> {
         let data_len = data.map_or(0, |data| data.len);
-        let until = due(limit, data_len);
         let mut done = 0;
         while done < front.len() + data_len {
             let (front, skip) = (&front[done.min(front.len())..], done.saturating_sub(front.len()));
@@ -199,6 +203,33 @@ impl TcpLink {
     }
 }
 
+/// Bytes of a connection: first what came already, then what comes.
+struct Ahead<'a> {
+    link: &'a TcpLink,
+    input: &'a mut Input,
+    stall: Duration,
+}
+
+impl Source for Ahead<'_> {
+    fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()> {
+        let (link, input) = (self.link, &mut *self.input);
+        let mut done = 0;
+        while done < out.len() {
+            let rest = &mut out[done..];
+            if input.from == input.to && rest.len() >= AHEAD {
+                let take = || Ok(recv(&link.stream, &mut *rest, RecvFlags::DONTWAIT)?.0);
+                done += link.came(until, take)?.ok_or_else(|| link.late(self.stall))?;
+                continue;
+            }
+            link.fill(input, 1, self.stall, until)?;
+            let count = rest.len().min(input.to - input.from);
+            rest[..count].copy_from_slice(&input.bytes[input.from..input.from + count]);
+            (done, input.from) = (done + count, input.from + count);
+        }
+        Ok(())
+    }
+}
+
 impl Link for TcpLink {
     fn transport(&self) -> &'static str {
         "tcp"
@@ -209,17 +240,27 @@ impl Link for TcpLink {
     }
 
     fn send(&self, frame: &Outgoing<'_>, limit: Duration) -> Result<()> {
-        let mut front = lock(&self.out);
-        front.clear();
-        front.extend_from_slice(&frame.head.to_bytes());
-        front.extend_from_slice(frame.body);
-        self.give(&front, frame.data, limit)
+        let mut out = lock(&self.out);
+        let until = due(limit, frame.data.map_or(0, |data| data.len));
+        if let Some(sealer) = &mut out.sealer {
+            return sealer.frame(frame, |bytes| self.give(bytes, None, (limit, until)));
+        }
+        out.front.clear();
+        out.front.extend_from_slice(&frame.head.to_bytes());
+        out.front.extend_from_slice(frame.body);
+        self.give(&out.front, frame.data, (limit, until))
     }
 
     fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
         if input.from == input.to && !self.more(&mut input, AHEAD, Instant::now() + limit)? {
             return Ok(None);
+        }
+        if let Some(mut opener) = input.opener.take() {
+            let mut source = Ahead { link: self, input: &mut input, stall };
+            let frame = opener.frame(&mut source, stall, &self.peer, place);
+            input.opener = Some(opener);
+            return frame.map(Some);
         }
         let until = Instant::now() + stall;
         self.fill(&mut input, HEAD_BYTES, stall, until)?;
@@ -237,6 +278,16 @@ impl Link for TcpLink {
             self.data(&mut input, &head, to.as_ref(), stall)?;
         }
         Ok(Some(Incoming { head, body }))
+    }
+
+    fn encrypt(&self, keys: &Keys) {
+        lock(&self.out).sealer = Some(Sealer::new(keys.send));
+        lock(&self.input).opener = Some(Opener::new(keys.receive));
+        self.encrypted.store(true, Ordering::Release);
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.encrypted.load(Ordering::Acquire)
     }
 
     fn why_inline(&self) -> (String, String) {

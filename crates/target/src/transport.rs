@@ -7,11 +7,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_os::{DmaMemory, HostMem};
 
 use crate::Result;
+use crate::auth::Keys;
 use crate::wire::{Head, Remote};
 
 /// Data of a frame: a stretch of memory that nobody else writes meanwhile.
@@ -25,7 +26,8 @@ pub struct Stretch {
     pub len: usize,
 }
 
-/// A frame that goes out. Checksums and lengths in its head are right already ([`Head::new`], [`checksum`]).
+/// A frame that goes out. Lengths in its head are right already, and so are checksums ([`Head::new`], [`checksum`]), which
+/// count for connections that are not encrypted.
 pub struct Outgoing<'a> {
     /// Its head.
     pub head: Head,
@@ -35,7 +37,7 @@ pub struct Outgoing<'a> {
     pub data: Option<&'a Stretch>,
 }
 
-/// A frame that came in. Its checksums were right.
+/// A frame that came in. It was authenticated or, where the connection is not encrypted, its checksums were right.
 #[derive(Debug)]
 pub struct Incoming {
     /// Its head.
@@ -84,6 +86,26 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// When the connection has ended, something changed on its way, or `place` fails.
     fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>>;
+
+    /// What both sides know of this connection, and would not agree on if each had it with somebody between them. It goes
+    /// into the key exchange.
+    fn binding(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Encrypts and authenticates all frames from now on, in both directions. Data that is put or got is not covered.
+    fn encrypt(&self, keys: &Keys);
+
+    /// Whether it does.
+    fn is_encrypted(&self) -> bool;
+
+    /// The other side has been let in: it may reach memory that is exposed to it. Before this it reaches none.
+    ///
+    /// # Errors
+    /// When the transport cannot let it.
+    fn trust(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Why data goes inline and not straight to where it belongs, and what would change that. Empty where nothing keeps it.
     fn why_inline(&self) -> (String, String);
@@ -145,12 +167,25 @@ pub trait Acceptor: Send + Sync {
     fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>>;
 }
 
+/// The least that a connection has to carry: a side that brings less than this in the long run stalls.
+const BYTES_A_SECOND: u64 = 1 << 20;
+
+/// By when so many bytes have to be through.
+pub(crate) fn due(limit: Duration, bytes: usize) -> Instant {
+    Instant::now() + limit + Duration::from_millis(bytes as u64 * 1000 / BYTES_A_SECOND)
+}
+
 /// The CRC-32C of memory.
 ///
 /// # Errors
 /// When the stretch does not lie within its memory.
 pub fn checksum(data: &Stretch) -> Result<u32> {
     checksum_on(0, &data.mem, data.at, data.len)
+}
+
+/// The checksum of data that goes behind a frame: none where that is authenticated.
+pub(crate) fn checksum_for(link: &dyn Link, data: &Stretch) -> Result<u32> {
+    if link.is_encrypted() { Ok(0) } else { checksum(data) }
 }
 
 /// Bytes that are copied out and looked at together: three runs of the length that is quickest, and no more than the innermost

@@ -82,7 +82,7 @@ fn of_target(args: &Args, target: &str) -> Result<Options> {
         Transport::Tcp => Box::new(TcpConnector::new(target).map_err(refused)?),
         Transport::Rdma => {
             let ports = super::target::ports(&args.nic)?;
-            Box::new(RdmaConnector::new(target, ports).map_err(refused)?)
+            Box::new(RdmaConnector::new(target, &ports).map_err(refused)?)
         }
     };
     let tree = RemoteTree::connect(connector, options).map_err(refused)?;
@@ -146,12 +146,17 @@ fn text(document: &Value) -> Text {
         let connections =
             format!("{} by {}, {} connections", name("target"), name("transport"), count("connections"));
         text.row("target", connections);
+        text.row("encrypted", name("encrypted"));
         let (again, repeated) = (count("reconnects"), count("repeated"));
         let lost = count("sessions_lost");
         text.row(
             "outages",
             format!("{again} connections made again, {repeated} requests sent again, {lost} restarts of the target"),
         );
+        if count("forged") > 0 {
+            let changed = "connections were closed because somebody on the way changed what was sent";
+            text.row("attacked", format!("{} {changed}", count("forged")));
+        }
         if let Some(why) = target["why"].as_str() {
             text.row("no connection", why);
         }

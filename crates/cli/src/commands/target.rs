@@ -49,7 +49,8 @@ pub(crate) fn ports(names: &[String]) -> Result<Ports> {
 #[derive(clap::Args)]
 #[command(
     after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Everybody who has the key may \
-                        do below the folder what this command's user may: as root, they may act as any user. Nothing is encrypted.\n\n\
+                        do below the folder what this command's user may: as root, they may act as any user. Over TCP everything is encrypted; \
+                        by RDMA everything but the data of files.\n\n\
                         Example:\n  (umask 077; head -c 32 /dev/urandom | base64 > key)\n  \
                         onehop target --root /data/models --listen 0.0.0.0:7464 --key-file key"
 )]
@@ -69,7 +70,8 @@ pub(crate) struct Args {
     /// The file with the key that clients have to have, which nobody else may read
     #[arg(long, required_unless_present = "insecure_loopback_for_tests")]
     key_file: Option<PathBuf>,
-    /// No key: every user of this machine may read and write the folder as this command's user. Only at an address of this machine's own
+    /// No key, and nothing encrypted: every user of this machine may read and write the folder as this command's user. Only at an
+    /// address of this machine's own
     #[arg(long, conflicts_with = "key_file")]
     insecure_loopback_for_tests: bool,
     /// Refuse all that would change something
@@ -107,6 +109,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         ..Options::new(&args.root, key)
     };
     let target = Target::start(options, vec![acceptor]).map_err(refused)?;
+    if args.key_file.is_none() {
+        eprintln!("onehop: no key: every user of this machine is let in, and nothing is encrypted");
+    }
     // People, and scripts that wait for it, read this on stderr.
     eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());
     while !context.stop.is_set() {
@@ -121,6 +126,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     text.row("read", units::bytes(report.read_bytes));
     text.row("written", units::bytes(report.written_bytes));
     text.row("not let in", report.refused);
+    text.row("changed on the way", report.forged);
     text.row("broke the rules", report.broken);
     if !drained {
         let limit = DRAIN.as_secs();

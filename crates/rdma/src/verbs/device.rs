@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Verbs, code, last, sys};
-use crate::memory::{Memory, Register, Relaxed};
+use crate::memory::{Access, Memory, Register};
 use crate::{Error, Result};
 
 /// An open device.
@@ -162,12 +162,12 @@ impl Domain {
         memory: &Memory,
         at: u64,
         bytes: usize,
-        relaxed: Relaxed,
+        access: Access,
     ) -> Result<Registration> {
         // SAFETY: the range is the memory's: mapped host memory, or memory at an address that a GPU's driver has given it and
         // that no CPU memory has. The registration keeps it alive, and it is reached by copies only.
         let mr =
-            unsafe { (self.device.functions().reg_mr)(self.pd(), at as *mut _, bytes, at, access(relaxed)) };
+            unsafe { (self.device.functions().reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access)) };
         self.made("ibv_reg_mr", memory, mr)
     }
 
@@ -182,14 +182,14 @@ impl Domain {
 impl Register for Arc<Domain> {
     type Region = Registration;
 
-    fn host(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registration> {
+    fn host(&self, memory: &Memory, access: Access) -> Result<Registration> {
         let mem = memory.host().ok_or(onehop_os::Error::NotReachable)?;
-        self.by_address(memory, mem.host_ptr() as u64, mem.len(), relaxed)
+        self.by_address(memory, mem.host_ptr() as u64, mem.len(), access)
     }
 
-    fn peer(&self, memory: &Memory, relaxed: Relaxed) -> Result<Registration> {
+    fn peer(&self, memory: &Memory, access: Access) -> Result<Registration> {
         let at = memory.gpu_addr().ok_or(onehop_os::Error::NotReachable)?;
-        self.by_address(memory, at.0, memory.bytes(), relaxed)
+        self.by_address(memory, at.0, memory.bytes(), access)
     }
 
     fn dma_buf(
@@ -197,26 +197,29 @@ impl Register for Arc<Domain> {
         memory: &Memory,
         (fd, offset): (BorrowedFd<'_>, u64),
         name: u64,
-        relaxed: Relaxed,
+        access: Access,
     ) -> Result<Registration> {
         let Some(register) = self.device.functions().reg_dmabuf_mr else {
             return Err(Error::none("libibverbs has no ibv_reg_dmabuf_mr: it is older than rdma-core 34"));
         };
-        let (bytes, access) = (memory.bytes(), access(relaxed) as i32);
+        let (bytes, access) = (memory.bytes(), flags(access) as i32);
         // SAFETY: the descriptor is open across the call, and the kernel checks what it is, and the range in it.
         let mr = unsafe { register(self.pd(), offset, bytes, name, fd.as_raw_fd(), access) };
         self.made("ibv_reg_dmabuf_mr", memory, mr)
     }
 }
 
-fn access(relaxed: Relaxed) -> u32 {
-    let usual = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ;
-    match relaxed {
-        // Providers that do not know it leave it out.
-        Relaxed::Yes => usual | sys::ACCESS_RELAXED_ORDERING,
-        Relaxed::No => usual,
+fn flags(access: Access) -> u32 {
+    // Providers that do not know relaxed ordering leave it out.
+    match access {
+        Access::Messages => sys::ACCESS_LOCAL_WRITE,
+        Access::Own => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_RELAXED_ORDERING,
+        Access::Exposed => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_RELAXED_ORDERING | REMOTE,
     }
 }
+
+/// What lets the other side of a connection in.
+pub(super) const REMOTE: u32 = sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_WRITE;
 
 /// Memory that a device may reach, until this is dropped.
 pub(crate) struct Registration {

@@ -4,6 +4,8 @@
 //! order that the library wants. All of its calls may be made by several threads at once; the library locks.
 
 mod device;
+#[cfg(test)]
+mod fake;
 mod pair;
 mod sys;
 
@@ -16,6 +18,8 @@ use rustix::io::Errno;
 
 use crate::{Error, Result};
 pub(crate) use device::{Device, Domain, Gid, GidKind, Registration};
+#[cfg(test)]
+pub(crate) use fake::Fake;
 pub(crate) use pair::{Completion, Pair, PairState, Queue, Work};
 
 /// Names under which systems have the library.

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use super::device::{Domain, Registration};
+use super::device::{Domain, REMOTE, Registration};
 use super::{code, last, sys};
 use crate::endpoint::Endpoint;
 use crate::memory::Remote;
@@ -128,12 +128,14 @@ impl Queue {
 
 /// A state of a queue pair that is asked for.
 pub(crate) enum PairState<'a> {
-    /// Takes receives; the other side may come in by the port.
+    /// Takes receives. The other side reaches no memory yet.
     Initialised { port: u8 },
     /// Receives from the other side.
     Receives { with: &'a Endpoint, port: u8, gid_index: u8, mtu: i32, reads: u8 },
     /// Sends too.
     Sends { psn: u32, reads: u8 },
+    /// The same, and the other side reaches memory that is exposed.
+    LetsIn,
     /// Everything in it ends with an error.
     Broken,
 }
@@ -267,9 +269,7 @@ fn attributes(state: &PairState<'_>) -> (sys::QpAttr, i32) {
     let empty = sys::QpAttr::default();
     match *state {
         PairState::Initialised { port } => {
-            let access = sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_WRITE;
-            let attr =
-                sys::QpAttr { qp_state: sys::QPS_INIT, port_num: port, qp_access_flags: access, ..empty };
+            let attr = sys::QpAttr { qp_state: sys::QPS_INIT, port_num: port, qp_access_flags: 0, ..empty };
             (attr, sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS)
         }
         PairState::Receives { with, port, gid_index, mtu, reads } => {
@@ -321,6 +321,10 @@ fn attributes(state: &PairState<'_>) -> (sys::QpAttr, i32) {
                 | sys::QP_RETRY_CNT
                 | sys::QP_RNR_RETRY;
             (attr, mask)
+        }
+        PairState::LetsIn => {
+            let attr = sys::QpAttr { qp_state: sys::QPS_RTS, qp_access_flags: REMOTE, ..empty };
+            (attr, sys::QP_STATE | sys::QP_ACCESS_FLAGS)
         }
         PairState::Broken => (sys::QpAttr { qp_state: sys::QPS_ERR, ..empty }, sys::QP_STATE),
     }

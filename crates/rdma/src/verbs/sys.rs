@@ -293,7 +293,7 @@ macro_rules! functions {
             $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
             /// From rdma-core 34 on.
             pub reg_dmabuf_mr: Option<RegDmabufMr>,
-            _library: Library,
+            pub _library: Library,
         }
 
         impl Functions {

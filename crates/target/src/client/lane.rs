@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::handshake;
 use crate::lock;
-use crate::transport::{Link, Outgoing, Stretch, checksum};
+use crate::transport::{Link, Outgoing, Stretch, checksum_for};
 use crate::wire::{Head, Kind, Reply, unpack};
 use crate::{Error, Result};
 
@@ -52,10 +52,18 @@ pub(super) struct Lane {
     start: Instant,
     /// Told when the lane ends, or has room.
     changed: Arc<Condvar>,
+    /// Counts lanes that ended because a frame was not authentic.
+    forged: Arc<AtomicU64>,
 }
 
 impl Lane {
-    pub fn new(link: Box<dyn Link>, credits: u32, stall: Duration, changed: Arc<Condvar>) -> Arc<Self> {
+    pub fn new(
+        link: Box<dyn Link>,
+        credits: u32,
+        stall: Duration,
+        changed: Arc<Condvar>,
+        forged: Arc<AtomicU64>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             link,
             credits: credits.max(1) as usize,
@@ -66,6 +74,7 @@ impl Lane {
             asked: AtomicU64::new(0),
             start: Instant::now(),
             changed,
+            forged,
         })
     }
 
@@ -133,7 +142,7 @@ impl Lane {
         head.done = done;
         let sent = data.map_or(Ok(()), |data| {
             head.data = data.len as u32;
-            head.data_crc = checksum(data)?;
+            head.data_crc = checksum_for(&*self.link, data)?;
             Ok(())
         });
         if sent.and_then(|()| self.link.send(&Outgoing { head, body, data }, self.stall)).is_err() {
@@ -163,15 +172,16 @@ impl Lane {
 
     /// Reads answers until the lane ends.
     pub fn listen(&self) {
-        let ended = self.answers();
+        // Other reasons are of no use to anybody: requests go on elsewhere, and a connection that cannot be had says why.
+        if matches!(self.answers(), Err(Error::Forged { .. })) {
+            self.forged.fetch_add(1, Ordering::Relaxed);
+        }
         self.die();
         for (_, call) in lock(&self.calls).drain() {
             *lock(&call.state) = State::Lost;
             call.woken.notify_all();
         }
         self.changed.notify_all();
-        // Why is of no use to anybody: requests go on elsewhere, and a connection that cannot be had says why.
-        drop(ended);
     }
 
     fn answers(&self) -> Result<()> {

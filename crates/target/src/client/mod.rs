@@ -139,6 +139,7 @@ pub(crate) struct Client {
     chores: Mutex<Vec<(u64, Request)>>,
     reconnects: AtomicU64,
     repeated: AtomicU64,
+    forged: Arc<AtomicU64>,
     over: AtomicBool,
 }
 
@@ -149,12 +150,16 @@ pub struct Report {
     pub target: String,
     /// How bytes come from there.
     pub transport: &'static str,
+    /// What is encrypted and authenticated on the way: `all`, `frames` (but not data that RDMA carries), `nothing`.
+    pub encrypted: &'static str,
     /// Connections now.
     pub connections: usize,
     /// Connections that had to be made again.
     pub reconnects: u64,
     /// Requests that were sent again.
     pub repeated: u64,
+    /// Connections that were closed because somebody on the way changed what was sent.
+    pub forged: u64,
     /// Sessions that the target lost.
     pub sessions_lost: u64,
     /// Whether the target refuses all changes.
@@ -176,6 +181,7 @@ impl Client {
             chores: Mutex::default(),
             reconnects: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
+            forged: Arc::default(),
             over: AtomicBool::new(false),
             options,
         })
@@ -203,7 +209,8 @@ impl Client {
         state.boot = welcome.boot;
         state.read_only = welcome.read_only;
         state.why.clear();
-        let lane = Lane::new(link, welcome.credits, options.stall, self.changed.clone());
+        let (changed, forged) = (self.changed.clone(), self.forged.clone());
+        let lane = Lane::new(link, welcome.credits, options.stall, changed, forged);
         let reader = lane.clone();
         std::thread::Builder::new()
             .name("target answers".into())
@@ -435,9 +442,15 @@ impl Client {
         Report {
             target: self.connector.peer().to_owned(),
             transport: self.connector.transport(),
+            encrypted: match (&self.options.key, self.connector.transport()) {
+                (None, _) => "nothing",
+                (Some(_), "rdma") => "frames",
+                (Some(_), _) => "all",
+            },
             connections: state.lanes.iter().flatten().filter(|lane| !lane.is_dead()).count(),
             reconnects: self.reconnects.load(Ordering::Relaxed),
             repeated: self.repeated.load(Ordering::Relaxed),
+            forged: self.forged.load(Ordering::Relaxed),
             sessions_lost: state.epoch.saturating_sub(1),
             read_only: state.read_only,
             why: Some(state.why.clone()).filter(|why| !why.is_empty()),

@@ -117,6 +117,7 @@ pub(crate) struct Stats {
     read: AtomicU64,
     written: AtomicU64,
     refused: AtomicU64,
+    forged: AtomicU64,
     broken: AtomicU64,
 }
 
@@ -137,6 +138,8 @@ pub struct Report {
     pub written_bytes: u64,
     /// Connections that were not let in.
     pub refused: u64,
+    /// Connections on which somebody on the way changed what was sent.
+    pub forged: u64,
     /// Connections that broke the rules, or stalled.
     pub broken: u64,
 }
@@ -187,7 +190,6 @@ impl Shared {
         };
         let limits = &self.options.limits;
         let welcome = Welcome {
-            proof: [0; 32],
             session: session.id,
             boot: self.boot,
             credits: limits.credits,
@@ -244,6 +246,9 @@ impl Shared {
                 Ok(()) => {}
                 Err(Error::Refused { .. } | Error::WrongKey { .. }) => {
                     shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(Error::Forged { .. }) => {
+                    shared.stats.forged.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(_) => {
                     shared.stats.broken.fetch_add(1, Ordering::Relaxed);
@@ -345,6 +350,7 @@ impl Target {
             read_bytes: count(&shared.stats.read),
             written_bytes: count(&shared.stats.written),
             refused: count(&shared.stats.refused),
+            forged: count(&shared.stats.forged),
             broken: count(&shared.stats.broken),
         }
     }

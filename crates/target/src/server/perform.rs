@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::Shared;
 use super::connection::{Connection, Summed};
 use crate::buffers::Lent;
-use crate::transport::{Stretch, checksum, checksum_on};
+use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Answer, Memory, OpenFile, Tree, errno};
 use crate::wire::{MOST_DATA, Remote, Reply, Request};
 
@@ -85,7 +85,7 @@ pub(crate) fn at_once(
                 return false;
             }
             let data = Stretch { mem: scratch.clone(), at: 0, len: wanted };
-            let Ok(crc) = checksum(&data) else { return false };
+            let Ok(crc) = checksum_for(&*connection.link, &data) else { return false };
             shared.stats.read.fetch_add(wanted as u64, Ordering::Relaxed);
             connection.answer(id, &Reply::Count { bytes: *len, crc: 0 }, Some(&Summed { data, crc }));
             true
@@ -216,7 +216,9 @@ fn read(
     let file = connection.session.file(file)?;
     let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
     let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-    let (count, crc) = read_and_sum(&*file, &stretch, at)?;
+    // What goes behind the answer of an encrypted connection is authenticated there.
+    let sums = into.is_some() || !connection.link.is_encrypted();
+    let (count, crc) = read_and_sum(&*file, &stretch, at, sums)?;
     shared.stats.read.fetch_add(count as u64, Ordering::Relaxed);
     let (bytes, whole) = (count as u32, Stretch { len: count, ..stretch });
     if count == 0 {
@@ -229,14 +231,17 @@ fn read(
     Ok((Reply::Count { bytes, crc }, None))
 }
 
-/// Reads in parts, so that each is in the cache when its checksum is computed; gives how many bytes there were.
-fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64) -> Answer<(usize, u32)> {
+/// Reads in parts, so that each is in the cache when its checksum is computed, where one is wanted; gives how many bytes there
+/// were.
+fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64, sums: bool) -> Answer<(usize, u32)> {
     let (mut done, mut crc) = (0, 0);
     while done < to.len {
         let len = PART.min(to.len - done);
         let part = Memory { mem: &to.mem, at: to.at + done, len, shared: false };
         let count = file.read(part, at + done as u64).map_err(|e| errno(&e))?;
-        crc = checksum_on(crc, &to.mem, to.at + done, count).map_err(|_| Errno::IO)?;
+        if sums {
+            crc = checksum_on(crc, &to.mem, to.at + done, count).map_err(|_| Errno::IO)?;
+        }
         done += count;
         if count < len {
             break;

@@ -4,7 +4,7 @@ use super::{MOST_BODY, MOST_DATA};
 use crate::{Error, Result};
 
 /// The version of what is said.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";
@@ -15,11 +15,11 @@ const MAGIC: [u8; 4] = *b"1HOP";
 pub enum Kind {
     /// A client begins: [`super::Hello`].
     Hello = 1,
-    /// The server's answer to that: [`super::Challenge`].
-    Challenge = 2,
-    /// The client has the key, and wants this session: [`super::Proof`].
-    Proof = 3,
-    /// So has the server: [`super::Welcome`].
+    /// The server's answer to that: [`super::HelloBack`].
+    HelloBack = 2,
+    /// The client wants to be let in: [`super::Join`].
+    Join = 3,
+    /// It is: [`super::Welcome`].
     Welcome = 4,
     /// Something to be done: [`super::Request`].
     Request = 5,
@@ -36,8 +36,8 @@ pub enum Kind {
 impl Kind {
     const ALL: [Self; 9] = [
         Self::Hello,
-        Self::Challenge,
-        Self::Proof,
+        Self::HelloBack,
+        Self::Join,
         Self::Welcome,
         Self::Request,
         Self::Reply,
@@ -47,7 +47,7 @@ impl Kind {
     ];
 }
 
-/// The head of a frame, as it is used; checksums of the rest are in it.
+/// The head of a frame, as it is used; checksums of the rest are in it, for connections that are not encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// What the frame is for.

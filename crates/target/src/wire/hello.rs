@@ -1,44 +1,34 @@
-//! How both sides begin: who they are, that they have the key, and which session it is.
+//! How both sides begin: that they have the key, and which session it is.
 
 use serde::{Deserialize, Serialize};
 
-/// Random bytes, new for each connection.
-pub type Nonce = [u8; 32];
-/// Names a session; whoever knows it and has the key may go on with it.
+/// Names a session; a client that knows it and has the key may go on with it.
 pub type SessionId = [u8; 16];
 
 /// A client begins.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// The client's share of what is proven.
-    pub nonce: Nonce,
-    /// Whether it has a key, and so wants to see that the server has it.
-    pub has_key: bool,
+    /// Its message of the key exchange ([`crate::auth::Key::begin`]); none where it has no key.
+    pub exchange: Option<Vec<u8>>,
 }
 
-/// The server's answer.
+/// The server's answer. Where there was an exchange, all frames after this one are encrypted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Challenge {
-    /// The server's share.
-    pub nonce: Nonce,
-    /// Whether it lets only those in who have the key.
-    pub wants_key: bool,
+pub struct HelloBack {
+    /// Its message of the key exchange ([`crate::auth::Key::respond`]); none where it has no key.
+    pub exchange: Option<Vec<u8>>,
 }
 
-/// The client has the key.
+/// The client wants to be let in. That this frame opens shows that it has the key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Proof {
-    /// [`crate::auth::Key::client`] of all that was said; zeroes without a key.
-    pub proof: [u8; 32],
+pub struct Join {
     /// The session that it wants to go on with.
     pub session: Option<SessionId>,
 }
 
-/// The server has it too, and the connection can be used.
+/// It is let in, and the connection can be used.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`crate::auth::Key::server`] of all that was said; zeroes without a key.
-    pub proof: [u8; 32],
     /// The session. Another one than was wanted: the server knows nothing of that any more.
     pub session: SessionId,
     /// Names the server machine's run. When it changes, what was written and not synced may be lost.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use onehop_target::server;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Caller, Head, Hello, Kind, Name, Proof, ROOT, Request, Xattr, pack};
+use onehop_target::wire::{Caller, Head, Hello, Join, Kind, Name, ROOT, Request, Xattr, pack};
 
-use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
+use crate::bed::{BOTH, Bed, LONG, ME, connect, key, name, options, start};
 
 /// Numbers that look random, the same each time.
 struct Dice(u64);
@@ -70,8 +70,8 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut say = |bytes: &[u8]| stream.write_all(bytes).is_ok();
-    let hello = pack(&Hello { nonce: [3; 32], has_key: false }).unwrap();
-    let proof = pack(&Proof { proof: [0; 32], session: None }).unwrap();
+    let hello = pack(&Hello { exchange: None }).unwrap();
+    let join = pack(&Join { session: None }).unwrap();
     match dice.roll() % 8 {
         0 => {
             let garbage: Vec<u8> = (0..dice.roll() % 5000).map(|_| dice.roll() as u8).collect();
@@ -90,7 +90,7 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
         }
         _ => {
             say(&frame(Kind::Hello, 0, &hello, b""));
-            say(&frame(Kind::Proof, 0, &proof, b""));
+            say(&frame(Kind::Join, 0, &join, b""));
             for number in 0..100 {
                 let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
                 let body = pack(&odd_request(dice)).unwrap();
@@ -165,10 +165,10 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
     (of.limits.handshake, of.limits.stall) = (Duration::from_millis(100), Duration::from_millis(100));
     of.limits.silence = Duration::from_millis(300);
     let (_target, address) = start(of, "127.0.0.1:0");
-    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: false }).unwrap(), b"");
-    let proof = frame(Kind::Proof, 0, &pack(&Proof { proof: [0; 32], session: None }).unwrap(), b"");
-    let half = [&hello[..], &proof, &frame(Kind::Ping, 0, b"", b"")[..20]].concat();
-    let silent = [&hello[..], &proof].concat();
+    let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
+    let join = frame(Kind::Join, 0, &pack(&Join { session: None }).unwrap(), b"");
+    let half = [&hello[..], &join, &frame(Kind::Ping, 0, b"", b"")[..20]].concat();
+    let silent = [&hello[..], &join].concat();
     for said in [&b""[..], &hello[..10], &hello, &half, &silent] {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -183,7 +183,8 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
 fn silent_connections_keep_nobody_out() {
     let bed = Bed::new();
     let (target, address) = bed.target();
-    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: true }).unwrap(), b"");
+    let hello =
+        frame(Kind::Hello, 0, &pack(&Hello { exchange: Some(key().begin(b"").unwrap().1) }).unwrap(), b"");
     let silent = |number: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
         if number.is_multiple_of(2) {
@@ -208,14 +209,14 @@ fn clients_that_are_gone_make_room_for_others() {
     let mut of = server::Options { key: None, ..bed.options() };
     of.limits.sessions = 3;
     let (target, address) = start(of, "127.0.0.1:0");
-    let hello = frame(Kind::Hello, 0, &pack(&Hello { nonce: [0; 32], has_key: false }).unwrap(), b"");
-    let proof = frame(Kind::Proof, 0, &pack(&Proof { proof: [0; 32], session: None }).unwrap(), b"");
+    let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
+    let join = frame(Kind::Join, 0, &pack(&Join { session: None }).unwrap(), b"");
     let here = connect(address, onehop_target::client::Options { key: None, ..options() });
     for _ in 0..10 {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.write_all(&[&hello[..], &proof].concat()).unwrap();
-        // It was let in if there is an answer to the proof, too.
+        stream.write_all(&[&hello[..], &join].concat()).unwrap();
+        // It was let in if there is an answer to the join, too.
         assert!(stream.read(&mut [0; 1]).unwrap() > 0);
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let _ = stream.read_to_end(&mut Vec::new());

@@ -1,8 +1,9 @@
-//! A target and its clients: files as they should be, whoever has no key, what is hostile, and what happens when something goes.
+//! A target and its clients: files as they should be, whoever has no key, what is hostile, who sits between them, and what happens when something goes.
 #![allow(clippy::unwrap_used)]
 
 mod bed;
 mod files;
 mod hostile;
 mod outages;
+mod relay;
 mod together;

@@ -6,7 +6,7 @@ use onehop_target::client;
 use onehop_target::tcp::TcpAcceptor;
 use onehop_target::transport::{Acceptor, Incoming, Link, Outgoing};
 use onehop_target::tree::{Folder, Rules, Tree};
-use onehop_target::wire::{Challenge, Head, Kind, ROOT, Reply, Request, Welcome, pack, unpack};
+use onehop_target::wire::{Head, HelloBack, Kind, ROOT, Reply, Request, Welcome, pack, unpack};
 
 use crate::bed::{Bed, LONG, connect, options};
 
@@ -25,16 +25,10 @@ fn say<T: serde::Serialize>(link: &dyn Link, kind: Kind, id: u64, message: &T) {
 /// A target that says at once what its folder is, and what links say only when all have asked: the last one first.
 fn answer_late(link: &dyn Link, folder: &Folder) {
     receive(link);
-    say(link, Kind::Challenge, 0, &Challenge { nonce: [0; 32], wants_key: false });
+    say(link, Kind::HelloBack, 0, &HelloBack { exchange: None });
     receive(link);
-    let welcome = Welcome {
-        proof: [0; 32],
-        session: [1; 16],
-        boot: [1; 16],
-        credits: 64,
-        lease_ms: 60_000,
-        read_only: false,
-    };
+    let welcome =
+        Welcome { session: [1; 16], boot: [1; 16], credits: 64, lease_ms: 60_000, read_only: false };
     say(link, Kind::Welcome, 0, &welcome);
     let mut waiting = Vec::new();
     while waiting.len() < TOGETHER {

@@ -204,7 +204,7 @@ fn serve(
 fn tree(transport: Transport, address: &str, args: &Args, options: &client::Options) -> Result<RemoteTree> {
     let connector: Box<dyn Connector> = match transport {
         Transport::Tcp => Box::new(TcpConnector::new(address).map_err(refused)?),
-        Transport::Rdma => Box::new(RdmaConnector::new(address, ports(&args.nic)?).map_err(refused)?),
+        Transport::Rdma => Box::new(RdmaConnector::new(address, &ports(&args.nic)?).map_err(refused)?),
     };
     RemoteTree::connect(connector, options.clone()).map_err(refused)
 }

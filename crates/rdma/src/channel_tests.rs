@@ -1,0 +1,92 @@
+//! Ends of connections, and who reaches which memory, with a device that does no work.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::*;
+use crate::memory::{Access, Memory};
+use crate::verbs::Fake;
+
+const LONG: Duration = Duration::from_secs(30);
+const READ_AND_WRITE: u32 = 6;
+
+/// A connection of a device that does no work, and the socket by which it knows that somebody is there.
+fn connected(nic: &Arc<Nic>) -> (Channel, UnixStream) {
+    let prepared = Prepared::new(nic, Size::default()).unwrap();
+    let other = *prepared.endpoint();
+    let (met, far) = UnixStream::pair().unwrap();
+    (prepared.connect(&other, met.into()).unwrap(), far)
+}
+
+fn memory() -> Memory {
+    Arc::new(HostMem::anonymous(4096).unwrap())
+}
+
+#[test]
+fn nobody_has_memory_back_before_the_pair_is_destroyed() {
+    let fake = Fake::new();
+    let nic = Nic::of_device(fake.device());
+    let (channel, _far) = connected(&nic);
+    let own = nic.register(&memory(), Access::Own).unwrap();
+    let to = Remote { addr: 0, len: 4096, rkey: 1 };
+    fake.hold();
+    std::thread::scope(|scope| {
+        let put = |limit| channel.put(&own, 0, to, Deadline::after(limit)).is_err();
+        // Two run out of time together, and two more have to do with the same end.
+        let first = scope.spawn(move || (put(Duration::from_millis(20)), fake.has_destroyed()));
+        let second = scope.spawn(move || (put(Duration::from_millis(20)), fake.has_destroyed()));
+        let patient = scope.spawn(move || (put(LONG), fake.has_destroyed()));
+        fake.wait_until_destroying();
+        let closing = scope.spawn(|| {
+            channel.close("it is closed");
+            (true, fake.has_destroyed())
+        });
+        // Long enough for all of them to come to their end, if nothing kept them.
+        std::thread::sleep(Duration::from_millis(300));
+        fake.let_go();
+        for thread in [first, second, patient, closing] {
+            let (failed, destroyed) = thread.join().unwrap();
+            assert!(failed && destroyed, "memory was given back while the device could reach it");
+        }
+    });
+}
+
+#[test]
+fn nobody_is_let_in_before_it_is_said() {
+    let fake = Fake::new();
+    let nic = Nic::of_device(fake.device());
+    let (channel, _far) = connected(&nic);
+    assert_eq!(fake.pair_rights(), [0]);
+    channel.let_in().unwrap();
+    assert_eq!(fake.pair_rights(), [0, READ_AND_WRITE]);
+    channel.close("it is closed");
+    assert!(matches!(channel.let_in(), Err(Error::Broken(_))));
+}
+
+#[test]
+fn memory_is_reached_by_others_only_where_it_is_exposed() {
+    let fake = Fake::new();
+    let nic = Nic::of_device(fake.device());
+    let _own = nic.cached_whole(&memory()).unwrap();
+    let (_channel, _far) = connected(&nic);
+    assert_eq!(fake.memory_rights().len(), 2);
+    assert!(fake.memory_rights().iter().all(|rights| rights & READ_AND_WRITE == 0));
+    let exposing = nic.for_exposing().unwrap();
+    let _exposed = exposing.cached_whole(&memory()).unwrap();
+    assert_eq!(fake.memory_rights()[2] & READ_AND_WRITE, READ_AND_WRITE);
+    // Messages of such a connection are nobody's business either.
+    let (_channel, _far) = connected(&exposing);
+    assert_eq!(fake.memory_rights()[3] & READ_AND_WRITE, 0);
+}
+
+#[test]
+fn both_sides_of_a_connection_know_the_same_ends() {
+    let nic = Nic::of_device(Fake::new().device());
+    let [near, far] = [(); 2].map(|()| Prepared::new(&nic, Size::default()).unwrap());
+    let [of_near, of_far] = [*near.endpoint(), *far.endpoint()];
+    let (met, other) = UnixStream::pair().unwrap();
+    let near = near.connect(&of_far, met.into()).unwrap();
+    let far = far.connect(&of_near, other.into()).unwrap();
+    assert_eq!(near.ends(), far.ends());
+    assert_ne!(near.ends(), connected(&nic).0.ends());
+}

@@ -1,0 +1,303 @@
+//! A relay that has no key, sees every byte, and changes, repeats, drops, swaps, cuts and makes up some: each of it is noticed, and
+//! nothing of it happens.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::server::{self, Target};
+use onehop_target::tcp::TcpConnector;
+use onehop_target::tree::{OpenFile, Tree};
+use onehop_target::wire::{Caller, Head, Hello, HelloBack, Kind, ROOT, Request, pack};
+use rustix::io::Errno;
+
+use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// What the relay does once, to what it takes from a socket next.
+#[derive(Clone, PartialEq, Debug)]
+enum Attack {
+    /// A bit of the byte at this fraction of it is changed.
+    Flip(f64),
+    Repeat,
+    Drop,
+    /// It goes on behind what comes after it.
+    Swap,
+    /// Its last bytes are missing.
+    Cut(usize),
+    /// These bytes go before it.
+    Insert(Vec<u8>),
+    /// These go in its place.
+    Replace(Vec<u8>),
+}
+
+#[derive(Default)]
+struct Plan {
+    next: Mutex<Option<(Way, Attack)>>,
+    over: AtomicBool,
+    /// What went up and down on each connection.
+    seen: Mutex<Vec<[Vec<u8>; 2]>>,
+}
+
+struct Relay {
+    address: SocketAddr,
+    plan: Arc<Plan>,
+}
+
+impl Relay {
+    fn new(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, plan) = (listener.local_addr().unwrap(), Arc::new(Plan::default()));
+        listener.set_nonblocking(true).unwrap();
+        let shared = plan.clone();
+        std::thread::spawn(move || {
+            while !shared.over.load(Ordering::Acquire) {
+                match listener.accept() {
+                    Ok((near, _)) => carry(near, to, &shared),
+                    Err(_) => std::thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        });
+        Self { address, plan }
+    }
+
+    fn plan(&self, way: Way, attack: Attack) {
+        *self.plan.next.lock().unwrap() = Some((way, attack));
+    }
+
+    fn is_done(&self) -> bool {
+        self.plan.next.lock().unwrap().is_none()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.plan.over.store(true, Ordering::Release);
+    }
+}
+
+fn carry(near: TcpStream, to: SocketAddr, plan: &Arc<Plan>) {
+    let Ok(far) = TcpStream::connect(to) else { return };
+    near.set_nonblocking(false).unwrap();
+    let number = {
+        let mut seen = plan.seen.lock().unwrap();
+        seen.push(Default::default());
+        seen.len() - 1
+    };
+    for (way, from, to) in [(Way::Up, near.try_clone(), far.try_clone()), (Way::Down, Ok(far), Ok(near))] {
+        let (mut from, mut to, plan) = (from.unwrap(), to.unwrap(), plan.clone());
+        std::thread::spawn(move || {
+            let _ = pass(way, number, &mut from, &mut to, &plan);
+            let _ = from.shutdown(std::net::Shutdown::Both);
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        });
+    }
+}
+
+/// The next bytes of a socket; none at its end.
+fn some(from: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 65_536];
+    let count = from.read(&mut bytes)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+fn pass(
+    way: Way,
+    number: usize,
+    from: &mut TcpStream,
+    to: &mut TcpStream,
+    plan: &Plan,
+) -> std::io::Result<()> {
+    loop {
+        let mut bytes = some(from)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        plan.seen.lock().unwrap()[number][usize::from(way == Way::Down)].extend_from_slice(&bytes);
+        let attack = plan.next.lock().unwrap().take_if(|(chosen, _)| *chosen == way);
+        match attack.map(|(_, attack)| attack) {
+            None => {}
+            Some(Attack::Flip(part)) => {
+                let at = ((bytes.len() - 1) as f64 * part) as usize;
+                bytes[at] ^= 0x20;
+            }
+            Some(Attack::Repeat) => to.write_all(&bytes)?,
+            Some(Attack::Drop) => bytes.clear(),
+            Some(Attack::Swap) => to.write_all(&some(from)?)?,
+            Some(Attack::Cut(count)) => bytes.truncate(bytes.len().saturating_sub(count)),
+            Some(Attack::Insert(more)) => to.write_all(&more)?,
+            Some(Attack::Replace(others)) => bytes = others,
+        }
+        to.write_all(&bytes)?;
+    }
+}
+
+fn plain(kind: Kind, id: u64, message: &impl serde::Serialize) -> Vec<u8> {
+    let body = pack(message).unwrap();
+    [&Head::new(kind, id, &body).to_bytes()[..], &body].concat()
+}
+
+/// A frame as it would be sent without a key: the file `keep` is to be removed.
+fn removal() -> Vec<u8> {
+    let by = Caller::ROOT;
+    plain(Kind::Request, 1000, &Request::Remove { parent: ROOT, name: name("keep"), folder: false, by })
+}
+
+/// One connection, and a client that is quick to notice that it is dead.
+fn quick() -> client::Options {
+    let stall = Duration::from_millis(400);
+    client::Options { lanes: 1, stall, connect: Duration::from_secs(2), give_up: LONG, ..options() }
+}
+
+const LEN: usize = 5000;
+
+struct Scene {
+    bed: Bed,
+    target: Target,
+    relay: Relay,
+}
+
+impl Scene {
+    fn new(of: impl FnOnce(server::Options) -> server::Options) -> Self {
+        let bed = Bed::new();
+        std::fs::write(bed.root().join("keep"), "kept").unwrap();
+        let (target, address) = start(of(bed.options()), "127.0.0.1:0");
+        let relay = Relay::new(address);
+        Self { bed, target, relay }
+    }
+}
+
+/// Writes and reads until the attack was made and noticed; what was acknowledged is there each time.
+fn until_noticed(scene: &Scene, tree: &RemoteTree, file: &dyn OpenFile, way: Way) {
+    let count = || match way {
+        Way::Up => scene.target.report().forged,
+        Way::Down => tree.report().forged,
+    };
+    let (begun, before) = (Instant::now(), count());
+    let mut turn = 0_u32;
+    while !scene.relay.is_done() || count() == before {
+        assert!(begun.elapsed() < LONG, "{:?} {:?}", scene.target.report(), tree.report());
+        turn += 1;
+        let wrote = turn.to_le_bytes().repeat(LEN / 4);
+        assert_eq!(file.write_bytes(&wrote, 0).unwrap(), LEN);
+        let mut seen = vec![0; LEN];
+        assert_eq!(file.read_bytes(&mut seen, 0).unwrap(), LEN);
+        assert!(seen == wrote, "turn {turn}: other bytes than were written");
+    }
+    assert_eq!(count(), before + 1, "one connection was closed for it");
+}
+
+#[test]
+fn whatever_a_relay_does_is_noticed_and_nothing_of_it_happens() {
+    let scene = Scene::new(|options| options);
+    let tree = connect(scene.relay.address, quick());
+    let (_, file) = tree.create(ROOT, &name("data"), 0o600, BOTH, true, &ME).unwrap();
+    file.write_bytes(&[1; LEN], 0).unwrap();
+    // What an earlier connection carried, behind its exchange of keys.
+    let [up, down] = scene.relay.plan.seen.lock().unwrap()[0].clone();
+    let earlier = |way| match way {
+        Way::Up => up[up.len() - LEN..].to_vec(),
+        Way::Down => down[down.len() - 64..].to_vec(),
+    };
+    for way in [Way::Up, Way::Down] {
+        for attack in [
+            Attack::Flip(0.0),
+            Attack::Flip(0.01),
+            Attack::Flip(0.5),
+            Attack::Flip(1.0),
+            Attack::Repeat,
+            Attack::Drop,
+            Attack::Swap,
+            Attack::Cut(1),
+            Attack::Cut(40),
+            Attack::Insert(removal()),
+            Attack::Insert(vec![0; 64]),
+            Attack::Insert(earlier(way)),
+        ] {
+            println!("{way:?} {:.60}", format!("{attack:?}"));
+            scene.relay.plan(way, attack);
+            until_noticed(&scene, &tree, &*file, way);
+        }
+    }
+    assert_eq!(tree.report().sessions_lost, 0);
+    assert_eq!(std::fs::read(scene.bed.root().join("keep")).unwrap(), b"kept");
+}
+
+#[test]
+fn without_a_key_a_relay_can_have_things_done() {
+    // So what the test above sees is not for want of trying.
+    let scene = Scene::new(|options| server::Options { key: None, ..options });
+    let tree = connect(scene.relay.address, client::Options { key: None, ..quick() });
+    scene.relay.plan(Way::Up, Attack::Insert(removal()));
+    let begun = Instant::now();
+    while scene.bed.root().join("keep").exists() {
+        assert!(begun.elapsed() < LONG);
+        let _ = tree.attr(ROOT);
+    }
+    assert_eq!(tree.lookup(ROOT, &name("keep"), &ME).err(), Some(Errno::NOENT));
+}
+
+#[test]
+fn nobody_reads_what_goes_by() {
+    let scene = Scene::new(|options| options);
+    let tree = connect(scene.relay.address, quick());
+    let secret = b"that nobody but the two of us is to know";
+    let (_, file) = tree.create(ROOT, &name("a-telling-name"), 0o600, BOTH, true, &ME).unwrap();
+    file.write_bytes(secret, 0).unwrap();
+    let mut seen = [0; 40];
+    file.read_bytes(&mut seen, 0).unwrap();
+    assert_eq!(seen, *secret);
+    let all: Vec<u8> = scene.relay.plan.seen.lock().unwrap().concat().concat();
+    for text in [&secret[..8], b"telling"] {
+        assert!(!all.windows(text.len()).any(|part| part == text));
+    }
+    assert_eq!((tree.report().encrypted, tree.report().forged), ("all", 0));
+}
+
+#[test]
+fn what_was_recorded_is_of_no_use_later() {
+    let scene = Scene::new(|options| options);
+    let tree = connect(scene.relay.address, quick());
+    let (_, file) = tree.create(ROOT, &name("log"), 0o600, BOTH, true, &ME).unwrap();
+    file.append_bytes(b"once").unwrap();
+    tree.remove(ROOT, &name("keep"), false, &ME).unwrap();
+    drop((file, tree));
+    std::fs::write(scene.bed.root().join("keep"), "again").unwrap();
+    let [up, _] = scene.relay.plan.seen.lock().unwrap()[0].clone();
+    let mut stream = TcpStream::connect(scene.relay.address).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(&up).unwrap();
+    // To the end, which comes.
+    let _ = stream.read_to_end(&mut Vec::new());
+    assert_eq!(scene.target.report().forged, 1, "{:?}", scene.target.report());
+    assert_eq!(std::fs::read(scene.bed.root().join("keep")).unwrap(), b"again");
+    assert_eq!(std::fs::read(scene.bed.root().join("log")).unwrap(), b"once");
+}
+
+#[test]
+fn nobody_is_talked_out_of_the_key() {
+    let scene = Scene::new(|options| options);
+    let none = [
+        (Way::Up, plain(Kind::Hello, 0, &Hello { exchange: None }), "its key"),
+        (Way::Down, plain(Kind::HelloBack, 0, &HelloBack { exchange: None }), "has no key"),
+        (Way::Up, plain(Kind::Hello, 0, &Hello { exchange: Some(vec![9; 48]) }), "not the target's key"),
+        (Way::Down, plain(Kind::HelloBack, 0, &HelloBack { exchange: Some(vec![9; 48]) }), "our key"),
+    ];
+    for (way, frame, says) in none {
+        scene.relay.plan(way, Attack::Replace(frame));
+        let connector = TcpConnector::new(&scene.relay.address.to_string()).unwrap();
+        let said = RemoteTree::connect(Box::new(connector), quick()).err().unwrap().to_string();
+        assert!(said.contains(says), "{said}");
+    }
+    assert_eq!(scene.target.report().sessions, 0);
+    assert!(connect(scene.relay.address, quick()).attr(ROOT).is_ok());
+}
