@@ -253,3 +253,85 @@ impl Lane {
         Ok(count as i64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::io::Outcome;
+    use crate::io::tests::{Rig, request};
+
+    /// A copier, and whether somebody has waited for it.
+    struct Watched {
+        copier: Box<dyn Copier>,
+        waited: Arc<AtomicBool>,
+    }
+
+    impl Copier for Watched {
+        fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+            self.copier.copy(rows)
+        }
+        fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+            self.copier.mark()
+        }
+        fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+            self.copier.is_over(mark)
+        }
+        fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+            self.waited.store(true, Ordering::Release);
+            self.copier.wait(mark)
+        }
+    }
+
+    /// Has a lane's last copier watched.
+    fn watch(lane: &mut Lane) -> Arc<AtomicBool> {
+        let waited = Arc::new(AtomicBool::new(false));
+        let Copies { buffer, copier } = lane.copiers.pop().unwrap();
+        let copier = Box::new(Watched { copier, waited: waited.clone() });
+        lane.copiers.push(Copies { buffer, copier });
+        waited
+    }
+
+    #[test]
+    fn a_completion_waits_for_the_copy_into_its_own_buffer() {
+        let rig = Rig::new();
+        let mut idle = None;
+        // An engine without lanes: this test is the lane.
+        let without_lanes = |own: Arc<Engine>| {
+            let (device, queue) = (own.device.clone(), Arc::default());
+            let (lanes, threads) = (AtomicUsize::new(0), Mutex::default());
+            idle.insert(Arc::new(Engine { device, queue, lanes, most: 0, threads })).clone()
+        };
+        rig.shared.table.remove(rig.gpu);
+        rig.add_gpu(without_lanes);
+        let engine = idle.unwrap();
+        let ring = engine.device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS).unwrap());
+        let (device, copiers) = (engine.device.clone(), Vec::new());
+        let mut lane = Lane { device, ring: ring.unwrap(), copiers, turn: 0, pending: None };
+        let (client, ring) = Rig::ring(1000, true);
+        let wish = request(rig.gpu, 0, 0, 4096);
+        let piece = || match rig.begin(&client, &ring, &wish) {
+            Outcome::UnderWay => match engine.queue.next(Duration::ZERO) {
+                Next::Work(piece) => piece,
+                _ => panic!("the engine has nothing to do"),
+            },
+            Outcome::Over(result) => panic!("it is over: {result}"),
+        };
+        lane.piece(piece());
+        let of_old = watch(&mut lane);
+        // While that copy is under way its program forgets the buffer, and another one gets its number.
+        rig.shared.table.remove(rig.gpu);
+        rig.add_gpu(|_| engine.clone());
+        lane.piece(piece());
+        assert!(of_old.swap(false, Ordering::AcqRel), "the first one's copy was waited for");
+        let of_new = watch(&mut lane);
+        let mut done = Vec::new();
+        assert_eq!(client.take(&mut done, 4).unwrap(), 1, "one of two is done");
+        lane.settle();
+        let waited = (of_old.load(Ordering::Acquire), of_new.load(Ordering::Acquire));
+        assert_eq!(waited, (false, true), "the copy into the new buffer is the one to wait for");
+        assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+        assert!(done.iter().all(|one| one.result == 4096));
+    }
+}

@@ -14,6 +14,7 @@ use onehop_usrbio::{Id, Name, Priority, RingName};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
+use super::gpu::Engine;
 use super::{Outcome, begin};
 use crate::daemon::{Options, Shared};
 use crate::table::{GpuMemory, Owner, What};
@@ -43,10 +44,10 @@ fn file() -> File {
     file
 }
 
-struct Rig {
-    shared: Arc<Shared>,
+pub(super) struct Rig {
+    pub shared: Arc<Shared>,
     host: Id,
-    gpu: Id,
+    pub gpu: Id,
     mem: HostMem,
     /// In which a program that is its owner looks at the GPU's bytes.
     _gpus: Gpus,
@@ -58,7 +59,7 @@ fn owner(uid: u32) -> Owner {
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
         shared.opens.add(INODE, 1000, BOTH, Arc::new(Local::new(file())));
         let mem = HostMem::anonymous(SIZE).unwrap();
@@ -72,16 +73,20 @@ impl Rig {
         let real = std::env::var_os("ONEHOP_TEST_CUDA").is_some();
         let gpus = Gpus::new(if real { Mode::Cuda } else { Mode::Emulated });
         let own = Memory::create(&gpus.open(0).unwrap(), SIZE).unwrap();
-        let offer = own.offer().unwrap();
-        let (device, region) = shared.gpus.accept(&offer).unwrap();
-        let memory =
-            GpuMemory { region, engine: shared.engine(device).unwrap(), device: 0, secret: [0; 16], offer };
-        let name = Name { gpu: Some(0), ..Name::buffer(gpu, 0) };
-        shared
-            .table
-            .add(name, &name.to_string(), Path::new("/"), owner(1000), What::Gpu(Box::new(memory)))
-            .unwrap();
-        Self { shared, host, gpu, mem, _gpus: gpus, own }
+        let rig = Self { shared, host, gpu, mem, _gpus: gpus, own };
+        rig.add_gpu(|engine| engine);
+        rig
+    }
+
+    /// Adds GPU memory under the rig's number, by an engine made of the daemon's own.
+    pub fn add_gpu(&self, engine: impl FnOnce(Arc<Engine>) -> Arc<Engine>) {
+        let offer = self.own.offer().unwrap();
+        let (device, region) = self.shared.gpus.accept(&offer).unwrap();
+        let engine = engine(self.shared.engine(device).unwrap());
+        let memory = GpuMemory { region, engine, device: 0, secret: [0; 16], offer };
+        let name = Name { gpu: Some(0), ..Name::buffer(self.gpu, 0) };
+        let what = What::Gpu(Box::new(memory));
+        self.shared.table.add(name, &name.to_string(), Path::new("/"), owner(1000), what).unwrap();
     }
 
     /// Carries one request out for a user; what came of it.
@@ -91,7 +96,7 @@ impl Rig {
     }
 
     /// Both ends of a ring of a user's.
-    fn ring(uid: u32, read: bool) -> (Client, Arc<Ring>) {
+    pub fn ring(uid: u32, read: bool) -> (Client, Arc<Ring>) {
         let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let len = bytes(4).unwrap();
         let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
@@ -100,11 +105,16 @@ impl Rig {
         (Client::new(mem).unwrap(), ring)
     }
 
-    fn by(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> i64 {
+    /// Has a ring begin one request.
+    pub fn begin(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> Outcome {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
-        match begin(&self.shared, ring, &entries[0]) {
+        begin(&self.shared, ring, &entries[0])
+    }
+
+    fn by(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> i64 {
+        match self.begin(client, ring, request) {
             Outcome::Over(result) => result,
             Outcome::UnderWay => {
                 let mut done: Vec<Completion> = Vec::new();
@@ -125,7 +135,7 @@ impl Drop for Rig {
     }
 }
 
-fn request(buffer: Id, offset: u64, at: u64, len: u64) -> Request {
+pub(super) fn request(buffer: Id, offset: u64, at: u64, len: u64) -> Request {
     Request { buffer, offset, inode: INODE, at, len, userdata: 0 }
 }
 
