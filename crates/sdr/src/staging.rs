@@ -107,14 +107,13 @@ impl<T> Staging<T> {
         self.released = self.released.wrapping_add(1);
     }
 
-    /// Waits for everything, and forgets it.
+    /// Waits for all copies, and frees every slot: those of blocks that were taken and not given back, too.
     pub(crate) fn clear(&mut self) -> Result<()> {
         while !self.under_way.is_empty() {
             self.wait_oldest()?;
             self.under_way.pop_front();
-            self.release();
         }
-        self.settled = 0;
+        (self.released, self.settled) = (self.begun, 0);
         Ok(())
     }
 }

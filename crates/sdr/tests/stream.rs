@@ -130,6 +130,40 @@ fn blocks_may_be_held_and_go_back_in_order() {
 }
 
 #[test]
+fn blocks_held_at_a_restart_are_free_again() {
+    for route in [Route::Direct, Route::Pinned] {
+        let bench = bench("usdr?rate=20M&signal=counter");
+        if route == Route::Direct && !bench.gpu.simulated() {
+            continue;
+        }
+        let shape = bench.shape(Format::Ci16, 8192);
+        let options = RxOptions { only: Some(route), self_test: None, ..RxOptions::new(shape) };
+        let mut receiver = bench.receiver(&options).unwrap();
+        // More rounds than either route has blocks to lend out.
+        for round in 0..40 {
+            receiver.start().unwrap();
+            for _ in 0..=round % 3 {
+                let block = receiver.acquire(LONG).unwrap();
+                let block = block.unwrap_or_else(|| panic!("{}: nothing in round {round}", route.name()));
+                let mut bytes = [0; 4];
+                block.memory().read(0, &mut bytes).unwrap();
+                assert_eq!(u32::from_le_bytes(bytes), block.first as u32);
+                let _ = block.hold();
+            }
+        }
+        // As many can be held at once as before.
+        receiver.start().unwrap();
+        let slots = receiver.buffers().unwrap().len();
+        for _ in 0..slots {
+            let _ = receiver.acquire(LONG).unwrap().unwrap().hold();
+        }
+        assert!(receiver.acquire(Duration::ZERO).unwrap().is_none());
+        drop(receiver);
+        bench.is_clean();
+    }
+}
+
+#[test]
 fn what_keeps_samples_from_gpu_memory_is_named() {
     let cases = [
         ("usdr?rate=20M&iommu=off", "mask", "IOMMU"),
