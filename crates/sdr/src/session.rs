@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onehop_os::{Deadline, HostMem, Mapped};
@@ -11,8 +11,8 @@ use onehop_radio::{BUFFERS, Broken, regs};
 
 use crate::{Card, Error, Result};
 
-/// How long the interrupt is waited for before the page is looked at all the same: one that is lost costs that long.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long the interrupt is waited for before the page is read all the same: one that is lost costs that long.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The board's event page, and what was read from it and not been asked for.
 struct Page {
@@ -22,12 +22,15 @@ struct Page {
     filled: VecDeque<RxReport>,
     played: u64,
     strange: u64,
+    /// Whether a thread waits for the interrupt, and wakes the others.
+    awaited: bool,
 }
 
 /// A board that tells its events. One at most for each board.
 pub struct Session {
     pub(crate) card: Card,
     page: Mutex<Page>,
+    news: Condvar,
     has_rx: AtomicBool,
     has_tx: AtomicBool,
     // Behind everything that might still write there.
@@ -70,9 +73,10 @@ impl Session {
         for what in [event::RX, event::TX] {
             card.write(regs::ROUTE, regs::route(what, 0));
         }
-        let page = Page { memory, read: 0, filled: VecDeque::new(), played: 0, strange: 0 };
-        let (has_rx, has_tx) = Default::default();
-        Ok(Arc::new(Self { card, page: Mutex::new(page), has_rx, has_tx, mapped: Some(mapped) }))
+        let filled = VecDeque::new();
+        let page = Mutex::new(Page { memory, read: 0, filled, played: 0, strange: 0, awaited: false });
+        let (news, has_rx, has_tx) = Default::default();
+        Ok(Arc::new(Self { card, page, news, has_rx, has_tx, mapped: Some(mapped) }))
     }
 
     /// The board.
@@ -140,17 +144,43 @@ impl Session {
         self.wait(deadline, |page| (page.played >= least).then_some(page.played))
     }
 
+    /// Waits until the board has filled a buffer that the receiver has not acquired yet; whether it has. A program with several
+    /// threads can wait by this without keeping the receiver to itself.
+    ///
+    /// # Errors
+    /// When the board is gone or tells what cannot be.
+    pub fn wait_filled(&self, limit: Duration) -> Result<bool> {
+        let filled = self.wait(Deadline::after(limit), |page| (!page.filled.is_empty()).then_some(()))?;
+        Ok(filled.is_some())
+    }
+
     fn wait<T>(&self, deadline: Deadline, mut what: impl FnMut(&mut Page) -> Option<T>) -> Result<Option<T>> {
         loop {
-            if let Some(found) = what(&mut *self.look()?) {
+            let mut page = self.look()?;
+            if let Some(found) = what(&mut page) {
                 return Ok(Some(found));
             }
             if deadline.passed() {
+                drop(page);
                 self.card.check()?;
                 return Ok(None);
             }
-            self.card.interrupt.wait(deadline.left().min(LOOK));
+            self.sleep(page, deadline.left().min(POLL_INTERVAL));
         }
+    }
+
+    /// Sleeps until there may be something in the page. The board has one interrupt for both directions, and it wakes one
+    /// thread: so one waits for it, and wakes those that wait for that thread.
+    fn sleep(&self, mut page: MutexGuard<'_, Page>, limit: Duration) {
+        if page.awaited {
+            drop(self.news.wait_timeout(page, limit));
+            return;
+        }
+        page.awaited = true;
+        drop(page);
+        self.card.interrupt.wait(limit);
+        self.page().awaited = false;
+        self.news.notify_all();
     }
 
     /// Forgets what was told of buffers that nobody asked for.
