@@ -22,8 +22,10 @@ pub struct Stats {
     pub starts: u64,
     /// Blocks that the converter made: those that were written and those that were lost.
     pub sent_blocks: u64,
-    /// Blocks for which there was no buffer.
+    /// Blocks that were lost as a whole.
     pub lost_blocks: u64,
+    /// Samples of bursts that are missing in the others.
+    pub missing_samples: u64,
     /// How far the generator was behind its clock at worst: this machine is too slow for the rate then.
     pub most_behind: Duration,
     /// Samples that were transmitted.
@@ -37,8 +39,10 @@ pub struct Flow {
     pub block_samples: u32,
     /// Blocks that the converter made.
     pub sent_blocks: u64,
-    /// Those for which there was no buffer.
+    /// Those that were lost as a whole.
     pub lost_blocks: u64,
+    /// Samples of bursts that are missing in the others.
+    pub missing_samples: u64,
 }
 
 /// Whom an interrupt is told.

@@ -1,5 +1,7 @@
 //! What kind of board it is, and in what kind of machine it sits.
 
+use onehop_radio::Limits;
+
 use crate::{Error, Result, Signal};
 
 /// How memory gets its bus addresses.
@@ -24,6 +26,38 @@ pub enum P2p {
     Refused,
 }
 
+/// Bursts that never arrive, as where a FIFO ran over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// Which of a block, a bit for each, the first burst's lowest.
+    pub bursts: u32,
+    /// One block of so many lacks them.
+    pub every: u64,
+}
+
+impl Missing {
+    /// Those of a block's bursts that arrive, the blocks being counted from 0.
+    pub(crate) fn arriving(self, block: u64, bursts: u32) -> u32 {
+        let all = u32::MAX.checked_shr(32 - bursts.min(32)).unwrap_or(0);
+        if block % self.every == self.every - 1 { all & !self.bursts } else { all }
+    }
+
+    /// From bursts and ranges of them, counted from 0, with `+` between, and `@n=EVERY` behind: `0+3-5@n=7`.
+    fn parse(text: &str) -> Option<Self> {
+        let (list, every) = text.split_once("@n=").unwrap_or((text, "1"));
+        let mut bursts = 0;
+        for range in list.split('+') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+            if first > last || last >= Limits::USDR_RX.max_bursts {
+                return None;
+            }
+            bursts |= u32::MAX << first & u32::MAX >> (31 - last);
+        }
+        Some(Self { bursts, every: every.parse().ok().filter(|every| *every > 0)? })
+    }
+}
+
 /// A board, and its machine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
@@ -43,6 +77,10 @@ pub struct Config {
     pub mask_bits: u8,
     /// Whether events tell the sample clock.
     pub tells_time: bool,
+    /// Bursts that never arrive, where some do not.
+    pub missing: Option<Missing>,
+    /// Whether blocks are lost without a word: a fault, by which a check of losses is checked.
+    pub untold: bool,
     /// How memory gets its bus addresses.
     pub iommu: Iommu,
     /// Where a GPU's memory lies on the bus without an IOMMU.
@@ -64,6 +102,8 @@ impl Default for Config {
             max_bytes: 1 << 20,
             mask_bits: 32,
             tells_time: true,
+            missing: None,
+            untold: false,
             iommu: Iommu::Translated,
             bar: 0x60_0000_0000,
             p2p: P2p::Works,
@@ -72,7 +112,8 @@ impl Default for Config {
     }
 }
 
-const OPTIONS: &str = "rate, signal, freq, level, dc, patient, id, max, mask, time, iommu, bar, p2p, flr";
+const OPTIONS: &str =
+    "rate, signal, freq, level, dc, patient, id, max, mask, time, missing, untold, iommu, bar, p2p, flr";
 
 impl Config {
     /// From what stands behind `sim:`: a name, which is `usdr`, and options behind a `?`, parted by `&`.
@@ -115,6 +156,12 @@ impl Config {
             }
             "patient" => self.patient = flag("patient", value)?,
             "time" => self.tells_time = flag("time", value)?,
+            "missing" => {
+                let missing = Missing::parse(value)
+                    .ok_or_else(|| bad("missing", value, "bursts of a block, 0 to 31, as in 0+3-5@n=7"))?;
+                self.missing = Some(missing);
+            }
+            "untold" => self.untold = flag("untold", value)?,
             "flr" => self.flr = flag("flr", value)?,
             "id" => {
                 (self.vendor, self.device) =
@@ -197,6 +244,11 @@ mod tests {
                 .unwrap();
         assert_eq!((config.rate, config.signal.level, config.bar), (2.5e6, -6.0, 0xd000_0000));
         assert_eq!((config.p2p, config.iommu, config.device), (P2p::WritesOnly, Iommu::Off, 0x7031));
+        let config = Config::parse("usdr?missing=0+3-5@n=7&untold=1&time=0").unwrap();
+        assert_eq!(config.missing, Some(Missing { bursts: 0b11_1001, every: 7 }));
+        assert!(config.untold && !config.tells_time);
+        let config = Config::parse("usdr?missing=0-31").unwrap();
+        assert_eq!(config.missing, Some(Missing { bursts: u32::MAX, every: 1 }));
         assert_eq!(Config::parse("").unwrap(), Config::default());
     }
 
@@ -212,6 +264,10 @@ mod tests {
             ("usdr?mask=12", "24 to 64"),
             ("usdr?colour=red", "p2p"),
             ("usdr?id=xyz", "hex"),
+            ("usdr?missing=", "bursts"),
+            ("usdr?missing=32", "bursts"),
+            ("usdr?missing=5-3", "bursts"),
+            ("usdr?missing=1@n=0", "bursts"),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

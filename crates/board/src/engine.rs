@@ -7,7 +7,7 @@ use onehop_radio::event::{self, RxReport};
 use onehop_radio::{BUFFERS, Format};
 
 use crate::board::Inner;
-use crate::registers::{Setup, State};
+use crate::registers::{Made, Setup, State};
 use crate::signal::Generator;
 use crate::space::Missed;
 use crate::transmit::Buffer;
@@ -43,6 +43,8 @@ struct Block {
     setup: Setup,
     buffer: usize,
     first: u64,
+    /// The bursts that arrive, a bit for each, the first one's lowest.
+    bursts: u32,
     epoch: u64,
     /// What was transmitted, where that is received.
     looped: Option<Vec<u8>>,
@@ -95,12 +97,34 @@ fn next(state: &mut State) -> Work {
     if state.ended {
         return Work::End;
     }
-    if state.tx.running
-        && let Some(buffer) = state.tx.queue.pop_front()
-    {
-        state.tx.busy = true;
-        return Work::Play(buffer);
+    let played = match next_played(state) {
+        Ok(buffer) => return Work::Play(buffer),
+        Err(time) => time,
+    };
+    match next_block(state) {
+        Work::Wait(time) => Work::Wait(time.min(played)),
+        work => work,
     }
+}
+
+/// The buffer that has been played by now, or for how long there is none.
+fn next_played(state: &mut State) -> Result<Buffer, Duration> {
+    let waiting = state.tx.queue.front().copied().filter(|_| state.tx.running);
+    let Some(buffer) = waiting else { return Err(IDLE) };
+    let now = Instant::now();
+    let time = |buffer: &Buffer| state.block_time(u64::from(buffer.samples()));
+    let due = state.tx.due.unwrap_or_else(|| now + time(&buffer));
+    let next = state.tx.queue.get(1).map(|next| due + time(next));
+    if now < due {
+        state.tx.due = Some(due);
+        return Err(due - now);
+    }
+    state.tx.queue.pop_front();
+    (state.tx.due, state.tx.busy) = (next, true);
+    Ok(buffer)
+}
+
+fn next_block(state: &mut State) -> Work {
     let Some(setup) = state.rx.setup else { return Work::Wait(IDLE) };
     if state.loopback {
         return next_looped(state, setup);
@@ -122,16 +146,18 @@ fn next(state: &mut State) -> Work {
         state.stats.most_behind = state.stats.most_behind.max(now - due);
         // A clock that waits does not catch up either.
         state.rx.origin = Some(if state.config.patient { now } else { due });
-        if full {
-            state.made(true);
+        let bursts = state.arriving(setup.shape.bursts);
+        // A block of which nothing arrives has no buffer.
+        if full || bursts == 0 {
+            state.made(Made::Lost);
             state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
             continue;
         }
-        return fill_next(state, setup, None);
+        return fill_next(state, setup, bursts, None);
     }
 }
 
-/// What was transmitted is received as soon as it makes a block.
+/// What was transmitted is received as soon as it makes a block, and all of it.
 fn next_looped(state: &mut State, setup: Setup) -> Work {
     let bytes = setup.shape.bytes() as usize;
     let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
@@ -139,17 +165,17 @@ fn next_looped(state: &mut State, setup: Setup) -> Work {
         return Work::Wait(IDLE);
     }
     let block = state.looped.drain(..bytes).collect();
-    fill_next(state, setup, Some(block))
+    fill_next(state, setup, u32::MAX, Some(block))
 }
 
-fn fill_next(state: &mut State, setup: Setup, looped: Option<Vec<u8>>) -> Work {
+fn fill_next(state: &mut State, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> Work {
     let first = state.rx.blocks * u64::from(setup.shape.samples());
     let buffer = (state.rx.filled % u64::from(BUFFERS)) as usize;
     state.rx.busy = true;
-    Work::Fill(Block { setup, buffer, first, epoch: state.rx.epoch, looped })
+    Work::Fill(Block { setup, buffer, first, bursts, epoch: state.rx.epoch, looped })
 }
 
-/// Writes a block into its buffer, burst by burst.
+/// Writes the bursts of a block that arrive into its buffer, one behind the other.
 fn fill(inner: &Inner, block: &Block, tools: &mut Tools) {
     let shape = block.setup.shape;
     tools.room.resize(shape.bytes() as usize, 0);
@@ -158,9 +184,9 @@ fn fill(inner: &Inner, block: &Block, tools: &mut Tools) {
         None => tools.generate(&inner.config.signal, shape.format, block.first),
     }
     let base = u64::from(block.setup.addresses[block.buffer]);
-    for (at, burst) in
-        (base..).step_by(shape.burst_bytes() as usize).zip(tools.room.chunks(shape.burst_bytes() as usize))
-    {
+    let bursts = tools.room.chunks(shape.burst_bytes() as usize).enumerate();
+    let arriving = bursts.filter(|(n, _)| block.bursts >> n & 1 == 1).map(|(_, burst)| burst);
+    for (at, burst) in (base..).step_by(shape.burst_bytes() as usize).zip(arriving) {
         if let Err(missed) = inner.space.write(at, burst) {
             let what = format!("buffer {}, {} bytes at bus {at:#x}", block.buffer, burst.len());
             inner.book.note(missed.rule(), what);
@@ -186,13 +212,17 @@ fn filled(state: &mut State, block: &Block) {
     if state.rx.epoch != block.epoch {
         return;
     }
-    state.made(false);
+    let shape = block.setup.shape;
+    let bursts = RxReport::holding(shape.bursts, block.bursts);
+    let missing = (shape.bursts - bursts.count_ones()) * shape.burst_samples;
+    state.made(Made::Filled { missing: missing.into() });
     state.rx.filled += 1;
     let report = RxReport {
-        lost: std::mem::take(&mut state.rx.lost_since),
-        bursts: RxReport::whole(block.setup.shape.bursts),
+        lost: state.lost_since(),
+        bursts,
         time: if state.config.tells_time { block.first as u32 } else { 0 },
     };
+    state.rx.lost_since = 0;
     state.tell(event::RX, report.data());
 }
 

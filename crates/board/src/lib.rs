@@ -19,7 +19,7 @@ mod transmit;
 mod violation;
 
 pub use board::{Board, Flow, Stats};
-pub use config::{Config, Iommu, P2p};
+pub use config::{Config, Iommu, Missing, P2p};
 pub use error::{Error, Result};
 pub use mapper::BoardMapper;
 pub use signal::Signal;

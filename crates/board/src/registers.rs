@@ -41,6 +41,14 @@ pub(crate) struct Rx {
     pub origin: Option<Instant>,
 }
 
+/// What became of a block.
+pub(crate) enum Made {
+    /// There was no buffer for it, or nothing of it arrived.
+    Lost,
+    /// It lies in a buffer, but for so many samples.
+    Filled { missing: u64 },
+}
+
 /// Times that samples flowed which are kept.
 const FLOWS: usize = 64;
 
@@ -111,7 +119,7 @@ impl State {
 
     pub(crate) fn read(&self, register: u32) -> u32 {
         match register {
-            regs::RX_LOST => self.rx.lost_since,
+            regs::RX_LOST => self.lost_since(),
             regs::RX_STATUS => self.rx_status(),
             regs::INDEX_DATA => self.indexed.get(self.index as usize).copied().unwrap_or(u32::MAX),
             regs::TX_STATUS => self.tx.status(),
@@ -310,15 +318,31 @@ impl State {
         self.raised = true;
     }
 
-    /// The converter made a block, which is lost or not.
-    pub(crate) fn made(&mut self, lost: bool) {
+    /// The converter made a block.
+    pub(crate) fn made(&mut self, block: Made) {
         self.rx.blocks += 1;
+        let (lost, missing) = match block {
+            Made::Lost => (1, 0),
+            Made::Filled { missing } => (0, missing),
+        };
         self.stats.sent_blocks += 1;
-        self.stats.lost_blocks += u64::from(lost);
+        self.stats.lost_blocks += lost;
+        self.stats.missing_samples += missing;
         if let Some(flow) = self.flows.back_mut() {
             flow.sent_blocks += 1;
-            flow.lost_blocks += u64::from(lost);
+            flow.lost_blocks += lost;
+            flow.missing_samples += missing;
         }
+    }
+
+    /// The next block's bursts that arrive, a bit for each, the first one's lowest.
+    pub(crate) fn arriving(&self, bursts: u32) -> u32 {
+        self.config.missing.map_or(u32::MAX, |missing| missing.arriving(self.rx.blocks, bursts))
+    }
+
+    /// Blocks that were lost since the last event, as far as this board says.
+    pub(crate) fn lost_since(&self) -> u32 {
+        if self.config.untold { 0 } else { self.rx.lost_since }
     }
 
     /// How long a block lasts.

@@ -1,6 +1,7 @@
 //! The transmitter's half of the board.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use onehop_radio::{BUFFERS, Limits, event, regs};
 
@@ -18,12 +19,20 @@ pub(crate) struct Buffer {
     pub time: Option<u64>,
 }
 
+impl Buffer {
+    pub(crate) fn samples(&self) -> u32 {
+        self.bytes / 4
+    }
+}
+
 /// The transmitter.
 #[derive(Default)]
 pub(crate) struct Tx {
     pub entry: u32,
     pub running: bool,
     pub queue: VecDeque<Buffer>,
+    /// When the first of them has been played.
+    pub due: Option<Instant>,
     pub busy: bool,
     /// The buffer that is being played is one from before a reset.
     pub stale: bool,
@@ -51,6 +60,7 @@ impl Tx {
         self.running = value & 3 == regs::TX_RUN;
         if !self.running {
             self.queue.clear();
+            self.due = None;
         }
     }
 }
@@ -77,7 +87,7 @@ impl State {
     /// What was in a buffer has been played.
     pub(crate) fn played(&mut self, buffer: &Buffer, data: &[u8]) {
         self.tx.late += u32::from(buffer.time.is_some_and(|time| time < self.tx.clock));
-        let samples = u64::from(buffer.bytes / 4);
+        let samples = u64::from(buffer.samples());
         self.tx.clock += samples;
         self.tx.played += 1;
         self.stats.transmitted_samples += samples;

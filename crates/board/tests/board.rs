@@ -165,6 +165,111 @@ fn every_sample_is_sent_once_or_counted_as_lost() {
 }
 
 #[test]
+fn bursts_that_are_missing_leave_the_others_packed() {
+    // At every moment of a block of four: its start, its middle, its end, all but one.
+    for (missing, there) in
+        [("0", 0b1110), ("1-2", 0b1001), ("3", 0b0111), ("0+2", 0b1010), ("0-2", 0b1000), ("1-3", 0b0001)]
+    {
+        for format in Format::ALL {
+            let options = format!("usdr?signal=counter&rate=20M&missing={missing}@n=3");
+            let mut host = Host::new(&options, format, 32768 * format.bytes());
+            assert_eq!(host.shape.bursts, 4);
+            host.ring.fill(0, host.ring.len(), 0xa5).unwrap();
+            host.start();
+            let (mut position, mut gone) = (0, 0);
+            for block in 0..12u64 {
+                let report = host.next();
+                position += u64::from(report.lost) * u64::from(host.shape.samples());
+                assert_eq!(u64::from(report.time), position);
+                let sent = position / u64::from(host.shape.samples());
+                let which = if sent % 3 == 2 { there } else { 0b1111 };
+                assert_eq!(report.bursts, which << 28, "block {sent} without {missing}");
+                let extents = report.extents(host.shape);
+                gone += u64::from(host.shape.samples() - extents.samples());
+                for extent in extents.clone() {
+                    for sample in [0, extent.samples - 1] {
+                        let expected = (position as u32 + extent.first + sample) & format.mask();
+                        assert_eq!(host.bits(block, extent.at + sample), expected, "{missing} {extent:?}");
+                    }
+                }
+                let end = block * host.shape.stride() + u64::from(extents.samples() * format.bytes());
+                let behind = u64::from(host.shape.bytes()) - u64::from(extents.samples() * format.bytes());
+                let behind = host.ring.to_vec(end as usize, behind as usize).unwrap();
+                assert!(behind.iter().all(|byte| *byte == 0xa5), "written behind what is there");
+                position += u64::from(host.shape.samples());
+                host.write(regs::RX_CONFIRM, 0);
+            }
+            host.stop();
+            let stats = host.board.stats();
+            assert!(gone > 0 && stats.missing_samples >= gone);
+            assert_eq!(host.rules(), []);
+        }
+    }
+}
+
+#[test]
+fn a_block_of_which_nothing_arrives_is_lost_as_a_whole() {
+    let mut host = Host::new("usdr?signal=counter&rate=20M&missing=0@n=4", Format::Ci16, 8192);
+    assert_eq!(host.shape.bursts, 1);
+    host.start();
+    for _ in 0..3 {
+        assert_eq!(host.next().lost, 0);
+        host.write(regs::RX_CONFIRM, 0);
+    }
+    let report = host.next();
+    assert_eq!((report.lost, report.bursts), (1, RxReport::whole(1)));
+    assert_eq!(u64::from(report.time), 4 * u64::from(host.shape.samples()));
+    host.stop();
+    assert_eq!(host.board.stats().missing_samples, 0);
+}
+
+#[test]
+fn losses_are_told_unless_that_is_the_fault() {
+    for (options, told) in [("usdr?rate=20M", true), ("usdr?rate=20M&untold=1", false)] {
+        let mut host = Host::new(options, Format::Ci16, 8192);
+        host.start();
+        let until = Instant::now() + Duration::from_secs(20);
+        while host.board.stats().lost_blocks == 0 {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut lost = 0;
+        for _ in 0..BUFFERS + 1 {
+            lost += host.next().lost;
+            host.write(regs::RX_CONFIRM, 0);
+        }
+        host.stop();
+        assert_eq!(lost > 0, told, "{options}");
+        assert!(told || host.read(regs::RX_LOST) == 0);
+    }
+}
+
+#[test]
+fn buffers_are_played_at_the_board_s_rate() {
+    let host = Host::new("usdr?rate=1M", Format::Ci16, 8192);
+    let samples = 10_000;
+    for buffer in 0..BUFFERS {
+        host.write(regs::TX_BASE + buffer, host.mapped[1].runs()[0].addr.0 as u32);
+    }
+    host.write(regs::TX_BASE + regs::TX_LIMIT_Z, 4 * samples - 1);
+    host.write(regs::TX_CONTROL, regs::TX_RESET);
+    host.write(regs::TX_CONTROL, regs::TX_RUN);
+    let begun = Instant::now();
+    for _ in 0..10 {
+        let [entry, low] = regs::tx_entry(samples, None);
+        host.write(regs::TX_ENTRY, entry);
+        host.write(regs::TX_TIME, low);
+    }
+    while host.board.stats().transmitted_samples < u64::from(10 * samples) {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
+    host.write(regs::TX_CONTROL, 0);
+    assert_eq!(host.rules(), []);
+}
+
+#[test]
 fn nothing_is_written_after_a_stop() {
     let mut host = Host::new("usdr?signal=noise&rate=50M", Format::Ci16, 65536);
     for _ in 0..50 {

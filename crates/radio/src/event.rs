@@ -1,6 +1,10 @@
 //! What a board writes into its event page: 256 entries of 16 bytes. The page is filled with ones before it is given to the
 //! board; an entry of the first lap is told by a zero in its top bit, of the second by a one, and so on.
 
+use core::iter::FusedIterator;
+
+use crate::Shape;
+
 /// Entries of a page.
 pub const ENTRIES: u32 = 256;
 /// Bytes of an entry.
@@ -49,7 +53,7 @@ impl Entry {
 pub struct RxReport {
     /// Blocks that were lost before this one because no buffer was free; at most 24 bits.
     pub lost: u32,
-    /// The bursts that this block holds: the upper bits, one for each.
+    /// The bursts that this block holds: a bit for each, the last burst's on top.
     pub bursts: u32,
     /// The lower half of the sample clock at the block's first sample, on boards that tell it.
     pub time: u32,
@@ -69,6 +73,29 @@ impl RxReport {
         }
     }
 
+    /// What a block of so many bursts has in `bursts` when it holds those whose bits are set in `which`, the first burst's
+    /// lowest.
+    #[must_use]
+    pub const fn holding(bursts: u32, which: u32) -> u32 {
+        match bursts {
+            0 => 0,
+            1..=32 => which << (32 - bursts),
+            _ => which,
+        }
+    }
+
+    /// The samples that a block of this shape holds. The board writes the bursts that it has one behind the other, from the
+    /// start of the buffer on; what lies behind them is what was there before.
+    #[must_use]
+    pub const fn extents(self, shape: Shape) -> Extents {
+        let left = match shape.bursts {
+            0 => 0,
+            1..=32 => self.bursts >> (32 - shape.bursts),
+            _ => self.bursts,
+        };
+        Extents { left, burst: 0, at: 0, burst_samples: shape.burst_samples }
+    }
+
     /// From an event's data.
     #[must_use]
     pub const fn from_data(data: [u32; 3]) -> Self {
@@ -82,9 +109,59 @@ impl RxReport {
     }
 }
 
+/// Samples of a block that follow each other, in its buffer and in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Which sample of the buffer is the first of them.
+    pub at: u32,
+    /// Its number, counted from the block's first, missing ones too.
+    pub first: u32,
+    /// How many there are.
+    pub samples: u32,
+}
+
+/// The extents of a block, in order.
+#[derive(Clone, Debug)]
+pub struct Extents {
+    /// A bit for each burst that is still to come, the next one's lowest.
+    left: u32,
+    /// The number of the next burst, and of those before it how many are there.
+    burst: u32,
+    at: u32,
+    burst_samples: u32,
+}
+
+impl Extents {
+    /// How many samples they have together.
+    #[must_use]
+    pub const fn samples(&self) -> u32 {
+        self.left.count_ones() * self.burst_samples
+    }
+}
+
+impl Iterator for Extents {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        let missing = self.left.trailing_zeros();
+        self.left = self.left.checked_shr(missing)?;
+        let there = self.left.trailing_ones();
+        self.left = self.left.checked_shr(there).unwrap_or(0);
+        let [at, first, samples] = [self.at, self.burst + missing, there].map(|n| n * self.burst_samples);
+        self.at += there;
+        self.burst += missing + there;
+        Some(Extent { at, first, samples })
+    }
+}
+
+impl FusedIterator for Extents {}
+
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
+    use crate::Format;
 
     #[test]
     fn entries_of_each_lap_differ() {
@@ -102,5 +179,30 @@ mod tests {
         assert_eq!(RxReport::whole(32), u32::MAX);
         let report = RxReport { lost: 3, bursts: RxReport::whole(4), time: 9 };
         assert_eq!(RxReport::from_data(report.data()), report);
+    }
+
+    #[test]
+    fn what_is_there_of_a_block_is_packed() {
+        let extents = |bursts, which| {
+            let report = RxReport { bursts: RxReport::holding(bursts, which), ..RxReport::default() };
+            let extents = report.extents(Shape { format: Format::Ci16, burst_samples: 16, bursts });
+            assert_eq!(extents.samples(), extents.clone().map(|extent| extent.samples).sum());
+            extents.map(|Extent { at, first, samples }| (at, first, samples)).collect::<Vec<_>>()
+        };
+        assert_eq!(extents(4, 0b1111), [(0, 0, 64)]);
+        assert_eq!(extents(4, 0b1110), [(0, 16, 48)]);
+        assert_eq!(extents(4, 0b0111), [(0, 0, 48)]);
+        assert_eq!(extents(4, 0b1001), [(0, 0, 16), (16, 48, 16)]);
+        assert_eq!(extents(4, 0), []);
+        assert_eq!(extents(1, 1), [(0, 0, 16)]);
+        assert_eq!(extents(32, u32::MAX), [(0, 0, 512)]);
+        assert_eq!(extents(32, 1 << 31), [(0, 496, 16)]);
+        assert_eq!(extents(0, u32::MAX), []);
+        let every_other = extents(32, 0x5555_5555);
+        assert_eq!((every_other.len(), every_other[15]), (16, (240, 480, 16)));
+        for bursts in 1..=32 {
+            let all = u32::MAX >> (32 - bursts);
+            assert_eq!(RxReport::holding(bursts, all), RxReport::whole(bursts));
+        }
     }
 }

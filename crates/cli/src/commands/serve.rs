@@ -202,7 +202,8 @@ fn board_account(board: &Board) -> (Vec<(&'static str, String)>, Value) {
     );
     let flow = |flow: &onehop_board::Flow| {
         let samples = u64::from(flow.block_samples);
-        json!({ "sent_samples": flow.sent_blocks * samples, "lost_samples": flow.lost_blocks * samples })
+        let lost = flow.lost_blocks * samples + flow.missing_samples;
+        json!({ "sent_samples": flow.sent_blocks * samples, "lost_samples": lost })
     };
     let fields = json!({
         "starts": stats.starts,
