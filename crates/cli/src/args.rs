@@ -50,7 +50,10 @@ pub(crate) enum Command {
         command: SimCommand,
     },
     /// Receive samples of an SDR board into GPU memory, and send them
-    #[command(subcommand_required = true, after_help = "Example:\n  onehop sdr rx --seconds 1 -g emu")]
+    #[command(
+        subcommand_required = true,
+        after_help = "Example:\n  onehop sdr rx -d 'sim:usdr?rate=1M' --seconds 1 -g emu"
+    )]
     Sdr {
         #[command(subcommand)]
         command: commands::sdr::SdrCommand,

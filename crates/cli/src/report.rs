@@ -133,6 +133,11 @@ fn complain(error: &CliError) {
     let _ = writeln!(std::io::stderr(), "onehop: {}", shown(&error.to_string()));
 }
 
+/// Says on stderr what is no failure and should be known all the same.
+pub(crate) fn warn(what: &str) {
+    let _ = writeln!(std::io::stderr(), "onehop: warning: {}", shown(what));
+}
+
 /// Text with names of strangers in it, for a terminal: nothing that it would obey, and no name as long as a file.
 pub(crate) fn shown(text: &str) -> String {
     const EACH: usize = 2000;

@@ -59,6 +59,9 @@ pub enum Error {
         /// What would mend it.
         fix: String,
     },
+    /// Whoever watched it ended it.
+    #[error("stopped as asked")]
+    Cancelled,
     /// It is already in use.
     #[error("{board} has a {what} already; drop that first")]
     Busy {

@@ -12,6 +12,7 @@ mod error;
 mod memory;
 mod pci;
 mod process;
+mod proof;
 mod rx;
 mod selftest;
 mod session;
@@ -23,9 +24,12 @@ pub use error::{Error, Result};
 pub use pci::{BoardName, open};
 pub use process::{Processor, Settings, Sight};
 pub use rx::{Block, Counts, Held, Receiver, RxOptions};
-pub use selftest::{Step, self_test};
+pub use selftest::{SelfTest, Step, self_test};
 pub use session::Session;
 pub use tx::{Transmitter, TxBlock, TxOptions};
+
+/// Is told several times a second how many buffers a self-test has seen filled, and ends it by `false`.
+pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
 /// The way that samples go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +55,7 @@ impl Route {
 
     /// The best that opens, or `only` that one, and why no better one did. A board that is gone, busy or does not stop is
     /// that by every way.
-    fn best<T>(only: Option<Self>, open: impl Fn(Self) -> Result<T>) -> Result<(T, Vec<WhyNot>)> {
+    fn best<T>(only: Option<Self>, mut open: impl FnMut(Self) -> Result<T>) -> Result<(T, Vec<WhyNot>)> {
         let mut why_not_better = Vec::new();
         for route in Self::BEST_FIRST.into_iter().filter(|route| only.is_none_or(|only| only == *route)) {
             match open(route) {
@@ -60,6 +64,7 @@ impl Route {
                     error @ (Error::Gone { .. }
                     | Error::Stopped { .. }
                     | Error::Busy { .. }
+                    | Error::Cancelled
                     | Error::DoesNotStop { .. }),
                 ) => {
                     return Err(error);

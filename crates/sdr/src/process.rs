@@ -110,25 +110,32 @@ impl Processor {
     /// Has the GPU work on a block, whose first sample has this number, and waits for it.
     ///
     /// # Errors
-    /// When the block has another shape, or the GPU fails.
+    /// When the memory holds no samples or not whole fours of them, or the GPU fails.
     pub fn process(&mut self, memory: &Region, first: u64) -> Result<()> {
         self.process_all(&[(memory, first)])
     }
 
     /// Has the GPU work on blocks one after the other, and waits for the last. To start kernels and to wait for them costs more
-    /// than small blocks take.
+    /// than small blocks take. Memory that is shorter than a block holds a part of one, as [`Block::parts`](crate::Block::parts)
+    /// has them.
     ///
     /// # Errors
     /// As for [`Self::process`].
     pub fn process_all(&mut self, blocks: &[(&Region, u64)]) -> Result<()> {
         let mut jobs = Vec::with_capacity(3 * blocks.len());
+        let (mut samples, mut frames) = (0, 0);
         for (memory, first) in blocks {
-            self.jobs(memory, *first, &mut jobs)?;
+            let count = self.samples_of(memory);
+            self.jobs(memory, *first, count, &mut jobs)?;
+            samples += u64::from(count);
+            frames += u64::from(count >> self.settings.log);
+        }
+        if jobs.is_empty() {
+            return Ok(());
         }
         self.gpu_time += self.kernels.run(&jobs)?;
-        let samples = u64::from(self.shape.samples()) * blocks.len() as u64;
         self.samples += samples;
-        self.frames += u64::from(self.shape.samples() >> self.settings.log) * blocks.len() as u64;
+        self.frames += frames;
         if std::mem::take(&mut self.fresh) {
             // There is nothing to take away before the first blocks have shown it.
             self.learn_dc(&self.totals()?);
@@ -136,28 +143,36 @@ impl Processor {
         Ok(())
     }
 
+    /// How many samples of a block there are.
+    fn samples_of(&self, memory: &Region) -> u32 {
+        let fit = memory.len() / self.shape.format.bytes() as usize;
+        u32::try_from(fit).unwrap_or(u32::MAX).min(self.shape.samples())
+    }
+
     /// What is to be done with a block.
-    fn jobs(&self, memory: &Region, first: u64, jobs: &mut Vec<BlockJob>) -> Result<()> {
-        let (samples, format) = (self.shape.samples(), self.shape.format);
+    fn jobs(&self, memory: &Region, first: u64, samples: u32, jobs: &mut Vec<BlockJob>) -> Result<()> {
+        let format = self.shape.format;
         let frames = samples >> self.settings.log;
         let dc = if self.settings.remove_dc { self.dc } else { [0.0; 2] };
         let from = (memory, format);
         jobs.push(BlockJob::convert(from, &self.converted, &self.totals, samples, self.settings.gain, dc)?);
-        jobs.push(BlockJob::spectrum(
-            &self.converted,
-            &self.window,
-            &self.twiddles,
-            &self.power,
-            frames,
-            self.settings.log,
-        )?);
+        if frames > 0 {
+            jobs.push(BlockJob::spectrum(
+                &self.converted,
+                &self.window,
+                &self.twiddles,
+                &self.power,
+                frames,
+                self.settings.log,
+            )?);
+        }
         if self.settings.counter {
             jobs.push(BlockJob::check(from, &self.checked, samples, first as u32)?);
         }
         Ok(())
     }
 
-    /// What the last block was converted to: pairs of `f32`, in GPU memory.
+    /// What the last block, or part of one, was converted to: pairs of `f32`, in GPU memory.
     #[must_use]
     pub fn converted(&self) -> &Region {
         &self.converted

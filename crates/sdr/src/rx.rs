@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use onehop_gpu::{Gpu, Region};
-use onehop_os::{Deadline, DmaMemory, Marks};
-use onehop_radio::event::RxReport;
-use onehop_radio::{BUFFERS, Shape, regs};
+use onehop_os::Deadline;
+use onehop_radio::event::{Extent, Extents, RxReport};
+use onehop_radio::{BUFFERS, Format, Shape, regs};
 
 use crate::memory::RingMemory;
 use crate::session::{Claim, Session, stop_rx};
 use crate::staging::Staging;
-use crate::{Card, Error, Result, Route, WhyNot};
+use crate::{Card, Error, Result, Route, Watch, WhyNot, proof};
 
 /// How to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,17 +45,26 @@ pub struct Counts {
     pub lost: u64,
     /// How often something was lost.
     pub gaps: u64,
+    /// Blocks within which bursts are missing.
+    pub partial: u64,
     /// Blocks whose time by the board is not the one that counting gives.
     pub clock_errors: u64,
 }
 
 /// A block that has come.
-#[derive(Clone, Copy, Debug)]
-struct Arrival {
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
     first: u64,
     lost: u64,
     missing: u64,
+    pub(crate) extents: Extents,
     clock_error: bool,
+}
+
+impl Arrival {
+    pub(crate) fn is_whole(&self) -> bool {
+        self.missing == 0
+    }
 }
 
 /// Receives. Dropping it stops the board before its memory is given back.
@@ -82,10 +91,12 @@ pub struct Block<'a> {
     pub first: u64,
     /// Samples that were lost just before it.
     pub lost: u64,
-    /// Samples of it that were lost within: they hold what was there before.
+    /// Samples that are missing within it: [`Self::extents`] are the others.
     pub missing: u64,
     /// Which of [`Receiver::buffers`] it lies in.
     pub handle: u32,
+    extents: Extents,
+    format: Format,
     /// Whether [`Receiver::release`] gives it back, and not the end of this.
     held: bool,
 }
@@ -99,18 +110,64 @@ pub struct Held {
     pub first: u64,
     /// Samples that were lost just before it.
     pub lost: u64,
+    /// Samples that are missing within it: [`Self::extents`] are the others.
+    pub missing: u64,
     /// Which of [`Receiver::buffers`] it lies in.
     pub handle: u32,
+    extents: Extents,
+    format: Format,
+}
+
+/// The memory of each extent of a block, and the number of its first sample.
+fn parts(memory: &Region, first: u64, extents: Extents, format: Format) -> Result<Vec<(Region, u64)>> {
+    let bytes = format.bytes() as usize;
+    let part = |extent: Extent| {
+        let (at, samples) = (extent.at as usize, extent.samples as usize);
+        Ok((memory.slice(at * bytes..(at + samples) * bytes)?, first + u64::from(extent.first)))
+    };
+    extents.map(part).collect()
+}
+
+impl Held {
+    /// Where its samples lie and which they are, as [`Block::extents`].
+    #[must_use]
+    pub fn extents(&self) -> Extents {
+        self.extents.clone()
+    }
+
+    /// As [`Block::parts`].
+    ///
+    /// # Errors
+    /// As [`Block::parts`].
+    pub fn parts(&self) -> Result<Vec<(Region, u64)>> {
+        parts(&self.memory, self.first, self.extents(), self.format)
+    }
 }
 
 impl Block<'_> {
     /// Keeps it while others are acquired, for interfaces that know no lifetimes. Held blocks are given back in the order in
-    /// which they came, by [`Receiver::release`]; a start or stop of the receiver forgets them.
+    /// which they came, by [`Receiver::release`]; a start of the receiver takes them all back.
     #[must_use]
     pub fn hold(mut self) -> Held {
         self.held = true;
-        let Self { first, lost, handle, .. } = self;
-        Held { memory: self.memory.clone(), first, lost, handle }
+        let Self { first, lost, missing, handle, format, .. } = self;
+        Held { memory: self.memory.clone(), first, lost, missing, handle, extents: self.extents(), format }
+    }
+
+    /// Where its samples lie and which they are. Where bursts are missing the others lie one behind the other from the start
+    /// of the buffer on, and what is behind them is what was there before.
+    #[must_use]
+    pub fn extents(&self) -> Extents {
+        self.extents.clone()
+    }
+
+    /// The memory of each extent, and the number of its first sample since the start: what
+    /// [`Processor::process_all`](crate::Processor::process_all) takes.
+    ///
+    /// # Errors
+    /// When the memory is shorter than the extents, which that of a block never is.
+    pub fn parts(&self) -> Result<Vec<(Region, u64)>> {
+        parts(&self.memory, self.first, self.extents(), self.format)
     }
 
     /// Where its samples lie: as the board sent them, in GPU memory.
@@ -144,8 +201,22 @@ impl Receiver {
     /// # Errors
     /// When none can be had, with what was wrong with each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &RxOptions) -> Result<Self> {
+        Self::open_watched(session, gpu, options, &mut |_| true)
+    }
+
+    /// As [`Self::open`]. Several times a second `watch` is told how many of the ring's 32 buffers the self-test has seen
+    /// filled; it ends everything by `false`.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and [`Error::Cancelled`].
+    pub fn open_watched(
+        session: &Arc<Session>,
+        gpu: &Arc<dyn Gpu>,
+        options: &RxOptions,
+        watch: Watch<'_>,
+    ) -> Result<Self> {
         let (mut receiver, why_not_better) =
-            Route::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
+            Route::best(options.only, |route| Self::by_route(session, gpu, options, route, &mut *watch))?;
         receiver.why_not_better = why_not_better;
         Ok(receiver)
     }
@@ -155,6 +226,7 @@ impl Receiver {
         gpu: &Arc<dyn Gpu>,
         options: &RxOptions,
         route: Route,
+        watch: Watch<'_>,
     ) -> Result<Self> {
         let claim = session.claim(true)?;
         let limits = session.card().profile.rx;
@@ -172,7 +244,7 @@ impl Receiver {
             claim,
         };
         if let Some(limit) = options.self_test {
-            receiver.prove(limit)?;
+            proof::prove(&mut receiver, limit, watch)?;
         }
         if route == Route::Pinned {
             receiver.staging = Some(Staging::new(gpu, receiver.ring()?)?);
@@ -180,15 +252,15 @@ impl Receiver {
         Ok(receiver)
     }
 
-    fn card(&self) -> &Card {
+    pub(crate) fn card(&self) -> &Card {
         self.session().card()
     }
 
-    fn session(&self) -> &Arc<Session> {
+    pub(crate) fn session(&self) -> &Arc<Session> {
         self.claim.session()
     }
 
-    fn ring(&self) -> Result<&RingMemory> {
+    pub(crate) fn ring(&self) -> Result<&RingMemory> {
         self.memory.as_ref().ok_or_else(|| Error::Gone { board: self.card().name.clone() })
     }
 
@@ -327,30 +399,33 @@ impl Receiver {
             Route::Pinned => self.copied(deadline)?,
         };
         let Some((handle, memory, arrival)) = found else { return Ok(None) };
-        let Arrival { first, lost, missing, clock_error } = arrival;
+        let Arrival { first, lost, missing, extents, clock_error } = arrival;
+        let shape = self.ring()?.shape;
         self.counts.blocks += 1;
-        self.counts.delivered += u64::from(self.ring()?.shape.samples()) - missing;
+        self.counts.delivered += u64::from(shape.samples()) - missing;
         self.counts.lost += lost + missing;
         self.counts.gaps += u64::from(lost + missing > 0);
+        self.counts.partial += u64::from(missing > 0);
         self.counts.clock_errors += u64::from(clock_error);
-        Ok(Some(Block { receiver: self, memory, first, lost, missing, handle, held: false }))
+        let format = shape.format;
+        Ok(Some(Block { receiver: self, memory, first, lost, missing, handle, extents, format, held: false }))
     }
 
     /// The next block that has come, in the ring.
-    fn arrival(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
+    pub(crate) fn arrival(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
         let Some(report) = self.session().filled(deadline)? else { return Ok(None) };
         let memory = self.ring()?;
         let (block, shape) = (memory.block(self.next)?, memory.shape);
         let samples = u64::from(shape.samples());
         let lost = u64::from(report.lost) * samples;
         let first = self.position + lost;
-        let there = (report.bursts & RxReport::whole(shape.bursts)).count_ones();
-        let missing = u64::from(shape.bursts - there) * u64::from(shape.burst_samples);
+        let extents = report.extents(shape);
+        let missing = samples - u64::from(extents.samples());
         let clock_error = self.card().profile.tells_time && report.time != first as u32;
         let handle = self.next;
         self.next = (self.next + 1) % BUFFERS;
         self.position = first + samples;
-        Ok(Some((handle, block, Arrival { first, lost, missing, clock_error })))
+        Ok(Some((handle, block, Arrival { first, lost, missing, extents, clock_error })))
     }
 
     /// The next block that has come and was copied.
@@ -382,50 +457,6 @@ impl Receiver {
             }
         }
     }
-
-    /// Shows that what the board sends arrives: words in every part of every buffer have to be overwritten. That
-    /// everything was set up without an error shows nothing.
-    fn prove(&mut self, limit: Duration) -> Result<()> {
-        let memory = self.ring()?;
-        let bytes = u64::from(memory.shape.bytes());
-        let step = bytes.min(512);
-        let marks = Marks { first: 0, step, count: bytes / step, word: random_word() };
-        for buffer in 0..BUFFERS {
-            memory.block(buffer)?.mark(&marks)?;
-        }
-        self.start()?;
-        let proved = self.watch(&marks, limit);
-        self.stop()?;
-        self.session().forget_filled()?;
-        proved
-    }
-
-    fn watch(&mut self, marks: &Marks, limit: Duration) -> Result<()> {
-        for buffer in 0..BUFFERS {
-            let Some((_, block, _)) = self.arrival(Deadline::after(limit))? else {
-                return Err(Error::Lost {
-                    what: format!("the board filled {buffer} of {BUFFERS} buffers, and none within {limit:?} after that"),
-                    fix: "See what it is clocked with, and whether its interrupts and events arrive (onehop sdr selftest)"
-                        .into(),
-                });
-            };
-            let left = block.marks_left(marks)?;
-            self.card().write(regs::RX_CONFIRM, 0);
-            if left > 0 {
-                return Err(Error::Lost {
-                    what: format!(
-                        "the board says that buffer {buffer} is filled, and {left} of {} parts of it were not written: the \
-                         machine drops what the board writes there",
-                        marks.count
-                    ),
-                    fix: "Put board and GPU behind one root complex or switch that forwards peer-to-peer writes, or use \
-                          cpu/pinned"
-                        .into(),
-                });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Receiver {
@@ -438,12 +469,4 @@ impl Drop for Receiver {
             }
         }
     }
-}
-
-/// A word that no board sends by chance.
-fn random_word() -> u64 {
-    let now =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
-    let mixed = now.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1
 }

@@ -84,15 +84,27 @@ impl Transmitter {
         options: &TxOptions,
         route: Route,
     ) -> Result<Self> {
+        let mut transmitter = Self::open_unproved(session, gpu, options, route)?;
+        if route == Route::Direct {
+            transmitter.prove(gpu, options.self_test)?;
+            transmitter.start()?;
+        }
+        Ok(transmitter)
+    }
+
+    /// Without a test of what the board reads.
+    pub(crate) fn open_unproved(
+        session: &Arc<Session>,
+        gpu: &Arc<dyn Gpu>,
+        options: &TxOptions,
+        route: Route,
+    ) -> Result<Self> {
         let claim = session.claim(false)?;
         let limits = session.card().profile.tx;
         let shape = Shape::of_bytes(Format::Ci16, &limits, options.bytes)?;
         let memory = RingMemory::new(session.card(), gpu, shape, &limits, route)?;
         let mut transmitter =
             Self { memory: Some(memory), route, why_not_better: Vec::new(), posted: 0, claim };
-        if route == Route::Direct {
-            transmitter.prove(gpu, options.self_test)?;
-        }
         transmitter.start()?;
         Ok(transmitter)
     }
@@ -186,8 +198,8 @@ impl Transmitter {
         Ok(self.played(self.posted, limit)?.is_some())
     }
 
-    /// Shows that what lies in GPU memory is what the board reads there.
-    fn prove(&mut self, gpu: &Arc<dyn Gpu>, limit: Duration) -> Result<()> {
+    /// Shows that what lies in its buffers is what the board reads there. It is stopped afterwards.
+    pub(crate) fn prove(&mut self, gpu: &Arc<dyn Gpu>, limit: Duration) -> Result<()> {
         if !self.card().profile.loopback {
             return Err(Error::Lost {
                 what: "this board has no loopback by which its reads of GPU memory could be shown to work"
@@ -210,22 +222,26 @@ impl Transmitter {
     }
 
     fn echo(&mut self, receiver: &mut Receiver, shape: Shape, limit: Duration) -> Result<()> {
+        let route = self.route;
         receiver.start()?;
         for round in 0..BUFFERS {
             let pattern: Vec<u8> = (0..shape.samples())
                 .flat_map(|n| (n.wrapping_add(round << 20)).wrapping_mul(0x9e37_79b9).to_le_bytes())
                 .collect();
-            let block = self.acquire(limit)?.ok_or_else(|| unread(round))?;
+            let block = self.acquire(limit)?.ok_or_else(|| unread(round, route))?;
             block.memory().write(0, &pattern)?;
             block.submit(shape.samples(), None)?;
-            let back = receiver.acquire(limit)?.ok_or_else(|| unread(round))?;
+            let back = receiver.acquire(limit)?.ok_or_else(|| unread(round, route))?;
             let mut got = vec![0; pattern.len()];
             back.memory().read(0, &mut got)?;
             if got != pattern {
                 let wrong = got.iter().zip(&pattern).filter(|(a, b)| a != b).count();
                 return Err(Error::Lost {
-                    what: format!("the board read {wrong} of {} bytes of buffer {round} wrongly", pattern.len()),
-                    fix: "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned".into(),
+                    what: format!(
+                        "the board read {wrong} of {} bytes of buffer {round} wrongly",
+                        pattern.len()
+                    ),
+                    fix: fix_reads(route).into(),
                 });
             }
         }
@@ -233,10 +249,18 @@ impl Transmitter {
     }
 }
 
-fn unread(round: u32) -> Error {
-    Error::Lost {
-        what: format!("what was transmitted from buffer {round} did not come back"),
-        fix: "Use cpu/pinned: the GPU writes host memory, and the board reads that".into(),
+fn unread(round: u32, route: Route) -> Error {
+    let what = format!("what was transmitted from buffer {round} did not come back");
+    Error::Lost { what, fix: fix_reads(route).into() }
+}
+
+/// What may help where the board does not read what lies in its buffers.
+fn fix_reads(route: Route) -> &'static str {
+    match route {
+        Route::Direct => {
+            "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned"
+        }
+        Route::Pinned => "See whether the IOMMU refuses the board's reads of host memory (dmesg)",
     }
 }
 

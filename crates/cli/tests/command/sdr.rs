@@ -1,9 +1,9 @@
 //! `onehop sdr`: what people see, what checks read, what is refused.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command, onehop, refuse, stdout, succeed};
+use crate::run::{Dir, command, onehop, refuse, stderr, stdout, succeed};
 
 const EMU: [&str; 2] = ["-g", "emu"];
 
@@ -114,6 +114,110 @@ fn the_self_test_says_what_works() {
     assert_eq!(status("rx to GPU memory"), Some("pass".into()), "{document:#}");
     assert_eq!(status("tx from GPU memory"), Some("fail".into()));
     assert_eq!(status("samples"), Some("pass".into()));
+    // What was not tried is not passed: a clock that waits never lets the ring run over.
+    let device = "sim:usdr?signal=counter&rate=20M&patient=1";
+    let document = succeed(&["sdr", "selftest", "--buffer", "16K", "-g", "emu", "-d", device]);
+    let checks = document["checks"].as_array().unwrap();
+    let unknown: Vec<_> = checks.iter().filter(|check| check["status"] == "unknown").collect();
+    assert_eq!(unknown.len(), 1, "{document:#}");
+    assert_eq!(unknown[0]["id"], "overflow");
+    let device = "sim:usdr?signal=counter&rate=20M&untold=1&time=0";
+    refuse(&["sdr", "selftest", "--buffer", "16K", "-g", "emu", "-d", device], 1, "samples are wrong");
+}
+
+#[test]
+fn slow_boards_keep_nobody_waiting() {
+    // A ring of the largest buffers would take 42 s to come round.
+    let begun = Instant::now();
+    let document = succeed(&["sdr", "rx", "--seconds", "0.1", "-g", "emu", "-d", "sim:usdr?rate=200k"]);
+    assert_eq!((&document["block_bytes"], &document["lost_samples"]), (&24960.into(), &0.into()));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // What takes long all the same is told of: three seconds of self-test.
+    let output = onehop(&[
+        "sdr",
+        "rx",
+        "--seconds",
+        "0.1",
+        "--buffer",
+        "4096",
+        "-g",
+        "emu",
+        "-d",
+        "sim:usdr?rate=10k",
+    ]);
+    let told = stderr(&output);
+    assert!(
+        output.status.success() && told.contains("self-test, ") && told.contains("of 32 buffers"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_self_test_ends_at_ctrl_c() {
+    let args = ["sdr", "rx", "-g", "emu", "--buffer", "64K", "-d", "sim:usdr?rate=1k"];
+    let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let asked = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(asked.elapsed() < Duration::from_secs(10), "took {:?}", asked.elapsed());
+}
+
+#[test]
+fn losses_are_warned_of() {
+    // What no emulated GPU keeps up with.
+    let args = ["sdr", "rx", "--seconds", "0.5", "--buffer", "16K", "-g", "emu", "-d", "sim:usdr?rate=400M"];
+    let output = onehop(&args);
+    let told = stderr(&output);
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("warning: ") && told.contains("the emulated GPU is too slow"), "{told}");
+    // Bursts that are missing are warned of as well, and no sample is taken for another.
+    let dir = Dir::new();
+    for (format, bytes) in [("ci16", 4), ("ci12", 8)] {
+        let out = dir.file(format);
+        let device = "sim:usdr?rate=1M&signal=counter&missing=1@n=3";
+        let args = ["--format", format, "--buffer", "128K", "--seconds", "1", "--out", &out, "-d", device];
+        let document = succeed(&[&["sdr", "rx", "-g", "emu"], &args[..]].concat());
+        let number = |name: &str| document[name].as_u64().unwrap();
+        assert_eq!(document["verified"], true, "{document:#}");
+        assert_eq!(number("samples") + number("lost_samples"), number("sent_samples"));
+        assert!(number("partial_blocks") > 0 && number("lost_samples") > 0);
+        let warning = document["warnings"][0].as_str().unwrap();
+        assert!(warning.contains("bursts are missing in"), "{warning}");
+        // Each gap in the file begins another capture.
+        let meta = std::fs::read(format!("{out}.sigmf-meta")).unwrap();
+        let meta: serde_json::Value = serde_json::from_slice(&meta).unwrap();
+        let captures = meta["captures"].as_array().unwrap();
+        assert!(captures.len() as u64 > number("partial_blocks"), "{meta:#}");
+        let data = std::fs::metadata(format!("{out}.sigmf-data")).unwrap().len();
+        assert_eq!(data, number("samples") * bytes);
+    }
+}
+
+#[test]
+fn samples_are_sent_at_the_board_s_rate() {
+    let dir = Dir::new();
+    let (path, data) = dir.noise("samples", 4 << 20);
+    let document = succeed(&["sdr", "tx", "--in", &path, "-g", "emu", "-d", "sim:usdr?rate=10M"]);
+    let seconds = document["seconds"].as_f64().unwrap();
+    assert!(seconds >= data.len() as f64 / 4.0 / 10e6, "{document:#}");
+}
+
+/// The line that people are told to type loses nothing.
+#[test]
+fn the_readme_s_line_loses_nothing() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let text = std::fs::read_to_string(readme).unwrap();
+    let line = text.lines().find(|line| line.starts_with("onehop sdr rx ")).unwrap();
+    let args: Vec<_> = line.split('#').next().unwrap().split_whitespace().skip(1).collect();
+    let args: Vec<_> = args.iter().map(|arg| arg.trim_matches('\'')).collect();
+    let document = succeed(&args);
+    assert_eq!(
+        (&document["lost_samples"], &document["warnings"]),
+        (&0.into(), &serde_json::json!([])),
+        "{document:#}"
+    );
 }
 
 #[test]

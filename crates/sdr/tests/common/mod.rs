@@ -28,8 +28,13 @@ pub fn gpu() -> Arc<dyn Gpu> {
 }
 
 pub fn bench(options: &str) -> Bench {
+    bench_with(options, |profile| profile)
+}
+
+/// A board that is taken for one with another profile.
+pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
     let board = Board::new(Config::parse(options).unwrap()).unwrap();
-    let card = Card::new(&board.port(), board.interrupt(), profile(&board));
+    let card = Card::new(&board.port(), board.interrupt(), change(profile(&board)));
     Bench { session: Session::open(card).unwrap(), gpu: gpu(), board }
 }
 

@@ -11,7 +11,7 @@ use crate::units;
 
 /// Show what a board can do
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  onehop sdr info --device sim:usdr")]
+#[command(after_help = "Example:\n  onehop sdr info -d sim:usdr")]
 pub(crate) struct Args {
     #[command(flatten)]
     board: BoardArg,
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let card = opened.session.card();
     let id = opened.model.as_ref().map(|model| (model.config().vendor, model.config().device)).or(card.id);
     let (rx, tx) = (card.profile.rx, card.profile.tx);
-    let shape = args.packing.shape(&rx)?;
+    let shape = args.packing.shape(&rx, opened.rate)?;
     let mut text = Text::default();
     let model = if card.simulated { ", a model of a board" } else { "" };
     let numbers = id.map_or(String::new(), |(vendor, device)| format!(": {vendor:04x}:{device:04x}"));

@@ -7,6 +7,7 @@ pub(crate) mod tx;
 
 mod board;
 mod load;
+mod notice;
 mod picture;
 mod recording;
 mod view;
@@ -14,7 +15,7 @@ mod view;
 pub(crate) use board::simulated;
 
 use clap::Subcommand;
-use onehop_radio::{Format, Limits, Shape};
+use onehop_radio::{BUFFERS, Format, Limits, Shape};
 use onehop_sdr::Route;
 
 use super::Context;
@@ -37,7 +38,7 @@ pub(crate) fn run(command: &SdrCommand, context: &Context) -> Result<Report> {
         SdrCommand::Info(args) => info::run(args),
         SdrCommand::Rx(args) => rx::run(args, context),
         SdrCommand::Tx(args) => tx::run(args, context),
-        SdrCommand::Selftest(args) => selftest::run(args),
+        SdrCommand::Selftest(args) => selftest::run(args, context),
     }
 }
 
@@ -47,16 +48,26 @@ struct Packing {
     /// How samples come over the wire
     #[arg(long, value_name = "FORMAT", default_value = "ci16", value_parser = format)]
     format: Format,
-    /// Bytes of a buffer, of which there are 32 [default: as many as the board can fill]
+    /// Bytes of a buffer, of which there are 32 [default: samples of 1/32 s where the rate is known, at most what the board
+    /// can fill]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     buffer: Option<u64>,
 }
 
+/// Samples of a buffer at least, where nobody asks for another: enough for a spectrum.
+const FEWEST: u32 = 1024;
+
+/// Samples of a buffer: few enough for a ring to come round in a second, so that nobody waits for its self-test.
+fn samples_for(rate: Option<f64>) -> u32 {
+    rate.map_or(u32::MAX, |rate| (rate / f64::from(BUFFERS)) as u32).max(FEWEST)
+}
+
 impl Packing {
-    fn shape(&self, limits: &Limits) -> Result<Shape> {
+    fn shape(&self, limits: &Limits, rate: Option<f64>) -> Result<Shape> {
         let Some(bytes) = self.buffer else {
+            let bytes = samples_for(rate).saturating_mul(self.format.bytes()).min(limits.max_bytes);
             let largest = Shape::largest(self.format, limits);
-            return Ok(Shape::of_bytes(self.format, limits, limits.max_bytes).unwrap_or(largest));
+            return Ok(Shape::of_bytes(self.format, limits, bytes).unwrap_or(largest));
         };
         let wrong = |why: String| CliError::Usage(format!("--buffer {bytes}: {why}"));
         if bytes > u64::from(limits.max_bytes) {

@@ -4,30 +4,34 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use onehop_gpu::Region;
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{Counts, Processor, Receiver, Route, RxOptions, Settings, Sight};
 use serde_json::{Value, json};
 
 use super::board::{self, BoardArg, Opened};
 use super::load::CpuTime;
+use super::notice::{self, Notice};
 use super::recording::Recording;
 use super::{Packing, check_seconds, picture, route, view, why_not};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{self, Report, Text};
 use crate::units;
 
 /// Most blocks that the GPU is given at once, when several have come: half of those that can be on their way to it.
 const BATCH: usize = 4;
-/// How often what the GPU has seen is looked at.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often what the GPU has seen is read.
+const SHOW_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the end is thought of while no block comes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Receive samples into GPU memory, and show what they are
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  onehop sdr rx --device 'sim:usdr?signal=chirp' --seconds 2 -g emu --png spectrum.png\n  \
-                  onehop sdr rx --device 'sim:usdr?signal=counter&rate=250M' --seconds 60 --json"
+    after_help = "Examples:\n  onehop sdr rx -d 'sim:usdr?signal=chirp&rate=1M' -g emu --png spectrum.png\n  \
+                  onehop sdr rx -d 'sim:usdr?signal=counter&rate=250M' -g 0 --seconds 60 --json"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -87,10 +91,14 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
-    let shape = args.packing.shape(&opened.session.card().profile.rx)?;
+    let shape = args.packing.shape(&opened.session.card().profile.rx, opened.rate)?;
     let patience = opened.patience(shape.samples());
     let options = RxOptions { shape, only: args.route, self_test: Some(patience) };
-    let mut receiver = Receiver::open(&opened.session, &gpu.gpu, &options)?;
+    let mut receiver = {
+        let mut notice = Notice::new(context, shape);
+        let watch = &mut |filled| notice.tell(filled);
+        Receiver::open_watched(&opened.session, &gpu.gpu, &options, watch).map_err(notice::ended)?
+    };
     let settings = Settings {
         gain: args.gain,
         remove_dc: !args.keep_dc,
@@ -107,6 +115,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let samples = u64::from(shape.samples());
     let sent = after.zip(before).map(|(after, before)| (after.sent_blocks - before.sent_blocks) * samples);
     let account = Account { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
+    if let Some(warning) = account.warning() {
+        report::warn(&warning);
+    }
     let report = Report::new(account.document(args), account.text(args))?;
     Ok(report.failed(account.failure()))
 }
@@ -125,51 +136,52 @@ fn take(
     let datatype = if shape.format == Format::Ci16 { "ci16_le" } else { "cf32_le" };
     let create = |path: &PathBuf| Recording::create(path, datatype, opened.rate, &opened.session.card().name);
     let mut recording = args.out.as_ref().map(create).transpose()?;
-    let mut bytes = vec![0; recording.as_ref().map_or(0, |_| shape.samples() as usize * 8)];
     let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Sight::default(), (0, 0), None);
     let mut screen = Screen::new(context.json);
     receiver.start()?;
     let (begun, cpu) = (Instant::now(), CpuTime::now());
-    let (mut looked, mut flowing) = (begun, true);
+    let (mut looked, mut came, mut flowing) = (begun, begun, true);
     let mut took = Duration::ZERO;
     loop {
-        let over = begun.elapsed().as_secs_f64() >= args.seconds || context.stop.check().is_err();
-        if over && flowing {
+        let long_enough = receiver.counts().blocks > 0 && begun.elapsed().as_secs_f64() >= args.seconds;
+        if flowing && (long_enough || context.stop.is_set()) {
             receiver.stop()?;
             (flowing, took) = (false, begun.elapsed());
         }
-        let Some(block) = receiver.acquire(patience)? else {
-            if flowing {
-                return Err(CliError::Failed(format!(
-                    "the board sent nothing for {}",
-                    units::time(patience)
-                )));
+        let Some(block) = receiver.acquire(POLL_INTERVAL)? else {
+            if !flowing {
+                break;
             }
-            break;
+            if came.elapsed() >= patience {
+                let waited = units::time(patience);
+                return Err(CliError::Failed(format!("the board sent nothing for {waited}")));
+            }
+            continue;
         };
         let mut batch = vec![block.hold()];
+        came = Instant::now();
         // What is written to a file is taken from the GPU block by block.
         while recording.is_none() && batch.len() < BATCH {
             let Some(more) = receiver.acquire(Duration::ZERO)? else { break };
             batch.push(more.hold());
         }
-        let blocks: Vec<_> = batch.iter().map(|block| (&block.memory, block.first)).collect();
-        processor.process_all(&blocks)?;
-        if let (Some(recording), [block]) = (&mut recording, batch.as_slice()) {
-            let raw = &mut bytes[..shape.bytes() as usize];
-            block.memory.read(0, raw)?;
-            crc = crc32c::crc32c_append(crc, raw);
-            let wide = shape.format == Format::Ci12;
-            if wide {
-                processor.converted().read(0, &mut bytes)?;
+        let mut parts = Vec::with_capacity(batch.len());
+        for block in &batch {
+            parts.append(&mut block.parts()?);
+        }
+        let parts: Vec<_> = parts.iter().map(|(memory, first)| (memory, *first)).collect();
+        match &mut recording {
+            None => processor.process_all(&parts)?,
+            Some(recording) => {
+                for part in parts {
+                    crc = record(recording, &mut processor, part, shape.format, crc)?;
+                }
             }
-            let part = if wide { &bytes[..] } else { &bytes[..shape.bytes() as usize] };
-            recording.add(block.first, shape.samples().into(), part)?;
         }
         for _ in batch {
             receiver.release();
         }
-        if looked.elapsed() >= LOOK || !flowing {
+        if looked.elapsed() >= SHOW_INTERVAL || !flowing {
             looked = Instant::now();
             see(&mut processor, &mut sight, &mut checked, &mut first_wrong)?;
             screen.show(&sight, &receiver.counts(), begun.elapsed(), shape);
@@ -191,6 +203,26 @@ fn take(
         stopped: context.stop.check().is_err(),
         sight,
     })
+}
+
+/// Has the GPU work on samples, and writes them to a file; the checksum of everything that was received.
+fn record(
+    recording: &mut Recording,
+    processor: &mut Processor,
+    (memory, first): (&Region, u64),
+    format: Format,
+    crc: u32,
+) -> Result<u32> {
+    processor.process(memory, first)?;
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes)?;
+    let (crc, samples) = (crc32c::crc32c_append(crc, &bytes), bytes.len() as u64 / u64::from(format.bytes()));
+    if format == Format::Ci12 {
+        bytes.resize(samples as usize * 8, 0);
+        processor.converted().read(0, &mut bytes)?;
+    }
+    recording.add(first, samples, &bytes)?;
+    Ok(crc)
 }
 
 /// Takes what has been seen, if it is anything.
@@ -285,6 +317,25 @@ impl Account<'_> {
         self.opened.rate.unwrap_or((counts.delivered + counts.lost) as f64 / self.seconds())
     }
 
+    /// What is no failure, and should not go unseen.
+    fn warning(&self) -> Option<String> {
+        let Counts { delivered, lost, gaps, partial, .. } = self.taken.counts;
+        if lost == 0 {
+            return None;
+        }
+        let share = lost as f64 / (delivered + lost) as f64 * 100.0;
+        let why = if partial > 0 {
+            format!(
+                "bursts are missing in {partial} blocks, because the board's FIFO ran over: lower the rate"
+            )
+        } else if self.gpu.gpu.simulated() {
+            "the emulated GPU is too slow for this rate: lower the rate, or use a GPU (-g 0)".into()
+        } else {
+            "blocks were not taken in time: use larger buffers (--buffer), or lower the rate".into()
+        };
+        Some(format!("{lost} samples ({share:.1} %) were lost in {gaps} gaps; {why}"))
+    }
+
     fn verified(&self) -> Option<bool> {
         self.taken.checked.map(|(_, wrong)| wrong == 0)
     }
@@ -341,6 +392,8 @@ impl Account<'_> {
             "samples": counts.delivered,
             "lost_samples": counts.lost,
             "gaps": counts.gaps,
+            "partial_blocks": counts.partial,
+            "warnings": self.warning().into_iter().collect::<Vec<_>>(),
             "sent_samples": self.sent,
             "samples_per_second": counts.delivered as f64 / self.seconds(),
             "level_dbfs": sight.level,

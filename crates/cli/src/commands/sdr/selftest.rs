@@ -1,16 +1,19 @@
 //! `onehop sdr selftest`: what has to be seen before samples are believed.
 
+use onehop_sdr::SelfTest;
 use serde_json::json;
 
 use super::Packing;
 use super::board::{self, BoardArg};
+use super::notice::{self, Notice};
+use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 
 /// Try every way between a board and a GPU with data, and count
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  onehop sdr selftest --device 'sim:usdr?signal=counter&rate=50M' -g emu")]
+#[command(after_help = "Example:\n  onehop sdr selftest -d 'sim:usdr?signal=counter&rate=50M' -g emu")]
 pub(crate) struct Args {
     #[command(flatten)]
     board: BoardArg,
@@ -21,13 +24,17 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
-    let shape = args.packing.shape(&card.profile.rx)?;
-    let patience = opened.patience(shape.samples());
-    let steps = onehop_sdr::self_test(&opened.session, &gpu.gpu, shape, opened.counter, patience);
+    let shape = args.packing.shape(&card.profile.rx, opened.rate)?;
+    let test = SelfTest { shape, counter: opened.counter, limit: opened.patience(shape.samples()) };
+    let steps = {
+        let mut notice = Notice::new(context, shape);
+        let watch = &mut |filled| notice.tell(filled);
+        onehop_sdr::self_test(&opened.session, &gpu.gpu, &test, watch).map_err(notice::ended)?
+    };
     let mut text = Text::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::board::{self, BoardArg};
-use super::{route, why_not};
+use super::{route, samples_for, why_not};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
@@ -27,9 +27,9 @@ pub(crate) struct Args {
     /// Samples of 16 bits, I first, little-endian: ci16, the data of a SigMF recording
     #[arg(long = "in", value_name = "FILE")]
     input: PathBuf,
-    /// Bytes of a buffer
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = units::parse_size)]
-    buffer: u64,
+    /// Bytes of a buffer [default: 64K, or samples of 1/32 s where those are fewer]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    buffer: Option<u64>,
     /// The way that samples go: auto, cpu/direct or cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
     route: std::option::Option<Route>,
@@ -41,7 +41,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
-    let bytes = u32::try_from(args.buffer).unwrap_or(u32::MAX);
+    let usual = u64::from(samples_for(opened.rate).saturating_mul(4)).min(64 << 10);
+    let bytes = u32::try_from(args.buffer.unwrap_or(usual)).unwrap_or(u32::MAX);
     let patience = opened.patience(card.profile.tx.max_bytes);
     let options = TxOptions { bytes, only: args.route, self_test: patience };
     let mut transmitter = Transmitter::open(&opened.session, &gpu.gpu, &options)?;
