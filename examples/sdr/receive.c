@@ -21,7 +21,7 @@ static int failed(const char *what)
 /* Takes blocks until there are enough; 0 if all went well. */
 static int take(const onehop_sdr *sdr, int blocks)
 {
-    int taken = 0;
+    int taken = 0, partial = 0;
 
     while (taken < blocks) {
         size_t handle;
@@ -38,12 +38,16 @@ static int take(const onehop_sdr *sdr, int blocks)
             return failed(count == ONEHOP_SDR_TIMEOUT ? "no samples came" : "receiving");
         if (onehop_sdr_first_sample(sdr, handle, &first) || onehop_sdr_copy_out(sdr, handle, 0, &bits, sizeof bits))
             return failed("looking at a block");
+        if (flags & ONEHOP_SDR_MISSING)
+            partial++; /* The first `count` samples of the buffer; onehop_sdr_extents() has their numbers. */
         if (taken++ == 0)
             printf("%d samples at %p of the GPU, the first is number %llu with the bits %08x\n", count, samples,
                    (unsigned long long)first, (unsigned)bits);
         if (onehop_sdr_release_read_buffer(sdr, handle))
             return failed("giving a block back");
     }
+    if (partial)
+        printf("%d blocks lacked bursts\n", partial);
     return 0;
 }
 

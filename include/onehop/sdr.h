@@ -2,7 +2,7 @@
  * Samples of an SDR board in GPU memory, for programs in C and C++: the calls of SoapySDR's direct buffers, with addresses of
  * the GPU. Link with libonehop.so. onehop.h says how errors are told; acquire answers as SoapySDR does.
  *
- * One thread at a time acquires and releases; any other may ask the rest.
+ * One thread at a time acquires and releases. While it waits for a block, any other may call the rest, and does not wait.
  */
 #ifndef ONEHOP_SDR_H
 #define ONEHOP_SDR_H
@@ -31,8 +31,19 @@ enum onehop_sdr_flag {
     /* The time is set: the rate is known. */
     ONEHOP_SDR_HAS_TIME = 4,
     /* The samples before do not lead up to those that follow. */
-    ONEHOP_SDR_END_ABRUPT = 8
+    ONEHOP_SDR_END_ABRUPT = 8,
+    /* Bursts are missing within the block: onehop_sdr_extents() says which samples there are. */
+    ONEHOP_SDR_MISSING = 1 << 16
 };
+
+/* Samples of a block that follow each other. */
+typedef struct onehop_sdr_extent {
+    /* The number of the first of them, counted from the start. */
+    uint64_t first;
+    /* Which sample of the buffer it is, and how many there are. */
+    uint32_t at;
+    uint32_t samples;
+} onehop_sdr_extent;
 
 /*
  * Opens a receiver, by the best way that samples can go; a self-test with data shows that they arrive.
@@ -55,13 +66,21 @@ int onehop_sdr_deactivate(const onehop_sdr *sdr);
 /*
  * The next block: how many samples it has, or an answer below zero. handle is the buffer, buffs its address on the GPU, time_ns
  * the time of its first sample since the start. It stays until it is released; blocks are released in the order in which they came.
+ * A block with the flag ONEHOP_SDR_MISSING has fewer samples than others, from the start of its buffer on; what lies behind
+ * them is old.
  */
 int onehop_sdr_acquire_read_buffer(const onehop_sdr *sdr, size_t *handle, const void **buffs, int *flags,
                                    long long *time_ns, long timeout_us);
 int onehop_sdr_release_read_buffer(const onehop_sdr *sdr, size_t handle);
 
-/* The number of the first sample of a block that is lent, counted from the start; those that were lost count. */
+/* The number of the first sample that there is of a block that is lent, counted from the start; those that were lost count. */
 int onehop_sdr_first_sample(const onehop_sdr *sdr, size_t handle, uint64_t *first);
+
+/*
+ * Which samples there are of a block that is lent: count says how many extents it has, at most 16, and the first `room` of
+ * them go to extents. A block without the flag ONEHOP_SDR_MISSING has one.
+ */
+int onehop_sdr_extents(const onehop_sdr *sdr, size_t handle, onehop_sdr_extent *extents, size_t room, size_t *count);
 
 /*
  * What has come since the start: samples delivered, samples that the board reported lost, and how often some were. Delivered

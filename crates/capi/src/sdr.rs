@@ -1,11 +1,13 @@
 //! What `include/onehop/sdr.h` declares: samples of an SDR board in GPU memory, in the manner of SoapySDR's direct buffers.
 
+use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_int, c_long, c_longlong, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onehop_board::{Board, Config};
 use onehop_gpu::Region;
+use onehop_os::Deadline;
 use onehop_pci::Root;
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{BoardName, Card, Held, Profile, Receiver, RxOptions, Session};
@@ -20,13 +22,28 @@ const TIMEOUT: c_int = -1;
 const OVERFLOW: c_int = -4;
 const HAS_TIME: c_int = 1 << 2;
 const END_ABRUPT: c_int = 1 << 3;
+/// The first of the flags that SoapySDR leaves to drivers.
+const MISSING: c_int = 1 << 16;
+
+/// How soon a thread that waits for a block notices that another has ended the flow.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Boards that receive anything sample faster than that.
 const SLOWEST: f64 = 1e5;
 
+/// Samples of a block that follow each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SdrExtent {
+    first: u64,
+    at: u32,
+    samples: u32,
+}
+
 /// A receiver that is open.
 pub struct Sdr {
     stream: Mutex<Stream>,
+    session: Arc<Session>,
     buffers: Vec<Region>,
     route: CString,
     /// Samples a second, where that is known.
@@ -37,11 +54,19 @@ pub struct Sdr {
 
 struct Stream {
     receiver: Receiver,
-    /// The buffers that are lent, the oldest first, with the numbers of their first samples.
-    lent: Vec<(u32, u64)>,
+    /// The blocks that are lent, the oldest first.
+    lent: VecDeque<Held>,
     /// A block before which samples were lost: that is told first.
     pending: Option<Held>,
-    samples: u32,
+    flowing: bool,
+}
+
+/// What an acquisition answers.
+enum Answer {
+    Block(Held),
+    /// Samples were lost before the next block.
+    Overflow,
+    Timeout,
 }
 
 impl Sdr {
@@ -59,8 +84,25 @@ impl Sdr {
         let receiver = Receiver::open(&session, &gpu.gpu, &options)?;
         let (buffers, route) =
             (receiver.buffers()?, CString::new(receiver.route().name()).unwrap_or_default());
-        let stream = Stream { receiver, lent: Vec::new(), pending: None, samples: shape.samples() };
-        Ok(Self { stream: Mutex::new(stream), buffers, route, rate, _model: model })
+        let stream = Mutex::new(Stream { receiver, lent: VecDeque::new(), pending: None, flowing: false });
+        Ok(Self { stream, session, buffers, route, rate, _model: model })
+    }
+
+    /// The next block, or that samples were lost before it. Other threads use the receiver while this waits.
+    fn next(&self, limit: Duration) -> Result<Answer> {
+        let deadline = Deadline::after(limit);
+        loop {
+            let mut stream = self.stream();
+            if let Some(answer) = stream.next()? {
+                return Ok(answer);
+            }
+            // Where all are lent none can come.
+            if !stream.flowing || stream.lent.len() >= self.buffers.len() || deadline.passed() {
+                return Ok(Answer::Timeout);
+            }
+            drop(stream);
+            self.session.wait_filled(deadline.left().min(POLL_INTERVAL))?;
+        }
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -91,34 +133,57 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
 
 impl Stream {
     fn start(&mut self) -> Result<()> {
-        (self.lent, self.pending) = (Vec::new(), None);
-        Ok(self.receiver.start()?)
+        self.lent.clear();
+        (self.pending, self.flowing) = (None, false);
+        self.receiver.start()?;
+        self.flowing = true;
+        Ok(())
     }
 
-    /// The next block, or that samples were lost before it, or nothing in time.
-    fn next(&mut self, limit: Duration) -> Result<std::result::Result<Held, c_int>> {
-        if let Some(held) = self.pending.take() {
-            return Ok(Ok(held));
-        }
-        let Some(block) = self.receiver.acquire(limit)? else { return Ok(Err(TIMEOUT)) };
-        let held = block.hold();
-        if held.lost > 0 {
-            self.pending = Some(held);
-            return Ok(Err(OVERFLOW));
-        }
-        Ok(Ok(held))
+    fn stop(&mut self) -> Result<()> {
+        self.flowing = false;
+        Ok(self.receiver.stop()?)
+    }
+
+    /// The next block, or that samples were lost before it, if there is one.
+    fn next(&mut self) -> Result<Option<Answer>> {
+        let held = match self.pending.take() {
+            Some(held) => held,
+            None => {
+                let Some(block) = self.receiver.acquire(Duration::ZERO)? else { return Ok(None) };
+                let held = block.hold();
+                if held.lost > 0 {
+                    self.pending = Some(held);
+                    return Ok(Some(Answer::Overflow));
+                }
+                held
+            }
+        };
+        self.lent.push_back(held.clone());
+        Ok(Some(Answer::Block(held)))
+    }
+
+    /// A block that is lent.
+    fn lent(&self, handle: usize) -> Result<&Held> {
+        let found = self.lent.iter().find(|held| held.handle as usize == handle);
+        found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))
     }
 
     fn release(&mut self, handle: usize) -> Result<()> {
-        if self.lent.first().is_none_or(|(oldest, _)| *oldest as usize != handle) {
-            let lent: Vec<_> = self.lent.iter().map(|(handle, _)| handle).collect();
+        if self.lent.front().is_none_or(|oldest| oldest.handle as usize != handle) {
+            let lent: Vec<_> = self.lent.iter().map(|held| held.handle).collect();
             let why = format!("buffer {handle} is not the oldest that is lent: {lent:?} are");
             return Err(Error::Argument(why));
         }
-        self.lent.remove(0);
+        self.lent.pop_front();
         self.receiver.release();
         Ok(())
     }
+}
+
+/// The number of the first sample that there is of a block.
+fn first_there(held: &Held) -> u64 {
+    held.first + held.extents().next().map_or(0, |extent| u64::from(extent.first))
 }
 
 /// Opens a receiver.
@@ -204,7 +269,7 @@ pub unsafe extern "C" fn onehop_sdr_activate(sdr: *const Sdr) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_deactivate(sdr: *const Sdr) -> c_int {
     // SAFETY: the caller's promise.
-    guard(|| Ok(unsafe { object(sdr, "sdr") }?.stream().receiver.stop()?))
+    guard(|| unsafe { object(sdr, "sdr") }?.stream().stop())
 }
 
 /// The next block of samples, in GPU memory.
@@ -228,23 +293,23 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
         if handle.is_null() || buffs.is_null() || flags.is_null() || time_ns.is_null() {
             return Err(Error::Null("handle, buffs, flags or time_ns"));
         }
-        let mut stream = sdr.stream();
         let limit = Duration::from_micros(timeout_us.try_into().unwrap_or(0));
-        let (flag, count) = match stream.next(limit)? {
-            Ok(held) => {
+        let (flag, count) = match sdr.next(limit)? {
+            Answer::Block(held) => {
+                let first = first_there(&held);
                 // Without a rate there is a number, and no time.
-                let nanos = sdr.rate.map(|rate| (held.first as f64 / rate * 1e9).round());
+                let nanos = sdr.rate.map(|rate| (first as f64 / rate * 1e9).round());
                 // SAFETY: none is null, and the caller promises that they are places.
                 unsafe {
                     put(handle, "handle", held.handle as usize)?;
                     put(buffs, "buffs", held.memory.addr().0 as usize as *const c_void)?;
                     put(time_ns, "time_ns", nanos.unwrap_or(0.0) as c_longlong)?;
                 }
-                stream.lent.push((held.handle, held.first));
-                (nanos.map_or(0, |_| HAS_TIME), stream.samples as c_int)
+                let missing = if held.missing > 0 { MISSING } else { 0 };
+                (missing | nanos.map_or(0, |_| HAS_TIME), held.extents().samples() as c_int)
             }
-            Err(OVERFLOW) => (END_ABRUPT, OVERFLOW),
-            Err(other) => (0, other),
+            Answer::Overflow => (END_ABRUPT, OVERFLOW),
+            Answer::Timeout => (0, TIMEOUT),
         };
         // SAFETY: as above.
         unsafe { put(flags, "flags", flag) }?;
@@ -275,10 +340,41 @@ pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize,
     guard(|| {
         // SAFETY: the caller's promise.
         let stream = unsafe { object(sdr, "sdr") }?.stream();
-        let found = stream.lent.iter().find(|(lent, _)| *lent as usize == handle);
-        let (_, number) = found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))?;
+        let number = first_there(stream.lent(handle)?);
         // SAFETY: the caller's promise.
-        unsafe { put(first, "first", *number) }
+        unsafe { put(first, "first", number) }
+    })
+}
+
+/// Which samples there are of a block that is lent.
+///
+/// # Safety
+/// `sdr` was given by [`onehop_sdr_open`]; `extents` has room for so many, and is null only where that is none; `count` is a
+/// place for a number.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_sdr_extents(
+    sdr: *const Sdr,
+    handle: usize,
+    extents: *mut SdrExtent,
+    room: usize,
+    count: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { object(sdr, "sdr") }?.stream();
+        let held = stream.lent(handle)?;
+        if room > 0 && extents.is_null() {
+            return Err(Error::Null("extents"));
+        }
+        for (n, extent) in held.extents().take(room).enumerate() {
+            let first = held.first + u64::from(extent.first);
+            let extent = SdrExtent { first, at: extent.at, samples: extent.samples };
+            // SAFETY: not null, and `n` is below `room`, for which the caller has places.
+            unsafe { extents.add(n).write(extent) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { put(count, "count", held.extents().count()) }
     })
 }
 

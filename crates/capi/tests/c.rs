@@ -75,6 +75,14 @@ fn samples_in_c() {
 }
 
 #[test]
+fn samples_in_threads() {
+    let source = top().join("crates/capi/tests/programs/sdr_threads.c");
+    let Some(program) = compile("cc", &["-std=gnu99", "-pthread"], &source) else { return };
+    let (content, said) = run(&program, &[]);
+    assert!(content && said == "nobody waited\n", "{said}");
+}
+
+#[test]
 fn the_example_with_samples() {
     let source = top().join("examples/sdr/receive.c");
     let Some(program) = compile("cc", &["-std=c99", "-pedantic"], &source) else { return };

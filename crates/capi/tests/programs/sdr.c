@@ -11,6 +11,65 @@
 
 #define SAMPLES 2048
 #define BLOCKS 200
+#define BURST 8192
+
+/*
+ * Blocks of four bursts, of which every fifth lacks some: at its start, its middle, its end. Whoever reads as many samples as
+ * acquire says reads none that is old, and the extents have each sample's number.
+ */
+static void partial(const onehop_gpu *gpu, const char *missing, size_t parts, uint32_t bursts)
+{
+    static uint32_t samples[4 * BURST];
+    char device[96];
+    onehop_sdr *sdr;
+    onehop_sdr_extent extents[16];
+    size_t handle, count, i, lacking = 0, blocks = 0;
+    const void *at;
+    int flags, got;
+    long long time;
+    uint64_t first, delivered, lost, gaps, end = 0;
+    uint32_t n, sum;
+
+    snprintf(device, sizeof device, "sim:usdr?signal=counter&rate=20M&missing=%s@n=5", missing);
+    IS(onehop_sdr_open(device, gpu, "ci16", sizeof samples, &sdr) == 0);
+    IS(onehop_sdr_activate(sdr) == 0);
+    while (blocks < 20) {
+        got = onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 10000000);
+        if (got == ONEHOP_SDR_OVERFLOW)
+            continue;
+        IS(onehop_sdr_extents(sdr, handle, extents, 16, &count) == 0);
+        IS(onehop_sdr_first_sample(sdr, handle, &first) == 0 && first == extents[0].first);
+        /* Twenty million samples a second: fifty nanoseconds each. */
+        IS(time == (long long)first * 50);
+        if (first / (4 * BURST) % 5 == 4) {
+            IS(flags == (ONEHOP_SDR_HAS_TIME | ONEHOP_SDR_MISSING) && got == (int)(bursts * BURST) && count == parts);
+            lacking++;
+        } else {
+            IS(flags == ONEHOP_SDR_HAS_TIME && got == 4 * BURST && count == 1 && first % (4 * BURST) == 0);
+        }
+        IS(onehop_sdr_copy_out(sdr, handle, 0, samples, (size_t)got * 4) == 0);
+        for (i = 0, sum = 0; i < count; i++) {
+            IS(extents[i].at == sum && extents[i].samples % BURST == 0);
+            for (n = 0; n < extents[i].samples; n++)
+                IS(samples[extents[i].at + n] == (uint32_t)extents[i].first + n);
+            sum += extents[i].samples;
+        }
+        IS(sum == (uint32_t)got);
+        end = first / (4 * BURST) * (4 * BURST) + 4 * BURST;
+        IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0 && delivered + lost == end);
+        /* Less room than there are extents, and none. */
+        extents[1].samples = 77;
+        IS(onehop_sdr_extents(sdr, handle, extents, 1, &i) == 0 && i == count && extents[1].samples == 77);
+        IS(onehop_sdr_extents(sdr, handle, NULL, 0, &i) == 0 && i == count);
+        FAILS(onehop_sdr_extents(sdr, handle, NULL, 1, &i), ONEHOP_ERROR_ARGUMENT, "extents");
+        FAILS(onehop_sdr_extents(sdr, handle, extents, 1, NULL), ONEHOP_ERROR_ARGUMENT, "count");
+        IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
+        FAILS(onehop_sdr_extents(sdr, handle, extents, 1, &i), ONEHOP_ERROR_ARGUMENT, "is not lent");
+        blocks++;
+    }
+    IS(lacking >= 2 && lost >= lacking * (4 - bursts) * BURST && gaps >= lacking);
+    onehop_sdr_close(sdr);
+}
 
 int main(void)
 {
@@ -74,6 +133,11 @@ int main(void)
     IS(onehop_sdr_deactivate(sdr) == 0);
     onehop_sdr_close(sdr);
     onehop_sdr_close(NULL);
+    partial(gpu, "0", 1, 3);
+    partial(gpu, "1", 2, 3);
+    partial(gpu, "3", 1, 3);
+    partial(gpu, "0+2", 2, 2);
+    partial(gpu, "1-3", 1, 1);
     IS(*onehop_sdr_route(NULL) == 0 && onehop_sdr_num_direct_access_buffers(NULL) == 0);
     onehop_gpu_close(gpu);
     puts("all of it");

@@ -1,0 +1,77 @@
+/* One thread waits for samples; another asks and stops the receiver meanwhile, and does not wait for the first. */
+#include <onehop/sdr.h>
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define IS(what) do { if (!(what)) { \
+    fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, onehop_last_error()); exit(1); } } while (0)
+
+/* A block of 64 samples takes 64 ms. Whoever had to wait for one in each call would take 3.2 s for all of them. */
+#define CALLS 50
+#define MOST_MS 1000
+
+static onehop_sdr *sdr;
+
+static long now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000L + now.tv_nsec / 1000000L;
+}
+
+/* Takes blocks until none comes within a minute, or the receiver is stopped; gives how many. */
+static void *listen(void *unused)
+{
+    uintptr_t blocks = 0;
+    size_t handle;
+    const void *at;
+    int flags, got;
+    long long time;
+
+    (void)unused;
+    while ((got = onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 60000000L)) > 0) {
+        IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
+        blocks++;
+    }
+    IS(got == ONEHOP_SDR_TIMEOUT);
+    return (void *)blocks;
+}
+
+int main(void)
+{
+    onehop_gpu *gpu;
+    uint64_t delivered, lost, gaps;
+    struct timespec pause = { 0, 5000000L };
+    pthread_t thread;
+    void *blocks;
+    long begun, spent = 0;
+    int call;
+
+    IS(onehop_gpu_open("emu", &gpu) == 0);
+    IS(onehop_sdr_open("sim:usdr?rate=1k", gpu, "ci16", 256, &sdr) == 0);
+    IS(onehop_sdr_activate(sdr) == 0);
+    IS(pthread_create(&thread, NULL, listen, NULL) == 0);
+    for (call = 0; call < CALLS; call++) {
+        nanosleep(&pause, NULL);
+        begun = now_ms();
+        IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0);
+        spent += now_ms() - begun;
+    }
+    if (spent > MOST_MS) {
+        fprintf(stderr, "%d calls took %ld ms\n", CALLS, spent);
+        return 1;
+    }
+    begun = now_ms();
+    IS(onehop_sdr_deactivate(sdr) == 0);
+    IS(pthread_join(thread, &blocks) == 0 && blocks != NULL);
+    IS(now_ms() - begun < 10000);
+    onehop_sdr_close(sdr);
+    onehop_gpu_close(gpu);
+    puts("nobody waited");
+    return 0;
+}
