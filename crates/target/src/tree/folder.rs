@@ -142,7 +142,7 @@ impl Folder {
         };
         drop((acting, umask));
         // By its descriptor: the name may be another file's by now.
-        let attr = self.nodes.remember_open(&file)?;
+        let attr = self.nodes.remember_open(&file, &parent, name)?;
         Ok((attr, self.local(file, by)))
     }
 

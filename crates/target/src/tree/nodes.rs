@@ -15,12 +15,25 @@ use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
 /// Files that are known at once.
 const MOST_KNOWN: usize = 1 << 22;
+/// Mounts within each other below the root.
+const MOST_MOUNTS: usize = 32;
 
 /// A file that somebody knows.
 pub(super) struct Node {
     pub number: u64,
     /// Held without being opened: it survives renames, and no link leads elsewhere.
     pub path: OwnedFd,
+    /// None in the file system of the root.
+    submount: Option<Arc<Submount>>,
+}
+
+/// A mount below the root, known by where it is mounted: a descriptor in it would keep it from being unmounted.
+#[derive(PartialEq, Eq)]
+struct Submount {
+    parent: u64,
+    name: Name,
+    /// Its root's key.
+    key: (u64, u64),
 }
 
 impl Node {
@@ -45,10 +58,13 @@ impl Node {
 }
 
 /// How a file is held that somebody knows.
+#[derive(Clone)]
 enum Held {
     Open(Arc<Node>),
     /// By what its file system calls it, which costs no descriptor.
     Handle(Arc<FileHandle>),
+    /// The same in a mount below the root.
+    Below(Arc<Submount>, Arc<FileHandle>),
 }
 
 struct Told {
@@ -71,7 +87,6 @@ struct Known {
 pub(super) struct Nodes {
     root: Arc<Node>,
     root_key: (u64, u64),
-    device: u64,
     /// For files that are found by their handles: the root, opened to be read. None where they cannot be.
     beside: Option<OwnedFd>,
     most_open: usize,
@@ -87,9 +102,9 @@ fn beside(root: &OwnedFd) -> Option<OwnedFd> {
 
 impl Nodes {
     pub fn new(root: OwnedFd, most_open: usize) -> Answer<Self> {
-        let (key, beside) = (key(&look(&root)?), beside(&root));
-        let root = Arc::new(Node { number: ROOT, path: root });
-        Ok(Self { root, root_key: key, device: key.0, beside, most_open, known: Mutex::default() })
+        let (root_key, beside) = (key(&look(&root)?), beside(&root));
+        let root = Arc::new(Node { number: ROOT, path: root, submount: None });
+        Ok(Self { root, root_key, beside, most_open, known: Mutex::default() })
     }
 
     pub fn root(&self) -> &Node {
@@ -97,20 +112,41 @@ impl Nodes {
     }
 
     pub fn get(&self, number: u64) -> Answer<Arc<Node>> {
+        self.get_within(number, MOST_MOUNTS)
+    }
+
+    /// A file in so many mounts within each other at most.
+    fn get_within(&self, number: u64, mounts: usize) -> Answer<Arc<Node>> {
         if number == ROOT {
             return Ok(self.root.clone());
         }
-        let handle = match lock(&self.known).by_number.get(&number).ok_or(Errno::STALE)?.held {
-            Held::Open(ref node) => return Ok(node.clone()),
-            Held::Handle(ref handle) => handle.clone(),
+        let held = lock(&self.known).by_number.get(&number).ok_or(Errno::STALE)?.held.clone();
+        let (path, submount) = match held {
+            Held::Open(node) => return Ok(node),
+            Held::Handle(handle) => (handle.open(self.beside.as_ref().ok_or(Errno::STALE)?)?, None),
+            Held::Below(submount, handle) => {
+                let within = mounts.checked_sub(1).ok_or(Errno::LOOP)?;
+                (self.below(&submount, &handle, within)?, Some(submount))
+            }
         };
-        let beside = self.beside.as_ref().ok_or(Errno::STALE)?;
-        Ok(Arc::new(Node { number, path: handle.open(beside)? }))
+        Ok(Arc::new(Node { number, path, submount }))
+    }
+
+    /// A file of a mount below the root, if that is still mounted.
+    fn below(&self, submount: &Submount, handle: &FileHandle, mounts: usize) -> Answer<OwnedFd> {
+        let root = self.path(&*self.get_within(submount.parent, mounts)?, &submount.name)?;
+        if key(&look(&root)?) != submount.key {
+            return Err(Errno::STALE);
+        }
+        if handle_of(&root).is_ok_and(|of_root| of_root == *handle) {
+            return Ok(root);
+        }
+        handle.open(openat(&root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Looks a name up for somebody who has to forget what they were told.
     pub fn lookup(&self, parent: &Node, name: &Name) -> Answer<Attr> {
-        self.remember(self.path(parent, name)?)
+        self.remember(self.path(parent, name)?, parent, name)
     }
 
     /// What has a name, without opening it.
@@ -121,16 +157,23 @@ impl Nodes {
     }
 
     /// [`Self::lookup`] for a file that is open.
-    pub fn remember_open(&self, file: &OwnedFd) -> Answer<Attr> {
-        self.remember(openat(CWD, proc(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+    pub fn remember_open(&self, file: &OwnedFd, parent: &Node, name: &Name) -> Answer<Attr> {
+        let path = openat(CWD, proc(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        self.remember(path, parent, name)
     }
 
-    fn remember(&self, path: OwnedFd) -> Answer<Attr> {
+    fn remember(&self, path: OwnedFd, parent: &Node, name: &Name) -> Answer<Attr> {
         let stat = look(&path)?;
-        Ok(attr(self.number(path, key(&stat))?, &stat))
+        let key = key(&stat);
+        let submount = if mount_of(&stat) == mount_of(&look(&parent.path)?) {
+            parent.submount.clone()
+        } else {
+            Some(Arc::new(Submount { parent: parent.number, name: name.clone(), key }))
+        };
+        Ok(attr(self.number(path, submount, key)?, &stat))
     }
 
-    fn number(&self, path: OwnedFd, key: (u64, u64)) -> Answer<u64> {
+    fn number(&self, path: OwnedFd, submount: Option<Arc<Submount>>, key: (u64, u64)) -> Answer<u64> {
         if key == self.root_key {
             return Ok(ROOT);
         }
@@ -140,9 +183,18 @@ impl Nodes {
             && is_same(&told.held, &path)
         {
             told.times += 1;
+            let is_elsewhere =
+                matches!(&told.held, Held::Below(before, _) if Some(before) != submount.as_ref());
+            if is_elsewhere {
+                // The way by which it was found before may be unmounted.
+                let held = self.hold(&mut known, number, path, submount)?;
+                if let Some(told) = known.by_number.get_mut(&number) {
+                    told.held = held;
+                }
+            }
             return Ok(number);
         }
-        let own = key.0 == self.device
+        let own = key.0 == self.root_key.0
             && (ROOT + 1..FOREIGN).contains(&key.1)
             && !known.by_number.contains_key(&key.1);
         let number = if own {
@@ -151,29 +203,39 @@ impl Nodes {
             known.next += 1;
             FOREIGN + known.next
         };
-        let held = self.hold(&mut known, number, path, key)?;
+        let held = self.hold(&mut known, number, path, submount)?;
         known.by_key.insert(key, number);
         known.by_number.insert(number, Told { held, key, times: 1 });
         Ok(number)
     }
 
-    /// Holds the first files open, which is quickest; more by their handles where there are handles.
-    fn hold(&self, known: &mut Known, number: u64, path: OwnedFd, key: (u64, u64)) -> Answer<Held> {
+    /// Holds the first files open, which is quickest; more by their handles where there are handles, and so all that are in mounts
+    /// below the root.
+    fn hold(
+        &self,
+        known: &mut Known,
+        number: u64,
+        path: OwnedFd,
+        submount: Option<Arc<Submount>>,
+    ) -> Answer<Held> {
         if known.by_number.len() >= MOST_KNOWN {
             return Err(Errno::NFILE);
         }
-        if known.open >= self.most_open / 4
+        if (submount.is_some() || known.open >= self.most_open / 4)
             && self.beside.is_some()
-            && key.0 == self.device
             && let Ok(handle) = handle_of(&path)
         {
-            return Ok(Held::Handle(Arc::new(handle)));
+            let handle = Arc::new(handle);
+            return Ok(match submount {
+                Some(submount) => Held::Below(submount, handle),
+                None => Held::Handle(handle),
+            });
         }
         if known.open >= self.most_open {
             return Err(Errno::NFILE);
         }
         known.open += 1;
-        Ok(Held::Open(Arc::new(Node { number, path })))
+        Ok(Held::Open(Arc::new(Node { number, path, submount })))
     }
 
     pub fn forget(&self, number: u64, times: u64) {
@@ -196,7 +258,7 @@ impl Nodes {
 fn is_same(held: &Held, path: &OwnedFd) -> bool {
     match held {
         Held::Open(_) => true,
-        Held::Handle(known) => handle_of(path).is_ok_and(|handle| handle == **known),
+        Held::Handle(known) | Held::Below(_, known) => handle_of(path).is_ok_and(|handle| handle == **known),
     }
 }
 
@@ -211,7 +273,14 @@ pub(super) fn file_type(file: &OwnedFd) -> Answer<rustix::fs::FileType> {
 }
 
 fn look(path: &OwnedFd) -> Answer<Statx> {
-    statx(path, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+    let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID;
+    statx(path, "", AtFlags::EMPTY_PATH, mask)
+}
+
+/// Which mount a file is in; by its device where the kernel (before 5.8) does not say.
+fn mount_of(stat: &Statx) -> u64 {
+    let says = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    if says { stat.stx_mnt_id } else { key(stat).0 }
 }
 
 fn key(stat: &Statx) -> (u64, u64) {

@@ -4,6 +4,7 @@
 mod bed;
 mod files;
 mod hostile;
+mod mounts;
 mod outages;
 mod relay;
 mod together;

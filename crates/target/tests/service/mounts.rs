@@ -1,0 +1,125 @@
+//! File systems that are mounted below a folder: they are served, and may be unmounted while their files are known.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use onehop_target::tree::{Folder, Rules, Tree};
+use onehop_target::wire::ROOT;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
+
+use crate::bed::{BOTH, Bed, ME, READ, connect, name, options};
+
+/// Something mounted. It goes with the value, whoever uses it.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// A file system in memory; none, and a line that says so, where nothing can be mounted.
+    fn memory(at: &Path) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        match mount("none", at, "tmpfs", MountFlags::empty(), None) {
+            Ok(()) => Some(Self(at.to_owned())),
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
+                None
+            }
+        }
+    }
+
+    /// The same files at another place, which cannot be changed there.
+    fn read_only(of: &Path, at: &Path) -> Self {
+        std::fs::create_dir_all(at).unwrap();
+        mount_bind(of, at).unwrap();
+        let this = Self(at.to_owned());
+        mount_remount(at, MountFlags::BIND | MountFlags::RDONLY, c"").unwrap();
+        this
+    }
+
+    /// Unmounts, unless somebody holds something of it.
+    fn end(self) -> Result<(), Errno> {
+        unmount(&self.0, UnmountFlags::empty())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+fn folder(bed: &Bed) -> Folder {
+    let rules = Rules { for_others: false, most_open: 100 };
+    Folder::new(File::open(bed.root()).unwrap().into(), rules).unwrap()
+}
+
+/// What is mounted below is used, unmounted while its files are known, and mounted again.
+fn comes_and_goes(tree: &dyn Tree, root: &Path) {
+    let (sub, inner) = (root.join("sub"), root.join("sub/inner"));
+    let Some(outside) = Mounted::memory(&sub) else { return };
+    let within = Mounted::memory(&inner).unwrap();
+    std::fs::write(sub.join("file"), "outside").unwrap();
+    std::fs::write(inner.join("file"), "within").unwrap();
+    let known = |parent, of: &str| tree.lookup(parent, &name(of), &ME).unwrap().node;
+    let sub_node = known(ROOT, "sub");
+    let file = known(sub_node, "file");
+    let inner_node = known(sub_node, "inner");
+    let inner_file = known(inner_node, "file");
+    assert_eq!([file, inner_file].map(|node| tree.attr(node).unwrap().size), [7, 6]);
+    let mut bytes = [0; 8];
+    assert_eq!(tree.open(inner_file, READ, &ME).unwrap().read_bytes(&mut bytes, 0).unwrap(), 6);
+    assert_eq!(&bytes[..6], b"within");
+    let (made, open) = tree.create(inner_node, &name("made"), 0o600, BOTH, true, &ME).unwrap();
+    assert_eq!(open.write_bytes(b"made", 0).unwrap(), 4);
+    assert_eq!(tree.attr(made.node).unwrap().size, 4);
+    assert_eq!(tree.list(inner_node, 0, &ME).unwrap().names.len(), 4);
+    // What is open is in use.
+    assert_eq!(unmount(&inner, UnmountFlags::empty()), Err(Errno::BUSY));
+    drop(open);
+    let start = std::time::Instant::now();
+    // A target closes a file when it is told.
+    while unmount(&inner, UnmountFlags::empty()).is_err() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "it cannot be unmounted");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    drop(within);
+    for node in [inner_node, inner_file, made.node] {
+        assert_eq!(tree.attr(node).err(), Some(Errno::STALE));
+    }
+    // Below it is what it was mounted on.
+    assert_ne!(known(sub_node, "inner"), inner_node);
+    assert_eq!(tree.attr(file).unwrap().size, 7);
+    outside.end().unwrap();
+    for node in [sub_node, file] {
+        assert_eq!(tree.attr(node).err(), Some(Errno::STALE));
+    }
+    let _again = Mounted::memory(&sub).unwrap();
+    assert_eq!(tree.lookup(known(ROOT, "sub"), &name("file"), &ME).err(), Some(Errno::NOENT));
+}
+
+#[test]
+fn what_is_mounted_below_can_be_unmounted() {
+    let bed = Bed::new();
+    comes_and_goes(&folder(&bed), &bed.root());
+    let bed = Bed::new();
+    let (_target, address) = bed.target();
+    comes_and_goes(&connect(address, options()), &bed.root());
+}
+
+#[test]
+fn a_file_at_two_places_is_found_by_the_one_that_is_left() {
+    let bed = Bed::new();
+    let (there, here) = (bed.root().join("there"), bed.root().join("here"));
+    let Some(_memory) = Mounted::memory(&there) else { return };
+    std::fs::write(there.join("file"), "bytes").unwrap();
+    let again = Mounted::read_only(&there, &here);
+    let tree = folder(&bed);
+    let known = |parent, of: &str| tree.lookup(parent, &name(of), &ME).unwrap().node;
+    let file = known(known(ROOT, "here"), "file");
+    assert_eq!(tree.open(file, BOTH, &ME).err(), Some(Errno::ROFS));
+    again.end().unwrap();
+    assert_eq!(tree.attr(file).err(), Some(Errno::STALE));
+    assert_eq!(known(known(ROOT, "there"), "file"), file);
+    assert_eq!(tree.attr(file).unwrap().size, 5);
+    assert!(tree.open(file, BOTH, &ME).is_ok());
+}
