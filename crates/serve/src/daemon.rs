@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
@@ -40,6 +41,8 @@ const FUSE_THREADS: usize = 4;
 const FUSE_THREADS_OF_TARGET: usize = 16;
 /// Transfers to a GPU that may wait for another machine at once, though there are few processors.
 const LANES_OF_TARGET: usize = 16;
+/// How long a mount that ends waits for a target that is gone.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Where the files are.
 #[derive(Clone)]
@@ -286,6 +289,9 @@ impl Daemon {
             return Ok(());
         };
         let path = self.shared.options.mount_point.clone();
+        if let Source::Target(tree) = &self.shared.options.source {
+            tree.end_within(FAREWELL);
+        }
         // While somebody has files of it open the kernel would refuse; so it goes from the tree now, and altogether with
         // the last of them.
         let detached = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
@@ -312,8 +318,8 @@ impl Drop for Daemon {
 /// The mount is gone from the tree; the session's own thread ends with the last file, or with the process.
 fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
     let start = std::time::Instant::now();
-    while !session.guard.is_finished() && start.elapsed() < std::time::Duration::from_millis(500) {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+    while !session.guard.is_finished() && start.elapsed() < Duration::from_millis(500) {
+        std::thread::sleep(Duration::from_millis(2));
     }
     if session.guard.is_finished() { session.join() } else { Ok(()) }
 }
@@ -446,8 +452,6 @@ fn check_apart(point: &Path, root: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

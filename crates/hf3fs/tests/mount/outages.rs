@@ -133,8 +133,33 @@ fn a_silent_target_is_given_up_in_time() {
     drop(target);
     // Its successor serves the same mount.
     let _target = Killed::target(&bed, &address);
+    bed.until("it is connected again", |report| report["target"]["connections"] != 0);
     let mut again = Journal::both(&program, &bed, first);
     again.iter_mut().for_each(|journal| journal.more(50));
     drop(again);
     assert!(journals.iter().all(|journal| journal.check(&bed) <= first));
+}
+
+#[test]
+fn a_mount_of_a_silent_target_ends_in_time() {
+    let bed = Bed::folder();
+    let Some(program) = compile("crates/hf3fs/tests/programs/journal.c") else { return };
+    let (target, address) = Killed::target(&bed, "127.0.0.1:0");
+    let connector = TcpConnector::new(&address).unwrap();
+    let options = client::Options { stall: Duration::from_secs(1), ..client::Options::new(key()) };
+    let give_up = options.give_up;
+    let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
+    let options = Options::of_target(&bed.mount(), tree);
+    let Some(mut bed) = bed.mounted(options) else { return };
+    let mut journals = Journal::both(&program, &bed, 0);
+    journals.iter_mut().for_each(|journal| journal.more(20));
+    kill_process(Pid::from_child(&target.0), Signal::STOP).unwrap();
+    // By now both wait for it.
+    std::thread::sleep(Duration::from_secs(2));
+    let start = Instant::now();
+    bed.daemon.take().unwrap().end().unwrap();
+    assert!(start.elapsed() < give_up / 3, "{:?}", start.elapsed());
+    for journal in &mut journals {
+        assert_ne!(journal.ended(), 0);
+    }
 }

@@ -37,6 +37,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// How long it is waited until a connection is tried again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// How long a request waits for a target that has been gone for long: until a connection is tried again.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// How a client goes about it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -99,6 +102,10 @@ struct State {
     boot: [u8; 16],
     epoch: u64,
     lanes: Vec<Option<Arc<Lane>>>,
+    /// Since when there has been no connection.
+    cut: Option<Instant>,
+    /// When the last request is to have been answered.
+    ends: Option<Instant>,
     read_only: bool,
     /// Why there is no connection.
     why: String,
@@ -209,6 +216,7 @@ impl Client {
         state.boot = welcome.boot;
         state.read_only = welcome.read_only;
         state.why.clear();
+        state.cut = None;
         let (changed, forged) = (self.changed.clone(), self.forged.clone());
         let lane = Lane::new(link, welcome.credits, options.stall, changed, forged);
         let reader = lane.clone();
@@ -227,7 +235,13 @@ impl Client {
         let mut wait = AGAIN.0;
         let mut next = Instant::now();
         while !self.is_over() {
-            let lanes = lock(&self.state).lanes.clone();
+            let lanes = {
+                let mut state = lock(&self.state);
+                if state.lanes.iter().flatten().all(|lane| lane.is_dead()) {
+                    state.cut.get_or_insert_with(Instant::now);
+                }
+                state.lanes.clone()
+            };
             let mut missing = None;
             for (number, lane) in lanes.iter().enumerate() {
                 match lane {
@@ -297,6 +311,7 @@ impl Client {
 
     /// The lane with the most room, of one epoch or of any.
     fn lane(&self, epoch: Option<u64>, until: Instant) -> std::result::Result<(Arc<Lane>, View), Trouble> {
+        let soonest = Instant::now() + PATIENCE;
         let mut state = lock(&self.state);
         loop {
             let view = View { epoch: state.epoch, boot: state.boot };
@@ -308,6 +323,9 @@ impl Client {
             if let Some((1.., lane)) = best {
                 return Ok((lane.clone(), view));
             }
+            // What is asked for while the target is gone waits hardly longer than what was under way when it went.
+            let gone = state.cut.map(|cut| soonest.max(cut + self.options.give_up));
+            let until = [gone, state.ends].into_iter().flatten().fold(until, Instant::min);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over() {
                 return Err(Errno::TIMEDOUT.into());
@@ -415,6 +433,12 @@ impl Client {
                 Err(Trouble::Gone { .. }) => return Err(Errno::IO),
             }
         }
+    }
+
+    /// Has requests wait for a connection for so long at most, from now on.
+    pub fn end_within(&self, time: Duration) {
+        lock(&self.state).ends = Some(Instant::now() + time);
+        self.changed.notify_all();
     }
 
     /// Makes memory known to the target, where the transport can.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -109,6 +109,11 @@ impl RemoteTree {
     #[must_use]
     pub fn report(&self) -> Report {
         self.core.client.report()
+    }
+
+    /// Its user is about to end: what waits for a target that is gone waits so long at most.
+    pub fn end_within(&self, time: Duration) {
+        self.core.client.end_within(time);
     }
 
     /// Memory of which transfers were made is going away.

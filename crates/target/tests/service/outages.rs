@@ -175,6 +175,30 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     assert_eq!(std::fs::read(bed.root().join("file")).unwrap()[..6], *b"after!");
 }
 
+#[test]
+fn a_target_that_is_gone_is_waited_for_once() {
+    let bed = Bed::new();
+    let (_target, address) = bed.target();
+    let wire = Wire::new(address);
+    let give_up = Duration::from_secs(8);
+    let tree = connect(wire.address, client::Options { give_up, ..quick() });
+    let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
+    wire.stall(true);
+    let timed_out = Some(Errno::TIMEDOUT);
+    assert_eq!(tree.attr(made.node).err(), timed_out);
+    // Before the target is back nothing waits for it that long again.
+    let start = Instant::now();
+    for _ in 0..4 {
+        assert_eq!(tree.attr(made.node).err(), timed_out);
+    }
+    assert!(start.elapsed() < 2 * give_up, "{:?}", start.elapsed());
+    wire.stall(false);
+    while file.write_bytes(b"again", 0).is_err() {
+        assert!(start.elapsed() < LONG);
+    }
+    assert_eq!(tree.attr(made.node).unwrap().size, 5);
+}
+
 /// Run by tests that kill it; nothing otherwise.
 #[test]
 fn target_of_another_process() {
