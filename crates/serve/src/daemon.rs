@@ -43,6 +43,8 @@ const FUSE_THREADS_OF_TARGET: usize = 16;
 const LANES_OF_TARGET: usize = 16;
 /// How long a mount that ends waits for a target that is gone.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Files of a target that are open at once: as many as a target has for one mount.
+const OPEN_OF_TARGET: usize = 16_384;
 
 /// Where the files are.
 #[derive(Clone)]
@@ -106,10 +108,15 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(options: Options) -> Result<Arc<Self>> {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
+        let most_open = match options.source {
+            // One that is read past the page cache takes two descriptors; half of them all are for files that are known.
+            Source::Folder(_) => raise_limits() / 5,
+            Source::Target(_) => OPEN_OF_TARGET,
+        };
         Ok(Arc::new(Self {
             options,
             table: Table::default(),
-            opens: Opens::default(),
+            opens: Opens::new(most_open),
             workers: Workers::default(),
             pool: Pool::default(),
             slow: Pool::default(),

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use onehop_target::tree::OpenFile;
 use onehop_target::wire::Access;
+use rustix::io::Errno;
 
-use crate::{read, write};
+use crate::{lock, read, write};
 
 /// An open file.
 pub(crate) struct Open {
@@ -53,16 +54,48 @@ pub(crate) enum NotOpen {
     Access,
 }
 
-/// All open files.
+/// How many files each user has open.
 #[derive(Default)]
+struct Counts {
+    of: HashMap<u32, usize>,
+    all: usize,
+}
+
+/// All open files.
 pub(crate) struct Opens {
     by_handle: RwLock<HashMap<u64, Arc<Open>>>,
     by_inode: RwLock<HashMap<u64, Vec<Arc<Open>>>>,
+    counts: Mutex<Counts>,
+    most: usize,
     next: AtomicU64,
     added: AtomicU64,
 }
 
 impl Opens {
+    /// For so many open files.
+    pub fn new(most: usize) -> Self {
+        Self {
+            by_handle: RwLock::default(),
+            by_inode: RwLock::default(),
+            counts: Mutex::default(),
+            most,
+            next: AtomicU64::new(0),
+            added: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a user may have one more. Each may have as many as they leave to others; root, and whose daemon it is, all.
+    ///
+    /// # Errors
+    /// `EMFILE` when not.
+    pub fn check(&self, uid: u32) -> Result<(), Errno> {
+        let counts = lock(&self.counts);
+        let left = self.most.saturating_sub(counts.all);
+        let is_first = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let taken = if is_first { 0 } else { counts.of.get(&uid).copied().unwrap_or(0) };
+        if taken < left { Ok(()) } else { Err(Errno::MFILE) }
+    }
+
     /// A number for something that is open, of which there is no other: the kernel gives the handles of folders where those of
     /// files are looked up.
     pub fn handle(&self) -> u64 {
@@ -73,6 +106,10 @@ impl Opens {
     pub fn add(&self, inode: u64, uid: u32, access: Access, file: Arc<dyn OpenFile>) -> u64 {
         let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
+        let mut counts = lock(&self.counts);
+        counts.all += 1;
+        *counts.of.entry(uid).or_default() += 1;
+        drop(counts);
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
         self.added.fetch_add(1, Ordering::AcqRel);
@@ -91,11 +128,23 @@ impl Opens {
     pub fn close(&self, handle: u64) {
         let Some(gone) = write(&self.by_handle).remove(&handle) else { return };
         gone.closed.store(true, Ordering::Release);
+        self.count_closed(gone.uid);
         let mut all = write(&self.by_inode);
         if let Some(list) = all.get_mut(&gone.inode) {
             list.retain(|open| !Arc::ptr_eq(open, &gone));
             if list.is_empty() {
                 all.remove(&gone.inode);
+            }
+        }
+    }
+
+    fn count_closed(&self, uid: u32) {
+        let mut counts = lock(&self.counts);
+        counts.all -= 1;
+        if let Some(count) = counts.of.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.of.remove(&uid);
             }
         }
     }
@@ -123,10 +172,30 @@ mod tests {
 
     use super::*;
 
+    fn null() -> Arc<Local> {
+        Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()))
+    }
+
+    #[test]
+    fn who_has_many_files_open_leaves_as_many_to_others() {
+        let opens = Opens::new(16);
+        let open = |uid| opens.check(uid).map(|()| opens.add(7, uid, Access::default(), null()));
+        let many = |uid| std::iter::from_fn(|| open(uid).ok()).collect::<Vec<_>>();
+        let (first, second) = (many(21_001), many(21_002));
+        assert_eq!((first.len(), second.len()), (8, 4));
+        assert_eq!(open(21_001).err(), Some(Errno::MFILE));
+        assert_eq!((many(21_003).len(), many(0).len()), (2, 2));
+        assert_eq!(open(0).err(), Some(Errno::MFILE));
+        for handle in first {
+            opens.close(handle);
+            opens.close(handle);
+        }
+        assert_eq!(many(21_002).len(), 2);
+    }
+
     #[test]
     fn rings_use_what_their_user_has_open_and_nothing_else() {
-        let opens = Opens::default();
-        let null = || Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
+        let opens = Opens::new(8);
         let reads = Access { read: true, ..Access::default() };
         let reader = opens.add(7, 1000, reads, null());
         assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());

@@ -13,7 +13,7 @@ use onehop_usrbio::mount::Mount;
 use onehop_usrbio::ring::Request;
 use onehop_usrbio::{Id, Priority, RingName};
 
-use crate::bed::{Bed, command, compile, wait};
+use crate::bed::{Bed, command, compile, how_long, wait};
 
 /// Numbers that look random, the same each time.
 struct Dice(u64);
@@ -134,11 +134,8 @@ fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) {
     }
 }
 
-/// How long hostile programs are let loose: three seconds, or what a person wants.
-fn how_long() -> Duration {
-    let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(3))
-}
+/// How long hostile programs are let loose.
+const LOOSE: Duration = Duration::from_secs(3);
 
 /// Run by [`a_hostile_program_hurts_itself`] in a process of its own; nothing otherwise.
 #[test]
@@ -150,7 +147,7 @@ fn hostile_program() {
     let mount = Arc::new(Mount::open(Path::new(&mount)).unwrap());
     let mut dice = Dice(std::process::id().into());
     let (start, mut lives) = (Instant::now(), 0);
-    while start.elapsed() < how_long() {
+    while start.elapsed() < how_long(LOOSE) {
         misbehave(&mount, inode, &mut dice);
         lives += 1;
     }
@@ -174,7 +171,7 @@ fn a_hostile_program_hurts_itself() {
         })
         .collect();
     let (start, mut rounds) = (Instant::now(), 0);
-    while rounds < 3 || start.elapsed() < how_long() {
+    while rounds < 3 || start.elapsed() < how_long(LOOSE) {
         let mut honest = command(&fio);
         honest.arg(bed.mount()).arg(bed.file()).arg("200").stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = wait(honest.spawn().unwrap());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_serve::{Daemon, Options};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bed::{Bed, LONG, skipped};
 use crate::target::{key, serve};
@@ -17,23 +18,31 @@ pub struct Killed(pub Child);
 
 /// How long it stays if its test forgets it.
 const STAY: Duration = Duration::from_secs(300);
+/// Descriptors, where they do not matter.
+const MANY: u64 = 1 << 16;
 
 impl Killed {
-    fn start(bed: &Bed, test: &str, of: &str) -> Self {
+    fn start(bed: &Bed, test: &str, of: &str, files: u64) -> Self {
         let _ = std::fs::remove_file(bed.dir.join("ready"));
         let mut process = Command::new(std::env::current_exe().unwrap());
         process.args(["--exact", test]).env("ONEHOP_TEST_PROCESS", &bed.dir).env("ONEHOP_TEST_OF", of);
+        process.env("ONEHOP_TEST_FILES", files.to_string());
         Self(process.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
     /// A mount of the bed's folder, or of a target's; none, and a line that says so, where there can be none.
     pub fn daemon(bed: &Bed, target: Option<SocketAddr>) -> Option<Self> {
+        Self::daemon_with(bed, target, MANY)
+    }
+
+    /// The same, which may have so many descriptors.
+    pub fn daemon_with(bed: &Bed, target: Option<SocketAddr>, files: u64) -> Option<Self> {
         if std::fs::metadata("/dev/fuse").is_err() || !rustix::process::geteuid().is_root() {
             skipped("only root mounts and unmounts as it likes, and there must be a /dev/fuse");
             return None;
         }
         let of = target.map_or_else(String::new, |address| address.to_string());
-        let mut this = Self::start(bed, "processes::daemon", &of);
+        let mut this = Self::start(bed, "processes::daemon", &of, files);
         if let Err(status) = this.ready(bed) {
             skipped(&format!("nothing can be mounted here: {status}"));
             return None;
@@ -43,7 +52,12 @@ impl Killed {
 
     /// A target of the bed's folder, and its address.
     pub fn target(bed: &Bed, address: &str) -> (Self, String) {
-        let mut this = Self::start(bed, "processes::target", address);
+        Self::target_with(bed, address, MANY)
+    }
+
+    /// The same, which may have so many descriptors.
+    pub fn target_with(bed: &Bed, address: &str, files: u64) -> (Self, String) {
+        let mut this = Self::start(bed, "processes::target", address, files);
         let address = this.ready(bed).unwrap_or_else(|status| panic!("no target: {status}"));
         (this, address)
     }
@@ -75,6 +89,9 @@ impl Drop for Killed {
 /// In such a process: the folder, and what it is to serve or where.
 fn task() -> Option<(PathBuf, String)> {
     let dir = std::env::var("ONEHOP_TEST_PROCESS").ok()?;
+    let files = std::env::var("ONEHOP_TEST_FILES").unwrap().parse().unwrap();
+    let most = getrlimit(Resource::Nofile).maximum.map_or(files, |most| most.min(files));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
     Some((dir.into(), std::env::var("ONEHOP_TEST_OF").unwrap()))
 }
 

@@ -17,6 +17,8 @@ use crate::lock;
 const MOST_OF_A_USER: usize = 4096;
 /// Names that are kept from when a folder was opened until they are asked for.
 const FEW: usize = 64;
+/// Where a user has more folders open, each keeps few names between two reads.
+const MOST_WITH_NAMES: usize = 256;
 
 /// A name in a folder.
 pub(super) struct Entry {
@@ -81,11 +83,12 @@ impl OpenFolder {
         Self { inode, uid, watcher, chunk: Mutex::default() }
     }
 
-    /// Gives names from a place on, until somebody has enough.
+    /// Gives names from a place on, until somebody has enough. Many of what is left then are kept where that is wanted.
     pub fn read(
         &self,
         tree: &dyn Tree,
         from: u64,
+        keeps_many: bool,
         mut take: impl FnMut(&Entry) -> bool,
     ) -> Result<(), Errno> {
         let mut chunk = lock(&self.chunk);
@@ -106,6 +109,9 @@ impl OpenFolder {
             return Ok(());
         }
         let _ = chunk.entries[start..].iter().find(|entry| take(entry));
+        if !keeps_many && chunk.entries.len() > FEW {
+            *chunk = Chunk::default();
+        }
         Ok(())
     }
 }
@@ -131,6 +137,11 @@ impl OpenFolders {
         Ok(())
     }
 
+    /// Whether folders of a user may keep many names between two reads.
+    pub fn keep_many(&self, uid: u32) -> bool {
+        lock(&self.counts).get(&uid).is_none_or(|count| *count <= MOST_WITH_NAMES)
+    }
+
     pub fn get(&self, handle: u64) -> Option<Arc<OpenFolder>> {
         lock(&self.all).get(&handle).cloned()
     }
@@ -153,13 +164,13 @@ mod tests {
 
     use super::*;
 
-    fn names(folder: &OpenFolder, tree: &dyn Tree, at_once: usize) -> Vec<String> {
+    fn names(folder: &OpenFolder, tree: &dyn Tree, at_once: usize, keeps_many: bool) -> Vec<String> {
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
             let mut left = at_once;
             let before = all.len();
             folder
-                .read(tree, from, |entry| {
+                .read(tree, from, keeps_many, |entry| {
                     if left == 0 {
                         return true;
                     }
@@ -190,8 +201,8 @@ mod tests {
         let tree = Folder::new(root.into(), Rules { for_others: false, most_open: 8 }).unwrap();
         let folder = OpenFolder::open(&tree, &Caller::ROOT, ROOT).unwrap();
         assert!(lock(&folder.chunk).entries.is_empty());
-        for at_once in [700, 1, usize::MAX] {
-            assert_eq!(names(&folder, &tree, at_once), wanted);
+        for (at_once, keeps_many) in [(700, true), (1, true), (700, false), (usize::MAX, false)] {
+            assert_eq!(names(&folder, &tree, at_once, keeps_many), wanted);
             assert!(lock(&folder.chunk).entries.is_empty());
             let name = format!("b{}", wanted.len());
             std::fs::write(dir.join(&name), "").unwrap();

@@ -84,7 +84,7 @@ impl Mounted {
     ) -> Result<(), Errno> {
         let folder = self.folders.get(handle.0).ok_or(Errno::BADF)?;
         if !is_virtual(inode) {
-            return folder.read(&*self.tree, from, add);
+            return folder.read(&*self.tree, from, self.folders.keep_many(folder.uid), add);
         }
         let names = virt::list(&self.shared, inode.0, folder.uid)?;
         let _ = names.iter().filter(|entry| entry.next > from).find(|entry| add(entry));
@@ -139,6 +139,7 @@ impl Mounted {
     ) -> Result<(FileAttr, u64), Errno> {
         let (parent, name, access) = (self.real(parent)?, named(name)?, access_of(flags));
         let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
+        self.shared.opens.check(by.uid)?;
         let (made, file) = self.tree.create(parent, &name, mode, access, exclusive, by)?;
         let handle = self.shared.opens.add(made.node, by.uid, access, file);
         Ok((attr(&made), handle))
@@ -185,6 +186,7 @@ impl Mounted {
 
     pub(super) fn open_file(&self, by: &Caller, inode: INodeNo, flags: OpenFlags) -> Result<u64, Errno> {
         let access = access_of(flags);
+        self.shared.opens.check(by.uid)?;
         let file = self.tree.open(self.real(inode)?, access, by)?;
         Ok(self.shared.opens.add(inode.0, by.uid, access, file))
     }

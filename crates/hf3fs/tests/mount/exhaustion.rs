@@ -1,0 +1,367 @@
+//! An ordinary user who takes all that there is: files, folders, names, syncs and semaphores. Others go on as if nobody did.
+
+use std::fs::{File, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::attacks::{ATTACKER, become_user};
+use crate::bed::{Bed, LONG, how_long, part, part_of, run, skipped};
+use crate::processes::Killed;
+
+/// Descriptors of a daemon that has few.
+const FEW: u64 = 1200;
+/// Names in a folder with many.
+const NAMES: usize = 6_000;
+
+/// A mount by a process of its own that may have few descriptors, of a folder or of a target that has no more; none where there can
+/// be none.
+struct Small {
+    bed: Bed,
+    daemon: Killed,
+    target: Option<Killed>,
+}
+
+impl Small {
+    fn start(of_target: bool) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skipped("only root can be two users");
+            return None;
+        }
+        let bed = Bed::folder();
+        std::fs::create_dir(bed.dir.join("root/many")).unwrap();
+        for number in 0..NAMES {
+            File::create(bed.dir.join(format!("root/many/a name of some length {number:05}"))).unwrap();
+        }
+        let (target, address) = of_target.then(|| Killed::target_with(&bed, "127.0.0.1:0", FEW)).unzip();
+        let address = address.map(|address: String| address.parse().unwrap());
+        let daemon = Killed::daemon_with(&bed, address, FEW)?;
+        Some(Self { bed, daemon, target })
+    }
+
+    /// Descriptors of the daemon, and of its target, whichever has more.
+    fn descriptors(&self) -> usize {
+        let of =
+            |process: &Killed| std::fs::read_dir(format!("/proc/{}/fd", process.0.id())).unwrap().count();
+        of(&self.daemon).max(self.target.as_ref().map_or(0, of))
+    }
+
+    /// How long the daemon has had a processor.
+    fn cpu_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.daemon.0.id())).unwrap();
+        let behind_name = stat.rsplit(')').next().unwrap();
+        let ticks =
+            behind_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap());
+        // A hundredth of a second each, wherever Linux tells programs.
+        Duration::from_millis(ticks.sum::<u64>() * 10)
+    }
+
+    /// Memory of the daemon in bytes.
+    fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.daemon.0.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+}
+
+/// An attacker in a process of their own, who holds what they have until this is dropped.
+struct Attacker(Child);
+
+impl Attacker {
+    /// Starts one, and waits until they have all that they can have.
+    fn start(name: &str, bed: &Bed) -> Self {
+        let mut program = part(name, bed);
+        let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut this = Self(child);
+        let mut said = String::new();
+        let out = this.0.stdout.as_mut().unwrap();
+        while !said.contains("holding") {
+            let mut bytes = [0; 256];
+            let count = out.read(&mut bytes).unwrap();
+            assert_ne!(count, 0, "{said}");
+            said.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        this
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let start = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            if start.elapsed() > LONG {
+                let _ = self.0.kill();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// In such a process: holds everything until the test has looked.
+fn hold<T>(held: T) {
+    println!("holding");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    drop(held);
+}
+
+/// This process may have as many descriptors as it can get.
+fn many_descriptors() {
+    let most = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+}
+
+/// Run as another user while somebody has taken everything: what anybody does all day works.
+#[test]
+fn bystander() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER + 1, &[]);
+    let mount = dir.join("mnt");
+    let files: Vec<_> = (0..20).map(|_| File::open(mount.join("file.bin")).unwrap()).collect();
+    for file in &files {
+        file.read_exact_at(&mut [0; 4096], 0).unwrap();
+    }
+    assert_eq!(std::fs::read_dir(mount.join("many")).unwrap().count(), NAMES);
+    let mine = mount.join("folder/mine");
+    std::fs::write(&mine, "mine").unwrap();
+    assert_eq!(std::fs::read(&mine).unwrap(), b"mine");
+    std::fs::remove_file(mine).unwrap();
+}
+
+/// Whether others notice nothing.
+fn others_go_on(bed: &Bed) {
+    run(part("exhaustion::bystander", bed));
+}
+
+/// Opens until there is no more; gives why.
+fn open_all<T>(open: impl Fn() -> std::io::Result<T>) -> (Vec<T>, std::io::Error) {
+    let mut held = Vec::new();
+    loop {
+        match open() {
+            Ok(file) => held.push(file),
+            Err(error) => return (held, error),
+        }
+    }
+}
+
+/// Run by [`who_opens_all_files_leaves_some_to_others`].
+#[test]
+fn opener_of_files() {
+    let Some(dir) = part_of() else { return };
+    many_descriptors();
+    become_user(ATTACKER, &[]);
+    let file = dir.join("mnt/file.bin");
+    let (held, error) = open_all(|| File::open(&file));
+    assert_eq!(error.raw_os_error(), Some(Errno::MFILE.raw_os_error()), "{error}");
+    let made = File::create(dir.join("mnt/folder/never")).unwrap_err();
+    assert_eq!(made.raw_os_error(), Some(Errno::MFILE.raw_os_error()), "{made}");
+    hold(held);
+}
+
+#[test]
+fn who_opens_all_files_leaves_some_to_others() {
+    let Some(small) = Small::start(false) else { return };
+    open_to_all(&small.bed);
+    let attacker = Attacker::start("exhaustion::opener_of_files", &small.bed);
+    others_go_on(&small.bed);
+    assert!(!small.bed.dir.join("root/folder/never").exists());
+    drop(attacker);
+    drop(Attacker::start("exhaustion::opener_of_files", &small.bed));
+}
+
+/// Everybody may make files in the folder `folder`.
+fn open_to_all(bed: &Bed) {
+    std::fs::set_permissions(bed.dir.join("root/folder"), Permissions::from_mode(0o777)).unwrap();
+}
+
+/// Run by [`names_that_are_known_take_no_descriptors`].
+#[test]
+fn finder_of_names() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let many = dir.join("mnt/many");
+    // Watched, so that the kernel cannot forget them.
+    let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
+    let mut found = 0;
+    for entry in std::fs::read_dir(many).unwrap() {
+        let path = entry.unwrap().path();
+        rustix::fs::inotify::add_watch(&watch, &path, rustix::fs::inotify::WatchFlags::DELETE_SELF).unwrap();
+        found += 1;
+    }
+    assert_eq!(found, NAMES);
+    hold(watch);
+}
+
+#[test]
+fn names_that_are_known_take_no_descriptors() {
+    for of_target in [false, true] {
+        let Some(small) = Small::start(of_target) else { return };
+        open_to_all(&small.bed);
+        let attacker = Attacker::start("exhaustion::finder_of_names", &small.bed);
+        assert!(small.descriptors() < FEW as usize / 2, "{} descriptors", small.descriptors());
+        others_go_on(&small.bed);
+        drop(attacker);
+    }
+}
+
+/// Run by [`open_folders_take_no_memory`].
+#[test]
+fn opener_of_folders() {
+    let Some(dir) = part_of() else { return };
+    many_descriptors();
+    become_user(ATTACKER, &[]);
+    let many = dir.join("mnt/many");
+    let (held, error) = open_all(|| {
+        let mut folder = rustix::fs::Dir::new(File::open(&many)?)?;
+        // The names behind it are still to be asked for.
+        folder.next().unwrap()?;
+        Ok(folder)
+    });
+    assert_eq!(error.raw_os_error(), Some(Errno::MFILE.raw_os_error()), "{error}");
+    assert!(held.len() > 1000, "{} folders", held.len());
+    hold(held);
+}
+
+#[test]
+fn open_folders_take_no_memory() {
+    let Some(small) = Small::start(false) else { return };
+    open_to_all(&small.bed);
+    others_go_on(&small.bed);
+    let before = small.memory();
+    let attacker = Attacker::start("exhaustion::opener_of_folders", &small.bed);
+    others_go_on(&small.bed);
+    let more = small.memory().saturating_sub(before);
+    println!("{more} bytes more");
+    assert!(more < 100 << 20, "{more} bytes");
+    drop(attacker);
+}
+
+/// How long attackers go on.
+const ATTACK: Duration = Duration::from_secs(5);
+
+/// Run by [`syncs_keep_no_lookup_waiting`]: forty threads that do nothing but sync; says how long one takes, the median.
+#[test]
+fn syncer() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let start = Instant::now();
+    let sync = |number: usize| {
+        let file = File::create(dir.join("mnt/folder").join(number.to_string())).unwrap();
+        let mut times = Vec::new();
+        while start.elapsed() < how_long(ATTACK) {
+            file.write_all_at(&[number as u8; 4096], 0).unwrap();
+            let begun = Instant::now();
+            file.sync_all().unwrap();
+            times.push(begun.elapsed());
+        }
+        times
+    };
+    let times: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..40).map(|number| scope.spawn(move || sync(number))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    println!("a sync takes {}", median(times).as_micros());
+}
+
+/// How long it takes to find that a name is not there, which no cache says.
+fn lookup(dir: &Path) -> Duration {
+    let begun = Instant::now();
+    let found = std::fs::symlink_metadata(dir.join("nothing"));
+    assert_eq!(found.unwrap_err().kind(), ErrorKind::NotFound);
+    begun.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+#[test]
+fn syncs_keep_no_lookup_waiting() {
+    let Some(small) = Small::start(false) else { return };
+    open_to_all(&small.bed);
+    let attack = part("exhaustion::syncer", &small.bed);
+    let (said, lookups) = std::thread::scope(|scope| {
+        let attack = scope.spawn(|| run(attack));
+        std::thread::sleep(Duration::from_secs(1));
+        let mut lookups = Vec::new();
+        while !attack.is_finished() {
+            lookups.push(lookup(&small.bed.mount()));
+        }
+        (attack.join().unwrap(), median(lookups))
+    });
+    let micros = said.lines().find_map(|line| line.strip_prefix("a sync takes ")).unwrap();
+    let sync = Duration::from_micros(micros.parse().unwrap());
+    println!("a lookup takes {lookups:?}, a sync {sync:?}");
+    // Behind syncs it would take as long as they do.
+    assert!(lookups < Duration::from_millis(2).max(sync / 4), "{lookups:?} where a sync takes {sync:?}");
+}
+
+/// The user's semaphores.
+fn semaphores(mount: &Path) -> Vec<PathBuf> {
+    let links = std::fs::read_dir(mount.join("3fs-virt/iovs")).unwrap().map(|entry| entry.unwrap().path());
+    let all = links.filter(|path| path.to_string_lossy().contains("submit-ios"));
+    all.map(|path| std::fs::read_link(path).unwrap()).collect()
+}
+
+/// Run by [`semaphores_cost_others_nothing`]: counts that nobody posted, again and again.
+#[test]
+fn poster() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    // With a ring there are threads that wait for it.
+    let _ring = crate::beside::Writer::new(&dir, 4096);
+    let open = |path| File::options().write(true).open(path).unwrap();
+    let files: Vec<_> = semaphores(&dir.join("mnt")).into_iter().map(open).collect();
+    assert!(!files.is_empty());
+    let start = Instant::now();
+    while start.elapsed() < how_long(ATTACK) {
+        for file in &files {
+            file.write_all_at(&i32::MAX.to_le_bytes(), 0).unwrap();
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Run by [`semaphores_cost_others_nothing`]: each of many users looks at the links.
+#[test]
+fn readers_of_links() {
+    let Some(dir) = part_of() else { return };
+    for uid in 0..300 {
+        let mount = dir.join("mnt");
+        let user = std::thread::spawn(move || {
+            become_user(30_000 + uid, &[]);
+            semaphores(&mount)
+        });
+        user.join().unwrap();
+    }
+}
+
+/// Run by [`semaphores_cost_others_nothing`]: a user who is new here has a ring.
+#[test]
+fn ring_of_a_newcomer() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER + 2, &[]);
+    let file =
+        File::options().read(true).write(true).create(true).truncate(true).open(dir.join("mnt/folder/ring"));
+    assert_eq!(crate::beside::Writer::new(&dir, 4096).write(&file.unwrap()), 4096);
+}
+
+#[test]
+fn semaphores_cost_others_nothing() {
+    let Some(small) = Small::start(false) else { return };
+    open_to_all(&small.bed);
+    let (before, start) = (small.cpu_time(), Instant::now());
+    run(part("exhaustion::poster", &small.bed));
+    let (took, elapsed) = (small.cpu_time() - before, start.elapsed());
+    println!("{took:?} of a processor in {elapsed:?}");
+    assert!(took < elapsed / 2, "{took:?} of a processor in {elapsed:?}");
+    run(part("exhaustion::readers_of_links", &small.bed));
+    run(part("exhaustion::ring_of_a_newcomer", &small.bed));
+}
