@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, RenameFlags, XattrFlags, renameat_with, setxattr};
+use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags, renameat_with, setxattr};
 use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
@@ -296,6 +296,35 @@ fn programs_may_be_run_that_may_not_be_read() {
     std::fs::copy("/bin/sleep", &program).unwrap();
     std::fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
     run(part("attacks::runner", &bed));
+}
+
+/// Run by [`programs_that_run_are_not_cut_short`].
+#[test]
+fn cutter() {
+    let Some(dir) = part_of() else { return };
+    let program = dir.join("mnt/program");
+    let mut running = std::process::Command::new(&program).arg("60").spawn().unwrap();
+    // Each needs the right to write; the last is not opened to be written.
+    for flags in [OFlags::WRONLY, OFlags::RDWR, OFlags::WRONLY | OFlags::TRUNC, OFlags::TRUNC] {
+        let opened = rustix::fs::open(&program, flags, rustix::fs::Mode::empty());
+        assert_eq!(opened.err(), Some(Errno::TXTBSY), "{flags:?}");
+    }
+    running.kill().unwrap();
+    running.wait().unwrap();
+}
+
+#[test]
+fn programs_that_run_are_not_cut_short() {
+    let check = |bed: &Bed| {
+        let program = bed.dir.join("root/program");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        run(part("attacks::cutter", bed));
+        assert!(std::fs::read(program).unwrap() == std::fs::read("/bin/sleep").unwrap());
+    };
+    let Some(bed) = Bed::start() else { return };
+    check(&bed);
+    let Some((bed, _target, _)) = crate::target::start() else { return };
+    check(&bed);
 }
 
 /// Run by [`memory_with_holes_takes_no_addresses_from_others`].

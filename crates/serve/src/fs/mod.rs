@@ -93,12 +93,12 @@ impl Filesystem for Mounted {
         if !self.shared.options.local_locks {
             let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
         }
+        // Not FUSE_ATOMIC_O_TRUNC: with it the kernel has a program cut short before it finds that the program is running (ETXTBSY).
         // Those that a kernel does not have are no loss.
         for wish in [
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_HAS_IOCTL_DIR,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_MAX_PAGES,
             // The kernel below takes set-id bits away from what is written, and knows where a folder's list replaces a umask.
             InitFlags::FUSE_HANDLE_KILLPRIV,
