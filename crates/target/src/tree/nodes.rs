@@ -182,16 +182,11 @@ impl Nodes {
             && let Some(told) = known.by_number.get_mut(&number)
             && is_same(&told.held, &path)
         {
-            told.times += 1;
-            let is_elsewhere =
-                matches!(&told.held, Held::Below(before, _) if Some(before) != submount.as_ref());
-            if is_elsewhere {
+            if matches!(&told.held, Held::Below(before, _) if Some(before) != submount.as_ref()) {
                 // The way by which it was found before may be unmounted.
-                let held = self.hold(&mut known, number, path, submount)?;
-                if let Some(told) = known.by_number.get_mut(&number) {
-                    told.held = held;
-                }
+                told.held = Self::by_handle(&path, submount).ok_or(Errno::NFILE)?;
             }
+            told.times += 1;
             return Ok(number);
         }
         let own = key.0 == self.root_key.0
@@ -223,19 +218,24 @@ impl Nodes {
         }
         if (submount.is_some() || known.open >= self.most_open / 4)
             && self.beside.is_some()
-            && let Ok(handle) = handle_of(&path)
+            && let Some(held) = Self::by_handle(&path, submount.clone())
         {
-            let handle = Arc::new(handle);
-            return Ok(match submount {
-                Some(submount) => Held::Below(submount, handle),
-                None => Held::Handle(handle),
-            });
+            return Ok(held);
         }
         if known.open >= self.most_open {
             return Err(Errno::NFILE);
         }
         known.open += 1;
         Ok(Held::Open(Arc::new(Node { number, path, submount })))
+    }
+
+    /// Holds a file by its handle, where it has one.
+    fn by_handle(path: &OwnedFd, submount: Option<Arc<Submount>>) -> Option<Held> {
+        let handle = Arc::new(handle_of(path).ok()?);
+        Some(match submount {
+            Some(submount) => Held::Below(submount, handle),
+            None => Held::Handle(handle),
+        })
     }
 
     pub fn forget(&self, number: u64, times: u64) {
