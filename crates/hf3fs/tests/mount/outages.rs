@@ -163,3 +163,26 @@ fn a_mount_of_a_silent_target_ends_in_time() {
         assert_ne!(journal.ended(), 0);
     }
 }
+
+#[test]
+fn a_mount_says_that_its_target_is_gone() {
+    let bed = Bed::folder();
+    let (target, address) = Killed::target(&bed, "127.0.0.1:0");
+    let connector = TcpConnector::new(&address).unwrap();
+    let options = client::Options { stall: Duration::from_secs(1), ..client::Options::new(key()) };
+    let give_up = options.give_up;
+    let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
+    let options = Options::of_target(&bed.mount(), tree);
+    let Some(bed) = bed.mounted(options) else { return };
+    drop(target);
+    bed.until("nothing is connected", |report| report["target"]["connections"] == 0);
+    // By now the kernel has forgotten what it knew of the root.
+    std::thread::sleep(Duration::from_secs(2));
+    let start = Instant::now();
+    let mut status = command("cat".as_ref());
+    status.arg(bed.mount().join(onehop_serve::STATS));
+    let said = crate::bed::run(status);
+    assert!(start.elapsed() < give_up / 3, "{:?}", start.elapsed());
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(said["target"]["why"].is_string(), "{said:#}");
+}

@@ -435,6 +435,11 @@ impl Client {
         }
     }
 
+    /// Whether there is no connection.
+    pub fn is_cut(&self) -> bool {
+        lock(&self.state).cut.is_some()
+    }
+
     /// Has requests wait for a connection for so long at most, from now on.
     pub fn end_within(&self, time: Duration) {
         lock(&self.state).ends = Some(Instant::now() + time);

@@ -79,6 +79,8 @@ struct Known {
 pub(super) struct Core {
     pub client: Arc<Client>,
     root: Arc<Node>,
+    /// What the target said of the root last.
+    root_attr: Mutex<Attr>,
     known: Mutex<Known>,
 }
 
@@ -102,7 +104,8 @@ impl RemoteTree {
         });
         let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
         let root = Arc::new(Node::new(ROOT, attr.key));
-        Ok(Self { core: Arc::new(Core { client, root, known: Mutex::default() }), _threads: threads })
+        let core = Core { client, root, root_attr: Mutex::new(attr), known: Mutex::default() };
+        Ok(Self { core: Arc::new(core), _threads: threads })
     }
 
     /// What became of the connections.
@@ -340,8 +343,15 @@ impl Tree for RemoteTree {
     }
 
     fn attr(&self, node: u64) -> Answer<Attr> {
-        let attr = self.about(node, true, |node| Request::Attr { node }, attr_of)?;
-        Ok(Attr { node, ..attr })
+        // The path of the mount's status goes through the root, and the status says why the target is gone.
+        if node == ROOT && self.core.client.is_cut() {
+            return Ok(lock(&self.core.root_attr).clone());
+        }
+        let attr = Attr { node, ..self.about(node, true, |node| Request::Attr { node }, attr_of)? };
+        if node == ROOT {
+            *lock(&self.core.root_attr) = attr.clone();
+        }
+        Ok(attr)
     }
 
     fn change(&self, number: u64, change: &Change, by: &Caller) -> Answer<Attr> {
