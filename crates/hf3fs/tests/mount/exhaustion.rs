@@ -243,7 +243,7 @@ fn open_folders_take_no_memory() {
 }
 
 /// How long attackers go on.
-const ATTACK: Duration = Duration::from_secs(5);
+const ATTACK: Duration = Duration::from_secs(3);
 
 /// Run by [`syncs_keep_no_lookup_waiting`]: forty threads that do nothing but sync; says how long one takes, the median.
 #[test]
