@@ -70,7 +70,7 @@ int oh_mmap(struct file *file, struct vm_area_struct *vma)
 	mutex_unlock(&d->gate);
 	if (first >= pages || vma_pages(vma) > pages - first)
 		return -EINVAL;
-	/* In a guest whose memory is encrypted a device's is not. */
+	/* A guest may have encrypted memory; a BAR never is. */
 	vma->vm_page_prot = pgprot_decrypted(pgprot_noncached(vma->vm_page_prot));
 	vma->vm_private_data = d;	/* the vma holds the file, and the file the device */
 	vma->vm_ops = &oh_vm_ops;

@@ -29,7 +29,7 @@
 #define OH_MAPPING_AT_ATTACH	false
 #endif
 
-/* For static importers: who takes the dma_resv for the exporter's calls has changed. */
+/* For static importers: exporters are called with the dma_resv held since 6.2, and without it before. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
 #define oh_map_static		dma_buf_map_attachment_unlocked
 #define oh_unmap_static		dma_buf_unmap_attachment_unlocked
@@ -39,9 +39,8 @@
 #endif
 
 /*
- * How memory is pinned that the device only reads. Older kernels may pin a page that the process does not keep: its next write
- * moves it to another one, and the device goes on reading the first (a file's page, or the page of zeros). A pin for writing makes
- * it the process's own before.
+ * For memory that the device only reads. Older kernels pin a page of a file's private mapping, or the page of zeros, as it is: the
+ * process's next write goes to a copy, and the device still reads the first. A pin for writing makes the copy before.
  */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
 #define OH_PIN_READ		0

@@ -30,8 +30,8 @@ static int oh_count_endpoint(struct device *dev, void *count)
 }
 
 /*
- * The firmware may name memory of its own that a device is to reach at all times (RMRR, IVMD). The kernel's own domain, which
- * this is, maps it where VFIO's would not, so those ranges count, too, that others may relax.
+ * The firmware may name memory of its own that a device must always reach (RMRR, IVMD). The kernel's DMA domain, which the module
+ * uses, maps it, and relaxable ranges too, which VFIO leaves out of its domains.
  */
 static bool oh_has_direct(struct iommu_group *group)
 {
@@ -207,8 +207,8 @@ int oh_reset(struct oh_dev *d)
 
 /*
  * The end of a session: whatever happened before, the device reaches no memory when this returns 0. With `lock` held. -EAGAIN:
- * somebody else has the device's lock, so that it cannot be reset; then memory stays mapped. Not where `locked` says that it
- * is our caller's, as in remove().
+ * another task holds the device's lock, so the device cannot be reset, and memory stays mapped. `locked`: the caller holds the
+ * device's lock, as remove() does; then never -EAGAIN.
  */
 int oh_teardown(struct oh_dev *d, bool locked)
 {

@@ -16,9 +16,9 @@ OH_IMPORT_DMA_BUF;
 #define OH_FENCE_TIMEOUT	(10 * HZ)
 
 /*
- * Where the core maps a static exporter's buffer for a dynamic importer as it is attached, it does so in both directions, and a
- * device could write what it may only read. So a mapping in one direction is a static importer's there: nobody takes it back,
- * and on those kernels an exporter without a pin leaves its buffer where it is.
+ * Older cores map a static exporter's buffer when a dynamic importer attaches to it, in both directions: the device could write
+ * what it may only read. There a mapping in one direction attaches as a static importer. Such a mapping cannot be revoked; on those
+ * kernels an exporter without a pin never moves its buffer.
  */
 static bool oh_is_static_for(const struct oh_mapping *m, struct dma_buf *buf)
 {

@@ -12,7 +12,7 @@ struct oh_vector {
 	int irq;			/* 0: not requested */
 };
 
-/* Not while the function may be reset: it would answer nothing. */
+/* Reads configuration space, so not while the function may be reset. */
 u32 oh_vector_count(struct pci_dev *pdev)
 {
 	int count = pci_msix_vec_count(pdev);
@@ -59,7 +59,7 @@ static void oh_irqs_drop(struct oh_dev *d)
 	oh_vectors_off(d->pdev);
 }
 
-/* With `lock` held. Waits for the end of a reset that somebody else has begun. */
+/* With `lock` held. Waits for the end of another task's reset. */
 void oh_irqs_free(struct oh_dev *d)
 {
 	down(&d->config);

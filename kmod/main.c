@@ -189,13 +189,13 @@ static int oh_open(struct inode *inode, struct file *file)
 	struct oh_dev *d = container_of(file->private_data, struct oh_dev, misc);
 	u32 missing = oh_missing(d);
 
-	/* Whoever drives the device reaches all that it reaches, which may be more than root may on a kernel that is locked down. */
+	/* The caller gets what the device reaches. On a kernel that is locked down even root may not have all memory. */
 	if (missing && (!capable(CAP_SYS_RAWIO) || security_locked_down(LOCKDOWN_PCI_ACCESS)))
 		return -EPERM;
 	if (test_and_set_bit(0, &d->open))
 		return -EBUSY;
 	if (missing & OH_MISSING_TRANSLATION) {
-		dev_warn_once(&d->pdev->dev, "its user reaches all memory: no IOMMU translates; this taints the kernel\n");
+		dev_warn_once(&d->pdev->dev, "opened without an IOMMU: its user reaches all memory; tainting the kernel\n");
 		add_taint(TAINT_USER, LOCKDEP_STILL_OK);
 	}
 	mutex_lock(&d->master);
@@ -210,7 +210,7 @@ static int oh_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* With `lock` held. False: the device's lock is somebody else's, so that nothing was given back. */
+/* With `lock` held. False: another task holds the device's lock, and nothing was given back. */
 static bool oh_try_end(struct oh_dev *d, bool last)
 {
 	if (d->gone)
@@ -225,9 +225,9 @@ static bool oh_try_end(struct oh_dev *d, bool last)
 }
 
 /*
- * The device's lock may be somebody's for a moment (udev, sysfs), for the time of a slow reset, or until remove() has done all
- * of this. No memory is given back before. Nobody has the lock for as long as this waits, unless something is broken; then
- * false, and the device stays as it is until remove().
+ * Another task may hold the device's lock: for a moment (udev, sysfs), during a slow reset, or in remove(), which then ends the
+ * session itself. No memory is given back before. If the lock is held for longer than that, something is broken: then false, and
+ * everything stays as it is until remove().
  */
 static bool oh_end(struct oh_dev *d)
 {

@@ -50,8 +50,8 @@ struct oh_dev {
 	u32 vector_count;
 
 	/*
-	 * Held while the function is reset, by whomever, and while its interrupts change: the reset puts their configuration back.
-	 * No mutex, since a reset of a bus has those of all its devices.
+	 * Held during every reset of the function, and while its interrupts change: the reset restores their configuration.
+	 * Not a mutex, since a bus reset holds those of all devices on the bus.
 	 */
 	struct semaphore config;
 

@@ -13,7 +13,7 @@
 #define PAGES_PER_SUBSECTION	1ul
 #endif
 
-/* Is any page of the range one of the kernel's? A driver gives it pages of a BAR by whole subsections. */
+/* Has the kernel been given a page of the range as memory? Drivers give it a BAR's pages in whole subsections. */
 static bool oh_is_memory(phys_addr_t at, u64 len)
 {
 	unsigned long pfn, last = PHYS_PFN(at + len - 1);

@@ -107,12 +107,12 @@ void case_door(char **arg)
 	check(!(config16(nvme_bdf, 4) & 4), "bus mastering is off after close");
 }
 
-/* What the process writes after its page was mapped for reading, the device reads, whatever page it was before. */
+/* The device reads what the process writes after its page was mapped for reading, whatever page it was before. */
 static void check_current(const char *name, u8 *at)
 {
 	struct map m;
 
-	/* Only a read so far: the page may still be one that others have, too. */
+	/* Only a read so far: others may have the page, too. */
 	(void)*(volatile u8 *)at;
 	if (map_do(&m, OH_MAP_USER, (struct oh_map){ .offset = (u64)(uintptr_t)at, .len = PAGE, .flags = OH_MAP_READ }))
 		die("cannot map %s", name);

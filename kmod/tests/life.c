@@ -228,7 +228,7 @@ static bool log_has(int log, const char *text)
 	return found;
 }
 
-/* The first letter in a small file; for a process's stat, its state. */
+/* The first character of a file, or of /proc/PID/stat the state. */
 static char first_of(const char *path, bool stat)
 {
 	char text[256] = "";
@@ -254,8 +254,8 @@ static void wait_until(const char *path, bool stat, char want)
 }
 
 /*
- * stalled: an unbind has the device's lock (and waits for the open() of another misc device) while the session's process ends,
- * which so cannot reset the device. Needs vramexp.
+ * stalled: an unbind holds the device's lock, and waits for the open() of another misc device, while the session's process ends,
+ * which therefore cannot reset the device. Needs vramexp.
  */
 void case_stalled(char **arg)
 {
@@ -337,8 +337,8 @@ static void *reset_by_root(void *path)
 }
 
 /*
- * irq-resets: interrupts are set up while somebody else resets the function, which takes a tenth of a second. They are set up
- * when it has ended. A busy machine may tell late of the end of either of the two; not most of the time.
+ * irq-resets: OH_IRQS during another task's reset, which takes a tenth of a second, returns after the reset. On a busy machine
+ * either end may be seen late, but not most of the time.
  */
 void case_irq_resets(char **arg)
 {

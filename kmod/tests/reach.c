@@ -84,8 +84,8 @@ static bool untouched(const u8 *at)
 }
 
 /*
- * One mapping for reading and one for writing, of the same memory. That one for writing alone cannot be read is not promised:
- * Linux's driver of Intel's IOMMU did without that permission from 5.12 on.
+ * One mapping for reading and one for writing, of the same memory. The device may be able to read the second: the VT-d driver of
+ * 6.1 and 6.12 has no write-only entries.
  */
 static void check_directions(struct map *reads, struct map *writes, u8 *view)
 {
