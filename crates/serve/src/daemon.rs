@@ -16,9 +16,7 @@ use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
 use onehop_usrbio::mount::{FS_TYPE, OUR_SEMAPHORES};
 use onehop_usrbio::{Id, SHM};
-use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, OFlags, Stat, StatxFlags, flock, fstat, openat, statx,
-};
+use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -30,6 +28,7 @@ use crate::io::gpu::Engine;
 use crate::io::pool::{Call, Pool, Zeroes};
 use crate::lock;
 use crate::opens::Opens;
+use crate::predecessor::{source, unmount_stale};
 use crate::stats::Stats;
 use crate::table::{Buffer, Owner, SWEEP, Table, What};
 use crate::workers::Workers;
@@ -66,6 +65,15 @@ pub struct Options {
     pub threads: usize,
     /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise there are none.
     pub local_locks: bool,
+}
+
+impl Source {
+    fn target(&self) -> Option<&RemoteTree> {
+        match self {
+            Self::Folder(_) => None,
+            Self::Target(tree) => Some(tree),
+        }
+    }
 }
 
 impl Options {
@@ -168,7 +176,7 @@ impl Shared {
                 Arc::new(gpu.region.clone())
             }
         };
-        if let Source::Target(tree) = &self.options.source {
+        if let Some(tree) = self.options.source.target() {
             tree.forget_memory(&memory);
         }
     }
@@ -184,10 +192,7 @@ impl Shared {
     /// The account of everything, as JSON.
     pub fn report(&self) -> Vec<u8> {
         let (programs, buffers, rings) = self.table.counts();
-        let target = match &self.options.source {
-            Source::Folder(_) => None,
-            Source::Target(tree) => Some(tree),
-        };
+        let target = self.options.source.target();
         let mut document = self.stats.document(target.map(|tree| tree.via()).as_ref());
         if let Some(target) = target {
             document["target"] = json!(target.report());
@@ -248,7 +253,7 @@ impl Daemon {
     /// When a folder is none, or the system has no FUSE for us.
     pub fn start(options: Options) -> Result<Self> {
         raise_limits();
-        unmount_stale(&options.mount_point);
+        unmount_stale(&options.mount_point, options.source.target())?;
         folder(&options.mount_point)?;
         let tree = tree(&options)?;
         remove_leftovers();
@@ -352,13 +357,14 @@ fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession>
         Source::Folder(_) => FUSE_THREADS,
         Source::Target(_) => FUSE_THREADS_OF_TARGET,
     });
+    let source = source(shared.options.source.target());
     let session = if rustix::process::geteuid().is_root() {
         config.acl = SessionACL::All;
-        mount_as_root(path).and_then(|fuse| Session::from_fd(mounted, fuse, SessionACL::All, config))
+        mount_as_root(&source, path).and_then(|fuse| Session::from_fd(mounted, fuse, SessionACL::All, config))
     } else {
         // fusermount3 does it for others, who let nobody else in.
         config.mount_options = vec![
-            MountOption::FSName("onehop".into()),
+            MountOption::FSName(source),
             MountOption::Subtype("hf3fs".into()),
             MountOption::DefaultPermissions,
         ];
@@ -368,13 +374,13 @@ fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession>
 }
 
 /// Under the type of 3FS, by which programs know its mounts.
-fn mount_as_root(path: &Path) -> std::io::Result<OwnedFd> {
+fn mount_as_root(source: &str, path: &Path) -> std::io::Result<OwnedFd> {
     let fuse = openat(CWD, "/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
     let number = fuse.as_raw_fd();
     let options = format!("fd={number},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other");
     let options = std::ffi::CString::new(options)?;
     let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
-    rustix::mount::mount("onehop", path, FS_TYPE, flags, options.as_c_str())?;
+    rustix::mount::mount(source, path, FS_TYPE, flags, options.as_c_str())?;
     Ok(fuse)
 }
 
@@ -433,16 +439,6 @@ fn remove_leftovers() {
         {
             let _ = std::fs::remove_file(entry.path());
         }
-    }
-}
-
-/// What a daemon that was killed has left: a mount that answers nothing.
-fn unmount_stale(path: &Path) {
-    // Asked of the file system itself: the kernel remembers what a dead one said.
-    let (flags, mask) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-    if matches!(statx(CWD, path, flags, mask), Err(Errno::NOTCONN)) {
-        // Where this is not ours to do, opening the folder says what is wrong.
-        let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
     }
 }
 

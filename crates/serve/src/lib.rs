@@ -6,6 +6,7 @@
 //! workers   wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting
 //! io        what was asked for, checked; where the bytes come from; what waits for a disk, or goes to a GPU
 //! socket    GPU memory of programs, which no link can name
+//! predecessor  the mount that was here before, if its daemon was killed
 //! stats     what was done, and which way it went: 3fs-virt/onehop/stats
 //! ```
 //! What programs write into shared memory is theirs to break: it is copied once and checked, it is touched by system calls or
@@ -17,6 +18,7 @@ mod error;
 mod fs;
 mod io;
 mod opens;
+mod predecessor;
 mod socket;
 mod stats;
 mod table;

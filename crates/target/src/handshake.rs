@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::auth::Key;
 use crate::transport::{Link, Outgoing};
-use crate::wire::{Head, Hello, HelloBack, Join, Kind, SessionId, Welcome, pack, unpack};
+use crate::wire::{Head, Hello, HelloBack, Join, Kind, Welcome, pack, unpack};
 use crate::{Error, Result};
 
 /// Sends a frame that has no data.
@@ -34,12 +34,7 @@ pub(crate) fn refusal(peer: &str, body: &[u8]) -> Error {
 }
 
 /// The client's part.
-pub(crate) fn greet(
-    link: &dyn Link,
-    key: Option<&Key>,
-    session: Option<SessionId>,
-    limit: Duration,
-) -> Result<Welcome> {
+pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Duration) -> Result<Welcome> {
     let peer = link.peer().to_owned();
     let begun = key.map(|key| key.begin(&link.binding())).transpose()?;
     let (exchange, message) = begun.unzip();
@@ -57,7 +52,7 @@ pub(crate) fn greet(
         (None, Some(_)) => return Err(Error::protocol(&peer, "an exchange of keys that was not begun")),
         (None, None) => {}
     }
-    send(link, Kind::Join, &pack(&Join { session })?, limit)?;
+    send(link, Kind::Join, &pack(join)?, limit)?;
     let welcome: Welcome = receive(link, Kind::Welcome, limit)?;
     link.trust()?;
     Ok(welcome)
@@ -68,7 +63,7 @@ pub(crate) fn admit<T>(
     link: &dyn Link,
     key: Option<&Key>,
     limit: Duration,
-    open: impl FnOnce(Option<SessionId>) -> Result<(Welcome, T)>,
+    open: impl FnOnce(&Join) -> Result<(Welcome, T)>,
 ) -> Result<T> {
     let peer = link.peer().to_owned();
     // They learn why, or go without; either way they are not let in.
@@ -91,7 +86,7 @@ pub(crate) fn admit<T>(
         (None, _) => back(None)?,
     }
     let join: Join = receive(link, Kind::Join, limit)?;
-    let (welcome, opened) = open(join.session).inspect_err(|error| refuse(&error.to_string()))?;
+    let (welcome, opened) = open(&join).inspect_err(|error| refuse(&error.to_string()))?;
     send(link, Kind::Welcome, &pack(&welcome)?, limit)?;
     Ok(opened)
 }

@@ -26,6 +26,29 @@ pub fn find(path: &Path, mounts: &str, any_type: bool) -> Result<Option<PathBuf>
     Ok(points.filter(|point| path.starts_with(point)).max_by_key(|point| point.components().count()))
 }
 
+/// A line of the kernel's table of mounts, as far as it says what is mounted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mounted<'a> {
+    /// The type of its file system.
+    pub fs_type: &'a str,
+    /// What was mounted, as whoever mounted it named it.
+    pub source: &'a str,
+    /// The file system's own options, with commas between them.
+    pub options: &'a str,
+}
+
+/// What is mounted at a place, the one on top, according to `mounts` (`/proc/self/mountinfo`).
+#[must_use]
+pub fn at<'a>(place: &Path, mounts: &'a str) -> Option<Mounted<'a>> {
+    mounts.lines().rev().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut words = after.split(' ');
+        let mut next = || words.next();
+        let mount = Mounted { fs_type: next()?, source: next()?, options: next()? };
+        (unescape(before.split(' ').nth(4)?) == place).then_some(mount)
+    })
+}
+
 /// The mount point in a line, where it is one of ours.
 fn point(line: &str, any_type: bool) -> Option<PathBuf> {
     let (before, after) = line.split_once(" - ")?;

@@ -93,10 +93,11 @@ impl Drop for Journal {
 fn a_killed_daemon_loses_nothing_that_a_target_acknowledged() {
     let bed = Bed::folder();
     let Some(program) = compile("crates/hf3fs/tests/programs/journal.c") else { return };
-    let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
+    let (target, address) = serve(&bed.dir, "127.0.0.1:0");
     let (mut first, mut before) = (0, Vec::new());
     for _ in 0..3 {
         let Some(daemon) = Killed::daemon(&bed, Some(address)) else { return };
+        assert_eq!(target.report().sessions, 1, "what the daemon before had asked for was ended");
         let mut journals = Journal::both(&program, &bed, first);
         journals.iter_mut().for_each(|journal| journal.more(50));
         drop(daemon);

@@ -25,7 +25,7 @@ use crate::auth::Key;
 use crate::buffers::Buffers;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
 use crate::tree::Via;
-use crate::wire::{Kind, Reply, Request, SessionId, pack};
+use crate::wire::{Join, Kind, MountId, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
 use lane::{Ended, Lane};
 pub use tree::RemoteTree;
@@ -136,6 +136,7 @@ impl Outstanding {
 /// What can be asked of a target.
 pub(crate) struct Client {
     connector: Box<dyn Connector>,
+    pub mount: MountId,
     options: Options,
     state: Mutex<State>,
     changed: Arc<Condvar>,
@@ -176,10 +177,11 @@ pub struct Report {
 }
 
 impl Client {
-    pub fn new(connector: Box<dyn Connector>, options: Options) -> Arc<Self> {
+    pub fn new(connector: Box<dyn Connector>, mount: MountId, options: Options) -> Arc<Self> {
         let state = State { lanes: vec![None; options.lanes.max(1)], ..State::default() };
         Arc::new(Self {
             connector,
+            mount,
             state: Mutex::new(state),
             changed: Arc::default(),
             outstanding: Mutex::default(),
@@ -202,8 +204,8 @@ impl Client {
     fn connect(self: &Arc<Self>, number: usize) -> Result<()> {
         let options = &self.options;
         let link = self.connector.connect(number, options.connect)?;
-        let wanted = lock(&self.state).session;
-        let welcome = handshake::greet(&*link, options.key.as_ref(), wanted, options.connect)?;
+        let join = Join { session: lock(&self.state).session, mount: self.mount };
+        let welcome = handshake::greet(&*link, options.key.as_ref(), &join, options.connect)?;
         let mut state = lock(&self.state);
         if state.session != Some(welcome.session) {
             for lane in state.lanes.iter_mut().filter_map(Option::take) {

@@ -10,9 +10,12 @@ use rustix::io::Errno;
 
 use super::file::RemoteFile;
 use super::{Client, Options, Report, Threads, Trouble, View};
+use crate::auth::random;
 use crate::transport::{Connector, Shareable};
 use crate::tree::{Answer, FOREIGN, Names, OpenFile, Tree};
-use crate::wire::{Access, Attr, Caller, Change, FsSpace, Key, Make, Name, ROOT, Reply, Request, Xattr};
+use crate::wire::{
+    Access, Attr, Caller, Change, FsSpace, Key, Make, MountId, Name, ROOT, Reply, Request, Xattr,
+};
 use crate::{Result, lock};
 
 /// Folders within each other, at most, on the way to a file.
@@ -96,7 +99,7 @@ impl RemoteTree {
     /// # Errors
     /// When it is not there, does not let us in, or breaks the protocol.
     pub fn connect(connector: Box<dyn Connector>, options: Options) -> Result<Self> {
-        let client = Client::new(connector, options);
+        let client = Client::new(connector, random()?, options);
         let threads = Threads::start(&client)?;
         let peer = client.report().target;
         let found = client.ask(true, |view, until| {
@@ -106,6 +109,23 @@ impl RemoteTree {
         let root = Arc::new(Node::new(ROOT, attr.key));
         let core = Core { client, root, root_attr: Mutex::new(attr), known: Mutex::default() };
         Ok(Self { core: Arc::new(core), _threads: threads })
+    }
+
+    /// Which mount this is: for [`Self::succeed`] of the next one.
+    #[must_use]
+    pub fn mount_id(&self) -> MountId {
+        self.core.client.mount
+    }
+
+    /// Takes the place of a mount that was killed: nothing that it asked the target for happens after this.
+    ///
+    /// # Errors
+    /// `EBUSY` when something of it does not end.
+    pub fn succeed(&self, mount: MountId) -> Answer<()> {
+        let client = &self.core.client;
+        client.ask(true, |view, until| {
+            client.call(view.epoch, &Request::Succeed { mount }, None, None, until).map(drop)
+        })
     }
 
     /// What became of the connections.

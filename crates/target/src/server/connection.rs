@@ -35,8 +35,10 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub fn new(link: Arc<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
-        session.joined();
-        Arc::new(Self { link, session, under_way: AtomicU32::new(0), limit, ended: AtomicBool::new(false) })
+        let (under_way, ended) = (AtomicU32::new(0), AtomicBool::new(false));
+        let this = Arc::new(Self { link, session, under_way, limit, ended });
+        this.session.joined(&this);
+        this
     }
 
     /// Whether nobody listens at its other end any more.
@@ -78,7 +80,7 @@ impl Drop for Connection {
 pub(crate) fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<()> {
     let limits = &shared.options.limits;
     let key = shared.options.key.as_ref();
-    let admitted = handshake::admit(&*link, key, limits.handshake, |wanted| shared.session(wanted));
+    let admitted = handshake::admit(&*link, key, limits.handshake, |join| shared.session(join));
     shared.met(&link);
     let session = admitted?;
     let connection = Connection::new(link, session, limits.stall);

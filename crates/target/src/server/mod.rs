@@ -29,7 +29,7 @@ use crate::buffers::Buffers;
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, Rules};
 use crate::turns::{Next, Queue};
-use crate::wire::{Access, SessionId, Welcome};
+use crate::wire::{Access, Join, MountId, SessionId, Welcome};
 use crate::{Error, Result, lock};
 use perform::Work;
 use session::Session;
@@ -43,6 +43,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
 /// is done within a few round trips.
 const MOST_STRANGERS: usize = 64;
+/// So many mounts are remembered that others have succeeded.
+const MOST_ENDED: usize = 4096;
 
 /// How long things may take, and how many there may be.
 #[derive(Clone, Debug)]
@@ -156,6 +158,8 @@ pub(crate) struct Shared {
     workers: AtomicUsize,
     connections: AtomicUsize,
     strangers: Mutex<VecDeque<Arc<dyn Link>>>,
+    /// Mounts that others have succeeded.
+    ended: Mutex<VecDeque<MountId>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stats: Stats,
     over: AtomicBool,
@@ -167,13 +171,16 @@ impl Shared {
     }
 
     /// The session that a client wants to go on with, or a new one.
-    fn session(&self, wanted: Option<SessionId>) -> Result<(Welcome, Arc<Session>)> {
+    fn session(&self, join: &Join) -> Result<(Welcome, Arc<Session>)> {
         let refused = |why: &str| Error::Refused { peer: "the target".into(), why: why.into() };
         if self.is_over() {
             return Err(refused("it is about to end"));
         }
         let mut sessions = lock(&self.sessions);
-        let known = wanted.and_then(|id| sessions.get(&id).cloned());
+        if lock(&self.ended).contains(&join.mount) {
+            return Err(refused("another mount has taken the place of this one"));
+        }
+        let known = join.session.and_then(|id| sessions.get(&id).cloned());
         let session = match known {
             Some(session) => session,
             None => {
@@ -183,7 +190,12 @@ impl Shared {
                 let rules = Rules { for_others: true, most_open: self.nodes };
                 let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
-                let session = Arc::new(Session::new(random()?, number, folder, self.options.limits.files));
+                let session = Arc::new(Session::new(
+                    (random()?, join.mount),
+                    number,
+                    folder,
+                    self.options.limits.files,
+                ));
                 sessions.insert(session.id, session.clone());
                 session
             }
@@ -197,6 +209,26 @@ impl Shared {
             read_only: self.options.read_only,
         };
         Ok((welcome, session))
+    }
+
+    /// Ends what a mount has asked for that was killed; whether all of it is over. Where it is not, it can be tried again.
+    fn end_mount(&self, mount: MountId) -> bool {
+        let sessions = lock(&self.sessions);
+        let theirs: Vec<_> = sessions.values().filter(|one| one.mount == mount).cloned().collect();
+        let mut ended = lock(&self.ended);
+        if !ended.contains(&mount) {
+            ended.push_back(mount);
+        }
+        if ended.len() > MOST_ENDED {
+            ended.pop_front();
+        }
+        drop((ended, sessions));
+        let until = Instant::now() + self.options.limits.stall;
+        let over = theirs.iter().filter(|session| !session.end(until)).count() == 0;
+        if over {
+            lock(&self.sessions).retain(|_, one| one.mount != mount);
+        }
+        over
     }
 
     /// How a file is opened that a client wants to open so.
@@ -322,6 +354,7 @@ impl Target {
             workers: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             strangers: Mutex::default(),
+            ended: Mutex::default(),
             threads: Mutex::default(),
             stats: Stats::default(),
             over: AtomicBool::new(false),

@@ -176,6 +176,16 @@ fn perform(
             session.close_file(*file)?;
             Reply::Done
         }
+        Request::Succeed { mount } => {
+            // Who ends itself would wait for this very request.
+            if *mount == session.mount {
+                return Err(Errno::INVAL);
+            }
+            if !shared.end_mount(*mount) {
+                return Err(Errno::BUSY);
+            }
+            Reply::Done
+        }
         Request::Sync { file, data_only } => {
             session.file(*file)?.sync(*data_only).map_err(|e| errno(&e))?;
             Reply::Done

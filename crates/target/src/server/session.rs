@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -11,14 +11,18 @@ use rustix::io::Errno;
 use super::connection::Connection;
 use crate::lock;
 use crate::tree::{Answer, Folder, Local};
-use crate::wire::{Reply, Request, SessionId};
+use crate::wire::{MountId, Reply, Request, SessionId};
 
 /// Between the oldest request that a client waits for and the newest lie at most so many.
 pub(crate) const SPAN: u64 = 4096;
+/// How often it is looked whether what was begun is over.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A client.
 pub(crate) struct Session {
     pub id: SessionId,
+    /// Whose it is.
+    pub mount: MountId,
     /// Its turn in the queue.
     pub number: u32,
     pub folder: Folder,
@@ -28,6 +32,8 @@ pub(crate) struct Session {
     answers: Mutex<Answers>,
     /// Connections that it has.
     connections: AtomicUsize,
+    /// The same; none where no more are to come.
+    all: Mutex<Option<Vec<Weak<Connection>>>>,
     /// Since when it has none.
     left: Mutex<Instant>,
 }
@@ -61,9 +67,10 @@ pub(crate) enum Admit {
 }
 
 impl Session {
-    pub fn new(id: SessionId, number: u32, folder: Folder, most_files: usize) -> Self {
+    pub fn new((id, mount): (SessionId, MountId), number: u32, folder: Folder, most_files: usize) -> Self {
         Self {
             id,
+            mount,
             number,
             folder,
             files: Mutex::default(),
@@ -71,12 +78,36 @@ impl Session {
             next_file: AtomicU64::new(1),
             answers: Mutex::default(),
             connections: AtomicUsize::new(0),
+            all: Mutex::new(Some(Vec::new())),
             left: Mutex::new(Instant::now()),
         }
     }
 
-    pub fn joined(&self) {
+    pub fn joined(&self, connection: &Arc<Connection>) {
         self.connections.fetch_add(1, Ordering::AcqRel);
+        match &mut *lock(&self.all) {
+            Some(all) => {
+                all.retain(|one| one.strong_count() > 0);
+                all.push(Arc::downgrade(connection));
+            }
+            None => connection.end(),
+        }
+    }
+
+    /// Ends all connections, and what was asked for over them: what was not begun is not done any more, and what was begun is
+    /// waited for. Whether all of it is over in time.
+    pub fn end(&self, until: Instant) -> bool {
+        let all = lock(&self.all).take().unwrap_or_default();
+        all.iter().filter_map(Weak::upgrade).for_each(|connection| connection.end());
+        // What is being done was written down before it was begun.
+        let runs = |state: &State| matches!(state, State::Running(_));
+        while lock(&self.answers).known.values().any(runs) {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
     }
 
     pub fn parted(&self) {
@@ -185,7 +216,7 @@ mod tests {
     fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
         let folder = std::fs::File::open("/").unwrap().into();
         let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
-        let session = Arc::new(Session::new([1; 16], 0, folder, 8));
+        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, 8));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
         let connections: Vec<_> =
             links.into_iter().map(|link| Connection::new(link.into(), session.clone(), SOON)).collect();

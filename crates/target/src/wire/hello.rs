@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Names a session; a client that knows it and has the key may go on with it.
 pub type SessionId = [u8; 16];
 
+/// Names a mount for as long as it is one, whatever becomes of its sessions.
+pub type MountId = [u8; 16];
+
 /// A client begins.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -24,6 +27,8 @@ pub struct HelloBack {
 pub struct Join {
     /// The session that it wants to go on with.
     pub session: Option<SessionId>,
+    /// Which mount it is.
+    pub mount: MountId,
 }
 
 /// It is let in, and the connection can be used.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MOST_LINK, MOST_NAME, MOST_XATTR};
+use super::{MOST_LINK, MOST_NAME, MOST_XATTR, MountId};
 
 /// The number of the root folder.
 pub const ROOT: u64 = 1;
@@ -303,6 +303,8 @@ pub enum Request {
     Xattr { node: u64, ask: Xattr, by: Caller },
     /// Bytes behind the end of an open file, wherever that is by then; they come behind the request.
     Append { file: u64, len: u32 },
+    /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
+    Succeed { mount: MountId },
 }
 
 impl Request {

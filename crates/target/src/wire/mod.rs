@@ -8,7 +8,7 @@ mod hello;
 mod message;
 
 pub use head::{HEAD_BYTES, Head, Kind, VERSION};
-pub use hello::{Hello, HelloBack, Join, SessionId, Welcome};
+pub use hello::{Hello, HelloBack, Join, MountId, SessionId, Welcome};
 pub use message::{
     Access, Attr, Caller, Change, FileKind, FsSpace, Key, Make, Name, ROOT, Remote, Reply, Request, Time,
     TimeChange, Xattr,

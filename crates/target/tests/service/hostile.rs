@@ -71,7 +71,7 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut say = |bytes: &[u8]| stream.write_all(bytes).is_ok();
     let hello = pack(&Hello { exchange: None }).unwrap();
-    let join = pack(&Join { session: None }).unwrap();
+    let join = pack(&Join { session: None, mount: [0; 16] }).unwrap();
     match dice.roll() % 8 {
         0 => {
             let garbage: Vec<u8> = (0..dice.roll() % 5000).map(|_| dice.roll() as u8).collect();
@@ -166,7 +166,7 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
     of.limits.silence = Duration::from_millis(300);
     let (_target, address) = start(of, "127.0.0.1:0");
     let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
-    let join = frame(Kind::Join, 0, &pack(&Join { session: None }).unwrap(), b"");
+    let join = frame(Kind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
     let half = [&hello[..], &join, &frame(Kind::Ping, 0, b"", b"")[..20]].concat();
     let silent = [&hello[..], &join].concat();
     for said in [&b""[..], &hello[..10], &hello, &half, &silent] {
@@ -210,7 +210,7 @@ fn clients_that_are_gone_make_room_for_others() {
     of.limits.sessions = 3;
     let (target, address) = start(of, "127.0.0.1:0");
     let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
-    let join = frame(Kind::Join, 0, &pack(&Join { session: None }).unwrap(), b"");
+    let join = frame(Kind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
     let here = connect(address, onehop_target::client::Options { key: None, ..options() });
     for _ in 0..10 {
         let mut stream = TcpStream::connect(address).unwrap();

@@ -152,6 +152,37 @@ fn what_is_appended_is_there_once_whatever_becomes_of_connections() {
 }
 
 #[test]
+fn what_a_killed_mount_has_sent_does_not_come_after_its_successor() {
+    let bed = Bed::new();
+    let (target, address) = bed.target();
+    let wire = Wire::new(address);
+    let old = connect(wire.address, client::Options { give_up: Duration::from_secs(2), ..options() });
+    let (_, file) = old.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
+    file.write_bytes(b"before", 0).unwrap();
+    // It is killed while a write of its is on the way, and the target does not know: its machine is gone, say.
+    wire.stall(true);
+    wire.lead_to(std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| file.write_bytes(b"late!!", 0));
+        std::thread::sleep(Duration::from_millis(300));
+        let new = connect(address, options());
+        new.succeed(old.mount_id()).unwrap();
+        assert_eq!(target.report().sessions, 1);
+        let (_, again) = new.create(ROOT, &name("file"), 0o600, BOTH, false, &ME).unwrap();
+        again.write_bytes(b"after!", 0).unwrap();
+        wire.stall(false);
+        assert!(late.join().unwrap().is_err());
+        std::thread::sleep(Duration::from_millis(300));
+        let mut seen = [0; 6];
+        again.read_bytes(&mut seen, 0).unwrap();
+        assert_eq!(seen, *b"after!");
+        // Nobody takes their own place, and those whom nobody knows leave nothing to end.
+        assert_eq!(new.succeed(new.mount_id()).err(), Some(Errno::INVAL));
+        new.succeed([3; 16]).unwrap();
+    });
+}
+
+#[test]
 fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
