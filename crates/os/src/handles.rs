@@ -1,0 +1,149 @@
+//! Handles for C: numbers that name objects, and never addresses of them.
+//!
+//! A C program can pass anything as a handle: one that was closed, one of another kind, a number of its own. A number is
+//! looked up and never dereferenced, and no number is given out twice, so that each of these is an error.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The bits that all handles have in common. No pointer of a program has them: a program that dereferences a handle faults.
+const MARK: usize = 0x6f68_0000_0000_0000;
+
+const _: () = assert!(usize::BITS == 64, "handles are numbers of 64 bits");
+
+type Objects = BTreeMap<usize, Arc<dyn Any + Send + Sync>>;
+
+/// The objects of a library, by their handles.
+pub struct Handles {
+    objects: RwLock<Objects>,
+    next: AtomicUsize,
+}
+
+impl Default for Handles {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Handles {
+    /// None yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { objects: RwLock::new(BTreeMap::new()), next: AtomicUsize::new(MARK + 1) }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Objects> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Objects> {
+        self.objects.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new handle for an object. It is not zero.
+    pub fn add<T: Send + Sync + 'static>(&self, object: T) -> usize {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.write().insert(handle, Arc::new(object));
+        handle
+    }
+
+    /// The object of a handle; none where there is no such handle, or its object is of another type. It stays as long as the
+    /// result is used, even if its handle is removed meanwhile.
+    #[must_use]
+    pub fn get<T: Send + Sync + 'static>(&self, handle: usize) -> Option<Arc<T>> {
+        let object = self.read().get(&handle)?.clone();
+        object.downcast().ok()
+    }
+
+    /// Removes a handle. Its object is dropped with the result, or with the call of another thread that still uses it.
+    pub fn remove<T: Send + Sync + 'static>(&self, handle: usize) -> Option<Arc<T>> {
+        let mut objects = self.write();
+        objects.get(&handle)?.downcast_ref::<T>()?;
+        objects.remove(&handle)?.downcast().ok()
+    }
+
+    /// Keeps other threads from adding and removing as long as the result lives. A thread holds the handles while it forks:
+    /// in the child a lock that another thread had would stay locked.
+    #[must_use]
+    pub fn hold(&self) -> Held<'_> {
+        Held(self.write())
+    }
+}
+
+/// See [`Handles::hold`].
+pub struct Held<'a>(RwLockWriteGuard<'a, Objects>);
+
+impl Held<'_> {
+    /// Makes all handles unknown and leaves their objects as they are: what they are made of is another process's.
+    pub fn disown(mut self) {
+        std::mem::forget(std::mem::take(&mut *self.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_given_out_and_not_removed_is_found() {
+        let handles = Handles::new();
+        let (number, text) = (handles.add(7_u32), handles.add(String::from("seven")));
+        assert_eq!(handles.get::<u32>(number).as_deref(), Some(&7));
+        assert_eq!(handles.get::<String>(text).as_deref().map(String::as_str), Some("seven"));
+        // Of another kind, huge, zero, not given out yet.
+        assert!(handles.get::<u32>(text).is_none() && handles.get::<String>(number).is_none());
+        for handle in [0, 1, MARK, text + 1, usize::MAX] {
+            assert!(handles.get::<u32>(handle).is_none() && handles.remove::<u32>(handle).is_none());
+        }
+        assert!(handles.remove::<String>(number).is_none() && handles.get::<u32>(number).is_some());
+        assert_eq!(handles.remove::<u32>(number).as_deref(), Some(&7));
+        // Stale, and its number is not given out again.
+        assert!(handles.get::<u32>(number).is_none() && handles.remove::<u32>(number).is_none());
+        assert_ne!(handles.add(8_u32), number);
+    }
+
+    #[test]
+    fn an_object_in_use_outlives_its_handle() {
+        let handles = Handles::new();
+        let handle = handles.add(String::from("used"));
+        let used = handles.get::<String>(handle).unwrap();
+        drop(handles.remove::<String>(handle));
+        assert_eq!(*used, "used");
+    }
+
+    #[test]
+    fn of_many_threads_one_takes_an_object() {
+        let handles = Handles::new();
+        for _ in 0..20 {
+            let handle = handles.add(String::from("one"));
+            let taken = std::thread::scope(|scope| {
+                let takers: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let seen = handles.get::<String>(handle).is_some();
+                            let taken = handles.remove::<String>(handle).is_some();
+                            assert!(seen || !taken);
+                            taken
+                        })
+                    })
+                    .collect();
+                takers.into_iter().map(|taker| taker.join().unwrap()).filter(|t| *t).count()
+            });
+            assert_eq!(taken, 1);
+        }
+    }
+
+    // It leaks, which is what it is for, and which Miri reports.
+    #[cfg(not(miri))]
+    #[test]
+    fn disowned_objects_are_neither_found_nor_dropped() {
+        let (handles, object) = (Handles::new(), Arc::new(()));
+        let handle = handles.add(object.clone());
+        handles.hold().disown();
+        assert!(handles.get::<Arc<()>>(handle).is_none());
+        assert_eq!(Arc::strong_count(&object), 2);
+        assert!(handles.add(object) > handle);
+    }
+}
