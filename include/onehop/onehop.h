@@ -3,8 +3,12 @@
  * Link with libonehop.so (cargo build --release -p onehop-capi).
  *
  * Functions that give an int answer 0 when all went well, else an onehop_error; onehop_last_error() then says what happened
- * and what helps. Any thread may call any of them; what was closed is not used any more. A queue that is lent keeps its
+ * and what helps. Any thread may call any of them, while it ends and while the process ends too. A queue that is lent keeps its
  * drive and its GPU open. Names are those of the command line: `onehop --help`.
+ *
+ * What is opened is named by a handle, a number that points to nothing. A handle that was closed, that is of another kind or
+ * that was never given is an ONEHOP_ERROR_ARGUMENT, and nothing of the caller's is written. Closing beside a call of another
+ * thread is allowed: that call ends as it would have. A forked process has none of its parent's handles and may open its own.
  */
 #ifndef ONEHOP_H
 #define ONEHOP_H
@@ -112,7 +116,8 @@ int onehop_lent_describe(const onehop_lent *lent, struct onehop_lent_info *info)
 int onehop_lent_check(const onehop_lent *lent);
 /* Ends every call of a kernel, now and from now on, with ONEHOP_STOPPED: so that kernels come to their end. */
 int onehop_lent_stop(const onehop_lent *lent);
-/* Takes the queue back. Kernels that use it, or its data memory, must have ended; both are gone afterwards. */
+/* Takes the queue back. Kernels that use it, or its data memory, must have ended; both are gone afterwards. Calls of other
+ * threads that use the queue are stopped and waited for. */
 int onehop_lent_close(onehop_lent *lent);
 
 /* Copies bytes out of the data memory, or into it. */

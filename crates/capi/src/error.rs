@@ -11,6 +11,10 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 pub(crate) enum Error {
     #[error("`{0}` is a null pointer")]
     Null(&'static str),
+    #[error(
+        "`{0}` is no handle of this process that is open: it was closed, is of another kind, or was open before a fork"
+    )]
+    Unknown(&'static str),
     #[error("`{0}` is no UTF-8")]
     NotUtf8(&'static str),
     #[error("{0}")]
@@ -35,7 +39,7 @@ impl Error {
     /// The number, as `enum onehop_error` has it.
     fn code(&self) -> c_int {
         match self {
-            Self::Null(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
+            Self::Null(_) | Self::Unknown(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
             Self::NotPossible(_)
             | Self::Drive(onehop_drive::Error::Placement { .. } | onehop_drive::Error::Protected { .. })
             | Self::Sdr(
@@ -63,18 +67,27 @@ pub(crate) fn last() -> *const c_char {
 
 /// Runs what a function does; gives its number and keeps its words. A panic goes no further than this.
 pub(crate) fn guard(f: impl FnOnce() -> Result<()>) -> c_int {
+    answer(f).map_or_else(|code| code, |()| 0)
+}
+
+/// The same of a function that gives something else; `failed` where it fails.
+pub(crate) fn guard_or<R>(failed: R, f: impl FnOnce() -> Result<R>) -> R {
+    answer(f).unwrap_or(failed)
+}
+
+fn answer<R>(f: impl FnOnce() -> Result<R>) -> std::result::Result<R, c_int> {
     // What a panic leaves behind is the caller's to close.
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
         Err(Error::Panicked(text.unwrap_or_default()))
     });
-    let (code, words) = match result {
-        Ok(()) => (0, String::new()),
-        Err(error) => (error.code(), error.to_string()),
+    let (answer, words) = match result {
+        Ok(answer) => (Ok(answer), String::new()),
+        Err(error) => (Err(error.code()), error.to_string()),
     };
     let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
     // Where the thread ends, the number has to do.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = words));
-    code
+    answer
 }

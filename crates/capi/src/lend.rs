@@ -99,12 +99,21 @@ impl Lent {
         Ok(self.queue.check()?)
     }
 
-    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        Ok(self.region.read(usize::try_from(offset).unwrap_or(usize::MAX), out)?)
+    /// The offset of a range within the data memory.
+    pub(crate) fn check_range(&self, offset: u64, bytes: usize) -> Result<usize> {
+        let (offset, len) = (usize::try_from(offset).unwrap_or(usize::MAX), self.region.len());
+        if offset.checked_add(bytes).is_none_or(|end| end > len) {
+            return Err(onehop_gpu::Error::Memory(onehop_os::Error::OutOfRange { offset, bytes, len }).into());
+        }
+        Ok(offset)
     }
 
-    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        Ok(self.region.write(usize::try_from(offset).unwrap_or(usize::MAX), data)?)
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        Ok(self.region.read(offset, out)?)
+    }
+
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        Ok(self.region.write(offset, data)?)
     }
 
     /// Runs one function on one thread of the emulated GPU.

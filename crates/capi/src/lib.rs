@@ -1,11 +1,13 @@
 //! libonehop.so: what `include/onehop/onehop.h` and `sdr.h` declare. A drive is opened, a GPU, a queue with data memory is lent to
-//! kernels; each is an opaque pointer. Nothing here does more than pass on what Rust programs have in `onehop_drive`.
+//! kernels; each is a handle, looked up in a table for every call. Nothing here does more than pass on what Rust programs
+//! have in `onehop_drive`.
 //!
-//! The one thing that is global is what C programs expect to be: the words of the calling thread's last error.
+//! Two things are global, as C programs expect: that table, and the words of the calling thread's last error.
 
 mod error;
 mod handles;
 mod lend;
+mod objects;
 mod sdr;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -13,9 +15,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use onehop_device::LIBRARY_PTX;
 use onehop_proto::kernel::LentOp;
 
-use error::{Error, Result, guard};
+use error::{Error, Result, guard, guard_or};
 use handles::{Drive, Gpu};
 use lend::{Lent, LentInfo, Options};
+use objects::{alone, close, object};
 
 /// The words of this thread's last error; empty if there was none. They stay until its next call of onehop.
 // SAFETY: the name is this project's alone, as all below.
@@ -48,46 +51,32 @@ unsafe fn text<'a>(at: *const c_char, what: &'static str) -> Result<&'a str> {
     unsafe { CStr::from_ptr(at) }.to_str().map_err(|_| Error::NotUtf8(what))
 }
 
-/// What a caller's pointer stands for.
-///
-/// # Safety
-/// Null, or a pointer that one of these functions gave and that was not closed.
-unsafe fn object<'a, T>(at: *const T, what: &'static str) -> Result<&'a T> {
-    // SAFETY: the caller's promise.
-    unsafe { at.as_ref() }.ok_or(Error::Null(what))
-}
-
-/// Makes something, and gives the caller a pointer to it.
+/// Makes something, and gives the caller a handle of it.
 ///
 /// # Safety
 /// `out` is null, or a place for a pointer.
-unsafe fn give<T>(out: *mut *mut T, what: &'static str, make: impl FnOnce() -> Result<T>) -> c_int {
+unsafe fn give<T: Send + Sync + 'static>(
+    out: *mut *mut T,
+    what: &'static str,
+    make: impl FnOnce() -> Result<T>,
+) -> c_int {
     guard(|| {
         if out.is_null() {
             return Err(Error::Null(what));
         }
         // SAFETY: the caller's promise. Null before there is something, so that nobody closes what was never made.
         unsafe { out.write(std::ptr::null_mut()) };
-        let made = Box::into_raw(Box::new(make()?));
+        let made = objects::handle(make()?)?;
         // SAFETY: as above.
         unsafe { out.write(made) };
         Ok(())
     })
 }
 
-/// Takes something back from a caller.
-///
-/// # Safety
-/// Null, or a pointer that [`give`] gave and that was not closed.
-unsafe fn take<T>(at: *mut T) -> Option<Box<T>> {
-    // SAFETY: the caller's promise.
-    (!at.is_null()).then(|| unsafe { Box::from_raw(at) })
-}
-
 /// Opens a drive.
 ///
 /// # Safety
-/// `name` is a string, `drive` a place for a pointer.
+/// `name` is null or a string, `drive` null or a place for a pointer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_drive_open(
@@ -101,33 +90,24 @@ pub unsafe extern "C" fn onehop_drive_open(
 
 /// Makes durable what was written.
 ///
-/// # Safety
-/// `drive` was given by [`onehop_drive_open`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_drive_flush(drive: *const Drive, nsid: u32) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { object(drive, "drive") }?.flush(nsid))
+pub extern "C" fn onehop_drive_flush(drive: *const Drive, nsid: u32) -> c_int {
+    guard(|| object(drive, "drive")?.flush(nsid))
 }
 
 /// Closes a drive; queues that are lent keep it open.
 ///
-/// # Safety
-/// `drive` is null, or was given by [`onehop_drive_open`] and not closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_drive_close(drive: *mut Drive) {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { take(drive) });
-        Ok(())
-    });
+pub extern "C" fn onehop_drive_close(drive: *mut Drive) {
+    guard(|| close(drive, "drive").map(drop));
 }
 
 /// Opens a GPU.
 ///
 /// # Safety
-/// `name` is a string, `gpu` a place for a pointer.
+/// `name` is null or a string, `gpu` null or a place for a pointer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_gpu_open(name: *const c_char, gpu: *mut *mut Gpu) -> c_int {
@@ -137,22 +117,16 @@ pub unsafe extern "C" fn onehop_gpu_open(name: *const c_char, gpu: *mut *mut Gpu
 
 /// Closes a GPU; queues that are lent keep it open.
 ///
-/// # Safety
-/// `gpu` is null, or was given by [`onehop_gpu_open`] and not closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_gpu_close(gpu: *mut Gpu) {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { take(gpu) });
-        Ok(())
-    });
+pub extern "C" fn onehop_gpu_close(gpu: *mut Gpu) {
+    guard(|| close(gpu, "gpu").map(drop));
 }
 
 /// Lends a new queue of a drive, with data memory, to kernels of a GPU.
 ///
 /// # Safety
-/// Drive and GPU were given by these functions; `options` is null or a structure; `lent` is a place for a pointer.
+/// `options` is null or a structure; `lent` is null or a place for a pointer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_lend(
@@ -165,37 +139,29 @@ pub unsafe extern "C" fn onehop_lend(
     unsafe {
         give(lent, "lent", || {
             let options = options.as_ref().copied().unwrap_or_default();
-            Lent::new(object(drive, "drive")?, object(gpu, "gpu")?, &options)
+            Lent::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
         })
     }
 }
 
-/// What kernels take for the queue; null if `lent` is.
-///
-/// # Safety
-/// `lent` is null, or was given by [`onehop_lend`] and not closed; as for all that follow.
+/// What kernels take for the queue; null if `lent` is no open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_queue(lent: *const Lent) -> *const c_void {
-    // SAFETY: the caller's promise.
-    unsafe { lent.as_ref() }.map_or(std::ptr::null(), |lent| lent.queue() as *const c_void)
+pub extern "C" fn onehop_lent_queue(lent: *const Lent) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(object(lent, "lent")?.queue() as *const c_void))
 }
 
-/// Where the data memory lies for kernels; null if `lent` is.
-///
-/// # Safety
-/// As for [`onehop_lent_queue`].
+/// Where the data memory lies for kernels; null if `lent` is no open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_data(lent: *const Lent) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    unsafe { lent.as_ref() }.map_or(std::ptr::null_mut(), |lent| lent.data() as *mut c_void)
+pub extern "C" fn onehop_lent_data(lent: *const Lent) -> *mut c_void {
+    guard_or(std::ptr::null_mut(), || Ok(object(lent, "lent")?.data() as *mut c_void))
 }
 
 /// What a lent queue is.
 ///
 /// # Safety
-/// As for [`onehop_lent_queue`]; `info` is a place for it.
+/// `info` is null, or a place for it.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_lent_describe(lent: *const Lent, info: *mut LentInfo) -> c_int {
@@ -210,20 +176,16 @@ pub unsafe extern "C" fn onehop_lent_describe(lent: *const Lent, info: *mut Lent
 }
 
 /// Whether the queue is still looked after.
-///
-/// # Safety
-/// As for [`onehop_lent_queue`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_check(lent: *const Lent) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { object(lent, "lent") }?.check())
+pub extern "C" fn onehop_lent_check(lent: *const Lent) -> c_int {
+    guard(|| object(lent, "lent")?.check())
 }
 
 /// Copies bytes out of the data memory.
 ///
 /// # Safety
-/// As for [`onehop_lent_queue`]; `to` has room for them.
+/// `to` is null, or has room for them.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_read(
@@ -233,24 +195,25 @@ pub unsafe extern "C" fn onehop_data_read(
     bytes: usize,
 ) -> c_int {
     guard(|| {
+        let lent = object(lent, "lent")?;
         if to.is_null() {
             return Err(Error::Null("to"));
         }
+        let offset = lent.check_range(offset, bytes)?;
         // Zeroed first: what C lends may never have been written.
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; no allocation is larger than a region, which holds as many bytes.
         let out = unsafe {
             to.cast::<u8>().write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
         };
-        // SAFETY: as above.
-        unsafe { object(lent, "lent") }?.read(offset, out)
+        lent.read(offset, out)
     })
 }
 
 /// Copies bytes into the data memory.
 ///
 /// # Safety
-/// As for [`onehop_lent_queue`]; `from` has that many.
+/// `from` is null, or has that many.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_write(
@@ -260,20 +223,21 @@ pub unsafe extern "C" fn onehop_data_write(
     bytes: usize,
 ) -> c_int {
     guard(|| {
+        let lent = object(lent, "lent")?;
         if from.is_null() {
             return Err(Error::Null("from"));
         }
-        // SAFETY: the caller's promise.
+        let offset = lent.check_range(offset, bytes)?;
+        // SAFETY: the caller's promise; a region holds as many bytes.
         let data = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
-        // SAFETY: as above.
-        unsafe { object(lent, "lent") }?.write(offset, data)
+        lent.write(offset, data)
     })
 }
 
 /// What `onehop_read` answers to one thread of the emulated GPU.
 ///
 /// # Safety
-/// As for [`onehop_lent_queue`]; `answer` is a place for a number.
+/// `answer` is null, or a place for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_read(
@@ -318,15 +282,11 @@ unsafe fn emulate(lent: *const Lent, op: LentOp, what: (u64, u32, u64), answer: 
 }
 
 /// Ends every call of a kernel.
-///
-/// # Safety
-/// As for [`onehop_lent_queue`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_stop(lent: *const Lent) -> c_int {
+pub extern "C" fn onehop_lent_stop(lent: *const Lent) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        unsafe { object(lent, "lent") }?.stop();
+        object(lent, "lent")?.stop();
         Ok(())
     })
 }
@@ -334,10 +294,14 @@ pub unsafe extern "C" fn onehop_lent_stop(lent: *const Lent) -> c_int {
 /// Takes a queue back.
 ///
 /// # Safety
-/// As for [`onehop_lent_queue`]; no kernel uses the queue or its data memory any more.
+/// No kernel uses the queue or its data memory any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_lent_close(lent: *mut Lent) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { take(lent) }.map_or(Ok(()), |lent| lent.close()))
+    guard(|| {
+        let Some(lent) = close(lent, "lent")? else { return Ok(()) };
+        // Calls that are under way end by this.
+        lent.stop();
+        alone(lent, "lent")?.close()
+    })
 }

@@ -12,9 +12,10 @@ use onehop_pci::Root;
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{BoardName, Card, Held, Profile, Receiver, RxOptions, Session};
 
-use crate::error::{Error, Result, guard};
+use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::Gpu;
-use crate::{give, object, take, text};
+use crate::objects::{close, object};
+use crate::{give, text};
 
 /// SoapySDR's answers and flags.
 const STREAM_ERROR: c_int = -2;
@@ -189,7 +190,7 @@ fn first_there(held: &Held) -> u64 {
 /// Opens a receiver.
 ///
 /// # Safety
-/// `device` and `format` are strings, `gpu` was given by `onehop_gpu_open`, `sdr` is a place for a pointer.
+/// `device` and `format` are null or strings, `sdr` is null or a place for a pointer.
 // SAFETY: the name is this project's alone, as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_open(
@@ -203,37 +204,29 @@ pub unsafe extern "C" fn onehop_sdr_open(
     unsafe {
         give(sdr, "sdr", || {
             let (device, format) = (text(device, "device")?, text(format, "format")?);
-            Sdr::open(device, object(gpu, "gpu")?, format, buffer_bytes)
+            Sdr::open(device, &*object(gpu, "gpu")?, format, buffer_bytes)
         })
     }
 }
 
 /// The way that samples go.
-///
-/// # Safety
-/// `sdr` is null, or was given by [`onehop_sdr_open`] and not closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_route(sdr: *const Sdr) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { object(sdr, "sdr") }.map_or(c"".as_ptr(), |sdr| sdr.route.as_ptr())
+pub extern "C" fn onehop_sdr_route(sdr: *const Sdr) -> *const c_char {
+    guard_or(c"".as_ptr(), || Ok(object(sdr, "sdr")?.route.as_ptr()))
 }
 
 /// How many buffers blocks are lent out of.
-///
-/// # Safety
-/// As for [`onehop_sdr_route`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_num_direct_access_buffers(sdr: *const Sdr) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe { object(sdr, "sdr") }.map_or(0, |sdr| sdr.buffers.len())
+pub extern "C" fn onehop_sdr_num_direct_access_buffers(sdr: *const Sdr) -> usize {
+    guard_or(0, || Ok(object(sdr, "sdr")?.buffers.len()))
 }
 
 /// Where a buffer lies on the GPU.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; `buffs` is a place for a pointer.
+/// `buffs` is null, or a place for a pointer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_direct_access_buffer_addrs(
@@ -242,8 +235,7 @@ pub unsafe extern "C" fn onehop_sdr_direct_access_buffer_addrs(
     buffs: *mut *mut c_void,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        let sdr = unsafe { object(sdr, "sdr") }?;
+        let sdr = object(sdr, "sdr")?;
         let addr = sdr.buffer(handle)?.addr().0 as usize as *mut c_void;
         // SAFETY: the caller's promise.
         unsafe { put(buffs, "buffs", addr) }
@@ -251,31 +243,23 @@ pub unsafe extern "C" fn onehop_sdr_direct_access_buffer_addrs(
 }
 
 /// Lets samples flow.
-///
-/// # Safety
-/// `sdr` was given by [`onehop_sdr_open`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_activate(sdr: *const Sdr) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { object(sdr, "sdr") }?.stream().start())
+pub extern "C" fn onehop_sdr_activate(sdr: *const Sdr) -> c_int {
+    guard(|| object(sdr, "sdr")?.stream().start())
 }
 
 /// Ends the flow.
-///
-/// # Safety
-/// `sdr` was given by [`onehop_sdr_open`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_deactivate(sdr: *const Sdr) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { object(sdr, "sdr") }?.stream().stop())
+pub extern "C" fn onehop_sdr_deactivate(sdr: *const Sdr) -> c_int {
+    guard(|| object(sdr, "sdr")?.stream().stop())
 }
 
 /// The next block of samples, in GPU memory.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; the others are places for what their names say.
+/// All but `sdr` are null, or places for what their names say.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
@@ -288,8 +272,7 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
 ) -> c_int {
     let mut answer = STREAM_ERROR;
     guard(|| {
-        // SAFETY: the caller's promise.
-        let sdr = unsafe { object(sdr, "sdr") }?;
+        let sdr = object(sdr, "sdr")?;
         if handle.is_null() || buffs.is_null() || flags.is_null() || time_ns.is_null() {
             return Err(Error::Null("handle, buffs, flags or time_ns"));
         }
@@ -320,27 +303,22 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
 }
 
 /// Gives the oldest block that is lent back.
-///
-/// # Safety
-/// `sdr` was given by [`onehop_sdr_open`].
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_release_read_buffer(sdr: *const Sdr, handle: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { object(sdr, "sdr") }?.stream().release(handle))
+pub extern "C" fn onehop_sdr_release_read_buffer(sdr: *const Sdr, handle: usize) -> c_int {
+    guard(|| object(sdr, "sdr")?.stream().release(handle))
 }
 
 /// The number of the first sample of a block that is lent.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; `first` is a place for a number.
+/// `first` is null, or a place for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize, first: *mut u64) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { object(sdr, "sdr") }?.stream();
-        let number = first_there(stream.lent(handle)?);
+        let sdr = object(sdr, "sdr")?;
+        let number = first_there(sdr.stream().lent(handle)?);
         // SAFETY: the caller's promise.
         unsafe { put(first, "first", number) }
     })
@@ -349,8 +327,7 @@ pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize,
 /// Which samples there are of a block that is lent.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; `extents` has room for so many, and is null only where that is none; `count` is a
-/// place for a number.
+/// `extents` has room for so many, and is null only where that is none; `count` is null, or a place for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_extents(
@@ -361,8 +338,8 @@ pub unsafe extern "C" fn onehop_sdr_extents(
     count: *mut usize,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        let stream = unsafe { object(sdr, "sdr") }?.stream();
+        let sdr = object(sdr, "sdr")?;
+        let stream = sdr.stream();
         let held = stream.lent(handle)?;
         if room > 0 && extents.is_null() {
             return Err(Error::Null("extents"));
@@ -381,7 +358,7 @@ pub unsafe extern "C" fn onehop_sdr_extents(
 /// What has come since the start, in samples.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; the others are places for numbers.
+/// All but `sdr` are null, or places for numbers.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_counts(
@@ -391,8 +368,7 @@ pub unsafe extern "C" fn onehop_sdr_counts(
     gaps: *mut u64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        let counts = unsafe { object(sdr, "sdr") }?.stream().receiver.counts();
+        let counts = object(sdr, "sdr")?.stream().receiver.counts();
         // SAFETY: the caller's promise.
         unsafe {
             put(delivered, "delivered", counts.delivered)?;
@@ -405,7 +381,7 @@ pub unsafe extern "C" fn onehop_sdr_counts(
 /// Copies bytes of a buffer out of GPU memory.
 ///
 /// # Safety
-/// `sdr` was given by [`onehop_sdr_open`]; `to` has room for so many bytes.
+/// `to` is null, or has room for so many bytes.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_copy_out(
@@ -416,8 +392,8 @@ pub unsafe extern "C" fn onehop_sdr_copy_out(
     bytes: usize,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the caller's promise.
-        let buffer = unsafe { object(sdr, "sdr") }?.buffer(handle)?;
+        let sdr = object(sdr, "sdr")?;
+        let buffer = sdr.buffer(handle)?;
         if to.is_null() {
             return Err(Error::Null("to"));
         }
@@ -433,17 +409,10 @@ pub unsafe extern "C" fn onehop_sdr_copy_out(
 }
 
 /// Closes a receiver.
-///
-/// # Safety
-/// `sdr` is null, or was given by [`onehop_sdr_open`] and not closed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
-    guard(|| {
-        // SAFETY: the caller's promise.
-        drop(unsafe { take(sdr) });
-        Ok(())
-    });
+pub extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
+    guard(|| close(sdr, "sdr").map(drop));
 }
 
 /// Writes to a place that a caller gave.

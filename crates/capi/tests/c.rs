@@ -19,13 +19,18 @@ fn top() -> PathBuf {
 
 /// Compiles a program against headers and library; none, and a line that says so, where there is no compiler.
 fn compile(compiler: &str, flags: &[&str], source: &Path) -> Option<PathBuf> {
+    compile_as(&source.file_stem().unwrap().to_string_lossy(), compiler, flags, source)
+}
+
+/// The same by a name of its own, for what several tests compile at once.
+fn compile_as(name: &str, compiler: &str, flags: &[&str], source: &Path) -> Option<PathBuf> {
     if Command::new(compiler).arg("--version").output().is_err() {
         // Not eprintln: a test that passes would not show it.
         let _ = writeln!(std::io::stderr(), "SKIPPED: {compiler} is not installed");
         return None;
     }
     let (library, include) = (library(), top().join("include"));
-    let program = library.join(format!("capi-{}", source.file_stem().unwrap().to_string_lossy()));
+    let program = library.join(format!("capi-{name}"));
     let output = Command::new(compiler)
         .args(flags)
         .args(["-Wall", "-Wextra", "-Werror", "-I"])
@@ -58,12 +63,40 @@ fn every_function_in_c() {
     assert!(content && said == "all of it\n", "{said}");
 }
 
+/// Runs a part of the program that calls every function at the edges of a process.
+fn at_edges(part: &str, says: &str) {
+    let source = top().join("crates/capi/tests/programs/edges.c");
+    let Some(program) = compile_as(&format!("edges-{part}"), "cc", &["-std=gnu11", "-pthread"], &source)
+    else {
+        return;
+    };
+    let (content, said) = run(&program, &[part]);
+    assert!(content && said == says, "{said}");
+}
+
+#[test]
+fn handles_that_name_nothing_are_errors() {
+    at_edges("handles", "all of it\n");
+}
+
+#[test]
+fn calls_while_a_thread_ends() {
+    at_edges("threads", "all of it\n");
+}
+
 #[test]
 fn calls_while_the_process_ends() {
-    let source = top().join("crates/capi/tests/programs/exit.c");
-    let Some(program) = compile("cc", &["-std=gnu99"], &source) else { return };
-    let (content, said) = run(&program, &[]);
-    assert!(content && said == "closed at exit\nfailed at the end\n", "{said}");
+    at_edges("end", "all of it\nat exit\nat the end\n");
+}
+
+#[test]
+fn calls_in_a_process_that_forks() {
+    at_edges("forks", "all of it\n");
+}
+
+#[test]
+fn closes_beside_calls() {
+    at_edges("closes", "all of it\n");
 }
 
 #[test]

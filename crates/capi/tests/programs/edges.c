@@ -1,0 +1,354 @@
+/* Every function of the headers at the edges of a process: with handles that name nothing, at the end of threads and of the
+ * process, in a process that forks, and beside a close. */
+#include <onehop/sdr.h>
+
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* _Exit: what runs at exit must not hide a failure. */
+#define IS(what) do { if (!(what)) { \
+    fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, onehop_last_error()); _Exit(1); } } while (0)
+#define REFUSED(call) IS((call) == ONEHOP_ERROR_ARGUMENT && says_why())
+
+/* Where a thread ends, its words are gone already. */
+static __thread int ending;
+
+static int says_why(void)
+{
+    const char *words = onehop_last_error();
+    return words != NULL && (ending || *words != 0);
+}
+
+static onehop_drive *drive;
+static onehop_gpu *gpu;
+static onehop_lent *lent;
+static onehop_sdr *sdr;
+
+static void open_all(onehop_drive **a, onehop_gpu **b, onehop_lent **c, onehop_sdr **d)
+{
+    struct onehop_lend_options options;
+    memset(&options, 0, sizeof options);
+    options.data_bytes = 65536;
+    options.writable = 1;
+    IS(onehop_drive_open("sim:mem:1M", 1, a) == 0);
+    IS(onehop_gpu_open("emu", b) == 0);
+    IS(onehop_lend(*a, *b, &options, c) == 0);
+    if (d)
+        IS(onehop_sdr_open("sim:usdr?rate=10M", *b, "ci16", 8192, d) == 0);
+}
+
+/* What is open works. */
+static void work(const onehop_drive *a, const onehop_lent *c, const onehop_sdr *d)
+{
+    unsigned char bytes[512], back[512];
+    struct onehop_lent_info info;
+    int answer = 99;
+    memset(bytes, 0x5a, sizeof bytes);
+    IS(onehop_data_write(c, 0, bytes, sizeof bytes) == 0);
+    IS(onehop_emulated_write(c, 3, 1, 0, &answer) == 0 && answer == ONEHOP_OK);
+    IS(onehop_emulated_read(c, 3, 1, 4096, &answer) == 0 && answer == ONEHOP_OK);
+    IS(onehop_data_read(c, 4096, back, sizeof back) == 0 && memcmp(bytes, back, sizeof back) == 0);
+    IS(onehop_drive_flush(a, 1) == 0 && onehop_lent_check(c) == 0 && onehop_lent_describe(c, &info) == 0);
+    if (d)
+        IS(strcmp(onehop_sdr_route(d), "cpu/direct") == 0 && onehop_sdr_num_direct_access_buffers(d) > 0);
+}
+
+static void close_all(onehop_drive *a, onehop_gpu *b, onehop_lent *c, onehop_sdr *d)
+{
+    onehop_sdr_close(d);
+    onehop_drive_close(a);
+    onehop_gpu_close(b);
+    IS(onehop_lent_close(c) == 0);
+}
+
+/* A handle that names no drive, GPU, queue or receiver: each function says so, and touches nothing of its caller's. */
+static void names_nothing(void *handle)
+{
+    unsigned char bytes[64], same[64];
+    void *made = &made, *addr = &addr;
+    const void *at = &at;
+    onehop_lent *new_lent;
+    onehop_sdr *new_sdr;
+    size_t number = 77;
+    int answer = 77, flags = 77;
+    long long time = 77;
+    uint64_t first = 77, lost = 77, gaps = 77;
+    onehop_gpu *any;
+
+    memset(bytes, 0x5a, sizeof bytes);
+    memset(same, 0x5a, sizeof same);
+    REFUSED(onehop_drive_flush(handle, 1));
+    IS(onehop_gpu_open("emu", &any) == 0);
+    REFUSED(onehop_lend(handle, any, NULL, &new_lent));
+    REFUSED(onehop_sdr_open("sim:usdr", handle, "ci16", 0, &new_sdr));
+    IS(new_lent == NULL && new_sdr == NULL);
+    onehop_gpu_close(any);
+
+    IS(onehop_lent_queue(handle) == NULL && says_why() && onehop_lent_data(handle) == NULL);
+    REFUSED(onehop_lent_describe(handle, (struct onehop_lent_info *)bytes));
+    REFUSED(onehop_lent_check(handle));
+    REFUSED(onehop_lent_stop(handle));
+    REFUSED(onehop_data_read(handle, 0, bytes, sizeof bytes));
+    REFUSED(onehop_data_read(handle, UINT64_MAX, bytes, SIZE_MAX));
+    REFUSED(onehop_data_write(handle, 0, bytes, SIZE_MAX));
+    REFUSED(onehop_emulated_read(handle, 0, 1, 0, &answer));
+    REFUSED(onehop_emulated_write(handle, 0, 1, 0, &answer));
+
+    IS(*onehop_sdr_route(handle) == 0 && onehop_sdr_num_direct_access_buffers(handle) == 0);
+    REFUSED(onehop_sdr_direct_access_buffer_addrs(handle, 0, &addr));
+    REFUSED(onehop_sdr_activate(handle));
+    REFUSED(onehop_sdr_deactivate(handle));
+    IS(onehop_sdr_acquire_read_buffer(handle, &number, &at, &flags, &time, 0) == ONEHOP_SDR_STREAM_ERROR);
+    REFUSED(onehop_sdr_release_read_buffer(handle, 0));
+    REFUSED(onehop_sdr_first_sample(handle, 0, &first));
+    REFUSED(onehop_sdr_counts(handle, &first, &lost, &gaps));
+    REFUSED(onehop_sdr_copy_out(handle, 0, 0, bytes, sizeof bytes));
+    if (handle) {
+        REFUSED(onehop_lent_close(handle));
+        onehop_drive_close(handle);
+        onehop_gpu_close(handle);
+        onehop_sdr_close(handle);
+        IS(says_why());
+    }
+    IS(memcmp(bytes, same, sizeof bytes) == 0 && made == &made && addr == &addr && at == &at && number == 77);
+    IS(answer == 77 && flags == 77 && time == 77 && first == 77 && lost == 77 && gaps == 77);
+    IS(onehop_library_ptx() != NULL);
+}
+
+/* All four, opened, used, closed, and closed once more. */
+static void a_life(void)
+{
+    onehop_drive *a;
+    onehop_gpu *b;
+    onehop_lent *c;
+    onehop_sdr *d;
+    open_all(&a, &b, &c, &d);
+    work(a, c, d);
+    close_all(a, b, c, d);
+    names_nothing(a);
+    names_nothing(b);
+    names_nothing(c);
+    names_nothing(d);
+    REFUSED(onehop_drive_open("nothing", 0, &a));
+}
+
+static void handles(void)
+{
+    unsigned char bytes[64], same[64];
+    struct onehop_lend_options options;
+    onehop_lent *other = NULL;
+    onehop_sdr *none = NULL;
+    const void *at;
+    size_t number;
+    long long time;
+    int flags, got;
+
+    names_nothing(NULL);
+    names_nothing((void *)1);
+    names_nothing((void *)-1);
+    names_nothing(bytes);
+    names_nothing(&names_nothing);
+    a_life();
+
+    /* Each where another belongs. */
+    open_all(&drive, &gpu, &lent, &sdr);
+    REFUSED(onehop_drive_flush((onehop_drive *)gpu, 1));
+    REFUSED(onehop_lend((onehop_drive *)lent, gpu, NULL, &other));
+    REFUSED(onehop_lend(drive, (onehop_gpu *)drive, NULL, &other));
+    REFUSED(onehop_sdr_open("sim:usdr", (onehop_gpu *)sdr, "ci16", 0, &none));
+    REFUSED(onehop_lent_check((onehop_lent *)drive));
+    REFUSED(onehop_lent_close((onehop_lent *)sdr));
+    REFUSED(onehop_sdr_activate((onehop_sdr *)lent));
+    onehop_drive_close((onehop_drive *)gpu);
+    onehop_gpu_close((onehop_gpu *)lent);
+    onehop_sdr_close((onehop_sdr *)drive);
+    work(drive, lent, sdr);
+
+    /* Huge. */
+    memset(bytes, 0x5a, sizeof bytes);
+    memset(same, 0x5a, sizeof same);
+    IS(onehop_data_read(lent, 0, bytes, SIZE_MAX) == ONEHOP_ERROR_GPU);
+    IS(onehop_data_read(lent, 65536, bytes, 1) == ONEHOP_ERROR_GPU);
+    IS(onehop_data_read(lent, UINT64_MAX, bytes, 2) == ONEHOP_ERROR_GPU);
+    IS(onehop_data_write(lent, 0, bytes, SIZE_MAX) == ONEHOP_ERROR_GPU);
+    REFUSED(onehop_sdr_copy_out(sdr, 0, SIZE_MAX, bytes, 2));
+    REFUSED(onehop_sdr_copy_out(sdr, 0, 0, bytes, SIZE_MAX));
+    REFUSED(onehop_sdr_copy_out(sdr, SIZE_MAX, 0, bytes, 1));
+    REFUSED(onehop_sdr_release_read_buffer(sdr, SIZE_MAX));
+    REFUSED(onehop_sdr_first_sample(sdr, SIZE_MAX, (uint64_t *)bytes));
+    IS(memcmp(bytes, same, sizeof bytes) == 0);
+    memset(&options, 0xff, sizeof options);
+    options.placement = ONEHOP_TIER3;
+    options.nsid = 1;
+    got = onehop_lend(drive, gpu, &options, &other);
+    IS(got != 0 && got != ONEHOP_ERROR_DEFECT && other == NULL);
+    options.data_bytes = 65536;
+    IS(onehop_lend(drive, gpu, &options, &other) == 0 && onehop_lent_close(other) == 0);
+    /* As many as the board can have. */
+    IS(onehop_sdr_open("sim:usdr", gpu, "ci16", UINT_MAX, &none) == 0);
+    onehop_sdr_close(none);
+    IS(onehop_sdr_acquire_read_buffer(sdr, &number, &at, &flags, &time, LONG_MIN) == ONEHOP_SDR_TIMEOUT);
+    IS(onehop_sdr_activate(sdr) == 0);
+    IS(onehop_sdr_acquire_read_buffer(sdr, &number, &at, &flags, &time, LONG_MAX) > 0);
+    close_all(drive, gpu, lent, sdr);
+}
+
+static pthread_key_t at_end;
+
+static void thread_ends(void *value)
+{
+    (void)value;
+    ending = 1;
+    a_life();
+}
+
+/* The library's own destructors of the thread have run when those of keys do. */
+static void *thread_body(void *value)
+{
+    REFUSED(onehop_drive_open("nothing", 0, &drive));
+    IS(pthread_setspecific(at_end, value) == 0);
+    return NULL;
+}
+
+static void threads(void)
+{
+    pthread_t all[3];
+    int i;
+    IS(pthread_key_create(&at_end, thread_ends) == 0);
+    for (i = 0; i < 3; i++)
+        IS(pthread_create(&all[i], NULL, thread_body, &at_end) == 0);
+    for (i = 0; i < 3; i++)
+        IS(pthread_join(all[i], NULL) == 0);
+}
+
+static volatile int over;
+
+/* Keeps the library's locks busy. */
+static void *busy(void *value)
+{
+    onehop_gpu *one;
+    while (!over) {
+        IS(onehop_gpu_open("emu", &one) == 0);
+        onehop_gpu_close(one);
+    }
+    return value;
+}
+
+static void forks(void)
+{
+    pthread_t others[2];
+    int i, status;
+    open_all(&drive, &gpu, &lent, &sdr);
+    for (i = 0; i < 2; i++)
+        IS(pthread_create(&others[i], NULL, busy, NULL) == 0);
+    for (i = 0; i < 200; i++) {
+        pid_t child = fork();
+        IS(child >= 0);
+        if (child == 0) {
+            alarm(60);
+            onehop_gpu *one;
+            IS(onehop_gpu_open("emu", &one) == 0 && (void *)one != (void *)gpu);
+            onehop_gpu_close(one);
+            if (i % 20 == 0) {
+                names_nothing(drive);
+                names_nothing(gpu);
+                names_nothing(lent);
+                names_nothing(sdr);
+                a_life();
+            }
+            _Exit(0);
+        }
+        IS(waitpid(child, &status, 0) == child);
+        if (status != 0)
+            fprintf(stderr, "child %d ended with status %d\n", i, status);
+        IS(status == 0);
+    }
+    over = 1;
+    for (i = 0; i < 2; i++)
+        IS(pthread_join(others[i], NULL) == 0);
+    work(drive, lent, sdr);
+    close_all(drive, gpu, lent, sdr);
+}
+
+static void *reader(void *value)
+{
+    const onehop_lent *mine = value;
+    struct onehop_lent_info info;
+    int got, answer;
+    do {
+        got = onehop_emulated_read(mine, 0, 1, 0, &answer);
+        IS(got == ONEHOP_ERROR_ARGUMENT || (got == 0 && (answer == ONEHOP_OK || answer == ONEHOP_STOPPED)));
+        if (got == 0)
+            got = onehop_lent_describe(mine, &info);
+    } while (got == 0);
+    IS(got == ONEHOP_ERROR_ARGUMENT);
+    return NULL;
+}
+
+/* A queue is closed under threads that use it. */
+static void closes(void)
+{
+    pthread_t all[3];
+    int i, round;
+    for (round = 0; round < 20; round++) {
+        open_all(&drive, &gpu, &lent, NULL);
+        for (i = 0; i < 3; i++)
+            IS(pthread_create(&all[i], NULL, reader, lent) == 0);
+        usleep(1000);
+        onehop_drive_close(drive);
+        onehop_gpu_close(gpu);
+        IS(onehop_lent_close(lent) == 0);
+        for (i = 0; i < 3; i++)
+            IS(pthread_join(all[i], NULL) == 0);
+    }
+}
+
+static int at_the_end;
+
+static void by_atexit(void)
+{
+    ending = 1;
+    work(drive, lent, sdr);
+    a_life();
+    puts("at exit");
+    fflush(stdout);
+}
+
+__attribute__((destructor)) static void by_a_destructor(void)
+{
+    if (!at_the_end)
+        return;
+    a_life();
+    work(drive, lent, sdr);
+    close_all(drive, gpu, lent, sdr);
+    puts("at the end");
+    fflush(stdout);
+}
+
+int main(int count, char **words)
+{
+    const char *what = count > 1 ? words[1] : "";
+    alarm(240);
+    if (strcmp(what, "handles") == 0)
+        handles();
+    else if (strcmp(what, "threads") == 0)
+        threads();
+    else if (strcmp(what, "forks") == 0)
+        forks();
+    else if (strcmp(what, "closes") == 0)
+        closes();
+    else if (strcmp(what, "end") == 0) {
+        at_the_end = 1;
+        IS(atexit(by_atexit) == 0);
+        open_all(&drive, &gpu, &lent, &sdr);
+    } else
+        return 2;
+    puts("all of it");
+    return 0;
+}
