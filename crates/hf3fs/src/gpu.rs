@@ -11,9 +11,9 @@ use onehop_usrbio::wire::{self, Answer, Ask};
 use onehop_usrbio::{Error, Id, Name, Result};
 
 use crate::arguments::{id, mount_point, place, wrong};
-use crate::handle::{self, Described, GpuBuffer, Handle, gpu_of};
+use crate::handle::{self, Described, GpuBuffer, gpu_of};
 use crate::host;
-use crate::state::{self, GPUS, Level, guard, tell, variable};
+use crate::state::{self, GPUS, HANDLES, Level, guard, tell, variable};
 use crate::types::{GPU_MARK, GpuHandle, Iov, PATH_BYTES};
 
 /// Marks a handle of ours.
@@ -76,7 +76,7 @@ unsafe fn fill(iov: *mut Iov, copy: &[c_char; PATH_BYTES], gpu: GpuBuffer, size:
     let base = gpu.memory.region().addr().0 as *mut u8;
     let described = Described { base, id: gpu.name.id, size, block_size, numa: GPU_MARK };
     // SAFETY: the caller's promise.
-    unsafe { handle::fill(iov, Some(Handle::Gpu(gpu)), copy, &described) };
+    unsafe { handle::fill(iov, HANDLES.add(gpu), copy, &described) };
 }
 
 /// Makes a buffer of the GPU's memory.
@@ -225,7 +225,7 @@ unsafe fn region_at(device: &Device, at: GpuAddr, size: usize) -> Result<Region>
 /// Takes a buffer from the daemon.
 ///
 /// # Safety
-/// `iov` is null, or was filled in by these functions and not destroyed; as for all that follow.
+/// `iov` is null or a structure; as for all that follow.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovunlink_gpu(iov: *mut Iov) {
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn hf3fs_iov_gpu_device(iov: *const Iov) -> c_int {
 
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
-unsafe fn gpu_or_wrong<'a>(iov: *const Iov) -> Result<&'a GpuBuffer> {
+unsafe fn gpu_or_wrong(iov: *const Iov) -> Result<Arc<GpuBuffer>> {
     // SAFETY: the caller's promise.
     unsafe { gpu_of(iov) }.ok_or_else(|| wrong("this is no buffer in GPU memory"))
 }
@@ -430,17 +430,27 @@ pub unsafe extern "C" fn hf3fs_iov_device_id(iov: *const Iov) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovsync(iov: *const Iov, direction: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    if !iov.is_null() && unsafe { gpu_of(iov) }.is_none() {
+    if unsafe { iov.as_ref() }.is_some_and(|iov| iov.numa != GPU_MARK) {
         return 0;
     }
     // SAFETY: as above.
     unsafe { hf3fs_iovsync_gpu(iov, direction) }
 }
 
+/// The memory of a GPU buffer, with a range that lies within it.
+fn within(gpu: &GpuBuffer, offset: usize, bytes: usize) -> Result<&Region> {
+    let region = gpu.memory.region();
+    let len = region.len();
+    if offset.checked_add(bytes).is_none_or(|end| end > len) {
+        return Err(wrong(format!("{bytes} bytes from {offset} on are not within a buffer of {len}")));
+    }
+    Ok(region)
+}
+
 /// Copies out of a GPU buffer.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `to` has room for the bytes.
+/// As for [`hf3fs_iovunlink_gpu`]; `to` is null, or has room for the bytes.
 // SAFETY: the name is this project's alone, as those that follow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_read(
@@ -451,12 +461,15 @@ pub unsafe extern "C" fn onehop_iov_read(
 ) -> c_int {
     guard("onehop_iov_read", || {
         let to = place(to.cast::<u8>())?;
-        // SAFETY: the caller's promise. Zeroed first: what C lends may never have been written.
-        let (gpu, out) = unsafe {
+        // SAFETY: the caller's promise.
+        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let region = within(&gpu, offset, bytes)?;
+        // SAFETY: the caller's promise; a region holds as many bytes. Zeroed first: what C lends may never have been written.
+        let out = unsafe {
             to.write_bytes(0, bytes);
-            (gpu_or_wrong(iov)?, std::slice::from_raw_parts_mut(to, bytes))
+            std::slice::from_raw_parts_mut(to, bytes)
         };
-        gpu.memory.region().read(offset, out)?;
+        region.read(offset, out)?;
         Ok(0)
     })
 }
@@ -464,7 +477,7 @@ pub unsafe extern "C" fn onehop_iov_read(
 /// Copies into one.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `from` has the bytes.
+/// As for [`hf3fs_iovunlink_gpu`]; `from` is null, or has the bytes.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_write(
@@ -478,9 +491,11 @@ pub unsafe extern "C" fn onehop_iov_write(
             return Err(wrong("there is nothing to copy from"));
         }
         // SAFETY: the caller's promise.
-        let (gpu, data) =
-            unsafe { (gpu_or_wrong(iov)?, std::slice::from_raw_parts(from.cast::<u8>(), bytes)) };
-        gpu.memory.region().write(offset, data)?;
+        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let region = within(&gpu, offset, bytes)?;
+        // SAFETY: the caller's promise; a region holds as many bytes.
+        let data = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+        region.write(offset, data)?;
         Ok(0)
     })
 }

@@ -1,4 +1,4 @@
-//! What is behind a buffer's handle.
+//! What is behind a buffer's handle: it is a number that [`HANDLES`] knows, so that one that was destroyed is an error.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -8,17 +8,10 @@ use onehop_usrbio::gpu::Memory;
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::{Id, Name};
 
+use crate::state::HANDLES;
 use crate::types::{GPU_MARK, Iov, PATH_BYTES};
 
-/// A buffer of this process.
-pub enum Handle {
-    /// In host memory.
-    Host(Buffer),
-    /// In GPU memory.
-    Gpu(GpuBuffer),
-}
-
-/// One in GPU memory.
+/// A buffer in GPU memory.
 pub struct GpuBuffer {
     /// The memory.
     pub memory: Memory,
@@ -63,53 +56,45 @@ pub struct Described {
 ///
 /// # Safety
 /// `iov` is a place for one.
-pub unsafe fn fill(
-    iov: *mut Iov,
-    handle: Option<Handle>,
-    mount_point: &[c_char; PATH_BYTES],
-    described: &Described,
-) {
-    let handle =
-        handle.map_or(std::ptr::null_mut(), |handle| Box::into_raw(Box::new(handle)).cast::<c_void>());
+pub unsafe fn fill(iov: *mut Iov, handle: usize, mount_point: &[c_char; PATH_BYTES], described: &Described) {
     let Described { base, id, size, block_size, numa } = *described;
+    let handle = std::ptr::without_provenance_mut(handle);
     let filled = Iov { base, handle, id: id.0, mount_point: *mount_point, size, block_size, numa };
     // SAFETY: the caller's promise.
     unsafe { iov.write(filled) };
 }
 
-/// What is behind a caller's structure; none where it was wrapped, or is null.
+/// The number of a caller's handle, as it stands in a structure.
+pub fn number(handle: *mut c_void) -> usize {
+    handle.addr()
+}
+
+/// The buffer in GPU memory behind a caller's structure; none where it is wrapped, destroyed, of host memory, or null.
 ///
 /// # Safety
-/// Null, or a structure that a call here filled in and whose buffer was not destroyed.
-pub unsafe fn of<'a>(iov: *const Iov) -> Option<&'a Handle> {
+/// Null, or a structure.
+pub unsafe fn gpu_of(iov: *const Iov) -> Option<Arc<GpuBuffer>> {
     // SAFETY: the caller's promise.
     let iov = unsafe { iov.as_ref() }?;
-    // SAFETY: handles are made by `fill` alone.
-    unsafe { iov.handle.cast::<Handle>().as_ref() }
+    if iov.numa == GPU_MARK { HANDLES.get(number(iov.handle)) } else { None }
 }
 
-/// The same, of GPU memory alone. A structure without its mark is not looked into.
-///
-/// # Safety
-/// As for [`of`].
-pub unsafe fn gpu_of<'a>(iov: *const Iov) -> Option<&'a GpuBuffer> {
-    // SAFETY: the caller's promise.
-    let marked = unsafe { iov.as_ref() }.is_some_and(|iov| iov.numa == GPU_MARK);
-    // SAFETY: as above.
-    match if marked { unsafe { of(iov) } } else { None } {
-        Some(Handle::Gpu(gpu)) => Some(gpu),
-        _ => None,
+/// A buffer of either memory.
+pub enum AnyBuffer {
+    /// In host memory.
+    Host(Arc<Buffer>),
+    /// In GPU memory.
+    Gpu(Arc<GpuBuffer>),
+}
+
+impl AnyBuffer {
+    /// The one that a handle names.
+    pub fn get(handle: usize) -> Option<Self> {
+        HANDLES.get(handle).map(Self::Host).or_else(|| HANDLES.get(handle).map(Self::Gpu))
     }
-}
 
-/// Takes what is behind a caller's structure out of it.
-///
-/// # Safety
-/// As for [`of`]; nobody uses the buffer any more.
-pub unsafe fn take(iov: *mut Iov) -> Option<Box<Handle>> {
-    // SAFETY: the caller's promise.
-    let iov = unsafe { iov.as_mut() }?;
-    let handle = std::mem::replace(&mut iov.handle, std::ptr::null_mut());
-    // SAFETY: handles are made by `fill` alone, and this one was taken out just now.
-    (!handle.is_null()).then(|| unsafe { Box::from_raw(handle.cast::<Handle>()) })
+    /// The same, and its handle names nothing from now on.
+    pub fn remove(handle: usize) -> Option<Self> {
+        HANDLES.remove(handle).map(Self::Host).or_else(|| HANDLES.remove(handle).map(Self::Gpu))
+    }
 }

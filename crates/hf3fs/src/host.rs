@@ -12,8 +12,8 @@ use rustix::fs::{CWD, Mode, OFlags, fcntl_getfl, openat};
 use rustix::io::Errno;
 
 use crate::arguments::{id, mount_point, path, place, wrong};
-use crate::handle::{self, Described, Handle};
-use crate::state::{self, FILES, Level, guard, tell, variable};
+use crate::handle::{self, AnyBuffer, Described};
+use crate::state::{self, FILES, HANDLES, Level, guard, tell, variable, watch_forks};
 use crate::types::Iov;
 
 /// A descriptor of the caller's, if it is one that is open.
@@ -104,7 +104,7 @@ pub unsafe fn create(
     let buffer = Buffer::create(&mount, size, block_size as u64, u32::try_from(numa).ok())?;
     let described = Described { base: buffer.memory().host_ptr(), id: buffer.id(), size, block_size, numa };
     // SAFETY: as above.
-    unsafe { handle::fill(iov, Some(Handle::Host(buffer)), &copy, &described) };
+    unsafe { handle::fill(iov, HANDLES.add(buffer), &copy, &described) };
     Ok(0)
 }
 
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn hf3fs_iovopen(
         let buffer = Buffer::open(&mount, id, size, block_size as u64)?;
         let described = Described { base: buffer.memory().host_ptr(), id, size, block_size, numa };
         // SAFETY: as above.
-        unsafe { handle::fill(iov, Some(Handle::Host(buffer)), &copy, &described) };
+        unsafe { handle::fill(iov, HANDLES.add(buffer), &copy, &described) };
         Ok(0)
     })
 }
@@ -138,16 +138,18 @@ pub unsafe extern "C" fn hf3fs_iovopen(
 /// Takes a buffer's name away.
 ///
 /// # Safety
-/// `iov` is null, or was filled in by these functions and not destroyed; as for all that follow.
+/// `iov` is null or a structure; as for all that follow.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovunlink(iov: *mut Iov) {
     guard("hf3fs_iovunlink", || {
         // SAFETY: the caller's promise.
-        match unsafe { handle::of(iov) } {
-            Some(Handle::Host(buffer)) => buffer.unlink(),
-            Some(Handle::Gpu(gpu)) => gpu.mount.withdraw(&gpu.name)?,
-            None => {}
+        let Some(iov) = (unsafe { iov.as_ref() }) else { return Ok(0) };
+        match AnyBuffer::get(handle::number(iov.handle)) {
+            Some(AnyBuffer::Host(buffer)) => buffer.unlink(),
+            Some(AnyBuffer::Gpu(gpu)) => gpu.mount.withdraw(&gpu.name)?,
+            None if iov.handle.is_null() => {}
+            None => return Err(wrong("the buffer was destroyed, or never made")),
         }
         Ok(0)
     });
@@ -156,17 +158,20 @@ pub unsafe extern "C" fn hf3fs_iovunlink(iov: *mut Iov) {
 /// Gives a buffer back.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink`]; nobody uses it any more.
+/// As for [`hf3fs_iovunlink`]; nobody uses its memory any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovdestroy(iov: *mut Iov) {
     guard("hf3fs_iovdestroy", || {
         // SAFETY: the caller's promise.
-        match unsafe { handle::take(iov) } {
-            Some(handle) => drop(handle),
-            None => {
-                tell(Level::Error, "hf3fs_iovdestroy: a buffer that was wrapped is its maker's to destroy")
+        let handle =
+            unsafe { iov.as_mut() }.map(|iov| std::mem::replace(&mut iov.handle, std::ptr::null_mut()));
+        match handle {
+            Some(handle) if !handle.is_null() => {
+                let gone = AnyBuffer::remove(handle::number(handle));
+                gone.map(drop).ok_or_else(|| wrong("the buffer was destroyed already, or never made"))?;
             }
+            _ => tell(Level::Error, "hf3fs_iovdestroy: a buffer that was wrapped is its maker's to destroy"),
         }
         Ok(0)
     });
@@ -193,7 +198,7 @@ pub unsafe extern "C" fn hf3fs_iovwrap(
         let ((_, copy), id): (_, Id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
         let described = Described { base: base.cast(), id, size, block_size, numa };
         // SAFETY: as above.
-        unsafe { handle::fill(iov, None, &copy, &described) };
+        unsafe { handle::fill(iov, 0, &copy, &described) };
         Ok(0)
     })
 }
@@ -203,6 +208,7 @@ pub unsafe extern "C" fn hf3fs_iovwrap(
 #[unsafe(no_mangle)]
 pub extern "C" fn hf3fs_reg_fd(fd: c_int, flags: u64) -> c_int {
     let _ = flags;
+    watch_forks();
     match borrow(fd).and_then(|file| FILES.register(fd, file)) {
         Ok(copy) => -copy,
         Err(errno) => errno.raw_os_error(),

@@ -1,6 +1,7 @@
 //! Rings.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use onehop_usrbio::buffer::Ring;
@@ -8,8 +9,8 @@ use onehop_usrbio::ring::{Request, entries};
 use onehop_usrbio::{Error, Id, Priority, Result, RingName};
 
 use crate::arguments::{mount_point, place, wrong};
-use crate::handle::{Described, fill, gpu_of};
-use crate::state::{self, FILES, guard, variable};
+use crate::handle::{self, Described, fill, gpu_of};
+use crate::state::{self, FILES, HANDLES, guard, variable};
 use crate::types::{Cqe, Ior, Iov};
 
 /// Bytes of a ring, whatever the number of entries.
@@ -59,10 +60,10 @@ unsafe fn create(ior: *mut Ior, mount_at: *const c_char, wish: &Wish) -> c_int {
         };
         // SAFETY: as above; each field is written, and none is read before.
         unsafe {
-            fill(&raw mut (*ior).iov, None, &copy, &described);
-            (&raw mut (*ior).handle).write(Box::into_raw(Box::new(ring)).cast());
+            fill(&raw mut (*ior).iov, 0, &copy, &described);
+            (&raw mut (*ior).handle).write(std::ptr::without_provenance_mut(HANDLES.add(ring)));
             (&raw mut (*ior).mount_point).write(copy);
-            (&raw mut (*ior).for_read).write(wish.read);
+            (&raw mut (*ior).for_read).write(wish.read.into());
             (&raw mut (*ior).io_depth).write(wish.depth);
             (&raw mut (*ior).priority).write(wish.priority);
             (&raw mut (*ior).timeout).write(wish.timeout);
@@ -156,29 +157,28 @@ pub unsafe extern "C" fn hf3fs_iorcreate4(
 /// What is behind a ring.
 ///
 /// # Safety
-/// Null, or filled in by these functions and not destroyed.
-unsafe fn ring_of<'a>(ior: *const Ior) -> Result<(&'a Ior, &'a Ring)> {
+/// Null, or a structure that stays as long as the result is used.
+unsafe fn ring_of<'a>(ior: *const Ior) -> Result<(&'a Ior, Arc<Ring>)> {
     // SAFETY: the caller's promise.
     let ior = unsafe { ior.as_ref() }.ok_or_else(|| wrong("a ring is a null pointer"))?;
-    // SAFETY: handles are made by `create` alone.
-    let ring = unsafe { ior.handle.cast::<Ring>().as_ref() };
+    let ring = HANDLES.get(handle::number(ior.handle));
     Ok((ior, ring.ok_or_else(|| wrong("a ring was destroyed, or never made"))?))
 }
 
 /// Gives a ring back.
 ///
 /// # Safety
-/// `ior` is null, or was filled in by these functions and not destroyed; nobody uses it any more.
+/// `ior` is null or a structure; nobody uses its memory any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iordestroy(ior: *mut Ior) {
     guard("hf3fs_iordestroy", || {
         // SAFETY: the caller's promise.
         let Some(ior) = (unsafe { ior.as_mut() }) else { return Ok(0) };
-        let handle = std::mem::replace(&mut ior.handle, std::ptr::null_mut()).cast::<Ring>();
+        let handle = std::mem::replace(&mut ior.handle, std::ptr::null_mut());
         if !handle.is_null() {
-            // SAFETY: handles are made by `create` alone, and this one was taken out just now.
-            drop(unsafe { Box::from_raw(handle) });
+            let gone = HANDLES.remove::<Ring>(handle::number(handle));
+            gone.map(drop).ok_or_else(|| wrong("the ring was destroyed already, or never made"))?;
         }
         Ok(0)
     });
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn hf3fs_iordestroy(ior: *mut Ior) {
 /// Entries of a ring.
 ///
 /// # Safety
-/// `ior` is null, or was filled in by these functions.
+/// `ior` is null or a structure.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_io_entries(ior: *const Ior) -> c_int {
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn hf3fs_io_entries(ior: *const Ior) -> c_int {
 /// Puts a request into a ring.
 ///
 /// # Safety
-/// Ring and buffer are null, or were filled in by these functions and not destroyed.
+/// Ring and buffer are null or structures.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_prep_io(
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn hf3fs_prep_io(
         // SAFETY: the caller's promise.
         let ((ior, ring), iov_ref) = unsafe { (ring_of(ior)?, iov.as_ref()) };
         let buffer = iov_ref.ok_or_else(|| wrong("a buffer is a null pointer"))?;
-        if read != ior.for_read {
+        if read != (ior.for_read != 0) {
             return Err(wrong("a ring reads or writes, and this is the other"));
         }
         let request = Request {
@@ -260,7 +260,7 @@ fn file_of(fd: c_int, read: bool) -> Result<u64> {
 /// Tells the daemon that there are requests.
 ///
 /// # Safety
-/// `ior` is null, or was filled in by these functions and not destroyed.
+/// `ior` is null or a structure.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_submit_ios(ior: *const Ior) -> c_int {

@@ -36,8 +36,8 @@ pub struct Ior {
     pub handle: *mut c_void,
     /// The mount.
     pub mount_point: [c_char; PATH_BYTES],
-    /// Whether it reads.
-    pub for_read: bool,
+    /// Whether it reads. A byte, as a program's structure may hold any.
+    pub for_read: u8,
     /// How many are taken at once.
     pub io_depth: c_int,
     /// Who is served first.

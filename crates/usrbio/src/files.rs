@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use onehop_os::hf3fs::{MAGIC, magic};
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, statx};
@@ -80,10 +80,22 @@ impl Files {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
+    /// Keeps other threads from registering and giving up as long as the result lives: a thread that forks must, or a lock that
+    /// another one had stays locked in the child.
+    #[must_use]
+    pub fn hold(&self) -> HeldFiles<'_> {
+        HeldFiles { _all: self.0.write().unwrap_or_else(PoisonError::into_inner) }
+    }
+
     /// Gives one up, by either number.
     pub fn give_up(&self, number: RawFd) {
         forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
     }
+}
+
+/// See [`Files::hold`].
+pub struct HeldFiles<'a> {
+    _all: RwLockWriteGuard<'a, HashMap<RawFd, Arc<Registered>>>,
 }
 
 /// Takes one out, under both of its numbers.

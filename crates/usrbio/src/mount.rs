@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use onehop_os::{HostMem, Semaphore};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat};
@@ -85,7 +85,8 @@ fn unescape(text: &str) -> PathBuf {
 /// A mount that a program uses. As long as it lives the daemon sees that its program does: it holds the folder of links open.
 pub struct Mount {
     path: PathBuf,
-    folder: Mutex<OwnedFd>,
+    /// Never locked while something is asked of the daemon: a child that was forked then would find it locked for ever.
+    folder: RwLock<Arc<OwnedFd>>,
 }
 
 impl Mount {
@@ -94,7 +95,7 @@ impl Mount {
     /// # Errors
     /// When there is none.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), folder: Mutex::new(folder(path)?) })
+        Ok(Self { path: path.to_owned(), folder: RwLock::new(Arc::new(folder(path)?)) })
     }
 
     /// Its mount point.
@@ -105,13 +106,14 @@ impl Mount {
 
     /// Does something in the folder of links; once more in a new one where the daemon behind the old is gone.
     fn within<R>(&self, f: impl Fn(&OwnedFd) -> rustix::io::Result<R>) -> Result<rustix::io::Result<R>> {
-        let mut open = self.folder.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.folder.read().unwrap_or_else(PoisonError::into_inner).clone();
         let done = f(&open);
         if !matches!(done, Err(Errno::NOTCONN | Errno::STALE | Errno::CONNABORTED | Errno::IO)) {
             return Ok(done);
         }
-        *open = folder(&self.path)?;
-        Ok(f(&open))
+        let new = Arc::new(folder(&self.path)?);
+        *self.folder.write().unwrap_or_else(PoisonError::into_inner) = new.clone();
+        Ok(f(&new))
     }
 
     /// Tells the daemon of shared memory.

@@ -5,6 +5,7 @@ mod attacks;
 mod bed;
 mod beside;
 mod death;
+mod edges;
 mod exhaustion;
 mod hostile;
 mod outages;

@@ -1,0 +1,32 @@
+//! Programs that call the library at the edges of their process, and with structures that name nothing.
+
+use crate::bed::{Bed, command, compile, run};
+
+fn at_edges(part: &str, says: &str) {
+    let Some(bed) = Bed::start() else { return };
+    let Some(program) = compile("crates/hf3fs/tests/programs/edges.c") else { return };
+    let mut edges = command(&program);
+    edges.arg(part).arg(bed.mount()).arg(bed.file());
+    assert_eq!(run(edges), says);
+    bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
+}
+
+#[test]
+fn structures_that_name_nothing_are_errors() {
+    at_edges("handles", "all of it\n");
+}
+
+#[test]
+fn calls_while_a_thread_ends() {
+    at_edges("threads", "all of it\n");
+}
+
+#[test]
+fn calls_while_the_process_ends() {
+    at_edges("end", "all of it\nat exit\nat the end\n");
+}
+
+#[test]
+fn calls_in_a_process_that_forks() {
+    at_edges("forks", "all of it\n");
+}

@@ -1,0 +1,266 @@
+/* Every function of the headers at the edges of a process: with structures that were destroyed, copied or never filled in, at
+ * the end of threads and of the process, and in a process that forks: edges WHAT MOUNT FILE. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lib/api/hf3fs_usrbio.h"
+#include "lib/api/hf3fs_usrbio_gdr.h"
+
+/* _Exit: what runs at exit must not hide a failure. */
+#define IS(what) do { if (!(what)) { \
+    fprintf(stderr, "%d: line %d: not so: %s\n", (int)getpid(), __LINE__, #what); _Exit(1); } } while (0)
+
+static const char *mount, *path;
+static struct hf3fs_iov host, gpu;
+static struct hf3fs_ior ring;
+static int file;
+
+static void open_all(struct hf3fs_iov *a, struct hf3fs_iov *b, struct hf3fs_ior *c)
+{
+    IS(hf3fs_iovcreate(a, mount, 8192, 0, -1) == 0);
+    IS(hf3fs_iovcreate_gpu(b, mount, 8192, 0, 0) == 0);
+    IS(hf3fs_iorcreate(c, mount, 8, true, 0, -1) == 0);
+}
+
+static int64_t read_into(const struct hf3fs_ior *ior, const struct hf3fs_iov *iov)
+{
+    struct hf3fs_cqe cqe;
+    int index = hf3fs_prep_io(ior, iov, true, iov->base, file, 0, 4096, NULL);
+    if (index < 0)
+        return index;
+    IS(hf3fs_submit_ios(ior) == 0 && hf3fs_wait_for_ios(ior, &cqe, 1, 1, NULL) == 1);
+    return cqe.result;
+}
+
+static void work(const struct hf3fs_iov *a, const struct hf3fs_iov *b, const struct hf3fs_ior *c)
+{
+    unsigned char bytes[4096], back[4096];
+    IS(pread(file, bytes, sizeof bytes, 0) == 4096);
+    memset(a->base, 0, 4096);
+    IS(read_into(c, a) == 4096 && memcmp(a->base, bytes, 4096) == 0);
+    IS(onehop_iov_write(b, 0, "none of the file", 16) == 0);
+    IS(read_into(c, b) == 4096 && onehop_iov_read(b, 0, back, 4096) == 0 && memcmp(back, bytes, 4096) == 0);
+}
+
+static void close_all(struct hf3fs_iov *a, struct hf3fs_iov *b, struct hf3fs_ior *c)
+{
+    hf3fs_iordestroy(c);
+    hf3fs_iovdestroy_gpu(b);
+    hf3fs_iovdestroy(a);
+}
+
+/* Structures behind whose handles there is nothing, or something of another kind: every function refuses them. */
+static void names_nothing(struct hf3fs_iov iov, struct hf3fs_ior ior)
+{
+    unsigned char bytes[64], same[64];
+    struct hf3fs_cqe cqe;
+    hf3fs_gpu_ipc_handle_t handle;
+    struct hf3fs_iov iov_copy = iov;
+    struct hf3fs_ior ior_copy = ior;
+
+    memset(bytes, 0x5a, sizeof bytes);
+    memset(same, 0x5a, sizeof same);
+    IS(hf3fs_prep_io(&ior, &iov, true, iov.base, file, 0, 1, NULL) == -EINVAL);
+    IS(hf3fs_submit_ios(&ior) == -EINVAL);
+    IS(hf3fs_wait_for_ios(&ior, &cqe, 1, 1, NULL) == -EINVAL);
+    iov.numa = -0x6472;
+    IS(!hf3fs_iov_is_gpu(&iov) && hf3fs_iov_gpu_device(&iov) == -1 && hf3fs_iov_device_id(&iov) == -1);
+    IS(hf3fs_iov_mem_type(&iov) == HF3FS_MEM_HOST);
+    IS(hf3fs_iovsync_gpu(&iov, 0) == -EINVAL && hf3fs_iovsync(&iov, 0) == -EINVAL);
+    IS(hf3fs_iov_export_gpu(&iov, &handle) == -EINVAL);
+    IS(onehop_iov_read(&iov, 0, bytes, sizeof bytes) == -EINVAL);
+    IS(onehop_iov_read(&iov, 0, bytes, SIZE_MAX) == -EINVAL);
+    IS(onehop_iov_write(&iov, 0, bytes, SIZE_MAX) == -EINVAL);
+    IS(memcmp(bytes, same, sizeof bytes) == 0);
+    hf3fs_iovunlink(&iov);
+    hf3fs_iovunlink_gpu(&iov);
+    hf3fs_iovdestroy(&iov);
+    hf3fs_iovdestroy_gpu(&iov_copy);
+    hf3fs_iordestroy(&ior);
+    hf3fs_iordestroy(&ior_copy);
+    IS(iov.iovh == NULL && ior.iorh == NULL);
+}
+
+static void a_life(void)
+{
+    struct hf3fs_iov a, b;
+    struct hf3fs_ior c;
+    open_all(&a, &b, &c);
+    work(&a, &b, &c);
+    struct hf3fs_iov old_a = a, old_b = b;
+    struct hf3fs_ior old_c = c;
+    close_all(&a, &b, &c);
+    names_nothing(old_a, old_c);
+    names_nothing(old_b, old_c);
+}
+
+static void handles(void)
+{
+    unsigned char bytes[64], same[64];
+    struct hf3fs_iov iov;
+    struct hf3fs_ior ior;
+    unsigned patterns[] = {0, 1, 0x5a, 0xff};
+    a_life();
+    open_all(&host, &gpu, &ring);
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        memset(&iov, patterns[i], sizeof iov);
+        memset(&ior, patterns[i], sizeof ior);
+        names_nothing(iov, ior);
+    }
+    /* Each where another belongs, and memory of the program's. */
+    iov = host;
+    ior = ring;
+    iov.iovh = ring.iorh;
+    ior.iorh = gpu.iovh;
+    names_nothing(iov, ior);
+    iov.iovh = bytes;
+    ior.iorh = &ring;
+    names_nothing(iov, ior);
+
+    /* Huge. */
+    memset(bytes, 0x5a, sizeof bytes);
+    memset(same, 0x5a, sizeof same);
+    IS(onehop_iov_read(&gpu, 0, bytes, SIZE_MAX) == -EINVAL);
+    IS(onehop_iov_read(&gpu, SIZE_MAX, bytes, 2) == -EINVAL);
+    IS(onehop_iov_read(&gpu, 8192, bytes, 1) == -EINVAL);
+    IS(onehop_iov_write(&gpu, 1, bytes, SIZE_MAX) == -EINVAL);
+    IS(memcmp(bytes, same, sizeof bytes) == 0);
+    IS(hf3fs_iovcreate(&iov, mount, SIZE_MAX, 0, -1) < 0);
+    IS(hf3fs_iovcreate_gpu(&iov, mount, SIZE_MAX, 0, 0) < 0);
+    IS(hf3fs_iorcreate(&ior, mount, INT32_MAX, true, 0, -1) < 0);
+    IS(hf3fs_iorcreate(&ior, mount, INT32_MIN, true, INT32_MIN, INT32_MIN) < 0);
+    IS(onehop_emulated_alloc((void **)bytes, SIZE_MAX) < 0);
+    IS(hf3fs_reg_fd(INT32_MIN, UINT64_MAX) == EBADF);
+    hf3fs_dereg_fd(INT32_MIN);
+    IS(hf3fs_punchhole(file, INT32_MAX, NULL, NULL, 0) == EINVAL);
+    work(&host, &gpu, &ring);
+    close_all(&host, &gpu, &ring);
+}
+
+static pthread_key_t at_end;
+
+static void thread_ends(void *value)
+{
+    (void)value;
+    a_life();
+}
+
+static void *thread_body(void *value)
+{
+    IS(hf3fs_submit_ios(NULL) == -EINVAL);
+    IS(pthread_setspecific(at_end, value) == 0);
+    return NULL;
+}
+
+static void threads(void)
+{
+    pthread_t all[3];
+    IS(pthread_key_create(&at_end, thread_ends) == 0);
+    for (int i = 0; i < 3; i++)
+        IS(pthread_create(&all[i], NULL, thread_body, &at_end) == 0);
+    for (int i = 0; i < 3; i++)
+        IS(pthread_join(all[i], NULL) == 0);
+}
+
+static volatile int over;
+
+/* Keeps the library's locks busy. */
+static void *busy(void *value)
+{
+    struct hf3fs_iov iov;
+    while (!over) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        IS(hf3fs_reg_fd(fd, 0) < 0);
+        hf3fs_dereg_fd(fd);
+        close(fd);
+        IS(hf3fs_iovcreate_gpu(&iov, mount, 4096, 0, 0) == 0);
+        hf3fs_iovdestroy(&iov);
+    }
+    return value;
+}
+
+static void forks(void)
+{
+    pthread_t others[2];
+    int status;
+    open_all(&host, &gpu, &ring);
+    work(&host, &gpu, &ring);
+    for (int i = 0; i < 2; i++)
+        IS(pthread_create(&others[i], NULL, busy, NULL) == 0);
+    for (int i = 0; i < 200; i++) {
+        pid_t child = fork();
+        IS(child >= 0);
+        if (child == 0) {
+            alarm(60);
+            int fd = open(path, O_RDONLY);
+            IS(hf3fs_reg_fd(fd, 0) < 0);
+            hf3fs_dereg_fd(fd);
+            /* A worker uses what its parent made. */
+            IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
+            if (i % 20 == 0)
+                a_life();
+            _Exit(0);
+        }
+        IS(waitpid(child, &status, 0) == child);
+        if (status != 0)
+            fprintf(stderr, "child %d ended with status %d\n", i, status);
+        IS(status == 0);
+    }
+    over = 1;
+    for (int i = 0; i < 2; i++)
+        IS(pthread_join(others[i], NULL) == 0);
+    work(&host, &gpu, &ring);
+    close_all(&host, &gpu, &ring);
+}
+
+static int at_the_end;
+
+static void by_atexit(void)
+{
+    work(&host, &gpu, &ring);
+    a_life();
+    puts("at exit");
+    fflush(stdout);
+}
+
+__attribute__((destructor)) static void by_a_destructor(void)
+{
+    if (!at_the_end)
+        return;
+    a_life();
+    close_all(&host, &gpu, &ring);
+    puts("at the end");
+    fflush(stdout);
+}
+
+int main(int count, char **words)
+{
+    if (count != 4)
+        return 2;
+    mount = words[2];
+    path = words[3];
+    file = open(path, O_RDONLY);
+    IS(hf3fs_reg_fd(file, 0) < 0);
+    alarm(240);
+    if (strcmp(words[1], "handles") == 0)
+        handles();
+    else if (strcmp(words[1], "threads") == 0)
+        threads();
+    else if (strcmp(words[1], "forks") == 0)
+        forks();
+    else if (strcmp(words[1], "end") == 0) {
+        at_the_end = 1;
+        IS(atexit(by_atexit) == 0);
+        open_all(&host, &gpu, &ring);
+    } else
+        return 2;
+    puts("all of it");
+    return 0;
+}
