@@ -25,16 +25,19 @@ struct Slot {
 }
 
 // A handler of signals has nobody to ask but statics.
-static SLOTS: [Slot; MOST] = [const {
-    Slot {
-        version: AtomicUsize::new(0),
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        lost: AtomicBool::new(false),
-        ones: AtomicBool::new(false),
-    }
-}; MOST];
+static SLOTS: [Slot; MOST] = [const { Slot::new() }; MOST];
+
 impl Slot {
+    const fn new() -> Self {
+        Self {
+            version: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+            ones: AtomicBool::new(false),
+        }
+    }
+
     /// The range, if it is one that is guarded now. One that is being changed is none: its memory cannot be touched yet, or
     /// any more.
     fn range(&self) -> Option<(usize, usize)> {
@@ -47,7 +50,9 @@ impl Slot {
 
     /// Sets the end, and the start where there is one; only for the slot's owner.
     fn set(&self, start: Option<usize>, end: usize) {
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.version.fetch_add(1, Ordering::Relaxed);
+        // Whoever sees one of the stores that follow sees the odd version, too.
+        fence(Ordering::Release);
         self.end.store(end, Ordering::Relaxed);
         if let Some(start) = start {
             self.start.store(start, Ordering::Relaxed);
@@ -124,15 +129,23 @@ static mut BEFORE: std::mem::MaybeUninit<libc::sigaction> = std::mem::MaybeUnini
 fn install() -> Result<()> {
     static ONCE: Once = Once::new();
     static FAILED: AtomicBool = AtomicBool::new(false);
+    if cfg!(miri) {
+        // It has no signals.
+        return Ok(());
+    }
     ONCE.call_once(|| {
-        // SAFETY: all zeroes is a sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written here alone, once,
-        // before the handler can run.
+        // SAFETY: all zeroes is a sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written here alone, once, by a
+        // call of its own: one that installed the handler too might write it while the handler runs in another thread.
         let done = unsafe {
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), (&raw mut BEFORE).cast()) != 0 {
+                FAILED.store(true, Ordering::Release);
+                return;
+            }
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&raw mut action.sa_mask);
-            libc::sigaction(libc::SIGBUS, &raw const action, (&raw mut BEFORE).cast())
+            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut())
         };
         FAILED.store(done != 0, Ordering::Release);
     });
@@ -217,6 +230,19 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+
+    #[test]
+    fn a_range_is_never_of_two_uses() {
+        let slot = Slot::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..40).for_each(|use_| slot.set(Some(use_ * PAGE), (use_ + 1) * PAGE)));
+            for _ in 0..40 {
+                if let Some((start, end)) = slot.range() {
+                    assert_eq!(end, start + PAGE);
+                }
+            }
+        });
+    }
 
     #[test]
     fn memory_that_is_cut_off_reads_as_zeroes() {

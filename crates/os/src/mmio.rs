@@ -35,7 +35,8 @@ impl MmioWindow {
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let Some(at) = self.place(offset, 4) else { return u32::MAX };
-        // SAFETY: in range and aligned; the mapping outlives &self; registers are only accessed like this.
+        // SAFETY: in range and aligned; the mapping outlives &self. It is none of Rust's allocations: a volatile access there is
+        // one of the hardware's, whatever a device or another thread does there at the same time.
         let value = unsafe { at.cast::<u32>().read_volatile() };
         after_load();
         value
@@ -46,7 +47,7 @@ impl MmioWindow {
     pub fn write32(&self, offset: u32, value: u32) {
         let Some(at) = self.place(offset, 4) else { return };
         before_store();
-        // SAFETY: in range, aligned and writable; the mapping outlives &self; registers are only accessed like this.
+        // SAFETY: as for `read32`, and writable.
         unsafe { at.cast::<u32>().write_volatile(value) };
     }
 
@@ -55,7 +56,7 @@ impl MmioWindow {
     pub fn write64(&self, offset: u32, value: u64) {
         let Some(at) = self.place(offset, 8) else { return };
         before_store();
-        // SAFETY: in range, aligned and writable; the mapping outlives &self; registers are only accessed like this.
+        // SAFETY: as for `read32`, and writable.
         unsafe { at.cast::<u64>().write_volatile(value) };
     }
 

@@ -45,7 +45,8 @@ impl Semaphore {
     /// When the system has none that are shared.
     pub fn initialise(&self) -> Result<()> {
         let at = self.mem.host_ptr().wrapping_add(self.offset);
-        // SAFETY: the memory was checked in `at`, and stays mapped as long as self lives.
+        // SAFETY: the memory was checked in `at`, and stays mapped as long as self lives. It is none of Rust's allocations, and
+        // all that Rust code does there is atomic: another process may write it at any time as well.
         match unsafe { libc::sem_init(at.cast(), 1, 0) } {
             0 => Ok(()),
             _ => Err(Error::system("sem_init", std::io::Error::last_os_error())),
