@@ -89,7 +89,9 @@ impl Shared {
 /// A load under way. Dropping it ends it.
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct Job {
-    events: Mutex<Receiver<Event>>,
+    /// None once it was dropped in a forked child.
+    events: Mutex<Option<Receiver<Event>>>,
+    process: u32,
     shared: Arc<Shared>,
     /// Whether there is nothing more to come: it was said how the load ended.
     over: AtomicBool,
@@ -104,17 +106,24 @@ impl Job {
         let thread = std::thread::Builder::new().name("onehop load".into());
         thread.spawn(move || work.run()).map_err(Error::Thread)?;
         Ok(Self {
-            events: Mutex::new(events),
+            events: Mutex::new(Some(events)),
+            process: std::process::id(),
             shared,
             over: AtomicBool::new(false),
             outcome: Mutex::default(),
         })
     }
 
+    /// Whether this is a child of the process that began the load. The thread that loads is not there, and whatever it or
+    /// another thread had locked when the process forked stays locked.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+
     /// What comes next. Whoever takes the end says so before another can look.
     fn receive(&self, limit: Duration) -> std::result::Result<Event, RecvTimeoutError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = events.recv_timeout(limit);
+        let event = events.as_ref().ok_or(RecvTimeoutError::Disconnected)?.recv_timeout(limit);
         if matches!(event, Ok(Event::Done(_))) {
             self.over.store(true, Ordering::Release);
         }
@@ -122,6 +131,11 @@ impl Job {
     }
 
     fn wait(&self, py: Python<'_>) -> PyResult<Option<Event>> {
+        if self.is_forked() {
+            let why =
+                "this load was begun before a fork, by the parent, which goes on with it: load in the child";
+            return Err(Error::Asked(why.into()).into());
+        }
         loop {
             py.check_signals().inspect_err(|_| self.cancel(py))?;
             if self.shared.is_stopped() {
@@ -170,7 +184,7 @@ impl Job {
     /// Has the load end as soon as what is under way allows, and waits a second for that. What the disk or the GPU never
     /// answer goes on alone.
     fn cancel(&self, py: Python<'_>) {
-        if self.over.load(Ordering::Acquire) {
+        if self.over.load(Ordering::Acquire) || self.is_forked() {
             return;
         }
         self.shared.stop();
@@ -185,6 +199,11 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // Dropping it might wait for a thread that was sending when the process forked.
+            std::mem::forget(self.events.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return;
+        }
         self.shared.stop();
     }
 }
