@@ -264,10 +264,15 @@ unsafe impl Send for Opened {}
 unsafe impl Sync for Opened {}
 
 impl Opened {
-    fn moved(&self, call: &str, result: isize) -> Result<usize> {
+    /// What a call moved. It is made in here, so that no other call changes the error number of the system before it is read.
+    fn moved(&self, call: &str, f: impl FnOnce() -> isize) -> Result<usize> {
+        let (result, system) = within(self.cufile.0.context.as_deref(), || {
+            let result = f();
+            (result, std::io::Error::last_os_error())
+        })?;
         match result {
             moved if moved >= 0 => Ok(moved as usize),
-            -1 => Err(refused(format!("{call}: {}", std::io::Error::last_os_error()))),
+            -1 => Err(refused(format!("{call}: {system}"))),
             code => {
                 let code = code.unsigned_abs() as c_int;
                 Err(refused(format!("{call} failed with {code}{}", hint(code))))
@@ -282,10 +287,7 @@ impl GpuFile for Opened {
         started.check(into)?;
         let (read, (base, offset), bytes) = (started.calls.read, started.place(into), into.len());
         // SAFETY: the region is memory of this context that lives across the call, which ends when the bytes are there.
-        let result = within(started.context.as_deref(), || unsafe {
-            read(self.handle, base, bytes, at as i64, offset)
-        })?;
-        self.moved("cuFileRead", result)
+        self.moved("cuFileRead", || unsafe { read(self.handle, base, bytes, at as i64, offset) })
     }
 
     fn write(&self, from: &Region, at: u64) -> Result<usize> {
@@ -293,10 +295,7 @@ impl GpuFile for Opened {
         started.check(from)?;
         let (write, (base, offset), bytes) = (started.calls.write, started.place(from), from.len());
         // SAFETY: as for `read`.
-        let result = within(started.context.as_deref(), || unsafe {
-            write(self.handle, base, bytes, at as i64, offset)
-        })?;
-        self.moved("cuFileWrite", result)
+        self.moved("cuFileWrite", || unsafe { write(self.handle, base, bytes, at as i64, offset) })
     }
 }
 

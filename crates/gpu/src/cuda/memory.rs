@@ -244,7 +244,7 @@ fn map(
     // SAFETY: `at` lives across the call; the driver chooses the address.
     let reserved = unsafe { driver.reserve(&mut at, bytes, unit, 0, 0) };
     let mapped = reserved.and_then(|()| {
-        // SAFETY: the range was reserved above, and the handle is of memory of at least that length.
+        // SAFETY: the range was reserved above; the driver refuses a length that the handle's memory does not have.
         let mapped = unsafe { driver.map(at, bytes, 0, handle, 0) }.and_then(|()| {
             let access = sys::CUmemAccessDesc {
                 location: location(device),
