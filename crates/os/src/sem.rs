@@ -14,6 +14,10 @@ use crate::{Error, HostMem, Result};
 /// One who waits, in the word of which the count is the lower half.
 const WAITER: u64 = 1 << 32;
 
+/// Where glibc notes whether processes share one, and what it notes for those that do.
+const PROCESSES: usize = 8;
+const SHARED: u32 = 128;
+
 const _: () = assert!(size_of::<libc::sem_t>() == 32 && cfg!(target_endian = "little"));
 
 /// A semaphore in shared memory. Clones are the same one.
@@ -42,15 +46,11 @@ impl Semaphore {
     /// Makes it one that counts from zero.
     ///
     /// # Errors
-    /// When the system has none that are shared.
+    /// When the memory may not be written.
     pub fn initialise(&self) -> Result<()> {
-        let at = self.mem.host_ptr().wrapping_add(self.offset);
-        // SAFETY: the memory was checked in `at`, and stays mapped as long as self lives. It is none of Rust's allocations, and
-        // all that Rust code does there is atomic: another process may write it at any time as well.
-        match unsafe { libc::sem_init(at.cast(), 1, 0) } {
-            0 => Ok(()),
-            _ => Err(Error::system("sem_init", std::io::Error::last_os_error())),
-        }
+        self.mem.write(self.offset, &[0; Self::BYTES])?;
+        self.mem.word(self.offset + PROCESSES)?.store(SHARED, Ordering::Release);
+        Ok(())
     }
 
     /// Counts up, and wakes one who waits. A counter at its end stays there: whoever waits has enough to do.
@@ -113,6 +113,18 @@ impl Semaphore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_one_is_glibc_s() {
+        let mem = HostMem::anonymous(4096).unwrap();
+        mem.fill(0, 4096, 0x5a).unwrap();
+        Semaphore::at(&mem, 64).unwrap().initialise().unwrap();
+        mem.fill(128, Semaphore::BYTES, 0).unwrap();
+        // SAFETY: the memory is mapped and aligned, and nobody else uses it.
+        assert_eq!(unsafe { libc::sem_init(mem.host_ptr().add(128).cast(), 1, 0) }, 0);
+        let bytes = |at| mem.to_vec(at, Semaphore::BYTES).unwrap();
+        assert_eq!(bytes(64), bytes(128));
+    }
 
     #[test]
     fn glibc_and_this_understand_each_other() {

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
+use std::sync::Barrier;
 use std::thread;
 
 struct Shared(*mut u64);
@@ -31,10 +32,15 @@ fn planted() {
         }
         "race" => {
             let mut place = 0;
-            let shared = Shared(&raw mut place);
+            // Both begin at once: what one of them does at its end must not come before what the other does.
+            let (shared, both) = (Shared(&raw mut place), Barrier::new(2));
+            let write = || {
+                both.wait();
+                (0..1000).for_each(|value| shared.write(black_box(value)));
+            };
             thread::scope(|scope| {
-                scope.spawn(|| (0..1000).for_each(|value| shared.write(value)));
-                scope.spawn(|| (0..1000).for_each(|value| shared.write(value)));
+                scope.spawn(write);
+                scope.spawn(write);
             });
             assert!(black_box(place) < 1000);
         }
