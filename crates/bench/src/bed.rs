@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onehop_controller::layout::{REPORT_BYTES, control, flag};
 use onehop_controller::{Pair, Report, Violation, sealed};
-use onehop_gpu::cuda::{Code, CudaGpu, Rig, Started};
+use onehop_gpu::cuda::{CudaGpu, Rig, RigCode, Started};
 use onehop_gpu::{Gpu, KernelQueue, Place, Region, Rings};
 use onehop_proto::kernel::{Outcome, Work};
 use onehop_proto::{Cqe, GpuAddr, Sqe, nvm};
@@ -59,7 +59,7 @@ pub(crate) enum Serving {
 /// How a controller is to run.
 pub(crate) struct Run<'a> {
     pub(crate) gpu: &'a CudaGpu,
-    pub(crate) code: &'a Code,
+    pub(crate) code: &'a RigCode,
     /// Of [`onehop_controller::layout::flag`].
     pub(crate) flags: u32,
     pub(crate) limit: Duration,
@@ -221,7 +221,7 @@ impl Bed {
         self.word.signal(0, control::RUN)?;
         let count = self.queues.len() as u32;
         let rig = if self.far { Rig::NullFar } else { Rig::Null };
-        Ok(run.gpu.start_rig(run.code, rig, self.pairs.addr(), count, run.limit)?)
+        Ok(run.gpu.start_rig(run.code, rig, &self.pairs, count, run.limit)?)
     }
 
     /// Has the controller end, or waits until it does; its reports are there then.

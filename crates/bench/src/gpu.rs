@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_controller::Report;
 use onehop_controller::layout::flag;
-use onehop_gpu::cuda::{Code, CudaGpu};
+use onehop_gpu::cuda::{CudaGpu, RigCode};
 use onehop_gpu::{Gpu, KernelJob, Launch};
 use onehop_proto::Status;
 use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, scratch_bytes};
@@ -98,7 +98,7 @@ pub struct GpuBench {
     pub(crate) gpu: CudaGpu,
     /// The same, with kernels that take the times.
     metered: Arc<dyn Gpu>,
-    pub(crate) code: Code,
+    pub(crate) code: RigCode,
     limit: Duration,
 }
 

@@ -14,10 +14,11 @@ use onehop_proto::kernel::{
 use onehop_proto::queue::{self, Memory, Shared};
 
 use crate::blocks::InTurn;
+use crate::controllers::emulated::Controllers;
+use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
 use crate::region::AddressSpace;
-use crate::resident::Controllers;
 use crate::space::{Space, View};
 use crate::{
     BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
@@ -280,8 +281,12 @@ impl Gpu for Emulated {
         Ok(Box::new(threads))
     }
 
-    fn serve(&self, pairs: GpuAddr, count: u32, _limit: Duration) -> Result<Box<dyn Resident>> {
-        Ok(Box::new(Controllers::start(&self.space, self.lanes, pairs, count)?))
+    fn hold(&self, _what: &'static str, _at: GpuAddr, _bytes: u64) -> Result<Hold> {
+        Ok(Arc::new(()))
+    }
+
+    fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>> {
+        Ok(Box::new(Controllers::start(&self.space, self.lanes, &serving)?))
     }
 }
 

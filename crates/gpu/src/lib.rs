@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod blocks;
+pub mod controllers;
 mod copier;
 #[allow(unsafe_code, reason = "the CUDA driver is a C library")]
 pub mod cuda;
@@ -18,7 +19,6 @@ mod meeting;
 mod peek;
 mod region;
 mod relay;
-mod resident;
 mod space;
 mod sums;
 
@@ -260,14 +260,22 @@ pub trait Gpu: Send + Sync {
     fn load_controllers(&self) -> Result<()> {
         Ok(())
     }
-    /// Starts controllers that stay, for tests and measurements: a warp for each of the `count` descriptors at `pairs`
-    /// ([`Pair`](onehop_controller::Pair)). Each ends when its control word or its limit says so; `limit` is the longest of
-    /// these. The memory that they name has to stay until the result has been dropped.
+    /// Holds memory that a controller on this GPU is about to be given the address of: it is not freed as long as the result
+    /// lives. Where wrong addresses are errors, as on the emulated GPU, there is nothing to hold.
+    ///
+    /// # Errors
+    /// When the range is no memory that the GPU reaches.
+    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<controllers::Hold> {
+        let _ = (at, bytes);
+        let why = format!("{} gives none to controllers", self.name());
+        Err(Error::NotSupported { what: what.into(), why })
+    }
+    /// Starts controllers that stay, for tests and measurements: a warp for each pair. [`controllers::Pairs::start`] calls it.
     ///
     /// # Errors
     /// When they cannot be started.
-    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
-        let _ = (pairs, count, limit);
+    fn serve(&self, serving: controllers::Serving) -> Result<Box<dyn Resident>> {
+        drop(serving);
         let why = format!("{} has none", self.name());
         Err(Error::NotSupported { what: "running controllers on the GPU".into(), why })
     }

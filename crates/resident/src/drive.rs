@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use onehop_controller::Range;
+use onehop_gpu::controllers::{Common, Pairs, Table};
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Port};
 use onehop_proto::GpuAddr;
@@ -12,8 +13,6 @@ use onehop_sim::{Config, Media, Sim, SimMapper};
 use crate::engine::{Engine, locked};
 use crate::error::not_served;
 use crate::memory::Namespace;
-use crate::pair::{Common, Pairs};
-use crate::table::Table;
 use crate::{Result, faults};
 
 /// Mappings that can come and go while queues are served.
@@ -39,22 +38,21 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     let faults = faults::translate(&config.faults)?;
     // Now: a queue's creation has an admin command's time.
     gpu.load_controllers()?;
-    let table = Table::new(&*gpu, MAPPINGS)?;
+    let table = Table::new(&gpu, MAPPINGS)?;
     let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
     let page_bytes = 4096 << config.mpsmin;
     let common = Common {
-        namespace: namespace.addr(),
+        namespace: namespace.clone(),
         blocks: bytes / u64::from(config.lba),
         lba_shift: config.lba.ilog2(),
         max_bytes: page_bytes << config.mdts,
-        ranges: table.addr(),
-        range_count: table.room(),
         limit: LIMIT,
+        flags: 0,
     };
-    let pairs = Pairs::new(&*gpu, common, config.queues, page_bytes)?;
+    let pairs = Pairs::new(&gpu, common, &table, config.queues, page_bytes)?;
     let table = Arc::new(Mutex::new(table));
     let namespace = Arc::new(Namespace(namespace));
-    let engine = Engine::new(gpu.clone(), table.clone(), pairs, namespace, (faults, LIMIT));
+    let engine = Engine::new(gpu.clone(), table.clone(), pairs, namespace, faults);
     let sim = Sim::with_engine(config, Arc::new(engine))?;
     let mapper = ResidentMapper { sim: sim.mapper(), gpu, table };
     Ok(ResidentDrive { sim, mapper: Arc::new(mapper) })

@@ -4,18 +4,16 @@
 //! put off until it has gone.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use onehop_controller::Fault;
-use onehop_gpu::{Error, Gpu, Place, Region, Resident, Result};
+use onehop_gpu::controllers::{Begin, Pairs, Table};
+use onehop_gpu::{Error, Gpu, Place, Region, Result};
 use onehop_proto::identify::Oncs;
 use onehop_proto::{Cqe, GpuAddr, Sqe, Status};
 use onehop_sim::{Blocks, IoEngine, NewQueue, Rule, Strike, Violation};
 
 use crate::faults::Armed;
 use crate::memory::Namespace;
-use crate::pair::{Begin, Pairs};
-use crate::table::Table;
 
 /// A ring, and what keeps it reachable.
 struct Ring {
@@ -50,7 +48,6 @@ struct Slot {
 struct State {
     slots: Vec<Slot>,
     faults: Vec<Armed>,
-    warps: Option<Box<dyn Resident>>,
     /// Completions of warps that have ended.
     completions: u64,
     breaches: Vec<Violation>,
@@ -62,7 +59,6 @@ pub(crate) struct Engine {
     table: Arc<Mutex<Table>>,
     pairs: Pairs,
     namespace: Arc<Namespace>,
-    limit: Duration,
     state: Mutex<State>,
 }
 
@@ -81,11 +77,11 @@ impl Engine {
         table: Arc<Mutex<Table>>,
         pairs: Pairs,
         namespace: Arc<Namespace>,
-        (faults, limit): (Vec<Armed>, Duration),
+        faults: Vec<Armed>,
     ) -> Self {
         let slots = std::iter::once(0).chain(pairs.numbers()).map(|_| Slot::default()).collect();
-        let state = State { slots, faults, warps: None, completions: 0, breaches: Vec::new() };
-        Self { gpu, table, pairs, namespace, limit, state: Mutex::new(state) }
+        let state = State { slots, faults, completions: 0, breaches: Vec::new() };
+        Self { gpu, table, pairs, namespace, state: Mutex::new(state) }
     }
 
     /// Where a ring lies: in mapped memory, or in the controller's own buffer.
@@ -100,14 +96,12 @@ impl Engine {
     }
 
     fn start(&self, state: &mut State) -> Result<()> {
-        if state.warps.is_none() {
+        if !self.pairs.are_started() {
             // Held until every warp has looked through it.
             let mut table = locked(&self.table);
             table.set_searched(true)?;
-            self.pairs.reset()?;
             state.slots.iter_mut().for_each(|slot| slot.breaches = 0);
-            let count = self.pairs.numbers().count() as u32;
-            state.warps = Some(self.gpu.serve(self.pairs.addr(), count, self.limit)?);
+            self.pairs.start()?;
             for qid in self.pairs.numbers() {
                 if !self.pairs.wait(qid, 1)? {
                     return Err(Error::Launch(format!("the warp of queue {qid} did not start")));
@@ -118,10 +112,10 @@ impl Engine {
     }
 
     fn stop(&self, state: &mut State) {
-        let Some(warps) = state.warps.take() else { return };
-        let stopped = self.pairs.stop();
-        drop(warps);
-        let result = stopped.and_then(|()| self.collect(state)).and_then(|()| {
+        if !self.pairs.are_started() {
+            return;
+        }
+        let result = self.pairs.stop().and_then(|()| self.collect(state)).and_then(|()| {
             for qid in self.pairs.numbers() {
                 state.completions += self.pairs.report(qid)?.completions;
             }
@@ -151,7 +145,7 @@ impl Engine {
         match self.pairs.end(qid) {
             Ok(true) => {}
             Ok(false) => {
-                let ended = state.warps.as_ref().is_some_and(|warps| warps.is_over());
+                let ended = self.pairs.is_over();
                 state.complain(qid, format!("its warp did not let go of it (ended by itself: {ended})"));
             }
             Err(error) => state.complain(qid, error.to_string()),
@@ -258,7 +252,7 @@ impl IoEngine for Engine {
 
     fn commands(&self) -> u64 {
         let state = locked(&self.state);
-        let running = self.pairs.numbers().filter(|_| state.warps.is_some());
+        let running = self.pairs.numbers().filter(|_| self.pairs.are_started());
         let completed = running.filter_map(|qid| self.pairs.report(qid).ok()).map(|r| r.completions);
         state.completions + completed.sum::<u64>()
     }
@@ -290,7 +284,7 @@ impl IoEngine for Engine {
 
     fn breaches(&self) -> Vec<Violation> {
         let mut state = locked(&self.state);
-        if state.warps.is_some()
+        if self.pairs.are_started()
             && let Err(error) = self.collect(&mut state)
         {
             state.complain(0, error.to_string());
@@ -308,42 +302,37 @@ impl Drop for Engine {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use onehop_controller::Range;
     use onehop_gpu::Emulated;
+    use onehop_gpu::controllers::Common;
     use onehop_proto::BusAddr;
 
     use super::*;
-    use crate::pair::Common;
 
     #[test]
     fn queues_begin_while_memory_comes_and_goes() {
         const LIMIT: Duration = Duration::from_secs(60);
         let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-        let mut table = Table::new(&*gpu, 1024).unwrap();
+        let mut table = Table::new(&gpu, 1024).unwrap();
         let rings = gpu.alloc(Place::Vram, 8192).unwrap();
         let place = |bus, target| Range { bus, bytes: 4096, target };
         table.add(place(0x10000, rings.addr())).unwrap();
         table.add(place(0x20000, rings.addr().plus(4096))).unwrap();
         let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
         let common = Common {
-            namespace: namespace.addr(),
+            namespace: namespace.clone(),
             blocks: 8,
             lba_shift: 9,
             max_bytes: 4096,
-            ranges: table.addr(),
-            range_count: table.room(),
             limit: LIMIT,
+            flags: 0,
         };
-        let pairs = Pairs::new(&*gpu, common, 1, 4096).unwrap();
+        let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
         let table = Arc::new(Mutex::new(table));
-        let engine = Engine::new(
-            gpu.clone(),
-            table.clone(),
-            pairs,
-            Arc::new(Namespace(namespace)),
-            (Vec::new(), LIMIT),
-        );
+        let engine =
+            Engine::new(gpu.clone(), table.clone(), pairs, Arc::new(Namespace(namespace)), Vec::new());
         let over = AtomicBool::new(false);
         let all_begun = std::thread::scope(|scope| {
             scope.spawn(|| {

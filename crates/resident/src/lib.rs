@@ -5,8 +5,8 @@
 //! data lie: in VRAM, in host memory, in the controller's buffer; the namespace lies in VRAM. On the emulated GPU the warps
 //! are CPU threads, and all of it runs without hardware.
 //!
-//! From the bottom: `table` is what is mapped, as the warps look it up; `faults` translates; `pair` describes a queue pair
-//! to its warp; `engine` creates and deletes them for the simulator; `drive` puts the port together.
+//! From the bottom: `faults` translates; `engine` creates and deletes queue pairs for the simulator, by what
+//! [`onehop_gpu::controllers`] keeps in the GPU's memory; `drive` puts the port together.
 #![forbid(unsafe_code)]
 
 mod drive;
@@ -14,8 +14,6 @@ mod engine;
 mod error;
 mod faults;
 mod memory;
-mod pair;
-mod table;
 
 pub use drive::{ResidentDrive, open};
 pub use error::{Error, Result};

@@ -1,26 +1,9 @@
-//! Words in GPU memory, and the blocks of the namespace there.
+//! The blocks of the namespace in GPU memory.
 
 use std::io;
 
-use onehop_gpu::{Region, Result};
+use onehop_gpu::Region;
 use onehop_sim::Blocks;
-
-/// Writes words from `at` on.
-pub(crate) fn put(region: &Region, at: usize, words: &[u32]) -> Result<()> {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    region.write(at, &bytes)
-}
-
-/// Reads `N` words from `at` on.
-pub(crate) fn get<const N: usize>(region: &Region, at: usize) -> Result<[u32; N]> {
-    let mut bytes = vec![0; N * 4];
-    region.read(at, &mut bytes)?;
-    let mut words = [0; N];
-    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        *word = u32::from_le_bytes(*bytes);
-    }
-    Ok(words)
-}
 
 /// The namespace's blocks.
 pub(crate) struct Namespace(pub Region);

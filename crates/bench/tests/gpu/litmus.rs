@@ -55,8 +55,7 @@ fn experiment(
             put(list, i * Litmus::BYTES as usize, &setup.words());
         }
     }
-    let start =
-        |kernel, list: &Region| rig.gpu.start_rig(&rig.code, kernel, list.addr(), pairs, LIMIT).unwrap();
+    let start = |kernel, list: &Region| rig.gpu.start_rig(&rig.code, kernel, list, pairs, LIMIT).unwrap();
     if messages < SLOTS {
         // Nobody has to make room: one after the other, as a tool has it that lets no two kernels run at once.
         start(kernels.0, &lists[0]).wait().unwrap();
@@ -159,7 +158,7 @@ fn entries_to_cpu(rig: &Rig, fence: u32, pairs: usize, messages: u32) -> [u64; 3
         };
         put(&list, i * Litmus::BYTES as usize, &setup.words());
     }
-    let writer = rig.gpu.start_rig(&rig.code, Kernel::Submit, list.addr(), pairs as u32, LIMIT).unwrap();
+    let writer = rig.gpu.start_rig(&rig.code, Kernel::Submit, &list, pairs as u32, LIMIT).unwrap();
     let host = memory.host().unwrap().clone();
     let mut sums = [0; 3];
     std::thread::scope(|scope| {

@@ -7,13 +7,13 @@ mod litmus;
 mod serve;
 mod times;
 
-use onehop_gpu::cuda::{Code, Cuda, CudaGpu};
+use onehop_gpu::cuda::{Cuda, CudaGpu, RigCode};
 use onehop_gpu::{Gpu, Place, Region};
 
 /// A GPU with the rig loaded.
 struct Rig {
     gpu: CudaGpu,
-    code: Code,
+    code: RigCode,
 }
 
 impl Rig {

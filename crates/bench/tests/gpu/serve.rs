@@ -1,9 +1,11 @@
 //! The owner kernel against the controller that runs on the same GPU: every command once, every byte checked there.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_controller::layout::{Check, REPORT_BYTES, control, flag};
-use onehop_controller::{Pair, Range, Report, block_of, content};
+use onehop_controller::layout::{Check, flag};
+use onehop_controller::{Range, Report, block_of, content};
+use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
 use onehop_gpu::cuda::Rig as Kernel;
 use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region, Rings};
 use onehop_proto::kernel::{Exit, Outcome, Work, scratch_bytes};
@@ -43,99 +45,75 @@ impl Scale {
 struct Bed<'a> {
     rig: &'a Rig,
     scale: Scale,
+    pairs: Pairs,
     data: Region,
     works: Region,
     outcomes: Region,
-    reports: Region,
-    word: Region,
+    poison: Region,
     queues: Vec<KernelQueue>,
     checks: Region,
     result: Region,
     _keep: Vec<Region>,
+    _table: Table,
 }
 
 impl<'a> Bed<'a> {
-    fn new(rig: &'a Rig, flags: u32) -> (Self, onehop_gpu::cuda::Started) {
+    fn new(rig: &'a Rig, flags: u32) -> Self {
         let scale = Scale::new();
         let Scale { queues: count, items, limit } = scale;
         let ring = ENTRIES * 64 + ENTRIES * 16;
         let control_bytes = scratch_bytes(ENTRIES as u32 - 1).next_multiple_of(128) as usize;
-        let (rings, doors) = (rig.vram(count * ring), rig.vram(count * 256));
-        let (scratch, pairs) = (rig.vram(count * control_bytes), rig.vram(count * Pair::BYTES as usize));
+        let (rings, scratch) = (rig.vram(count * ring), rig.vram(count * control_bytes));
         let (namespace, data) = (rig.vram(BLOCKS as usize * BLOCK), rig.vram(items as usize * BLOCK));
-        let (ranges, parked) = (rig.vram(4096), rig.vram(count * 64 * 96));
-        let reports = rig.vram(count * REPORT_BYTES as usize);
-        for region in [&rings, &doors, &scratch, &reports] {
-            region.fill(0, region.len(), 0).unwrap();
-        }
         let words: Vec<u32> = (0..BLOCKS)
             .flat_map(|block| (0..BLOCK as u32 / 4).map(move |word| content(block, word, SEED)))
             .collect();
         put(&namespace, 0, &words);
+        let gpu: Arc<dyn Gpu> = Arc::new(rig.gpu.clone());
+        let mut table = Table::new(&gpu, 4).unwrap();
         let range = Range { bus: data.addr().0 + BUS, bytes: data.len() as u64, target: data.addr() };
-        put(&ranges, 0, &range.words());
-        let word = rig.vram(4096);
-        word.signal(0, control::RUN).unwrap();
+        table.add(range).unwrap();
+        let blocks = BLOCKS.into();
+        let common = Common { namespace, blocks, lba_shift: 9, max_bytes: 1 << 17, limit, flags };
+        let pairs = Pairs::new(&gpu, common, &table, count as u16, 4096).unwrap();
         let mut queues = Vec::new();
-        for i in 0..count {
+        for (i, qid) in pairs.numbers().enumerate() {
             let at = |region: &Region, bytes: usize| region.addr().plus((i * bytes) as u64);
-            let (sq, door) = (at(&rings, ring), at(&doors, 256));
-            let of_ring = Rings {
-                sq,
-                cq: sq.plus(ENTRIES as u64 * 64),
-                sq_door: door,
-                cq_door: door.plus(128),
-                sq_entries: ENTRIES as u32,
-                cq_entries: ENTRIES as u32,
-            };
-            let pair = Pair {
-                sq: of_ring.sq,
-                cq: of_ring.cq,
-                sq_door: of_ring.sq_door,
-                cq_door: of_ring.cq_door,
-                namespace: namespace.addr(),
-                blocks: BLOCKS.into(),
-                ranges: ranges.addr(),
-                parked: at(&parked, 64 * 96),
-                report: at(&reports, REPORT_BYTES as usize),
-                control: word.addr(),
-                limit: limit.as_nanos() as u64,
-                sq_entries: ENTRIES as u32,
-                cq_entries: ENTRIES as u32,
-                sqid: i as u32 + 1,
-                nsid: 1,
-                lba_shift: 9,
-                page_shift: 12,
-                max_bytes: 1 << 17,
-                range_count: 1,
-                parked_count: 64,
-                flags,
-                ..Pair::default()
-            };
-            put(&pairs, i * Pair::BYTES as usize, &pair.words());
+            let (sq, [sq_door, cq_door]) = (at(&rings, ring), pairs.doors(qid));
+            let (sq_entries, cq_entries) = (ENTRIES as u32, ENTRIES as u32);
+            let cq = sq.plus(ENTRIES as u64 * 64);
+            let rings = Rings { sq, cq, sq_door, cq_door, sq_entries, cq_entries };
             queues.push(KernelQueue {
-                rings: of_ring,
+                rings,
                 control: at(&scratch, control_bytes),
                 window: ENTRIES as u32 - 1,
             });
         }
+        let poison = rig.vram(4096);
+        poison.signal(0, 0).unwrap();
         let bed = Self {
             works: rig.vram(items as usize * Work::BYTES as usize),
             outcomes: rig.vram(items as usize * Outcome::BYTES as usize),
             checks: rig.vram(1024 * Check::BYTES as usize),
             result: rig.vram(4096),
-            _keep: vec![rings, doors, scratch, namespace, ranges, parked, pairs.clone()],
+            _keep: vec![rings, scratch],
             rig,
             scale,
+            pairs,
             data,
-            reports,
-            word,
+            poison,
             queues,
+            _table: table,
         };
-        let launch = Launch::Owner(bed.queues.clone());
-        rig.gpu.prepare(&launch).unwrap();
-        let started = rig.gpu.start_rig(&rig.code, Kernel::Serve, pairs.addr(), count as u32, limit).unwrap();
-        (bed, started)
+        rig.gpu.prepare(&Launch::Owner(bed.queues.clone())).unwrap();
+        bed.pairs.start().unwrap();
+        for (qid, queue) in bed.pairs.numbers().zip(&bed.queues) {
+            assert!(bed.pairs.wait(qid, 1).unwrap(), "controller {qid} does not start");
+            let Rings { sq, cq, sq_entries, cq_entries, .. } = queue.rings;
+            let begin = Begin { sq, cq, sq_entries, cq_entries, cqid: qid, page_shift: 12, faults: &[] };
+            assert!(bed.pairs.begin(qid, &begin).unwrap(), "controller {qid} does not begin");
+        }
+        bed
     }
 
     /// The items of one launch, from `first` on in the order of all of them.
@@ -160,7 +138,7 @@ impl<'a> Bed<'a> {
             retry_delay: [Duration::ZERO; 4],
             stall: Duration::from_secs(5),
             limit: Duration::from_secs(60),
-            poison: self.word.addr().plus(128),
+            poison: self.poison.addr(),
         };
         let launch = Launch::Owner(self.queues.clone());
         let exits = self.rig.gpu.launch(&launch, &job).unwrap().join().unwrap();
@@ -190,20 +168,13 @@ impl<'a> Bed<'a> {
             };
             put(&self.checks, (chunk * Check::BYTES) as usize, &check.words());
         }
-        let list = self.checks.addr();
-        self.rig
-            .gpu
-            .start_rig(&self.rig.code, Kernel::Check, list, chunks, self.scale.limit)
-            .unwrap()
-            .wait()
-            .unwrap();
+        let (rig, limit) = (self.rig, self.scale.limit);
+        rig.gpu.start_rig(&rig.code, Kernel::Check, &self.checks, chunks, limit).unwrap().wait().unwrap();
         get::<1>(&self.result, 0)[0]
     }
 
     fn reports(&self) -> Vec<Report> {
-        (0..self.scale.queues)
-            .map(|i| Report::from_words(&get::<32>(&self.reports, i * REPORT_BYTES as usize)))
-            .collect()
+        self.pairs.numbers().map(|qid| self.pairs.report(qid).unwrap()).collect()
     }
 }
 
@@ -212,7 +183,7 @@ fn many_commands_each_once_and_every_byte_right() {
     let Some(rig) = Rig::open("many_commands_each_once_and_every_byte_right") else { return };
     let wanted = number("ONEHOP_GPU_COMMANDS", 8 << 20);
     for (flags, order) in [(0, "in order"), (flag::REVERSE, "reversed")] {
-        let (bed, controller) = Bed::new(&rig, flags);
+        let bed = Bed::new(&rig, flags);
         bed.write_works(nvm::opcode::READ);
         let (start, mut commands) = (Instant::now(), 0);
         while commands < wanted / 2 {
@@ -221,8 +192,7 @@ fn many_commands_each_once_and_every_byte_right() {
             assert_eq!(bed.check(), 0, "words that are not those of the block");
             commands += u64::from(bed.scale.items);
         }
-        bed.word.signal(0, control::STOP).unwrap();
-        controller.wait().unwrap();
+        bed.pairs.stop().unwrap();
         let reports = bed.reports();
         let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();
         println!(

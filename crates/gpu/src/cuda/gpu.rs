@@ -10,7 +10,6 @@ use onehop_proto::GpuAddr;
 
 use super::blocks::CudaBlocks;
 use super::capabilities::{Capabilities, Consumer, Need};
-use super::code::{Code, Rig};
 use super::context::{Context, Event};
 use super::copier::CudaCopier;
 use super::cufile::CuFile;
@@ -19,11 +18,13 @@ use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, Call, Kernels};
 use super::launch::{Held, Launched, Used, Work};
-use super::live::Hold;
+use super::live::{Hold, Touched};
 use super::memory::{self, DeviceKind, DeviceMemory};
 use super::resident::PersistentKernel;
+use super::rig::{self, RigCode};
 use super::stream::Stream;
 use super::{Device, peek, registers};
+use crate::controllers::Serving;
 use crate::copier::AtOnce;
 use crate::region::AddressSpace;
 use crate::relay::Activity;
@@ -50,7 +51,7 @@ pub(super) struct Inner {
     // Memory goes before the streams, and both before the context.
     kept: Mutex<Vec<Region>>,
     kernels: Mutex<Option<Arc<Kernels>>>,
-    pub(super) rig: Mutex<Option<Code>>,
+    pub(super) rig: Mutex<Option<RigCode>>,
     copies: Arc<Stream>,
     pub(super) context: Arc<Context>,
     device: Device,
@@ -453,9 +454,18 @@ impl Gpu for CudaGpu {
         self.rig().map(|_| ())
     }
 
-    fn serve(&self, pairs: GpuAddr, count: u32, limit: Duration) -> Result<Box<dyn Resident>> {
+    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<Hold> {
+        let held = self.servant().0.context.hold(&[Touched { what, at, bytes }])?;
+        Ok(Arc::new(held))
+    }
+
+    fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>> {
         let code = self.rig()?;
-        let start = || self.start_rig(&code, Rig::Serve, pairs, count, limit);
+        let Serving { pairs, count, limit, memory } = serving;
+        let held: Vec<Hold> = memory.into_iter().map(|region| Arc::new(region) as Hold).collect();
+        // SAFETY: `Pairs` alone makes a `Serving`: it has checked what the descriptors name, and keeps it until the result has
+        // been dropped.
+        let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }
 }

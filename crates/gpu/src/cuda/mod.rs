@@ -39,17 +39,19 @@ mod peek;
 mod reclaim;
 mod registers;
 mod resident;
+mod rig;
 mod stream;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};
-pub use code::{Code, Rig, Started};
+pub use code::{Code, Started};
 pub use dmabuf::{GpuDmaBuf, Span};
 pub use gpu::CudaGpu;
 pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};
 pub use nvml::{GpuHealth, Nvml};
+pub use rig::{Rig, RigCode};
 pub use surroundings::register_gap;
 
 use std::ffi::c_char;

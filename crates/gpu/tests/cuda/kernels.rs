@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use onehop_controller::layout::Check;
 use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Rig, Shape};
 use onehop_gpu::{
     BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings,
@@ -279,9 +280,29 @@ fn launches_over_memory_that_is_not_there_are_refused() {
     assert!(launch(good, &job).is_ok(), "it is there as long as the first launch runs");
     running.join().unwrap();
     assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{free}");
-    let started =
-        gpu.load_rig().and_then(|rig| gpu.start_rig(&rig, Rig::Check, beyond, 1, Duration::from_secs(1)));
-    assert!(matches!(started.err(), Some(Error::Launch(_))));
+    // And what a descriptor names, in memory that is there.
+    let (rig, list) = (gpu.load_rig().unwrap(), gpu.alloc(Place::Vram, 4096).unwrap());
+    let check = Check {
+        data: list.addr(),
+        result: list.addr(),
+        count: 1,
+        blocks: 1,
+        block_words: 4,
+        ..Check::default()
+    };
+    let start = |check: &Check| {
+        let words: Vec<u8> = check.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        list.write(0, &words).unwrap();
+        gpu.start_rig(&rig, Rig::Check, &list, 1, Duration::from_secs(1))
+    };
+    for check in [
+        Check { data: beyond, ..check },
+        Check { result: emulated.addr(), ..check },
+        Check { count: 1 << 20, ..check },
+    ] {
+        assert!(matches!(start(&check).err(), Some(Error::Launch(_))), "{check:?}");
+    }
+    start(&check).unwrap().wait().unwrap();
 }
 
 /// Memory of an emulated GPU has addresses that mean nothing to this one, or something else.

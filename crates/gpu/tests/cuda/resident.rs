@@ -1,10 +1,11 @@
 //! Kernels that stay: everything else goes on beside them, and memory that is given back goes when they end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_controller::Pair;
-use onehop_controller::layout::{REPORT_BYTES, control};
-use onehop_gpu::{Gpu, KernelQueue, Launch, Place, Region, Rings};
+use onehop_controller::Range;
+use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
+use onehop_gpu::{Emulated, Error, Gpu, KernelQueue, Launch, Place, Rings};
 use onehop_os::HostMem;
 use onehop_proto::GpuAddr;
 
@@ -12,39 +13,13 @@ use crate::{bench, tell};
 
 /// They end by themselves after this, so that a call that waits for them shows up as one that took so long.
 const LIMIT: Duration = Duration::from_secs(10);
-const COUNT: u32 = 16;
+const COUNT: u16 = 16;
 
 /// Controllers that rest from the start.
-struct Resting {
-    list: Region,
-    rest: Region,
-}
-
-impl Resting {
-    fn new(gpu: &dyn Gpu) -> Self {
-        let list = gpu.alloc(Place::Vram, (COUNT * Pair::BYTES) as usize).unwrap();
-        let rest = gpu.alloc(Place::Vram, 4096 + (COUNT * REPORT_BYTES) as usize).unwrap();
-        rest.signal(0, control::REST).unwrap();
-        for i in 0..COUNT {
-            let pair = Pair {
-                control: rest.addr(),
-                report: rest.addr().plus(4096 + u64::from(i * REPORT_BYTES)),
-                limit: LIMIT.as_nanos() as u64,
-                sq_entries: 2,
-                cq_entries: 2,
-                lba_shift: 9,
-                page_shift: 12,
-                ..Pair::default()
-            };
-            let words: Vec<u8> = pair.words().iter().flat_map(|word| word.to_le_bytes()).collect();
-            list.write((i * Pair::BYTES) as usize, &words).unwrap();
-        }
-        Self { list, rest }
-    }
-
-    fn rests(&self) -> bool {
-        (0..COUNT).all(|i| self.rest.word(4096 + (i * REPORT_BYTES) as usize + 4).unwrap() == 1)
-    }
+fn resting(gpu: &Arc<dyn Gpu>) -> Pairs {
+    let (table, namespace) = (Table::new(gpu, 1).unwrap(), gpu.alloc(Place::Vram, 4096).unwrap());
+    let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit: LIMIT, flags: 0 };
+    Pairs::new(gpu, common, &table, COUNT, 4096).unwrap()
 }
 
 fn timed<R>(what: &str, f: impl FnOnce() -> R) -> R {
@@ -60,11 +35,13 @@ fn timed<R>(what: &str, f: impl FnOnce() -> R) -> R {
 fn all_goes_on_beside_kernels_that_stay() {
     let Some(bench) = bench("all_goes_on_beside_kernels_that_stay") else { return };
     let gpu = &bench.gpu;
-    let resting = Resting::new(gpu);
+    let resting = resting(&(Arc::new(gpu.clone()) as Arc<dyn Gpu>));
     let (free, _) = gpu.memory_info().unwrap();
     let started = Instant::now();
-    let staying = gpu.serve(resting.list.addr(), COUNT, LIMIT).unwrap();
-    timed("seeing that it rests", || while !resting.rests() {});
+    resting.start().unwrap();
+    assert!(matches!(resting.start(), Err(Error::Launch(_))), "they run already");
+    let rests = || resting.numbers().all(|qid| resting.wait(qid, 1).unwrap());
+    assert!(timed("seeing that it rests", rests));
     let vram = timed("allocating GPU memory", || gpu.alloc(Place::Vram, 64 << 20).unwrap());
     let pinned = timed("allocating pinned memory", || gpu.alloc(Place::PinnedHost, 16 << 20).unwrap());
     let own = HostMem::anonymous(8 << 20).unwrap();
@@ -89,10 +66,30 @@ fn all_goes_on_beside_kernels_that_stay() {
     timed("giving host memory back", || drop(adopted));
     let again = timed("registering it again", || gpu.adopt(Place::PinnedHost, own).unwrap());
     drop(again);
-    assert!(started.elapsed() < LIMIT && !staying.is_over());
-    resting.rest.signal(0, control::STOP).unwrap();
-    timed("ending it", || drop(staying));
+    assert!(started.elapsed() < LIMIT && !resting.is_over());
+    timed("ending it", || resting.stop().unwrap());
     drop(scratch);
     let (after, _) = gpu.memory_info().unwrap();
     assert!(after + (32 << 20) > free, "{free} bytes were free before, {after} are after");
+}
+
+#[test]
+fn controllers_are_given_no_memory_that_is_not_there() {
+    let Some(bench) = bench("controllers_are_given_no_memory_that_is_not_there") else { return };
+    let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
+    let (pairs, mut table) = (resting(&gpu), Table::new(&gpu, 8).unwrap());
+    let emulated = Emulated::new().alloc(Place::Vram, 4096).unwrap();
+    let rings = gpu.alloc(Place::Vram, 4096).unwrap();
+    let begin = |sq: GpuAddr, cq: GpuAddr| {
+        let (sq_entries, cq_entries, faults) = (16, 16, &[] as &[_]);
+        pairs.begin(1, &Begin { sq, cq, sq_entries, cq_entries, cqid: 1, page_shift: 12, faults })
+    };
+    let good = rings.addr();
+    for bad in [GpuAddr(0), GpuAddr(4096), good.plus(1 << 40), emulated.addr(), good.plus((64 << 10) - 6)] {
+        assert!(matches!(begin(bad, good), Err(Error::Launch(_))), "{bad}");
+        assert!(matches!(begin(good, bad), Err(Error::Launch(_))), "{bad}");
+        let range = Range { bus: 1 << 44, bytes: 4096, target: bad };
+        assert!(matches!(table.add(range), Err(Error::Launch(_))), "{bad}");
+    }
+    table.add(Range { bus: 1 << 44, bytes: 4096, target: good }).unwrap();
 }

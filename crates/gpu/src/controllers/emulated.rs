@@ -7,6 +7,7 @@ use onehop_controller::{SERVE_LOCAL_WORDS, serve};
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
 
+use super::Serving;
 use crate::space::{Space, View};
 use crate::{Error, Resident, Result};
 
@@ -53,7 +54,8 @@ impl onehop_controller::Wide for View {
 pub(crate) struct Controllers(Vec<JoinHandle<()>>);
 
 impl Controllers {
-    pub(crate) fn start(space: &Arc<Space>, lanes: u32, pairs: GpuAddr, count: u32) -> Result<Self> {
+    pub(crate) fn start(space: &Arc<Space>, lanes: u32, serving: &Serving) -> Result<Self> {
+        let Serving { pairs, count, .. } = *serving;
         let mut controllers = Self(Vec::new());
         for index in 0..count {
             let (space, bytes) = (space.clone(), u64::from(onehop_controller::Pair::BYTES));

@@ -7,12 +7,13 @@
 //! a mapping has no bytes before it has its address, and none when it loses it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use onehop_controller::Range;
-use onehop_gpu::{Error, Gpu, Place, Region, Result};
 use onehop_proto::GpuAddr;
 
-use crate::memory::put;
+use super::{Hold, put};
+use crate::{Error, Gpu, Place, Region, Result};
 
 const BYTES: usize = Range::BYTES as usize;
 /// Stands where nothing is mapped.
@@ -26,36 +27,45 @@ struct Live {
     bytes: u64,
     target: GpuAddr,
     at: usize,
+    memory: Hold,
 }
 
 /// The table.
-pub(crate) struct Table {
+pub struct Table {
+    gpu: Arc<dyn Gpu>,
     region: Region,
     room: usize,
     live: BTreeMap<u64, Live>,
     used: usize,
     /// Whether warps may search it.
     searched: bool,
+    /// The memory of mappings that went while warps searched: one of them may still move bytes there.
+    gone: Vec<Hold>,
 }
 
 impl Table {
-    pub(crate) fn new(gpu: &dyn Gpu, room: usize) -> Result<Self> {
+    /// With room for so many mappings at once, and for so many that come while warps search it.
+    ///
+    /// # Errors
+    /// When the GPU has no memory left.
+    pub fn new(gpu: &Arc<dyn Gpu>, room: usize) -> Result<Self> {
         let region = gpu.alloc(Place::Vram, room * BYTES)?;
-        let mut table = Self { region, room, live: BTreeMap::new(), used: 0, searched: false };
+        let (gpu, live, gone) = (gpu.clone(), BTreeMap::new(), Vec::new());
+        let mut table = Self { gpu, region, room, live, used: 0, searched: false, gone };
         table.compact()?;
         Ok(table)
     }
 
-    pub(crate) fn addr(&self) -> GpuAddr {
-        self.region.addr()
-    }
-
-    pub(crate) fn room(&self) -> u32 {
-        self.room as u32
+    /// Its memory, and how many places warps search there.
+    pub(super) fn memory(&self) -> (&Region, u32) {
+        (&self.region, self.room as u32)
     }
 
     /// Adds a mapping; its bus address is above all others. Both addresses are multiples of sixteen.
-    pub(crate) fn add(&mut self, range: Range) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the target is no memory that the GPU reaches, or there is no room.
+    pub fn add(&mut self, range: Range) -> Result<()> {
         if self.used == self.room && !self.searched {
             self.compact()?;
         }
@@ -63,19 +73,26 @@ impl Table {
             let why = format!("{} mappings came and went while queues were served", self.room);
             return Err(Error::Launch(why));
         }
+        let memory = self.gpu.hold("mapped memory", range.target, range.bytes)?;
         let at = self.used;
         for part in [TARGET, BUS, LENGTH] {
             self.write(at, &range, part)?;
         }
-        self.live.insert(range.bus, Live { bytes: range.bytes, target: range.target, at });
+        self.live.insert(range.bus, Live { bytes: range.bytes, target: range.target, at, memory });
         self.used += 1;
         Ok(())
     }
 
     /// Takes a mapping away.
-    pub(crate) fn remove(&mut self, bus: u64) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn remove(&mut self, bus: u64) -> Result<()> {
         let Some(gone) = self.live.remove(&bus) else { return Ok(()) };
         self.write(gone.at, &NOWHERE, LENGTH)?;
+        if self.searched {
+            self.gone.push(gone.memory);
+        }
         // Places at the end can be used again at once.
         let used = self.live.values().map(|live| live.at + 1).max().unwrap_or(0);
         for at in (used..self.used).rev() {
@@ -91,15 +108,19 @@ impl Table {
     }
 
     /// Where `bytes` bytes at a bus address lie, if they are mapped.
-    pub(crate) fn find(&self, bus: u64, bytes: u64) -> Option<GpuAddr> {
+    pub fn find(&self, bus: u64, bytes: u64) -> Option<GpuAddr> {
         let (start, live) = self.live.range(..=bus).next_back()?;
         let offset = bus - start;
         (offset.checked_add(bytes)? <= live.bytes).then(|| live.target.plus(offset))
     }
 
     /// Warps are about to search it, or none does any more.
-    pub(crate) fn set_searched(&mut self, searched: bool) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn set_searched(&mut self, searched: bool) -> Result<()> {
         self.searched = searched;
+        self.gone.clear();
         if searched { self.compact() } else { Ok(()) }
     }
 
@@ -118,10 +139,13 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use onehop_gpu::Emulated;
-
     use super::*;
-    use crate::memory::get;
+    use crate::Emulated;
+    use crate::controllers::get;
+
+    fn emulated() -> Arc<dyn Gpu> {
+        Arc::new(Emulated::new())
+    }
 
     fn range(bus: u64) -> Range {
         Range { bus, bytes: 4096, target: GpuAddr(bus << 8) }
@@ -134,7 +158,7 @@ mod tests {
 
     #[test]
     fn nothing_moves_while_it_is_searched() {
-        let mut table = Table::new(&Emulated::new(), 4).unwrap();
+        let mut table = Table::new(&emulated(), 4).unwrap();
         for bus in [0x10000, 0x20000, 0x30000] {
             table.add(range(bus)).unwrap();
         }

@@ -1,0 +1,49 @@
+//! Memory of controllers that stay on a GPU ([`Gpu::serve`]): descriptors of queue pairs, and a table of what is mapped.
+//!
+//! Both are full of addresses that controllers read and write, so neither lends its memory: an address gets there when it has
+//! been checked to be memory of the GPU's, which is kept until the controllers have ended.
+
+pub(crate) mod emulated;
+mod pairs;
+mod table;
+
+pub use pairs::{Begin, Common, Pairs};
+pub use table::Table;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_proto::GpuAddr;
+
+#[allow(unused_imports, reason = "for the links above")]
+use crate::Gpu;
+use crate::{Region, Result};
+
+/// Keeps memory from being freed.
+pub type Hold = Arc<dyn Send + Sync>;
+
+/// What [`Gpu::serve`] starts: made by [`Pairs::start`] alone.
+pub struct Serving {
+    pub(crate) pairs: GpuAddr,
+    pub(crate) count: u32,
+    pub(crate) limit: Duration,
+    /// Kept until all have ended.
+    pub(crate) memory: Vec<Region>,
+}
+
+/// Writes words from `at` on.
+fn put(region: &Region, at: usize, words: &[u32]) -> Result<()> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    region.write(at, &bytes)
+}
+
+/// Reads `N` words from `at` on.
+fn get<const N: usize>(region: &Region, at: usize) -> Result<[u32; N]> {
+    let mut bytes = vec![0; N * 4];
+    region.read(at, &mut bytes)?;
+    let mut words = [0; N];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*bytes);
+    }
+    Ok(words)
+}

@@ -1,0 +1,362 @@
+//! A queue pair as its warp finds it: a descriptor and what it names, all in VRAM.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_controller::layout::{
+    KEPT, LOCAL_SPANS, MAX_FAULTS, PARKED_BYTES, PARKED_KIND, REPORT_BYTES, SPAN_BYTES, Violation, control,
+};
+use onehop_controller::{Fault, Pair, Report};
+use onehop_proto::{Cqe, GpuAddr, Sqe};
+
+use super::{Hold, Serving, Table, get, put};
+use crate::{Error, Gpu, Place, Region, Resident, Result};
+
+/// Commands of a pair that can wait for their time.
+const PARKED: u32 = 64;
+/// Words that both sides poll lie on lines of their own.
+const LINE: usize = 128;
+/// How long a warp may take to see what its host wants. A warp looks every few microseconds; this is for a machine that
+/// is very busy.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the parts of one pair's memory start.
+#[derive(Clone, Copy)]
+struct Places {
+    sq_door: usize,
+    cq_door: usize,
+    control: usize,
+    report: usize,
+    faults: usize,
+    parked: usize,
+    spans: usize,
+    bytes: usize,
+}
+
+impl Places {
+    fn new(spans: u32) -> Self {
+        let (sq_door, cq_door, control, report) = (0, LINE, 2 * LINE, 3 * LINE);
+        let faults = report + (REPORT_BYTES as usize).next_multiple_of(LINE);
+        let parked = faults + (MAX_FAULTS * Fault::BYTES) as usize;
+        let at = parked + (PARKED * PARKED_BYTES) as usize;
+        let bytes = (at + (spans * SPAN_BYTES) as usize).next_multiple_of(LINE);
+        Self { sq_door, cq_door, control, report, faults, parked, spans: at, bytes }
+    }
+}
+
+/// What all pairs of a drive have in common.
+#[derive(Clone)]
+pub struct Common {
+    /// The blocks, from its first byte on.
+    pub namespace: Region,
+    /// How many there are.
+    pub blocks: u64,
+    /// Power of two of the bytes of a block, 9 to 16.
+    pub lba_shift: u32,
+    /// Bytes of the longest transfer.
+    pub max_bytes: u32,
+    /// After so long a controller ends by itself.
+    pub limit: Duration,
+    /// See [`flag`](onehop_controller::layout::flag).
+    pub flags: u32,
+}
+
+/// A pair that begins.
+#[derive(Clone, Copy)]
+pub struct Begin<'a> {
+    /// The submission queue.
+    pub sq: GpuAddr,
+    /// The completion queue.
+    pub cq: GpuAddr,
+    /// Entries of the one, 2 to 65 536.
+    pub sq_entries: u32,
+    /// Entries of the other, likewise.
+    pub cq_entries: u32,
+    /// The number of the completion queue.
+    pub cqid: u16,
+    /// Power of two of the bytes of a page, 12 to 27.
+    pub page_shift: u32,
+    /// What goes wrong, eight at most.
+    pub faults: &'a [Fault],
+}
+
+/// The memory of all pairs of a drive, by queue number from 1 on.
+pub struct Pairs {
+    // First, as dropping it waits for the controllers' end.
+    state: Mutex<State>,
+    gpu: Arc<dyn Gpu>,
+    descriptors: Region,
+    rest: Region,
+    /// The table of what is mapped, and its places.
+    ranges: (Region, u32),
+    places: Places,
+    common: Common,
+    count: u16,
+}
+
+#[derive(Default)]
+struct State {
+    running: Option<Box<dyn Resident>>,
+    /// The rings of all pairs that began while these run.
+    held: Vec<Hold>,
+}
+
+impl Pairs {
+    /// Memory for so many pairs.
+    ///
+    /// # Errors
+    /// When the GPU has none left, or the namespace is shorter than its blocks.
+    pub fn new(
+        gpu: &Arc<dyn Gpu>,
+        common: Common,
+        table: &Table,
+        count: u16,
+        page_bytes: u32,
+    ) -> Result<Self> {
+        let Common { namespace, blocks, lba_shift, max_bytes, .. } = &common;
+        let bytes = (9..=16).contains(lba_shift).then(|| blocks.checked_mul(1 << lba_shift)).flatten();
+        if bytes.is_none_or(|bytes| bytes > namespace.len() as u64) || count == 0 || page_bytes == 0 {
+            let len = namespace.len();
+            let why = format!("{count} pairs for {blocks} blocks of 2^{lba_shift} bytes in {len} bytes");
+            return Err(Error::Launch(why));
+        }
+        // Two more pieces than pages: a transfer need not start on a page, and neither need its list.
+        let spans = (max_bytes / page_bytes).saturating_add(2).saturating_sub(LOCAL_SPANS);
+        let places = Places::new(spans);
+        let descriptors = gpu.alloc(Place::Vram, usize::from(count) * Pair::BYTES as usize)?;
+        let rest = gpu.alloc(Place::Vram, usize::from(count) * places.bytes)?;
+        let (ranges, room) = table.memory();
+        let (state, gpu, ranges) = (Mutex::default(), gpu.clone(), (ranges.clone(), room));
+        Ok(Self { state, gpu, descriptors, rest, ranges, places, common, count })
+    }
+
+    /// The numbers of the pairs.
+    pub fn numbers(&self) -> impl Iterator<Item = u16> + use<> {
+        1..=self.count
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The doorbells of a pair: the submission queue's tail, and the completion queue's head of the same number.
+    #[must_use]
+    pub fn doors(&self, qid: u16) -> [GpuAddr; 2] {
+        [self.places.sq_door, self.places.cq_door].map(|place| self.addr_of(qid, place))
+    }
+
+    /// Starts a controller for each pair, at rest.
+    ///
+    /// # Errors
+    /// When they cannot be started, or run already.
+    pub fn start(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.running.is_some() {
+            return Err(Error::Launch("these controllers run already".into()));
+        }
+        state.held.clear();
+        self.reset()?;
+        let memory = [&self.descriptors, &self.rest, &self.ranges.0, &self.common.namespace];
+        state.running = Some(self.gpu.serve(Serving {
+            pairs: self.descriptors.addr(),
+            count: self.count.into(),
+            limit: self.common.limit,
+            memory: memory.map(Region::clone).into(),
+        })?);
+        Ok(())
+    }
+
+    /// Whether they were started, and not stopped since.
+    pub fn are_started(&self) -> bool {
+        self.state().running.is_some()
+    }
+
+    /// Whether a controller has ended, asked to or not.
+    pub fn is_over(&self) -> bool {
+        self.state().running.as_ref().is_some_and(|running| running.is_over())
+    }
+
+    fn at(&self, qid: u16, place: usize) -> usize {
+        // A number that there is none of leads behind the memory, where nothing is read or written.
+        usize::from(qid.wrapping_sub(1)) * self.places.bytes + place
+    }
+
+    fn addr_of(&self, qid: u16, place: usize) -> GpuAddr {
+        self.rest.addr().plus(self.at(qid, place) as u64)
+    }
+
+    /// Every pair as a warp finds it first: at rest.
+    fn reset(&self) -> Result<()> {
+        self.rest.fill(0, self.rest.len(), 0)?;
+        let nothing = GpuAddr(0);
+        for qid in self.numbers() {
+            let begin = Begin {
+                sq: nothing,
+                cq: nothing,
+                sq_entries: 2,
+                cq_entries: 2,
+                cqid: qid,
+                page_shift: 12,
+                faults: &[],
+            };
+            self.describe(qid, &begin)?;
+            self.rest.signal(self.at(qid, self.places.control), control::REST)?;
+        }
+        Ok(())
+    }
+
+    fn describe(&self, qid: u16, begin: &Begin<'_>) -> Result<()> {
+        let (common, p) = (&self.common, self.places);
+        let pair = Pair {
+            sq: begin.sq,
+            cq: begin.cq,
+            sq_door: self.addr_of(qid, p.sq_door),
+            cq_door: self.addr_of(begin.cqid, p.cq_door),
+            namespace: common.namespace.addr(),
+            blocks: common.blocks,
+            ranges: self.ranges.0.addr(),
+            faults: self.addr_of(qid, p.faults),
+            parked: self.addr_of(qid, p.parked),
+            spans: self.addr_of(qid, p.spans),
+            report: self.addr_of(qid, p.report),
+            control: self.addr_of(qid, p.control),
+            limit: common.limit.as_nanos() as u64,
+            sq_entries: begin.sq_entries,
+            cq_entries: begin.cq_entries,
+            sqid: qid.into(),
+            nsid: 1,
+            lba_shift: common.lba_shift,
+            page_shift: begin.page_shift,
+            max_bytes: common.max_bytes,
+            range_count: self.ranges.1,
+            fault_count: begin.faults.len() as u32,
+            parked_count: PARKED,
+            flags: common.flags,
+            span_count: ((p.bytes - p.spans) / SPAN_BYTES as usize) as u32,
+            ..Pair::default()
+        };
+        put(&self.descriptors, usize::from(qid - 1) * Pair::BYTES as usize, &pair.words())
+    }
+
+    /// Lets a warp that rests begin with a new pair; false if it does not answer. It looks through all that is mapped first,
+    /// which must stand still meanwhile.
+    ///
+    /// # Errors
+    /// When a ring is not memory that the GPU reaches, or the description makes no sense.
+    pub fn begin(&self, qid: u16, begin: &Begin<'_>) -> Result<bool> {
+        let (entries, of_ours) = (2..=65_536, 1..=self.count);
+        let makes_sense = entries.contains(&begin.sq_entries)
+            && entries.contains(&begin.cq_entries)
+            && of_ours.contains(&qid)
+            && of_ours.contains(&begin.cqid)
+            && (12..=27).contains(&begin.page_shift)
+            && begin.faults.len() <= MAX_FAULTS as usize;
+        if !makes_sense {
+            return Err(Error::Launch(format!("no controller takes queue {qid} as it is described")));
+        }
+        let rings = [(begin.sq, begin.sq_entries, Sqe::BYTES), (begin.cq, begin.cq_entries, Cqe::BYTES)];
+        for (at, entries, bytes) in rings {
+            let held = self.gpu.hold("a ring", at, u64::from(entries) * bytes as u64)?;
+            self.state().held.push(held);
+        }
+        self.describe(qid, begin)?;
+        for (i, fault) in begin.faults.iter().enumerate() {
+            put(&self.rest, self.fault_at(qid, i), &fault.words())?;
+        }
+        self.rest.signal(self.at(qid, self.places.sq_door), 0)?;
+        self.rest.signal(self.at(begin.cqid, self.places.cq_door), 0)?;
+        // Whoever has looked and is content clears the places for commands that wait.
+        let waiting = self.at(qid, self.places.parked) + PARKED_KIND as usize;
+        self.rest.signal(waiting, u32::MAX)?;
+        self.rest.signal(self.at(qid, self.places.control), control::RUN)?;
+        Ok(self.wait(qid, 0)? && self.wait_for(waiting, 0)?)
+    }
+
+    /// Has a warp let go of its pair; false if it does not answer.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn end(&self, qid: u16) -> Result<bool> {
+        self.rest.signal(self.at(qid, self.places.control), control::REST)?;
+        self.wait(qid, 1)
+    }
+
+    /// Waits until a warp rests, or does not; false if that takes too long.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn wait(&self, qid: u16, resting: u32) -> Result<bool> {
+        self.wait_for(self.at(qid, self.places.report + core::mem::offset_of!(Report, resting)), resting)
+    }
+
+    fn wait_for(&self, at: usize, word: u32) -> Result<bool> {
+        let start = Instant::now();
+        while self.rest.word(at)? != word {
+            if start.elapsed() > PATIENCE {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+        Ok(true)
+    }
+
+    /// Has every warp end, and waits for that.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn stop(&self) -> Result<()> {
+        let running = self.state().running.take();
+        let stop = |qid| self.rest.signal(self.at(qid, self.places.control), control::STOP);
+        let stopped = self.numbers().try_for_each(stop);
+        drop(running);
+        self.state().held.clear();
+        stopped
+    }
+
+    /// The submission queue's tail.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn ring_sq(&self, qid: u16, tail: u32) -> Result<()> {
+        self.rest.signal(self.at(qid, self.places.sq_door), tail)
+    }
+
+    /// The completion queue's head.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn ring_cq(&self, qid: u16, head: u32) -> Result<()> {
+        self.rest.signal(self.at(qid, self.places.cq_door), head)
+    }
+
+    /// A fault as the warp left it.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn fault(&self, qid: u16, index: usize) -> Result<Fault> {
+        Ok(Fault::from_words(&get(&self.rest, self.fault_at(qid, index))?))
+    }
+
+    fn fault_at(&self, qid: u16, index: usize) -> usize {
+        self.at(qid, self.places.faults) + index * Fault::BYTES as usize
+    }
+
+    /// How a pair goes.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn report(&self, qid: u16) -> Result<Report> {
+        Ok(Report::from_words(&get(&self.rest, self.at(qid, self.places.report))?))
+    }
+
+    /// The breaches that a warp found, from number `from` on, and how many there are in all.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    pub fn violations(&self, qid: u16, from: u32) -> Result<(Vec<Violation>, u32)> {
+        let count = self.report(qid)?.violations;
+        let at = |i: u32| self.at(qid, self.places.report) + (Report::BYTES + i * Violation::BYTES) as usize;
+        let one = |i| Ok(Violation::from_words(&get(&self.rest, at(i))?));
+        Ok(((from..count.min(KEPT)).map(one).collect::<Result<_>>()?, count))
+    }
+}
