@@ -171,6 +171,8 @@ impl Drive {
     /// # Errors
     /// When the controller has too few, or a part cannot lie where it should.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
+        // Before any kernel of somebody else's stays on the GPU: the driver loads none while one runs.
+        gpu.load_kernels()?;
         let cell = GpuCell::create(&self.0, &*gpu, &setup)?;
         Ok(GpuQueues { drive: self.0.clone(), gpu, setup, cell, turn: Mutex::default() })
     }

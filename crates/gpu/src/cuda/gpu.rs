@@ -326,6 +326,7 @@ impl Gpu for CudaGpu {
     }
 
     fn load_kernels(&self) -> Result<()> {
+        self.0.copies.load_marker()?;
         self.kernels().map(|_| ())
     }
 
@@ -451,6 +452,7 @@ impl Gpu for CudaGpu {
     }
 
     fn load_controllers(&self) -> Result<()> {
+        self.0.copies.load_marker()?;
         self.rig().map(|_| ())
     }
 

@@ -311,6 +311,18 @@ impl Stream {
         copied.map(|_| ())
     }
 
+    /// Loads the kernels for marks: while a kernel runs that stays, the driver would wait for its end before it loads any.
+    pub(super) fn load_marker(&self) -> Result<()> {
+        self.marker(&mut self.marker.lock().unwrap_or_else(PoisonError::into_inner)).map(|_| ())
+    }
+
+    fn marker(&self, slot: &mut Option<Arc<Marker>>) -> Result<Arc<Marker>> {
+        if let Some(marker) = slot {
+            return Ok(marker.clone());
+        }
+        Ok(slot.insert(Arc::new(Marker::load(&self.context)?)).clone())
+    }
+
     /// Runs a kernel for marks that stand side by side, and `after` when it has ended. One at a time: they share a counter. What
     /// the kernel uses is left to the GPU if it does not end.
     fn by_marker<R, T>(
@@ -320,10 +332,7 @@ impl Stream {
         after: impl FnOnce(R) -> Result<T>,
     ) -> Result<T> {
         let mut slot = self.marker.lock().unwrap_or_else(PoisonError::into_inner);
-        let marker = match &*slot {
-            Some(marker) => marker.clone(),
-            None => slot.insert(Arc::new(Marker::load(&self.context)?)).clone(),
-        };
+        let marker = self.marker(&mut slot)?;
         let begun = begin(&marker);
         match self.end() {
             End::Over => begun.and_then(after),
