@@ -19,8 +19,10 @@ use super::stream::{LONGEST, Stream};
 use crate::region::DeviceBytes;
 use crate::{Error, Result};
 
-/// Plain allocations are made in steps of a GPU page, so that each starts and ends on host pages too.
+/// Plain allocations start and end on a GPU page, so that they do on host pages too.
 const UNIT: usize = 64 << 10;
+/// The driver cuts shorter allocations from larger ones, behind whatever else of this process lies there.
+const WHOLE: usize = 2 << 20;
 /// Bytes of a barrier: the driver cuts small allocations from a larger one.
 const BARRIER: usize = 256;
 /// How long memory that was dropped is waited for where there is no room for more.
@@ -41,12 +43,10 @@ pub enum DeviceKind {
 
 #[derive(Clone, Copy)]
 enum Origin {
-    Plain,
+    /// What the driver gave begins here.
+    Plain { base: DevicePtr },
     /// The handle of the physical memory, which is mapped at the address, and an allocation that tells when nobody uses it.
-    Mapped {
-        handle: u64,
-        barrier: DevicePtr,
-    },
+    Mapped { handle: u64, barrier: DevicePtr },
     /// An IPC handle of another process was opened.
     Opened,
     /// Somebody else in this process has allocated it, and frees it.
@@ -100,10 +100,18 @@ impl DeviceMemory {
     fn plain(context: &Arc<Context>, stream: &Arc<Stream>, bytes: usize) -> Result<Self> {
         let bytes = round_up(bytes, UNIT)?;
         let what = format!("allocating {bytes} bytes of GPU memory");
-        let mut at = 0;
-        // SAFETY: `at` lives across the call, and the context is current in it.
-        with_room(context, &what, |driver| unsafe { driver.alloc(&mut at, bytes) })?;
-        let memory = Self::on(context, stream, (at, bytes), Origin::Plain);
+        let mut base = 0;
+        let all = if bytes < WHOLE { bytes + UNIT } else { bytes };
+        // SAFETY: `base` lives across the call, and the context is current in it.
+        with_room(context, &what, |driver| unsafe { driver.alloc(&mut base, all) })?;
+        let at = base.next_multiple_of(UNIT as u64);
+        let memory = Self::on(context, stream, (at, bytes), Origin::Plain { base });
+        if at + bytes as u64 > base + all as u64 {
+            return Err(Error::NotSupported {
+                what,
+                why: format!("the driver placed them at {base:#x}, which is not on a page of 64 KiB"),
+            });
+        }
         // Another device may write this memory: no copy may return before it has been made.
         let on: u32 = 1;
         // SAFETY: the attribute is a 32-bit number, and `at` was allocated above.
@@ -318,7 +326,7 @@ impl Drop for DeviceMemory {
 fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> Freed {
     let answer = context.attempt(|driver| match origin {
         // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
-        Origin::Plain => unsafe { driver.free(at) },
+        Origin::Plain { base } => unsafe { driver.free(*base) },
         // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
         Origin::Opened => unsafe { driver.ipc_close(at) },
         Origin::Lent => Ok(()),

@@ -252,3 +252,28 @@ fn copies_of_one_call_land_as_single_ones() {
     assert!(copier.copy_all(&[all[1], outside]).is_err());
     copier.copy_all(&[]).unwrap();
 }
+
+/// The driver cuts small allocations from larger ones, behind what others of the process have taken.
+#[test]
+fn small_allocations_of_others_leave_ours_on_whole_pages() {
+    let Some(bench) = bench("small_allocations_of_others_leave_ours_on_whole_pages") else { return };
+    crate::raw::enter();
+    for others in [1, 256, 513, 4096] {
+        let mut taken = 0;
+        // SAFETY: `taken` lives across the call; the context is current.
+        let answer = unsafe { cudarc::driver::sys::cuMemAlloc_v2(&mut taken, others) };
+        crate::raw::ok("allocate", answer).unwrap();
+        for bytes in [1, 4096, 65536, 100_000, 1 << 20, (2 << 20) - 1, 2 << 20] {
+            let region = bench.gpu.alloc(Place::Vram, bytes).unwrap();
+            assert!(
+                region.addr().0.is_multiple_of(65536),
+                "{bytes} bytes behind {others}: {}",
+                region.addr()
+            );
+            region.write(0, &vec![0xa5; bytes]).unwrap();
+            let mut got = vec![0; bytes];
+            region.read(0, &mut got).unwrap();
+            assert!(got.iter().all(|byte| *byte == 0xa5));
+        }
+    }
+}
