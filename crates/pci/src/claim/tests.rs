@@ -28,7 +28,10 @@ struct Fake {
 
 impl Fake {
     fn new(name: &str, drivers: &[&str]) -> Self {
-        let folder = std::env::temp_dir().join(format!("onehop-pci-claim-{}-{name}", std::process::id()));
+        // In memory where there is such a place: sysfs is not on a disk either, which may keep a writer waiting.
+        let shm = PathBuf::from("/dev/shm");
+        let place = if shm.is_dir() { shm } else { std::env::temp_dir() };
+        let folder = place.join(format!("onehop-pci-claim-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         let put = |file: &str, bytes: &[u8]| {
             let at = folder.join(file);
@@ -80,10 +83,24 @@ impl Fake {
         self.root().link_name(&format!("/sys/bus/pci/devices/{DEVICE}/driver"))
     }
 
+    /// What was asked of the kernel and not yet done, and whether it still works.
+    fn state(&self) -> String {
+        let drivers = self.folder.join("sys/bus/pci/drivers");
+        let mut files: Vec<_> = fs::read_dir(drivers)
+            .unwrap()
+            .flat_map(|driver| ["bind", "unbind"].map(|file| driver.as_ref().unwrap().path().join(file)))
+            .collect();
+        files.push(self.folder.join("sys/bus/pci/drivers_probe"));
+        let pending: Vec<_> =
+            files.iter().filter(|file| fs::read(file).is_ok_and(|text| !text.is_empty())).collect();
+        let ended = self.kernel.as_ref().is_none_or(std::thread::JoinHandle::is_finished);
+        format!("pending {pending:?}, the kernel's thread has ended: {ended}")
+    }
+
     fn wait_for(&self, driver: &str) {
         let begun = Instant::now();
         while self.driver().as_deref() != Some(driver) {
-            assert!(begun.elapsed() < SOON, "it is with {:?}, not {driver}", self.driver());
+            assert!(begun.elapsed() < SOON, "it is with {:?}, not {driver}: {}", self.driver(), self.state());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -123,7 +140,7 @@ fn turn(folder: &Path) {
             continue;
         }
         if asked(driver.join("bind")) || (probed && over.starts_with(name)) {
-            let _ = symlink(format!("../../drivers/{name}"), &link);
+            symlink(format!("../../drivers/{name}"), &link).unwrap();
         }
     }
 }
