@@ -1,5 +1,5 @@
 //! Functions for other people's kernels: what `include/onehop/device.h` declares, to be linked with code in any language
-//! that calls C functions in PTX. A module of its own, without kernels. All that they do is `onehop_proto::kernel::Lent`.
+//! that calls C functions in PTX. A module of its own, without kernels. All that they do is `onehop_proto::kernel::DeviceQueue`.
 #![no_std]
 #![feature(asm_experimental_arch)]
 
@@ -7,7 +7,7 @@ use core::arch::asm;
 
 use onehop_device::gpu::Gpu;
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Answer, Command, Lent, LentOp};
+use onehop_proto::kernel::{Answer, Command, DeviceQueue, DeviceOp};
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -19,8 +19,8 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 #[repr(C)]
 pub struct Queue([u32; 0]);
 
-fn open(queue: *const Queue) -> Option<Lent<Gpu>> {
-    Lent::open(&Gpu, GpuAddr(queue as u64))
+fn open(queue: *const Queue) -> Option<DeviceQueue<Gpu>> {
+    DeviceQueue::open(&Gpu, GpuAddr(queue as u64))
 }
 
 /// Begins a command, and goes on with it. Once, however many functions use it.
@@ -35,7 +35,7 @@ fn start(
     waits: bool,
 ) -> i32 {
     *command = Command::NONE;
-    let begun = match (open(queue), LentOp::from_code(op)) {
+    let begun = match (open(queue), DeviceOp::from_code(op)) {
         (Some(lent), Some(op)) => lent.begin(&Gpu, op, lba, blocks, offset, command),
         (Some(_), None) => Answer::NoOperation,
         (None, _) => Answer::NoHandle,
@@ -63,7 +63,7 @@ fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
-    start(queue, LentOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true)
+    start(queue, DeviceOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
 /// Writes blocks from the data memory, from byte `offset` on, and waits for it.
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32,
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
-    start(queue, LentOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
+    start(queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
 /// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if that is under way; any other answer is its end.

@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_fuzz::{At, Bed, Post};
 use onehop_proto::kernel::{
-    Exit, Job, Outcome, OwnerQueue, Work, run_group, run_owner, run_shared, scratch_bytes, scratch_init,
+    Exit, Job, ItemOutcome, OwnerQueue, WorkItem, run_group, run_owner, run_shared, scratch_bytes, scratch_init,
     share,
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared, SharedLayout};
@@ -33,7 +33,7 @@ const LIMIT: u64 = 3000;
 
 fuzz_target!(|input: Input| {
     let count = u32::from(input.count);
-    let bytes = [count * Work::BYTES, count * Outcome::BYTES, 4];
+    let bytes = [count * WorkItem::BYTES, count * ItemOutcome::BYTES, 4];
     if input.shared { shared(&input, bytes) } else { owner(&input, bytes) }
 });
 
@@ -101,21 +101,21 @@ fn run(
     bed.script.replace(input.script.clone());
     for _ in 0..=input.launches % 3 {
         let job = job(input, bed, extra);
-        let outcome = |item: u32| bed.word(extra[1].plus(item * Outcome::BYTES));
-        (0..job.count).for_each(|item| outcome(item).set(Outcome::Pending.word()));
+        let outcome = |item: u32| bed.word(extra[1].plus(item * ItemOutcome::BYTES));
+        (0..job.count).for_each(|item| outcome(item).set(ItemOutcome::Pending.word()));
         let exit = launch(&job);
         assert_eq!(Exit::from_words(exit.words()), Some(exit));
-        let mine = || items.clone().map(|item| Outcome::from_word(outcome(item).get()));
+        let mine = || items.clone().map(|item| ItemOutcome::from_word(outcome(item).get()));
         let honest = bed.controller.borrow().is_honest();
         if exit == Exit::Finished {
-            assert!(mine().all(|o| matches!(o, Outcome::Done(_))), "it finished, but not everything");
+            assert!(mine().all(|o| matches!(o, ItemOutcome::Done(_))), "it finished, but not everything");
             assert!(
                 !honest || bed.controller.borrow().owes() == 0,
                 "commands are in flight that nobody waits for"
             );
         }
-        assert!(!honest || !matches!(exit, Exit::Stray(_)), "a proper completion is taken for a stray");
-        let in_doubt = mine().filter(|o| *o == Outcome::InDoubt).count();
+        assert!(!honest || !matches!(exit, Exit::UnexpectedCompletion(_)), "a proper completion is taken for a stray");
+        let in_doubt = mine().filter(|o| *o == ItemOutcome::InDoubt).count();
         assert!(in_doubt as u32 <= rings.capacity());
         // What it owes it may still write to memory: nobody may take that for free.
         assert!(!honest || in_doubt >= bed.controller.borrow().owes(), "memory in use is given up");

@@ -65,7 +65,7 @@ fn poll(bed: &Bed, owner: &mut Queue, busy: &mut BTreeMap<u16, u16>) {
             assert_eq!(busy.remove(&slot), Some(cqe.cid()), "a command completes that is not in flight");
             assert_eq!(owner.cid(slot), None);
         }
-        Some(Event::Stray(cqe)) => {
+        Some(Event::UnexpectedCompletion(cqe)) => {
             assert!(!busy.values().any(|cid| *cid == cqe.cid()), "a completion is lost");
             assert!(!bed.controller.borrow().is_honest(), "a proper completion is taken for a stray");
         }

@@ -66,7 +66,7 @@ fuzz_target!(|input: Input| {
             Step::Post(post) => bed.post(post),
         }
         assert!(tokens.len() as u32 <= layout.capacity());
-        let strays = bed.load(control.plus(layout.strays()));
+        let strays = bed.load(control.plus(layout.unexpected_completions()));
         assert!(
             strays == 0 || !bed.controller.borrow().is_honest(),
             "a proper completion is taken for a stray"

@@ -215,5 +215,5 @@ impl Warp for Bed {
         (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
     }
 
-    fn fetched(&self) {}
+    fn wait_fetches(&self) {}
 }

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu};
-use onehop_load::engine::Shelf;
+use onehop_load::engine::RingCache;
 
 use crate::dlpack;
 use crate::error::{Error, Result};
 
 /// What was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum DeviceSpec {
     /// GPU 0 where CUDA works, else the CPU's memory.
     Any,
     /// The CPU's memory: the emulated GPU's.
@@ -21,7 +21,7 @@ pub(crate) enum Wish {
     Cuda(String),
 }
 
-impl Wish {
+impl DeviceSpec {
     pub(crate) fn parse(text: Option<&str>) -> Result<Self> {
         let Some(text) = text else { return Ok(Self::Any) };
         let is_ordinal = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -40,8 +40,8 @@ impl Wish {
     }
 
     /// Where loads to it leave their ring for the next one.
-    pub(crate) fn shelf(&self) -> Arc<Shelf> {
-        static SHELVES: Mutex<BTreeMap<String, Arc<Shelf>>> = Mutex::new(BTreeMap::new());
+    pub(crate) fn ring_cache(&self) -> Arc<RingCache> {
+        static SHELVES: Mutex<BTreeMap<String, Arc<RingCache>>> = Mutex::new(BTreeMap::new());
         let name = match self {
             Self::Cpu => "cpu",
             Self::Any => "0",

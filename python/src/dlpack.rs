@@ -92,7 +92,7 @@ pub(crate) struct Export {
 
 /// A managed tensor and what it points to. It is what consumers have a pointer to, so it comes first.
 #[repr(C)]
-struct Held<M> {
+struct ManagedTensor<M> {
     managed: M,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -167,7 +167,7 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
         byte_offset: 0,
     };
     let managed = M::new(tensor, if copied { IS_COPIED } else { 0 }, minor);
-    let held = Box::into_raw(Box::new(Held { managed, shape, strides, _memory: memory }));
+    let held = Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory }));
     // SAFETY: the box is this function's alone until the capsule has it.
     let tensor = unsafe { (*held).managed.tensor() };
     // SAFETY: as above; the vectors are not touched any more, so that their elements stay where they are.
@@ -191,7 +191,7 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
 // SAFETY: a Deleter, which only wrap gives away.
 unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
     // SAFETY: the managed tensor is the first field of the Held that wrap has boxed.
-    drop(unsafe { Box::from_raw(managed.cast::<Held<M>>()) });
+    drop(unsafe { Box::from_raw(managed.cast::<ManagedTensor<M>>()) });
 }
 
 /// Called by Python when the capsule goes. Whoever takes the tensor out of it gives it another name.

@@ -107,7 +107,7 @@ fn load_kind(error: &Load) -> Kind<'_> {
         Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
         Load::Gpu(_) => Kind::of("DeviceError"),
         Load::Stalled { .. } | Load::Slow { .. } => Kind::of("StalledError"),
-        Load::GivenUp => Kind::of("CancelledError"),
+        Load::Cancelled => Kind::of("CancelledError"),
         _ => Kind::of("OnehopError"),
     }
 }

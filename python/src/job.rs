@@ -15,7 +15,7 @@ use onehop_load::stream::Stream;
 use onehop_load::{LocalFile, Manifest, Model, Part, Plan, Selection, TensorInfo, check};
 use pyo3::prelude::*;
 
-use crate::device::{Device, Wish};
+use crate::device::{Device, DeviceSpec};
 use crate::dlpack;
 use crate::dtype::{carried, data_type};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ use crate::outcome::{Outcome, Start};
 use crate::tensor::{Tensor, packed_strides};
 
 /// How long Python is not asked whether somebody pressed Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
 const END: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ const ALIGN: u64 = 64;
 /// What is to be loaded, and how.
 pub(crate) struct Request {
     pub model: Arc<Model>,
-    pub device: Wish,
+    pub device: DeviceSpec,
     pub wanted: Wanted,
     pub options: engine::Options,
     pub verify: bool,
@@ -102,7 +102,7 @@ impl Job {
     pub(crate) fn start(request: Request) -> Result<Self> {
         let (sender, events) = channel();
         let shared = Arc::<Shared>::default();
-        let work = Work { request, shared: shared.clone(), sender, start: Instant::now() };
+        let work = LoadTask { request, shared: shared.clone(), sender, start: Instant::now() };
         let thread = std::thread::Builder::new().name("onehop load".into());
         thread.spawn(move || work.run()).map_err(Error::Thread)?;
         Ok(Self {
@@ -139,12 +139,12 @@ impl Job {
         loop {
             py.check_signals().inspect_err(|_| self.cancel(py))?;
             if self.shared.is_stopped() {
-                return Err(Error::from(onehop_load::Error::GivenUp).into());
+                return Err(Error::from(onehop_load::Error::Cancelled).into());
             }
             if self.over.load(Ordering::Acquire) {
                 return Ok(None);
             }
-            match py.detach(|| self.receive(LOOK)) {
+            match py.detach(|| self.receive(SIGNAL_POLL_INTERVAL)) {
                 Ok(event) => return Ok(Some(event)),
                 Err(RecvTimeoutError::Timeout) => {}
                 // Another thread of Python may have been told of the end.
@@ -190,7 +190,7 @@ impl Job {
         self.shared.stop();
         py.detach(|| {
             let start = Instant::now();
-            while start.elapsed() < END && !matches!(self.receive(LOOK), Err(RecvTimeoutError::Disconnected))
+            while start.elapsed() < END && !matches!(self.receive(SIGNAL_POLL_INTERVAL), Err(RecvTimeoutError::Disconnected))
             {
             }
         });
@@ -209,14 +209,14 @@ impl Drop for Job {
 }
 
 /// What the thread does.
-struct Work {
+struct LoadTask {
     request: Request,
     shared: Arc<Shared>,
     sender: Sender<Event>,
     start: Instant,
 }
 
-impl Work {
+impl LoadTask {
     fn run(self) {
         let outcome = self.load().map(Box::new);
         // Whoever waited may have gone.
@@ -228,7 +228,7 @@ impl Work {
     }
 
     fn check(&self) -> Result<()> {
-        if self.go_on() { Ok(()) } else { Err(onehop_load::Error::GivenUp.into()) }
+        if self.go_on() { Ok(()) } else { Err(onehop_load::Error::Cancelled.into()) }
     }
 
     fn load(&self) -> Result<Outcome> {
@@ -246,7 +246,7 @@ impl Work {
                 let arena = Arena::new(&*device.gpu, &plan)?;
                 Ok::<_, Error>((device, arena, begin))
             });
-            let prepared = Prepared::with_shelf(&plan, &model.files, options, device.shelf())?;
+            let prepared = Prepared::with_ring_cache(&plan, &model.files, options, device.ring_cache())?;
             let (device, arena, begin) = gpu.join().map_err(|_| Error::Lost)??;
             Ok::<_, Error>((prepared.into_arenas(vec![arena]), device, begin))
         })?;

@@ -12,7 +12,7 @@ use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyEllipsis, PyList, PySlice, PyTuple};
 
-use crate::device::Wish;
+use crate::device::DeviceSpec;
 use crate::dtype::carried;
 use crate::error::{Error, Result};
 use crate::job::{Job, Request, View, Wanted};
@@ -112,7 +112,7 @@ impl Model {
         }
         Job::start(Request {
             model: self.inner.clone(),
-            device: Wish::parse(device)?,
+            device: DeviceSpec::parse(device)?,
             wanted: Wanted::Selection(selection),
             options: engine::Options { route: parse_route(route)?, threads, slot: None },
             verify,
@@ -132,7 +132,7 @@ impl Model {
         let tensor = Tensor { info: tensor.info.clone(), file: tensor.file };
         Ok(Job::start(Request {
             model: self.inner.clone(),
-            device: Wish::parse(device)?,
+            device: DeviceSpec::parse(device)?,
             wanted: Wanted::Part { tensor, part, view },
             options: engine::Options::default(),
             verify: false,

@@ -172,7 +172,7 @@ impl Tensor {
 
     /// The same memory, given away as elements of another type of the same width: for libraries that do not know this one.
     #[pyo3(signature = (dtype, /))]
-    fn carried_as(&self, dtype: &str) -> Result<Self> {
+    fn view_as(&self, dtype: &str) -> Result<Self> {
         let other: Dtype =
             dtype.parse().map_err(|e: onehop_load::UnknownDtype| Error::Asked(e.to_string()))?;
         let carrier = data_type(other);

@@ -124,7 +124,7 @@ def test_the_account(model_file, device):
     assert (outcome.format, outcome.files, outcome.route) == ("safetensors", 1, "cpu/cached")
     assert outcome.simulated == (["gpu"] if device == "cpu" else [])
     assert outcome.bytes <= outcome.read_bytes == outcome.cached_bytes
-    assert (outcome.direct_bytes, outcome.through_cache_bytes) == (0, 0)
+    assert (outcome.direct_bytes, outcome.cache_miss_bytes) == (0, 0)
     assert outcome.gpu_bytes >= outcome.bytes and 0 < outcome.seconds <= outcome.total_seconds
     assert 1 <= outcome.threads <= 2 and outcome.ring_bytes > 0
     assert outcome.limit.what == "the copy engine"

@@ -16,7 +16,7 @@ mod suite;
 use std::process::ExitCode;
 
 use onehop_drive::{Drive, Options};
-use onehop_os::{HostMem, Port};
+use onehop_os::{ControllerBackend, HostMem};
 use onehop_pci::Root;
 
 use report::{Failed, check};
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 }
 
 /// A drive by its name.
-fn port(drive: &str) -> Result<Port, Failed> {
+fn port(drive: &str) -> Result<ControllerBackend, Failed> {
     Ok(onehop_pci::open(&Root::here(), drive.parse()?)?)
 }
 

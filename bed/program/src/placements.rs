@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_drive::{Drive, GpuJob, GpuMode, GpuSetup, Namespace, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place, Region};
-use onehop_os::{DmaMemory, Heap, HostMem, Mapped, Mapper, Port};
+use onehop_os::{ControllerBackend, DmaMemory, Heap, HostMem, Mapped, Mapper};
 
 use crate::exported::Exported;
 use crate::report::{Failed, check, ensure, expect, noise, offset_in};
@@ -47,7 +47,7 @@ pub(crate) fn run(drive: &str, vram: &str) -> Result<(), Failed> {
     };
     placements(port.clone(), &vram, host_sees, drive)?;
     let (whole, rest) = (vram.clone(), vram.slice(vram.len() - SHARE..vram.len())?);
-    let inside = Port { mapper: Arc::new(Inside::new(port.mapper.clone(), rest)), ..port };
+    let inside = ControllerBackend { mapper: Arc::new(Inside::new(port.mapper.clone(), rest)), ..port };
     check(&format!("all of the driver's memory in VRAM, PRP lists and admin queues too, {drive}"), || {
         everything_inside(inside, &whole)
     });
@@ -58,7 +58,7 @@ fn options() -> Options {
     Options { writable: true, queues: 4, max_transfer: COMMAND, ..Options::default() }
 }
 
-fn placements(port: Port, vram: &HostMem, host_sees: bool, name: &str) -> Result<(), Failed> {
+fn placements(port: ControllerBackend, vram: &HostMem, host_sees: bool, name: &str) -> Result<(), Failed> {
     let drive = Drive::open(port, options())?;
     let ns = drive.namespace(1)?.clone();
     let own = vram.slice(vram.len() - 2 * SHARE..vram.len() - SHARE)?;
@@ -186,7 +186,7 @@ impl Mapper for Inside {
 }
 
 /// Admin queues, I/O queues, PRP lists, identify data: the drive reads and writes nothing but the BAR.
-fn everything_inside(port: Port, vram: &HostMem) -> Result<(), Failed> {
+fn everything_inside(port: ControllerBackend, vram: &HostMem) -> Result<(), Failed> {
     let drive = Drive::open(port, options())?;
     let ns = drive.namespace(1)?.clone();
     let (queue, lba) = (drive.queue()?, 1024);

@@ -9,7 +9,7 @@ use onehop_drive::{Drive, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::cuda::{Arg, Cuda, Shape};
 use onehop_gpu::{Emulated, EmulatedThread, Gpu, Place, Region};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Answer, Lent, LentOp};
+use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue};
 use onehop_proto::queue::Memory;
 
 /// Made from examples/rust/pointer_chase.rs.
@@ -61,7 +61,7 @@ fn on_cuda(drive: &Drive, name: &str) -> Result<u32> {
     let bytes = block_bytes as usize * threads as usize;
     let (data, buffer) = drive.gpu_buffer(&gpu, Place::PinnedHost, bytes)?;
     let ends = gpu.alloc(Place::PinnedHost, END_BYTES * threads as usize)?;
-    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.lend(ns, &buffer, true)?;
+    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
     let run = |kernel: &str, number: Arg| {
         let shape = Shape { blocks: BLOCKS, threads: THREADS, shared: 0 };
         let args = [Arg::U64(lent.handle().0), Arg::U64(data.addr().0), number, Arg::U64(ends.addr().0)];
@@ -105,7 +105,7 @@ fn emulated(drive: &Drive) -> Result<u32> {
     let (gpu, threads) = (Emulated::new(), 32);
     let ns = drive.namespace(1)?;
     let (data, buffer) = drive.gpu_buffer(&gpu, Place::PinnedHost, 65536 * threads as usize)?;
-    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.lend(ns, &buffer, true)?;
+    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
     let (handle, data) = (lent.handle(), data.addr());
     let (tell, told) = std::sync::mpsc::channel();
     let running = gpu.start(threads, move |thread, index| {
@@ -129,7 +129,7 @@ fn lay_and_chase(
     index: u32,
     threads: u32,
 ) -> std::result::Result<(u64, u64), Answer> {
-    let queue = Lent::open(mem, handle).ok_or(Answer::NoHandle)?;
+    let queue = DeviceQueue::open(mem, handle).ok_or(Answer::NoHandle)?;
     let offset = u64::from(index) * u64::from(queue.block_bytes(mem));
     let node = data.plus(offset);
     let run = |op, lba| match queue.run(mem, op, lba, 1, offset) {
@@ -141,7 +141,7 @@ fn lay_and_chase(
         for (at, word) in [(0, lba + 1), (8, after(lba)), (16, lba.wrapping_mul(lba))] {
             mem.store_pair(node.plus(at), halves(word));
         }
-        run(LentOp::Write, lba)?;
+        run(DeviceOp::Write, lba)?;
     }
     let long = |at| {
         let [low, high] = mem.load_pair(node.plus(at));
@@ -149,9 +149,9 @@ fn lay_and_chase(
     };
     let (mut sum, mut lba) = (0u64, u64::from(index));
     for _ in 0..HOPS {
-        run(LentOp::Read, lba)?;
+        run(DeviceOp::Read, lba)?;
         while long(0) != lba + 1 {
-            run(LentOp::Read, lba)?;
+            run(DeviceOp::Read, lba)?;
         }
         sum = sum.wrapping_add(long(16));
         lba = long(8);

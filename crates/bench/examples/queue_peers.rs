@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, Plan, RingsAt, median};
+use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, QueueRun, RingsAt, median};
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use serde_json::{Value, json};
 
@@ -131,14 +131,14 @@ fn controller(args: &Args) -> Controller {
 }
 
 /// Our plan for the same queues.
-fn ours(args: &Args, mode: Mode) -> Plan {
+fn ours(args: &Args, mode: Mode) -> QueueRun {
     let (depth, of_queue) = match mode {
         _ if args.threads == 1 => (1, 20_000),
         Mode::Owner => (DEPTH, 100_000),
         Mode::Shared(_) => (SHARED_DEPTH, 100_000),
     };
     let commands = (of_queue * args.queues).min(args.most);
-    Plan {
+    QueueRun {
         mode,
         queues: args.queues,
         depth,

@@ -6,7 +6,7 @@ use onehop_controller::layout::{REPORT_BYTES, control, flag};
 use onehop_controller::{Pair, Report, Violation, sealed};
 use onehop_gpu::cuda::{CudaGpu, Rig, RigCode, Started};
 use onehop_gpu::{Gpu, KernelQueue, Place, Region, Rings};
-use onehop_proto::kernel::{Outcome, Work};
+use onehop_proto::kernel::{ItemOutcome, WorkItem};
 use onehop_proto::{Cqe, GpuAddr, Sqe, nvm};
 
 use crate::host::{HostControllers, HostPair, Manner, host_memory};
@@ -129,9 +129,9 @@ impl Bed {
             pairs: gpu.alloc(Place::Vram, count * Pair::BYTES as usize)?,
             reports: gpu.alloc(Place::Vram, count * REPORT_BYTES as usize)?,
             word: gpu.alloc(Place::Vram, PAGE)?,
-            works: gpu.alloc(Place::Vram, size.commands as usize * Work::BYTES as usize)?,
+            works: gpu.alloc(Place::Vram, size.commands as usize * WorkItem::BYTES as usize)?,
             outcomes: gpu
-                .alloc(Place::Vram, size.commands as usize * Outcome::BYTES as usize + size.times)?,
+                .alloc(Place::Vram, size.commands as usize * ItemOutcome::BYTES as usize + size.times)?,
             sqs,
             cqs,
             doors,
@@ -285,9 +285,10 @@ fn bytes_of(words: &[u32]) -> Vec<u8> {
 }
 
 /// The `i`-th command of a launch.
-fn command(i: u32) -> Work {
+fn command(i: u32) -> WorkItem {
     let lba = u64::from(i.wrapping_mul(0x9e37_79b1)) * 8;
-    let work = Work { lba, prp1: u64::from(i) << 12, prp2: 0, blocks: 8, control: nvm::opcode::READ.into() };
+    let work =
+        WorkItem { lba, prp1: u64::from(i) << 12, prp2: 0, blocks: 8, control: nvm::opcode::READ.into() };
     sealed(work, NSID)
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Buffer, Drive, Io, IoQueue, Namespace, Op, Options};
-use onehop_os::{Port, cycles};
+use onehop_os::{ControllerBackend, cycles};
 
 use crate::stats::{Clock, Quantiles, median};
 use crate::{Error, Result, Row};
@@ -40,7 +40,7 @@ impl CpuQueue {
     ///
     /// # Errors
     /// When the drive does not come up, or does not do such commands.
-    pub fn open(port: Port, depth: u32, block: u64) -> Result<Self> {
+    pub fn open(port: ControllerBackend, depth: u32, block: u64) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
         // A null controller moves no data: there is none to wait for.
         let options = Options { depth, queues: 1, canary: !null, ..Options::default() };

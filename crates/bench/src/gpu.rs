@@ -9,7 +9,7 @@ use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{CudaGpu, RigCode};
 use onehop_gpu::{Gpu, KernelJob, Launch};
 use onehop_proto::Status;
-use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, scratch_bytes};
+use onehop_proto::kernel::{Exit, ItemOutcome, MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 
 use crate::bed::{Bed, Controller, LINE, NSID, RingsAt, Run, Size, wrong};
@@ -39,7 +39,7 @@ pub enum Mode {
 
 /// What is to be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct QueueRun {
     /// How threads use the queues.
     pub mode: Mode,
     /// How many queues.
@@ -56,7 +56,7 @@ pub struct Plan {
     pub controller: Controller,
 }
 
-impl Plan {
+impl QueueRun {
     fn size(&self) -> Result<Size> {
         let shared = matches!(self.mode, Mode::Shared(_));
         let mut entries = self.depth.saturating_add(1).max(LEAST_ENTRIES);
@@ -123,7 +123,7 @@ impl GpuBench {
     ///
     /// # Errors
     /// When the GPU fails.
-    pub fn ceiling(&self, plan: &Plan) -> Result<f64> {
+    pub fn ceiling(&self, plan: &QueueRun) -> Result<f64> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.fill_rings()?;
         let started = bed.start(plan.controller, &self.run(flag::FEED, FEED_TIME))?;
@@ -140,7 +140,7 @@ impl GpuBench {
     ///
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
-    pub fn row(&self, plan: &Plan) -> Result<Row> {
+    pub fn row(&self, plan: &QueueRun) -> Result<Row> {
         let ceiling = self.ceiling(plan)?;
         let (mut rates, regs) = self.rates(plan, LAUNCHES)?;
         let iops = median(&mut rates);
@@ -172,7 +172,7 @@ impl GpuBench {
     ///
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
-    pub fn rates(&self, plan: &Plan, launches: usize) -> Result<(Vec<f64>, u32)> {
+    pub fn rates(&self, plan: &QueueRun, launches: usize) -> Result<(Vec<f64>, u32)> {
         let (rates, bed) = self.launches(&self.gpu, plan, launches)?;
         Ok((rates, self.gpu.kernel_registers(&plan.launch(&bed))?))
     }
@@ -181,19 +181,19 @@ impl GpuBench {
     ///
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
-    pub fn times_once(&self, plan: &Plan) -> Result<()> {
+    pub fn times_once(&self, plan: &QueueRun) -> Result<()> {
         self.times(plan, 0).map(drop)
     }
 
     /// Has the times of the last of some launches taken; gives them and the commands per second that it came to.
-    fn times(&self, plan: &Plan, launches: usize) -> Result<(f64, Times)> {
+    fn times(&self, plan: &QueueRun, launches: usize) -> Result<(f64, Times)> {
         let (rates, bed) = self.launches(&*self.metered, plan, launches)?;
         let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;
         Ok((rates.first().copied().unwrap_or(0.0), times))
     }
 
     /// Launches one after the other, by one of the two sets of kernels, behind one that warms up.
-    fn launches(&self, gpu: &dyn Gpu, plan: &Plan, launches: usize) -> Result<(Vec<f64>, Bed)> {
+    fn launches(&self, gpu: &dyn Gpu, plan: &QueueRun, launches: usize) -> Result<(Vec<f64>, Bed)> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.write_works()?;
         let launch = plan.launch(&bed);
@@ -210,7 +210,7 @@ impl GpuBench {
 }
 
 /// Runs a launch to its end; gives commands per second.
-fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &Plan, launch: &Launch) -> Result<f64> {
+fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &QueueRun, launch: &Launch) -> Result<f64> {
     bed.outcomes.fill(0, bed.outcomes.len(), 0)?;
     let job = KernelJob {
         works: bed.works.addr(),
@@ -241,8 +241,8 @@ fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &Plan, launch: &Launch) -> Result
 
 /// Every command must have ended well.
 fn check_outcomes(bed: &Bed, commands: u32) -> Result<()> {
-    let good = u64::from(Outcome::Done(Status::SUCCESS).word());
-    let mut bytes = vec![0; commands as usize * Outcome::BYTES as usize];
+    let good = u64::from(ItemOutcome::Done(Status::SUCCESS).word());
+    let mut bytes = vec![0; commands as usize * ItemOutcome::BYTES as usize];
     bed.outcomes.read(0, &mut bytes)?;
     let bad = bytes.chunks_exact(8).position(|outcome| outcome != good.to_le_bytes());
     match bad {

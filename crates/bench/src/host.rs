@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// Commands of a turn at most, as on the GPU.
 const BATCH: u32 = 128;
 /// Turns between two looks at the clock.
-const LOOK: u32 = 4096;
+const POLL_TURNS: u32 = 4096;
 
 /// One queue pair, by the places of its parts in host memory.
 pub(crate) struct HostPair {
@@ -108,7 +108,7 @@ fn serve(mut share: Vec<Server>, manner: Manner, stop: &AtomicBool) -> Result<Ve
             server.turn(manner.feed)?;
         }
         turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(LOOK) && start.elapsed() >= manner.limit {
+        if turns.is_multiple_of(POLL_TURNS) && start.elapsed() >= manner.limit {
             break;
         }
     }
@@ -246,7 +246,7 @@ pub(crate) fn host_memory(region: &onehop_gpu::Region) -> Result<HostMem> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use onehop_controller::sealed;
-    use onehop_proto::kernel::Work;
+    use onehop_proto::kernel::WorkItem;
 
     use super::*;
 
@@ -280,7 +280,7 @@ mod tests {
         }
 
         fn submit(&self, slot: u32, cid: u16) {
-            let work = Work { lba: u64::from(cid) * 8, prp1: 4096, prp2: 0, blocks: 8, control: 2 };
+            let work = WorkItem { lba: u64::from(cid) * 8, prp1: 4096, prp2: 0, blocks: 8, control: 2 };
             let bytes: Vec<u8> =
                 sealed(work, 1).command(1).with_cid(cid).dw.iter().flat_map(|dw| dw.to_le_bytes()).collect();
             self.memory.write(slot as usize * Sqe::BYTES, &bytes).unwrap();

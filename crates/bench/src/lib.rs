@@ -20,7 +20,7 @@ mod times;
 
 pub use bed::{Controller, RingsAt};
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
-pub use gpu::{GpuBench, Mode, Plan};
+pub use gpu::{GpuBench, Mode, QueueRun};
 pub use peer::{PeerKernel, PeerPlan, PeerRun};
 pub use stats::{Clock, Quantiles, median};
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onehop_os::{FunctionReset, HostMem, Interrupt, Mapper, Port, Registers};
+use onehop_os::{ControllerBackend, FunctionReset, HostMem, Interrupt, Mapper, Registers};
 use onehop_radio::{Limits, regs};
 
 use crate::config::Iommu;
@@ -138,8 +138,8 @@ impl Board {
 
     /// How a driver gets at it.
     #[must_use]
-    pub fn port(&self) -> Port {
-        Port {
+    pub fn port(&self) -> ControllerBackend {
+        ControllerBackend {
             regs: Arc::new(Bar(self.inner.clone())),
             mapper: self.mapper.clone() as Arc<dyn Mapper>,
             reset: self.inner.config.flr.then(|| Arc::new(Bar(self.inner.clone())) as _),

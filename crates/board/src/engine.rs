@@ -28,7 +28,7 @@ impl Missed {
 }
 
 /// What there is to do.
-enum Work {
+enum PlayerStep {
     /// Fill a buffer with a block.
     Fill(Block),
     /// Play a buffer.
@@ -62,19 +62,19 @@ pub(crate) fn run(inner: &Inner) {
     let mut state = inner.state();
     loop {
         match next(&mut state) {
-            Work::End => return,
-            Work::Wait(time) => {
+            PlayerStep::End => return,
+            PlayerStep::Wait(time) => {
                 let waited = inner.wake.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner);
                 state = waited.0;
                 continue;
             }
-            Work::Fill(block) => {
+            PlayerStep::Fill(block) => {
                 drop(state);
                 fill(inner, &block, &mut tools);
                 state = inner.state();
                 filled(&mut state, &block);
             }
-            Work::Play(buffer) => {
+            PlayerStep::Play(buffer) => {
                 drop(state);
                 let data = fetch(inner, &buffer);
                 state = inner.state();
@@ -93,16 +93,16 @@ pub(crate) fn run(inner: &Inner) {
     }
 }
 
-fn next(state: &mut State) -> Work {
+fn next(state: &mut State) -> PlayerStep {
     if state.ended {
-        return Work::End;
+        return PlayerStep::End;
     }
     let played = match next_played(state) {
-        Ok(buffer) => return Work::Play(buffer),
+        Ok(buffer) => return PlayerStep::Play(buffer),
         Err(time) => time,
     };
     match next_block(state) {
-        Work::Wait(time) => Work::Wait(time.min(played)),
+        PlayerStep::Wait(time) => PlayerStep::Wait(time.min(played)),
         work => work,
     }
 }
@@ -124,8 +124,8 @@ fn next_played(state: &mut State) -> Result<Buffer, Duration> {
     Ok(buffer)
 }
 
-fn next_block(state: &mut State) -> Work {
-    let Some(setup) = state.rx.setup else { return Work::Wait(IDLE) };
+fn next_block(state: &mut State) -> PlayerStep {
+    let Some(setup) = state.rx.setup else { return PlayerStep::Wait(IDLE) };
     if state.loopback {
         return next_looped(state, setup);
     }
@@ -135,13 +135,13 @@ fn next_block(state: &mut State) -> Work {
         let origin = *state.rx.origin.get_or_insert(now);
         let due = origin + state.block_time(samples);
         if now < due {
-            return Work::Wait(due - now);
+            return PlayerStep::Wait(due - now);
         }
         let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
         if full && state.config.patient {
             // The clock stands still until software has given a buffer back.
             state.rx.origin = Some(now.checked_sub(state.block_time(samples)).unwrap_or(now));
-            return Work::Wait(IDLE);
+            return PlayerStep::Wait(IDLE);
         }
         state.stats.most_behind = state.stats.most_behind.max(now - due);
         // A clock that waits does not catch up either.
@@ -158,21 +158,21 @@ fn next_block(state: &mut State) -> Work {
 }
 
 /// What was transmitted is received as soon as it makes a block, and all of it.
-fn next_looped(state: &mut State, setup: Setup) -> Work {
+fn next_looped(state: &mut State, setup: Setup) -> PlayerStep {
     let bytes = setup.shape.bytes() as usize;
     let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
     if full || state.looped.len() < bytes {
-        return Work::Wait(IDLE);
+        return PlayerStep::Wait(IDLE);
     }
     let block = state.looped.drain(..bytes).collect();
     fill_next(state, setup, u32::MAX, Some(block))
 }
 
-fn fill_next(state: &mut State, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> Work {
+fn fill_next(state: &mut State, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> PlayerStep {
     let first = state.rx.blocks * u64::from(setup.shape.samples());
     let buffer = (state.rx.filled % u64::from(BUFFERS)) as usize;
     state.rx.busy = true;
-    Work::Fill(Block { setup, buffer, first, bursts, epoch: state.rx.epoch, looped })
+    PlayerStep::Fill(Block { setup, buffer, first, bursts, epoch: state.rx.epoch, looped })
 }
 
 /// Writes the bursts of a block that arrive into its buffer, one behind the other.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_board::{Board, Config, Rule};
-use onehop_os::{HostMem, Interrupt, Mapped, Port};
+use onehop_os::{ControllerBackend, HostMem, Interrupt, Mapped};
 use onehop_radio::event::{self, Entry, RxReport};
 use onehop_radio::{BUFFERS, Format, Limits, Ring, Shape, regs};
 
 struct Host {
     board: Board,
-    port: Port,
+    port: ControllerBackend,
     interrupt: Arc<dyn Interrupt>,
     page: HostMem,
     ring: HostMem,

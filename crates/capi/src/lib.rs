@@ -5,19 +5,19 @@
 //! Two things are global, as C programs expect: that table, and the words of the calling thread's last error.
 
 mod error;
+mod export;
 mod handles;
-mod lend;
 mod objects;
 mod sdr;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use onehop_device::LIBRARY_PTX;
-use onehop_proto::kernel::LentOp;
+use onehop_proto::kernel::DeviceOp;
 
 use error::{Error, Result, guard, guard_or};
+use export::{ExportInfo, ExportedQueueObject, Options};
 use handles::{Drive, Gpu};
-use lend::{Lent, LentInfo, Options};
 use objects::{alone, close, object};
 
 /// The words of this thread's last error; empty if there was none. They stay until its next call of onehop.
@@ -133,13 +133,13 @@ pub unsafe extern "C" fn onehop_lend(
     drive: *const Drive,
     gpu: *const Gpu,
     options: *const Options,
-    lent: *mut *mut Lent,
+    lent: *mut *mut ExportedQueueObject,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         give(lent, "lent", || {
             let options = options.as_ref().copied().unwrap_or_default();
-            Lent::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
+            ExportedQueueObject::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
         })
     }
 }
@@ -147,14 +147,14 @@ pub unsafe extern "C" fn onehop_lend(
 /// What kernels take for the queue; null if `lent` is no open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_queue(lent: *const Lent) -> *const c_void {
+pub extern "C" fn onehop_lent_queue(lent: *const ExportedQueueObject) -> *const c_void {
     guard_or(std::ptr::null(), || Ok(object(lent, "lent")?.queue() as *const c_void))
 }
 
 /// Where the data memory lies for kernels; null if `lent` is no open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_data(lent: *const Lent) -> *mut c_void {
+pub extern "C" fn onehop_lent_data(lent: *const ExportedQueueObject) -> *mut c_void {
     guard_or(std::ptr::null_mut(), || Ok(object(lent, "lent")?.data() as *mut c_void))
 }
 
@@ -164,7 +164,10 @@ pub extern "C" fn onehop_lent_data(lent: *const Lent) -> *mut c_void {
 /// `info` is null, or a place for it.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_describe(lent: *const Lent, info: *mut LentInfo) -> c_int {
+pub unsafe extern "C" fn onehop_lent_describe(
+    lent: *const ExportedQueueObject,
+    info: *mut ExportInfo,
+) -> c_int {
     guard(|| {
         if info.is_null() {
             return Err(Error::Null("info"));
@@ -178,7 +181,7 @@ pub unsafe extern "C" fn onehop_lent_describe(lent: *const Lent, info: *mut Lent
 /// Whether the queue is still looked after.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_check(lent: *const Lent) -> c_int {
+pub extern "C" fn onehop_lent_check(lent: *const ExportedQueueObject) -> c_int {
     guard(|| object(lent, "lent")?.check())
 }
 
@@ -189,7 +192,7 @@ pub extern "C" fn onehop_lent_check(lent: *const Lent) -> c_int {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_read(
-    lent: *const Lent,
+    lent: *const ExportedQueueObject,
     offset: u64,
     to: *mut c_void,
     bytes: usize,
@@ -217,7 +220,7 @@ pub unsafe extern "C" fn onehop_data_read(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_write(
-    lent: *const Lent,
+    lent: *const ExportedQueueObject,
     offset: u64,
     from: *const c_void,
     bytes: usize,
@@ -241,14 +244,14 @@ pub unsafe extern "C" fn onehop_data_write(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_read(
-    lent: *const Lent,
+    lent: *const ExportedQueueObject,
     lba: u64,
     blocks: u32,
     offset: u64,
     answer: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { emulate(lent, LentOp::Read, (lba, blocks, offset), answer) }
+    unsafe { emulate(lent, DeviceOp::Read, (lba, blocks, offset), answer) }
 }
 
 /// What `onehop_write` answers to one thread of the emulated GPU.
@@ -258,19 +261,24 @@ pub unsafe extern "C" fn onehop_emulated_read(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_write(
-    lent: *const Lent,
+    lent: *const ExportedQueueObject,
     lba: u64,
     blocks: u32,
     offset: u64,
     answer: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { emulate(lent, LentOp::Write, (lba, blocks, offset), answer) }
+    unsafe { emulate(lent, DeviceOp::Write, (lba, blocks, offset), answer) }
 }
 
 /// # Safety
 /// As for [`onehop_emulated_read`].
-unsafe fn emulate(lent: *const Lent, op: LentOp, what: (u64, u32, u64), answer: *mut c_int) -> c_int {
+unsafe fn emulate(
+    lent: *const ExportedQueueObject,
+    op: DeviceOp,
+    what: (u64, u32, u64),
+    answer: *mut c_int,
+) -> c_int {
     guard(|| {
         if answer.is_null() {
             return Err(Error::Null("answer"));
@@ -284,7 +292,7 @@ unsafe fn emulate(lent: *const Lent, op: LentOp, what: (u64, u32, u64), answer: 
 /// Ends every call of a kernel.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_stop(lent: *const Lent) -> c_int {
+pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
     guard(|| {
         object(lent, "lent")?.stop();
         Ok(())
@@ -297,7 +305,7 @@ pub extern "C" fn onehop_lent_stop(lent: *const Lent) -> c_int {
 /// No kernel uses the queue or its data memory any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_close(lent: *mut Lent) -> c_int {
+pub unsafe extern "C" fn onehop_lent_close(lent: *mut ExportedQueueObject) -> c_int {
     guard(|| {
         let Some(lent) = close(lent, "lent")? else { return Ok(()) };
         // Calls that are under way end by this.

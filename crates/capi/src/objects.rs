@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_os::handles::{Handles, Held};
+use onehop_os::handles::{Handles, HeldHandles};
 
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ pub(crate) fn alone<T>(mut object: Arc<T>, what: &'static str) -> Result<T> {
 
 thread_local! {
     /// The lock of the handles while this thread forks.
-    static HELD: Cell<Option<Held<'static>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<HeldHandles<'static>>> = const { Cell::new(None) };
 }
 
 /// A child has none of its parent's threads, and its parent goes on with the drives: there, handles of before name nothing.

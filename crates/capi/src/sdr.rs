@@ -10,7 +10,7 @@ use onehop_gpu::Region;
 use onehop_os::Deadline;
 use onehop_pci::Root;
 use onehop_radio::{Format, Shape};
-use onehop_sdr::{BoardName, Card, Held, Profile, Receiver, RxOptions, Session};
+use onehop_sdr::{BoardName, Card, DetachedBlock, Profile, Receiver, RxOptions, Session};
 
 use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::Gpu;
@@ -56,15 +56,15 @@ pub struct Sdr {
 struct Stream {
     receiver: Receiver,
     /// The blocks that are lent, the oldest first.
-    lent: VecDeque<Held>,
+    lent: VecDeque<DetachedBlock>,
     /// A block before which samples were lost: that is told first.
-    pending: Option<Held>,
+    pending: Option<DetachedBlock>,
     flowing: bool,
 }
 
 /// What an acquisition answers.
 enum Answer {
-    Block(Held),
+    Block(DetachedBlock),
     /// Samples were lost before the next block.
     Overflow,
     Timeout,
@@ -165,7 +165,7 @@ impl Stream {
     }
 
     /// A block that is lent.
-    fn lent(&self, handle: usize) -> Result<&Held> {
+    fn lent(&self, handle: usize) -> Result<&DetachedBlock> {
         let found = self.lent.iter().find(|held| held.handle as usize == handle);
         found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))
     }
@@ -183,7 +183,7 @@ impl Stream {
 }
 
 /// The number of the first sample that there is of a block.
-fn first_there(held: &Held) -> u64 {
+fn first_there(held: &DetachedBlock) -> u64 {
     held.first + held.extents().next().map_or(0, |extent| u64::from(extent.first))
 }
 

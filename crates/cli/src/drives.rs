@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onehop_drive::{Drive, Options};
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use onehop_pci::{DriveName, Root, Via};
 use onehop_sim::Media;
 
@@ -23,30 +23,30 @@ pub(crate) struct DriveArg {
 }
 
 /// A controller that was found, not yet brought up.
-pub(crate) struct Found {
-    pub port: Port,
+pub(crate) struct FoundController {
+    pub port: ControllerBackend,
     /// The file that holds its blocks, where that is a file of this machine.
     pub image: Option<PathBuf>,
 }
 
 /// Finds the controller that a description names.
-pub(crate) fn find(spec: &str) -> Result<Found> {
+pub(crate) fn find(spec: &str) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
         let sim = onehop_sim::open(rest)?;
         let image = match &sim.config().media {
             Media::Image { path, .. } => Some(path.clone()),
             Media::Memory(_) => None,
         };
-        return Ok(Found { port: sim.port(), image });
+        return Ok(FoundController { port: sim.port(), image });
     }
     if let Some(rest) = spec.strip_prefix("qtest:") {
-        return Ok(Found { port: onehop_qtest::open(rest)?, image: None });
+        return Ok(FoundController { port: onehop_qtest::open(rest)?, image: None });
     }
     if let Some(socket) = spec.strip_prefix("vfio-user:").filter(|socket| !socket.is_empty()) {
-        return Ok(Found { port: onehop_vfio_user::client::open(Path::new(socket))?, image: None });
+        return Ok(FoundController { port: onehop_vfio_user::client::open(Path::new(socket))?, image: None });
     }
     if is_real(spec) {
-        return Ok(Found { port: real(spec)?, image: None });
+        return Ok(FoundController { port: real(spec)?, image: None });
     }
     Err(CliError::Usage(format!("'{}' is no drive: {WANTED}", spec.escape_debug())))
 }
@@ -72,7 +72,7 @@ pub(crate) fn address(spec: &str) -> Result<DriveName> {
 }
 
 /// Takes a real drive from the kernel.
-fn real(spec: &str) -> Result<Port> {
+fn real(spec: &str) -> Result<ControllerBackend> {
     let name = address(spec)?;
     let root = Root::here();
     present(&root, &name)?;

@@ -71,7 +71,7 @@ pub(crate) struct WhyNot {
 
 /// What is asked for by `--route`.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum RouteRequest {
     /// The best that works.
     Auto,
     /// One of the routes of this name, and no other.
@@ -95,15 +95,15 @@ const NOT_HERE: [(&str, &str, &str); 2] = [
 ];
 
 /// Reads the value of `--route`.
-pub(crate) fn parse(text: &str) -> std::result::Result<Wish, String> {
+pub(crate) fn parse(text: &str) -> std::result::Result<RouteRequest, String> {
     if text == "auto" {
-        return Ok(Wish::Auto);
+        return Ok(RouteRequest::Auto);
     }
     if let Some(route) = Route::BEST_FIRST.iter().find(|route| route.name() == text) {
-        return Ok(Wish::Only(route.name()));
+        return Ok(RouteRequest::Only(route.name()));
     }
     if let Some((name, reason, fix)) = NOT_HERE.iter().find(|(name, ..)| *name == text) {
-        return Ok(Wish::NotHere(name, reason, fix));
+        return Ok(RouteRequest::NotHere(name, reason, fix));
     }
     let mut names: Vec<_> = Route::BEST_FIRST.iter().map(|route| route.name()).collect();
     names.dedup();
@@ -111,7 +111,7 @@ pub(crate) fn parse(text: &str) -> std::result::Result<Wish, String> {
     Err(format!("routes are auto, {}", names.join(", ")))
 }
 
-impl Wish {
+impl RouteRequest {
     /// As people write it.
     pub(crate) fn name(&self) -> &'static str {
         match self {

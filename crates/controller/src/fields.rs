@@ -89,7 +89,7 @@ pub struct Limits {
 
 /// What a command wants done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plan {
+pub enum CommandKind {
     /// Nothing that takes work.
     Nothing,
     /// Something is done with blocks: read, written, compared or zeroed, as the opcode says.
@@ -108,7 +108,7 @@ pub enum Plan {
 /// # Errors
 /// The answer that it gets instead.
 #[inline]
-pub fn check(sqe: &Sqe, limits: &Limits) -> Result<Plan, Refusal> {
+pub fn check(sqe: &Sqe, limits: &Limits) -> Result<CommandKind, Refusal> {
     let op = sqe.opcode();
     let dword0 = u64::from(sqe.dw[0]);
     let served =
@@ -125,13 +125,13 @@ pub fn check(sqe: &Sqe, limits: &Limits) -> Result<Plan, Refusal> {
         return Err(Refusal::breach(Rule::Psdt, dword0, Status::INVALID_FIELD));
     }
     if op == opcode::FLUSH && sqe.nsid() == admin::ALL_NAMESPACES {
-        return Ok(Plan::Nothing);
+        return Ok(CommandKind::Nothing);
     }
     if sqe.nsid() != limits.nsid {
         return Err(Refusal::mistake(Status::INVALID_NAMESPACE));
     }
     if op == opcode::FLUSH {
-        return Ok(Plan::Nothing);
+        return Ok(CommandKind::Nothing);
     }
     let rw = Rw::decode(sqe);
     if check_range(limits.blocks, rw.lba, u64::from(rw.blocks)).is_err() {
@@ -141,7 +141,7 @@ pub fn check(sqe: &Sqe, limits: &Limits) -> Result<Plan, Refusal> {
     if op != opcode::WRITE_ZEROES && bytes > u64::from(limits.max_bytes) {
         return Err(Refusal::breach(Rule::Mdts, bytes, Status::INVALID_FIELD));
     }
-    Ok(Plan::Blocks { opcode: op, lba: rw.lba, blocks: rw.blocks })
+    Ok(CommandKind::Blocks { opcode: op, lba: rw.lba, blocks: rw.blocks })
 }
 
 #[cfg(test)]
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn what_may_be_done_is_done() {
         let read = nvm::read(1, 992, 8).unwrap();
-        assert_eq!(check(&read, &LIMITS), Ok(Plan::Blocks { opcode: 2, lba: 992, blocks: 8 }));
-        assert_eq!(check(&nvm::flush(1), &LIMITS), Ok(Plan::Nothing));
-        assert_eq!(check(&nvm::flush(u32::MAX), &LIMITS), Ok(Plan::Nothing));
+        assert_eq!(check(&read, &LIMITS), Ok(CommandKind::Blocks { opcode: 2, lba: 992, blocks: 8 }));
+        assert_eq!(check(&nvm::flush(1), &LIMITS), Ok(CommandKind::Nothing));
+        assert_eq!(check(&nvm::flush(u32::MAX), &LIMITS), Ok(CommandKind::Nothing));
         assert!(check(&nvm::write_zeroes(1, 0, 1000).unwrap(), &LIMITS).is_ok(), "MDTS is for transfers");
     }
 

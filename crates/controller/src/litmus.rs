@@ -19,7 +19,7 @@ use crate::report::Exit;
 use crate::warp::{Engine, Scoped, Voice};
 
 /// Turns without progress between two looks at the control word and the clock.
-const LOOK: u32 = 64;
+const POLL_TURNS: u32 = 64;
 /// Lanes of a warp at most.
 const MAX_LANES: u32 = 32;
 
@@ -305,7 +305,7 @@ impl<'a, W: Engine> Side<'a, W> {
             return Ok(());
         }
         self.warp.pause();
-        if !self.turns.is_multiple_of(LOOK) {
+        if !self.turns.is_multiple_of(POLL_TURNS) {
             return Ok(());
         }
         let (warp, setup, begun) = (self.warp, self.setup, self.begun);

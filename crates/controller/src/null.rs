@@ -27,7 +27,7 @@ use crate::{Rule, seal};
 /// Commands of a turn at most.
 pub const NULL_BATCH: u32 = 128;
 /// Turns between two looks at the control word and the clock.
-const LOOK: u64 = 256;
+const POLL_TURNS: u64 = 256;
 /// Turns without work after which a turn begins with a pause.
 const PATIENCE: u32 = 64;
 
@@ -74,7 +74,7 @@ struct Null<'a, W: Engine, const FAR: bool> {
 }
 
 /// What the host wants.
-enum Wish {
+enum HostRequest {
     Stop(Exit),
     Rest,
     Run,
@@ -147,11 +147,11 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
         let lanes = self.warp.lanes();
         let mut streak = 0u32;
         loop {
-            if self.turns.is_multiple_of(LOOK) {
+            if self.turns.is_multiple_of(POLL_TURNS) {
                 match self.look() {
-                    Wish::Stop(exit) => return Some(exit),
-                    Wish::Rest => return None,
-                    Wish::Run => {}
+                    HostRequest::Stop(exit) => return Some(exit),
+                    HostRequest::Rest => return None,
+                    HostRequest::Run => {}
                 }
             }
             self.turns += 1;
@@ -399,7 +399,7 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
 
     /// Sees what the host wants, and tells it how things stand.
     #[inline(always)]
-    fn look(&mut self) -> Wish {
+    fn look(&mut self) -> HostRequest {
         self.tell(0);
         let (warp, begun, pair) = (self.warp, self.begun, self.pair);
         let word = self.voice.say(warp, || match warp.load_acquire(pair.control) {
@@ -408,10 +408,10 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
             other => other,
         });
         match word {
-            control::STOP => Wish::Stop(Exit::Stopped),
-            control::REST => Wish::Rest,
-            u32::MAX => Wish::Stop(Exit::TimedOut),
-            _ => Wish::Run,
+            control::STOP => HostRequest::Stop(Exit::Stopped),
+            control::REST => HostRequest::Rest,
+            u32::MAX => HostRequest::Stop(Exit::TimedOut),
+            _ => HostRequest::Run,
         }
     }
 
@@ -423,9 +423,9 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
         warp.once(|| warp.store_release(resting, 1));
         let exit = loop {
             match self.look() {
-                Wish::Stop(exit) => break Some(exit),
-                Wish::Rest => warp.pause(),
-                Wish::Run => break None,
+                HostRequest::Stop(exit) => break Some(exit),
+                HostRequest::Rest => warp.pause(),
+                HostRequest::Run => break None,
             }
         };
         warp.once(|| warp.store_release(resting, 0));

@@ -7,7 +7,7 @@
 //! a whole is not, but its CID is the wrong one then, and the driver sees that.
 
 use onehop_proto::Sqe;
-use onehop_proto::kernel::Work;
+use onehop_proto::kernel::WorkItem;
 
 const SALT: u32 = 0x6f6e_6568;
 
@@ -53,7 +53,7 @@ pub const fn is_sealed(sqe: &Sqe) -> bool {
 /// the job that it belongs to.
 #[inline]
 #[must_use]
-pub const fn sealed(mut work: Work, nsid: u32) -> Work {
+pub const fn sealed(mut work: WorkItem, nsid: u32) -> WorkItem {
     work.prp2 = seal(&work.command(nsid));
     work
 }
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn every_bit_counts_but_the_cid() {
         let work =
-            Work { lba: 0x1_2345_6789, prp1: 0x40_0000_1000, prp2: 77, blocks: 8, control: 0x4000_0002 };
+            WorkItem { lba: 0x1_2345_6789, prp1: 0x40_0000_1000, prp2: 77, blocks: 8, control: 0x4000_0002 };
         let sqe = sealed(work, 1).command(1);
         assert!(is_sealed(&sqe));
         assert!(is_sealed(&sqe.with_cid(0xabcd)));
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn parts_of_two_commands_do_not_fit_together() {
         let command = |i: u64| {
-            let work = Work { lba: i * 8, prp1: i << 12, prp2: 0, blocks: 8, control: 2 };
+            let work = WorkItem { lba: i * 8, prp1: i << 12, prp2: 0, blocks: 8, control: 2 };
             sealed(work, 1).command(1)
         };
         for i in 0..2000 {

@@ -485,7 +485,7 @@ impl Warp for Lane {
     }
 
     #[inline(always)]
-    fn fetched(&self) {
+    fn wait_fetches(&self) {
         // SAFETY: waits, and touches nothing but what `fetch` was given.
         unsafe { asm!("cp.async.wait_all;", options(nostack)) };
         Self::barrier();

@@ -19,6 +19,6 @@ pub use check::{Check, Group, Status};
 pub use diagnosis::{Diagnosis, Only, examine};
 pub use facts::file::recorded as recorded_files;
 pub use facts::vm::Virtual;
-pub use facts::{Facts, Wish};
+pub use facts::{Facts, FactsRequest};
 pub use routes::{Advice, Direction, Row, Verdict};
 pub use text::{Style, render};

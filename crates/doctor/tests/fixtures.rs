@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use machines::{ALL, odd, rare};
 use onehop_doctor::{
-    Diagnosis, Direction, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
+    Diagnosis, Direction, Facts, FactsRequest, Only, Status, Style, Verdict, examine, recorded_files, render,
+    topo,
 };
 use onehop_pci::{Record, Root};
 
@@ -18,7 +19,7 @@ fn folder() -> PathBuf {
 }
 
 fn facts(root: &Root) -> Facts {
-    Facts::gather(root, &Wish { files: recorded_files(root), ..Wish::default() }).unwrap()
+    Facts::gather(root, &FactsRequest { files: recorded_files(root), ..FactsRequest::default() }).unwrap()
 }
 
 fn judge(record: Record) -> Diagnosis {
@@ -30,7 +31,7 @@ fn machine(name: &str) -> Diagnosis {
     judge(ALL.iter().find(|(known, _)| *known == name).unwrap().1().0)
 }
 
-impl Told for Diagnosis {
+impl Verdicts for Diagnosis {
     fn status(&self, id: &str) -> Status {
         let found = self.checks.iter().filter(|check| check.id == id).map(|check| check.status).max();
         found.unwrap_or_else(|| {
@@ -61,7 +62,7 @@ impl Told for Diagnosis {
     }
 }
 
-trait Told {
+trait Verdicts {
     fn status(&self, id: &str) -> Status;
     fn found(&self, id: &str) -> String;
     fn has(&self, id: &str) -> bool;

@@ -6,12 +6,14 @@ mod machines;
 
 use machines::compose::{ACS_ON, Machine};
 use machines::{ALL, nvme, odd, rare, servers};
-use onehop_doctor::{Check, Diagnosis, Facts, Only, Status, Wish, examine, recorded_files};
+use onehop_doctor::{Check, Diagnosis, Facts, FactsRequest, Only, Status, examine, recorded_files};
 use onehop_pci::Root;
 
 fn judge(machine: Machine) -> Diagnosis {
     let root = Root::recorded(machine.0);
-    let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+    let facts =
+        Facts::gather(&root, &FactsRequest { files: recorded_files(&root), ..FactsRequest::default() })
+            .unwrap();
     examine(&facts, &Only::default(), root.about())
 }
 
@@ -233,7 +235,9 @@ fn fixes_name_their_device_and_their_cost() {
     ];
     for (name, machine) in composed.chain(more) {
         let root = Root::recorded(machine.0.clone());
-        let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+        let facts =
+            Facts::gather(&root, &FactsRequest { files: recorded_files(&root), ..FactsRequest::default() })
+                .unwrap();
         let used: Vec<String> = facts
             .drives
             .iter()

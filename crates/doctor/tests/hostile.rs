@@ -5,7 +5,7 @@ mod machines;
 
 use machines::compose::{DOWNSTREAM, Function, MEM64, Machine, PREF64};
 use onehop_doctor::{
-    Diagnosis, Facts, Only, Status, Style, Verdict, Wish, examine, recorded_files, render, topo,
+    Diagnosis, Facts, FactsRequest, Only, Status, Style, Verdict, examine, recorded_files, render, topo,
 };
 use onehop_pci::{Content, Record, Root};
 use proptest::prelude::*;
@@ -14,7 +14,9 @@ use serde_json::json;
 /// Everything that can be asked of a system.
 fn all(record: Record) -> Diagnosis {
     let root = Root::recorded(record);
-    let facts = Facts::gather(&root, &Wish { files: recorded_files(&root), ..Wish::default() }).unwrap();
+    let facts =
+        Facts::gather(&root, &FactsRequest { files: recorded_files(&root), ..FactsRequest::default() })
+            .unwrap();
     let diagnosis = examine(&facts, &Only::default(), root.about());
     let _ = render(&diagnosis, Style { colour: true, all: true });
     let mut ways = Vec::new();

@@ -5,7 +5,7 @@ mod machines;
 #[path = "../../bench/tests/common/page.rs"]
 mod page;
 
-use onehop_doctor::{Facts, Wish, topo};
+use onehop_doctor::{Facts, FactsRequest, topo};
 use onehop_pci::Root;
 
 /// Width of a letter of the tree's font, 12 pixels high, about.
@@ -14,7 +14,7 @@ const LETTER: f64 = 7.25;
 #[test]
 fn every_machine_is_drawn_well() {
     for (name, compose) in machines::ALL {
-        let facts = Facts::gather(&Root::recorded(compose().0), &Wish::default()).unwrap();
+        let facts = Facts::gather(&Root::recorded(compose().0), &FactsRequest::default()).unwrap();
         let pairs = facts
             .gpus
             .iter()

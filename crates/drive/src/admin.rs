@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{Cqe, Sqe, admin};
@@ -23,7 +23,7 @@ enum Waiting {
     Answer,
     Event,
     /// Nobody waits any more; its memory stays until the controller is reset.
-    GivenUp(#[allow(dead_code)] Option<Dma>),
+    Cancelled(#[allow(dead_code)] Option<Dma>),
 }
 
 /// The admin queue pair.
@@ -66,7 +66,13 @@ impl Admin {
     }
 
     /// Runs a command that fills `bytes` bytes, at most a page.
-    pub(crate) fn read(&mut self, port: &Port, what: &str, sqe: &Sqe, bytes: usize) -> Result<Vec<u8>> {
+    pub(crate) fn read(
+        &mut self,
+        port: &ControllerBackend,
+        what: &str,
+        sqe: &Sqe,
+        bytes: usize,
+    ) -> Result<Vec<u8>> {
         let data = Dma::alloc(&*port.mapper, 4096, 12)?;
         let mem = data.mem.clone();
         let sqe = sqe.with_prps(data.bus()?.0, 0);
@@ -75,7 +81,13 @@ impl Admin {
     }
 
     /// Runs a command that takes `data`, at most a page.
-    pub(crate) fn write(&mut self, port: &Port, what: &str, sqe: &Sqe, data: &[u8]) -> Result<Cqe> {
+    pub(crate) fn write(
+        &mut self,
+        port: &ControllerBackend,
+        what: &str,
+        sqe: &Sqe,
+        data: &[u8],
+    ) -> Result<Cqe> {
         let buffer = Dma::alloc(&*port.mapper, 4096, 12)?;
         buffer.mem.write(0, data)?;
         let sqe = sqe.with_prps(buffer.bus()?.0, 0);
@@ -105,7 +117,7 @@ impl Admin {
                 None => std::thread::yield_now(),
             }
         }
-        self.waiting[slot as usize] = Waiting::GivenUp(data);
+        self.waiting[slot as usize] = Waiting::Cancelled(data);
         Err(Error::NoAnswer { drive: self.drive.clone(), command: what.to_owned(), waited: timeout })
     }
 
@@ -119,7 +131,7 @@ impl Admin {
     fn take(&mut self) -> Option<(u16, Cqe)> {
         for _ in 0..ENTRIES {
             match self.owner.poll(&self.pair.memory)? {
-                Event::Stray(_) => {}
+                Event::UnexpectedCompletion(_) => {}
                 Event::Done(slot, cqe) => {
                     match std::mem::replace(&mut self.waiting[slot as usize], Waiting::Nothing) {
                         Waiting::Event if cqe.status().is_ok() => {

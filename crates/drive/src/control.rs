@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset};
 
@@ -15,11 +15,11 @@ const GONE_AFTER: Duration = Duration::from_millis(250);
 /// How long a function that is being reset is left alone.
 const RESET_SETTLES: Duration = Duration::from_millis(10);
 /// How often registers are looked at while something is waited for.
-const LOOK: Duration = Duration::from_micros(100);
+const READY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// What the registers say of a controller, and the way to them.
 pub(crate) struct Control {
-    pub(crate) port: Port,
+    pub(crate) port: ControllerBackend,
     /// The same for everything that belongs to this drive, and for nothing else.
     pub(crate) tag: Arc<()>,
     pub(crate) cap: Cap,
@@ -30,7 +30,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// Reads what does not change while a controller lives.
-    pub(crate) fn new(port: Port, options: &Options) -> Result<Self> {
+    pub(crate) fn new(port: ControllerBackend, options: &Options) -> Result<Self> {
         let cap = Cap(port.regs.read64(offset::CAP));
         let version = Version(port.regs.read32(offset::VS));
         if cap.gone() || version.0 == GONE32 {
@@ -71,7 +71,7 @@ impl Control {
             if since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
                 return Err(self.gone(name));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
@@ -118,7 +118,7 @@ impl Control {
                     csts: csts.0,
                 });
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
@@ -175,7 +175,7 @@ impl Control {
                     csts: csts.0,
                 });
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
@@ -198,7 +198,7 @@ impl Control {
             if start.elapsed() >= patience {
                 return Err(self.gone("CSTS"));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
         Ok(())
     }

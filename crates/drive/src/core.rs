@@ -30,15 +30,15 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) admin: Mutex<AdminState>,
     pub(crate) durability: Arc<Durability>,
-    pub(crate) kept: Arc<Kept>,
+    pub(crate) kept: Arc<DmaQuarantine>,
 }
 
 /// Memory that nobody uses any more, but that the controller may still reach: it stays alive, and mapped, until the
 /// controller was disabled, or for ever.
 #[derive(Default)]
-pub(crate) struct Kept(Mutex<Vec<Box<dyn Any + Send>>>);
+pub(crate) struct DmaQuarantine(Mutex<Vec<Box<dyn Any + Send>>>);
 
-impl Kept {
+impl DmaQuarantine {
     pub(crate) fn keep(&self, memory: impl Any + Send) {
         self.list().push(Box::new(memory));
     }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use onehop_os::{DmaMemory, HostMem, Port};
+use onehop_os::{ControllerBackend, DmaMemory, HostMem};
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::AsyncEvent;
@@ -46,7 +46,7 @@ impl Drive {
     ///
     /// # Errors
     /// When it is gone, does not come up, or cannot be driven.
-    pub fn open(port: Port, options: Options) -> Result<Self> {
+    pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
         let control = Control::new(port, &options)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();

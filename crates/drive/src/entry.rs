@@ -6,7 +6,7 @@ use onehop_proto::Sqe;
 
 use crate::canary::Canary;
 use crate::command::{Op, describe};
-use crate::core::Kept;
+use crate::core::DmaQuarantine;
 use crate::holds::{Hold, Holds};
 use crate::{Buffer, Error, Result};
 
@@ -70,7 +70,7 @@ impl Entry {
     }
 
     /// Keeps its memory until the controller is reset.
-    pub(crate) fn keep(&self, holds: &Holds, kept: &Kept) {
+    pub(crate) fn keep(&self, holds: &Holds, kept: &DmaQuarantine) {
         self.hold
             .iter()
             .flatten()
@@ -79,7 +79,7 @@ impl Entry {
     }
 
     #[inline]
-    pub(crate) fn let_go(&mut self, holds: &mut Holds) {
+    pub(crate) fn mark_stale(&mut self, holds: &mut Holds) {
         self.hold.iter_mut().filter_map(Option::take).for_each(|hold| holds.release(hold));
     }
 

@@ -213,7 +213,7 @@ pub enum Error {
     },
     /// The controller completed a command that was not in flight.
     #[error("{drive} completed command {cid:#06x}, which was not in flight; it was recovered by {recovery}")]
-    Stray {
+    UnexpectedCompletion {
         /// The drive.
         drive: String,
         /// The identifier in the completion.

@@ -1,9 +1,9 @@
 //! Queue pairs that GPU kernels drive by themselves; the CPU creates them, watches, and recovers.
 
 mod cell;
+mod export;
 mod gate;
 mod launch;
-mod lend;
 mod memory;
 mod meter;
 mod plan;
@@ -20,10 +20,10 @@ use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
 use cell::GpuCell;
-pub use lend::LentQueue;
+pub use export::ExportedQueue;
 pub(crate) use memory::{Cmb, restore_cmb};
 use meter::Meter;
-use plan::Plan;
+use plan::BatchPlan;
 use run::Run;
 
 /// What the host writes into a queue's poison word, and why.
@@ -260,7 +260,7 @@ impl GpuQueues {
         buffer.belongs(&self.drive.control)?;
         // Launches share rings and their account of them: one at a time.
         let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
-        let mut plan = Plan::new(&self.drive, op, ns, jobs, buffer)?;
+        let mut plan = BatchPlan::new(&self.drive, op, ns, jobs, buffer)?;
         let _writing = op.writes().then(|| ns.account.writing());
         let run = Run::new(self, op, ns, buffer, meter, &mut spare);
         match progress {

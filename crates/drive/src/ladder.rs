@@ -60,7 +60,7 @@ impl Inner {
             None if lacks_data => format!("a read on queue {} that was completed without its data", cell.qid),
             None => format!("a command on queue {} that was not completed", cell.qid),
         };
-        match self.climb(&mut state, cell, token, stray.is_some() || lacks_data, &cause) {
+        match self.run_timeout_ladder(&mut state, cell, token, stray.is_some() || lacks_data, &cause) {
             // A reset writes its own account.
             Ok(Recovery::ControllerReset | Recovery::FunctionReset) | Err(_) => {}
             Ok(recovery) => state.incidents.push(Incident { cause, recovery, took: start.elapsed() }),
@@ -68,7 +68,7 @@ impl Inner {
     }
 
     /// Looks at the controller's status and recovers a controller that failed, without waiting for a command to be late.
-    pub(crate) fn look_after(&self, cell: &Arc<QueueCell>) {
+    pub(crate) fn check_controller_health(&self, cell: &Arc<QueueCell>) {
         if self.control.status().is_ok_and(|status| !status.cfs()) {
             return;
         }
@@ -89,7 +89,7 @@ impl Inner {
         }
     }
 
-    fn climb(
+    fn run_timeout_ladder(
         &self,
         state: &mut AdminState,
         cell: &Arc<QueueCell>,

@@ -12,7 +12,7 @@ use crate::slots::{Slots, Token};
 use crate::{Buffer, Error, Namespace, Result};
 
 /// How often a waiting thread looks at the controller's status register.
-const LOOK: Duration = Duration::from_millis(5);
+const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A queue pair, as the drive and its user share it.
 pub(crate) struct QueueCell {
@@ -153,8 +153,8 @@ impl IoQueue {
     pub fn test(&self, token: Token) -> Option<Result<Finished>> {
         let mut slots = self.cell.lock();
         let end = look(&mut slots, token);
-        if end.is_none() && slots.is_seldom() {
-            self.mend_if_late(slots, token);
+        if end.is_none() && slots.every_64th_call() {
+            self.recover_if_overdue(slots, token);
             return look(&mut self.cell.lock(), token);
         }
         end
@@ -168,8 +168,8 @@ impl IoQueue {
         }
         while let Some(token) = tokens.front().copied() {
             let Some(end) = slots.take(token) else {
-                if slots.is_seldom() {
-                    self.mend_if_late(slots, token);
+                if slots.every_64th_call() {
+                    self.recover_if_overdue(slots, token);
                 }
                 return;
             };
@@ -178,7 +178,7 @@ impl IoQueue {
         }
     }
 
-    fn mend_if_late(&self, slots: MutexGuard<'_, Slots>, token: Token) {
+    fn recover_if_overdue(&self, slots: MutexGuard<'_, Slots>, token: Token) {
         let mend = !slots.closed && (slots.stray.is_some() || slots.is_late(token));
         drop(slots);
         if mend {
@@ -192,7 +192,7 @@ impl IoQueue {
     /// How the command failed.
     pub fn wait(&self, token: Token) -> Result<Finished> {
         let mut turns = 0u32;
-        let mut next_look = Instant::now() + LOOK;
+        let mut next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
         loop {
             let end = look(&mut self.cell.lock(), token);
             let slots = match self.open() {
@@ -206,8 +206,8 @@ impl IoQueue {
                 self.drive.recover(&self.cell, token);
             } else if end.is_none() && turns > 256 && Instant::now() >= next_look {
                 // A controller that failed or left says nothing in the queue.
-                self.drive.look_after(&self.cell);
-                next_look = Instant::now() + LOOK;
+                self.drive.check_controller_health(&self.cell);
+                next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
             }
             if let Some(end) = end {
                 return end;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
-use onehop_os::{HostMem, Mapped, Mapper, Port, Registers, Words};
+use onehop_os::{ControllerBackend, HostMem, Mapped, Mapper, Registers, Words};
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
@@ -187,7 +187,7 @@ pub(crate) struct Pair {
 }
 
 /// Refuses a queue whose doorbells are not in the mapped part of the BAR.
-pub(crate) fn check_doorbells(port: &Port, qid: u16, dstrd: u8) -> Result<()> {
+pub(crate) fn check_doorbells(port: &ControllerBackend, qid: u16, dstrd: u8) -> Result<()> {
     let last_door = regs::doorbell(qid, true, dstrd);
     if last_door.checked_add(4).is_none_or(|end| end > port.regs.size()) {
         let why = format!("its BAR of {} bytes ends before the doorbells of queue {qid}", port.regs.size());
@@ -198,7 +198,13 @@ pub(crate) fn check_doorbells(port: &Port, qid: u16, dstrd: u8) -> Result<()> {
 
 impl Pair {
     /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
-    pub(crate) fn alloc(port: &Port, qid: u16, entries: u32, page_shift: u32, dstrd: u8) -> Result<Self> {
+    pub(crate) fn alloc(
+        port: &ControllerBackend,
+        qid: u16,
+        entries: u32,
+        page_shift: u32,
+        dstrd: u8,
+    ) -> Result<Self> {
         check_doorbells(port, qid, dstrd)?;
         let one_page = (1u32 << page_shift) / Sqe::BYTES as u32;
         let sq = Dma::alloc(&*port.mapper, entries as usize * Sqe::BYTES, page_shift)?;

@@ -8,7 +8,7 @@ use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
 use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, list_pages, max_blocks};
-use crate::core::Kept;
+use crate::core::DmaQuarantine;
 use crate::drive::Inner;
 use crate::entry::{Entry, Finished, State};
 use crate::holds::Holds;
@@ -58,7 +58,7 @@ pub(crate) struct Slots {
     nonces: Option<Nonces>,
     /// For each namespace, the losses that flushes on this queue have reported.
     reported: Box<[u64]>,
-    kept: Arc<Kept>,
+    kept: Arc<DmaQuarantine>,
     namespaces: Arc<[Namespace]>,
     clock: Instant,
     asked: u32,
@@ -261,7 +261,7 @@ impl Slots {
             taken += 1;
             match event {
                 Event::Done(slot, cqe) => self.settle(self.by_slot[slot as usize], &cqe),
-                Event::Stray(cqe) => self.stray = Some(cqe.cid()),
+                Event::UnexpectedCompletion(cqe) => self.stray = Some(cqe.cid()),
             }
         }
         taken
@@ -298,7 +298,7 @@ impl Slots {
             let command = entry.describe(&self.name);
             entry.state = State::failed(Error::Command { command, status });
         }
-        entry.let_go(&mut self.holds);
+        entry.mark_stale(&mut self.holds);
     }
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
@@ -308,7 +308,7 @@ impl Slots {
         let waited = given.map_or(self.timeout, |given| given.elapsed());
         let (command, retries) = (entry.describe(&self.name), entry.retries);
         entry.state = State::failed(Error::TimedOut { command, waited, retries, recovery });
-        entry.let_go(&mut self.holds);
+        entry.mark_stale(&mut self.holds);
     }
 
     /// Ends the reads whose data has arrived meanwhile. Those whose data does not come are late, and the controller is reset
@@ -319,7 +319,7 @@ impl Slots {
                 && entry.has_data(&self.holds)
             {
                 entry.state = State::Done(Ok(finished));
-                entry.let_go(&mut self.holds);
+                entry.mark_stale(&mut self.holds);
                 self.settling -= 1;
             }
         }
@@ -340,7 +340,7 @@ impl Slots {
         for entry in &mut self.entries {
             if matches!(entry.state, State::Settling(_)) {
                 entry.keep(&self.holds, &self.kept);
-                entry.let_go(&mut self.holds);
+                entry.mark_stale(&mut self.holds);
             }
         }
     }
@@ -372,7 +372,7 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         let (drive, nsid) = (self.name.clone(), entry.what.1);
         entry.state = State::failed(Error::NamespaceChanged { drive, nsid });
-        entry.let_go(&mut self.holds);
+        entry.mark_stale(&mut self.holds);
     }
 
     /// The command's end, if it has come; the token is spent then.
@@ -408,7 +408,7 @@ impl Slots {
     }
 
     /// Yes every so many times: for what is too dear to be done each time.
-    pub(crate) fn is_seldom(&mut self) -> bool {
+    pub(crate) fn every_64th_call(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);
         self.asked.is_multiple_of(64)
     }
@@ -458,7 +458,7 @@ impl Slots {
         }
         let (command, waited) = (entry.describe(&self.name), self.timeout);
         entry.state = State::failed(Error::DataMissing { command, waited });
-        entry.let_go(&mut self.holds);
+        entry.mark_stale(&mut self.holds);
     }
 
     fn lose(&mut self, id: u32, recovery: Recovery) {
@@ -482,7 +482,7 @@ impl Slots {
             if !matches!(entry.state, State::Free | State::Done(_)) {
                 entry.state = State::failed(error.clone());
                 entry.keep(&self.holds, &self.kept);
-                entry.let_go(&mut self.holds);
+                entry.mark_stale(&mut self.holds);
             }
         }
     }

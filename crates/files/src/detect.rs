@@ -5,7 +5,7 @@ use crate::{Result, exfat, ext, fat, members};
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum Detected {
     Ext,
     Fat,
     Exfat,
@@ -15,7 +15,7 @@ pub(crate) enum Found {
     Nothing,
 }
 
-impl Found {
+impl Detected {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ext => "ext2/3/4",
@@ -53,29 +53,29 @@ const OTHERS: &[Magic] = &[
     (65526, b"SWAPSPACE2", "Linux swap"),
 ];
 
-pub(crate) fn detect(window: &Window) -> Result<Found> {
+pub(crate) fn detect(window: &Window) -> Result<Detected> {
     if let Some((_, name)) = members::all(window)?.first() {
-        return Ok(Found::Other(name));
+        return Ok(Detected::Other(name));
     }
     // A file system that is read has more than a magic number to show, so its reader comes first.
     if ext::probe(window)? {
-        return Ok(if fat::probe(window)? { Found::Doubtful } else { Found::Ext });
+        return Ok(if fat::probe(window)? { Detected::Doubtful } else { Detected::Ext });
     }
     if exfat::probe(window)? {
-        return Ok(Found::Exfat);
+        return Ok(Detected::Exfat);
     }
     if let Some(name) = first_of(window, OTHERS)? {
-        return Ok(Found::Other(name));
+        return Ok(Detected::Other(name));
     }
     // Only plausible fields tell a FAT: NTFS and others have the same ones.
     if fat::probe(window)? {
-        return Ok(Found::Fat);
+        return Ok(Detected::Fat);
     }
     if !members::uberblocks(window)?.is_empty() {
-        return Ok(Found::Other("ZFS"));
+        return Ok(Detected::Other("ZFS"));
     }
     // What formats a drive anew may leave the backup of an exFAT where it is: it counts where nothing else does.
-    Ok(if exfat::remains(window)? { Found::Exfat } else { Found::Nothing })
+    Ok(if exfat::remains(window)? { Detected::Exfat } else { Detected::Nothing })
 }
 
 fn first_of(window: &Window, magics: &[Magic]) -> Result<Option<&'static str>> {

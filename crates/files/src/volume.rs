@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::clusters::FatNode;
-use crate::detect::{self, Found};
+use crate::detect::{self, Detected};
 use crate::exfat::Exfat;
 use crate::ext::Ext;
 use crate::extent;
@@ -190,17 +190,17 @@ impl Volume {
     pub fn at(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> Result<Self> {
         let window = Window::new(blocks, start, len);
         let fs: Box<dyn FileSystem> = match detect::detect(&window)? {
-            Found::Ext => Box::new(Ext::open(window)?),
-            Found::Fat => Box::new(Fat::open(window)?),
-            Found::Exfat => Box::new(Exfat::open(window)?),
-            Found::Other(name) => return Err(not_read(name)),
-            Found::Doubtful => {
+            Detected::Ext => Box::new(Ext::open(window)?),
+            Detected::Fat => Box::new(Fat::open(window)?),
+            Detected::Exfat => Box::new(Exfat::open(window)?),
+            Detected::Other(name) => return Err(not_read(name)),
+            Detected::Doubtful => {
                 return Err(Error::unsupported(
                     "an ext and a FAT in one place",
                     "one of them was there before the other; `wipefs` shows both, and takes the old one away",
                 ));
             }
-            Found::Nothing => {
+            Detected::Nothing => {
                 return Err(Error::NoFileSystem(format!(
                     "nothing known begins at byte {start}; ext2, ext3, ext4, FAT and exFAT are read here"
                 )));
@@ -383,7 +383,7 @@ fn only_known<'a>(blocks: &Arc<dyn Blocks>, partitions: &'a [Partition]) -> Resu
     let mut known = Vec::new();
     for part in partitions {
         let found = detect::detect(&Window::new(blocks.clone(), part.start, part.len))?;
-        if matches!(found, Found::Ext | Found::Fat | Found::Exfat) {
+        if matches!(found, Detected::Ext | Detected::Fat | Detected::Exfat) {
             known.push(part);
         }
     }

@@ -10,7 +10,7 @@ use onehop_proto::queue::Memory;
 use onehop_radio::kernel::{self, Block, THREADS};
 
 use crate::Result;
-use crate::jobs::{BlockJob, BlockKernels, Work};
+use crate::jobs::{BlockJob, BlockKernels, BlockWork};
 use crate::space::{Space, View};
 
 struct Emulation {
@@ -84,10 +84,10 @@ impl InTurn {
             let local = (0..job.local_words()).map(|i| Cell::new(0x7fc0_0000 | i)).collect();
             let block = Emulation { view: View::new(&self.0), number, count: job.blocks, local };
             match &job.work {
-                Work::Convert(work) => kernel::convert(&block, work),
-                Work::Spectrum(work) => kernel::spectrum(&block, work),
-                Work::Check(work) => kernel::check(&block, work),
-                Work::Sum(work) => crc32c::sum(&block, work),
+                BlockWork::Convert(work) => kernel::convert(&block, work),
+                BlockWork::Spectrum(work) => kernel::spectrum(&block, work),
+                BlockWork::Check(work) => kernel::check(&block, work),
+                BlockWork::Sum(work) => crc32c::sum(&block, work),
             }
         }
     }

@@ -13,7 +13,7 @@ const SUM_BLOCKS: u64 = 1024;
 
 /// What a kernel is to do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
+pub(crate) enum BlockWork {
     Convert(Convert),
     Spectrum(Spectrum),
     Check(Check),
@@ -23,7 +23,7 @@ pub(crate) enum Work {
 /// A kernel with the memory that it works on.
 #[derive(Clone, Debug)]
 pub struct BlockJob {
-    pub(crate) work: Work,
+    pub(crate) work: BlockWork,
     pub(crate) blocks: u32,
     /// Kept until it has ended.
     pub(crate) memory: Vec<Region>,
@@ -77,7 +77,7 @@ impl BlockJob {
         holds("the samples", from, u64::from(samples) * u64::from(format.bytes()))?;
         holds("what they become", to, u64::from(samples) * 8)?;
         holds("the totals", totals, Self::TOTALS_BYTES as u64)?;
-        let work = Work::Convert(Convert {
+        let work = BlockWork::Convert(Convert {
             from: from.addr().0,
             to: to.addr().0,
             totals: totals.addr().0,
@@ -114,7 +114,7 @@ impl BlockJob {
         holds("the twiddles", twiddles, bins * 4)?;
         holds("the power", power, bins * 4 * u64::from(BLOCKS))?;
         let [from_at, window_at, twiddles_at, power_at] = [from, window, twiddles, power].map(|r| r.addr().0);
-        let work = Work::Spectrum(Spectrum {
+        let work = BlockWork::Spectrum(Spectrum {
             from: from_at,
             window: window_at,
             twiddles: twiddles_at,
@@ -134,7 +134,7 @@ impl BlockJob {
         holds("the samples", from, u64::from(samples) * u64::from(format.bytes()))?;
         holds("the rows", rows, Self::CHECKED_BYTES as u64)?;
         let (from_at, rows_at, width) = (from.addr().0, rows.addr().0, format.width());
-        let work = Work::Check(Check { from: from_at, rows: rows_at, samples, width, first, pad: 0 });
+        let work = BlockWork::Check(Check { from: from_at, rows: rows_at, samples, width, first, pad: 0 });
         Ok(Self { work, blocks: BLOCKS, memory: vec![from.clone(), rows.clone()] })
     }
 
@@ -157,15 +157,19 @@ impl BlockJob {
         holds("the tables", tables, u64::from(crc32c::TABLE_WORDS) * 4)?;
         holds("the remainders", out, (to + job.pieces()) * 4)?;
         let blocks = job.pieces().min(SUM_BLOCKS) as u32;
-        Ok(Self { work: Work::Sum(job), blocks, memory: [region, tables, out].map(Region::clone).into() })
+        Ok(Self {
+            work: BlockWork::Sum(job),
+            blocks,
+            memory: [region, tables, out].map(Region::clone).into(),
+        })
     }
 
     /// Words of local memory of a block.
     pub(crate) fn local_words(&self) -> u32 {
         match self.work {
-            Work::Spectrum(job) => Spectrum::local_words(job.log),
-            Work::Convert(_) | Work::Check(_) => kernel::LOCAL_WORDS,
-            Work::Sum(_) => crc32c::LOCAL_WORDS,
+            BlockWork::Spectrum(job) => Spectrum::local_words(job.log),
+            BlockWork::Convert(_) | BlockWork::Check(_) => kernel::LOCAL_WORDS,
+            BlockWork::Sum(_) => crc32c::LOCAL_WORDS,
         }
     }
 }

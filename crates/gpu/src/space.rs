@@ -347,7 +347,7 @@ impl Warp for View {
         }
     }
 
-    fn fetched(&self) {}
+    fn wait_fetches(&self) {}
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub extern "C" fn hf3fs_ior_size(count: c_int) -> usize {
 }
 
 /// What the four calls differ in.
-struct Wish {
+struct RingRequest {
     entries: c_int,
     read: bool,
     depth: c_int,
@@ -33,7 +33,7 @@ struct Wish {
 
 /// # Safety
 /// `ior` is null or a place for a ring, the mount point a string.
-unsafe fn create(ior: *mut Ior, mount_at: *const c_char, wish: &Wish) -> c_int {
+unsafe fn create(ior: *mut Ior, mount_at: *const c_char, wish: &RingRequest) -> c_int {
     guard("hf3fs_iorcreate", || {
         let ior = place(ior)?;
         // SAFETY: the caller's promise.
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn hf3fs_iorcreate(
     depth: c_int,
     numa: c_int,
 ) -> c_int {
-    let wish = Wish { entries, read, depth, priority: 0, timeout: 0, numa, flags: 0 };
+    let wish = RingRequest { entries, read, depth, priority: 0, timeout: 0, numa, flags: 0 };
     // SAFETY: the caller's promise.
     unsafe { create(ior, mount_at, &wish) }
 }
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn hf3fs_iorcreate2(
     priority: c_int,
     numa: c_int,
 ) -> c_int {
-    let wish = Wish { entries, read, depth, priority, timeout: 0, numa, flags: 0 };
+    let wish = RingRequest { entries, read, depth, priority, timeout: 0, numa, flags: 0 };
     // SAFETY: the caller's promise.
     unsafe { create(ior, mount_at, &wish) }
 }
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn hf3fs_iorcreate3(
     timeout: c_int,
     numa: c_int,
 ) -> c_int {
-    let wish = Wish { entries, read, depth, priority, timeout, numa, flags: 0 };
+    let wish = RingRequest { entries, read, depth, priority, timeout, numa, flags: 0 };
     // SAFETY: the caller's promise.
     unsafe { create(ior, mount_at, &wish) }
 }
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn hf3fs_iorcreate4(
     numa: c_int,
     flags: u64,
 ) -> c_int {
-    let wish = Wish { entries, read, depth, priority: 0, timeout, numa, flags };
+    let wish = RingRequest { entries, read, depth, priority: 0, timeout, numa, flags };
     // SAFETY: the caller's promise.
     unsafe { create(ior, mount_at, &wish) }
 }

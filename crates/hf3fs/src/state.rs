@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard};
 
-use onehop_os::handles::{Handles, Held};
+use onehop_os::handles::{Handles, HeldHandles};
 use onehop_usrbio::files::{Files, HeldFiles};
 use onehop_usrbio::gpu::{Gpus, Mode};
 use onehop_usrbio::mount::Mount;
@@ -55,7 +55,7 @@ fn mounts() -> RwLockWriteGuard<'static, Mounts> {
 }
 
 /// What a thread holds while it forks.
-type AllHeld = (Held<'static>, RwLockWriteGuard<'static, Mounts>, HeldFiles<'static>);
+type AllHeld = (HeldHandles<'static>, RwLockWriteGuard<'static, Mounts>, HeldFiles<'static>);
 
 thread_local! {
     static HELD: Cell<Option<AllHeld>> = const { Cell::new(None) };

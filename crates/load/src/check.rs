@@ -86,7 +86,7 @@ pub fn check_sums(
         return by_threads(plan, arena, go_on);
     }
     let ranges: Vec<_> = plan.tensors.iter().map(|tensor| (tensor.at, tensor.bytes)).collect();
-    Sums::new(gpu)?.crc32c(gpu, arena, &ranges, go_on)?.ok_or(Error::GivenUp)
+    Sums::new(gpu)?.crc32c(gpu, arena, &ranges, go_on)?.ok_or(Error::Cancelled)
 }
 
 fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<u32>> {
@@ -204,7 +204,7 @@ fn spread(
             if i >= count {
                 return Ok(());
             }
-            let result = if go_on() { work(i) } else { Err(Error::GivenUp) };
+            let result = if go_on() { work(i) } else { Err(Error::Cancelled) };
             if result.is_err() {
                 next.store(count, Ordering::Relaxed);
                 return result;

@@ -136,7 +136,7 @@ dtypes! {
 
 /// Why a shape has no size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sizeless {
+pub(crate) enum SizeError {
     /// Beyond 2⁶⁴.
     Overflow,
     /// The elements do not fill whole blocks.
@@ -145,17 +145,17 @@ pub(crate) enum Sizeless {
 
 impl Dtype {
     /// Bytes of `elements` elements.
-    pub(crate) fn bytes(self, elements: u64) -> Result<u64, Sizeless> {
+    pub(crate) fn bytes(self, elements: u64) -> Result<u64, SizeError> {
         let (count, bytes) = self.block();
         if !elements.is_multiple_of(count) {
-            return Err(Sizeless::Part);
+            return Err(SizeError::Part);
         }
-        (elements / count).checked_mul(bytes).ok_or(Sizeless::Overflow)
+        (elements / count).checked_mul(bytes).ok_or(SizeError::Overflow)
     }
 
     /// Bytes of a tensor of this shape, packed.
-    pub(crate) fn size(self, shape: &[u64]) -> Result<u64, Sizeless> {
-        let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or(Sizeless::Overflow)?;
+    pub(crate) fn size(self, shape: &[u64]) -> Result<u64, SizeError> {
+        let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or(SizeError::Overflow)?;
         self.bytes(elements)
     }
 }

@@ -13,13 +13,13 @@
 
 mod arena;
 mod choice;
-mod crew;
-mod desk;
 mod direct;
 mod library;
-mod shelf;
+mod ring_cache;
+mod slot_pool;
 mod start;
 mod threads;
+mod worker_pool;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,12 +36,12 @@ use crate::plan::{Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
-use crew::{Crew, Lane, Shared, Turns};
-use direct::{Found, Supply};
+use direct::{JobSource, UncachedQueue};
 use library::Library;
-use shelf::Ring;
-pub use shelf::Shelf;
+use ring_cache::Ring;
+pub use ring_cache::RingCache;
 use start::Start;
+use worker_pool::{Lane, RoundRobin, Shared, WorkerPool};
 
 /// Bytes of a slot at most: more fall out of the caches of the processor that fills them.
 const SLOT: usize = 2 << 20;
@@ -57,10 +57,10 @@ const LIBRARY_READ: usize = 16 << 20;
 const COPIED: usize = 64 << 20;
 
 /// How long threads that have nothing left to do may take to end, if their ring is to be kept.
-const LEAVING: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often whoever waits for a chunk looks whether there will be one.
-const LOOK: Duration = Duration::from_millis(20);
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
@@ -99,7 +99,7 @@ pub struct Account {
     /// Bytes that came out of the page cache.
     pub cached_bytes: u64,
     /// Bytes that came through it, from the disk or wherever they were.
-    pub through_cache_bytes: u64,
+    pub cache_miss_bytes: u64,
     /// Bytes that came past it, from the disk.
     pub direct_bytes: u64,
     /// Bytes that cuFile moved.
@@ -129,17 +129,17 @@ impl Account {
     /// Bytes that were read, whichever way.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
-        let by_cache = self.cached_bytes + self.through_cache_bytes;
+        let by_cache = self.cached_bytes + self.cache_miss_bytes;
         by_cache + self.direct_bytes + self.cufile_bytes + self.remote_bytes
     }
 }
 
 /// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
 pub struct Prepared {
-    work: Work,
+    work: LoadWork,
     /// None for cuFile, which has its own.
     ring: Option<Ring>,
-    shelf: Option<Arc<Shelf>>,
+    ring_cache: Option<Arc<RingCache>>,
     /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
     slot: usize,
     part: usize,
@@ -163,13 +163,13 @@ impl Prepared {
     ///
     /// # Errors
     /// As for [`Prepared::new`].
-    pub fn with_shelf(
+    pub fn with_ring_cache(
         plan: &Plan,
         files: &[Box<dyn Source>],
         options: &Options,
-        shelf: Arc<Shelf>,
+        ring_cache: Arc<RingCache>,
     ) -> Result<Self> {
-        Self::prepare(&[plan], files, options, Some(shelf))
+        Self::prepare(&[plan], files, options, Some(ring_cache))
     }
 
     /// The same for several GPUs, with a plan for each; all plans are of the same files.
@@ -184,7 +184,7 @@ impl Prepared {
         plans: &[&Plan],
         files: &[Box<dyn Source>],
         options: &Options,
-        shelf: Option<Arc<Shelf>>,
+        ring_cache: Option<Arc<RingCache>>,
     ) -> Result<Self> {
         // Whoever waits for a server needs no processor meanwhile.
         let remote = files.iter().any(|file| file.fetch().is_some());
@@ -199,7 +199,7 @@ impl Prepared {
         };
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
-        let work = Work::new(plans, files, slot as u64, options.route)?;
+        let work = LoadWork::new(plans, files, slot as u64, options.route)?;
         let alone = options.route == Route::Pinned;
         let threads = if alone { 0 } else { threads.min(work.chunks) };
         let direct = options.threads.unwrap_or(direct::THREADS).clamp(1, 256).min(work.chunks);
@@ -208,14 +208,14 @@ impl Prepared {
         let bytes = slot * threads * SLOTS + part * direct::slots(direct);
         let ring = if by_library {
             None
-        } else if let Some(ring) = shelf.as_ref().and_then(|shelf| shelf.take(bytes)) {
+        } else if let Some(ring) = ring_cache.as_ref().and_then(|ring_cache| ring_cache.take(bytes)) {
             Some(ring)
         } else {
             let memory = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
             Some(Ring { memory, known: None })
         };
         let arenas = Vec::new();
-        Ok(Self { work, ring, shelf, slot, part, threads, direct, arenas })
+        Ok(Self { work, ring, ring_cache, slot, part, threads, direct, arenas })
     }
 
     /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
@@ -226,8 +226,8 @@ impl Prepared {
 }
 
 /// What is to be done, and with what.
-struct Work {
-    turns: Turns,
+struct LoadWork {
+    round_robin: RoundRobin,
     /// How many chunks there are at least.
     chunks: usize,
     sources: Vec<choice::Opened>,
@@ -235,7 +235,7 @@ struct Work {
     why_cached: Option<String>,
 }
 
-impl Work {
+impl LoadWork {
     /// The chunks of all plans; once where all GPUs want the same.
     fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
         let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
@@ -247,7 +247,13 @@ impl Work {
         let lists = plans().enumerate().map(list).collect::<Result<_>>()?;
         let chunks = plans().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
         let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
-        Ok(Self { turns: Turns::new(lists), chunks, sources, asked: route != Route::Auto, why_cached })
+        Ok(Self {
+            round_robin: RoundRobin::new(lists),
+            chunks,
+            sources,
+            asked: route != Route::Auto,
+            why_cached,
+        })
     }
 }
 
@@ -279,12 +285,12 @@ impl Stopper {
 /// A load under way. Dropping it ends it; of several that share a ring, the last one does.
 pub struct RingEngine {
     arena: Region,
-    crew: Arc<Crew>,
+    pool: Arc<WorkerPool>,
     arrived: Receiver<Chunk>,
     account: Account,
     ring: Option<Region>,
     /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
-    shelf: Option<Arc<Shelf>>,
+    ring_cache: Option<Arc<RingCache>>,
     stays: bool,
     /// Who watches, and when they are asked next.
     look: Option<(Look, Instant)>,
@@ -307,9 +313,9 @@ impl RingEngine {
     /// # Errors
     /// When a GPU has no room, or will not have the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { work, ring, shelf, slot, part, threads, direct, arenas } = prepared;
-        let Work { turns, sources, asked, why_cached, .. } = work;
-        let shared = Shared::new(sources, turns);
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas } = prepared;
+        let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
+        let shared = Shared::new(sources, round_robin);
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| {
             arenas.next().map_or_else(|| Arena::new(gpu, plan), Ok)?.region_for(plan)
@@ -324,12 +330,12 @@ impl RingEngine {
         let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
-        let mut start = Start { crew: Crew::new(shared), ring: &ring, slot, part, real };
-        let (disk, found) = Found::new();
+        let mut start = Start { pool: WorkerPool::new(shared), ring: &ring, slot, part, real };
+        let (disk, found) = UncachedQueue::new();
         let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
-        let supply = if threads == 0 { Supply::All } else { found };
-        let readers = start.readers(threads * SLOTS * slot, direct, &supply)?;
-        let crew = start.crew;
+        let source = if threads == 0 { JobSource::All } else { found };
+        let readers = start.readers(threads * SLOTS * slot, direct, &source)?;
+        let pool = start.pool;
         let ends =
             gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
@@ -338,15 +344,15 @@ impl RingEngine {
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
             Ok(Lane { slot, copiers: copiers.collect::<Result<_>>()?, arrived: senders.clone() })
         };
-        for (desks, slot) in [(fillers, slot), (readers, part)] {
-            for (desk, range) in desks {
-                desk.open(lane(range, slot)?);
+        for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
+            for (slots, range) in slot_pools {
+                slots.open(lane(range, slot)?);
             }
         }
-        let crew = Arc::new(crew);
+        let pool = Arc::new(pool);
         let engine = |(End { arena, ring, .. }, arrived)| {
-            let (crew, account, shelf) = (crew.clone(), account.clone(), shelf.clone());
-            Self { arena, crew, arrived, account, ring: Some(ring), shelf, stays: real, look: None }
+            let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
+            Self { arena, pool, arrived, account, ring: Some(ring), ring_cache, stays: real, look: None }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -356,19 +362,19 @@ impl RingEngine {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
         let why_unregistered = library.why_unregistered();
         let account = Account { cufile_way: Some(library.way()), why_unregistered, ..account };
-        let (mut crew, (arrives, arrived)) = (Crew::new(shared), channel());
+        let (mut pool, (arrives, arrived)) = (WorkerPool::new(shared), channel());
         for _ in 0..account.threads {
             let (library, arriving) = (library.clone(), arrives.clone());
-            crew.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
+            pool.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
         }
-        let crew = Arc::new(crew);
-        Ok(Self { arena, crew, arrived, account, ring: None, shelf: None, stays: false, look: None })
+        let pool = Arc::new(pool);
+        Ok(Self { arena, pool, arrived, account, ring: None, ring_cache: None, stays: false, look: None })
     }
 
     /// What ends it from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
-        Stopper(self.crew.shared.clone())
+        Stopper(self.pool.shared.clone())
     }
 
     /// Has `look` asked, many times a second, while somebody waits for chunks: it is told how many bytes have been read, of
@@ -384,10 +390,10 @@ impl RingEngine {
         }
         let read = self.account().read_bytes();
         let Some((look, next)) = &mut self.look else { return true };
-        *next = Instant::now() + LOOK;
+        *next = Instant::now() + CANCEL_POLL_INTERVAL;
         let goes_on = look(read);
         if !goes_on {
-            self.crew.shared.stop();
+            self.pool.shared.stop();
         }
         goes_on
     }
@@ -395,17 +401,17 @@ impl RingEngine {
     /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
     #[must_use]
     pub fn account(&self) -> Account {
-        let shared = &self.crew.shared;
+        let shared = &self.pool.shared;
         let cached_bytes = shared.cached_bytes.load(Ordering::Acquire);
         let direct_bytes = shared.direct_bytes.load(Ordering::Acquire);
         let remote_bytes = shared.remote_bytes.load(Ordering::Acquire);
         let from_disk = shared.disk_threads.load(Ordering::Acquire);
-        let through_cache_bytes = shared.through_bytes.load(Ordering::Acquire);
-        let only_there = from_disk > 0 && cached_bytes + through_cache_bytes + remote_bytes == 0;
+        let cache_miss_bytes = shared.through_bytes.load(Ordering::Acquire);
+        let only_there = from_disk > 0 && cached_bytes + cache_miss_bytes + remote_bytes == 0;
         let registered = self.account.why_unregistered.as_ref();
         Account {
             cached_bytes,
-            through_cache_bytes,
+            cache_miss_bytes,
             direct_bytes,
             threads: from_disk + if only_there { 0 } else { self.account.threads },
             cufile_bytes: shared.cufile_bytes.load(Ordering::Acquire),
@@ -465,10 +471,10 @@ impl Engine for RingEngine {
         let start = Instant::now();
         loop {
             if !self.goes_on() {
-                return Err(Error::GivenUp);
+                return Err(Error::Cancelled);
             }
-            let shared = &self.crew.shared;
-            match self.arrived.recv_timeout(LOOK) {
+            let shared = &self.pool.shared;
+            match self.arrived.recv_timeout(CANCEL_POLL_INTERVAL) {
                 Ok(chunk) => return Ok(Some(chunk)),
                 // Whoever reads may go on for as long as the disk takes to answer.
                 Err(_) if shared.is_stopped() => return Err(shared.why()),
@@ -486,13 +492,13 @@ impl Engine for RingEngine {
     }
 
     fn finish(self) -> Result<Region> {
-        if let (Some(shelf), Some(ring)) = (self.shelf, self.ring)
-            && !self.crew.shared.is_stopped()
+        if let (Some(ring_cache), Some(ring)) = (self.ring_cache, self.ring)
+            && !self.pool.shared.is_stopped()
             // All threads have ended, so nothing reads the ring or writes it any more.
-            && matches!(self.arrived.recv_timeout(LEAVING), Err(RecvTimeoutError::Disconnected))
+            && matches!(self.arrived.recv_timeout(EXIT_TIMEOUT), Err(RecvTimeoutError::Disconnected))
             && let Some(memory) = ring.host().cloned()
         {
-            shelf.put(Ring { memory, known: self.stays.then_some(ring) });
+            ring_cache.put(Ring { memory, known: self.stays.then_some(ring) });
         }
         Ok(self.arena)
     }

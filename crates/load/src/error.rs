@@ -148,7 +148,7 @@ pub enum Error {
     },
     /// Whoever asked for it did not want to wait any longer.
     #[error("it was given up before it was done")]
-    GivenUp,
+    Cancelled,
     /// The system gave no thread.
     #[error("this machine gave no thread to read with: {0}")]
     Thread(std::io::Error),

@@ -139,7 +139,7 @@ impl<'de> Visitor<'de> for Skip {
 
 /// A list of lengths, offsets or dimensions.
 #[derive(Default)]
-pub(crate) struct Wholes {
+pub(crate) struct UnsignedList {
     /// The first of them; no more are kept than anyone may want.
     pub first: Vec<u64>,
     /// How many there are.
@@ -151,7 +151,7 @@ pub(crate) struct Wholes {
 /// How many numbers of a list are kept.
 pub(crate) const KEPT: usize = 64;
 
-impl<'de> de::Deserialize<'de> for Wholes {
+impl<'de> de::Deserialize<'de> for UnsignedList {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_seq(WholesVisitor)
     }
@@ -160,14 +160,14 @@ impl<'de> de::Deserialize<'de> for Wholes {
 struct WholesVisitor;
 
 impl<'de> Visitor<'de> for WholesVisitor {
-    type Value = Wholes;
+    type Value = UnsignedList;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of whole numbers")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Wholes, A::Error> {
-        let mut list = Wholes::default();
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<UnsignedList, A::Error> {
+        let mut list = UnsignedList::default();
         while let Some(number) = seq.next_element::<Whole>()? {
             list.count += 1;
             match number.0 {

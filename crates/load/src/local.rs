@@ -47,7 +47,7 @@ impl LocalFile {
         let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
         let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
         regular(&name, FileType::from_raw_mode(stat.st_mode))?;
-        if made_up(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
+        if is_pseudo_fs(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
             return Err(Error::Odd { file: name, what: "made up by the kernel as it is read" });
         }
         // Of a regular file it means nothing, and cuFile takes no file that has it.
@@ -146,7 +146,7 @@ fn kind(path: &Path) -> Result<FileType> {
 }
 
 /// Whether a file system's files have no bytes and no length of their own, by its magic number.
-fn made_up(magic: FsWord) -> bool {
+fn is_pseudo_fs(magic: FsWord) -> bool {
     const SYSFS: FsWord = 0x6265_6572;
     const DEBUGFS: FsWord = 0x6462_6720;
     const TRACEFS: FsWord = 0x7472_6163;

@@ -88,8 +88,8 @@ struct Went {
 
 impl Went {
     fn of(account: &Account) -> Self {
-        let Account { cached_bytes, through_cache_bytes, direct_bytes, remote_bytes, asked, .. } = *account;
-        let by_cache = cached_bytes + through_cache_bytes;
+        let Account { cached_bytes, cache_miss_bytes, direct_bytes, remote_bytes, asked, .. } = *account;
+        let by_cache = cached_bytes + cache_miss_bytes;
         if let Some(way) = account.cufile_way {
             let limit = "the copy engine, should cuFile copy through host memory";
             let mut why = format!("it was asked for; {way}");
@@ -115,7 +115,7 @@ impl Went {
             };
             return Self { route: "cpu/pinned", why, limit: "the disk", copied: false };
         }
-        let copied = cached_bytes >= through_cache_bytes;
+        let copied = cached_bytes >= cache_miss_bytes;
         let mut why = String::from(match (asked, copied) {
             (true, _) => "it was asked for",
             (false, true) if by_cache > cached_bytes || direct_bytes > 0 => {
@@ -172,11 +172,11 @@ mod tests {
                 ),
             ),
             (
-                Account { cached_bytes: 2, through_cache_bytes: 9, asked: true, ..none.clone() },
+                Account { cached_bytes: 2, cache_miss_bytes: 9, asked: true, ..none.clone() },
                 ("cpu/cached", "it was asked for", "the disk"),
             ),
             (
-                Account { through_cache_bytes: 9, why_cached: why("b: no"), ..none.clone() },
+                Account { cache_miss_bytes: 9, why_cached: why("b: no"), ..none.clone() },
                 (
                     "cpu/cached",
                     "by the page cache, which did not have most of the bytes; not past it: b: no",
@@ -184,7 +184,7 @@ mod tests {
                 ),
             ),
             (
-                Account { through_cache_bytes: 9, why_unknown: why("secret"), ..none.clone() },
+                Account { cache_miss_bytes: 9, why_unknown: why("secret"), ..none.clone() },
                 ("cpu/cached", "by the page cache, whatever that has of the bytes", "the disk"),
             ),
             (

@@ -1,6 +1,6 @@
 //! Tensors handed out as soon as their bytes are there.
 //!
-//! [`Stream`] does the account, an [`Engine`] moves the bytes. What is handed out is *lent*: a [`Lent`] borrows the
+//! [`Stream`] does the account, an [`Engine`] moves the bytes. What is handed out is *lent*: a [`StreamedTensor`] borrows the
 //! stream, so it cannot outlive the memory that it lies in, and nothing can be done with the engine while somebody looks
 //! at its memory.
 
@@ -43,7 +43,7 @@ pub struct Stream<E> {
 
 /// A tensor whose bytes are all there, for as long as the stream is not asked for the next.
 #[derive(Debug)]
-pub struct Lent<'s, A> {
+pub struct StreamedTensor<'s, A> {
     /// What it is, and where in the arena.
     pub tensor: &'s Placed,
     /// The memory that it lies in.
@@ -62,14 +62,14 @@ impl<E: Engine> Stream<E> {
     /// # Errors
     /// When the engine fails, or is at its end before the plan is.
     #[expect(clippy::should_implement_trait, reason = "an Iterator cannot lend")]
-    pub fn next(&mut self) -> Result<Option<Lent<'_, E::Arena>>, E::Error> {
+    pub fn next(&mut self) -> Result<Option<StreamedTensor<'_, E::Arena>>, E::Error> {
         while self.ready.is_empty() && !self.arrivals.done() {
             let chunk = self.engine.arrived()?.ok_or(crate::Error::Incomplete)?;
             self.ready.extend(self.arrivals.arrive(&chunk).map_err(crate::Error::from)?);
         }
         let next = self.ready.pop_front();
         let tensor = next.and_then(|i| self.plan.tensors.get(i));
-        Ok(tensor.map(|tensor| Lent { tensor, arena: self.engine.arena() }))
+        Ok(tensor.map(|tensor| StreamedTensor { tensor, arena: self.engine.arena() }))
     }
 
     /// What moves the bytes.

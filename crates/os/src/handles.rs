@@ -67,15 +67,15 @@ impl Handles {
     /// Keeps other threads from adding and removing as long as the result lives. A thread holds the handles while it forks:
     /// in the child a lock that another thread had would stay locked.
     #[must_use]
-    pub fn hold(&self) -> Held<'_> {
-        Held(self.write())
+    pub fn hold(&self) -> HeldHandles<'_> {
+        HeldHandles(self.write())
     }
 }
 
 /// See [`Handles::hold`].
-pub struct Held<'a>(RwLockWriteGuard<'a, Objects>);
+pub struct HeldHandles<'a>(RwLockWriteGuard<'a, Objects>);
 
-impl Held<'_> {
+impl HeldHandles<'_> {
     /// Makes all handles unknown and leaves their objects as they are: what they are made of is another process's.
     pub fn disown(mut self) {
         std::mem::forget(std::mem::take(&mut *self.0));

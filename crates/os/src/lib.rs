@@ -37,7 +37,9 @@ pub use heap::Heap;
 pub use mem::HostMem;
 pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
-pub use seam::{DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Port, Registers, Run};
+pub use seam::{
+    ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Registers, Run,
+};
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;
 pub use words::Words;

@@ -227,7 +227,7 @@ pub trait Interrupt: Send + Sync {
 
 /// A controller, as the place where it was found hands it over.
 #[derive(Clone)]
-pub struct Port {
+pub struct ControllerBackend {
     /// BAR0.
     pub regs: Arc<dyn Registers>,
     /// How it reaches memory.

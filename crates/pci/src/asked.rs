@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 /// What the kernel answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Claim {
+pub(crate) enum ExclusiveUse {
     /// Whether somebody has it.
-    Told(bool),
+    Known(bool),
     /// Why that cannot be told.
-    Untold(String),
+    Unknown(String),
 }
 
 /// Asks for the device of a kind and number (`259:0`) by its file. A container's own `/dev` may lack the file, or have
 /// another one of that name.
-pub(crate) fn claim(path: &Path, kind: FileType, number: &str) -> Claim {
-    let untold = |why: String| Claim::Untold(format!("{}: {why}", path.display()));
+pub(crate) fn claim(path: &Path, kind: FileType, number: &str) -> ExclusiveUse {
+    let unknown = |why: String| ExclusiveUse::Unknown(format!("{}: {why}", path.display()));
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let about = match rustix::fs::open(path, flags, Mode::empty()).and_then(fstat) {
-        Err(rustix::io::Errno::BUSY) => return Claim::Told(true),
-        Err(error) => return untold(std::io::Error::from(error).to_string()),
+        Err(rustix::io::Errno::BUSY) => return ExclusiveUse::Known(true),
+        Err(error) => return unknown(std::io::Error::from(error).to_string()),
         Ok(about) => about,
     };
     let found = format!("{}:{}", rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
     if FileType::from_raw_mode(about.st_mode) == kind && found == number {
-        return Claim::Told(false);
+        return ExclusiveUse::Known(false);
     }
-    untold(format!("it is not the device {number:?} that is called so"))
+    unknown(format!("it is not the device {number:?} that is called so"))
 }
 
 #[cfg(test)]
@@ -43,20 +43,20 @@ mod tests {
     fn the_kernel_is_asked_by_the_right_file_only() {
         let folder = std::env::temp_dir().join(format!("onehop-pci-asked-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let untold = |name: &str, number: &str| match claim(&folder.join(name), FileType::BlockDevice, number)
-        {
-            Claim::Untold(why) => why,
-            told => panic!("{told:?}"),
-        };
-        assert!(untold("nvme0n1", "259:0").contains("No such file"));
+        let unknown =
+            |name: &str, number: &str| match claim(&folder.join(name), FileType::BlockDevice, number) {
+                ExclusiveUse::Unknown(why) => why,
+                told => panic!("{told:?}"),
+            };
+        assert!(unknown("nvme0n1", "259:0").contains("No such file"));
         fs::write(folder.join("nvme0n1"), "").unwrap();
-        assert!(untold("nvme0n1", "259:0").contains("not the device"));
-        assert!(untold("nvme0n1/part", "259:1").contains("Not a directory"));
+        assert!(unknown("nvme0n1", "259:0").contains("not the device"));
+        assert!(unknown("nvme0n1/part", "259:1").contains("Not a directory"));
         std::os::unix::fs::symlink("/dev/null", folder.join("null")).unwrap();
-        assert!(untold("null", "1:3").contains("not the device"));
+        assert!(unknown("null", "1:3").contains("not the device"));
         let null = |number: &str| claim(Path::new("/dev/null"), FileType::CharacterDevice, number);
-        assert_eq!(null("1:3"), Claim::Told(false));
-        assert!(null("1:5") != Claim::Told(false) && null("") != Claim::Told(false));
+        assert_eq!(null("1:3"), ExclusiveUse::Known(false));
+        assert!(null("1:5") != ExclusiveUse::Known(false) && null("") != ExclusiveUse::Known(false));
         fs::remove_dir_all(folder).unwrap();
     }
 }

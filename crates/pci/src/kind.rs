@@ -40,7 +40,7 @@ fn drive(root: &Root, address: Address) -> Result<()> {
 
 /// An error where a program drives the device by itself, whatever its kind. For those who have its lock: programs of ours have it
 /// as long as they drive.
-pub(crate) fn undriven(root: &Root, address: Address) -> Result<()> {
+pub(crate) fn ensure_no_user_driver(root: &Root, address: Address) -> Result<()> {
     let begun = Instant::now();
     while let Some(refusal) = programs::refusal(root, address)? {
         if begun.elapsed() >= CLOSED_WITHIN {

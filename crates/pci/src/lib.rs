@@ -4,7 +4,7 @@
 //! looks at a machine can look at a recorded one. [`Tree::scan`] reads every device; what a machine does not tell is
 //! unknown, what it tells wrongly is kept as an [`Error`], and nothing panics.
 //!
-//! [`open`] takes an NVMe controller from the kernel and hands it out as a [`Port`](onehop_os::Port): by VFIO, by
+//! [`open`] takes an NVMe controller from the kernel and hands it out as a [`ControllerBackend`](onehop_os::ControllerBackend): by VFIO, by
 //! our kernel module, or as a last resort by physical addresses. It gives the controller back however the process ends. What
 //! must not be taken is told by [`Usage`] and [`Kind`]. [`kmod::Session`] is for devices of other kinds.
 #![deny(unsafe_code)]
@@ -24,7 +24,7 @@ pub mod kmod;
 mod link;
 mod names;
 mod nvme;
-mod openers;
+mod open_handles;
 #[allow(unsafe_code, reason = "io_uring pins memory of whoever calls")]
 mod pagemap;
 mod pages;

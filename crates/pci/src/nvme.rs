@@ -7,8 +7,8 @@ use std::path::Path;
 use rustix::fs::FileType;
 use serde::Serialize;
 
-use crate::asked::{Claim, claim};
-use crate::openers::{Openers, character};
+use crate::asked::{ExclusiveUse, claim};
+use crate::open_handles::{OpenHandles, character};
 use crate::root::if_there;
 use crate::{Address, Class, Error, Result, Root, programs};
 
@@ -150,8 +150,8 @@ impl Usage {
         let namespaces: Vec<_> = heads.into_iter().map(|head| look.namespace(head)).collect();
         let own = |nvme: &String| character(&look.text(&format!("{folder}/nvme/{nvme}/dev")));
         let numbers: Vec<_> = known.iter().map(own).collect();
-        let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.openers.of(number)).collect();
-        let driven_by = look.keep(programs::named(root, address, &used.openers));
+        let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.open_handles.of(number)).collect();
+        let driven_by = look.keep(programs::named(root, address, &used.open_handles));
         let in_use =
             namespaces.iter().any(BlockDevice::in_use) || !opened_by.is_empty() || !driven_by.is_empty();
         Ok(Some(Self {
@@ -270,7 +270,7 @@ impl Look<'_> {
         // The character device beside it, by which programs give it commands.
         let beside = device.name.replacen("nvme", "ng", 1);
         let number = self.text(&format!("/sys/class/nvme-generic/{beside}/dev"));
-        device.opened_by.extend(used.openers.of(&character(&number)));
+        device.opened_by.extend(used.open_handles.of(&character(&number)));
         let places = std::iter::once((device.name.clone(), at.clone()))
             .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));
         for (own, folder) in places {
@@ -283,7 +283,7 @@ impl Look<'_> {
                     .filter(|(_, file)| *file == format!("/dev/{own}"))
                     .map(|(name, _)| name.clone()),
             );
-            device.opened_by.extend(used.openers.of(&number));
+            device.opened_by.extend(used.open_handles.of(&number));
             device.swap |= used.swaps.contains(&format!("/dev/{own}"));
             // What the kernel does not offer as a block device nobody can have as one.
             if number.is_empty() && self.text(&format!("{folder}/hidden")) == "1" {
@@ -291,9 +291,9 @@ impl Look<'_> {
             }
             let ask = || claim(&Path::new("/dev").join(&own), FileType::BlockDevice, &number);
             match root.answer(&format!("claimed:{own}"), ask) {
-                Some(Claim::Told(true)) => drop(device.claimed.get_or_insert(own)),
-                Some(Claim::Untold(why)) => self.untold.push(why),
-                Some(Claim::Told(false)) | None => {}
+                Some(ExclusiveUse::Known(true)) => drop(device.claimed.get_or_insert(own)),
+                Some(ExclusiveUse::Unknown(why)) => self.untold.push(why),
+                Some(ExclusiveUse::Known(false)) | None => {}
             }
         }
         device.opened_by.sort();
@@ -309,7 +309,7 @@ struct Mounts {
     swaps: Vec<String>,
     /// Loop devices, and the files that they read: the kernel does not count them as holders of a device.
     loops: Vec<(String, String)>,
-    openers: Openers,
+    open_handles: OpenHandles,
 }
 
 impl Mounts {
@@ -331,7 +331,7 @@ impl Mounts {
                 .filter_map(|line| Some(line.split_whitespace().next()?.to_owned()))
                 .collect(),
             loops: loops(root)?,
-            openers: Openers::read(root),
+            open_handles: OpenHandles::read(root),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 
 use crate::{Address, Error, Result, Root, kmod, pagemap, vfio};
 
@@ -81,7 +81,7 @@ impl FromStr for DriveName {
 ///
 /// # Errors
 /// When the drive is in use, or cannot be had this way, with the reason.
-pub fn open(root: &Root, name: DriveName) -> Result<Port> {
+pub fn open(root: &Root, name: DriveName) -> Result<ControllerBackend> {
     match name.via.unwrap_or(Via::Vfio) {
         Via::Vfio => vfio::open(root, name.address),
         Via::Iommufd => vfio::open_by_iommufd(root, name.address),

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use rustix::fs::FileType;
 
-use crate::asked::{Claim, claim};
+use crate::asked::{ExclusiveUse, claim};
 use crate::nvme::{refused, untold};
-use crate::openers::{Openers, character};
+use crate::open_handles::{OpenHandles, character};
 use crate::root::if_there;
 use crate::{Address, Error, Result, Root};
 
 /// Who has a device open, or its IOMMU group, by name.
-pub(crate) fn named(root: &Root, address: Address, openers: &Openers) -> Result<Vec<String>> {
+pub(crate) fn named(root: &Root, address: Address, open_handles: &OpenHandles) -> Result<Vec<String>> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut files: Vec<_> = group(root, address)?.into_iter().map(|(_, number)| number).collect();
     for kind in ["vfio-dev", "uio"] {
@@ -21,7 +21,7 @@ pub(crate) fn named(root: &Root, address: Address, openers: &Openers) -> Result<
         }
     }
     let mut found: Vec<_> =
-        files.iter().flat_map(|number| openers.of(&character(number)).collect::<Vec<_>>()).collect();
+        files.iter().flat_map(|number| open_handles.of(&character(number)).collect::<Vec<_>>()).collect();
     found.sort();
     found.dedup();
     Ok(found)
@@ -36,27 +36,27 @@ pub(crate) fn in_words(by: &[String]) -> Option<String> {
 /// lock, which programs of ours have while they drive.
 pub(crate) fn refusal(root: &Root, address: Address) -> Result<Option<Error>> {
     let fix = "Stop that program, or the virtual machine that was given it";
-    let named = named(root, address, &Openers::read(root))?;
+    let named = named(root, address, &OpenHandles::read(root))?;
     if let Some(why) = in_words(&named) {
         return Ok(Some(refused(address, why, fix)));
     }
     Ok(match claimed(root, address)? {
-        Claim::Told(false) => None,
-        Claim::Told(true) => {
+        ExclusiveUse::Known(false) => None,
+        ExclusiveUse::Known(true) => {
             let why = "somebody whom no list shows has its IOMMU group open, and drives it or one beside it by VFIO";
             Some(refused(address, why.into(), fix))
         }
-        Claim::Untold(why) => Some(untold(address, &why)),
+        ExclusiveUse::Unknown(why) => Some(untold(address, &why)),
     })
 }
 
 /// Whether anybody has the device's IOMMU group open, processes of other containers too. A program that opens it in this
 /// moment is refused: this is for those who have the device's lock, and are about to take it.
-fn claimed(root: &Root, address: Address) -> Result<Claim> {
-    let Some((name, number)) = group(root, address)? else { return Ok(Claim::Told(false)) };
+fn claimed(root: &Root, address: Address) -> Result<ExclusiveUse> {
+    let Some((name, number)) = group(root, address)? else { return Ok(ExclusiveUse::Known(false)) };
     let path = format!("/dev/vfio/{name}");
     let ask = || claim(Path::new(&path), FileType::CharacterDevice, &number);
-    Ok(root.answer(&format!("claimed:vfio/{name}"), ask).unwrap_or(Claim::Told(false)))
+    Ok(root.answer(&format!("claimed:vfio/{name}"), ask).unwrap_or(ExclusiveUse::Known(false)))
 }
 
 /// The file that VFIO has for the device's IOMMU group, and its number; none where it has none.

@@ -2,11 +2,11 @@
 //!
 //! [`build`] and [`Walk`] are the two sides of one rule book; the driver and the simulator share it.
 
-mod standing;
+mod prebuilt;
 
 use core::fmt;
 
-pub use standing::Standing;
+pub use prebuilt::PrebuiltPrpLists;
 
 use crate::{BusAddr, Status};
 

@@ -12,7 +12,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use onehop_proto::kernel::{Exit, GROUP_WORDS, Job, Outcome, Taken, Warp, Work, run_group};
+use onehop_proto::kernel::{Exit, GROUP_WORDS, ItemOutcome, Job, Taken, Warp, WorkItem, run_group};
 use onehop_proto::queue::{Address, Event, Memory, Owner, Rings, Shared, SharedLayout, Slot};
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -208,7 +208,7 @@ impl Warp for Mem {
     fn fetch(&self, to: u32, from: At) {
         (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
     }
-    fn fetched(&self) {}
+    fn wait_fetches(&self) {}
 }
 
 fn rings(sq_entries: u32, cq_entries: u32) -> Rings<Mem> {
@@ -306,7 +306,7 @@ fn owner_model(fences: Fences, sq_entries: u32, cq_entries: u32, commands: u32) 
                 assert_eq!(cqe.result(), tags[slot as usize], "another command's completion");
                 finished += 1;
             }
-            Some(Event::Stray(cqe)) => panic!("stray {cqe:?}"),
+            Some(Event::UnexpectedCompletion(cqe)) => panic!("stray {cqe:?}"),
             None => mem.pause(),
         }
     }
@@ -373,7 +373,7 @@ fn shared_model(entries: u32, each: u32) {
     };
     user(mem.clone(), 0);
     other.join().unwrap();
-    assert_eq!(mem.load(control.plus(layout.strays())), 0);
+    assert_eq!(mem.load(control.plus(layout.unexpected_completions())), 0);
 }
 
 /// A queue in shared mode, and a job of reads for warps.
@@ -392,8 +392,8 @@ impl Group {
         let control = At(after(rings));
         let layout = SharedLayout::new(rings.sq_entries, rings.cq_entries).unwrap();
         let works = At((control.0 + layout.bytes()).next_multiple_of(16));
-        let outcomes = works.plus(count * Work::BYTES);
-        let poison = outcomes.plus(count * Outcome::BYTES);
+        let outcomes = works.plus(count * WorkItem::BYTES);
+        let poison = outcomes.plus(count * ItemOutcome::BYTES);
         Self { control, layout, works, outcomes, poison, count }
     }
 
@@ -405,9 +405,9 @@ impl Group {
         let queue = Shared::new(rings, self.control).unwrap();
         queue.initialise(mem);
         for i in 0..self.count {
-            let work = Work { lba: u64::from(101 + i), prp1: 0, prp2: 0, blocks: 1, control: 2 };
+            let work = WorkItem { lba: u64::from(101 + i), prp1: 0, prp2: 0, blocks: 1, control: 2 };
             for (k, word) in work.words().into_iter().enumerate() {
-                mem.store(self.works.plus(i * Work::BYTES + k as u32 * 4), word);
+                mem.store(self.works.plus(i * WorkItem::BYTES + k as u32 * 4), word);
             }
         }
         queue
@@ -430,8 +430,8 @@ impl Group {
         let exit = run_group(mem, queue, &job, (index * each, (index + 1) * each), (index, of));
         assert_eq!(Exit::from_words(exit), Some(Exit::Finished));
         for item in index * each..(index + 1) * each {
-            let outcome = Outcome::from_word(mem.load(self.outcomes.plus(item * Outcome::BYTES)));
-            assert_eq!(outcome, Outcome::Done(Status(0)));
+            let outcome = ItemOutcome::from_word(mem.load(self.outcomes.plus(item * ItemOutcome::BYTES)));
+            assert_eq!(outcome, ItemOutcome::Done(Status(0)));
         }
     }
 }
@@ -448,7 +448,7 @@ fn group_model(fences: Fences, entries: u32, lanes: u32, each: u32) {
     };
     group.run(&mem.warp(lanes), &queue, (0, 2));
     other.join().unwrap();
-    assert_eq!(mem.load(group.control.plus(group.layout.strays())), 0);
+    assert_eq!(mem.load(group.control.plus(group.layout.unexpected_completions())), 0);
 }
 
 /// A warp has a queue to itself, and so rings for what it has just written; the controller is somebody else.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use onehop_os::{Deadline, Port};
+use onehop_os::{ControllerBackend, Deadline};
 
 use crate::link::Link;
 use crate::{Error, Model, Result};
@@ -73,7 +73,7 @@ impl Qemu {
     ///
     /// # Errors
     /// As for [`crate::open`].
-    pub fn port(&self) -> Result<Port> {
+    pub fn port(&self) -> Result<ControllerBackend> {
         crate::open(&self.spec())
     }
 

@@ -27,7 +27,7 @@ pub use model::Model;
 ///
 /// # Errors
 /// When QEMU, the memory file or the controller cannot be had, with what to do about it.
-pub fn open(spec: &str) -> Result<onehop_os::Port> {
+pub fn open(spec: &str) -> Result<onehop_os::ControllerBackend> {
     Ok(Model::open(spec)?.port())
 }
 

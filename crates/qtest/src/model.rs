@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onehop_os::{FunctionReset, Mapper, Port, Registers};
+use onehop_os::{ControllerBackend, FunctionReset, Mapper, Registers};
 
 use crate::bar::Window;
 use crate::link::Link;
@@ -30,9 +30,9 @@ const CMB_ROOM: u64 = 1 << 31;
 /// NVMe's register CC; with bit 0 clear the controller stops and forgets its queues.
 const CONTROLLER_CONFIGURATION: u32 = 0x14;
 
-/// A drive in QEMU, with what its [`Port`] does not show.
+/// A drive in QEMU, with what its [`ControllerBackend`] does not show.
 pub struct Model {
-    port: Port,
+    port: ControllerBackend,
     cmb: Option<Arc<dyn Registers>>,
     link: Arc<Link>,
 }
@@ -61,12 +61,16 @@ impl Model {
         same_memory(&link, &ram, &spec.memory)?;
         let reset = reset.map(|flr| Arc::new(flr) as Arc<dyn FunctionReset>);
         let mapper: Arc<dyn Mapper> = Arc::new(ram);
-        Ok(Self { port: Port { regs: Arc::new(regs), mapper, reset, name, simulated: true }, cmb, link })
+        Ok(Self {
+            port: ControllerBackend { regs: Arc::new(regs), mapper, reset, name, simulated: true },
+            cmb,
+            link,
+        })
     }
 
     /// The controller behind the seams.
     #[must_use]
-    pub fn port(&self) -> Port {
+    pub fn port(&self) -> ControllerBackend {
         self.port.clone()
     }
 

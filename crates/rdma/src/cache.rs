@@ -119,12 +119,12 @@ impl<R> Slot<R> {
 }
 
 /// A registration in use. It stays as long as this, whatever the cache does.
-pub struct Held<R> {
+pub struct HeldRegistration<R> {
     entry: Arc<Entry<R>>,
     offset: u64,
 }
 
-impl<R> Held<R> {
+impl<R> HeldRegistration<R> {
     /// Where in the registration the range that was asked for begins.
     #[must_use]
     pub fn offset(&self) -> u64 {
@@ -132,13 +132,13 @@ impl<R> Held<R> {
     }
 }
 
-impl<R> Clone for Held<R> {
+impl<R> Clone for HeldRegistration<R> {
     fn clone(&self) -> Self {
         Self { entry: self.entry.clone(), offset: self.offset }
     }
 }
 
-impl<R> Deref for Held<R> {
+impl<R> Deref for HeldRegistration<R> {
     type Target = R;
 
     fn deref(&self) -> &R {
@@ -199,7 +199,7 @@ impl<R> Cache<R> {
         len: u64,
         range: Range<u64>,
         make: impl FnOnce(Range<u64>) -> Result<R>,
-    ) -> Result<Held<R>> {
+    ) -> Result<HeldRegistration<R>> {
         if range.start >= range.end || range.end > len {
             let bytes = range.end.saturating_sub(range.start);
             return Err(Error::OutOfRange { offset: range.start, bytes, len });
@@ -209,13 +209,13 @@ impl<R> Cache<R> {
         let mut state = self.lock();
         loop {
             match state.find(allocation, &range) {
-                Found::Here(entry) => {
+                Lookup::Here(entry) => {
                     let offset = range.start - entry.start;
-                    return Ok(Held { entry, offset });
+                    return Ok(HeldRegistration { entry, offset });
                 }
-                Found::Nothing => break,
-                Found::Coming if deadline.passed() => return Err(Error::TimedOut("registering memory")),
-                Found::Coming => {
+                Lookup::Nothing => break,
+                Lookup::Coming if deadline.passed() => return Err(Error::TimedOut("registering memory")),
+                Lookup::Coming => {
                     let waited = self.made.wait_timeout(state, deadline.left());
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -230,7 +230,7 @@ impl<R> Cache<R> {
         let entry = Arc::new(Entry { region: make(pages.clone())?, start: pages.start });
         self.lock().put(allocation, number, &entry);
         drop(place);
-        Ok(Held { offset: range.start - entry.start, entry })
+        Ok(HeldRegistration { offset: range.start - entry.start, entry })
     }
 
     /// The allocation is freed, or about to be: its registrations are never handed out again. Those in use stay until they
@@ -249,14 +249,14 @@ impl<R> Cache<R> {
     }
 }
 
-enum Found<R> {
+enum Lookup<R> {
     Here(Arc<Entry<R>>),
     Coming,
     Nothing,
 }
 
 impl<R> State<R> {
-    fn find(&mut self, allocation: Allocation, range: &Range<u64>) -> Found<R> {
+    fn find(&mut self, allocation: Allocation, range: &Range<u64>) -> Lookup<R> {
         self.clock += 1;
         let slots = self.of.entry(allocation).or_default();
         let mut coming = false;
@@ -265,12 +265,12 @@ impl<R> State<R> {
                 What::Here(entry) => {
                     slot.used = self.clock;
                     self.account.hits += 1;
-                    return Found::Here(entry.clone());
+                    return Lookup::Here(entry.clone());
                 }
                 What::Coming(_) => coming = true,
             }
         }
-        if coming { Found::Coming } else { Found::Nothing }
+        if coming { Lookup::Coming } else { Lookup::Nothing }
     }
 
     /// Makes room for one more, and keeps its place; gives what had to go for that.

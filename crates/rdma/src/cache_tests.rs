@@ -176,7 +176,7 @@ proptest! {
     fn it_does_what_the_model_does(steps in steps(), count in 1..6_usize, pages in 1..20_u64) {
         let limits = Limits { count, bytes: pages * PAGE };
         let (fake, cache, mut model) = (Fake::default(), Cache::new(limits), Model::default());
-        let mut held: Vec<(u64, Held<Region>)> = Vec::new();
+        let mut held: Vec<(u64, HeldRegistration<Region>)> = Vec::new();
         for step in steps {
             match step {
                 Step::Get { allocation: of, start, bytes } => {
@@ -221,7 +221,7 @@ proptest! {
 
 impl<R> Cache<R> {
     /// Whether this very registration is in the cache.
-    fn holds(&self, allocation: Allocation, held: &Held<R>) -> bool {
+    fn holds(&self, allocation: Allocation, held: &HeldRegistration<R>) -> bool {
         let state = self.lock();
         let slots = state.of.get(&allocation).into_iter().flatten();
         slots

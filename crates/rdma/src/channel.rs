@@ -19,7 +19,7 @@ use crate::endpoint::Endpoint;
 use crate::memory::Remote;
 use crate::nic::{Nic, Registered};
 use crate::pump;
-use crate::verbs::{Pair, PairState, Queue, Work};
+use crate::verbs::{Pair, PairRequest, PairState, Queue};
 use crate::{Error, Result};
 
 /// How large a connection is.
@@ -330,7 +330,7 @@ impl Channel {
     /// # Errors
     /// When the other side has no such memory, or it takes too long; the connection is broken then.
     pub fn put(&self, from: &Registered, offset: u64, to: Remote, deadline: Deadline) -> Result<()> {
-        self.transfer(&Work::Write { to }, (from, offset), to, deadline)
+        self.transfer(&PairRequest::Write { to }, (from, offset), to, deadline)
     }
 
     /// Gets bytes of the other side's memory into registered memory of this side.
@@ -338,12 +338,12 @@ impl Channel {
     /// # Errors
     /// As for [`Self::put`].
     pub fn get(&self, to: &Registered, offset: u64, from: Remote, deadline: Deadline) -> Result<()> {
-        self.transfer(&Work::Read { from }, (to, offset), from, deadline)
+        self.transfer(&PairRequest::Read { from }, (to, offset), from, deadline)
     }
 
     fn transfer(
         &self,
-        work: &Work,
+        work: &PairRequest,
         (memory, offset): (&Registered, u64),
         other: Remote,
         deadline: Deadline,
@@ -446,7 +446,7 @@ impl Shared {
         let (addr, lkey) = self.registered.local(slot * u64::from(self.size.message), len.into())?;
         let pair = self.pair();
         let pair = pair.as_ref().ok_or_else(|| self.broken())?;
-        pair.post(slot, &Work::Send { number: owed }, (addr, len), lkey)
+        pair.post(slot, &PairRequest::Send { number: owed }, (addr, len), lkey)
     }
 
     /// Has a slot receive again.

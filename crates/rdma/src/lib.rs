@@ -28,7 +28,7 @@ mod pump;
 #[allow(unsafe_code, reason = "libibverbs is a C library")]
 mod verbs;
 
-pub use cache::{Account, Allocation, Cache, Held, Limits};
+pub use cache::{Account, Allocation, Cache, HeldRegistration, Limits};
 pub use channel::{Channel, MOST_TRANSFER, Message, Prepared, Size};
 pub use endpoint::Endpoint;
 pub use error::{Error, Result};

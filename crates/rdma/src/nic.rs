@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use onehop_os::HostMem;
 
-use crate::cache::{Account, Allocation, Cache, Held, Limits};
+use crate::cache::{Account, Allocation, Cache, HeldRegistration, Limits};
 use crate::memory::{Access, Made, Memory, Refusal, Remote, Way, register};
 use crate::verbs::{Device, Domain, Gid, GidKind, Registration, Verbs};
 use crate::{Error, Result};
@@ -206,7 +206,7 @@ impl Nic {
         len: u64,
         range: Range<u64>,
         slice: impl FnOnce(Range<u64>) -> Result<Memory>,
-    ) -> Result<Held<Registered>> {
+    ) -> Result<HeldRegistration<Registered>> {
         self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, self.access))
     }
 
@@ -215,7 +215,7 @@ impl Nic {
     ///
     /// # Errors
     /// When it cannot be registered.
-    pub fn cached_whole(&self, memory: &Memory) -> Result<Held<Registered>> {
+    pub fn cached_whole(&self, memory: &Memory) -> Result<HeldRegistration<Registered>> {
         let len = memory.bytes() as u64;
         self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }

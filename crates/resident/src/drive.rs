@@ -6,7 +6,7 @@ use std::time::Duration;
 use onehop_controller::Range;
 use onehop_gpu::controllers::{Common, Pairs, Table};
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_os::{DmaMemory, HostMem, Mapped, Mapper, Port};
+use onehop_os::{ControllerBackend, DmaMemory, HostMem, Mapped, Mapper};
 use onehop_proto::GpuAddr;
 use onehop_sim::{Config, Media, Sim, SimMapper};
 
@@ -84,9 +84,9 @@ fn check(config: &Config) -> Result<u64> {
 impl ResidentDrive {
     /// What a driver needs of it.
     #[must_use]
-    pub fn port(&self) -> Port {
+    pub fn port(&self) -> ControllerBackend {
         let port = self.sim.port();
-        Port {
+        ControllerBackend {
             name: format!("{} on {}", port.name, self.mapper.gpu.name()),
             mapper: self.mapper.clone(),
             ..port

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use onehop_os::{Interrupt, Mapper, Port, Registers};
+use onehop_os::{ControllerBackend, Interrupt, Mapper, Registers};
 use onehop_pci::kmod;
 use onehop_radio::{Limits, regs};
 
@@ -54,7 +54,7 @@ pub struct Card {
 impl Card {
     /// A board where it was found, with its interrupt.
     #[must_use]
-    pub fn new(port: &Port, interrupt: Arc<dyn Interrupt>, profile: Profile) -> Self {
+    pub fn new(port: &ControllerBackend, interrupt: Arc<dyn Interrupt>, profile: Profile) -> Self {
         Self {
             registers: port.regs.clone(),
             index: Mutex::default(),

@@ -23,7 +23,7 @@ pub use card::{Card, Profile};
 pub use error::{Error, Result};
 pub use pci::{BoardName, open};
 pub use process::{Processor, Settings, Sight};
-pub use rx::{Block, Counts, Held, Receiver, RxOptions};
+pub use rx::{Block, Counts, DetachedBlock, Receiver, RxOptions};
 pub use selftest::{SelfTest, Step, self_test};
 pub use session::Session;
 pub use tx::{Transmitter, TxBlock, TxOptions};

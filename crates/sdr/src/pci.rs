@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use onehop_pci::{Address, Kind, Root, kmod};
 use onehop_radio::{ids, regs};
 
@@ -80,7 +80,7 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     let no_interrupt =
         || Error::NotPossible { what: "driving this board", why: "it has no interrupt".into() };
     let interrupt = module.interrupts(1)?.pop().ok_or_else(no_interrupt)?;
-    let port = Port {
+    let port = ControllerBackend {
         regs: module.registers()?,
         mapper: module.mapper(kmod::Rules::default()),
         reset: None,

@@ -10,7 +10,7 @@ use onehop_radio::event::{Extent, Extents, RxReport};
 use onehop_radio::{BUFFERS, Format, Shape, regs};
 
 use crate::memory::RingMemory;
-use crate::session::{Claim, Session, stop_rx};
+use crate::session::{Session, SideClaim, stop_rx};
 use crate::staging::Staging;
 use crate::{Card, Error, Result, Route, Watch, WhyNot, proof};
 
@@ -80,7 +80,7 @@ pub struct Receiver {
     /// The next buffer that the board fills, and the number of its first sample.
     next: u32,
     position: u64,
-    claim: Claim,
+    claim: SideClaim,
 }
 
 /// A block of samples in GPU memory, for as long as this lives.
@@ -103,7 +103,7 @@ pub struct Block<'a> {
 
 /// A block that was taken out of the reach of lifetimes: [`Receiver::release`] gives it back.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct DetachedBlock {
     /// Where its samples lie, until it is given back.
     pub memory: Region,
     /// The number of its first sample since the start.
@@ -128,7 +128,7 @@ fn parts(memory: &Region, first: u64, extents: Extents, format: Format) -> Resul
     extents.map(part).collect()
 }
 
-impl Held {
+impl DetachedBlock {
     /// Where its samples lie and which they are, as [`Block::extents`].
     #[must_use]
     pub fn extents(&self) -> Extents {
@@ -148,10 +148,18 @@ impl Block<'_> {
     /// Keeps it while others are acquired, for interfaces that know no lifetimes. Held blocks are given back in the order in
     /// which they came, by [`Receiver::release`]; a start of the receiver takes them all back.
     #[must_use]
-    pub fn hold(mut self) -> Held {
+    pub fn hold(mut self) -> DetachedBlock {
         self.held = true;
         let Self { first, lost, missing, handle, format, .. } = self;
-        Held { memory: self.memory.clone(), first, lost, missing, handle, extents: self.extents(), format }
+        DetachedBlock {
+            memory: self.memory.clone(),
+            first,
+            lost,
+            missing,
+            handle,
+            extents: self.extents(),
+            format,
+        }
     }
 
     /// Where its samples lie and which they are. Where bursts are missing the others lie one behind the other from the start

@@ -38,15 +38,15 @@ pub struct Session {
 }
 
 /// A board has one receiver and one transmitter at most; the claim ends when this is dropped.
-pub(crate) struct Claim(Arc<Session>, bool);
+pub(crate) struct SideClaim(Arc<Session>, bool);
 
-impl Claim {
+impl SideClaim {
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.0
     }
 }
 
-impl Drop for Claim {
+impl Drop for SideClaim {
     fn drop(&mut self) {
         self.0.flag(self.1).store(false, Ordering::SeqCst);
     }
@@ -95,12 +95,12 @@ impl Session {
         if rx { &self.has_rx } else { &self.has_tx }
     }
 
-    pub(crate) fn claim(self: &Arc<Self>, rx: bool) -> Result<Claim> {
+    pub(crate) fn claim(self: &Arc<Self>, rx: bool) -> Result<SideClaim> {
         if self.flag(rx).swap(true, Ordering::SeqCst) {
             let what = if rx { "receiver" } else { "transmitter" };
             return Err(Error::Busy { board: self.card.name.clone(), what });
         }
-        Ok(Claim(self.clone(), rx))
+        Ok(SideClaim(self.clone(), rx))
     }
 
     fn page(&self) -> MutexGuard<'_, Page> {

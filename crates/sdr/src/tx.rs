@@ -10,7 +10,7 @@ use onehop_radio::{BUFFERS, Format, Shape, regs};
 
 use crate::memory::RingMemory;
 use crate::rx::{Receiver, RxOptions};
-use crate::session::{Claim, Session, stop_tx};
+use crate::session::{Session, SideClaim, stop_tx};
 use crate::{Card, Error, Result, Route, WhyNot};
 
 /// How to transmit.
@@ -30,7 +30,7 @@ pub struct Transmitter {
     route: Route,
     why_not_better: Vec<WhyNot>,
     posted: u64,
-    claim: Claim,
+    claim: SideClaim,
 }
 
 /// A free buffer that a GPU kernel may fill; handed over by [`TxBlock::submit`].

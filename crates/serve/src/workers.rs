@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
 use crate::daemon::Shared;
 use crate::error::{Error, Result};
-use crate::io::{self, Cache, Outcome};
+use crate::io::{self, Cache, IoStart};
 use crate::table::Owner;
 use crate::{lock, read, write};
 
@@ -278,8 +278,8 @@ const TOLD: usize = 16;
 fn serve(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: &mut Vec<Entry>, done: &mut Vec<Done>) {
     for entry in entries.drain(..) {
         match io::begin(shared, ring, &entry) {
-            Outcome::Over(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
-            Outcome::UnderWay => {}
+            IoStart::Over(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
+            IoStart::UnderWay => {}
         }
         if done.len() >= TOLD {
             ring.server.complete(done);

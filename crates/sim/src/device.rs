@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::dma::{Space, Unreachable};
 use crate::doorbell::Shadow;
 use crate::engine::IoEngine;
-use crate::exec::{Command, Held, Task};
+use crate::exec::{Command, HeldCompletion, Task};
 use crate::faults::FaultBook;
 use crate::features::Features;
 use crate::health::Health;
@@ -93,7 +93,7 @@ pub(crate) struct Device {
     /// Commands that will never complete by themselves.
     pub lost: Vec<Command>,
     /// Completions that wait for others.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldCompletion>,
     pub order: u64,
     /// Commands that were asked to wait before they are retried, and until when.
     pub retries: HashMap<RetryKey, u64>,

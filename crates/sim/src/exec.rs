@@ -30,7 +30,7 @@ pub(crate) enum Task {
 }
 
 /// A completion that waits for others.
-pub(crate) struct Held {
+pub(crate) struct HeldCompletion {
     pub entry: Entry,
     pub others: u32,
     pub until: u64,
@@ -242,7 +242,7 @@ impl Device {
         }
         if let Some((others, wait)) = effects.hold {
             let wait = wait.as_nanos() as u64;
-            self.held.push(Held { entry, others, until: self.clock.now().saturating_add(wait) });
+            self.held.push(HeldCompletion { entry, others, until: self.clock.now().saturating_add(wait) });
             return self.after(wait, Task::Release);
         }
         self.finish(entry);

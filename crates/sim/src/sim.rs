@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onehop_os::{FunctionReset, HostMem, Port, Registers};
+use onehop_os::{ControllerBackend, FunctionReset, HostMem, Registers};
 use onehop_proto::BusAddr;
 
 use crate::config::{Config, Media};
@@ -16,7 +16,7 @@ use crate::stats::Stats;
 use crate::violation::{Rule, Violation};
 use crate::{Error, Result};
 
-/// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`Port`]s.
+/// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`ControllerBackend`]s.
 #[derive(Clone)]
 pub struct Sim {
     handle: Arc<Handle>,
@@ -68,8 +68,8 @@ impl Sim {
 
     /// What a driver needs of it.
     #[must_use]
-    pub fn port(&self) -> Port {
-        Port {
+    pub fn port(&self) -> ControllerBackend {
+        ControllerBackend {
             regs: self.registers(),
             mapper: self.mapper.clone(),
             reset: Some(Arc::new(SimReset(self.handle.clone()))),

@@ -42,7 +42,7 @@ struct Free {
 }
 
 /// One that is in use.
-pub(crate) struct Lent {
+pub(crate) struct PooledBuffer {
     buffer: Option<Buffer>,
     home: Arc<Buffers>,
 }
@@ -53,17 +53,17 @@ impl Buffers {
     }
 
     /// Takes one, waiting for it if need be; none where that takes too long.
-    pub fn take(self: &Arc<Self>, limit: Duration) -> Result<Option<Lent>> {
+    pub fn take(self: &Arc<Self>, limit: Duration) -> Result<Option<PooledBuffer>> {
         let until = Instant::now() + limit;
         let mut free = lock(&self.free);
         loop {
             if let Some(buffer) = free.buffers.pop() {
-                return Ok(Some(Lent { buffer: Some(buffer), home: self.clone() }));
+                return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
             }
             if free.made < self.most {
                 let buffer = Buffer::new()?;
                 free.made += 1;
-                return Ok(Some(Lent { buffer: Some(buffer), home: self.clone() }));
+                return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -74,7 +74,7 @@ impl Buffers {
     }
 }
 
-impl Lent {
+impl PooledBuffer {
     fn buffer(&self) -> Result<&Buffer> {
         self.buffer.as_ref().ok_or(Error::Memory(onehop_os::Error::NotReachable))
     }
@@ -90,7 +90,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             lock(&self.home.free).buffers.push(buffer);

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use onehop_os::Deadline;
 use onehop_pci::Root;
 use onehop_rdma::{
-    Channel, Choice, Endpoint, Held, Limits, Memory, Message, Nic, Registered, Size, Verbs, nearest_first,
+    Channel, Choice, Endpoint, HeldRegistration, Limits, Memory, Message, Nic, Registered, Size, Verbs,
+    nearest_first,
 };
 
 use crate::auth::Keys;
@@ -223,7 +224,11 @@ impl RdmaLink {
     }
 
     /// The registration of memory of ours, and the key of the client's that counts here.
-    fn both(&self, ours: &Stretch, theirs: &Remote) -> Result<(Held<Registered>, onehop_rdma::Remote)> {
+    fn both(
+        &self,
+        ours: &Stretch,
+        theirs: &Remote,
+    ) -> Result<(HeldRegistration<Registered>, onehop_rdma::Remote)> {
         if theirs.len < ours.len as u64 {
             return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
         }

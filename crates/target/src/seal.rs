@@ -170,7 +170,7 @@ mod tests {
     use crate::transport::Stretch;
     use crate::wire::{Kind, MOST_DATA};
 
-    const SOON: Duration = Duration::from_secs(30);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
     impl Source for &[u8] {
         fn take(&mut self, out: &mut [u8], _: Instant) -> Result<()> {
@@ -199,7 +199,7 @@ mod tests {
         let mem = HostMem::anonymous(MOST_DATA).unwrap();
         let to = Stretch { mem: mem.clone(), at: 0, len: MOST_DATA };
         let mut place = |_: &Head, _: &[u8]| Ok(Some(to.clone()));
-        let frame = opener.frame(&mut bytes, SOON, "a test", &mut place)?;
+        let frame = opener.frame(&mut bytes, TEST_TIMEOUT, "a test", &mut place)?;
         assert!(bytes.is_empty());
         Ok((frame.body, mem.to_vec(0, frame.head.data as usize)?))
     }
@@ -262,7 +262,7 @@ mod tests {
         let mem = HostMem::anonymous(data.len()).unwrap();
         let to = Stretch { mem: mem.clone(), at: 0, len: data.len() };
         let mut place = |_: &Head, _: &[u8]| Ok(Some(to.clone()));
-        let ended = Opener::new([1; 32]).frame(&mut &sent[..], SOON, "a test", &mut place);
+        let ended = Opener::new([1; 32]).frame(&mut &sent[..], TEST_TIMEOUT, "a test", &mut place);
         assert!(matches!(ended, Err(Error::Forged { .. })));
         assert_eq!(mem.to_vec(0, RECORD).unwrap(), data[..RECORD]);
         assert!(mem.to_vec(RECORD, RECORD).unwrap().iter().all(|byte| *byte == 0));

@@ -228,7 +228,7 @@ impl Ring {
                 continue;
             }
             self.client.wait(left);
-            if looked.elapsed() >= LOOK {
+            if looked.elapsed() >= MAP_POLL_INTERVAL {
                 looked = Instant::now();
                 is_served = self.submissions.are_served();
             }
@@ -239,7 +239,7 @@ impl Ring {
 /// How long a program looks before it sleeps.
 const SPIN: Duration = Duration::from_micros(10);
 /// How often a program that waits looks whether there is a daemon.
-const LOOK: Duration = Duration::from_millis(100);
+const MAP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Drop for Ring {
     fn drop(&mut self) {

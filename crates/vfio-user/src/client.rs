@@ -10,7 +10,7 @@ mod memory;
 use std::path::Path;
 use std::sync::Arc;
 
-use onehop_os::{FunctionReset, Mapper, Port, Registers};
+use onehop_os::{ControllerBackend, FunctionReset, Mapper, Registers};
 
 use crate::error::ClientError;
 use crate::wire::command;
@@ -31,7 +31,7 @@ const CAN_RESET: u32 = 1;
 ///
 /// # Errors
 /// When nothing is served there, the server refuses something, or it is no NVMe controller.
-pub fn open(socket: &Path) -> Result<Port, ClientError> {
+pub fn open(socket: &Path) -> Result<ControllerBackend, ClientError> {
     let connection = Arc::new(Connection::open(socket)?);
     let class = connection.read(CONFIG, CLASS, NVME.len())?;
     if class != NVME {
@@ -46,7 +46,13 @@ pub fn open(socket: &Path) -> Result<Port, ClientError> {
     let reset = Arc::new(Reset(connection.clone())) as Arc<dyn FunctionReset>;
     let name = connection.name().to_owned();
     let mapper: Arc<dyn Mapper> = Arc::new(Memory::new(connection));
-    Ok(Port { regs, mapper, reset: (flags & CAN_RESET != 0).then_some(reset), name, simulated: true })
+    Ok(ControllerBackend {
+        regs,
+        mapper,
+        reset: (flags & CAN_RESET != 0).then_some(reset),
+        name,
+        simulated: true,
+    })
 }
 
 fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {

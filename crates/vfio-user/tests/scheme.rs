@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
-use onehop_os::{HostMem, Port};
+use onehop_os::{ControllerBackend, HostMem};
 use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{HEADER, Header, command};
@@ -56,7 +56,7 @@ impl Served {
         Self { sim, socket, stop, thread: Some(thread) }
     }
 
-    fn port(&self) -> Port {
+    fn port(&self) -> ControllerBackend {
         client::open(&self.socket).unwrap()
     }
 
@@ -208,7 +208,7 @@ fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), Cl
 /// The same, with work for what could be opened.
 fn answers_with<T>(
     reply: impl Fn(&Header) -> Vec<u8> + Send + 'static,
-    work: impl FnOnce(&Port) -> T,
+    work: impl FnOnce(&ControllerBackend) -> T,
 ) -> Result<T, ClientError> {
     let socket = socket();
     let listener = UnixListener::bind(&socket).unwrap();

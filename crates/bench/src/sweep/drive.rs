@@ -9,7 +9,7 @@ use onehop_drive::{
     Options, Placement, Token,
 };
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
-use onehop_os::{HostMem, Port, cycles};
+use onehop_os::{ControllerBackend, HostMem, cycles};
 
 use super::{Cell, Lane, Move, Target, Way, WhyNot};
 use crate::stats::{Clock, Quantiles};
@@ -48,7 +48,7 @@ impl DriveTarget {
     ///
     /// # Errors
     /// When the drive does not come up, or has no such namespace.
-    pub fn open(port: Port, nsid: u32, gpu: Arc<dyn Gpu>, plan: &DrivePlan) -> Result<Self> {
+    pub fn open(port: ControllerBackend, nsid: u32, gpu: Arc<dyn Gpu>, plan: &DrivePlan) -> Result<Self> {
         let queues = plan.threads.saturating_add(1).min(u32::from(u16::MAX)) as u16;
         let standard = Options::default();
         let options = Options {

@@ -8,7 +8,7 @@ use onehop_controller::{Range, Report, block_of, content};
 use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
 use onehop_gpu::cuda::Rig as Kernel;
 use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region, Rings};
-use onehop_proto::kernel::{Exit, Outcome, Work, scratch_bytes};
+use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem, scratch_bytes};
 use onehop_proto::{Status, nvm};
 
 use crate::{Rig, get, number, put};
@@ -92,8 +92,8 @@ impl<'a> Bed<'a> {
         let poison = rig.vram(4096);
         poison.signal(0, 0).unwrap();
         let bed = Self {
-            works: rig.vram(items as usize * Work::BYTES as usize),
-            outcomes: rig.vram(items as usize * Outcome::BYTES as usize),
+            works: rig.vram(items as usize * WorkItem::BYTES as usize),
+            outcomes: rig.vram(items as usize * ItemOutcome::BYTES as usize),
             checks: rig.vram(1024 * Check::BYTES as usize),
             result: rig.vram(4096),
             _keep: vec![rings, scratch],
@@ -122,7 +122,7 @@ impl<'a> Bed<'a> {
         for i in 0..self.scale.items {
             let prp1 = self.data.addr().0 + BUS + u64::from(i) * BLOCK as u64;
             let lba = block_of(i, BLOCKS).into();
-            words.extend(Work { lba, prp1, prp2: 0, blocks: 1, control: opcode.into() }.words());
+            words.extend(WorkItem { lba, prp1, prp2: 0, blocks: 1, control: opcode.into() }.words());
         }
         put(&self.works, 0, &words);
     }
@@ -145,7 +145,7 @@ impl<'a> Bed<'a> {
         assert!(exits.iter().all(|exit| *exit == Exit::Finished), "{exits:?} {:?}", self.reports());
         let mut bytes = vec![0; self.scale.items as usize * 8];
         self.outcomes.read(0, &mut bytes).unwrap();
-        let good = u64::from(Outcome::Done(Status::SUCCESS).word()).to_le_bytes();
+        let good = u64::from(ItemOutcome::Done(Status::SUCCESS).word()).to_le_bytes();
         let bad = bytes.chunks_exact(8).position(|outcome| outcome != good);
         assert_eq!(bad, None, "an item that did not end well the first time: {:?}", self.reports());
     }

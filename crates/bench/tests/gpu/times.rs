@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_bench::{Controller, GpuBench, Mode, Plan, RingsAt};
+use onehop_bench::{Controller, GpuBench, Mode, QueueRun, RingsAt};
 
 use super::{Rig, number};
 
@@ -21,7 +21,7 @@ fn every_kernel_once() {
         (Mode::Owner, 32, RingsAt::Host),
     ];
     for (mode, depth, rings) in plans {
-        let plan = Plan {
+        let plan = QueueRun {
             mode,
             queues: 1,
             depth,
@@ -42,7 +42,7 @@ fn times_make_sense_in_every_mode_and_place() {
     let bench = GpuBench::new(rig.gpu.clone()).unwrap();
     for (mode, depth) in [(Mode::Owner, 1), (Mode::Owner, 64), (Mode::Shared(64), 64)] {
         for rings in [RingsAt::Vram, RingsAt::Host, RingsAt::Posted] {
-            let plan = Plan {
+            let plan = QueueRun {
                 mode,
                 queues: 1,
                 depth,

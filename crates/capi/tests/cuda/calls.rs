@@ -70,7 +70,7 @@ fn every_call_is_answered() {
         (call(READ, 9001, 1, 12 << 20), media_error),
         (Call { operation: 512, ..call(FACTS, all, 2048, DATA as u64) }, done),
     ];
-    let lent = bed.lend();
+    let lent = bed.export();
     let list = machine.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let bytes: Vec<u8> = cases.iter().flat_map(|(call, _)| call.bytes()).collect();
     list.write(0, &bytes).unwrap();
@@ -122,7 +122,7 @@ fn kernels_survive_what_the_drive_does() {
     ] {
         for depth in [7, 1023] {
             let bed = machine.bed("", depth);
-            let lent = bed.lend();
+            let lent = bed.export();
             if !fault.is_empty() {
                 bed.inject(fault);
             }
@@ -161,7 +161,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads) = (4, 64);
-    let begin = |bed: &Bed, lent: &onehop_drive::LentQueue| {
+    let begin = |bed: &Bed, lent: &onehop_drive::ExportedQueue| {
         let answers = bed.answers(blocks * threads);
         let args = [Arg::U64(lent.handle().0), Arg::U64(answers.addr().0)];
         (bed.start(&code, "forever", (blocks, threads), &args), answers)
@@ -170,7 +170,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
 
     // Stopped by the host, after a few resets that nobody notices.
     let bed = machine.bed("", 255);
-    let lent = bed.lend();
+    let lent = bed.export();
     let (running, answers) = begin(&bed, &lent);
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(30));
@@ -191,7 +191,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
 
     // The drive leaves.
     let bed = machine.bed("", 255);
-    let lent = bed.lend();
+    let lent = bed.export();
     let (running, answers) = begin(&bed, &lent);
     std::thread::sleep(Duration::from_millis(30));
     bed.inject("gone@op=read,n=1");
@@ -207,7 +207,7 @@ fn a_block_that_is_never_read_is_given_up() {
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let bed = machine.bed("", 63);
-    let lent = bed.lend();
+    let lent = bed.export();
     bed.inject("lost@op=read,lba=40-40");
     let cases = [call(READ, 40, 1, 0), call(SUBMIT_TEST, 41, 1, 4096), call(SUBMIT_WAIT, 40, 1, 8192)];
     let list = machine.gpu.alloc(Place::PinnedHost, 4096).unwrap();

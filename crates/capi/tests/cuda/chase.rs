@@ -24,7 +24,7 @@ fn follow(
     depth: u32,
 ) {
     let bed = machine.bed("", depth);
-    let lent = bed.lend();
+    let lent = bed.export();
     let threads = shape.0 * shape.1;
     let answers = bed.answers(threads);
     let (queue, data) = (Arg::U64(lent.handle().0), Arg::U64(bed.data.addr().0));

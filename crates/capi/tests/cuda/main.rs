@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use onehop_drive::{Buffer, Drive, GpuMode, GpuSetup, LentQueue, Options, Placement};
+use onehop_drive::{Buffer, Drive, ExportedQueue, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_sim::{Fault, Sim};
@@ -105,9 +105,9 @@ impl Bed {
         Self { sim, drive, gpu: gpu.clone(), data, buffer, setup }
     }
 
-    fn lend(&self) -> LentQueue {
+    fn export(&self) -> ExportedQueue {
         let queues = self.drive.gpu_queues(Arc::new(self.gpu.clone()), self.setup).unwrap();
-        queues.lend(self.drive.namespace(1).unwrap(), &self.buffer, true).unwrap()
+        queues.export(self.drive.namespace(1).unwrap(), &self.buffer, true).unwrap()
     }
 
     fn inject(&self, fault: &str) {

@@ -9,7 +9,7 @@ mod target;
 use std::path::PathBuf;
 
 use onehop_bench::page::{QueueRow, Queues, queue_page};
-use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, Plan, RingsAt};
+use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, QueueRun, RingsAt};
 use serde_json::json;
 
 use crate::commands::Context;
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 /// Everything that is to be measured on the GPU's side.
-fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str, &'static str)> {
+fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     let mut plans = Vec::new();
     let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
     for (rings, who) in places {
@@ -213,7 +213,7 @@ fn plans(args: &QueueArgs) -> Vec<(Plan, &'static str, &'static str)> {
                         let most = if *depth == 1 { 20_000 } else { 200_000 };
                         let commands = args.commands.unwrap_or((most * queues).min(16_000_000));
                         let (queues, depth, reverse) = (*queues, *depth, args.reverse);
-                        let plan = Plan { mode, queues, depth, commands, rings, reverse, controller };
+                        let plan = QueueRun { mode, queues, depth, commands, rings, reverse, controller };
                         plans.push((plan, place, by));
                     }
                 }

@@ -16,7 +16,7 @@ use crate::commands::load::owned;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{self, Outcome, RouteArgs, block_bytes};
+use crate::transfer::{self, RouteArgs, TransferOutcome, block_bytes};
 use crate::{fat, model, units, volume};
 
 const BLOCK: u64 = 4096;
@@ -67,7 +67,7 @@ struct Loaded {
 #[derive(Serialize)]
 struct Document<'a> {
     #[serde(flatten)]
-    outcome: &'a Outcome,
+    outcome: &'a TransferOutcome,
     seed: u64,
     path: &'static str,
     file_system: &'static str,
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let volume = volume::open(&blocks, None)?;
     let file_system = volume.fs_name();
     let model = Model::open(&OnVolume::new(volume, blocks), &[fat::PATH.into()])?;
-    let with = transfer::Plan { drive: &drive, ns, gpu: &gpu, args: &route };
+    let with = transfer::TransferSetup { drive: &drive, ns, gpu: &gpu, args: &route };
     let plan = owned::plan_for(&model, &Selection::default(), ns)?;
     let owned::Loaded { arena, mut outcome, landed, .. } = owned::carry_out(&with, &model, &plan, context)?;
     let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&model)?, context)?;

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use onehop_doctor::{Facts, Only, Style, Wish, examine, recorded_files, render};
+use onehop_doctor::{Facts, FactsRequest, Only, Style, examine, recorded_files, render};
 use onehop_pci::{Address, Root};
 
 use crate::error::{CliError, Result};
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let recorded = if args.files.is_empty() { recorded_files(&root) } else { args.files.clone() };
     let files =
         recorded.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())).collect();
-    let facts = Facts::gather(&root, &Wish { files, patience: Some(args.patience) })?;
+    let facts = Facts::gather(&root, &FactsRequest { files, patience: Some(args.patience) })?;
     let only = Only {
         gpu: args.gpu.as_deref().map(|name| gpu(&facts, name)).transpose()?,
         device: args.drive.as_deref().map(|name| device(&facts, name)).transpose()?,

@@ -145,7 +145,7 @@ struct Share {
 }
 
 /// What lies in the memory of a GPU.
-struct Held {
+struct LoadedShare {
     share: Share,
     arena: Region,
     /// Check sums of the tensors, if they were wanted.
@@ -154,7 +154,7 @@ struct Held {
     route: Option<&'static str>,
 }
 
-impl Held {
+impl LoadedShare {
     /// Computes the check sums if they are wanted.
     fn new(share: Share, arena: Region, wanted: bool, context: &Context) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
@@ -172,7 +172,7 @@ impl Held {
 }
 
 /// The check sum of all tensors of all GPUs.
-fn crc32c(held: &[Held]) -> Option<u32> {
+fn crc32c(held: &[LoadedShare]) -> Option<u32> {
     held.iter().try_fold(0, |crc, one| {
         Some(crc32c::crc32c_combine(crc, one.crc32c()?, one.share.plan.tensor_bytes as usize))
     })

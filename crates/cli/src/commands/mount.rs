@@ -58,7 +58,7 @@ pub(crate) struct Args {
 }
 
 /// How often it is looked whether the mount is to end.
-const LOOK: Duration = Duration::from_millis(50);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
@@ -98,7 +98,7 @@ fn serve(options: Options, what: &str, context: &Context) -> Result<Report> {
     // People, and scripts that wait for it, read this on stderr.
     eprintln!("onehop: {what} is mounted at {}; Ctrl-C unmounts", point.display());
     while !daemon.is_over() && !context.stop.is_set() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(STOP_POLL_INTERVAL);
     }
     let document = document(&daemon.report())?;
     daemon.end().map_err(refused)?;

@@ -15,7 +15,7 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
 use crate::sources::refuse_same;
-use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
+use crate::transfer::{self, Engine, RouteArgs, TransferOutcome, TransferSetup, block_bytes};
 use crate::units;
 use crate::volume::{self, Span};
 
@@ -109,11 +109,11 @@ fn read_blocks(
 ) -> Result<Report> {
     let job = GpuJob { lba, blocks, offset: 0 };
     let bytes = bytes_of(ns, lba, blocks)?;
-    let plan = Plan { drive, ns, gpu, args: &args.route };
+    let plan = TransferSetup { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = Outcome::new(drive, gpu, &engine, &tally, Some(crc));
+    let mut outcome = TransferOutcome::new(drive, gpu, &engine, &tally, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     if let Some(out) = &args.out {
@@ -133,7 +133,7 @@ fn read_blocks(
 #[derive(Serialize)]
 struct FileDocument {
     #[serde(flatten)]
-    outcome: Outcome,
+    outcome: TransferOutcome,
     path: String,
     file_system: String,
     file_bytes: u64,
@@ -150,7 +150,7 @@ struct FileDocument {
 }
 
 /// A file on the drive, however it was found.
-struct Found {
+struct FileOnDrive {
     path: String,
     file_system: String,
     bytes: u64,
@@ -161,13 +161,13 @@ struct Found {
 }
 
 /// Finds the file by the drive's own file system.
-fn by_file_system(args: &Args, path: &Path, blocks: Arc<dyn Blocks>) -> Result<Found> {
+fn by_file_system(args: &Args, path: &Path, blocks: Arc<dyn Blocks>) -> Result<FileOnDrive> {
     let volume = volume::open(&blocks, args.partition)?;
     let file = volume.lookup(path.as_os_str().as_bytes())?;
     if file.kind != FileKind::File {
         return Err(CliError::Failed(format!("{} is a {}, not a file", path.display(), file.kind.name())));
     }
-    Ok(Found {
+    Ok(FileOnDrive {
         path: path.display().to_string(),
         file_system: volume.fs_name().to_owned(),
         bytes: file.id.len,
@@ -179,14 +179,14 @@ fn by_file_system(args: &Args, path: &Path, blocks: Arc<dyn Blocks>) -> Result<F
 }
 
 /// Finds the file by an extent map.
-fn by_map(map: &Path, path: Option<&Path>, (drive, ns): (&Drive, &Namespace)) -> Result<Found> {
+fn by_map(map: &Path, path: Option<&Path>, (drive, ns): (&Drive, &Namespace)) -> Result<FileOnDrive> {
     let mut maps = volume::read_maps(map, drive, ns)?;
     let names: Vec<_> = maps.iter().map(|map| map.file.path.display().to_string()).collect();
     maps.retain(|map| path.is_none_or(|path| map.file.path == path));
     let (Some(map), true) = (maps.pop(), maps.is_empty()) else {
         return Err(CliError::Usage(format!("--path: the map tells of {}", names.join(", "))));
     };
-    Ok(Found {
+    Ok(FileOnDrive {
         path: map.file.path.display().to_string(),
         file_system: map.file.fs.clone(),
         bytes: map.file.id.len,
@@ -208,7 +208,7 @@ fn read_file(
         None => by_file_system(args, path.unwrap_or(Path::new("")), volume::blocks(drive, ns)?)?,
     };
     let span = Span::new(&found.extents, found.bytes, args.offset, args.len, block_bytes(ns))?;
-    let plan = Plan { drive, ns, gpu, args: &args.route };
+    let plan = TransferSetup { drive, ns, gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, span.memory)?;
     let jobs = span.jobs();
     let mut tally = engine.transfer(Op::Read, ns, &jobs, &memory, &context.stop)?;
@@ -216,7 +216,7 @@ fn read_file(
     let read_bytes = std::mem::replace(&mut tally.bytes, span.bytes);
     let part = memory.region.slice(span.skip as usize..(span.skip + span.bytes) as usize)?;
     let crc = transfer::crc32c(&part, 0, span.bytes as usize)?;
-    let outcome = Outcome::new(drive, gpu, &engine, &tally, Some(crc));
+    let outcome = TransferOutcome::new(drive, gpu, &engine, &tally, Some(crc));
     drop(engine);
     if let Some(out) = &args.out {
         transfer::save(&part, span.bytes as usize, out, &context.stop)?;
@@ -259,7 +259,7 @@ fn read_file(
 /// Compares GPU memory with the file, and the file with what was mapped, if it was; notes it, and gives what is wrong.
 fn judge(
     args: &Args,
-    found: &Found,
+    found: &FileOnDrive,
     (span, region): (&Span, &Region),
     document: &mut FileDocument,
     context: &Context,
@@ -283,7 +283,7 @@ fn judge(
     }))
 }
 
-fn rows(outcome: &Outcome, args: &Args) -> Text {
+fn rows(outcome: &TransferOutcome, args: &Args) -> Text {
     let mut text = Text::default();
     outcome.rows(&mut text);
     if let Some(out) = &args.out {

@@ -83,7 +83,7 @@ pub(crate) struct Args {
 }
 
 /// How often it is looked whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long what was asked for may take when it is to end.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     // People, and scripts that wait for it, read this on stderr.
     eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());
     while !context.stop.is_set() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(STOP_POLL_INTERVAL);
     }
     let report = target.report();
     let drained = target.drain(DRAIN);

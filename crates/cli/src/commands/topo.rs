@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onehop_doctor::topo::{self, Explanation, explain, explain_text, picture};
-use onehop_doctor::{Facts, Wish};
+use onehop_doctor::{Facts, FactsRequest};
 use serde_json::json;
 
 use crate::commands::doctor::{device, gpu, root};
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let root = root(args.from.as_deref())?;
     // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.
     let patience = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
-    let facts = Facts::gather(&root, &Wish { files: Vec::new(), patience })?;
+    let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience })?;
     let ways = if args.explain { ways(args, &facts)? } else { Vec::new() };
     if let Some(path) = &args.svg {
         write(path, &picture(&facts, args.all))?;

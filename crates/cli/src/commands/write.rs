@@ -11,7 +11,7 @@ use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, Outcome, Plan, RouteArgs, block_bytes};
+use crate::transfer::{self, Engine, RouteArgs, TransferOutcome, TransferSetup, block_bytes};
 use crate::units;
 
 /// Write a file, by way of GPU memory, to blocks of a drive
@@ -63,12 +63,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let bytes = bytes_of(ns, args.lba, blocks)?;
     allow(args, &drive, blocks)?;
     let job = GpuJob { lba: args.lba, blocks, offset: 0 };
-    let plan = Plan { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    let plan = TransferSetup { drive: &drive, ns, gpu: &gpu, args: &args.route };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;
     let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = Outcome::new(&drive, &gpu, &engine, &tally, Some(crc));
+    let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &tally, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     drive.queue()?.flush(ns)?;

@@ -12,7 +12,7 @@ use onehop_os::HostMem;
 use crate::error::{CliError, Result};
 use crate::gpus::Chosen;
 use crate::progress::Bar;
-use crate::route::{self, Route, WhyNot, Wish};
+use crate::route::{self, Route, RouteRequest, WhyNot};
 use crate::stop::StopFlag;
 use crate::transfer::chunk::Chunks;
 use crate::transfer::copy::copy_piece;
@@ -26,7 +26,7 @@ const STAGING: usize = 4 << 20;
 const QUEUES: u16 = 2;
 
 /// What a transfer is to be like.
-pub(crate) struct Plan<'a> {
+pub(crate) struct TransferSetup<'a> {
     pub drive: &'a Drive,
     pub ns: &'a Namespace,
     pub gpu: &'a Chosen,
@@ -74,7 +74,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Makes the route ready that was asked for, with memory for `bytes` bytes.
-    pub(crate) fn open(plan: &Plan<'_>, bytes: u64) -> Result<(Self, Memory)> {
+    pub(crate) fn open(plan: &TransferSetup<'_>, bytes: u64) -> Result<(Self, Memory)> {
         let mode = plan.args.gpu_mode()?;
         let candidates = plan.args.candidates()?;
         fits(&*plan.gpu.gpu, bytes)?;
@@ -95,14 +95,14 @@ impl Engine {
             }
         }
         Err(match (&plan.args.route, tried.pop()) {
-            (Wish::Only(name), Some(last)) => {
+            (RouteRequest::Only(name), Some(last)) => {
                 CliError::not_possible(format!("route {name}"), last.reason, last.fix)
             }
             (_, last) => CliError::NoRoute(tried.into_iter().chain(last).collect()),
         })
     }
 
-    fn attempt(plan: &Plan<'_>, route: Route, mode: GpuMode, bytes: u64) -> Result<(Self, Memory)> {
+    fn attempt(plan: &TransferSetup<'_>, route: Route, mode: GpuMode, bytes: u64) -> Result<(Self, Memory)> {
         let granted = plan.drive.identity().queues.min(u32::from(u16::MAX)) as u16;
         let count = match (route, mode) {
             (Route::Gpu(_), GpuMode::Owner) => plan.args.queues.unwrap_or(QUEUES.min(granted)).max(1),
@@ -119,7 +119,7 @@ impl Engine {
         };
         let (drive, gpu) = (plan.drive.clone(), plan.gpu.gpu.clone());
         let depth = plan.args.depth.min(u32::from(drive.identity().cap.mqes_z()).max(1));
-        let asked = matches!(plan.args.route, Wish::Only(_));
+        let asked = matches!(plan.args.route, RouteRequest::Only(_));
         let why = if asked { "it was asked for by name" } else { "the best of those that work here" };
         let why_not_better = Vec::new();
         let engine = Self { drive, gpu, queues, route, mode, count, depth, why, why_not_better };
@@ -241,7 +241,12 @@ fn fits(gpu: &dyn Gpu, bytes: u64) -> Result<usize> {
     }
 }
 
-fn gpu_queues(plan: &Plan<'_>, placement: Placement, mode: GpuMode, queues: u16) -> Result<GpuQueues> {
+fn gpu_queues(
+    plan: &TransferSetup<'_>,
+    placement: Placement,
+    mode: GpuMode,
+    queues: u16,
+) -> Result<GpuQueues> {
     if plan.ns.format.has_separate_metadata() {
         return Err(CliError::not_possible(
             "a gpu/ route",

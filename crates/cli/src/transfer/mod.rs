@@ -8,15 +8,15 @@ mod outcome;
 
 pub(crate) use arena::{Landed, fill};
 pub(crate) use copy::{crc32c, load, save, verify};
-pub(crate) use engine::{Engine, Memory, Plan, block_bytes};
-pub(crate) use outcome::{Outcome, Tally};
+pub(crate) use engine::{Engine, Memory, TransferSetup, block_bytes};
+pub(crate) use outcome::{Tally, TransferOutcome};
 
 use std::time::Duration;
 
 use onehop_drive::{GpuMode, Options};
 
 use crate::error::{CliError, Result};
-use crate::route::{self, Route, Wish};
+use crate::route::{self, Route, RouteRequest};
 use crate::units;
 
 /// How GPU threads use queues, as people say it.
@@ -34,7 +34,7 @@ pub(crate) struct RouteArgs {
     /// The way: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
     /// cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route::parse)]
-    pub route: Wish,
+    pub route: RouteRequest,
     /// How GPU threads use queues [default: owner]
     #[arg(long)]
     pub mode: Option<Mode>,
@@ -98,7 +98,7 @@ impl RouteArgs {
 
     /// How the GPU's threads share queues; an error where the arguments contradict each other.
     pub(crate) fn gpu_mode(&self) -> Result<GpuMode> {
-        let only = |name: &str| matches!(&self.route, Wish::Only(only) if *only == name);
+        let only = |name: &str| matches!(&self.route, RouteRequest::Only(only) if *only == name);
         let cpu = only("cpu/direct") || only("cpu/pinned");
         if cpu && self.wants_gpu() {
             let why = "--mode, --threads and --queues are for gpu/ routes; the CPU uses one queue";

@@ -69,7 +69,7 @@ pub(crate) struct Recovered {
 
 /// How a transfer went.
 #[derive(Serialize)]
-pub(crate) struct Outcome {
+pub(crate) struct TransferOutcome {
     pub drive: String,
     pub bytes: u64,
     pub seconds: f64,
@@ -101,7 +101,7 @@ pub(crate) struct Outcome {
     pub incidents: Vec<Recovered>,
 }
 
-impl Outcome {
+impl TransferOutcome {
     /// The account of a transfer; `crc` is that of the bytes in GPU memory, if it is known.
     pub(crate) fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
         let seconds = tally.took.as_secs_f64();

@@ -8,7 +8,7 @@ use super::faults::Effect;
 use super::parked::{self, Extra};
 use super::{CIDS, DONE, ENTRIES, SPANS, Server, task, word};
 use crate::Rule;
-use crate::fields::{self, Limits, Plan, Refusal};
+use crate::fields::{self, CommandKind, Limits, Refusal};
 use crate::layout::{FaultKind, LOCAL_SPANS, SPAN_BYTES, flag};
 use crate::report::NO_COMMAND;
 use crate::space;
@@ -140,7 +140,9 @@ impl<W: Engine> Server<'_, W> {
             lba_shift: pair.lba_shift,
             max_bytes: pair.max_bytes,
         };
-        let Plan::Blocks { opcode, lba, blocks } = fields::check(sqe, &limits)? else { return Ok(false) };
+        let CommandKind::Blocks { opcode, lba, blocks } = fields::check(sqe, &limits)? else {
+            return Ok(false);
+        };
         let bytes = u64::from(blocks) << pair.lba_shift;
         self.set_long(word::PLACE, pair.namespace.plus(lba << pair.lba_shift).0);
         self.set(word::UNITS, (bytes / 16) as u32);

@@ -9,7 +9,7 @@ use crate::report::{Exit, NO_COMMAND};
 use crate::warp::{Engine, distance, wrap};
 
 /// Turns between two looks at the control word and the clock.
-const LOOK: u64 = 64;
+const POLL_TURNS: u64 = 64;
 
 impl<W: Engine> Server<'_, W> {
     /// Decides how many commands this turn fetches.
@@ -19,7 +19,7 @@ impl<W: Engine> Server<'_, W> {
         let turns = self.long(word::TURNS);
         self.set_long(word::TURNS, turns + 1);
         let idle = self.get(word::IDLE_STREAK);
-        if turns.is_multiple_of(LOOK) || idle % 16 == 15 {
+        if turns.is_multiple_of(POLL_TURNS) || idle % 16 == 15 {
             self.look();
             self.tell_faults();
             if self.get(word::WISH) != wish::NONE {

@@ -8,9 +8,9 @@ use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
 
 use crate::memory::Mem;
-use crate::warp::Turns;
+use crate::warp::LaneThreads;
 
-type Run = fn(&Turns, GpuAddr) -> Exit;
+type Run = fn(&LaneThreads, GpuAddr) -> Exit;
 
 /// Runs both sides; gives how they ended, and what the reader saw.
 fn run(writer: Run, reader: Run, setup: Litmus, spoil: Option<u32>) -> (Exit, Exit, Tally) {
@@ -35,8 +35,8 @@ fn run(writer: Run, reader: Run, setup: Litmus, spoil: Option<u32>) -> (Exit, Ex
     let ((written, _), (read, tally)) = (side(0), side(1));
     let theirs = mem.clone();
     let thread =
-        std::thread::spawn(move || writer(&Turns::new(&theirs, 32, LITMUS_LOCAL_WORDS, None), written));
-    let checked = reader(&Turns::new(&mem, 32, LITMUS_LOCAL_WORDS, None), read);
+        std::thread::spawn(move || writer(&LaneThreads::new(&theirs, 32, LITMUS_LOCAL_WORDS, None), written));
+    let checked = reader(&LaneThreads::new(&mem, 32, LITMUS_LOCAL_WORDS, None), read);
     (thread.join().unwrap(), checked, Tally::from_words(&mem.take(tally)))
 }
 
@@ -61,7 +61,7 @@ fn an_experiment_can_be_stopped() {
 }
 
 /// A writer that fences too late: it announces messages before it writes them.
-fn too_early(warp: &Turns, at: GpuAddr) -> Exit {
+fn too_early(warp: &LaneThreads, at: GpuAddr) -> Exit {
     let setup = Litmus::load(warp, at);
     for message in 0..setup.messages {
         while message.wrapping_sub(warp.load_acquire(setup.taken)) + 1 > setup.slots {

@@ -8,7 +8,7 @@ use onehop_controller::litmus::{LITMUS_LOCAL_WORDS, complete, consume, fetch, su
 use onehop_controller::{
     Exit, NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, null_far, sealed, serve,
 };
-use onehop_proto::kernel::Work;
+use onehop_proto::kernel::WorkItem;
 use onehop_proto::queue::{Event, Memory, Owner, Rings, Slot};
 use onehop_proto::{GpuAddr, Sqe, nvm};
 
@@ -61,7 +61,7 @@ fn drive(pair: Pair, locals: u32, run: Run, count: u32, command: impl Fn(u32) ->
                 assert!(cqe.status().is_ok(), "{:?}", cqe.status());
                 done += 1;
             }
-            Some(Event::Stray(cqe)) => panic!("{cqe:?} belongs to nobody"),
+            Some(Event::UnexpectedCompletion(cqe)) => panic!("{cqe:?} belongs to nobody"),
             None => std::thread::yield_now(),
         }
     }
@@ -94,7 +94,7 @@ fn lanes_of_the_model_agree() {
 #[test]
 fn lanes_of_the_null_controller_agree() {
     let command = |i: u32| {
-        let work = Work { lba: u64::from(i), prp1: 4096, prp2: 0, blocks: 1, control: 2 };
+        let work = WorkItem { lba: u64::from(i), prp1: 4096, prp2: 0, blocks: 1, control: 2 };
         sealed(work, 1).command(1)
     };
     for flags in [0, flag::REVERSE | flag::CHECK_CIDS | flag::FENCE] {

@@ -2,26 +2,26 @@
 
 use onehop_controller::layout::flag;
 use onehop_controller::{NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, Pair, Rule, null, null_far, seal, sealed};
-use onehop_proto::kernel::Work;
+use onehop_proto::kernel::WorkItem;
 use onehop_proto::{Sqe, Status};
 
 use crate::rig::{Rig, Setup};
 use crate::rng::Rng;
-use crate::warp::Turns;
+use crate::warp::LaneThreads;
 
 fn rig(pair: Pair, lanes: u32) -> Rig {
-    Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_LOCAL_WORDS, null::<Turns>)
+    Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_LOCAL_WORDS, null::<LaneThreads>)
 }
 
 /// The one for queues behind a bus.
 fn far(pair: Pair, lanes: u32) -> Rig {
-    Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_FAR_LOCAL_WORDS, null_far::<Turns>)
+    Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_FAR_LOCAL_WORDS, null_far::<LaneThreads>)
 }
 
 type MakeRig = fn(Pair, u32) -> Rig;
 
 fn entry(i: u64) -> Sqe {
-    let work = Work { lba: i * 8, prp1: 0x40_0000_0000 + (i << 12), prp2: 0, blocks: 8, control: 2 };
+    let work = WorkItem { lba: i * 8, prp1: 0x40_0000_0000 + (i << 12), prp2: 0, blocks: 8, control: 2 };
     sealed(work, 1).command(1)
 }
 

@@ -7,14 +7,14 @@ use onehop_controller::{
     Exit, Fault, FaultKind, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, sealed, serve,
 };
 use onehop_proto::kernel::{
-    self, Job, LOCAL_WORDS, Outcome, OwnerQueue, Taken, Work, run_owner, scratch_bytes, scratch_init,
+    self, ItemOutcome, Job, LOCAL_WORDS, OwnerQueue, Taken, WorkItem, run_owner, scratch_bytes, scratch_init,
 };
 use onehop_proto::queue::{Memory, Rings};
 use onehop_proto::{GpuAddr, Status};
 
 use crate::memory::{Mem, memory_of};
 use crate::rig::{DATA_BUS, Memories, PAGE, Setup};
-use crate::warp::Turns;
+use crate::warp::LaneThreads;
 
 /// A warp as the driver's kernels want it, whose clock is the machine's.
 struct Driver {
@@ -97,13 +97,13 @@ impl kernel::Warp for Driver {
         (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
     }
 
-    fn fetched(&self) {}
+    fn wait_fetches(&self) {}
 }
 
 const SECOND: u64 = 1_000_000_000;
 
 /// Carries out work with the driver's kernel; gives its exit and the outcomes.
-fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Vec<Outcome>) {
+fn carry_out(shared: &Memories, works: &[WorkItem], stall: u64) -> (kernel::Exit, Vec<ItemOutcome>) {
     let driver = Driver {
         mem: Timed(shared.mem.clone(), std::time::Instant::now()),
         local: vec![Cell::new(0xdead_beef); LOCAL_WORDS as usize],
@@ -121,13 +121,13 @@ fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Ve
     };
     let queue = OwnerQueue { rings, scratch: mem.alloc(u64::from(scratch_bytes(window))), window };
     scratch_init(&driver, queue.scratch);
-    let list = mem.alloc(u64::from(count * Work::BYTES));
+    let list = mem.alloc(u64::from(count * WorkItem::BYTES));
     for (i, work) in works.iter().enumerate() {
-        mem.put(list.plus(i as u64 * u64::from(Work::BYTES)), &work.words());
+        mem.put(list.plus(i as u64 * u64::from(WorkItem::BYTES)), &work.words());
     }
     let job = Job {
         works: list,
-        outcomes: mem.alloc(u64::from(count * Outcome::BYTES)),
+        outcomes: mem.alloc(u64::from(count * ItemOutcome::BYTES)),
         count,
         nsid: 1,
         retries: 3,
@@ -137,7 +137,8 @@ fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Ve
         poison: mem.alloc(4),
     };
     let exit = run_owner(&driver, || queue, &job, 0, count);
-    let outcome = |i: u64| Outcome::from_word(mem.load(job.outcomes.plus(i * u64::from(Outcome::BYTES))));
+    let outcome =
+        |i: u64| ItemOutcome::from_word(mem.load(job.outcomes.plus(i * u64::from(ItemOutcome::BYTES))));
     (kernel::Exit::from_words(exit).unwrap(), (0..u64::from(count)).map(outcome).collect())
 }
 
@@ -145,12 +146,12 @@ fn carry_out(shared: &Memories, works: &[Work], stall: u64) -> (kernel::Exit, Ve
 fn beside<T>(
     setup: &Setup,
     locals: u32,
-    run: fn(&Turns, GpuAddr) -> Exit,
+    run: fn(&LaneThreads, GpuAddr) -> Exit,
     host: impl FnOnce(&Memories) -> T,
 ) -> T {
     let shared = Memories::new(setup);
     let (mem, at) = (shared.mem.clone(), shared.at);
-    let thread = std::thread::spawn(move || run(&Turns::new(&mem, 32, locals, None), at));
+    let thread = std::thread::spawn(move || run(&LaneThreads::new(&mem, 32, locals, None), at));
     let result = host(&shared);
     shared.mem.store(shared.pair.control, control::STOP);
     assert_eq!(thread.join().unwrap(), Exit::Stopped);
@@ -163,8 +164,8 @@ fn setup(flags: u32, faults: Vec<Fault>) -> Setup {
 }
 
 /// Reads and writes of one block, each with a page quarter of its own.
-fn transfers(count: u64, opcode: u32) -> Vec<Work> {
-    let work = |i: u64| Work {
+fn transfers(count: u64, opcode: u32) -> Vec<WorkItem> {
+    let work = |i: u64| WorkItem {
         lba: i,
         prp1: DATA_BUS + i / 8 * PAGE + i % 8 * 512,
         prp2: 0,
@@ -177,11 +178,11 @@ fn transfers(count: u64, opcode: u32) -> Vec<Work> {
 #[test]
 fn what_the_kernel_writes_it_reads_back() {
     for flags in [0, flag::REVERSE] {
-        beside(&setup(flags, Vec::new()), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+        beside(&setup(flags, Vec::new()), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
             let (mem, data) = (&shared.mem, shared.data);
             let word = |i: u64| (i as u32).wrapping_mul(0x9e37_79b1);
             (0..500 * 128).for_each(|i| mem.store(data.plus(4 * i), word(i)));
-            let done = vec![Outcome::Done(Status::SUCCESS); 500];
+            let done = vec![ItemOutcome::Done(Status::SUCCESS); 500];
             assert_eq!(carry_out(shared, &transfers(500, 1), SECOND), (kernel::Exit::Finished, done.clone()));
             // New queues for a new launch.
             renew(shared);
@@ -215,48 +216,48 @@ fn renew(shared: &Memories) {
 fn the_kernel_meets_faults() {
     let retry =
         Fault { every: 7, count: 3, value: Status::INTERNAL_ERROR.0.into(), ..Fault::new(FaultKind::Fail) };
-    beside(&setup(0, vec![retry]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+    beside(&setup(0, vec![retry]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
         let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND);
         assert_eq!(exit, kernel::Exit::Finished);
-        assert!(outcomes.iter().all(|o| *o == Outcome::Done(Status::SUCCESS)));
+        assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)));
     });
     let hard = Status::UNRECOVERED_READ.with_dnr();
     let media = Fault { first: 9, last: 9, value: hard.0.into(), ..Fault::new(FaultKind::Fail) };
-    beside(&setup(0, vec![media]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+    beside(&setup(0, vec![media]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
         let (exit, outcomes) = carry_out(shared, &transfers(20, 2), SECOND);
         assert_eq!(
             (exit, outcomes[9], outcomes[10]),
-            (kernel::Exit::Finished, Outcome::Done(hard), Outcome::Done(Status::SUCCESS))
+            (kernel::Exit::Finished, ItemOutcome::Done(hard), ItemOutcome::Done(Status::SUCCESS))
         );
     });
     let lost = Fault { n: 5, ..Fault::new(FaultKind::Lost) };
-    beside(&setup(0, vec![lost]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+    beside(&setup(0, vec![lost]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
         let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND / 20);
         assert_eq!(exit, kernel::Exit::TimedOut);
-        assert_eq!(outcomes.iter().filter(|o| **o == Outcome::InDoubt).count(), 1);
+        assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::InDoubt).count(), 1);
     });
     for kind in [FaultKind::WrongCid, FaultKind::Dup] {
         let fault = Fault { n: 5, ..Fault::new(kind) };
-        beside(&setup(0, vec![fault]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+        beside(&setup(0, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
             let (exit, _) = carry_out(shared, &transfers(300, 2), SECOND / 20);
-            assert!(matches!(exit, kernel::Exit::Stray(_)), "{kind:?}: {exit:?}");
+            assert!(matches!(exit, kernel::Exit::UnexpectedCompletion(_)), "{kind:?}: {exit:?}");
         });
     }
     for kind in [FaultKind::StalePhase, FaultKind::Late, FaultKind::SqhdLag, FaultKind::Reorder] {
         // The rig's clock stands still, so what waits for a time of zero is due at once, and never sooner than a turn.
         let fault = Fault { every: 5, value: 3, ..Fault::new(kind) };
-        beside(&setup(flag::REVERSE, vec![fault]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+        beside(&setup(flag::REVERSE, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
             let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND);
             assert_eq!(exit, kernel::Exit::Finished, "{kind:?}");
-            assert!(outcomes.iter().all(|o| *o == Outcome::Done(Status::SUCCESS)), "{kind:?}");
+            assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)), "{kind:?}");
             assert_eq!(shared.broken(), [], "{kind:?}");
         });
     }
     let dead = Fault { n: 5, ..Fault::new(FaultKind::Dead) };
-    beside(&setup(0, vec![dead]), SERVE_LOCAL_WORDS, serve::<Turns>, |shared| {
+    beside(&setup(0, vec![dead]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
         let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND / 20);
         assert_eq!(exit, kernel::Exit::TimedOut);
-        assert_eq!(outcomes.iter().filter(|o| matches!(o, Outcome::Done(_))).count(), 4);
+        assert_eq!(outcomes.iter().filter(|o| matches!(o, ItemOutcome::Done(_))).count(), 4);
     });
 }
 
@@ -264,18 +265,18 @@ fn the_kernel_meets_faults() {
 fn the_kernel_and_the_null_controller() {
     let flags = flag::REVERSE | flag::CHECK_CIDS;
     let works: Vec<_> = transfers(5000, 2).into_iter().map(|work| sealed(work, 1)).collect();
-    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<Turns>, |shared| {
+    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
         let (exit, outcomes) = carry_out(shared, &works, SECOND);
         assert_eq!(exit, kernel::Exit::Finished);
-        assert!(outcomes.iter().all(|o| *o == Outcome::Done(Status::SUCCESS)));
+        assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)));
         assert_eq!(shared.broken(), []);
     });
     // An entry that is not what was sealed comes back as an error.
     let mut spoilt = works;
     spoilt[77].lba ^= 1;
-    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<Turns>, |shared| {
+    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
         let (_, outcomes) = carry_out(shared, &spoilt, SECOND);
-        assert_eq!(outcomes[77], Outcome::Done(Status::INVALID_FIELD.with_dnr()));
-        assert_eq!(outcomes.iter().filter(|o| **o == Outcome::Done(Status::SUCCESS)).count(), 4999);
+        assert_eq!(outcomes[77], ItemOutcome::Done(Status::INVALID_FIELD.with_dnr()));
+        assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::Done(Status::SUCCESS)).count(), 4999);
     });
 }

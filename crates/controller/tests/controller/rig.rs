@@ -9,7 +9,7 @@ use onehop_proto::queue::Memory;
 use onehop_proto::{BusAddr, Cqe, GpuAddr, Sqe, Status, prp};
 
 use crate::memory::Mem;
-use crate::warp::{Baton, Turns};
+use crate::warp::{Baton, LaneThreads};
 
 /// Where the two mapped stretches lie on the bus.
 pub const DATA_BUS: u64 = 0x10_0000_0000;
@@ -117,17 +117,17 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(setup: &Setup) -> Self {
-        Self::with(setup, SERVE_LOCAL_WORDS, serve::<Turns>)
+        Self::with(setup, SERVE_LOCAL_WORDS, serve::<LaneThreads>)
     }
 
     /// A rig with another controller.
-    pub fn with(setup: &Setup, locals: u32, run: fn(&Turns, GpuAddr) -> Exit) -> Self {
+    pub fn with(setup: &Setup, locals: u32, run: fn(&LaneThreads, GpuAddr) -> Exit) -> Self {
         let shared = Memories::new(setup);
         let baton = Arc::new(Baton::default());
         let (mem, at, lanes, theirs) = (shared.mem.clone(), shared.at, setup.lanes, baton.clone());
         let thread = std::thread::spawn(move || {
             theirs.wait();
-            let warp = Turns::new(&mem, lanes, locals, Some(theirs.clone()));
+            let warp = LaneThreads::new(&mem, lanes, locals, Some(theirs.clone()));
             let exit = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&warp, at)));
             theirs.end();
             exit.unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -7,7 +7,7 @@ use onehop_proto::{Sqe, Status, nvm};
 
 use crate::rig::{DATA_BUS, LIST_BUS, PAGE, Rig, Setup};
 use crate::rng::Rng;
-use crate::warp::Turns;
+use crate::warp::LaneThreads;
 
 fn read() -> Sqe {
     nvm::read(1, 0, 1).unwrap().with_prps(DATA_BUS, 0)
@@ -116,7 +116,7 @@ fn identifiers() {
 /// A controller of either kind.
 fn each_kind(test: impl Fn(Rig)) {
     test(Rig::new(&Setup::default()));
-    test(Rig::with(&Setup::default(), NULL_LOCAL_WORDS, null::<Turns>));
+    test(Rig::with(&Setup::default(), NULL_LOCAL_WORDS, null::<LaneThreads>));
 }
 
 #[test]

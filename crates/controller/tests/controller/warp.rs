@@ -62,7 +62,7 @@ impl Baton {
 }
 
 /// Lanes in turn on one thread.
-pub struct Turns {
+pub struct LaneThreads {
     mem: Mem,
     lanes: u32,
     locals: Vec<Cell<u32>>,
@@ -70,7 +70,7 @@ pub struct Turns {
     baton: Option<Arc<Baton>>,
 }
 
-impl Turns {
+impl LaneThreads {
     pub fn new(mem: &Mem, lanes: u32, locals: u32, baton: Option<Arc<Baton>>) -> Self {
         // What was there before is nobody's business: the code under test must not rely on zeroes.
         let locals = (0..locals).map(|i| Cell::new(0xdead_0000 + i)).collect();
@@ -79,7 +79,7 @@ impl Turns {
 }
 
 memory_of!(
-    Turns.mem,
+    LaneThreads.mem,
     fn pause(&self) {
         match &self.baton {
             Some(baton) => baton.idle(),
@@ -88,7 +88,7 @@ memory_of!(
     }
 );
 
-impl Warp for Turns {
+impl Warp for LaneThreads {
     fn lanes(&self) -> u32 {
         self.lanes
     }

@@ -15,9 +15,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         .collect()
 }
 
-type Told<'a> = Option<(&'a str, Check)>;
+type MaybeCheck<'a> = Option<(&'a str, Check)>;
 
-fn there(file: &FileFacts) -> Told<'_> {
+fn there(file: &FileFacts) -> MaybeCheck<'_> {
     let (found, fix) = match file.trouble.as_ref()? {
         Trouble::Missing => ("there is no such file".to_owned(), "Name a file that is there"),
         Trouble::Odd(what) if what == "a directory" => ("it is a directory".to_owned(), "Name a file in it"),
@@ -30,7 +30,7 @@ fn there(file: &FileFacts) -> Told<'_> {
     Some((&file.path, check.by("tried: stat, open")))
 }
 
-fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> Told<'a> {
+fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> MaybeCheck<'a> {
     let why = "a drive knows blocks: a direct route needs to know which are the file's";
     let check = |status, found: String| Check::new("file.chain", Group::File, status, found, why);
     let check = match file.places.as_ref()? {
@@ -63,7 +63,7 @@ fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> Told<'a> {
     Some((&file.path, check.by("FIEMAP, mountinfo, /sys/dev/block")))
 }
 
-fn direct(file: &FileFacts) -> Told<'_> {
+fn direct(file: &FileFacts) -> MaybeCheck<'_> {
     let why = "reading past the page cache spares a copy (cpu/pinned)";
     let align = file
         .direct_align

@@ -35,14 +35,14 @@ const NVML: Duration = Duration::from_millis(400);
 
 /// What to look at.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct FactsRequest {
     /// Files whose way to a drive is asked for.
     pub files: Vec<PathBuf>,
     /// How long CUDA may take to answer; none not to ask it.
     pub patience: Option<Duration>,
 }
 
-impl Default for Wish {
+impl Default for FactsRequest {
     fn default() -> Self {
         Self { files: Vec::new(), patience: Some(Duration::from_millis(1500)) }
     }
@@ -87,7 +87,7 @@ impl Facts {
     ///
     /// # Errors
     /// When the machine has PCI devices and does not let us list them.
-    pub fn gather(root: &Root, wish: &Wish) -> Result<Self> {
+    pub fn gather(root: &Root, wish: &FactsRequest) -> Result<Self> {
         let tree = Tree::scan(root)?;
         let nvidia = Nvidia::read(root);
         let (drives, place) = (Drive::all(root, &tree), Place::read(root));

@@ -10,7 +10,7 @@ use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
 use onehop_proto::{Cqe, GpuAddr, Sqe};
 
-use super::gate::Keeper;
+use super::gate::HostGate;
 use super::memory::RingMemory;
 use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
@@ -35,7 +35,7 @@ pub(crate) struct GpuCell {
     pub(crate) running: AtomicBool,
     mode: GpuMode,
     /// The gate that other people's kernels go through, while they may.
-    gate: Mutex<Option<Arc<Keeper>>>,
+    gate: Mutex<Option<Arc<HostGate>>>,
     /// Threads may ring the doorbells at any time from now on: the queues' numbers are never given to others.
     abandoned: AtomicBool,
 }
@@ -108,11 +108,11 @@ impl GpuCell {
     }
 
     /// Lets other people's kernels in, from the next creation of the pairs on; or no longer.
-    pub(crate) fn set_gate(&self, gate: Option<Arc<Keeper>>) {
+    pub(crate) fn set_gate(&self, gate: Option<Arc<HostGate>>) {
         *self.gate.lock().unwrap_or_else(|e| e.into_inner()) = gate;
     }
 
-    fn gate(&self) -> Option<Arc<Keeper>> {
+    fn gate(&self) -> Option<Arc<HostGate>> {
         self.gate.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
@@ -149,12 +149,12 @@ impl GpuCell {
     }
 
     /// Whether threads that share a queue found completions that belonged to nobody.
-    pub(crate) fn has_strays(&self) -> Result<bool> {
+    pub(crate) fn has_unexpected_completions(&self) -> Result<bool> {
         for pair in &self.lock().list {
             let rings = &pair.queue.rings;
             if let (GpuMode::Shared { .. }, Some(layout)) =
                 (self.mode, SharedLayout::new(rings.sq_entries, rings.cq_entries))
-                && pair.control.word(layout.strays() as usize)? > 0
+                && pair.control.word(layout.unexpected_completions() as usize)? > 0
             {
                 return Ok(true);
             }
@@ -215,7 +215,7 @@ impl GpuCell {
     }
 
     /// The controller has let go of the pairs.
-    fn let_go(&self, pairs: &mut Pairs) {
+    fn mark_stale(&self, pairs: &mut Pairs) {
         pairs.stale = true;
         if let Some(gate) = self.gate() {
             gate.next_life();
@@ -259,7 +259,7 @@ impl GpuCell {
             for pair in &pairs.list {
                 drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || ())?;
             }
-            self.let_go(&mut pairs);
+            self.mark_stale(&mut pairs);
         }
         Ok(())
     }
@@ -365,7 +365,7 @@ impl Participant for GpuCell {
     }
 
     fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
-        self.let_go(&mut self.lock());
+        self.mark_stale(&mut self.lock());
         Ok(())
     }
 

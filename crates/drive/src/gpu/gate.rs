@@ -1,4 +1,4 @@
-//! The gate of a lent queue, as its host keeps it: see `onehop_proto::kernel::Lent`.
+//! The gate of a lent queue, as its host keeps it: see `onehop_proto::kernel::DeviceQueue`.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use crate::Result;
 use crate::durability::Account;
 
 /// Says who may go in, and knows whether anybody is inside.
-pub(crate) struct Keeper {
+pub(crate) struct HostGate {
     signals: Region,
     /// The count of threads inside lies in the first word.
     inside: Region,
@@ -28,7 +28,7 @@ struct State {
     shut: bool,
 }
 
-impl Keeper {
+impl HostGate {
     /// A gate that is closed, before the queue's first life.
     pub(crate) fn new(signals: Region, inside: Region, writes: Option<Arc<Account>>) -> Self {
         let state = Mutex::new(State { epoch: 1, open: false, shut: false });

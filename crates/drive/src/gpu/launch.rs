@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, KernelJob, Launch, Region, Running};
-use onehop_proto::kernel::{Exit, Outcome, Work};
+use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 use onehop_proto::queue::NO_CID;
 
 use super::meter::Meter;
@@ -32,7 +32,7 @@ pub(super) struct LaunchMemory {
 impl LaunchMemory {
     /// How many of the first `count` commands have an outcome.
     fn ended(&self, count: u32) -> u32 {
-        let outcome = |i: u32| self.region.word(self.outcomes + (i * Outcome::BYTES) as usize);
+        let outcome = |i: u32| self.region.word(self.outcomes + (i * ItemOutcome::BYTES) as usize);
         (0..count).filter(|i| outcome(*i).is_ok_and(|word| word != 0)).count() as u32
     }
 }
@@ -40,8 +40,8 @@ impl LaunchMemory {
 impl GpuQueues {
     /// Bytes of a launch's memory.
     pub(super) fn launch_bytes(&self, count: usize, meter: Option<&Meter<'_>>) -> usize {
-        let ends = count * Outcome::BYTES as usize;
-        count * Work::BYTES as usize + meter.map_or(ends, |meter| meter.end(count as u32) as usize)
+        let ends = count * ItemOutcome::BYTES as usize;
+        count * WorkItem::BYTES as usize + meter.map_or(ends, |meter| meter.end(count as u32) as usize)
     }
 
     /// Describes the commands of a launch in memory that is long enough.
@@ -51,14 +51,14 @@ impl GpuQueues {
         meter: Option<&Meter<'_>>,
         region: Region,
     ) -> Result<LaunchMemory> {
-        let outcomes = items.len() * Work::BYTES as usize;
+        let outcomes = items.len() * WorkItem::BYTES as usize;
         region.fill(outcomes, self.launch_bytes(items.len(), meter) - outcomes, 0)?;
         for (i, item) in items.iter().enumerate() {
-            let mut words = [0; Work::BYTES as usize];
+            let mut words = [0; WorkItem::BYTES as usize];
             for (to, word) in words.chunks_exact_mut(4).zip(item.work.words()) {
                 to.copy_from_slice(&word.to_le_bytes());
             }
-            region.write(i * Work::BYTES as usize, &words)?;
+            region.write(i * WorkItem::BYTES as usize, &words)?;
         }
         Ok(LaunchMemory { region, outcomes })
     }
@@ -153,8 +153,8 @@ impl GpuQueues {
             self.cell.running.store(false, Ordering::Release);
         }
         let mut exits = exits?;
-        if self.cell.has_strays()? {
-            exits.push(Exit::Stray(NO_CID));
+        if self.cell.has_unexpected_completions()? {
+            exits.push(Exit::UnexpectedCompletion(NO_CID));
         }
         Ok((exits, took))
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onehop_proto::Sqe;
-use onehop_proto::kernel::Work;
+use onehop_proto::kernel::WorkItem;
 
 use super::GpuJob;
 use crate::command::{ListSlot, Pointers, list_pages, max_blocks, protection};
@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_millis(200);
 const SHORT: Duration = Duration::from_millis(50);
 
 /// The commands of some jobs, a batch at a time.
-pub(super) struct Plan<'a> {
+pub(super) struct BatchPlan<'a> {
     drive: &'a Inner,
     op: Op,
     ns: &'a Namespace,
@@ -51,12 +51,12 @@ type Piece = (usize, GpuJob);
 /// Commands that are carried out together.
 pub(super) struct Batch {
     /// Each command, the job that it is of, and where in the buffer its data starts.
-    pub(super) works: Vec<(Work, usize, u64)>,
+    pub(super) works: Vec<(WorkItem, usize, u64)>,
     pub(super) bytes: u64,
     pub(super) lists: Dma,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> BatchPlan<'a> {
     /// A plan for jobs that all lie within the namespace.
     pub(super) fn new(
         drive: &'a Inner,
@@ -181,10 +181,10 @@ impl<'a> Plan<'a> {
         Some((self.begun - 1, piece))
     }
 
-    fn describe(&self, piece: &GpuJob, list: &ListSlot<'_>) -> Result<Work> {
+    fn describe(&self, piece: &GpuJob, list: &ListSlot<'_>) -> Result<WorkItem> {
         let bytes = self.ns.format.transfer_bytes(piece.blocks).unwrap_or(u64::MAX);
         let pointed = self.pointers.point(Sqe::default(), (self.buffer, piece.offset), bytes, list)?;
-        Ok(Work {
+        Ok(WorkItem {
             lba: piece.lba,
             prp1: pointed.prp1(),
             prp2: pointed.prp2(),

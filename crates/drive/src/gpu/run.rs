@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Place, Running};
-use onehop_proto::kernel::{Exit, Outcome, Work};
+use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 
 use super::launch::LaunchMemory;
 use super::meter::Meter;
-use super::plan::{Batch, Plan};
+use super::plan::{Batch, BatchPlan};
 use super::{GpuQueues, GpuReport, Spare};
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
@@ -17,7 +17,7 @@ const MISSING: &str = "a GPU-driven read that was completed without its data";
 
 /// A command of a job, and how it stands.
 pub(super) struct Item {
-    pub(super) work: Work,
+    pub(super) work: WorkItem,
     /// The job that it belongs to.
     pub(super) job: usize,
     /// Where in the buffer its data starts, and how long it is.
@@ -92,7 +92,7 @@ impl<'a, 'm> Run<'a, 'm> {
     /// memory, or the drive is dead.
     pub(super) fn transfer(
         mut self,
-        plan: &mut Plan<'_>,
+        plan: &mut BatchPlan<'_>,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<GpuReport> {
         self.report = GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() };
@@ -132,7 +132,7 @@ impl<'a, 'm> Run<'a, 'm> {
 
     /// Allocates memory for two batches of a long plan, so that none is allocated while a kernel runs: the GPU's driver may
     /// wait for the kernel to end.
-    fn reserve(&mut self, plan: &Plan<'_>) -> Result<()> {
+    fn reserve(&mut self, plan: &BatchPlan<'_>) -> Result<()> {
         let Spare { lists, launch } = &mut *self.spare;
         let (list_bytes, launch_bytes) =
             (plan.list_bytes(), self.queues.launch_bytes(plan.room(), self.meter.as_deref()));
@@ -151,7 +151,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// The next batch, ready for its launch.
-    fn prepare(&mut self, plan: &mut Plan<'_>) -> Result<Option<Prepared>> {
+    fn prepare(&mut self, plan: &mut BatchPlan<'_>) -> Result<Option<Prepared>> {
         let Some(pieces) = plan.next_pieces() else { return Ok(None) };
         let lists = match self.spare.lists.pop() {
             Some(lists) => lists,
@@ -167,8 +167,8 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Marks the memory of a batch, and writes it down for a launch.
     fn ready(&mut self, batch: Batch) -> Result<Prepared> {
         let nonce = self.nonces.as_mut().map_or(0, Nonces::next);
-        let bytes = |work: &Work| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
-        let item = |(work, job, at): &(Work, usize, u64)| Item {
+        let bytes = |work: &WorkItem| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
+        let item = |(work, job, at): &(WorkItem, usize, u64)| Item {
             work: *work,
             job: *job,
             data: (*at, bytes(work)),
@@ -324,7 +324,7 @@ impl<'a, 'm> Run<'a, 'm> {
             }
             batch.items = self.read_outcomes(batch)?;
             // A stray completion says more than what it led to.
-            let stray = exits.iter().find(|exit| matches!(exit, Exit::Stray(_)));
+            let stray = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             let again = &batch.items;
             let Some(exit) = exit else {
@@ -353,7 +353,7 @@ impl<'a, 'm> Run<'a, 'm> {
         }
     }
 
-    fn describe(&self, work: &Work) -> String {
+    fn describe(&self, work: &WorkItem) -> String {
         describe(self.op.name(), self.queues.drive.name(), self.ns.nsid, work.lba, work.blocks)
     }
 
@@ -368,19 +368,19 @@ impl<'a, 'm> Run<'a, 'm> {
         let mut again = Vec::new();
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
-            let at = memory.outcomes + i * Outcome::BYTES as usize;
+            let at = memory.outcomes + i * ItemOutcome::BYTES as usize;
             // Earlier launches' are counted already; an item that was never started says nothing.
             let retries = memory.region.word(at + 4)?.max(item.work.tries());
             self.report.retries += u64::from(retries - item.work.tries());
             item.work = item.work.with_tries(retries);
-            match Outcome::from_word(memory.region.word(at)?) {
-                Outcome::Done(status) if status.is_ok() => join(missing, item.data),
-                Outcome::Done(status) => {
+            match ItemOutcome::from_word(memory.region.word(at)?) {
+                ItemOutcome::Done(status) if status.is_ok() => join(missing, item.data),
+                ItemOutcome::Done(status) => {
                     let command = self.describe(&item.work);
                     failed = failed.or(Some(Error::Command { command, status }));
                 }
-                Outcome::Pending => again.push(item),
-                Outcome::InDoubt => {
+                ItemOutcome::Pending => again.push(item),
+                ItemOutcome::InDoubt => {
                     item.recoveries += 1;
                     self.report.retries += 1;
                     again.push(item);

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use onehop_drive::Placement;
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place};
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use onehop_sim::Sim;
 
 pub fn gpu() -> Arc<dyn Gpu> {
@@ -39,7 +39,7 @@ pub enum Bed {
 
 impl Bed {
     /// A drive like this, and its port.
-    pub fn open(self, spec: &str) -> (Sim, Port) {
+    pub fn open(self, spec: &str) -> (Sim, ControllerBackend) {
         match self {
             Self::Sim => {
                 let sim = onehop_sim::open(spec).unwrap_or_else(|e| panic!("{spec}: {e}"));

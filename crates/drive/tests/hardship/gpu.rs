@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
-use onehop_os::{HostMem, Port, Registers};
+use onehop_os::{ControllerBackend, HostMem, Registers};
 use onehop_proto::kernel::Exit;
 
 use crate::{inject, open, options};
@@ -264,7 +264,7 @@ fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
         let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(placement) };
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
         let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
-        queues.lend(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
+        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
     };
     let refused = export(Placement::POSTED).map(|_| ());
     assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
@@ -324,7 +324,7 @@ fn gpu_queues_beyond_the_bar_are_refused() {
     }
     let sim = onehop_sim::open("mem:1M").unwrap();
     let port = sim.port();
-    let port = Port { regs: Arc::new(Short(port.regs.clone())), ..port };
+    let port = ControllerBackend { regs: Arc::new(Short(port.regs.clone())), ..port };
     let drive = Drive::open(port, options()).unwrap();
     let gpu = emulated();
     let setup = |queues| GpuSetup { queues, ..GpuSetup::new(Placement::TIER1) };

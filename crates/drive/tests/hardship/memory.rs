@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
-use onehop_os::{Port, Registers};
+use onehop_os::{ControllerBackend, Registers};
 use onehop_proto::regs::offset;
 
 use crate::{inject, open, options};
@@ -12,7 +12,7 @@ use crate::{inject, open, options};
 #[test]
 fn a_dead_drive_keeps_what_it_was_lent() {
     let sim = onehop_sim::open("mem:1M?hmb=256&to=1&fault=stuck-rdy@on=disable").unwrap();
-    let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+    let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
     let lent = sim.mapper().mappings();
     assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
     drop(drive);
@@ -22,7 +22,7 @@ fn a_dead_drive_keeps_what_it_was_lent() {
 #[test]
 fn a_dead_drive_that_lets_itself_be_disabled_gives_everything_back() {
     let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
-    let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+    let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
     let queue = drive.queue().unwrap();
     inject(&sim, "stuck-rdy@on=enable,count=4");
     assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
@@ -46,7 +46,7 @@ fn a_drive_that_cannot_be_disabled_keeps_its_admin_queues() {
 fn memory_is_lent_before_the_controller_answers() {
     for n in 1..=5 {
         let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
-        let drive = Drive::open(Port { reset: None, ..sim.port() }, options()).unwrap();
+        let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
         inject(&sim, &format!("late@op=set-features,n={n},delay=800ms"));
         drive.reset().unwrap();
         std::thread::sleep(Duration::from_millis(500));
@@ -130,10 +130,10 @@ impl Registers for Away {
     }
 }
 
-fn away(sim: &onehop_sim::Sim, ms: u64, trigger: Option<u32>) -> (Arc<Away>, Port) {
+fn away(sim: &onehop_sim::Sim, ms: u64, trigger: Option<u32>) -> (Arc<Away>, ControllerBackend) {
     let long = Duration::from_millis(ms);
     let regs = Arc::new(Away { inner: sim.registers(), from: Mutex::default(), long, trigger });
-    (regs.clone(), Port { regs, reset: None, ..sim.port() })
+    (regs.clone(), ControllerBackend { regs, reset: None, ..sim.port() })
 }
 
 #[test]

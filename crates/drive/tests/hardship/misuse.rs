@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
-use onehop_os::{Port, Registers};
+use onehop_os::{ControllerBackend, Registers};
 use onehop_proto::regs::offset;
 
 use crate::{open, options};
@@ -64,8 +64,10 @@ impl Registers for Claims {
 #[test]
 fn capabilities_that_cannot_be_are_refused() {
     let sim = onehop_sim::open("mem:1M").unwrap();
-    let with =
-        |keep, add| Port { regs: Arc::new(Claims { inner: sim.registers(), keep, add }), ..sim.port() };
+    let with = |keep, add| ControllerBackend {
+        regs: Arc::new(Claims { inner: sim.registers(), keep, add }),
+        ..sim.port()
+    };
     let end = Drive::open(with(!0xffff, 0), options());
     assert!(matches!(end, Err(Error::Unsupported { .. })), "queues of one entry");
     let end = Drive::open(with(!0, 15 << 32), options());
@@ -170,7 +172,7 @@ fn gpus_read_and_write_protected_blocks() {
         let refused = |end: Option<Error>| {
             assert!(matches!(end, Some(Error::Protected { nsid: 1, .. })), "{spec}: {end:?}");
         };
-        refused(queues().lend(ns, &memory, true).err());
+        refused(queues().export(ns, &memory, true).err());
         queues().read(ns, &job, &memory).unwrap();
         let mut got = vec![0; bytes];
         region.read(0, &mut got).unwrap();
@@ -185,7 +187,7 @@ fn gpus_read_and_write_protected_blocks() {
         region.read(0, &mut got).unwrap();
         assert!(data_of(ns, &got) == other, "{spec}");
         if ns.medium.extended {
-            queues().lend(ns, &memory, false).unwrap().take_back().unwrap();
+            queues().export(ns, &memory, false).unwrap().take_back().unwrap();
         }
         sim.write_media(1, 9 * 512, b"rot").unwrap();
         assert!(queues().read(ns, &job, &memory).is_err(), "{spec}");

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use onehop_drive::{
     Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, IoQueue, Namespace, Op, Options, Placement,
 };
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 
 /// What a controller is to be like.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +93,7 @@ impl Rng {
 }
 
 /// Everything, on one controller.
-pub fn run(port: Port, case: Case) {
+pub fn run(port: ControllerBackend, case: Case) {
     let options = Options {
         writable: true,
         queues: case.queues,

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::places::Kept;
+use super::places::FsExtent;
 use super::{LiveExtent, System};
 use crate::{DriveId, Extent, Place};
 
@@ -16,7 +16,7 @@ const MOST_PIECES: usize = 1 << 22;
 /// sysfs counts in these, whatever the drive's block size.
 const SECTOR: u64 = 512;
 
-type Told<T> = std::result::Result<T, String>;
+type Resolved<T> = std::result::Result<T, String>;
 
 /// A drive below.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,14 +55,14 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    pub(super) fn resolve(system: &System, device: (u32, u32)) -> Told<Self> {
+    pub(super) fn resolve(system: &System, device: (u32, u32)) -> Resolved<Self> {
         let mut resolver = Resolver { system, disks: Vec::new(), seen: 0 };
         let top = resolver.device(&format!("{}:{}", device.0, device.1), 0)?;
         Ok(Self { top, disks: resolver.disks })
     }
 
     /// The extents of a file of `len` bytes, from what its file system says.
-    pub(super) fn extents(&self, kept: &[Kept], len: u64) -> Told<Vec<LiveExtent>> {
+    pub(super) fn extents(&self, kept: &[FsExtent], len: u64) -> Resolved<Vec<LiveExtent>> {
         let mut out = Out { len, at: 0, list: Vec::new() };
         for part in kept.iter().filter(|k| k.offset < len) {
             out.zeros_until(part.offset);
@@ -79,7 +79,7 @@ impl Chain {
 
 impl Below {
     /// Where `len` bytes from byte `at` of this device on are.
-    fn find(&self, at: u64, len: u64, out: &mut Out) -> Told<()> {
+    fn find(&self, at: u64, len: u64, out: &mut Out) -> Resolved<()> {
         let outside = || format!("{len} bytes at {at} of its device are not on it");
         let end = at.checked_add(len).ok_or_else(outside)?;
         match self {
@@ -132,7 +132,7 @@ impl Out {
         }
     }
 
-    fn put(&mut self, disk: usize, position: u64, len: u64) -> Told<()> {
+    fn put(&mut self, disk: usize, position: u64, len: u64) -> Resolved<()> {
         let offset = self.at;
         self.at += len;
         if let Some(LiveExtent { disk: same, extent: Extent { len: have, place: Place::Drive(start), .. } }) =
@@ -160,13 +160,13 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     /// The device `major:minor`.
-    fn device(&mut self, number: &str, level: u32) -> Told<Below> {
+    fn device(&mut self, number: &str, level: u32) -> Resolved<Below> {
         let link = self.system.sysfs.join("dev/block").join(number);
         let dir = link.canonicalize().map_err(|e| format!("its device {number} is not in sysfs: {e}"))?;
         self.dir(&dir, number, level)
     }
 
-    fn dir(&mut self, dir: &Path, number: &str, level: u32) -> Told<Below> {
+    fn dir(&mut self, dir: &Path, number: &str, level: u32) -> Resolved<Below> {
         let name = name_of(dir);
         self.seen += 1;
         if level > MOST_LEVELS || self.seen > MOST_DEVICES {
@@ -200,7 +200,7 @@ impl Resolver<'_> {
         self.disk(dir)
     }
 
-    fn mapped(&mut self, dir: &Path, number: &str, level: u32) -> Told<Below> {
+    fn mapped(&mut self, dir: &Path, number: &str, level: u32) -> Resolved<Below> {
         let name = name_of(dir);
         let numbers = parse_number(number).ok_or_else(|| format!("{name} has the number {number}"))?;
         let table = self.system.dm_table(numbers).map_err(|e| format!("{name} is a mapped device: {e}"))?;
@@ -229,7 +229,7 @@ impl Resolver<'_> {
         Ok(Below::Linear(rows))
     }
 
-    fn striped(&mut self, dir: &Path, level: u32) -> Told<Below> {
+    fn striped(&mut self, dir: &Path, level: u32) -> Resolved<Below> {
         let name = name_of(dir);
         let kind = word(dir, "md/level")?;
         if kind != "raid0" {
@@ -260,7 +260,7 @@ impl Resolver<'_> {
         Ok(Below::Stripes { chunk, members })
     }
 
-    fn disk(&mut self, dir: &Path) -> Told<Below> {
+    fn disk(&mut self, dir: &Path) -> Resolved<Below> {
         let name = name_of(dir);
         let or_empty = |path: &str| word(dir, path).unwrap_or_default();
         let serial = word(dir, "device/serial").or_else(|_| word(dir, "serial")).unwrap_or_default();
@@ -293,14 +293,14 @@ fn parse_number(number: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn word(dir: &Path, file: &str) -> Told<String> {
+fn word(dir: &Path, file: &str) -> Resolved<String> {
     let path: PathBuf = dir.join(file);
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(text.trim().to_owned())
 }
 
 /// A number of sectors, in bytes.
-fn sectors(dir: &Path, file: &str) -> Told<u64> {
+fn sectors(dir: &Path, file: &str) -> Resolved<u64> {
     let text = word(dir, file)?;
     let bytes = text.parse::<u64>().ok().and_then(|s| s.checked_mul(SECTOR));
     bytes.ok_or_else(|| format!("{}: {text:?} is no number of sectors", dir.join(file).display()))

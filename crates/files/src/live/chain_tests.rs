@@ -71,7 +71,7 @@ impl Tree {
         }
     }
 
-    fn resolve(&self, number: (u32, u32), rows: &[(u64, u64, &str, &str)]) -> Told<Chain> {
+    fn resolve(&self, number: (u32, u32), rows: &[(u64, u64, &str, &str)]) -> Resolved<Chain> {
         let row = |&(start, sectors, kind, args): &(u64, u64, &str, &str)| DmTarget {
             start,
             sectors,
@@ -89,8 +89,8 @@ impl Drop for Tree {
     }
 }
 
-fn at(offset: u64, len: u64, position: u64) -> Kept {
-    Kept { offset, len, position: Some(position) }
+fn at(offset: u64, len: u64, position: u64) -> FsExtent {
+    FsExtent { offset, len, position: Some(position) }
 }
 
 /// Drive, offset in the file, length, and byte of the drive; none for zeros.
@@ -110,7 +110,7 @@ fn a_partition_of_an_nvme_drive() {
     let disk = Disk { name: "nvme1n1".into(), id, pci: Some("0000:01:00.0".into()) };
     assert_eq!(chain.disks, [disk]);
     let kept = [at(0, 4096, 8192), at(4096, 4096, 12288), at(16384, 4096, 0), at(40960, 4096, 0)];
-    let unwritten = Kept { offset: 20480, len: 4096, position: None };
+    let unwritten = FsExtent { offset: 20480, len: 4096, position: None };
     let got = chain.extents(&[&kept[..3], &[unwritten], &kept[3..]].concat(), 30_000).unwrap();
     let start = 2048 * 512;
     let want = [

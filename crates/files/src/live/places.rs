@@ -25,14 +25,14 @@ const TRIES: u32 = 2;
 
 /// Bytes of the file on the file system's device; none where they are zeros, whatever the device holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct FsExtent {
     pub offset: u64,
     pub len: u64,
     pub position: Option<u64>,
 }
 
 /// Where the file system keeps the first `len` bytes of a file, in order; holes are left out. The last extent may go on.
-pub(super) fn read(file: &File, len: u64, path: &str) -> Result<Vec<Kept>> {
+pub(super) fn read(file: &File, len: u64, path: &str) -> Result<Vec<FsExtent>> {
     let mut left = TRIES;
     loop {
         left -= 1;
@@ -69,7 +69,7 @@ fn all(
     }
 }
 
-fn judge(list: &[FileExtent], path: &str) -> Result<Vec<Kept>> {
+fn judge(list: &[FileExtent], path: &str) -> Result<Vec<FsExtent>> {
     let refuse = |why: String| Error::NotByBlocks { path: path.to_owned(), why };
     let mut end = 0;
     let mut kept = Vec::new();
@@ -92,7 +92,7 @@ fn judge(list: &[FileExtent], path: &str) -> Result<Vec<Kept>> {
         let next = extent.logical.checked_add(extent.len).filter(|_| extent.logical >= end && extent.len > 0);
         end = next.ok_or_else(|| refuse(format!("its extent at byte {} is out of order", extent.logical)))?;
         let written = extent.flags & extent_flag::UNWRITTEN == 0;
-        kept.push(Kept {
+        kept.push(FsExtent {
             offset: extent.logical,
             len: extent.len,
             position: written.then_some(extent.physical),
@@ -111,7 +111,7 @@ mod tests {
     fn flags_are_judged() {
         let judged = |flags| judge(&[FileExtent::new(0, 4096, 8192, flags)], "f");
         for flags in [0x1, 0x1001, 0x2000, 0x3001] {
-            assert_eq!(judged(flags).unwrap(), [Kept { offset: 0, len: 8192, position: Some(4096) }]);
+            assert_eq!(judged(flags).unwrap(), [FsExtent { offset: 0, len: 8192, position: Some(4096) }]);
         }
         assert_eq!(judged(0x801).unwrap()[0].position, None);
         for (flags, name) in [

@@ -8,7 +8,7 @@ use onehop_radio::kernel::THREADS;
 use super::context::{Context, Event};
 use super::module::{Arg, Function, Module, Shape};
 use super::stream::{self, End, Pace, Stream};
-use crate::jobs::{BlockJob, BlockKernels, Work};
+use crate::jobs::{BlockJob, BlockKernels, BlockWork};
 use crate::{Error, Result};
 
 /// They end by themselves, within milliseconds; this is for a GPU that others keep busy.
@@ -49,10 +49,10 @@ impl CudaBlocks {
 
     fn start(&self, job: &BlockJob) -> Result<()> {
         let (function, words): (_, Box<[u64]>) = match &job.work {
-            Work::Convert(work) => (&self.convert, Box::new(work.words())),
-            Work::Spectrum(work) => (&self.spectrum, Box::new(work.words())),
-            Work::Check(work) => (&self.check, Box::new(work.words())),
-            Work::Sum(work) => (&self.sum, Box::new(work.words())),
+            BlockWork::Convert(work) => (&self.convert, Box::new(work.words())),
+            BlockWork::Spectrum(work) => (&self.spectrum, Box::new(work.words())),
+            BlockWork::Check(work) => (&self.check, Box::new(work.words())),
+            BlockWork::Sum(work) => (&self.sum, Box::new(work.words())),
         };
         let shape = Shape { blocks: job.blocks, threads: THREADS, shared: job.local_words() * 4 };
         // SAFETY: the job's regions were checked to hold all that it names. They live until the kernel has ended: `run`

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::gpu::CudaGpu;
 use super::kernels::Call;
-use super::launch::{Used, Work};
+use super::launch::{RunningLaunch, Used};
 use super::module::{Arg, Function, Module, Shape};
 use crate::Result;
 
@@ -106,7 +106,7 @@ impl Code {
 }
 
 /// A kernel under way. Dropping it waits for its end.
-pub struct Started(pub(super) Box<Work>);
+pub struct Started(pub(super) Box<RunningLaunch>);
 
 impl Started {
     /// Whether it is over, one way or the other.

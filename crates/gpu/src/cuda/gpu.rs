@@ -17,7 +17,7 @@ use super::dmabuf::{self, GpuDmaBuf, Span};
 use super::host::{self, Kind};
 use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, Call, Kernels};
-use super::launch::{Held, Launched, Used, Work};
+use super::launch::{LaunchHold, Launched, RunningLaunch, Used};
 use super::live::{Hold, Touched};
 use super::memory::{self, DeviceKind, DeviceMemory};
 use super::resident::PersistentKernel;
@@ -254,7 +254,7 @@ impl CudaGpu {
         call: &Call<'_>,
         limit: Duration,
         used: Used,
-    ) -> Result<Work> {
+    ) -> Result<RunningLaunch> {
         let stream = Stream::new(&self.0.context)?;
         // SAFETY: the caller's contract is the same.
         unsafe { self.start_on(stream, what, call, limit, used) }
@@ -269,14 +269,14 @@ impl CudaGpu {
         call: &Call<'_>,
         limit: Duration,
         used: Used,
-    ) -> Result<Work> {
+    ) -> Result<RunningLaunch> {
         let (begun, done) = (Event::new(&self.0.context)?, Event::new(&self.0.context)?);
         let (stream, function) = (Arc::new(stream), call.function.clone());
         let awake = self.0.running.kernel();
         begun.record(&stream)?;
         // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
         unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
-        Work::new(what, (begun, done), limit, Held { stream, function, used, awake })
+        RunningLaunch::new(what, (begun, done), limit, LaunchHold { stream, function, used, awake })
     }
 
     fn kernels(&self) -> Result<Arc<Kernels>> {

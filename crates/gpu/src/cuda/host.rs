@@ -31,7 +31,7 @@ pub(super) enum Kind {
 }
 
 /// How long pages that are about to be unregistered are waited for.
-const LEAVING: Duration = Duration::from_secs(1);
+const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of pages that is registered with the driver, and how many regions use it.
 pub(super) struct Registered {
@@ -162,7 +162,7 @@ fn register_pages(
     if all.iter().any(overlaps) && !all.iter().any(whole) {
         // What was dropped just now may be in the way.
         drop(all);
-        context.driver.reclaimer.settle(LEAVING);
+        context.driver.reclaimer.settle(UNREGISTER_TIMEOUT);
         all = registrations(context);
     }
     if let Some(one) = all.iter_mut().find(|one| whole(one)) {

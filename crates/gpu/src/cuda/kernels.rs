@@ -3,7 +3,7 @@
 
 use onehop_device::PTX;
 use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES, SINGLE_SHARED_BYTES};
-use onehop_proto::kernel::{Exit, Outcome, Work, scratch_bytes, times};
+use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem, scratch_bytes, times};
 use onehop_proto::queue::SharedLayout;
 use onehop_proto::{Cqe, Sqe};
 
@@ -154,9 +154,9 @@ pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result
         add("a submission doorbell", sq_door, 4);
         add("a completion doorbell", cq_door, 4);
     }
-    let outcomes = u64::from(job.count) * u64::from(Outcome::BYTES);
+    let outcomes = u64::from(job.count) * u64::from(ItemOutcome::BYTES);
     let outcomes = if metered { times::end(job.count, warps) } else { outcomes };
-    add("the list of work", job.works, u64::from(job.count) * u64::from(Work::BYTES));
+    add("the list of work", job.works, u64::from(job.count) * u64::from(WorkItem::BYTES));
     add("the outcomes", job.outcomes, outcomes);
     add("the poison word", job.poison, 4);
     Ok(all)

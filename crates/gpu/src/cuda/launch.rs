@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// Work in a stream, and the point at which it is over.
-pub(super) struct Work {
+pub(super) struct RunningLaunch {
     what: String,
     begun: Event,
     done: Event,
@@ -27,7 +27,7 @@ pub(super) struct Work {
     limit: Duration,
     until: Instant,
     /// What the kernel uses: nothing of it may go before the kernel has ended.
-    held: Option<Held>,
+    held: Option<LaunchHold>,
 }
 
 /// Memory that a kernel uses.
@@ -40,7 +40,7 @@ pub(super) struct Used {
 }
 
 /// The stream, and whatever else a kernel needs.
-pub(super) struct Held {
+pub(super) struct LaunchHold {
     pub(super) stream: Arc<Stream>,
     pub(super) function: Function,
     pub(super) used: Used,
@@ -48,7 +48,7 @@ pub(super) struct Held {
     pub(super) awake: RunningKernel,
 }
 
-impl Held {
+impl LaunchHold {
     /// Leaves everything to a kernel of which nobody knows when it ends.
     fn leave(self) {
         let Self { stream, function, used, awake } = self;
@@ -58,13 +58,13 @@ impl Held {
     }
 }
 
-impl Work {
+impl RunningLaunch {
     /// Marks the end of what is in the stream since `begun`; it has to come within `limit`.
     pub(super) fn new(
         what: &str,
         (begun, done): (Event, Event),
         limit: Duration,
-        held: Held,
+        held: LaunchHold,
     ) -> Result<Self> {
         if let Err(error) = done.record(&held.stream) {
             held.leave();
@@ -103,7 +103,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for RunningLaunch {
     fn drop(&mut self) {
         if self.held.is_some() {
             // Whoever does not want the outcome still waits for the end: the memory is in use until then.
@@ -114,7 +114,7 @@ impl Drop for Work {
 
 /// A launch of onehop's kernels.
 pub(super) struct Launched {
-    pub(super) work: Work,
+    pub(super) work: RunningLaunch,
     pub(super) exits_at: usize,
     pub(super) count: usize,
     /// Takes the launch's memory back.

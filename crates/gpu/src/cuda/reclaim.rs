@@ -308,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn tasks_are_over_when_a_drop_returns_and_none_runs_on_its_thread() {
@@ -320,9 +320,9 @@ mod tests {
                 sender.send(std::thread::current().id()).unwrap();
                 Freed::Done
             });
-            assert_ne!(receiver.recv_timeout(SOON).unwrap(), own);
+            assert_ne!(receiver.recv_timeout(TEST_TIMEOUT).unwrap(), own);
         }
-        assert!(reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT));
     }
 
     /// As Python's GIL: the task ends only when the thread that dropped something has let a lock go.
@@ -342,7 +342,7 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
         assert!(!reclaimer.settle(Duration::from_millis(1)));
         drop(held);
-        assert!(reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT));
     }
 
     #[test]
@@ -359,10 +359,10 @@ mod tests {
             sender.send(()).unwrap();
             Freed::Done
         });
-        receiver.recv_timeout(SOON).unwrap();
+        receiver.recv_timeout(TEST_TIMEOUT).unwrap();
         assert!(!reclaimer.settle(Duration::from_millis(20)) && tries.load(Ordering::Acquire) > 1);
         capturing.store(false, Ordering::Release);
-        assert!(reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT));
         assert_eq!(reclaimer.refusals().count, 0);
     }
 
@@ -380,7 +380,7 @@ mod tests {
             let _ = &bomb;
             Freed::Refused("no such address".into())
         });
-        assert!(reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT));
         let refusals = reclaimer.refusals();
         assert_eq!((refusals.count, refusals.last.as_deref()), (1, Some("no such address")));
     }
@@ -400,12 +400,12 @@ mod tests {
         reclaimer.begin().unwrap();
         let start = Instant::now();
         (0..100).for_each(|_| counted(&reclaimer, &done));
-        assert!(!reclaimer.settle(SOON) && start.elapsed() < Duration::from_secs(2));
+        assert!(!reclaimer.settle(TEST_TIMEOUT) && start.elapsed() < Duration::from_secs(2));
         reclaimer.end();
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(done.load(Ordering::Acquire), 0);
         reclaimer.end();
-        assert!(reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT));
         assert_eq!(done.load(Ordering::Acquire), 100);
     }
 
@@ -424,8 +424,8 @@ mod tests {
         assert_eq!((done.load(Ordering::Acquire), Arc::strong_count(&used)), (0, 2));
         running.store(false, Ordering::Release);
         let start = Instant::now();
-        while !reclaimer.settle(SOON) {
-            assert!(start.elapsed() < SOON);
+        while !reclaimer.settle(TEST_TIMEOUT) {
+            assert!(start.elapsed() < TEST_TIMEOUT);
         }
         assert_eq!((done.load(Ordering::Acquire), Arc::strong_count(&used)), (1, 1));
     }
@@ -459,10 +459,10 @@ mod tests {
         let (inner, inner_done) = (reclaimer.clone(), done.clone());
         reclaimer.give_back(move || {
             counted(&inner, &inner_done);
-            assert!(!inner.settle(SOON), "the thread waited for itself");
+            assert!(!inner.settle(TEST_TIMEOUT), "the thread waited for itself");
             Freed::Done
         });
-        assert!(reclaimer.settle(SOON) && reclaimer.settle(SOON));
+        assert!(reclaimer.settle(TEST_TIMEOUT) && reclaimer.settle(TEST_TIMEOUT));
         assert_eq!(done.load(Ordering::Acquire), 1);
     }
 }

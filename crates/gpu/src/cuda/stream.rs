@@ -422,7 +422,7 @@ impl Drop for Stream {
 mod tests {
     use super::*;
 
-    const SOON: Duration = Duration::from_millis(5);
+    const SHORT_WAIT: Duration = Duration::from_millis(5);
 
     #[test]
     fn work_ends_well_or_with_its_context_or_not() {
@@ -434,6 +434,6 @@ mod tests {
         assert_eq!(answers(&[Progress::Pending, Progress::Over]), End::Over);
         assert_eq!(answers(&[Progress::Pending, Progress::Lost(failure)]), End::Lost(failure));
         assert_eq!(answers(&[Progress::Unknown(failure)]), End::Unended(Some(failure)));
-        assert_eq!(wait(SOON, KERNELS, || Progress::Pending), End::Unended(None));
+        assert_eq!(wait(SHORT_WAIT, KERNELS, || Progress::Pending), End::Unended(None));
     }
 }

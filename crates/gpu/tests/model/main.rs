@@ -17,7 +17,7 @@ use onehop_os::{DmaMemory, HostMem, Marks};
 
 const MODEL: &str = include_str!("libcuda.c");
 const CHILD: &str = "ONEHOP_TEST_MODEL";
-const SOON: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// A thread that waits in the driver for ever is a failure, too.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -127,7 +127,7 @@ impl Model {
     fn wait_for(&self, what: &str, value: c_long) {
         let start = Instant::now();
         while self.get(what) != value {
-            assert!(start.elapsed() < SOON, "{what} is {} and not {value}", self.get(what));
+            assert!(start.elapsed() < TEST_TIMEOUT, "{what} is {} and not {value}", self.get(what));
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -215,7 +215,7 @@ fn what_is_refused_for_good_is_counted_and_stays() {
     model.wait_for("refuse", 0);
     let start = Instant::now();
     while gpu.refusals().0 == 0 {
-        assert!(start.elapsed() < SOON);
+        assert!(start.elapsed() < TEST_TIMEOUT);
     }
     let (count, why) = gpu.refusals();
     assert!(count == 1 && why.as_ref().is_some_and(|why| why.contains("cuMemFree")), "{why:?}");

@@ -18,8 +18,8 @@ use std::time::Duration;
 use onehop_os::{Finished, HostMem, Reads};
 
 use super::choice::{Direct, Opened};
-use super::crew::{Job, Shared};
-use super::desk::{Desk, Full};
+use super::slot_pool::{Full, SlotPool};
+use super::worker_pool::{Job, Shared};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
@@ -34,9 +34,9 @@ const UNDER_WAY: usize = 8;
 /// How much may wait for the threads, in pieces: some MiB, and chunks of many GiB where they are whole.
 const MOST_PIECES: usize = 1 << 18;
 /// How long a thread sleeps before it looks whether the load was given up.
-const LOOK: Duration = Duration::from_millis(50);
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long one that waits for a chunk sleeps before it looks after the copies of all.
-const SOON: Duration = Duration::from_millis(1);
+const COPY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Slots for so many threads.
 pub(super) fn slots(threads: usize) -> usize {
@@ -45,25 +45,25 @@ pub(super) fn slots(threads: usize) -> usize {
 
 /// Where the chunks come from.
 #[derive(Clone)]
-pub(super) enum Supply {
+pub(super) enum JobSource {
     /// They are all these threads' own.
     All,
     /// Others have not found them in the page cache. With how many pieces those consist of that wait.
-    Found(Arc<Mutex<Receiver<Job>>>, Arc<AtomicUsize>),
+    UncachedQueue(Arc<Mutex<Receiver<Job>>>, Arc<AtomicUsize>),
 }
 
 /// Where others leave what they have not found in the page cache.
 #[derive(Clone)]
-pub(super) struct Found {
+pub(super) struct UncachedQueue {
     jobs: Sender<Job>,
     pieces: Arc<AtomicUsize>,
 }
 
-impl Found {
-    pub(super) fn new() -> (Self, Supply) {
+impl UncachedQueue {
+    pub(super) fn new() -> (Self, JobSource) {
         let ((jobs, taken), pieces) = (channel(), Arc::default());
-        let supply = Supply::Found(Arc::new(Mutex::new(taken)), Arc::clone(&pieces));
-        (Self { jobs, pieces }, supply)
+        let source = JobSource::UncachedQueue(Arc::new(Mutex::new(taken)), Arc::clone(&pieces));
+        (Self { jobs, pieces }, source)
     }
 
     /// Whether enough is waiting: what is added takes memory.
@@ -89,8 +89,8 @@ pub(super) struct Reader {
     /// The slots, and where they are given out.
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
-    pub(super) desk: Arc<Desk>,
-    pub(super) supply: Supply,
+    pub(super) slots: Arc<SlotPool>,
+    pub(super) source: JobSource,
 }
 
 impl Reader {
@@ -107,7 +107,7 @@ impl Reader {
             }
         }
         self.hand_in(&mut full)?;
-        self.desk.finish(shared)
+        self.slots.finish(shared)
     }
 
     /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
@@ -129,9 +129,9 @@ impl Reader {
 
     /// The next chunk; none when there will be none, or the load was given up.
     fn next(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
-        let (found, waiting) = match &self.supply {
-            Supply::All => return Ok(shared.next()),
-            Supply::Found(found, waiting) => (found, waiting),
+        let (found, waiting) = match &self.source {
+            JobSource::All => return Ok(shared.next()),
+            JobSource::UncachedQueue(found, waiting) => (found, waiting),
         };
         let taken = |job: Job| {
             waiting.fetch_sub(pieces(&job), Ordering::Relaxed);
@@ -147,9 +147,9 @@ impl Reader {
         // Who waits here keeps the others from it, who would only wait as well.
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         while !shared.is_stopped() {
-            match found.recv_timeout(SOON) {
+            match found.recv_timeout(COPY_POLL_INTERVAL) {
                 Ok(job) => return taken(job),
-                Err(RecvTimeoutError::Timeout) => self.desk.attend()?,
+                Err(RecvTimeoutError::Timeout) => self.slots.attend()?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -159,15 +159,15 @@ impl Reader {
     /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
     /// is waited for.
     fn slot(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<usize>> {
-        if let Some(slot) = self.desk.free(0)? {
+        if let Some(slot) = self.slots.free(0)? {
             return Ok(Some(slot));
         }
         self.hand_in(full)?;
-        self.desk.slot(0, shared)
+        self.slots.slot(0, shared)
     }
 
     fn hand_in(&self, full: &mut Option<Full>) -> Result<()> {
-        full.take().map_or(Ok(()), |full| self.desk.hand_in(full))
+        full.take().map_or(Ok(()), |full| self.slots.hand_in(full))
     }
 }
 
@@ -231,7 +231,7 @@ impl By {
                 return Ok(waiting.pop_front().map(by_call).into_iter().collect());
             }
         };
-        reads.wait(LOOK).map_err(onehop_gpu::Error::from)?;
+        reads.wait(CANCEL_POLL_INTERVAL).map_err(onehop_gpu::Error::from)?;
         let mut ended = Vec::new();
         while let Some(Finished { name, result }) = reads.ended() {
             let read = under_way.get_mut(name as usize).and_then(Option::take);
@@ -322,12 +322,12 @@ impl Disk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::crew::Turns;
+    use super::super::worker_pool::RoundRobin;
     use super::*;
 
     #[test]
     fn what_waits_for_the_disk_is_not_more_than_it_may_be() {
-        let (found, supply) = Found::new();
+        let (found, source) = UncachedQueue::new();
         let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
         let reads = vec![read; MOST_PIECES / 4];
         let job = || {
@@ -340,9 +340,9 @@ mod tests {
             sent += 1;
         }
         assert_eq!(sent, 4);
-        let desk = Arc::new(Desk::new(1, 1));
-        let reader = Reader { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, desk, supply };
-        let shared = Shared::new(Vec::new(), Turns::new(Vec::new()));
+        let slots = Arc::new(SlotPool::new(1, 1));
+        let reader = Reader { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, source };
+        let shared = Shared::new(Vec::new(), RoundRobin::new(Vec::new()));
         for _ in 0..sent {
             assert!(reader.next(&mut None, &shared).unwrap().is_some());
             assert!(!found.is_full());

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use onehop_gpu::{Gpu, GpuFile, GpuFiles, Region};
 
 use super::choice::{Opened, Origin};
-use super::crew::Shared;
+use super::worker_pool::Shared;
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use onehop_os::HostMem;
 
 use super::SLOTS;
-use super::crew::{Crew, Shared};
-use super::desk::Desk;
-use super::direct::{Found, Reader, Supply, slots};
+use super::direct::{JobSource, Reader, UncachedQueue, slots};
+use super::slot_pool::SlotPool;
 use super::threads::Filler;
+use super::worker_pool::{Shared, WorkerPool};
 use crate::error::Result;
 
 /// A load whose threads are being started. They need no GPU to begin with.
 pub(super) struct Start<'a> {
-    pub(super) crew: Crew,
+    pub(super) pool: WorkerPool,
     pub(super) ring: &'a HostMem,
     /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
     pub(super) slot: usize,
@@ -32,22 +32,22 @@ impl Start<'_> {
     pub(super) fn fillers(
         &mut self,
         threads: usize,
-        disk: Option<Found>,
-    ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
+        disk: Option<UncachedQueue>,
+    ) -> Result<Vec<(Arc<SlotPool>, Range<usize>)>> {
         let fillers = if self.real { threads } else { threads.min(1) };
         let share = fillers * SLOTS * self.slot;
         let starts = (0..threads * SLOTS * self.slot).step_by(share.max(1));
-        let desks: Vec<_> =
-            starts.map(|start| (Arc::new(Desk::new(fillers, SLOTS)), start..start + share)).collect();
-        for (desk, range) in &desks {
+        let slot_pools: Vec<_> =
+            starts.map(|start| (Arc::new(SlotPool::new(fillers, SLOTS)), start..start + share)).collect();
+        for (slots, range) in &slot_pools {
             for index in 0..fillers {
-                let (ring, desk, disk) = (self.memory(range.clone())?, desk.clone(), disk.clone());
-                let filler = Filler { index, ring, slot_bytes: self.slot, desk, disk };
+                let (ring, slots, disk) = (self.memory(range.clone())?, slots.clone(), disk.clone());
+                let filler = Filler { index, ring, slot_bytes: self.slot, slots, disk };
                 let fill = move |shared: &Shared| filler.run(shared);
-                self.crew.spawn("reads cached bytes", fill)?;
+                self.pool.spawn("reads cached bytes", fill)?;
             }
         }
-        Ok(desks)
+        Ok(slot_pools)
     }
 
     /// The threads that read past the page cache, into the ring's last part. Gives their desks, each with its part of the ring.
@@ -55,23 +55,23 @@ impl Start<'_> {
         &mut self,
         first: usize,
         threads: usize,
-        supply: &Supply,
-    ) -> Result<Vec<(Arc<Desk>, Range<usize>)>> {
+        source: &JobSource,
+    ) -> Result<Vec<(Arc<SlotPool>, Range<usize>)>> {
         let together = if self.real { threads } else { threads.min(1) };
         // Copies by the CPU are over when they have been begun: nobody would use a slot more.
         let slots = if self.real { slots(together) } else { together };
         let share = slots * self.part;
-        let desks = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);
-        let desks: Vec<_> =
-            desks.map(|start| (Arc::new(Desk::new(1, slots)), start..start + share)).collect();
-        for (desk, range) in &desks {
+        let slot_pools = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);
+        let slot_pools: Vec<_> =
+            slot_pools.map(|start| (Arc::new(SlotPool::new(1, slots)), start..start + share)).collect();
+        for (slots, range) in &slot_pools {
             for _ in 0..together {
-                let (ring, desk, supply) = (self.memory(range.clone())?, desk.clone(), supply.clone());
-                let reader = Reader { ring, slot_bytes: self.part, desk, supply };
+                let (ring, slots, source) = (self.memory(range.clone())?, slots.clone(), source.clone());
+                let reader = Reader { ring, slot_bytes: self.part, slots, source };
                 let read = move |shared: &Shared| reader.run(shared);
-                self.crew.spawn("reads from the disk", read)?;
+                self.pool.spawn("reads from the disk", read)?;
             }
         }
-        Ok(desks)
+        Ok(slot_pools)
     }
 }

@@ -8,34 +8,34 @@ use std::time::Duration;
 use onehop_os::HostMem;
 
 use super::choice::{Opened, Origin, cached};
-use super::crew::{Job, Shared};
-use super::desk::{Desk, Full};
-use super::direct::Found;
+use super::direct::UncachedQueue;
+use super::slot_pool::{Full, SlotPool};
+use super::worker_pool::{Job, Shared};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
 /// How long a thread that has more for the disk than that is asked for sleeps before it looks again.
-const LOOK: Duration = Duration::from_micros(200);
+const SLOT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// One of them.
 pub(super) struct Filler {
     pub(super) index: usize,
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
-    pub(super) desk: Arc<Desk>,
+    pub(super) slots: Arc<SlotPool>,
     /// To whom it hands chunks that are not in the page cache.
-    pub(super) disk: Option<Found>,
+    pub(super) disk: Option<UncachedQueue>,
 }
 
 impl Filler {
     pub(super) fn run(&self, shared: &Shared) -> Result<()> {
-        while let Some(slot) = self.desk.slot(self.index, shared)?
+        while let Some(slot) = self.slots.slot(self.index, shared)?
             && let Some(job) = self.fill(shared, slot)?
         {
             let arrived = Some(job.chunk.clone());
-            self.desk.hand_in(Full { slot, filler: self.index, job, arrived })?;
+            self.slots.hand_in(Full { slot, filler: self.index, job, arrived })?;
         }
-        self.desk.finish(shared)
+        self.slots.finish(shared)
     }
 
     /// Fills a slot with the next chunk that is not the disk's; none when there are no more, or the load was given up.
@@ -46,8 +46,8 @@ impl Filler {
             }
             let Some(disk) = &self.disk else { return Err(Error::Incomplete) };
             while disk.is_full() && !shared.is_stopped() {
-                std::thread::sleep(LOOK);
-                self.desk.attend()?;
+                std::thread::sleep(SLOT_POLL_INTERVAL);
+                self.slots.attend()?;
             }
             if !disk.send(job) {
                 // Whoever reads there has ended, and has told why.

@@ -2,7 +2,7 @@
 
 use serde::de::MapAccess;
 
-use super::{MAX_HEADER, fetch, twice};
+use super::{MAX_HEADER, fetch, first_duplicate};
 use crate::json::{self, Each, Fault, Object, Pairs, Skip};
 use crate::source::Source;
 
@@ -85,7 +85,7 @@ pub fn parse(json: &[u8]) -> Result<Index, Error> {
     let map = raw.map;
     fault.settle(parsed, Error::Json)?;
     let map = map.ok_or(Error::NoMap)?;
-    if let Some(name) = twice(map.iter().map(|(name, _)| name.as_str())) {
+    if let Some(name) = first_duplicate(map.iter().map(|(name, _)| name.as_str())) {
         return Err(Error::Twice(name.into()));
     }
     let mut shards: Vec<String> = map.iter().map(|(_, shard)| shard.clone()).collect();
@@ -95,7 +95,7 @@ pub fn parse(json: &[u8]) -> Result<Index, Error> {
         return Err(Error::Empty);
     }
     for shard in &shards {
-        beside(shard).map_err(|why| Error::Escape { shard: shard.clone(), why })?;
+        is_contained_path(shard).map_err(|why| Error::Escape { shard: shard.clone(), why })?;
     }
     let place = |shard| shards.partition_point(|s| *s < shard);
     let tensors = map.into_iter().map(|(name, shard)| (name, place(shard))).collect();
@@ -103,7 +103,7 @@ pub fn parse(json: &[u8]) -> Result<Index, Error> {
 }
 
 /// Whether a name leads to something in or below the directory that it is used in.
-fn beside(name: &str) -> Result<(), &'static str> {
+fn is_contained_path(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("is no name");
     } else if name.contains('\0') {

@@ -101,7 +101,7 @@ fn fetch(file: &dyn Source, offset: u64, bytes: u64) -> Result<Vec<u8>> {
 }
 
 /// The first name that comes twice.
-fn twice<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn first_duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut seen = HashSet::new();
     names.into_iter().find(|name| !seen.insert(*name))
 }

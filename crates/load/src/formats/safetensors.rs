@@ -7,9 +7,9 @@
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess};
 
-use super::{MAX_HEADER, TensorInfo, fetch, other, twice};
-use crate::dtype::{Dtype, Sizeless};
-use crate::json::{self, Each, Fault, Object, Pairs, Skip, Wholes};
+use super::{MAX_HEADER, TensorInfo, fetch, first_duplicate, other};
+use crate::dtype::{Dtype, SizeError};
+use crate::json::{self, Each, Fault, Object, Pairs, Skip, UnsignedList};
 use crate::source::Source;
 
 /// Most dimensions of a tensor: what torch and NumPy can hold.
@@ -245,12 +245,12 @@ pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
     let data = PREFIX + json.len() as u64;
     let length =
         length.checked_sub(data).ok_or(Error::Truncated { said: json.len() as u64, left: length })?;
-    if let Some(name) = twice(tensors.iter().map(|t| t.name.as_str())) {
+    if let Some(name) = first_duplicate(tensors.iter().map(|t| t.name.as_str())) {
         return Err(Error::Twice(name.into()));
     }
     let tensors = place(tensors, data, length)?;
     let metadata = metadata.unwrap_or_default();
-    if let Some(key) = twice(metadata.iter().map(|(key, _)| key.as_str())) {
+    if let Some(key) = first_duplicate(metadata.iter().map(|(key, _)| key.as_str())) {
         return Err(Error::KeyTwice { key: key.into(), within: METADATA.into() });
     }
     Ok(Header { tensors, metadata, data })
@@ -260,7 +260,7 @@ pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
 const METADATA: &str = "__metadata__";
 
 /// A tensor with offsets from the start of the data, as they are written: not yet held against anything.
-struct Claim {
+struct DeclaredTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
@@ -269,12 +269,12 @@ struct Claim {
 }
 
 /// Holds the claims against each other and the `length` bytes of data, which start at byte `data` of the file.
-fn place(mut claims: Vec<Claim>, data: u64, length: u64) -> Result<Vec<TensorInfo>, Error> {
+fn place(mut claims: Vec<DeclaredTensor>, data: u64, length: u64) -> Result<Vec<TensorInfo>, Error> {
     claims.sort_by_key(|c| (c.from, c.to));
     let mut tensors: Vec<TensorInfo> = Vec::with_capacity(claims.len());
     let mut end = 0;
     for claim in claims {
-        let Claim { name: tensor, dtype, shape, from, to } = claim;
+        let DeclaredTensor { name: tensor, dtype, shape, from, to } = claim;
         if to < from {
             return Err(Error::Backwards { tensor, from, to });
         } else if to > length {
@@ -289,8 +289,8 @@ fn place(mut claims: Vec<Claim>, data: u64, length: u64) -> Result<Vec<TensorInf
         match dtype.size(&shape) {
             Ok(needs) if needs == to - from => {}
             Ok(needs) => return Err(Error::Size { tensor, dtype, shape, needs, has: to - from }),
-            Err(Sizeless::Overflow) => return Err(Error::Overflow { tensor, dtype, shape }),
-            Err(Sizeless::Part) => return Err(Error::PartOfByte { tensor, dtype, shape }),
+            Err(SizeError::Overflow) => return Err(Error::Overflow { tensor, dtype, shape }),
+            Err(SizeError::Part) => return Err(Error::PartOfByte { tensor, dtype, shape }),
         }
         end = to;
         tensors.push(TensorInfo { name: tensor, dtype, shape, offset: data + from, bytes: to - from });
@@ -300,7 +300,7 @@ fn place(mut claims: Vec<Claim>, data: u64, length: u64) -> Result<Vec<TensorInf
 
 /// The header's object.
 struct Raw<'f> {
-    tensors: Vec<Claim>,
+    tensors: Vec<DeclaredTensor>,
     metadata: Option<Vec<(String, String)>>,
     fault: &'f Fault<Error>,
 }
@@ -409,7 +409,11 @@ impl Info<'_> {
             .ok_or_else(|| self.fault.raise(Error::UnknownDtype { tensor: self.tensor.clone(), dtype: name }))
     }
 
-    fn whole<E: serde::de::Error>(&self, key: &'static str, mut list: Wholes) -> Result<Wholes, E> {
+    fn whole<E: serde::de::Error>(
+        &self,
+        key: &'static str,
+        mut list: UnsignedList,
+    ) -> Result<UnsignedList, E> {
         match list.odd.take() {
             None => Ok(list),
             Some(number) => {
@@ -418,7 +422,7 @@ impl Info<'_> {
         }
     }
 
-    fn claim<E: serde::de::Error>(self) -> Result<Claim, E> {
+    fn claim<E: serde::de::Error>(self) -> Result<DeclaredTensor, E> {
         let fault = self.fault;
         let missing = |tensor, key| Err(fault.raise(Error::Missing { tensor, key }));
         match (self.dtype, self.shape, self.offsets) {
@@ -426,7 +430,7 @@ impl Info<'_> {
             (_, None, _) => missing(self.tensor, "shape"),
             (_, _, None) => missing(self.tensor, "data_offsets"),
             (Some(dtype), Some(shape), Some((from, to))) => {
-                Ok(Claim { name: self.tensor, dtype, shape, from, to })
+                Ok(DeclaredTensor { name: self.tensor, dtype, shape, from, to })
             }
         }
     }

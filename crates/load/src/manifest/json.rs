@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::{Entry, Error, Manifest, VERSION};
 use crate::dtype::Dtype;
-use crate::json::{self, Each, Fault, KEPT, Object, Whole, Wholes};
+use crate::json::{self, Each, Fault, KEPT, Object, UnsignedList, Whole};
 
 /// The keys of the file.
 const FORM: &str = "onehop_manifest";
@@ -104,7 +104,7 @@ impl<'de> Each<'de> for One<'_> {
                 self.dtype = Some(name.parse().map_err(|_| self.wrong("dtype", name, "a type of elements"))?);
             }
             "shape" if self.shape.is_none() => {
-                let list: Wholes = map.next_value()?;
+                let list: UnsignedList = map.next_value()?;
                 if let Some(odd) = list.odd {
                     return Err(self.wrong("shape", odd, "a whole number from 0 on"));
                 } else if list.count > KEPT {

@@ -18,7 +18,7 @@ const SAFETENSORS: &str = ".safetensors";
 const GGUF: &str = ".gguf";
 
 /// What there is at a path.
-pub(super) enum Found {
+pub(super) enum ModelPath {
     /// Files that are whole.
     Files(Vec<PathBuf>),
     /// An index of shards beside it.
@@ -73,28 +73,28 @@ impl Split {
 }
 
 /// Finds out what `path` means.
-pub(super) fn find(store: &dyn Store, path: &Path) -> Result<Found> {
+pub(super) fn find(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     if store.kind(path)? == Kind::Directory {
         return directory(store, path);
     }
     let name = path.file_name().unwrap_or_default();
     if ends(name, ".json") {
-        return Ok(Found::Index(path.into()));
+        return Ok(ModelPath::Index(path.into()));
     }
     let beside = path.parent().unwrap_or(Path::new(""));
-    Ok(Split::of(beside, name, GGUF).map_or_else(|| Found::Files(vec![path.into()]), Found::Split))
+    Ok(Split::of(beside, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.into()]), ModelPath::Split))
 }
 
 /// The index if there is one; else all safetensors files; else one GGUF file or the parts of one.
-fn directory(store: &dyn Store, path: &Path) -> Result<Found> {
+fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     let shown = |name: &OsString| !name.as_encoded_bytes().starts_with(b".");
     let names: BTreeSet<OsString> = store.names(path)?.into_iter().filter(shown).collect();
     let ending = |end: &str| names.iter().filter(|n| ends(n, end)).cloned().collect::<Vec<_>>();
     let indexes = ending(".safetensors.index.json");
     if names.contains(OsStr::new(INDEX)) {
-        return Ok(Found::Index(path.join(INDEX)));
+        return Ok(ModelPath::Index(path.join(INDEX)));
     } else if let Some(index) = only(path, &indexes)? {
-        return Ok(Found::Index(path.join(index)));
+        return Ok(ModelPath::Index(path.join(index)));
     }
     let shards = ending(SAFETENSORS);
     if !shards.is_empty() {
@@ -102,14 +102,14 @@ fn directory(store: &dyn Store, path: &Path) -> Result<Found> {
         let splits: HashSet<_> =
             shards.iter().filter_map(|name| Split::of(path, name, SAFETENSORS)).collect();
         splits.iter().try_for_each(|split| split.complete(&names))?;
-        return Ok(Found::Files(shards.iter().map(|name| path.join(name)).collect()));
+        return Ok(ModelPath::Files(shards.iter().map(|name| path.join(name)).collect()));
     }
     let mut ggufs = ending(GGUF);
     // The parts of one file count as one.
     ggufs.dedup_by(|a, b| Split::of(path, a, GGUF).is_some_and(|a| Split::of(path, b, GGUF) == Some(a)));
     let name = only(path, &ggufs)?
         .ok_or_else(|| Error::Empty { directory: path.display().to_string(), instead: instead(&names) })?;
-    Ok(Split::of(path, name, GGUF).map_or_else(|| Found::Files(vec![path.join(name)]), Found::Split))
+    Ok(Split::of(path, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.join(name)]), ModelPath::Split))
 }
 
 /// Whether a name, which may be any bytes, ends so.

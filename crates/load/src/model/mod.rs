@@ -14,7 +14,7 @@ use crate::Result;
 use crate::formats::index::Index;
 use crate::formats::{Contents, Metadata, TensorInfo, gguf, index};
 use crate::source::{Source, Store};
-use find::{Found, Split};
+use find::{ModelPath, Split};
 
 /// A tensor, and which of the model's files holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -47,9 +47,9 @@ impl Model {
         let mut parts = Parts::default();
         for path in paths {
             match find::find(store, path)? {
-                Found::Files(files) => parts.files(store, &files)?,
-                Found::Index(path) => parts.index(store, &path)?,
-                Found::Split(split) => parts.split(store, &split)?,
+                ModelPath::Files(files) => parts.files(store, &files)?,
+                ModelPath::Index(path) => parts.index(store, &path)?,
+                ModelPath::Split(split) => parts.split(store, &split)?,
             }
         }
         parts.model()

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::source::{Fetch, Source};
 
 /// How often a wait looks whether the load was given up.
-const LOOK: Duration = Duration::from_millis(50);
+const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the first retry waits; each further one twice as long as the one before, up to a limit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -65,14 +65,14 @@ impl From<object_store::Error> for Failure {
 
 /// What an object is known by.
 #[derive(Clone, PartialEq, Eq)]
-struct Looks {
+struct ObjectIdentity {
     bytes: u64,
     tag: Option<String>,
     modified: String,
     version: Option<String>,
 }
 
-impl fmt::Display for Looks {
+impl fmt::Display for ObjectIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes of {}", self.bytes, self.modified)?;
         self.tag.iter().try_for_each(|tag| write!(f, " with the tag {tag}"))?;
@@ -80,7 +80,7 @@ impl fmt::Display for Looks {
     }
 }
 
-impl Looks {
+impl ObjectIdentity {
     fn of(meta: &ObjectMeta) -> Self {
         let (tag, version) = (meta.e_tag.clone(), meta.version.clone());
         Self { bytes: meta.size, tag, modified: meta.last_modified.to_string(), version }
@@ -98,7 +98,7 @@ struct Inner {
     store: Arc<dyn ObjectStore>,
     location: Location,
     config: Config,
-    looks: Looks,
+    looks: ObjectIdentity,
 }
 
 /// An object on a server.
@@ -112,9 +112,9 @@ impl RemoteFile {
         location: Location,
         config: Config,
     ) -> Result<Self> {
-        let looks = Looks { bytes: 0, tag: None, modified: String::new(), version: None };
+        let looks = ObjectIdentity { bytes: 0, tag: None, modified: String::new(), version: None };
         let inner = Inner { name, runtime, store, location, config, looks };
-        let looks = inner.look()?;
+        let looks = inner.head()?;
         Ok(Self(Arc::new(Inner { looks, ..inner })))
     }
 }
@@ -128,9 +128,9 @@ pub(super) async fn in_time<T>(
     let (mut work, begun) = (pin!(work), Instant::now());
     loop {
         if !go_on() {
-            return Err(Failure::Ours(Error::GivenUp));
+            return Err(Failure::Ours(Error::Cancelled));
         }
-        if let Ok(done) = tokio::time::timeout(LOOK, &mut work).await {
+        if let Ok(done) = tokio::time::timeout(CANCEL_POLL_INTERVAL, &mut work).await {
             return Ok(done);
         }
         if begun.elapsed() >= idle {
@@ -141,12 +141,12 @@ pub(super) async fn in_time<T>(
 
 impl Inner {
     /// What it is now.
-    fn look(&self) -> Result<Looks> {
+    fn head(&self) -> Result<ObjectIdentity> {
         let mut looks = None;
-        self.patiently(0, |go_on| {
-            self.insist(go_on, async || {
+        self.with_deadline(0, |go_on| {
+            self.with_retries(go_on, async || {
                 let meta = in_time(self.store.head(&self.location), self.config.idle, go_on).await??;
-                looks = Some(Looks::of(&meta));
+                looks = Some(ObjectIdentity::of(&meta));
                 Ok(())
             })
         })?;
@@ -154,17 +154,19 @@ impl Inner {
     }
 
     /// Has `work` go on while nobody has asked for the end, but no longer than so many bytes may take.
-    fn patiently<T>(&self, bytes: u64, work: impl FnOnce(&dyn Fn() -> bool) -> Result<T>) -> Result<T> {
+    fn with_deadline<T>(&self, bytes: u64, work: impl FnOnce(&dyn Fn() -> bool) -> Result<T>) -> Result<T> {
         let (begun, limit) = (Instant::now(), PATIENCE + Duration::from_secs(bytes / SLOWEST));
         let stopped = || self.config.stopped.load(Ordering::Relaxed);
         match work(&|| !stopped() && begun.elapsed() < limit) {
-            Err(Error::GivenUp) if !stopped() => Err(Error::Slow { file: self.name.clone(), waited: limit }),
+            Err(Error::Cancelled) if !stopped() => {
+                Err(Error::Slow { file: self.name.clone(), waited: limit })
+            }
             other => other,
         }
     }
 
     /// Tries until it works, or may not be tried again; tells how often it was.
-    fn insist(
+    fn with_retries(
         &self,
         go_on: &dyn Fn() -> bool,
         mut work: impl AsyncFnMut() -> Result<(), Failure>,
@@ -181,9 +183,9 @@ impl Inner {
                 let begun = Instant::now();
                 while begun.elapsed() < pause {
                     if !go_on() {
-                        return Err(Error::GivenUp);
+                        return Err(Error::Cancelled);
                     }
-                    tokio::time::sleep(LOOK.min(pause)).await;
+                    tokio::time::sleep(CANCEL_POLL_INTERVAL.min(pause)).await;
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -217,7 +219,7 @@ impl Inner {
             }
             other => other?,
         };
-        let now = Looks::of(&got.meta);
+        let now = ObjectIdentity::of(&got.meta);
         if now != self.looks {
             return Err(self.changed(now));
         }
@@ -249,7 +251,7 @@ impl Fetch for Inner {
             return Err(Error::Ended { file: self.name.clone(), offset, bytes, length });
         }
         let mut done = 0;
-        self.insist(go_on, async || self.request((offset, bytes), &mut done, go_on, take).await)
+        self.with_retries(go_on, async || self.request((offset, bytes), &mut done, go_on, take).await)
     }
 }
 
@@ -268,7 +270,7 @@ impl Source for RemoteFile {
             buffer[at as usize..][..part.len()].copy_from_slice(part);
             Ok(())
         };
-        self.0.patiently(bytes, |go_on| self.0.fetch(offset, bytes, go_on, &mut take)).map(|_| ())
+        self.0.with_deadline(bytes, |go_on| self.0.fetch(offset, bytes, go_on, &mut take)).map(|_| ())
     }
 
     fn fetch(&self) -> Option<Arc<dyn Fetch>> {
@@ -277,7 +279,7 @@ impl Source for RemoteFile {
 
     /// Looks at the object once more.
     fn still_same(&self) -> Result<()> {
-        let now = self.0.look()?;
+        let now = self.0.head()?;
         if now == self.0.looks { Ok(()) } else { Err(self.0.changed(now).error(&self.0.name, 1)) }
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onehop_gpu::{Emulated, Region};
-use onehop_load::engine::{Arena, Options, Prepared, RingEngine, Route, Shelf};
+use onehop_load::engine::{Arena, Options, Prepared, RingCache, RingEngine, Route};
 use onehop_load::stream::{Engine, Stream};
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 use onehop_os::page_cache::cached_bytes;
@@ -295,7 +295,7 @@ fn what_fails_is_told_and_the_other_gpus_end() {
             }
         })
         .collect();
-    assert!(matches!(&ends[..], [Err(Error::Ended { .. }), Err(Error::GivenUp)]), "{ends:?}");
+    assert!(matches!(&ends[..], [Err(Error::Ended { .. }), Err(Error::Cancelled)]), "{ends:?}");
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn a_load_that_another_thread_stops_says_so() {
     let mut stream = start(&model, Options { threads: Some(1), ..Options::default() }).unwrap();
     let stopper = stream.engine().stopper();
     std::thread::spawn(move || stopper.stop()).join().unwrap();
-    assert!(matches!(stream.next(), Err(Error::GivenUp)));
+    assert!(matches!(stream.next(), Err(Error::Cancelled)));
 }
 
 #[test]
@@ -353,11 +353,11 @@ fn a_ring_is_left_for_the_next_load() {
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &SIZES);
     let opened = Model::open(&Local, &[path]).unwrap();
-    let shelf = Arc::new(Shelf::default());
+    let ring_cache = Arc::new(RingCache::default());
     let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
     let options = |threads, slot| Options { threads: Some(threads), slot: Some(slot), ..Options::default() };
     let load = |options: Options| {
-        let prepared = Prepared::with_shelf(&plan, &opened.files, &options, shelf.clone()).unwrap();
+        let prepared = Prepared::with_ring_cache(&plan, &opened.files, &options, ring_cache.clone()).unwrap();
         Stream::new(plan.clone(), RingEngine::start(&Emulated::new(), &plan, prepared).unwrap())
     };
     let mut sizes = Vec::new();

@@ -61,7 +61,7 @@ fn whoever_watches_may_end_a_load_within_a_tensor() {
         engine.watch(look);
         Stream::new(plan.clone(), engine)
     };
-    assert!(matches!(begin(|_| false).next(), Err(Error::GivenUp)));
+    assert!(matches!(begin(|_| false).next(), Err(Error::Cancelled)));
     // What is told never is more than there is.
     assert!(begin(|read| read <= 65 << 20).next().unwrap().is_some());
 }
@@ -139,9 +139,9 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
     };
     let (cold, outcome) = load();
     // The kernel reads ahead of what it is asked for.
-    assert!(cold.through_cache_bytes > 1 << 20 && cold.read_bytes() >= 24 << 20, "{cold:?}");
+    assert!(cold.cache_miss_bytes > 1 << 20 && cold.read_bytes() >= 24 << 20, "{cold:?}");
     assert!(outcome.route_why.contains("asked for"), "{}", outcome.route_why);
     let (warm, outcome) = load();
-    assert_eq!((warm.through_cache_bytes, warm.asked), (0, true), "{warm:?}");
+    assert_eq!((warm.cache_miss_bytes, warm.asked), (0, true), "{warm:?}");
     assert_eq!((outcome.limit.what, outcome.route), ("the copy engine", "cpu/cached"));
 }

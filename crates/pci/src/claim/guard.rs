@@ -26,7 +26,7 @@ struct Prepared {
 }
 
 /// All that the guardian needs.
-struct Work {
+struct GuardianWork {
     steps: Vec<Prepared>,
     /// The device's folder, and what is said where there is none: a device that has left the bus is not given back.
     device: CString,
@@ -122,13 +122,13 @@ impl Drop for Guard {
     }
 }
 
-fn prepare(folder: &Path, address: Address, steps: &[Step]) -> Result<Work> {
+fn prepare(folder: &Path, address: Address, steps: &[Step]) -> Result<GuardianWork> {
     let steps = steps.iter().map(|step| prepare_step(folder, address, step)).collect::<Result<Vec<_>>>()?;
     let device = file(folder, &format!("/sys/bus/pci/devices/{address}"))?;
     let left = format!(
         "onehop: {address} has left the bus and is not given back; `onehop drive recover -d {address}` looks for it again\n"
     );
-    Ok(Work { steps, device, left: left.into_bytes() })
+    Ok(GuardianWork { steps, device, left: left.into_bytes() })
 }
 
 fn file(folder: &Path, path: &str) -> Result<CString> {
@@ -156,7 +156,7 @@ fn prepare_step(folder: &Path, address: Address, step: &Step) -> Result<Prepared
 ///
 /// # Safety
 /// Only in a freshly forked child, which it ends.
-unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &Work) -> ! {
+unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
     // SAFETY: async-signal-safe calls only, on memory made before the fork and descriptors of this process.
     unsafe {
         // Out of reach of the terminal's Ctrl-C.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::kind::undriven;
+use crate::kind::ensure_no_user_driver;
 use crate::{Address, Error, Kind, Result, Root};
 use guard::Guard;
 pub(crate) use steps::Owner;
@@ -51,7 +51,7 @@ impl Claim {
         before.present(root, address)?;
         // Where it stays with its driver, VFIO and our module let nobody in beside another.
         if owner.is_another(&before) {
-            undriven(root, address)?;
+            ensure_no_user_driver(root, address)?;
         }
         let back: Vec<_> = give(address, &before, owner);
         let mut kept = vec![turn.as_fd()];
@@ -85,7 +85,7 @@ pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> 
     if driver.is_some() && before.driver.as_deref() == driver {
         return Ok(before.driver);
     }
-    undriven(root, address)?;
+    ensure_no_user_driver(root, address)?;
     let wanted = |now: &Option<String>| driver.is_none_or(|driver| now.as_deref() == Some(driver));
     let handed = machine
         .carry_out(address, &steps::hand_to(address, &before, driver))
@@ -125,7 +125,7 @@ pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
     if root.exists(&folder) {
         // Who drives it must not lose it, and by VFIO the kernel would wait for them without an end.
         let _turn = machine.turn(root, Kind::Drive, address)?;
-        undriven(root, address)?;
+        ensure_no_user_driver(root, address)?;
         machine.carry_out(address, &[Step::must(format!("{folder}/remove"), "1")])?;
     }
     machine.carry_out(address, &[Step::must("/sys/bus/pci/rescan".into(), "1")])?;

@@ -15,7 +15,7 @@ const DEVICE: &str = "0000:0b:00.0";
 /// A driver that takes no device.
 const REFUSES: &str = "refuses";
 /// A busy machine takes its time.
-const SOON: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Where the child of a test finds its machine.
 const FOLDER: &str = "ONEHOP_TEST_CLAIM_FOLDER";
 
@@ -100,7 +100,12 @@ impl Fake {
     fn wait_for(&self, driver: &str) {
         let begun = Instant::now();
         while self.driver().as_deref() != Some(driver) {
-            assert!(begun.elapsed() < SOON, "it is with {:?}, not {driver}: {}", self.driver(), self.state());
+            assert!(
+                begun.elapsed() < TEST_TIMEOUT,
+                "it is with {:?}, not {driver}: {}",
+                self.driver(),
+                self.state()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -187,7 +192,7 @@ fn a_drive_in_use_is_left_as_it_is() {
     for refused in [
         take(&root).err().unwrap(),
         bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap_err(),
-        rescan(&root, address, SOON).unwrap_err(),
+        rescan(&root, address, TEST_TIMEOUT).unwrap_err(),
     ] {
         assert!(refused.to_string().contains("mounted on /data"), "{refused}");
     }
@@ -256,9 +261,10 @@ fn what_another_program_drives_stays_on_the_bus() {
     let machine = Fake::new("stays", &["nvme", "vfio-pci"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
     let _claim = take(&root).unwrap();
-    for error in
-        [rescan(&root, address, SOON).unwrap_err(), bind(&root, Kind::Drive, address, None).unwrap_err()]
-    {
+    for error in [
+        rescan(&root, address, TEST_TIMEOUT).unwrap_err(),
+        bind(&root, Kind::Drive, address, None).unwrap_err(),
+    ] {
         assert!(error.to_string().contains("another program of onehop has it"), "{error}");
     }
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
@@ -287,10 +293,11 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     assert!(error.contains("another program of onehop has it"), "{error}");
     ours.give_back().unwrap();
     type Taking<'a> = &'a (dyn Fn() -> Result<()> + Sync);
-    let takings: [Taking<'_>; 3] =
-        [&|| bind(&root, Kind::Drive, address, None).map(drop), &|| rescan(&root, address, SOON), &|| {
-            claim(Owner::Nobody).map(drop)
-        }];
+    let takings: [Taking<'_>; 3] = [
+        &|| bind(&root, Kind::Drive, address, None).map(drop),
+        &|| rescan(&root, address, TEST_TIMEOUT),
+        &|| claim(Owner::Nobody).map(drop),
+    ];
     for taking in takings {
         let error = taking().unwrap_err().to_string();
         assert!(error.contains("qemu (process 77) drives it"), "{error}");
@@ -311,7 +318,7 @@ fn a_program_that_holds_a_device() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let _claim = take(&Root::below(folder)).unwrap();
     println!("taken");
-    std::thread::sleep(SOON);
+    std::thread::sleep(TEST_TIMEOUT);
 }
 
 #[test]
@@ -330,7 +337,7 @@ fn given_back_when_the_program_is_killed() {
     machine.wait_for("nvme");
     let begun = Instant::now();
     while machine.text("power/control") != "auto" {
-        assert!(begun.elapsed() < SOON, "{}", machine.text("power/control"));
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", machine.text("power/control"));
     }
     let mut said = String::new();
     child.stdout.unwrap().read_to_string(&mut said).unwrap();

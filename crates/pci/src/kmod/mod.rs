@@ -36,7 +36,7 @@ mod sys;
 
 use std::sync::Arc;
 
-use onehop_os::{FunctionReset, Port};
+use onehop_os::{ControllerBackend, FunctionReset};
 
 pub use info::{Info, Missing, Stopped};
 pub use mapper::Rules;
@@ -47,10 +47,10 @@ pub use session::{Epoch, Session};
 use crate::{Address, Kind, Result, Root};
 
 /// Opens an NVMe controller of this machine.
-pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
+pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     let session = Session::take(root, Kind::Drive, address)?;
     session.restart()?;
-    Ok(Port {
+    Ok(ControllerBackend {
         regs: session.registers()?,
         mapper: session.mapper(Rules::default()),
         reset: Some(Arc::new(Restart(session))),

@@ -26,13 +26,13 @@ const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
 /// A device that this process drives through the module. Clones are the same session; when the last of them, and all that
 /// came of it (mappings, BARs, mappers), has gone, the module stops and resets the device, and its driver gets it back.
 #[derive(Clone)]
-pub struct Session(Arc<Held>);
+pub struct Session(Arc<ModuleDevice>);
 
 /// Counts how often the module took bus mastering away: who starts a device says which count it knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Epoch(u32);
 
-struct Held {
+struct ModuleDevice {
     // Closed before the device is given back.
     file: Option<File>,
     claim: Option<Claim>,
@@ -41,7 +41,7 @@ struct Held {
     bars: [u64; 6],
 }
 
-impl Drop for Held {
+impl Drop for ModuleDevice {
     fn drop(&mut self) {
         // Closing ends the device's DMA and resets it; only then does the memory go that was mapped.
         self.file = None;
@@ -75,7 +75,13 @@ impl Session {
             return Err(refused(Refusal::Version(info.abi)));
         }
         let root = Root::below(root.folder().unwrap_or(Path::new("/")));
-        Ok(Self(Arc::new(Held { file: Some(file), claim: Some(claim), root, address, bars: info.bar_len })))
+        Ok(Self(Arc::new(ModuleDevice {
+            file: Some(file),
+            claim: Some(claim),
+            root,
+            address,
+            bars: info.bar_len,
+        })))
     }
 
     pub(super) fn file(&self) -> &File {

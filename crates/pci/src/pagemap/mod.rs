@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use onehop_os::{DmaMemory, FunctionReset, HostMem, Mapped, Mapper, Port, Run};
+use onehop_os::{ControllerBackend, DmaMemory, FunctionReset, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
 
 use crate::bars::{Bars, Sysfs};
@@ -27,7 +27,7 @@ const PRESENT: u64 = 1 << 63;
 const ADDRESSES: u64 = 1 << 56;
 
 /// Opens a device of this machine.
-pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
+pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     refuse_translation(root, address)?;
     let pins = Pins::new()?;
     let claim = Arc::new(Claim::take(root, Kind::Drive, address, Owner::Nobody, &[pins.as_fd()])?);
@@ -36,7 +36,7 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
     let reset = SysfsReset::of(root, address, claim.clone());
     let mapper = PageMapper::new(root, &name, pins, claim)?;
     let reset = reset.map(|reset| Arc::new(reset) as Arc<dyn FunctionReset>);
-    Ok(Port { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
+    Ok(ControllerBackend { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
 }
 
 /// Where an IOMMU translates, physical addresses lead nowhere.

@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use onehop_os::{FunctionReset, HostMem, Port};
+use onehop_os::{ControllerBackend, FunctionReset, HostMem};
 
 use crate::bars::Bars;
 use crate::claim::{Claim, Owner};
@@ -28,7 +28,7 @@ const DECODE_AND_MASTER: u16 = 0x406;
 
 /// Opens a device of this machine: by its group, as type1 takes mappings of other devices' BARs; where the kernel has no
 /// containers for groups, by iommufd.
-pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
+pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     open_by(root, address, |root, address| {
         if iommu::only_iommufd(root) {
             iommu::by_iommufd(root, address)
@@ -39,7 +39,7 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<Port> {
 }
 
 /// Opens a device of this machine by iommufd.
-pub(crate) fn open_by_iommufd(root: &Root, address: Address) -> Result<Port> {
+pub(crate) fn open_by_iommufd(root: &Root, address: Address) -> Result<ControllerBackend> {
     refusal::before(root, address)?;
     iommu::has_iommufd(root, address)?;
     open_by(root, address, iommu::by_iommufd)
@@ -49,7 +49,7 @@ fn open_by(
     root: &Root,
     address: Address,
     how: impl Fn(&Root, Address) -> Result<(File, Iommu)>,
-) -> Result<Port> {
+) -> Result<ControllerBackend> {
     refusal::before(root, address)?;
     let claim = Claim::take(root, Kind::Drive, address, Owner::Vfio, &[])?;
     let (file, iommu) = how(root, address)?;
@@ -64,7 +64,7 @@ fn open_by(
     };
     let bars = Bars::of(Arc::new(Windows(device.clone())), &name)?;
     let mapper = VfioMapper::new(device, &name)?;
-    Ok(Port { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
+    Ok(ControllerBackend { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
 }
 
 /// A device that this process drives. The last handle on it gives it back.

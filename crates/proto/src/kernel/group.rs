@@ -358,7 +358,7 @@ impl<W: Warp> Group<'_, W> {
             let next = head.wrapping_add(count);
             warp.store(queue.at(word::CQ_HEAD), next);
             // Behind the fence, that is its release.
-            if let Some(head) = queue.fetched(warp, sqhd) {
+            if let Some(head) = queue.update_sq_head(warp, sqhd) {
                 warp.store(queue.at(word::SQ_HEAD), head);
             }
             // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
@@ -378,7 +378,7 @@ impl<W: Warp> Group<'_, W> {
                 strays += u32::from(stray);
             }
             if strays > 0 {
-                warp.fetch_add(queue.at(word::STRAYS), strays);
+                warp.fetch_add(queue.at(word::UNEXPECTED), strays);
             }
         });
     }

@@ -26,7 +26,7 @@ pub struct Handle {
     pub inside: u64,
     /// The bus address of each page of the data memory, eight bytes each.
     pub pages: u64,
-    /// The bus address of each page of the standing lists ([`crate::prp::Standing`]) for it.
+    /// The bus address of each page of the standing lists ([`crate::prp::PrebuiltPrpLists`]) for it.
     pub lists: u64,
     /// Bytes of the data memory.
     pub bytes: u64,

@@ -13,7 +13,7 @@ pub const fn share(count: u32, index: u32, of: u32) -> (u32, u32) {
 
 /// One read or write, as it lies in memory: 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Work {
+pub struct WorkItem {
     /// The first block.
     pub lba: u64,
     /// PRP entry 1.
@@ -27,10 +27,10 @@ pub struct Work {
     pub control: u32,
 }
 
-impl Work {
+impl WorkItem {
     /// Bytes of a work item.
     pub const BYTES: u32 = 32;
-    /// The bits of [`Work::control`] that go into command dword 12: LR, FUA, PRINFO.
+    /// The bits of [`WorkItem::control`] that go into command dword 12: LR, FUA, PRINFO.
     const DW12: u32 = 0xfc00_0000;
 
     /// The eight words as they lie in memory.
@@ -103,7 +103,7 @@ const fn long(low: u32, high: u32) -> u64 {
 /// How a work item ended, as it lies in memory: two words, the state and the number of retries, those of earlier
 /// launches included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum ItemOutcome {
     /// It was not handed to the controller, or it failed and waited for its retry.
     Pending,
     /// The controller completed it with this status.
@@ -112,7 +112,7 @@ pub enum Outcome {
     InDoubt,
 }
 
-impl Outcome {
+impl ItemOutcome {
     /// Bytes of an outcome.
     pub const BYTES: u32 = 8;
 
@@ -167,8 +167,8 @@ pub struct Job<M: Memory> {
 
 impl<M: Memory> Job<M> {
     #[inline(always)]
-    pub(super) fn work(&self, mem: &M, item: u32) -> Work {
-        Work::load(mem, self.works.element(item, Work::BYTES))
+    pub(super) fn work(&self, mem: &M, item: u32) -> WorkItem {
+        WorkItem::load(mem, self.works.element(item, WorkItem::BYTES))
     }
 
     #[inline(always)]
@@ -212,7 +212,7 @@ pub enum Exit {
     /// The host ended it with this word.
     Poisoned(u32),
     /// The controller completed a command that was not in flight.
-    Stray(u16),
+    UnexpectedCompletion(u16),
 }
 
 impl Exit {
@@ -223,7 +223,7 @@ impl Exit {
             Self::Finished => [1, 0],
             Self::TimedOut => [2, 0],
             Self::Poisoned(code) => [3, code],
-            Self::Stray(cid) => [4, cid as u32],
+            Self::UnexpectedCompletion(cid) => [4, cid as u32],
         }
     }
 
@@ -234,7 +234,7 @@ impl Exit {
             1 => Some(Self::Finished),
             2 => Some(Self::TimedOut),
             3 => Some(Self::Poisoned(words[1])),
-            4 => Some(Self::Stray(words[1] as u16)),
+            4 => Some(Self::UnexpectedCompletion(words[1] as u16)),
             _ => None,
         }
     }

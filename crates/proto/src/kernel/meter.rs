@@ -150,7 +150,7 @@ impl<W: Warp> Warp for Metered<W> {
         fn add_local(index: u32, value: u32) -> u32;
         fn exchange_local(index: u32, old: u32, new: u32) -> u32;
         fn fetch(to: u32, from: W::Addr);
-        fn fetched();
+        fn wait_fetches();
         fn cycles() -> u64;
     }
 

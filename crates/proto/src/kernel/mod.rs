@@ -2,10 +2,10 @@
 //! threads, the device crate wraps them into kernel entries.
 
 mod answer;
+mod device_queue;
 mod group;
 mod handle;
 mod job;
-mod lent;
 mod meter;
 mod owner;
 mod peek;
@@ -14,10 +14,10 @@ mod single;
 mod slots;
 
 pub use answer::Answer;
+pub use device_queue::{Command, DeviceOp, DeviceQueue};
 pub use group::{GROUP_WORDS, run_group};
 pub use handle::{Gate, Handle, signal};
-pub use job::{Exit, Job, Outcome, Work, share};
-pub use lent::{Command, Lent, LentOp};
+pub use job::{Exit, ItemOutcome, Job, WorkItem, share};
 pub use meter::{Metered, times};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use peek::{MOST_PEEKED, PeekNotes, run_peek};
@@ -104,7 +104,7 @@ pub trait Warp: Memory {
     /// multiples of four words.
     fn fetch(&self, to: u32, from: Self::Addr);
     /// Waits for what was begun by [`Self::fetch`] on all lanes.
-    fn fetched(&self);
+    fn wait_fetches(&self);
 
     /// A clock that is quick to read: cycles of the processor that the warp runs on, where there is one.
     #[inline(always)]

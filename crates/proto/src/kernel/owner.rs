@@ -15,7 +15,7 @@
 //! the kernel, covers it.
 
 use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
-use super::{Exit, Job, Outcome, Phase, Warp, Work};
+use super::{Exit, ItemOutcome, Job, Phase, Warp, WorkItem};
 use crate::Status;
 use crate::queue::{Address, Memory, Ring, Rings};
 
@@ -219,7 +219,7 @@ impl<W: Warp> Window<'_, W> {
         let mut stray = false;
         if taken.count > 0 {
             self.ring.pass(taken.count);
-            self.ring.fetched(taken.last as u16);
+            self.ring.update_sq_head(taken.last as u16);
             self.in_flight -= taken.count;
             if taken.all_well {
                 self.idle += taken.count;
@@ -248,7 +248,7 @@ impl<W: Warp> Window<'_, W> {
         }
         let status = Status((dw3 >> 17) as u16);
         if !self.job.again(status, retries) {
-            Outcome::Done(status).store(warp, self.job, item, retries);
+            ItemOutcome::Done(status).store(warp, self.job, item, retries);
             warp.ended(item);
             return Some(id);
         }
@@ -278,7 +278,7 @@ impl<W: Warp> Window<'_, W> {
             warp.set_local(local::IDLE, to);
             let stray = warp.local(local::STRAY);
             if stray != NO_STRAY {
-                let [kind, cid] = Exit::Stray(stray as u16).words();
+                let [kind, cid] = Exit::UnexpectedCompletion(stray as u16).words();
                 warp.set_local(local::EXIT, kind);
                 warp.set_local(local::EXIT + 1, cid);
             }
@@ -298,14 +298,14 @@ impl<W: Warp> Window<'_, W> {
         if fresh == 0 {
             return retried;
         }
-        warp.fetched();
+        warp.wait_fetches();
         let (next, idle) = (self.next, self.idle);
         warp.each(|lane| {
             let mut k = lane;
             while k < fresh {
                 let id = warp.local(self.slots.idle(idle - 1 - k));
                 let at = local::STAGE + (next + k) % STAGED * 8;
-                let work = Work::from_halves(warp.local_four(at), warp.local_four(at + 4));
+                let work = WorkItem::from_halves(warp.local_four(at), warp.local_four(at + 4));
                 warp.begun(next + k);
                 warp.set_local(self.slots.item(id), next + k);
                 warp.set_local(self.slots.retries(id), work.tries());
@@ -348,7 +348,7 @@ impl<W: Warp> Window<'_, W> {
 
     /// One lane writes the entry of a slot's item.
     #[inline(always)]
-    fn start(&self, id: u32, ahead: u32, work: &Work) {
+    fn start(&self, id: u32, ahead: u32, work: &WorkItem) {
         let (warp, state) = (self.warp, self.slots.state(id));
         let cid = self.slots.space.next(warp.local(state) as u16);
         warp.set_local(state, State::Busy.with(cid));
@@ -360,10 +360,10 @@ impl<W: Warp> Window<'_, W> {
     fn hand_over(&mut self, placed: u32, drained: bool) {
         self.in_flight += placed;
         self.ring.advance(placed);
-        let (rings, unrung) = (*self.ring.rings(), self.ring.unrung());
+        let (rings, unacknowledged) = (*self.ring.rings(), self.ring.unacknowledged());
         // The controller must be able to complete all that is in flight without waiting for a doorbell.
-        let full = self.in_flight + unrung >= rings.cq_entries;
-        let release = unrung > 0 && (drained || full || unrung * 4 >= rings.cq_entries);
+        let full = self.in_flight + unacknowledged >= rings.cq_entries;
+        let release = unacknowledged > 0 && (drained || full || unacknowledged * 4 >= rings.cq_entries);
         if !release && placed == 0 {
             return;
         }
@@ -396,7 +396,7 @@ impl<W: Warp> Window<'_, W> {
             let mut half = lane;
             while half < halves {
                 let (item, part) = (first + half / 2, half % 2);
-                let from = self.job.works.element(item, Work::BYTES).plus(part * 16);
+                let from = self.job.works.element(item, WorkItem::BYTES).plus(part * 16);
                 warp.fetch(local::STAGE + item % STAGED * 8 + part * 4, from);
                 half += warp.lanes();
             }
@@ -412,7 +412,7 @@ impl<W: Warp> Window<'_, W> {
             let mut id = lane;
             while id < slots.window {
                 let state = warp.local(slots.state(id));
-                let outcome = if State::Busy.is(state) { Outcome::InDoubt } else { Outcome::Pending };
+                let outcome = if State::Busy.is(state) { ItemOutcome::InDoubt } else { ItemOutcome::Pending };
                 if !State::Free.is(state) {
                     let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
                     outcome.store(warp, self.job, item, retries);

@@ -1,6 +1,6 @@
 //! Shared mode: each thread carries out its own items on a queue pair that all threads share.
 
-use super::{Exit, Job, Outcome};
+use super::{Exit, ItemOutcome, Job};
 use crate::queue::{Bounds, Drained, Memory, Shared, SubmitError};
 
 /// Carries out the items `first`, `first + stride` … of a job, one after the other.
@@ -21,17 +21,17 @@ fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> 
     loop {
         let bounds =
             Bounds { deadline: job.deadline.min(mem.now().saturating_add(job.stall)), poison: job.poison };
-        let left = |outcome: Outcome, stop| {
+        let left = |outcome: ItemOutcome, stop| {
             outcome.store(mem, job, item, retries);
             Exit::from(stop)
         };
         let token = queue.submit(mem, &sqe, &bounds).map_err(|error| match error {
-            SubmitError::Stopped(stop) => left(Outcome::Pending, stop),
-            SubmitError::InDoubt(stop) => left(Outcome::InDoubt, stop),
+            SubmitError::Stopped(stop) => left(ItemOutcome::Pending, stop),
+            SubmitError::InDoubt(stop) => left(ItemOutcome::InDoubt, stop),
         })?;
-        let status = queue.wait(mem, &token, &bounds).map_err(|stop| left(Outcome::InDoubt, stop))?;
+        let status = queue.wait(mem, &token, &bounds).map_err(|stop| left(ItemOutcome::InDoubt, stop))?;
         if !job.again(status, retries) {
-            Outcome::Done(status).store(mem, job, item, retries);
+            ItemOutcome::Done(status).store(mem, job, item, retries);
             return Ok(());
         }
         retries += 1;
@@ -39,7 +39,7 @@ fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> 
         let bounds = Bounds { deadline: job.deadline, poison: job.poison };
         while mem.now() < due {
             if let Err(stop) = bounds.check(mem) {
-                Outcome::Pending.store(mem, job, item, retries);
+                ItemOutcome::Pending.store(mem, job, item, retries);
                 return Err(stop.into());
             }
             if queue.drain(mem) != Drained::Some {

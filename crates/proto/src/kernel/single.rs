@@ -6,7 +6,7 @@
 //! outcomes are only used behind the one that ends the launch.
 
 use super::slots::{restore, save, single_cid, store_single_cid};
-use super::{Exit, Job, Outcome, OwnerQueue, Phase, Warp, Work};
+use super::{Exit, ItemOutcome, Job, OwnerQueue, Phase, Warp, WorkItem};
 use crate::queue::{CidSpace, Ring};
 use crate::{Sqe, Status};
 
@@ -77,7 +77,7 @@ impl<W: Warp> Single<'_, W> {
             retries = if retries == 0 { tries } else { retries };
             let cid = self.cid;
             // The controller must be able to complete it without waiting for a doorbell.
-            if self.ring.unrung() + 1 >= self.ring.rings().cq_entries {
+            if self.ring.unacknowledged() + 1 >= self.ring.rings().cq_entries {
                 self.ring.release(warp);
             }
             self.ring.advance(1);
@@ -94,20 +94,20 @@ impl<W: Warp> Single<'_, W> {
             let words = match self.wait() {
                 Ok(words) => words,
                 Err(exit) => {
-                    Outcome::InDoubt.store(warp, job, item, retries);
+                    ItemOutcome::InDoubt.store(warp, job, item, retries);
                     return exit;
                 }
             };
             warp.spent(Phase::Idle);
             self.ring.pass(1);
-            self.ring.fetched(words[0] as u16);
+            self.ring.update_sq_head(words[0] as u16);
             if words[1] as u16 != cid {
-                Outcome::InDoubt.store(warp, job, item, retries);
-                return Exit::Stray(words[1] as u16);
+                ItemOutcome::InDoubt.store(warp, job, item, retries);
+                return Exit::UnexpectedCompletion(words[1] as u16);
             }
             let status = Status((words[1] >> 17) as u16);
             if !job.again(status, retries) {
-                Outcome::Done(status).store(warp, job, item, retries);
+                ItemOutcome::Done(status).store(warp, job, item, retries);
                 warp.ended(item);
                 warp.spent(Phase::Complete);
                 (item, retries) = (item + 1, 0);
@@ -115,7 +115,7 @@ impl<W: Warp> Single<'_, W> {
             }
             retries += 1;
             if let Err(exit) = self.wait_until(job.due(warp, status)) {
-                Outcome::Pending.store(warp, job, item, retries);
+                ItemOutcome::Pending.store(warp, job, item, retries);
                 return exit;
             }
             // In place of the one that was staged: the controller was not told of it.
@@ -130,7 +130,7 @@ impl<W: Warp> Single<'_, W> {
         if self.ring.room() == 0 {
             return None;
         }
-        let work: Work = self.job.work(self.warp, item);
+        let work: WorkItem = self.job.work(self.warp, item);
         self.cid = self.space.next(self.cid);
         let sqe: Sqe = work.command(self.job.nsid).with_cid(self.cid);
         self.ring.write(self.warp, 0, &sqe);

@@ -13,7 +13,7 @@ pub enum Event {
     /// The command in this slot has completed; the slot is free again.
     Done(u16, Cqe),
     /// A completion that belongs to no command in flight.
-    Stray(Cqe),
+    UnexpectedCompletion(Cqe),
 }
 
 /// A command slot.
@@ -117,7 +117,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
             return;
         }
         // The controller must be able to complete all that is in flight without waiting for a doorbell.
-        if self.in_flight + self.ring.unrung() >= self.ring.rings().cq_entries {
+        if self.in_flight + self.ring.unacknowledged() >= self.ring.rings().cq_entries {
             self.ring.release(mem);
         }
         self.ring.publish(mem, self.staged);
@@ -137,10 +137,12 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
 
     #[inline]
     fn settle(&mut self, cqe: Cqe) -> Event {
-        let Some(id) = self.space.slot(cqe.cid()) else { return Event::Stray(cqe) };
-        let Some(slot) = self.slots.as_mut().get_mut(id as usize) else { return Event::Stray(cqe) };
+        let Some(id) = self.space.slot(cqe.cid()) else { return Event::UnexpectedCompletion(cqe) };
+        let Some(slot) = self.slots.as_mut().get_mut(id as usize) else {
+            return Event::UnexpectedCompletion(cqe);
+        };
         if !slot.busy || slot.cid != cqe.cid() {
-            return Event::Stray(cqe);
+            return Event::UnexpectedCompletion(cqe);
         }
         slot.busy = false;
         slot.next_free = self.first_free;

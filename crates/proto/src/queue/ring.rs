@@ -58,14 +58,14 @@ impl RingState {
 pub struct Ring<M: Memory> {
     rings: Rings<M>,
     state: RingState,
-    unrung: u32,
+    unacknowledged: u32,
 }
 
 impl<M: Memory> Ring<M> {
     /// The owner's side of `rings`, which stand at `state`.
     #[inline(always)]
     pub fn new(rings: Rings<M>, state: RingState) -> Self {
-        Self { rings, state, unrung: 0 }
+        Self { rings, state, unacknowledged: 0 }
     }
 
     /// Where the rings lie.
@@ -82,8 +82,8 @@ impl<M: Memory> Ring<M> {
 
     /// Completions taken that the controller has not been told of.
     #[inline(always)]
-    pub fn unrung(&self) -> u32 {
-        self.unrung
+    pub fn unacknowledged(&self) -> u32 {
+        self.unacknowledged
     }
 
     /// How many submission slots are free.
@@ -140,8 +140,8 @@ impl<M: Memory> Ring<M> {
     #[inline(always)]
     pub fn consume(&mut self, mem: &M, count: u32, sqhd: u16) {
         self.pass(count);
-        self.fetched(sqhd);
-        if self.unrung >= (self.rings.cq_entries / 4).max(1) {
+        self.update_sq_head(sqhd);
+        if self.unacknowledged >= (self.rings.cq_entries / 4).max(1) {
             self.release(mem);
         }
     }
@@ -154,13 +154,13 @@ impl<M: Memory> Ring<M> {
             self.state.head -= self.rings.cq_entries;
             self.state.phase = !self.state.phase;
         }
-        self.unrung += count;
+        self.unacknowledged += count;
     }
 
     /// Takes note of how far the controller has fetched. What cannot be true, a value behind the last one or beyond
     /// the tail, is left aside.
     #[inline(always)]
-    pub fn fetched(&mut self, sqhd: u16) {
+    pub fn update_sq_head(&mut self, sqhd: u16) {
         let head = sqhd as u32;
         if head < self.rings.sq_entries
             && self.distance(self.state.sq_head, head) <= self.distance(self.state.sq_head, self.state.tail)
@@ -172,8 +172,8 @@ impl<M: Memory> Ring<M> {
     /// Tells the controller which completions were taken, if there are any it does not know of.
     #[inline(always)]
     pub fn release(&mut self, mem: &M) {
-        if self.unrung > 0 {
-            self.unrung = 0;
+        if self.unacknowledged > 0 {
+            self.unacknowledged = 0;
             mem.ring(self.rings.cq_door, self.state.head);
         }
     }
@@ -181,7 +181,7 @@ impl<M: Memory> Ring<M> {
     /// Forgets what is owed to the doorbell: another lane of the warp has rung it.
     #[inline(always)]
     pub fn released(&mut self) {
-        self.unrung = 0;
+        self.unacknowledged = 0;
     }
 
     #[inline(always)]

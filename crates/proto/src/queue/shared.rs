@@ -16,7 +16,7 @@ pub(crate) mod word {
     pub const SQ_HEAD: u32 = 0x60;
     pub const CQ_HEAD: u32 = 0x80;
     pub const CQ_LOCK: u32 = 0xa0;
-    pub const STRAYS: u32 = 0xc0;
+    pub const UNEXPECTED: u32 = 0xc0;
     pub const HINT: u32 = 0xe0;
     pub const POISON: u32 = 0x100;
     pub const DOORBELLS: u32 = 0x120;
@@ -98,8 +98,8 @@ impl SharedLayout {
 
     /// Where the count of completions that belonged to nobody lies within the control block.
     #[must_use]
-    pub const fn strays(&self) -> u32 {
-        word::STRAYS
+    pub const fn unexpected_completions(&self) -> u32 {
+        word::UNEXPECTED
     }
 
     /// Where the count of submission doorbells lies within the control block.
@@ -360,7 +360,7 @@ impl<M: Memory> Shared<M> {
         mem.fence();
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
-        if let Some(head) = self.fetched(mem, sqhd) {
+        if let Some(head) = self.update_sq_head(mem, sqhd) {
             // Behind the fence above: the controller has fetched what stood before it.
             mem.store(self.at(word::SQ_HEAD), head);
         }
@@ -381,7 +381,7 @@ impl<M: Memory> Shared<M> {
 
     /// Where the submission head is to move to, as the controller says; none for values that cannot be true.
     #[inline(always)]
-    pub(crate) fn fetched(&self, mem: &M, sqhd: u16) -> Option<u32> {
+    pub(crate) fn update_sq_head(&self, mem: &M, sqhd: u16) -> Option<u32> {
         let mask = (1u32 << self.layout.sq_shift) - 1;
         if u32::from(sqhd) > mask {
             return None;
@@ -396,7 +396,7 @@ impl<M: Memory> Shared<M> {
     #[inline(always)]
     pub(crate) fn settle(&self, mem: &M, dw3: u32) {
         if !was_busy(dw3, self.try_settle(mem, dw3)) {
-            mem.fetch_add(self.at(word::STRAYS), 1);
+            mem.fetch_add(self.at(word::UNEXPECTED), 1);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use onehop_proto::kernel::{Job, LOCAL_WORDS, Outcome, OwnerQueue, Taken, Warp, Work};
+use onehop_proto::kernel::{ItemOutcome, Job, LOCAL_WORDS, OwnerQueue, Taken, Warp, WorkItem};
 use onehop_proto::queue::{Address, Memory, Rings};
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -102,9 +102,9 @@ impl Bed {
     /// A job of so many reads, block `i` each, nothing of which has happened.
     pub fn job(&self, count: u32) -> Job<Self> {
         for i in 0..count {
-            let work = Work { lba: u64::from(i), prp1: 1 << 12, prp2: 0, blocks: 1, control: 2 };
+            let work = WorkItem { lba: u64::from(i), prp1: 1 << 12, prp2: 0, blocks: 1, control: 2 };
             self.set_work(i, &work);
-            self.store_pair(At(OUTCOMES + i * Outcome::BYTES), [Outcome::Pending.word(), 0]);
+            self.store_pair(At(OUTCOMES + i * ItemOutcome::BYTES), [ItemOutcome::Pending.word(), 0]);
         }
         Job {
             works: At(WORKS),
@@ -119,15 +119,15 @@ impl Bed {
         }
     }
 
-    pub fn set_work(&self, item: u32, work: &Work) {
+    pub fn set_work(&self, item: u32, work: &WorkItem) {
         for (i, word) in work.words().into_iter().enumerate() {
-            self.store(At(WORKS + item * Work::BYTES + i as u32 * 4), word);
+            self.store(At(WORKS + item * WorkItem::BYTES + i as u32 * 4), word);
         }
     }
 
-    pub fn outcome(&self, item: u32) -> (Outcome, u32) {
-        let at = At(OUTCOMES + item * Outcome::BYTES);
-        (Outcome::from_word(self.load(at)), self.load(at.plus(4)))
+    pub fn outcome(&self, item: u32) -> (ItemOutcome, u32) {
+        let at = At(OUTCOMES + item * ItemOutcome::BYTES);
+        (ItemOutcome::from_word(self.load(at)), self.load(at.plus(4)))
     }
 
     /// The controller starts anew on a queue that was just created.
@@ -278,5 +278,5 @@ impl Warp for Bed {
         assert!(to.is_multiple_of(4) && from.0.is_multiple_of(16));
         (to..).zip(self.load_constant(from)).for_each(|(i, word)| self.set_local(i, word));
     }
-    fn fetched(&self) {}
+    fn wait_fetches(&self) {}
 }

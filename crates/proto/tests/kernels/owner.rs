@@ -1,12 +1,12 @@
 //! The owner kernel.
 
-use onehop_proto::kernel::{Exit, MAX_WINDOW, Outcome, Work, run_owner, scratch_init, share};
+use onehop_proto::kernel::{Exit, ItemOutcome, MAX_WINDOW, WorkItem, run_owner, scratch_init, share};
 use onehop_proto::queue::{Address, Memory};
 use onehop_proto::{GpuAddr, Status};
 
 use crate::bed::{At, Bed, CONTROL, Manner};
 
-const OK: (Outcome, u32) = (Outcome::Done(Status(0)), 0);
+const OK: (ItemOutcome, u32) = (ItemOutcome::Done(Status(0)), 0);
 
 fn run(bed: &Bed, window: u32, job: &onehop_proto::kernel::Job<Bed>, range: (u32, u32)) -> Exit {
     Exit::from_words(run_owner(bed, || bed.queue(window), job, range.0, range.1)).unwrap()
@@ -35,10 +35,10 @@ fn one_command_completed_twice_in_a_batch_is_a_stray() {
     let job = bed.job(40);
     let exit = run(&bed, 20, &job, (0, 40));
     let cid = bed.controller.borrow().cids[19];
-    assert_eq!(exit, Exit::Stray(cid));
+    assert_eq!(exit, Exit::UnexpectedCompletion(cid));
     let ended = (0..40).filter(|i| bed.outcome(*i) == OK).count();
     assert_eq!(ended, 19, "each command whose completion was taken ended, and none twice");
-    assert_eq!((0..40).filter(|i| bed.outcome(*i).0 == Outcome::InDoubt).count(), 1);
+    assert_eq!((0..40).filter(|i| bed.outcome(*i).0 == ItemOutcome::InDoubt).count(), 1);
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_head_that_sticks_ends_within_the_stall_bound() {
     assert_eq!(run(&bed, 15, &job, (0, 100)), Exit::TimedOut);
     assert!(bed.now() < 3 * job.stall, "{} ns for a bound of {}", bed.now(), job.stall);
     assert_eq!((0..100).filter(|i| bed.outcome(*i) == OK).count(), 15);
-    assert!((15..100).all(|i| bed.outcome(i) == (Outcome::Pending, 0)));
+    assert!((15..100).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 0)));
 }
 
 #[test]
@@ -58,8 +58,8 @@ fn silence_leaves_what_was_handed_over_in_doubt() {
     scratch_init(&bed, At(CONTROL));
     let job = bed.job(100);
     assert_eq!(run(&bed, 10, &job, (0, 100)), Exit::TimedOut);
-    assert!((0..10).all(|i| bed.outcome(i) == (Outcome::InDoubt, 0)));
-    assert!((10..100).all(|i| bed.outcome(i) == (Outcome::Pending, 0)));
+    assert!((0..10).all(|i| bed.outcome(i) == (ItemOutcome::InDoubt, 0)));
+    assert!((10..100).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 0)));
 }
 
 #[test]
@@ -89,16 +89,16 @@ fn retries_outlive_a_launch() {
     let mut job = bed.job(5);
     job.deadline = 500_000;
     assert_eq!(run(&bed, 8, &job, (0, 5)), Exit::TimedOut, "it waits, and that is no stall");
-    assert!((0..5).all(|i| bed.outcome(i) == (Outcome::Pending, 1)));
+    assert!((0..5).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 1)));
     // The next launch is told; two tries again are allowed in all.
     let job = bed.job(5);
     for item in 0..5 {
-        let work = Work { lba: 1, prp1: 4096, prp2: 0, blocks: 1, control: 2 }.with_tries(1);
+        let work = WorkItem { lba: 1, prp1: 4096, prp2: 0, blocks: 1, control: 2 }.with_tries(1);
         assert_eq!(work.command(1), work.with_tries(0).command(1));
         bed.set_work(item, &work);
     }
     assert_eq!(run(&bed, 8, &job, (0, 5)), Exit::Finished);
-    assert!((0..5).all(|i| bed.outcome(i) == (Outcome::Done(failed), 2)));
+    assert!((0..5).all(|i| bed.outcome(i) == (ItemOutcome::Done(failed), 2)));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn large_windows_are_cut() {
 
 #[test]
 fn items_beyond_four_gibytes_have_their_own_addresses() {
-    assert_eq!(GpuAddr(64).element(1 << 28, Work::BYTES), GpuAddr(64 + (1 << 33)));
+    assert_eq!(GpuAddr(64).element(1 << 28, WorkItem::BYTES), GpuAddr(64 + (1 << 33)));
     assert_eq!(share(u32::MAX, 2, 3), (0xaaaa_aaaa, u32::MAX));
     assert_eq!(share(10, 0, 0), (0, 10));
 }

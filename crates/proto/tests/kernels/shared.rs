@@ -1,6 +1,6 @@
 //! Shared mode, where a mock can decide the order of things.
 
-use onehop_proto::kernel::{Exit, Outcome, run_group};
+use onehop_proto::kernel::{Exit, ItemOutcome, run_group};
 use onehop_proto::queue::{Drained, Memory, Shared};
 use onehop_proto::{Sqe, Status};
 
@@ -51,7 +51,7 @@ fn a_group_ends_every_item_once() {
         assert_eq!(group(&bed, &job, (0, 700)), Exit::Finished);
         assert_eq!(group(&bed, &job, (700, 3000)), Exit::Finished);
         assert!(
-            (0..2000).all(|i| bed.outcome(i) == (Outcome::Done(Status(0)), 0)),
+            (0..2000).all(|i| bed.outcome(i) == (ItemOutcome::Done(Status(0)), 0)),
             "{lanes} lanes, {entries}"
         );
         assert_eq!(bed.controller.borrow().cids.len(), 2000);
@@ -64,7 +64,7 @@ fn a_group_tries_again_and_says_how_often() {
     let bed = bed(32, 64, Manner::Ends(failed));
     let job = bed.job(100);
     assert_eq!(group(&bed, &job, (0, 100)), Exit::Finished);
-    assert!((0..100).all(|i| bed.outcome(i) == (Outcome::Done(failed), 2)));
+    assert!((0..100).all(|i| bed.outcome(i) == (ItemOutcome::Done(failed), 2)));
     assert_eq!(bed.controller.borrow().cids.len(), 300);
 }
 
@@ -73,18 +73,18 @@ fn a_group_ends_by_its_bounds() {
     let silent = bed(32, 64, Manner::Silent);
     let job = silent.job(100);
     assert_eq!(group(&silent, &job, (0, 100)), Exit::TimedOut);
-    assert!((0..63).all(|i| silent.outcome(i) == (Outcome::InDoubt, 0)));
-    assert!((63..100).all(|i| silent.outcome(i) == (Outcome::Pending, 0)));
+    assert!((0..63).all(|i| silent.outcome(i) == (ItemOutcome::InDoubt, 0)));
+    assert!((63..100).all(|i| silent.outcome(i) == (ItemOutcome::Pending, 0)));
     assert!(silent.now() < 3 * job.stall);
 
     let stuck = bed(32, 64, Manner::StuckHead);
     let job = stuck.job(100);
     assert_eq!(group(&stuck, &job, (0, 100)), Exit::TimedOut);
-    assert_eq!((0..100).filter(|i| stuck.outcome(*i).0 == Outcome::Done(Status(0))).count(), 63);
+    assert_eq!((0..100).filter(|i| stuck.outcome(*i).0 == ItemOutcome::Done(Status(0))).count(), 63);
 
     let waiting = bed(32, 64, Manner::Ends(Status(0x0282 | 1 << 11)));
     let mut job = waiting.job(5);
     job.deadline = 500_000;
     assert_eq!(group(&waiting, &job, (0, 5)), Exit::TimedOut);
-    assert!((0..5).all(|i| waiting.outcome(i) == (Outcome::Pending, 1)));
+    assert!((0..5).all(|i| waiting.outcome(i) == (ItemOutcome::Pending, 1)));
 }

@@ -1,12 +1,12 @@
 //! The owner kernel with one command in flight.
 
 use onehop_proto::Status;
-use onehop_proto::kernel::{Exit, Job, Outcome, run_single, scratch_init};
+use onehop_proto::kernel::{Exit, ItemOutcome, Job, run_single, scratch_init};
 use onehop_proto::queue::Memory;
 
 use crate::bed::{At, Bed, CONTROL, Manner};
 
-const OK: (Outcome, u32) = (Outcome::Done(Status(0)), 0);
+const OK: (ItemOutcome, u32) = (ItemOutcome::Done(Status(0)), 0);
 
 fn run(bed: &Bed, job: &Job<Bed>) -> Exit {
     Exit::from_words(run_single(bed, || bed.queue(1), job, 0, job.count)).unwrap()
@@ -38,16 +38,16 @@ fn every_item_ends_once_and_alone() {
 fn faults_end_it() {
     let twice = bed(16, Manner::Twice);
     let job = twice.job(10);
-    assert!(matches!(run(&twice, &job), Exit::Stray(_)));
-    assert_eq!((twice.outcome(0), twice.outcome(1).0), (OK, Outcome::InDoubt));
+    assert!(matches!(run(&twice, &job), Exit::UnexpectedCompletion(_)));
+    assert_eq!((twice.outcome(0), twice.outcome(1).0), (OK, ItemOutcome::InDoubt));
     let silent = bed(16, Manner::Silent);
     let job = silent.job(10);
     assert_eq!(run(&silent, &job), Exit::TimedOut);
-    assert_eq!((silent.outcome(0).0, silent.outcome(1).0), (Outcome::InDoubt, Outcome::Pending));
+    assert_eq!((silent.outcome(0).0, silent.outcome(1).0), (ItemOutcome::InDoubt, ItemOutcome::Pending));
     let stuck = bed(4, Manner::StuckHead);
     let job = stuck.job(10);
     assert_eq!(run(&stuck, &job), Exit::TimedOut);
-    assert_eq!((stuck.outcome(2), stuck.outcome(3).0), (OK, Outcome::Pending));
+    assert_eq!((stuck.outcome(2), stuck.outcome(3).0), (OK, ItemOutcome::Pending));
     assert!(stuck.now() < 3 * job.stall);
 }
 
@@ -57,7 +57,7 @@ fn a_poison_ends_it_even_where_the_controller_is_quick() {
     let job = bed.job(2000);
     bed.poison_after.set(5);
     assert_eq!(run(&bed, &job), Exit::Poisoned(7));
-    assert!((256..2000).all(|i| bed.outcome(i).0 == Outcome::Pending));
+    assert!((256..2000).all(|i| bed.outcome(i).0 == ItemOutcome::Pending));
 }
 
 #[test]
@@ -66,6 +66,6 @@ fn what_may_be_tried_again_is() {
     let bed = bed(16, Manner::Ends(failed));
     let job = bed.job(5);
     assert_eq!(run(&bed, &job), Exit::Finished);
-    assert!((0..5).all(|i| bed.outcome(i) == (Outcome::Done(failed), 2)));
+    assert!((0..5).all(|i| bed.outcome(i) == (ItemOutcome::Done(failed), 2)));
     assert_eq!(bed.controller.borrow().cids.len(), 15);
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32 as Plain, Ordering::Relaxed};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
-use onehop_proto::kernel::{Answer, Gate, Handle, Lent, LentOp, signal};
+use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue, Gate, Handle, signal};
 use onehop_proto::queue::{Memory, Rings, Shared};
 use onehop_proto::{Cqe, GpuAddr, Status};
 
@@ -195,8 +195,8 @@ fn model(fenced: bool) {
     let kernel = {
         let mem = mem.clone();
         thread::spawn(move || {
-            let queue = Lent::open(&mem, GpuAddr(HANDLE)).unwrap();
-            assert_eq!(queue.run(&mem, LentOp::Read, 0, 1, 0), Answer::Done);
+            let queue = DeviceQueue::open(&mem, GpuAddr(HANDLE)).unwrap();
+            assert_eq!(queue.run(&mem, DeviceOp::Read, 0, 1, 0), Answer::Done);
         })
     };
     // What the host does when it takes the queue away and gives it back.

@@ -218,7 +218,7 @@ proptest! {
 
 /// Standing lists for `pages` pages of scattered memory, as a controller would read them.
 fn stand(shift: u32, pages: u64) -> HashMap<u64, u64> {
-    let (standing, page) = (Standing::new(shift), scattered(shift, 0));
+    let (standing, page) = (PrebuiltPrpLists::new(shift), scattered(shift, 0));
     let mut memory = HashMap::new();
     for list in 0..standing.list_pages(pages) {
         for (index, of) in standing.entries(list).enumerate().filter(|(_, of)| *of < pages) {
@@ -231,7 +231,7 @@ fn stand(shift: u32, pages: u64) -> HashMap<u64, u64> {
 fn check_standing(memory: &HashMap<u64, u64>, shift: u32, offset: u64, len: u64) {
     let (page_len, page) = (page_bytes(shift), scattered(shift, 0));
     let list = list_page(shift);
-    let prps = Standing::new(shift).point(offset, len, &page, |i| list(i as u32));
+    let prps = PrebuiltPrpLists::new(shift).point(offset, len, &page, |i| list(i as u32));
     let mut at = offset;
     for segment in walk(shift, prps.0, prps.1, len, read(memory)) {
         let (addr, bytes) = segment.unwrap();
@@ -247,7 +247,7 @@ fn standing_lists_serve_every_transfer() {
         let (page, step) = (page_bytes(shift), entries_per_page(shift) / 2);
         let pages = 3 * step + 5;
         let memory = stand(shift, pages);
-        let most = Standing::new(shift).most_bytes();
+        let most = PrebuiltPrpLists::new(shift).most_bytes();
         assert_eq!(most, step * page);
         for first in [0, 1, step - 2, step - 1, step, step + 1, 2 * step - 1, 2 * step, pages - 3] {
             for within in [0, 4, page - 4] {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onehop_os::{Deadline, HostMem, Mapped, Port};
+use onehop_os::{ControllerBackend, Deadline, HostMem, Mapped};
 
 const ENTRIES: u32 = 16;
 const CC: u32 = 0x14;
@@ -23,7 +23,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    fn new(port: &Port, id: u32) -> Self {
+    fn new(port: &ControllerBackend, id: u32) -> Self {
         let (sq, cq) = (port.mapper.alloc(4096).unwrap(), port.mapper.alloc(4096).unwrap());
         let mapped = (port.mapper.map(&sq).unwrap(), port.mapper.map(&cq).unwrap());
         Self { id, sq, cq, mapped, next: 0 }
@@ -34,7 +34,14 @@ impl Queue {
     }
 
     /// Runs one command: opcode, namespace, data of two pages at most, dwords 10 to 12. Returns the status without the phase.
-    pub fn run(&mut self, port: &Port, opcode: u32, nsid: u32, data: u64, dwords: [u32; 3]) -> u32 {
+    pub fn run(
+        &mut self,
+        port: &ControllerBackend,
+        opcode: u32,
+        nsid: u32,
+        data: u64,
+        dwords: [u32; 3],
+    ) -> u32 {
         let at = (self.next % ENTRIES) as usize;
         let phase = 1 - (self.next / ENTRIES) % 2;
         let mut entry = [0; 64];
@@ -64,7 +71,7 @@ impl Queue {
 }
 
 /// Resets and enables the controller.
-pub fn enable(port: &Port) -> Queue {
+pub fn enable(port: &ControllerBackend) -> Queue {
     let wait_ready = |wanted: u32| {
         let until = Deadline::after(Duration::from_secs(10));
         while port.regs.read32(CSTS) & 1 != wanted {
@@ -83,7 +90,7 @@ pub fn enable(port: &Port) -> Queue {
 }
 
 /// Makes I/O queue pair 1.
-pub fn io_queue(port: &Port, admin: &mut Queue) -> Queue {
+pub fn io_queue(port: &ControllerBackend, admin: &mut Queue) -> Queue {
     let queue = Queue::new(port, 1);
     let size = (ENTRIES - 1) << 16 | 1;
     assert_eq!(admin.run(port, 0x05, 0, queue.addrs().1, [size, 1, 0]), 0);
@@ -92,7 +99,7 @@ pub fn io_queue(port: &Port, admin: &mut Queue) -> Queue {
 }
 
 /// Identify data of a controller (`cns` 1) or namespace (`cns` 0).
-pub fn identify(port: &Port, admin: &mut Queue, nsid: u32, cns: u32) -> Vec<u8> {
+pub fn identify(port: &ControllerBackend, admin: &mut Queue, nsid: u32, cns: u32) -> Vec<u8> {
     let memory = port.mapper.alloc(4096).unwrap();
     let mapped = port.mapper.map(&memory).unwrap();
     assert_eq!(admin.run(port, 0x06, nsid, mapped.contiguous().unwrap().0, [cns, 0, 0]), 0);

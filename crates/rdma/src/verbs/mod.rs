@@ -20,7 +20,7 @@ use crate::{Error, Result};
 pub(crate) use device::{Device, Domain, Gid, GidKind, Registration};
 #[cfg(test)]
 pub(crate) use fake::Fake;
-pub(crate) use pair::{Completion, Pair, PairState, Queue, Work};
+pub(crate) use pair::{Completion, Pair, PairRequest, PairState, Queue};
 
 /// Names under which systems have the library.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];

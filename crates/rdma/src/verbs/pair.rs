@@ -141,7 +141,7 @@ pub(crate) enum PairState<'a> {
 }
 
 /// What a queue pair is to do.
-pub(crate) enum Work {
+pub(crate) enum PairRequest {
     /// A message, with a number.
     Send { number: u32 },
     /// Bytes into the other side's memory.
@@ -210,19 +210,19 @@ impl Pair {
     }
 
     /// Gives it work on registered memory, from `addr` on.
-    pub fn post(&self, id: u64, work: &Work, (addr, bytes): (u64, u32), lkey: u32) -> Result<()> {
+    pub fn post(&self, id: u64, work: &PairRequest, (addr, bytes): (u64, u32), lkey: u32) -> Result<()> {
         let mut sge = sys::Sge { addr, length: bytes, lkey };
         let mut request = match work {
-            Work::Send { number } => {
+            PairRequest::Send { number } => {
                 let imm_data = number.to_be();
                 sys::SendWr { imm_data, ..sys::SendWr::new(id, sys::WR_SEND_WITH_IMM) }
             }
-            Work::Write { to } => sys::SendWr {
+            PairRequest::Write { to } => sys::SendWr {
                 remote_addr: to.addr,
                 rkey: to.rkey,
                 ..sys::SendWr::new(id, sys::WR_RDMA_WRITE)
             },
-            Work::Read { from } => sys::SendWr {
+            PairRequest::Read { from } => sys::SendWr {
                 remote_addr: from.addr,
                 rkey: from.rkey,
                 ..sys::SendWr::new(id, sys::WR_RDMA_READ)

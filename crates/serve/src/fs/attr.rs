@@ -64,7 +64,13 @@ pub(super) fn attr(of: &Attr) -> FileAttr {
 }
 
 /// What `stat` would have said of something that is nobody's file.
-pub(super) fn made_up(inode: u64, kind: FileType, perm: u16, (uid, gid): (u32, u32), size: u64) -> FileAttr {
+pub(super) fn pseudo_attr(
+    inode: u64,
+    kind: FileType,
+    perm: u16,
+    (uid, gid): (u32, u32),
+    size: u64,
+) -> FileAttr {
     let when = SystemTime::now();
     FileAttr {
         ino: INodeNo(inode),

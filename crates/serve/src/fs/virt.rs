@@ -9,7 +9,7 @@ use onehop_usrbio::ring::Server;
 use onehop_usrbio::{Name, Priority};
 use rustix::io::Errno;
 
-use super::attr::{VIRTUAL, made_up};
+use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::Entry;
 use crate::daemon::Shared;
 use crate::table::{Buffer, Owner, What, map_shared};
@@ -24,11 +24,11 @@ const SEMAPHORES: u64 = VIRTUAL + 8;
 const BUFFERS: u64 = VIRTUAL + (1 << 32);
 
 fn folder(inode: u64, perm: u16) -> FileAttr {
-    made_up(inode, FileType::Directory, perm, (0, 0), 0)
+    pseudo_attr(inode, FileType::Directory, perm, (0, 0), 0)
 }
 
 fn link(inode: u64, owner: (u32, u32), target: usize) -> FileAttr {
-    made_up(inode, FileType::Symlink, 0o777, owner, target as u64)
+    pseudo_attr(inode, FileType::Symlink, 0o777, owner, target as u64)
 }
 
 fn buffer_attr(buffer: &Buffer) -> FileAttr {
@@ -42,7 +42,7 @@ fn fixed(inode: u64) -> Option<FileAttr> {
         TOP | OURS => Some(folder(inode, 0o755)),
         // Everybody makes links in there, and takes away their own.
         IOVS => Some(folder(inode, 0o1777)),
-        STATS => Some(made_up(inode, FileType::RegularFile, 0o444, (0, 0), 0)),
+        STATS => Some(pseudo_attr(inode, FileType::RegularFile, 0o444, (0, 0), 0)),
         SOCKET => Some(link(inode, (0, 0), 64)),
         _ if (SEMAPHORES..SEMAPHORES + 3).contains(&inode) => Some(link(inode, (0, 0), 64)),
         _ => None,

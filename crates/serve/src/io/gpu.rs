@@ -259,7 +259,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::io::Outcome;
+    use crate::io::IoStart;
     use crate::io::tests::{Rig, request};
 
     /// A copier, and whether somebody has waited for it.
@@ -312,11 +312,11 @@ mod tests {
         let (client, ring) = Rig::ring(1000, true);
         let wish = request(rig.gpu, 0, 0, 4096);
         let piece = || match rig.begin(&client, &ring, &wish) {
-            Outcome::UnderWay => match engine.queue.next(Duration::ZERO) {
+            IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
                 Next::Work(piece) => piece,
                 _ => panic!("the engine has nothing to do"),
             },
-            Outcome::Over(result) => panic!("it is over: {result}"),
+            IoStart::Over(result) => panic!("it is over: {result}"),
         };
         lane.piece(piece());
         let of_old = watch(&mut lane);

@@ -33,7 +33,7 @@ pub(crate) struct Cache {
 }
 
 /// How a beginning ended.
-pub(crate) enum Outcome {
+pub(crate) enum IoStart {
     /// It is over: bytes, or an error number with a minus sign.
     Over(i64),
     /// Somebody else tells the ring.
@@ -50,7 +50,7 @@ pub(crate) fn failure(error: &std::io::Error) -> i64 {
 }
 
 /// Begins what an entry asks for.
-pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> Outcome {
+pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> IoStart {
     let checked = entry.request.ok_or(Errno::INVAL).and_then(|request| {
         let (buffer, open) = check(shared, ring, &request)?;
         Ok((request, buffer, open))
@@ -58,7 +58,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> Ou
     match checked {
         Err(errno) => {
             shared.stats.refused.fetch_add(1, Ordering::Relaxed);
-            Outcome::Over(refused(errno))
+            IoStart::Over(refused(errno))
         }
         Ok((request, buffer, open)) => start(shared, ring, entry, &request, buffer, open),
     }
@@ -113,13 +113,13 @@ fn start(
     request: &Request,
     buffer: Arc<Buffer>,
     open: Arc<Open>,
-) -> Outcome {
+) -> IoStart {
     let reads = ring.server.name().read;
     if reads && ring.server.name().flags & FORBID_READ_HOLES != 0 {
         match open.file().has_hole(request.at, request.len) {
             Ok(false) => {}
-            Ok(true) => return Outcome::Over(refused(Errno::NODATA)),
-            Err(error) => return Outcome::Over(failure(&error)),
+            Ok(true) => return IoStart::Over(refused(Errno::NODATA)),
+            Err(error) => return IoStart::Over(failure(&error)),
         }
     }
     if let (true, What::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
@@ -127,17 +127,17 @@ fn start(
         match open.file().read_now(to, request.at) {
             Ok(Some(count)) if count as u64 == request.len => {
                 shared.stats.host_now.count(request.len);
-                return Outcome::Over(count as i64);
+                return IoStart::Over(count as i64);
             }
             // A part of it, or nothing: somebody who may wait finds out whether that is the file's end.
             Ok(_) => {}
             Err(error) => {
                 shared.stats.failed.fetch_add(1, Ordering::Relaxed);
-                return Outcome::Over(failure(&error));
+                return IoStart::Over(failure(&error));
             }
         }
     }
     let job = Job::new(shared, ring, entry, request, buffer, open);
     Job::begin(&Arc::new(job));
-    Outcome::UnderWay
+    IoStart::UnderWay
 }

@@ -22,11 +22,11 @@ const MOST: usize = 32;
 const IDLE: Duration = Duration::from_secs(10);
 
 /// What such a thread does.
-pub(crate) trait Work: Send + 'static {
+pub(crate) trait PoolTask: Send + 'static {
     fn run(self);
 }
 
-impl Work for Piece {
+impl PoolTask for Piece {
     fn run(self) {
         let result = transfer(&self);
         self.end(result);
@@ -36,7 +36,7 @@ impl Work for Piece {
 /// A call that may take long.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-impl Work for Call {
+impl PoolTask for Call {
     fn run(self) {
         self();
     }
@@ -55,7 +55,7 @@ impl<T> Default for Pool<T> {
     }
 }
 
-impl<T: Work> Pool<T> {
+impl<T: PoolTask> Pool<T> {
     pub fn add(&self, uid: u32, work: impl IntoIterator<Item = T>) {
         if self.queue.add(uid, work) && self.running.load(Ordering::Acquire) < MOST {
             self.start();

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::gpu::Engine;
-use super::{Outcome, begin};
+use super::{IoStart, begin};
 use crate::daemon::{Options, Shared};
 use crate::table::{GpuMemory, Owner, What};
 use crate::workers::Ring;
@@ -106,7 +106,7 @@ impl Rig {
     }
 
     /// Has a ring begin one request.
-    pub fn begin(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> Outcome {
+    pub fn begin(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> IoStart {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
@@ -115,8 +115,8 @@ impl Rig {
 
     fn by(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> i64 {
         match self.begin(client, ring, request) {
-            Outcome::Over(result) => result,
-            Outcome::UnderWay => {
+            IoStart::Over(result) => result,
+            IoStart::UnderWay => {
                 let mut done: Vec<Completion> = Vec::new();
                 let start = Instant::now();
                 while client.take(&mut done, 1).unwrap() == 0 {

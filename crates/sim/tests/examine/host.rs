@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-use onehop_os::{HostMem, Mapped, Mapper, Port, Registers};
+use onehop_os::{ControllerBackend, HostMem, Mapped, Mapper, Registers};
 use onehop_proto::admin::{self, Priority};
 use onehop_proto::regs::{self, Aqa, Cap, Cc, Csts, offset};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status, nvm, prp};
@@ -71,7 +71,7 @@ impl Queue {
 
 pub struct Host {
     pub sim: Sim,
-    pub port: Port,
+    pub port: ControllerBackend,
     pub regs: Arc<dyn Registers>,
     pub mapper: Arc<SimMapper>,
     pub queues: HashMap<u16, Queue>,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::tree::{Core, Node, opened, restore, take_unsynced};
 use super::{Trouble, View};
-use crate::buffers::Lent;
+use crate::buffers::PooledBuffer;
 use crate::lock;
 use crate::transport::{Shareable, Stretch, checksum};
 use crate::tree::{Memory, OpenFile, Via};
@@ -188,7 +188,7 @@ impl RemoteFile {
         }
     }
 
-    fn buffer(&self) -> io::Result<Lent> {
+    fn buffer(&self) -> io::Result<PooledBuffer> {
         let client = &self.core.client;
         client.buffers.take(client.give_up()).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
     }
@@ -197,7 +197,7 @@ impl RemoteFile {
     fn by_buffer(
         &self,
         len: usize,
-        carry: impl Fn(&Lent, usize, usize) -> io::Result<usize>,
+        carry: impl Fn(&PooledBuffer, usize, usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let lent = self.buffer()?;
         let mut done = 0;

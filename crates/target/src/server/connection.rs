@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 
-use super::perform::{self, Work};
+use super::perform::{self, PendingRequest};
 use super::session::{Admit, Session};
 use super::{Shared, TICK};
-use crate::buffers::Lent;
+use crate::buffers::PooledBuffer;
 use crate::handshake;
 use crate::transport::{Incoming, Link, Outgoing, Stretch};
 use crate::wire::{Head, Kind, Reply, Request, pack, unpack};
@@ -132,7 +132,7 @@ fn place(
     connection: &Connection,
     head: &Head,
     body: &[u8],
-    data: &mut Option<Lent>,
+    data: &mut Option<PooledBuffer>,
 ) -> Result<Option<Stretch>> {
     let peer = connection.link.peer();
     let belongs = head.kind == Kind::Request && unpack::<Request>(body, peer)?.data() == Some(head.data);
@@ -152,7 +152,7 @@ fn take(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
     frame: Incoming,
-    data: Option<Lent>,
+    data: Option<PooledBuffer>,
     scratch: &HostMem,
 ) -> Result<()> {
     let peer = connection.link.peer();
@@ -189,6 +189,6 @@ fn take(
     if perform::at_once(shared, connection, id, &request, scratch) {
         return Ok(());
     }
-    shared.later(Work { connection: connection.clone(), id, request, data });
+    shared.later(PendingRequest { connection: connection.clone(), id, request, data });
     Ok(())
 }

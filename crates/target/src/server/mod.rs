@@ -31,7 +31,7 @@ use crate::tree::{Folder, Rules};
 use crate::turns::{Next, Queue};
 use crate::wire::{Access, Join, MountId, SessionId, Welcome};
 use crate::{Error, Result, lock};
-use perform::Work;
+use perform::PendingRequest;
 use session::Session;
 
 /// How often those that wait look whether the server is to end.
@@ -154,7 +154,7 @@ pub(crate) struct Shared {
     sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
-    queue: Queue<Work>,
+    queue: Queue<PendingRequest>,
     workers: AtomicUsize,
     connections: AtomicUsize,
     strangers: Mutex<VecDeque<Arc<dyn Link>>>,
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// Has something done by a thread that may wait.
-    fn later(self: &Arc<Self>, work: Work) {
+    fn later(self: &Arc<Self>, work: PendingRequest) {
         let number = work.connection.session.number;
         if self.queue.add(number, [work]) && self.workers.load(Ordering::Acquire) < MOST_THREADS {
             self.workers.fetch_add(1, Ordering::AcqRel);

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::connection::{Connection, Summed};
-use crate::buffers::Lent;
+use crate::buffers::PooledBuffer;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Answer, Memory, OpenFile, Tree, errno};
 use crate::wire::{MOST_DATA, Remote, Reply, Request};
@@ -17,14 +17,14 @@ use crate::wire::{MOST_DATA, Remote, Reply, Request};
 const PART: usize = 512 << 10;
 
 /// Something that waits for its turn.
-pub(crate) struct Work {
+pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
     pub id: u64,
     pub request: Request,
-    pub data: Option<Lent>,
+    pub data: Option<PooledBuffer>,
 }
 
-impl Work {
+impl PendingRequest {
     /// Does it, and tells.
     pub fn run(self, shared: &Shared) {
         let Self { connection, id, request, data } = self;
@@ -95,13 +95,13 @@ pub(crate) fn at_once(
 }
 
 /// An answer, and its data with the buffer that this is in.
-type Performed = (Reply, Option<(Lent, Summed)>);
+type Performed = (Reply, Option<(PooledBuffer, Summed)>);
 
 fn perform(
     shared: &Shared,
     connection: &Connection,
     request: &Request,
-    data: Option<Lent>,
+    data: Option<PooledBuffer>,
 ) -> Answer<Performed> {
     if shared.options.read_only && request.changes() {
         return Err(Errno::ROFS);
@@ -265,7 +265,7 @@ fn write(
     connection: &Connection,
     (file, at, len): (u64, u64, u32),
     from: Option<&Remote>,
-    data: Option<Lent>,
+    data: Option<PooledBuffer>,
 ) -> Answer<Performed> {
     check(at, len, from)?;
     let limit = shared.options.limits.stall;
@@ -295,7 +295,7 @@ fn append(
     connection: &Connection,
     file: u64,
     len: u32,
-    data: Option<Lent>,
+    data: Option<PooledBuffer>,
 ) -> Answer<Performed> {
     check(0, len, None)?;
     let file = connection.session.file(file)?;

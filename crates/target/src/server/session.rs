@@ -16,7 +16,7 @@ use crate::wire::{MountId, Reply, Request, SessionId};
 /// Between the oldest request that a client waits for and the newest lie at most so many.
 pub(crate) const SPAN: u64 = 4096;
 /// How often it is looked whether what was begun is over.
-const LOOK: Duration = Duration::from_millis(2);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A client.
 pub(crate) struct Session {
@@ -105,7 +105,7 @@ impl Session {
             if Instant::now() >= until {
                 return false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(IDLE_POLL_INTERVAL);
         }
         true
     }
@@ -203,13 +203,15 @@ mod tests {
     use crate::transport::{Acceptor, Connector, Link};
     use crate::tree::Rules;
 
-    const SOON: Duration = Duration::from_secs(30);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
     fn link() -> (Box<dyn Link>, Box<dyn Link>) {
         let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
-        let near =
-            TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap().connect(0, SOON).unwrap();
-        (acceptor.accept(SOON).unwrap().unwrap(), near)
+        let near = TcpConnector::new(&acceptor.local().unwrap().to_string())
+            .unwrap()
+            .connect(0, TEST_TIMEOUT)
+            .unwrap();
+        (acceptor.accept(TEST_TIMEOUT).unwrap().unwrap(), near)
     }
 
     #[test]
@@ -218,8 +220,10 @@ mod tests {
         let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
         let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, 8));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
-        let connections: Vec<_> =
-            links.into_iter().map(|link| Connection::new(link.into(), session.clone(), SOON)).collect();
+        let connections: Vec<_> = links
+            .into_iter()
+            .map(|link| Connection::new(link.into(), session.clone(), TEST_TIMEOUT))
+            .collect();
         let [first, second] = &connections[..] else { unreachable!() };
         let request = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, by| session.admit(id, 0, &request, by);

@@ -59,7 +59,7 @@ impl Node {
 
 /// How a file is held that somebody knows.
 #[derive(Clone)]
-enum Held {
+enum NodeAccess {
     Open(Arc<Node>),
     /// By what its file system calls it, which costs no descriptor.
     Handle(Arc<FileHandle>),
@@ -67,8 +67,8 @@ enum Held {
     Below(Arc<Submount>, Arc<FileHandle>),
 }
 
-struct Told {
-    held: Held,
+struct KnownNode {
+    held: NodeAccess,
     key: (u64, u64),
     /// How often its number was told.
     times: u64,
@@ -76,7 +76,7 @@ struct Told {
 
 #[derive(Default)]
 struct Known {
-    by_number: HashMap<u64, Told>,
+    by_number: HashMap<u64, KnownNode>,
     by_key: HashMap<(u64, u64), u64>,
     next: u64,
     /// How many are held open.
@@ -122,9 +122,9 @@ impl Nodes {
         }
         let held = lock(&self.known).by_number.get(&number).ok_or(Errno::STALE)?.held.clone();
         let (path, submount) = match held {
-            Held::Open(node) => return Ok(node),
-            Held::Handle(handle) => (handle.open(self.beside.as_ref().ok_or(Errno::STALE)?)?, None),
-            Held::Below(submount, handle) => {
+            NodeAccess::Open(node) => return Ok(node),
+            NodeAccess::Handle(handle) => (handle.open(self.beside.as_ref().ok_or(Errno::STALE)?)?, None),
+            NodeAccess::Below(submount, handle) => {
                 let within = mounts.checked_sub(1).ok_or(Errno::LOOP)?;
                 (self.below(&submount, &handle, within)?, Some(submount))
             }
@@ -182,7 +182,7 @@ impl Nodes {
             && let Some(told) = known.by_number.get_mut(&number)
             && is_same(&told.held, &path)
         {
-            if matches!(&told.held, Held::Below(before, _) if Some(before) != submount.as_ref()) {
+            if matches!(&told.held, NodeAccess::Below(before, _) if Some(before) != submount.as_ref()) {
                 // The way by which it was found before may be unmounted.
                 told.held = Self::by_handle(&path, submount).ok_or(Errno::NFILE)?;
             }
@@ -200,7 +200,7 @@ impl Nodes {
         };
         let held = self.hold(&mut known, number, path, submount)?;
         known.by_key.insert(key, number);
-        known.by_number.insert(number, Told { held, key, times: 1 });
+        known.by_number.insert(number, KnownNode { held, key, times: 1 });
         Ok(number)
     }
 
@@ -212,7 +212,7 @@ impl Nodes {
         number: u64,
         path: OwnedFd,
         submount: Option<Arc<Submount>>,
-    ) -> Answer<Held> {
+    ) -> Answer<NodeAccess> {
         if known.by_number.len() >= MOST_KNOWN {
             return Err(Errno::NFILE);
         }
@@ -226,15 +226,15 @@ impl Nodes {
             return Err(Errno::NFILE);
         }
         known.open += 1;
-        Ok(Held::Open(Arc::new(Node { number, path, submount })))
+        Ok(NodeAccess::Open(Arc::new(Node { number, path, submount })))
     }
 
     /// Holds a file by its handle, where it has one.
-    fn by_handle(path: &OwnedFd, submount: Option<Arc<Submount>>) -> Option<Held> {
+    fn by_handle(path: &OwnedFd, submount: Option<Arc<Submount>>) -> Option<NodeAccess> {
         let handle = Arc::new(handle_of(path).ok()?);
         Some(match submount {
-            Some(submount) => Held::Below(submount, handle),
-            None => Held::Handle(handle),
+            Some(submount) => NodeAccess::Below(submount, handle),
+            None => NodeAccess::Handle(handle),
         })
     }
 
@@ -245,8 +245,8 @@ impl Nodes {
         if told.times > 0 {
             return;
         }
-        let Some(Told { held, key, .. }) = known.by_number.remove(&number) else { return };
-        known.open -= usize::from(matches!(held, Held::Open(_)));
+        let Some(KnownNode { held, key, .. }) = known.by_number.remove(&number) else { return };
+        known.open -= usize::from(matches!(held, NodeAccess::Open(_)));
         // Another file may have its key by now.
         if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
@@ -255,10 +255,12 @@ impl Nodes {
 }
 
 /// Whether what has a known file's key is that file: one that is not held open may be gone, and its number given to another.
-fn is_same(held: &Held, path: &OwnedFd) -> bool {
+fn is_same(held: &NodeAccess, path: &OwnedFd) -> bool {
     match held {
-        Held::Open(_) => true,
-        Held::Handle(known) | Held::Below(_, known) => handle_of(path).is_ok_and(|handle| handle == **known),
+        NodeAccess::Open(_) => true,
+        NodeAccess::Handle(known) | NodeAccess::Below(_, known) => {
+            handle_of(path).is_ok_and(|handle| handle == **known)
+        }
     }
 }
 

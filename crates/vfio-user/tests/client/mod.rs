@@ -1,4 +1,4 @@
-//! A small vfio-user client, so that our own driver drives the served function: registers, memory and reset as a `Port`.
+//! A small vfio-user client, so that our own driver drives the served function: registers, memory and reset as a `ControllerBackend`.
 //! Memory is shared when it is mapped and taken back when that is undone, each time in two pieces, so that buffers and
 //! queues lie across them.
 #![allow(missing_docs, dead_code, clippy::unwrap_used)]
@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onehop_os::{DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper, Port, Registers, Run};
+use onehop_os::{
+    ControllerBackend, DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper, Registers, Run,
+};
 use onehop_proto::BusAddr;
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{HEADER, Header, command};
@@ -163,10 +165,10 @@ impl Client {
     }
 
     /// The served function as our driver sees any controller.
-    pub fn port(self: &Arc<Self>) -> Port {
+    pub fn port(self: &Arc<Self>) -> ControllerBackend {
         let info = self.region_info(0, 32).unwrap();
         let size = u32::from_le_bytes(info[16..20].try_into().unwrap());
-        Port {
+        ControllerBackend {
             regs: Arc::new(Bar0 { client: self.clone(), size }),
             mapper: Arc::new(Memory(self.clone())),
             reset: Some(Arc::new(Reset(self.clone()))),

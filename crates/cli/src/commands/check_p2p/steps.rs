@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Namespace, Op, Options, Placement};
 use onehop_gpu::{Gpu, Place};
-use onehop_os::Port;
+use onehop_os::ControllerBackend;
 use serde::{Serialize, Serializer};
 
 use super::registers;
@@ -93,7 +93,7 @@ pub(crate) fn first_needed(rows: &[Row]) -> Option<String> {
 
 /// A drive, a GPU, and what they are tried with.
 pub(crate) struct Bench {
-    pub(super) port: Port,
+    pub(super) port: ControllerBackend,
     pub(super) gpu: Arc<dyn Gpu>,
     nsid: u32,
     lba: u64,
@@ -107,7 +107,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(
-        port: Port,
+        port: ControllerBackend,
         gpu: Arc<dyn Gpu>,
         (nsid, lba): (u32, u64),
         patience: Duration,

@@ -8,7 +8,7 @@ use onehop_load::outcome::Outcome;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Held, Share, crc32c};
+use super::{LoadedShare, Share, crc32c};
 use crate::gpus::Chosen;
 use crate::report::Text;
 use crate::units;
@@ -58,8 +58,8 @@ pub(super) struct OnGpu {
 
 impl OnGpu {
     /// The account of each.
-    pub(super) fn list(held: &[Held]) -> Vec<Self> {
-        let one = |held: &Held| Self {
+    pub(super) fn list(held: &[LoadedShare]) -> Vec<Self> {
+        let one = |held: &LoadedShare| Self {
             gpu: held.share.gpu.gpu.name().to_owned(),
             rank: held.share.rank.0,
             ranks: held.share.rank.1,
@@ -89,7 +89,7 @@ pub(super) fn names<'a>(gpus: impl IntoIterator<Item = &'a Chosen>) -> String {
 /// The account of what was loaded; times of the whole and verdicts are added later.
 pub(super) fn document(
     model: &Model,
-    held: &[Held],
+    held: &[LoadedShare],
     account: &Account,
     took: Duration,
     rate: Option<f64>,
@@ -143,7 +143,7 @@ pub(super) fn tell(d: &Document) -> Text {
         format!(
             "{} out of the page cache, {} from the disk through it, {} past it, {} from servers, by {threads} through {} of pinned memory",
             units::bytes(ways.cached_bytes),
-            units::bytes(ways.through_cache_bytes),
+            units::bytes(ways.cache_miss_bytes),
             units::bytes(ways.direct_bytes),
             units::bytes(ways.remote_bytes),
             units::bytes(ways.ring_bytes),

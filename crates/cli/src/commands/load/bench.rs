@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use onehop_bench::median;
 use onehop_bench::page::{LoadRow, Loads, load_page};
 use onehop_gpu::Region;
-use onehop_load::engine::{Arena, Options, Prepared, Shelf};
+use onehop_load::engine::{Arena, Options, Prepared, RingCache};
 use onehop_load::outcome::Limit;
 use onehop_load::{Model, Selection};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::account::{names, simulated};
 use super::local::{Wanted, carry_out, ring_plan};
-use super::{Held, Route, Share, crc32c, must_fit, parse_route, verdict};
+use super::{LoadedShare, Route, Share, crc32c, must_fit, parse_route, verdict};
 use crate::commands::Context;
 use crate::commands::bench::report;
 use crate::error::{CliError, Result};
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let mut shares = gpus::choose_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
     must_fit(&shares)?;
     // As a program has it that loads one model after the other. Several GPUs share a ring that is made anew for them.
-    let shelf = Arc::new(Shelf::default());
+    let ring_cache = Arc::new(RingCache::default());
     let (mut rows, mut first) = (Vec::new(), None);
     let mut arenas = Vec::new();
     for turn in 0..args.loads {
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         context.stop.check()?;
         // Nothing of the load before may pass for this one's.
         arenas.iter().try_for_each(|arena: &Region| arena.fill(0, arena.len(), turn as u8))?;
-        let (row, held) = load(&model, shares, arenas, &options, &shelf, context)?;
+        let (row, held) = load(&model, shares, arenas, &options, &ring_cache, context)?;
         let sum = crc32c(&held);
         match first {
             None => verdict::compare(&model, &held, context)??,
@@ -123,14 +123,14 @@ fn load(
     shares: Vec<Share>,
     kept: Vec<Region>,
     options: &Options,
-    shelf: &Arc<Shelf>,
+    ring_cache: &Arc<RingCache>,
     context: &Context,
-) -> Result<(Row, Vec<Held>)> {
+) -> Result<(Row, Vec<LoadedShare>)> {
     let started = Instant::now();
     let (prepared, arenas) = std::thread::scope(|scope| {
         let arenas = scope.spawn(|| make_arenas(&shares, kept));
         let prepared = match &shares[..] {
-            [share] => Prepared::with_shelf(&share.plan, &model.files, options, shelf.clone())?,
+            [share] => Prepared::with_ring_cache(&share.plan, &model.files, options, ring_cache.clone())?,
             _ => {
                 let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
                 Prepared::for_all(&plans, &model.files, options)?

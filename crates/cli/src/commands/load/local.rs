@@ -10,7 +10,7 @@ use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, 
 use super::account::{Document, document, tell};
 use super::planned::show_plan;
 use super::verdict::{self, Verdict, given_up};
-use super::{Args, Held, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
+use super::{Args, LoadedShare, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
@@ -92,7 +92,7 @@ pub(super) fn carry_out(
     prepared: Prepared,
     wanted: &Wanted,
     context: &Context,
-) -> Result<(Vec<Held>, Document)> {
+) -> Result<(Vec<LoadedShare>, Document)> {
     context.stop.check()?;
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
@@ -123,7 +123,7 @@ pub(super) fn carry_out(
     };
     let arenas = streams.into_iter().map(|stream| Ok(stream.finish()?.1)).collect::<Result<Vec<_>>>()?;
     let held = shares.into_iter().zip(arenas);
-    let held = held.map(|(share, arena)| Held::new(share, arena, wanted.sums, context));
+    let held = held.map(|(share, arena)| LoadedShare::new(share, arena, wanted.sums, context));
     let held = held.collect::<Result<Vec<_>>>()?;
     let mut document = document(model, &held, &account, took, rate);
     document.total_seconds = wanted.started.elapsed().as_secs_f64();
@@ -188,7 +188,7 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let verdict = Verdict { compared, compared_by: verdict::BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
     let mut text = tell(&document);
-    if let (Some(out), [Held { arena, .. }]) = (part.out, &held[..]) {
+    if let (Some(out), [LoadedShare { arena, .. }]) = (part.out, &held[..]) {
         transfer::save(arena, bytes as usize, out, &context.stop)?;
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }

@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use super::account::OnGpu;
 use super::verdict::{self, Verdict};
-use super::{Args, Held, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
+use super::{Args, LoadedShare, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus;
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, Landed, Outcome, Tally, block_bytes};
+use crate::transfer::{self, Engine, Landed, Tally, TransferOutcome, block_bytes};
 use crate::units;
 use crate::volume;
 
@@ -26,7 +26,7 @@ use crate::volume;
 pub(crate) struct Loaded {
     pub arena: Region,
     /// The account in which the bytes are those of the tensors.
-    pub outcome: Outcome,
+    pub outcome: TransferOutcome,
     /// Bytes that were read, whole blocks.
     pub read_bytes: u64,
     pub landed: Landed,
@@ -40,7 +40,7 @@ pub(crate) fn plan_for(model: &Model, selection: &Selection, ns: &Namespace) -> 
 
 /// Carries a plan out, by the route that was asked for or the best that works.
 pub(crate) fn carry_out(
-    with: &transfer::Plan<'_>,
+    with: &transfer::TransferSetup<'_>,
     model: &Model,
     plan: &Plan,
     context: &Context,
@@ -50,7 +50,7 @@ pub(crate) fn carry_out(
     let (tally, landed) = transfer::fill(&engine, with.ns, (model, plan), &arena, &context.stop)?;
     let read_bytes = tally.bytes;
     let tally = Tally { bytes: plan.tensor_bytes, ..tally };
-    let outcome = Outcome::new(with.drive, with.gpu, &engine, &tally, None);
+    let outcome = TransferOutcome::new(with.drive, with.gpu, &engine, &tally, None);
     Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
 }
 
@@ -66,7 +66,7 @@ struct Limit {
 #[derive(Serialize)]
 struct Document {
     #[serde(flatten)]
-    outcome: Outcome,
+    outcome: TransferOutcome,
     /// What each GPU holds.
     gpus: Vec<OnGpu>,
     files: usize,
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     if args.plan {
         // Routes are made ready, for one block, because nothing else tells that they can be had.
         let route = |share: &Share| {
-            let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
+            let with = transfer::TransferSetup { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
             Ok(Engine::open(&with, block_bytes(ns))?.0.route.name())
         };
         let mut routes = shares.iter().map(route).collect::<Result<Vec<_>>>()?;
@@ -116,10 +116,10 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     // One GPU after the other: a drive is slower than any GPU's link, and gains nothing from two of them at once.
     let (mut held, mut all) = (Vec::new(), None::<Loaded>);
     for share in shares {
-        let with = transfer::Plan { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
+        let with = transfer::TransferSetup { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
         let loaded = carry_out(&with, model, &share.plan, context)?;
         let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
-        held.push(Held { route: Some(route), ..Held::new(share, arena, sums, context)? });
+        held.push(LoadedShare { route: Some(route), ..LoadedShare::new(share, arena, sums, context)? });
         match &mut all {
             Some(all) => all.add(loaded),
             None => all = Some(loaded),
@@ -192,7 +192,7 @@ fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<Opened> {
 }
 
 /// Compares what is in GPU memory with the drive, and the drive with what was mapped.
-fn compare(opened: &Opened, held: &[Held], context: &Context) -> Result<Result<()>> {
+fn compare(opened: &Opened, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
     for map in &opened.maps {
         context.stop.check()?;
         if let Err(why) = map.verify(&*opened.blocks) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use onehop_load::check::{self, Compared};
 use onehop_load::{Manifest, Model};
 
-use super::Held;
+use super::LoadedShare;
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 
@@ -49,9 +49,9 @@ impl Verdict {
 
 /// Compares every GPU's memory with the files once more. The outer error is that it could not be done, the inner that
 /// bytes differ.
-pub(super) fn compare(model: &Model, held: &[Held], context: &Context) -> Result<Result<()>> {
+pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
     let go_on = || context.stop.check().is_ok();
-    for Held { share, arena, .. } in held {
+    for LoadedShare { share, arena, .. } in held {
         let differs = check::compare(&share.plan, &model.files, arena, &go_on);
         if let Some(at) = differs.map_err(|e| given_up(e, context))? {
             let place = format!("byte {} of the arena on, in {}", at.at, at.tensor);
@@ -67,10 +67,10 @@ pub(super) fn compare(model: &Model, held: &[Held], context: &Context) -> Result
 pub(super) fn against(
     (path, manifest): &(&Path, Manifest),
     model: &Model,
-    held: &[Held],
+    held: &[LoadedShare],
 ) -> Result<Compared> {
     let mut all = Compared::default();
-    for Held { share, sums, .. } in held {
+    for LoadedShare { share, sums, .. } in held {
         let sums = sums.as_deref().unwrap_or_default();
         let compared = check::against(manifest, model, &share.plan, sums);
         let wrong = |why| CliError::Mismatch(format!("{}: {why}", path.display()));
@@ -82,7 +82,7 @@ pub(super) fn against(
 /// The error of whoever asked for the end, where it was that.
 pub(super) fn given_up(error: onehop_load::Error, context: &Context) -> CliError {
     match error {
-        onehop_load::Error::GivenUp => context.stop.check().err().unwrap_or_else(|| error.into()),
+        onehop_load::Error::Cancelled => context.stop.check().err().unwrap_or_else(|| error.into()),
         _ => error.into(),
     }
 }

@@ -12,8 +12,8 @@ pub use value::{Array, Value};
 
 use read::Reader;
 
-use super::{MAX_HEADER, TensorInfo, fetch, twice};
-use crate::dtype::{Dtype, Sizeless};
+use super::{MAX_HEADER, TensorInfo, fetch, first_duplicate};
+use crate::dtype::{Dtype, SizeError};
 use crate::source::Source;
 
 /// What every GGUF file begins with.
@@ -254,23 +254,23 @@ pub fn parse(bytes: &[u8], length: u64) -> Result<Header, Error> {
     let version = version(&mut from)?;
     let tensors = from.u64("the number of tensors")?;
     let keys = from.u64("the number of keys")?;
-    from.believe("tensors", tensors, 24)?;
-    from.believe("keys", keys, 13)?;
+    from.check_count("tensors", tensors, 24)?;
+    from.check_count("keys", keys, 13)?;
     let mut metadata = Vec::new();
     for _ in 0..keys {
         let key = from.text("a key")?;
         let value = Value::read(&mut from, &key)?;
         metadata.push((key, value));
     }
-    if let Some(key) = twice(metadata.iter().map(|(key, _)| key.as_str())) {
+    if let Some(key) = first_duplicate(metadata.iter().map(|(key, _)| key.as_str())) {
         return Err(Error::KeyTwice(key.into()));
     }
     let alignment = alignment(&metadata)?;
     let mut claims = Vec::new();
     for _ in 0..tensors {
-        claims.push(Claim::read(&mut from)?);
+        claims.push(DeclaredTensor::read(&mut from)?);
     }
-    if let Some(name) = twice(claims.iter().map(|c| c.name.as_str())) {
+    if let Some(name) = first_duplicate(claims.iter().map(|c| c.name.as_str())) {
         return Err(Error::Twice(name.into()));
     }
     let end = from.at();
@@ -302,7 +302,7 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64, Error> {
 }
 
 /// A tensor with its offset from the start of the data, not yet held against anything but its type.
-struct Claim {
+struct DeclaredTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
@@ -310,7 +310,7 @@ struct Claim {
     bytes: u64,
 }
 
-impl Claim {
+impl DeclaredTensor {
     fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
         let tensor = from.text("a tensor's name")?;
         if tensor.contains('\0') {
@@ -335,16 +335,21 @@ impl Claim {
         shape.reverse();
         match dtype.size(&shape) {
             Ok(bytes) => Ok(Self { name: tensor, dtype, shape, offset, bytes }),
-            Err(Sizeless::Overflow | Sizeless::Part) => Err(Error::Overflow { tensor, dtype, shape }),
+            Err(SizeError::Overflow | SizeError::Part) => Err(Error::Overflow { tensor, dtype, shape }),
         }
     }
 }
 
 /// Holds the claims against each other and the data, which reach from byte `data` of the file to byte `length`.
-fn place(mut claims: Vec<Claim>, data: u64, length: u64, alignment: u64) -> Result<Vec<TensorInfo>, Error> {
+fn place(
+    mut claims: Vec<DeclaredTensor>,
+    data: u64,
+    length: u64,
+    alignment: u64,
+) -> Result<Vec<TensorInfo>, Error> {
     claims.sort_by_key(|c| (c.offset, c.bytes));
     let mut tensors: Vec<TensorInfo> = Vec::with_capacity(claims.len());
-    for Claim { name: tensor, dtype, shape, offset, bytes } in claims {
+    for DeclaredTensor { name: tensor, dtype, shape, offset, bytes } in claims {
         if !offset.is_multiple_of(alignment) {
             return Err(Error::Unaligned { tensor, offset, alignment });
         }

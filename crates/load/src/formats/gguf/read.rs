@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether the rest of the file has room for `count` things of at least `least` bytes.
-    pub fn believe(&self, what: &'static str, count: u64, least: u64) -> Result<(), Error> {
+    pub fn check_count(&self, what: &'static str, count: u64, least: u64) -> Result<(), Error> {
         match count.checked_mul(least) {
             Some(bytes) if bytes <= self.length.saturating_sub(self.at()) => Ok(()),
             _ => Err(Error::Count { what, count, least, length: self.length }),

@@ -42,11 +42,11 @@ macro_rules! values {
                 let count = from.u64(key)?;
                 match number {
                     $($number => {
-                        from.believe("elements of an array", count, $least)?;
+                        from.check_count("elements of an array", count, $least)?;
                         many(count, || $read(from, key)).map(Self::$name)
                     })*
                     ARRAY => {
-                        from.believe("elements of an array", count, 12)?;
+                        from.check_count("elements of an array", count, 12)?;
                         many(count, || Self::read(from, key, depth - 1)).map(Self::Array)
                     }
                     number => Err(Error::ValueType { key: key.into(), number }),

@@ -3,7 +3,7 @@
 use super::{Group, local};
 use crate::Status;
 use crate::kernel::slots::moment;
-use crate::kernel::{Outcome, Warp};
+use crate::kernel::{ItemOutcome, Warp};
 use crate::queue::Address;
 use crate::queue::shared::{DONE, STATE};
 
@@ -23,7 +23,7 @@ impl<W: Warp> Group<'_, W> {
                 warp.set_local(local::DUE + 2 * i + 1, (due >> 32) as u32);
                 warp.add_local(local::KEPT, 1);
             } else {
-                Outcome::Done(status).store(warp, job, item, retries);
+                ItemOutcome::Done(status).store(warp, job, item, retries);
                 warp.ended(item);
                 warp.set_local(local::ITEM + i, u32::MAX);
             }
@@ -85,13 +85,13 @@ impl<W: Warp> Group<'_, W> {
                 let state = warp.load_acquire(slot.plus(STATE));
                 let status = Status((state >> 17) as u16);
                 let (outcome, retries) = match state & 3 == DONE {
-                    false => (Outcome::InDoubt, retries),
-                    true if job.again(status, retries) => (Outcome::Pending, retries + 1),
-                    true => (Outcome::Done(status), retries),
+                    false => (ItemOutcome::InDoubt, retries),
+                    true if job.again(status, retries) => (ItemOutcome::Pending, retries + 1),
+                    true => (ItemOutcome::Done(status), retries),
                 };
                 outcome.store(warp, job, item, retries);
             } else if retries != u32::MAX {
-                Outcome::Pending.store(warp, job, item, retries);
+                ItemOutcome::Pending.store(warp, job, item, retries);
             }
         });
         warp.fence();

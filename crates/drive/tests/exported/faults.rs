@@ -4,25 +4,25 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Error, GpuSetup, Recovery};
 use onehop_gpu::EmulatedThread;
-use onehop_proto::kernel::{Answer, Command, Lent, LentOp};
+use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue};
 
 use crate::{BLOCK, Bed, DATA, bed, bed_with, done, setup, until};
 
 /// Reads that every thread makes, of blocks of its own.
 const ROUNDS: u64 = 30;
 
-fn hammer(mem: &EmulatedThread, queue: &Lent<EmulatedThread>, index: u32) -> Vec<Answer> {
+fn hammer(mem: &EmulatedThread, queue: &DeviceQueue<EmulatedThread>, index: u32) -> Vec<Answer> {
     (0..ROUNDS)
         .map(|round| {
             let at = (u64::from(index) * ROUNDS + round) * 2;
-            queue.run(mem, LentOp::Read, at, 2, at * BLOCK)
+            queue.run(mem, DeviceOp::Read, at, 2, at * BLOCK)
         })
         .collect()
 }
 
 fn survives(fault: &str, threads: u32, stall: Duration) -> Bed {
     let bed = bed_with("", GpuSetup { stall, ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject(fault);
     let answers = bed.run(&lent, threads, hammer).concat();
     assert!(done(&answers), "{fault}: {answers:?}");
@@ -69,7 +69,7 @@ fn a_controller_that_fails_is_reset_under_running_kernels() {
 #[test]
 fn a_reset_by_somebody_else_is_waited_out() {
     let bed = bed("?latency=200us");
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let drive = bed.drive.clone();
     let others = std::thread::spawn(move || {
         for _ in 0..3 {
@@ -93,10 +93,10 @@ fn a_reset_by_somebody_else_is_waited_out() {
 #[test]
 fn a_status_that_stays_is_told() {
     let bed = bed("");
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject("media@lba=100-103");
     let answers = bed.run(&lent, 1, |mem, queue, _| {
-        [queue.run(mem, LentOp::Read, 100, 1, 0), queue.run(mem, LentOp::Read, 104, 1, 0)]
+        [queue.run(mem, DeviceOp::Read, 100, 1, 0), queue.run(mem, DeviceOp::Read, 104, 1, 0)]
     });
     assert!(matches!(answers[0][0], Answer::Failed(status) if status.code() == 0x281), "{answers:?}");
     assert_eq!(answers[0][1], Answer::Done);
@@ -106,10 +106,10 @@ fn a_status_that_stays_is_told() {
 #[test]
 fn a_command_that_is_lost_each_time_is_given_up_and_its_memory_is_free() {
     let bed = bed("");
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject("lost@op=read,lba=7-7");
     let answers = bed.run(&lent, 4, |mem, queue, i| {
-        queue.run(mem, LentOp::Read, if i == 0 { 7 } else { 1000 }, 1, u64::from(i) * BLOCK)
+        queue.run(mem, DeviceOp::Read, if i == 0 { 7 } else { 1000 }, 1, u64::from(i) * BLOCK)
     });
     assert_eq!(answers, [Answer::TimedOut, Answer::Done, Answer::Done, Answer::Done]);
     assert!(lent.recoveries() >= 3);
@@ -120,10 +120,10 @@ fn a_command_that_is_lost_each_time_is_given_up_and_its_memory_is_free() {
 #[test]
 fn a_retry_that_would_come_too_late_is_not_waited_for() {
     let bed = bed_with("", GpuSetup { limit: Duration::from_millis(30), ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     // The drive asks for 100 ms before each retry.
     bed.inject("fail-once@op=read,every=1,crd=1");
-    let answers = bed.run(&lent, 1, |mem, queue, _| queue.run(mem, LentOp::Read, 7, 1, 0));
+    let answers = bed.run(&lent, 1, |mem, queue, _| queue.run(mem, DeviceOp::Read, 7, 1, 0));
     assert_eq!(answers, [Answer::TimedOut]);
     assert_eq!(lent.recoveries(), 0);
     lent.take_back().unwrap();
@@ -134,10 +134,10 @@ fn a_retry_that_would_come_too_late_is_not_waited_for() {
 fn no_wait_is_longer_than_the_limit() {
     let limit = Duration::from_millis(100);
     let bed = bed_with("", GpuSetup { limit, stall: Duration::from_secs(60), ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject("lost@op=read,lba=7-7");
     let start = Instant::now();
-    let answers = bed.run(&lent, 2, |mem, queue, _| queue.run(mem, LentOp::Read, 7, 1, 0));
+    let answers = bed.run(&lent, 2, |mem, queue, _| queue.run(mem, DeviceOp::Read, 7, 1, 0));
     assert!(start.elapsed() >= limit && start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     // In doubt, unless the host was as quick as the thread.
     assert!(answers.iter().all(|end| matches!(end, Answer::InDoubt | Answer::TimedOut)), "{answers:?}");
@@ -150,17 +150,17 @@ fn no_wait_is_longer_than_the_limit() {
 #[test]
 fn a_kernel_is_stopped_at_once() {
     let bed = bed("?latency=100us");
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let handle = lent.handle();
     let running = bed
         .gpu
         .start(16, move |mem, index| {
-            let queue = Lent::open(mem, handle).unwrap();
+            let queue = DeviceQueue::open(mem, handle).unwrap();
             let mut command = Command::NONE;
             // One that nobody will ever ask after.
-            queue.submit(mem, LentOp::Read, 0, 1, 0, &mut command);
+            queue.submit(mem, DeviceOp::Read, 0, 1, 0, &mut command);
             loop {
-                match queue.run(mem, LentOp::Read, u64::from(index), 1, u64::from(index) * BLOCK) {
+                match queue.run(mem, DeviceOp::Read, u64::from(index), 1, u64::from(index) * BLOCK) {
                     Answer::Done => {}
                     Answer::Stopped => return,
                     other => panic!("{other}"),
@@ -182,10 +182,10 @@ fn a_kernel_is_stopped_at_once() {
 fn commands_that_nobody_asks_after_go_with_the_queue() {
     let bed = bed("?latency=30ms");
     {
-        let lent = bed.lend(true);
+        let lent = bed.export(true);
         let answers = bed.run(&lent, 8, |mem, queue, i| {
             let mut command = Command::NONE;
-            queue.submit(mem, LentOp::Read, u64::from(i), 1, u64::from(i) * BLOCK, &mut command)
+            queue.submit(mem, DeviceOp::Read, u64::from(i), 1, u64::from(i) * BLOCK, &mut command)
         });
         assert_eq!(answers, [Answer::Pending; 8]);
     }
@@ -198,7 +198,7 @@ fn commands_that_nobody_asks_after_go_with_the_queue() {
 #[test]
 fn the_end_of_the_drive_ends_every_call() {
     let bed = bed("");
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject("gone@op=read,n=40");
     let start = Instant::now();
     let answers = bed.run(&lent, 8, hammer).concat();
@@ -212,12 +212,12 @@ fn the_end_of_the_drive_ends_every_call() {
 #[test]
 fn commands_in_flight_over_a_recovery_are_tried_again() {
     let bed = bed_with("", GpuSetup { depth: 31, ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     bed.inject("lost@op=read,lba=3-3,count=1");
     let answers = bed.run(&lent, 1, |mem, queue, _| {
         let mut commands = [Command::NONE; 16];
         for (i, command) in commands.iter_mut().enumerate() {
-            queue.submit(mem, LentOp::Read, i as u64, 1, i as u64 * BLOCK, command);
+            queue.submit(mem, DeviceOp::Read, i as u64, 1, i as u64 * BLOCK, command);
         }
         commands.map(|mut command| queue.wait(mem, &mut command))
     });
@@ -231,12 +231,12 @@ fn commands_in_flight_over_a_recovery_are_tried_again() {
 #[test]
 fn the_gate_stays_shut_over_another_namespace() {
     let bed = bed("");
-    let lent = bed.lend(true);
+    let lent = bed.export(true);
     bed.region.fill(0, DATA, 0xa5).unwrap();
     bed.inject("cfs@op=write,n=1");
     bed.sim.recreate(1).unwrap();
     let answers = bed.run(&lent, 8, |mem, queue, i| {
-        queue.run(mem, LentOp::Write, u64::from(i) * 8, 8, u64::from(i) * 8 * BLOCK)
+        queue.run(mem, DeviceOp::Write, u64::from(i) * 8, 8, u64::from(i) * 8 * BLOCK)
     });
     assert!(answers.iter().all(|answer| *answer == Answer::Stopped), "{answers:?}");
     until("no error", || lent.check().is_err());

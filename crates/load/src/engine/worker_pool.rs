@@ -25,19 +25,19 @@ pub(super) struct Job {
 
 /// The chunks of all plans, made as they are asked for: one plan's after the other's in turn, so that the GPUs fill up side
 /// by side.
-pub(super) struct Turns {
+pub(super) struct RoundRobin {
     /// Each with the GPUs that get its chunks.
     lists: Vec<(Chunks, Range<usize>)>,
     next: usize,
 }
 
-impl Turns {
+impl RoundRobin {
     pub(super) fn new(lists: Vec<(Chunks, Range<usize>)>) -> Self {
         Self { lists, next: 0 }
     }
 }
 
-impl Iterator for Turns {
+impl Iterator for RoundRobin {
     type Item = Job;
 
     fn next(&mut self) -> Option<Job> {
@@ -57,7 +57,7 @@ impl Iterator for Turns {
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
     /// What no thread has taken yet.
-    left: Mutex<Turns>,
+    left: Mutex<RoundRobin>,
     stop: AtomicBool,
     /// What ended it, until somebody is told.
     failed: Mutex<Option<Error>>,
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(sources: Vec<Opened>, left: Turns) -> Self {
+    pub(super) fn new(sources: Vec<Opened>, left: RoundRobin) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
@@ -121,7 +121,7 @@ impl Shared {
 
     /// Why it is over before its end. The reason itself is given once.
     pub(super) fn why(&self) -> Error {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(Error::GivenUp)
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(Error::Cancelled)
     }
 }
 
@@ -185,12 +185,12 @@ impl Lane {
 }
 
 /// The threads. Dropping it ends them.
-pub(super) struct Crew {
+pub(super) struct WorkerPool {
     pub(super) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Crew {
+impl WorkerPool {
     pub(super) fn new(shared: Shared) -> Self {
         Self { shared: Arc::new(shared), threads: Vec::new() }
     }
@@ -213,7 +213,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     /// Waits for the threads for a while: one that the disk or the GPU never answers is left alone with the memory that
     /// it holds.
     fn drop(&mut self) {

@@ -8,9 +8,9 @@ mod qemu;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Buffer, Drive, GpuMode, GpuSetup, LentQueue, Options, Placement};
+use onehop_drive::{Buffer, Drive, ExportedQueue, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::{Emulated, EmulatedThread, Region};
-use onehop_proto::kernel::{Answer, Lent};
+use onehop_proto::kernel::{Answer, DeviceQueue};
 use onehop_sim::{Fault, Sim};
 
 /// Blocks of the simulated drive.
@@ -67,23 +67,23 @@ fn media() -> Vec<u8> {
 }
 
 impl Bed {
-    fn lend(&self, writable: bool) -> LentQueue {
+    fn export(&self, writable: bool) -> ExportedQueue {
         let queues = self.drive.gpu_queues(Arc::new(self.gpu.clone()), self.setup).unwrap();
-        queues.lend(self.drive.namespace(1).unwrap(), &self.buffer, writable).unwrap()
+        queues.export(self.drive.namespace(1).unwrap(), &self.buffer, writable).unwrap()
     }
 
     /// Runs a kernel of so many threads to its end; gives what each says.
     fn run<R: Send + 'static>(
         &self,
-        lent: &LentQueue,
+        lent: &ExportedQueue,
         threads: u32,
-        kernel: impl Fn(&EmulatedThread, &Lent<EmulatedThread>, u32) -> R + Send + Sync + 'static,
+        kernel: impl Fn(&EmulatedThread, &DeviceQueue<EmulatedThread>, u32) -> R + Send + Sync + 'static,
     ) -> Vec<R> {
         let handle = lent.handle();
         let said: Arc<Mutex<Vec<(u32, R)>>> = Arc::default();
         let tell = said.clone();
         let running = self.gpu.start(threads, move |thread, index| {
-            let queue = Lent::open(thread, handle).unwrap();
+            let queue = DeviceQueue::open(thread, handle).unwrap();
             let answer = kernel(thread, &queue, index);
             tell.lock().unwrap().push((index, answer));
         });

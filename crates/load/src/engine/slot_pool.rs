@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::crew::{Job, Lane, Marks, Shared};
+use super::worker_pool::{Job, Lane, Marks, Shared};
 use crate::error::Result;
 use crate::plan::Chunk;
 
 /// Bytes that are worth a call: as many go nearly as fast as any number.
 const BATCH: usize = 16 << 20;
 /// How long a thread without a slot sleeps before it looks for copies that are over: a small part of what a batch takes.
-const GLANCE: Duration = Duration::from_micros(50);
+const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// How long the copies of one call may take: some thousand times what they do.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ pub(super) struct Full {
     pub(super) arrived: Option<Chunk>,
 }
 
-pub(super) struct Desk(Mutex<State>);
+pub(super) struct SlotPool(Mutex<State>);
 
 struct State {
     /// None until the GPU knows the ring.
@@ -47,7 +47,7 @@ struct Batch {
     full: Vec<Full>,
 }
 
-impl Desk {
+impl SlotPool {
     /// For so many fillers with so many slots each; whoever shares slots is one filler.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
@@ -106,7 +106,7 @@ impl Desk {
                 return Ok(Some(answer));
             }
             drop(state);
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(COPY_POLL_INTERVAL);
         }
         Ok(None)
     }
@@ -194,18 +194,18 @@ mod tests {
 
     #[test]
     fn no_part_of_a_chunk_is_lost_to_a_copy_that_failed() {
-        let (desk, copied, (arrived, arrivals)) = (Desk::new(1, 2), Arc::default(), channel());
+        let (slots, copied, (arrived, arrivals)) = (SlotPool::new(1, 2), Arc::default(), channel());
         let gpu = Emulated::new();
         let memory = |place| gpu.alloc(place, 8192).unwrap();
         let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
         let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
-        desk.open(Lane { slot: 4096, copiers: vec![Box::new(copier)], arrived: vec![arrived] });
+        slots.open(Lane { slot: 4096, copiers: vec![Box::new(copier)], arrived: vec![arrived] });
         let first = Full { slot: 0, filler: 0, job: part(0), arrived: None };
-        assert!(matches!(desk.hand_in(first), Err(Error::Gpu(_))));
+        assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
         let whole = part(0).chunk;
         let last = Full { slot: 1, filler: 0, job: part(4096), arrived: Some(whole.clone()) };
-        desk.hand_in(last).unwrap();
-        desk.attend().unwrap();
+        slots.hand_in(last).unwrap();
+        slots.attend().unwrap();
         assert_eq!(arrivals.try_recv(), Ok(whole));
         assert_eq!(*copied.lock().unwrap(), [0, 4096]);
     }

@@ -18,21 +18,21 @@ use super::job::{again, due};
 use super::{Answer, Gate, signal};
 use crate::GpuAddr;
 use crate::nvm::opcode;
-use crate::prp::Standing;
+use crate::prp::PrebuiltPrpLists;
 use crate::queue::{Address, Bounds, Memory, Shared, Stop, SubmitError, Token};
 use crate::{BusAddr, Sqe, Status};
 
 /// What to do with blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum LentOp {
+pub enum DeviceOp {
     /// Drive to memory.
     Read = 0,
     /// Memory to drive.
     Write = 1,
 }
 
-impl LentOp {
+impl DeviceOp {
     /// The operation of this number, if there is one.
     #[inline(always)]
     #[must_use]
@@ -50,9 +50,9 @@ mod phase {
     /// To be handed over when it is due.
     pub const READY: u32 = 0x4f48_0101;
     /// The controller has it, in the life of the queue that the command names.
-    pub const FLYING: u32 = 0x4f48_0202;
+    pub const IN_FLIGHT: u32 = 0x4f48_0202;
     /// The controller may have it, and nobody waits for its completion.
-    pub const AWAY: u32 = 0x4f48_0303;
+    pub const ORPHANED: u32 = 0x4f48_0303;
     /// It has ended.
     pub const ENDED: u32 = 0x4f48_0404;
 }
@@ -117,12 +117,12 @@ enum Turn {
 
 /// A lent queue, as a thread sees it.
 #[derive(Clone, Copy)]
-pub struct Lent<M: Memory<Addr = GpuAddr, Door = GpuAddr>> {
+pub struct DeviceQueue<M: Memory<Addr = GpuAddr, Door = GpuAddr>> {
     queue: Shared<M>,
     handle: HandleAt,
 }
 
-impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
+impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
     /// The queue whose handle lies at `at`; none if there is none.
     #[inline(always)]
     pub fn open(mem: &M, at: GpuAddr) -> Option<Self> {
@@ -157,7 +157,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
 
     /// Moves blocks and waits for it.
     #[inline(always)]
-    pub fn run(&self, mem: &M, op: LentOp, lba: u64, blocks: u32, offset: u64) -> Answer {
+    pub fn run(&self, mem: &M, op: DeviceOp, lba: u64, blocks: u32, offset: u64) -> Answer {
         let mut command = Command::NONE;
         match self.begin(mem, op, lba, blocks, offset, &mut command) {
             Answer::Pending => self.wait(mem, &mut command),
@@ -170,7 +170,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     pub fn submit(
         &self,
         mem: &M,
-        op: LentOp,
+        op: DeviceOp,
         lba: u64,
         blocks: u32,
         offset: u64,
@@ -220,7 +220,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     pub fn begin(
         &self,
         mem: &M,
-        op: LentOp,
+        op: DeviceOp,
         lba: u64,
         blocks: u32,
         offset: u64,
@@ -242,15 +242,15 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
         if offset & 3 != 0 {
             return Answer::Alignment;
         }
-        if op == LentOp::Write && handle.writable(mem) == 0 {
+        if op == DeviceOp::Write && handle.writable(mem) == 0 {
             return Answer::ReadOnly;
         }
         command.lba = lba;
         command.blocks = blocks;
         command.offset = offset;
         command.opcode = match op {
-            LentOp::Read => opcode::READ,
-            LentOp::Write => opcode::WRITE,
+            DeviceOp::Read => opcode::READ,
+            DeviceOp::Write => opcode::WRITE,
         } as u32;
         command.deadline = mem.now().saturating_add(handle.limit(mem));
         command.phase = phase::READY;
@@ -262,13 +262,13 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     fn turn(&self, mem: &M, command: &mut Command, turn: Turn) -> Answer {
         let early = match command.phase {
             phase::READY => mem.now() < command.due,
-            phase::FLYING => false,
-            phase::AWAY => true,
+            phase::IN_FLIGHT => false,
+            phase::ORPHANED => true,
             _ => return Answer::Spent,
         };
         if early || turn != Turn::Wait {
             let gate = self.gate(mem);
-            if command.phase == phase::AWAY && gate.epoch() != command.epoch {
+            if command.phase == phase::ORPHANED && gate.epoch() != command.epoch {
                 if let Some(end) = self.come_back(mem, command) {
                     return end;
                 }
@@ -334,7 +334,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     /// afterwards.
     #[inline(always)]
     fn inside(&self, mem: &M, command: &mut Command, epoch: u32, waits: bool) -> Answer {
-        if command.phase == phase::FLYING
+        if command.phase == phase::IN_FLIGHT
             && command.epoch != epoch
             && let Some(end) = self.come_back(mem, command)
         {
@@ -351,7 +351,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
             match self.queue.submit(mem, &self.entry(mem, command), &room) {
                 Ok(token) => {
                     command.cid = token.cid() as u32;
-                    command.phase = phase::FLYING;
+                    command.phase = phase::IN_FLIGHT;
                     command.due = command.deadline.min(mem.now().saturating_add(self.handle.stall(mem)));
                 }
                 Err(SubmitError::Stopped(Stop::Poisoned(_))) => return Answer::Pending,
@@ -406,7 +406,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
     /// Nobody waits for a command any more that the controller may have.
     #[inline(always)]
     fn lose(&self, mem: &M, command: &mut Command, stop: Stop) -> Answer {
-        command.phase = phase::AWAY;
+        command.phase = phase::ORPHANED;
         if stop == Stop::Deadline {
             mem.store_release(self.signal(mem, signal::LOST), command.epoch);
         }
@@ -421,7 +421,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Lent<M> {
             let [low, high] = mem.load_pair(GpuAddr(table).plus(index * 8));
             BusAddr(low as u64 | (high as u64) << 32)
         };
-        let (prp1, prp2) = Standing::new(handle.page_shift(mem)).point(
+        let (prp1, prp2) = PrebuiltPrpLists::new(handle.page_shift(mem)).point(
             command.offset,
             bytes,
             |page| bus(handle.pages(mem), page),

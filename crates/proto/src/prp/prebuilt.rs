@@ -10,11 +10,11 @@ use crate::BusAddr;
 
 /// Where the entries of standing lists lie, for pages of this size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct PrebuiltPrpLists {
     page_shift: u32,
 }
 
-impl Standing {
+impl PrebuiltPrpLists {
     /// The lists for controller pages of `1 << page_shift` bytes.
     #[inline(always)]
     #[must_use]

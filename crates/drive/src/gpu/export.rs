@@ -1,6 +1,6 @@
 //! Queues for other people's kernels: the host lends a queue, and goes on looking after it.
 //!
-//! What kernels get is a handle in GPU memory, which `onehop_proto::kernel::Lent` works with: a queue pair in shared mode, one
+//! What kernels get is a handle in GPU memory, which `onehop_proto::kernel::DeviceQueue` works with: a queue pair in shared mode, one
 //! namespace, one piece of data memory with standing PRP lists. A thread here watches the controller and what the
 //! kernels' threads say about lost commands; it closes the gate, has the time-out ladder recover the controller, and
 //! opens the gate to the next life of the queue. Kernels meanwhile wait, each command within its own deadline.
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Place, Region};
 use onehop_proto::kernel::Handle;
-use onehop_proto::prp::{PrpError, Standing};
+use onehop_proto::prp::{PrebuiltPrpLists, PrpError};
 use onehop_proto::{BusAddr, GpuAddr};
 
-use super::gate::Keeper;
+use super::gate::HostGate;
 use super::{GpuMode, GpuQueues, poison};
 use crate::command::max_blocks;
 use crate::drive::Inner;
@@ -38,7 +38,7 @@ const INSIDE: usize = (Handle::BYTES as usize).next_multiple_of(128);
 const TABLES: usize = INSIDE + 128;
 
 /// A queue that other people's kernels may use, with a namespace and data memory. Dropping it stops them and takes it back.
-pub struct LentQueue {
+pub struct ExportedQueue {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
     ended: bool,
@@ -47,7 +47,7 @@ pub struct LentQueue {
 /// What has to stay as long as kernels may use the handle.
 struct Watch {
     queues: GpuQueues,
-    gate: Arc<Keeper>,
+    gate: Arc<HostGate>,
     memory: Arc<LentMemory>,
     ns: Namespace,
     stop: AtomicBool,
@@ -72,7 +72,7 @@ impl GpuQueues {
     /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
     /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU that does
     /// not order other devices' writes for kernels that are running.
-    pub fn lend(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<LentQueue> {
+    pub fn export(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<ExportedQueue> {
         let drive = self.drive.clone();
         if writable {
             drive.allow_writes()?;
@@ -101,7 +101,7 @@ impl GpuQueues {
         let (memory, handle) = describe(&self, ns, data)?;
         let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
         let writes = writable.then(|| ns.account.clone());
-        let gate = Arc::new(Keeper::new(self.cell.signals().clone(), inside, writes));
+        let gate = Arc::new(HostGate::new(self.cell.signals().clone(), inside, writes));
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
@@ -133,7 +133,7 @@ impl GpuQueues {
             failure: Mutex::default(),
             _expect: expect,
         });
-        let mut lent = LentQueue { watch: watch.clone(), thread: None, ended: false };
+        let mut lent = ExportedQueue { watch: watch.clone(), thread: None, ended: false };
         let thread = std::thread::Builder::new().name("lent queue".into()).spawn(move || watch.run());
         lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("this machine gave no thread: {e}")))?);
         Ok(lent)
@@ -144,7 +144,7 @@ impl GpuQueues {
 fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMemory, Handle)> {
     let (drive, setup) = (&*queues.drive, &queues.setup);
     let page_shift = drive.control.page_shift;
-    let standing = Standing::new(page_shift);
+    let standing = PrebuiltPrpLists::new(page_shift);
     let pages = page_addresses(data, page_shift)?;
     let lists = write_lists(drive, standing, &pages)?;
     let list_pages = list_addresses(&lists, standing.list_pages(pages.len() as u64), page_shift)?;
@@ -198,7 +198,7 @@ fn page_addresses(data: &Buffer, page_shift: u32) -> Result<Vec<u64>> {
 }
 
 /// Standing lists for these pages, in memory that the controller reaches.
-fn write_lists(drive: &Inner, standing: Standing, pages: &[u64]) -> Result<Dma> {
+fn write_lists(drive: &Inner, standing: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
     let page_shift = drive.control.page_shift;
     let count = standing.list_pages(pages.len() as u64).max(1);
     let lists = Dma::alloc(&*drive.control.port.mapper, (count << page_shift) as usize, page_shift)?;
@@ -245,7 +245,7 @@ impl Watch {
         self.ns.check(&drive.control)?;
         let cause = if !drive.control.status().is_ok_and(|status| !status.cfs()) {
             Some(("a controller that failed while a queue was lent", false))
-        } else if strays && queues.cell.has_strays()? {
+        } else if strays && queues.cell.has_unexpected_completions()? {
             Some((STRAY, false))
         } else if self.gate.has_lost()? {
             Some(("a command in a lent queue that was not completed", true))
@@ -291,7 +291,7 @@ impl Watch {
     }
 }
 
-impl LentQueue {
+impl ExportedQueue {
     /// Where the handle lies, for kernels of the queue's GPU. They must have ended before this is dropped: the memory goes
     /// with it.
     #[must_use]
@@ -354,7 +354,7 @@ impl LentQueue {
         }
         let mut state = drive.state();
         if state.dead.is_none() {
-            let cause = match cell.has_strays() {
+            let cause = match cell.has_unexpected_completions() {
                 Ok(true) => Some(STRAY),
                 _ => cell.delete(drive, &mut state).err().map(|_| "a lent queue that could not be deleted"),
             };
@@ -371,7 +371,7 @@ impl LentQueue {
     }
 }
 
-impl Drop for LentQueue {
+impl Drop for ExportedQueue {
     fn drop(&mut self) {
         // Nobody is there to be told.
         let _ = self.end(PATIENCE);
@@ -393,14 +393,14 @@ mod tests {
         let gpu = Arc::new(Emulated::new());
         let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
         let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
-        let lend = || {
+        let export = || {
             let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
-            queues.lend(drive.namespace(1).unwrap(), &data, false).unwrap()
+            queues.export(drive.namespace(1).unwrap(), &data, false).unwrap()
         };
         for _ in 0..4 {
-            lend().take_back().unwrap();
+            export().take_back().unwrap();
         }
-        let mut left = lend();
+        let mut left = export();
         // A thread that has gone in, and does nothing more for now.
         left.watch.memory.handle.write(INSIDE, &1u32.to_le_bytes()).unwrap();
         let end = left.end(Duration::from_millis(20));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onehop_drive::{Drive, GpuSetup, Options};
 use onehop_gpu::{Emulated, Place};
-use onehop_proto::kernel::{Answer, Lent, LentOp};
+use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue};
 use onehop_qtest::bed::{Options as Qemu, Qemu as Machine};
 
 use crate::setup;
@@ -25,19 +25,19 @@ fn what_threads_write_through_qemu_comes_back() {
     let queues = drive
         .gpu_queues(Arc::new(gpu.clone()), GpuSetup { stall: Duration::from_secs(10), ..setup() })
         .unwrap();
-    let lent = queues.lend(ns, &buffer, true).unwrap();
+    let lent = queues.export(ns, &buffer, true).unwrap();
     let handle = lent.handle();
 
     // Each thread writes from a place that is on no page's boundary, and reads back to another one, across the boundaries of
     // list pages: those lie every MiB.
     let (tell, told) = mpsc::channel();
     let running = gpu.start(6, move |mem, index| {
-        let queue = Lent::open(mem, handle).unwrap();
+        let queue = DeviceQueue::open(mem, handle).unwrap();
         let blocks = queue.most_blocks(mem) - index;
         let (lba, from) = (u64::from(index) * 2048, u64::from(index) * 700_004);
         let to = 8 * (1 << 20) + u64::from(index) * (1 << 20) + 4 * u64::from(index);
-        let wrote = queue.run(mem, LentOp::Write, lba, blocks, from);
-        let read = queue.run(mem, LentOp::Read, lba, blocks, to);
+        let wrote = queue.run(mem, DeviceOp::Write, lba, blocks, from);
+        let read = queue.run(mem, DeviceOp::Read, lba, blocks, to);
         tell.send((wrote, read, from as usize, to as usize, blocks)).unwrap();
     });
     running.unwrap().join().unwrap();

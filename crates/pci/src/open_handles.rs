@@ -18,9 +18,9 @@ const CHARACTER: [&str; 5] =
 const TARGET: &str = "sys/kernel/config/nvmet/subsystems";
 
 /// Device number, and who has it open.
-pub(crate) struct Openers(Vec<(String, String)>);
+pub(crate) struct OpenHandles(Vec<(String, String)>);
 
-impl Openers {
+impl OpenHandles {
     pub(crate) fn read(root: &Root) -> Self {
         Self(match root.folder().filter(|_| !root.is_here()) {
             Some(folder) => look(folder),

@@ -3,9 +3,9 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use onehop_drive::{GpuMode, GpuSetup, LentQueue, Placement};
+use onehop_drive::{ExportedQueue, GpuMode, GpuSetup, Placement};
 use onehop_gpu::{Emulated, Region};
-use onehop_proto::kernel::{Answer, LentOp};
+use onehop_proto::kernel::{Answer, DeviceOp};
 
 use crate::error::{Error, Result};
 use crate::handles::{Drive, Gpu};
@@ -28,18 +28,18 @@ const _: () = assert!(size_of::<Options>() == 32 && align_of::<Options>() == 8);
 /// `struct onehop_lent_info`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct LentInfo {
+pub struct ExportInfo {
     blocks: u64,
     data_bytes: u64,
     block_bytes: u32,
     recoveries: u32,
 }
 
-const _: () = assert!(size_of::<LentInfo>() == 24 && align_of::<LentInfo>() == 8);
+const _: () = assert!(size_of::<ExportInfo>() == 24 && align_of::<ExportInfo>() == 8);
 
 /// A lent queue.
-pub struct Lent {
-    queue: LentQueue,
+pub struct ExportedQueueObject {
+    queue: ExportedQueue,
     region: Region,
     emulated: Option<Emulated>,
     blocks: u64,
@@ -51,7 +51,7 @@ fn or(value: u32, usual: u32) -> u32 {
     if value == 0 { usual } else { value }
 }
 
-impl Lent {
+impl ExportedQueueObject {
     pub(crate) fn new(drive: &Drive, gpu: &Gpu, options: &Options) -> Result<Self> {
         let placement = match options.placement {
             0 => Placement::TIER1,
@@ -72,7 +72,7 @@ impl Lent {
         let drive = &drive.0;
         let ns = drive.namespace(or(options.nsid, 1))?;
         let (region, buffer) = drive.gpu_buffer(&*gpu.gpu, placement.data, bytes)?;
-        let queue = drive.gpu_queues(gpu.gpu.clone(), setup)?.lend(ns, &buffer, options.writable != 0)?;
+        let queue = drive.gpu_queues(gpu.gpu.clone(), setup)?.export(ns, &buffer, options.writable != 0)?;
         let block_bytes = ns.format.transfer_bytes(1).and_then(|bytes| u32::try_from(bytes).ok());
         let emulated = gpu.emulated.clone();
         Ok(Self { queue, region, emulated, blocks: ns.blocks, block_bytes: block_bytes.unwrap_or(0) })
@@ -86,8 +86,8 @@ impl Lent {
         self.region.addr().0
     }
 
-    pub(crate) fn info(&self) -> LentInfo {
-        LentInfo {
+    pub(crate) fn info(&self) -> ExportInfo {
+        ExportInfo {
             blocks: self.blocks,
             data_bytes: self.region.len() as u64,
             block_bytes: self.block_bytes,
@@ -117,14 +117,14 @@ impl Lent {
     }
 
     /// Runs one function on one thread of the emulated GPU.
-    pub(crate) fn emulate(&self, op: LentOp, (lba, blocks, offset): (u64, u32, u64)) -> Result<Answer> {
+    pub(crate) fn emulate(&self, op: DeviceOp, (lba, blocks, offset): (u64, u32, u64)) -> Result<Answer> {
         let Some(gpu) = &self.emulated else {
             return Err(Error::NotPossible("this queue is lent to a real GPU: its kernels use it".into()));
         };
         let handle = self.queue.handle();
         let (tell, told) = mpsc::channel();
         let running = gpu.start(1, move |thread, _| {
-            let answer = onehop_proto::kernel::Lent::open(thread, handle)
+            let answer = onehop_proto::kernel::DeviceQueue::open(thread, handle)
                 .map_or(Answer::NoHandle, |queue| queue.run(thread, op, lba, blocks, offset));
             // Whoever waits below is there until this thread has ended.
             let _ = tell.send(answer);

@@ -5,20 +5,20 @@ use std::time::Duration;
 use onehop_drive::{Error, GpuMode, GpuSetup, Placement};
 use onehop_gpu::{EmulatedThread, Gpu, Place};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Answer, Command, Handle, Lent, LentOp};
+use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue, Handle};
 use std::sync::Arc;
 
 use crate::{BLOCK, BLOCKS, Bed, DATA, bed, bed_with, done, media, setup};
 
 fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
-    let lent = bed.lend(false);
-    bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, LentOp::Read, lba, blocks, offset))[0]
+    let lent = bed.export(false);
+    bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset))[0]
 }
 
 #[test]
 fn every_length_at_every_kind_of_offset() {
     let bed = bed("?mdts=9");
-    let lent = bed.lend(true);
+    let lent = bed.export(true);
     let most = bed.run(&lent, 1, |mem, queue, _| queue.most_blocks(mem))[0];
     assert_eq!(u64::from(most) * BLOCK, 1 << 20);
     for (lba, blocks, offset) in [
@@ -36,7 +36,7 @@ fn every_length_at_every_kind_of_offset() {
     ] {
         bed.region.fill(0, DATA, 0xee).unwrap();
         let answer =
-            bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, LentOp::Read, lba, blocks, offset));
+            bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset));
         assert_eq!(answer, [Answer::Done], "{blocks} blocks at {lba} to {offset}");
         let len = u64::from(blocks) * BLOCK;
         assert!(bed.holds(lba, blocks.into(), offset), "{blocks} blocks at {lba} to {offset}");
@@ -51,10 +51,10 @@ fn every_length_at_every_kind_of_offset() {
 #[test]
 fn what_is_written_is_on_the_drive() {
     let bed = bed("");
-    let lent = bed.lend(true);
+    let lent = bed.export(true);
     bed.region.fill(0, DATA, 0xa5).unwrap();
     let answers = bed.run(&lent, 16, |mem, queue, i| {
-        queue.run(mem, LentOp::Write, u64::from(i) * 40, 40, u64::from(i) * 40 * BLOCK + 4)
+        queue.run(mem, DeviceOp::Write, u64::from(i) * 40, 40, u64::from(i) * 40 * BLOCK + 4)
     });
     assert!(done(&answers), "{answers:?}");
     let mut blocks = vec![0; 16 * 40 * 512];
@@ -78,14 +78,14 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(read(&bed, 0, 1, DATA as u64 - 508), Answer::Buffer);
     assert_eq!(read(&bed, 0, 1, u64::MAX), Answer::Buffer);
     assert_eq!(read(&bed, 0, 1, 2), Answer::Alignment);
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let answers = bed.run(&lent, 1, |mem, queue, _| {
         let mut command = Command::NONE;
         [
-            queue.run(mem, LentOp::Write, 0, 1, 0),
+            queue.run(mem, DeviceOp::Write, 0, 1, 0),
             queue.wait(mem, &mut command),
             queue.test(mem, &mut command),
-            queue.submit(mem, LentOp::Read, u64::MAX, 1, 0, &mut command),
+            queue.submit(mem, DeviceOp::Read, u64::MAX, 1, 0, &mut command),
             queue.wait(mem, &mut command),
         ]
     });
@@ -100,8 +100,8 @@ fn only_a_handle_is_a_handle() {
     let bed = bed("");
     let memory = bed.gpu.alloc(Place::Vram, 4096).unwrap();
     let at = memory.addr();
-    let none = move |thread: &EmulatedThread, at: GpuAddr| Lent::open(thread, at).is_none();
-    let lent = bed.lend(false);
+    let none = move |thread: &EmulatedThread, at: GpuAddr| DeviceQueue::open(thread, at).is_none();
+    let lent = bed.export(false);
     let mut words = Handle::default().words();
     words[1] += 4;
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -123,14 +123,14 @@ fn many_threads_chase_what_they_read() {
         blocks[(lba * BLOCK) as usize..][..8].copy_from_slice(&next(lba).to_le_bytes());
     }
     bed.sim.write_media(1, 0, &blocks).unwrap();
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let base = bed.region.addr();
     let ends = bed.run(&lent, threads as u32, move |mem, queue, index| {
         use onehop_proto::queue::Memory;
         let offset = u64::from(index) * BLOCK;
         let mut lba = u64::from(index);
         for _ in 0..hops {
-            let answer = queue.run(mem, LentOp::Read, lba, 1, offset);
+            let answer = queue.run(mem, DeviceOp::Read, lba, 1, offset);
             assert_eq!(answer, Answer::Done);
             let at = base.plus(offset);
             lba = u64::from(mem.load(at)) | u64::from(mem.load(at.plus(4))) << 32;
@@ -146,13 +146,13 @@ fn many_threads_chase_what_they_read() {
 #[test]
 fn commands_overlap_and_are_told_of_in_any_order() {
     let bed = bed_with("?latency=1ms", GpuSetup { depth: 63, ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let start = std::time::Instant::now();
     let answers = bed.run(&lent, 3, |mem, queue, index| {
         let mut commands = [Command::NONE; 16];
         for (i, command) in commands.iter_mut().enumerate() {
             let at = u64::from(index) * 16 + i as u64;
-            let answer = queue.submit(mem, LentOp::Read, at * 3, 3, at * 3 * BLOCK, command);
+            let answer = queue.submit(mem, DeviceOp::Read, at * 3, 3, at * 3 * BLOCK, command);
             assert_eq!(answer, Answer::Pending);
         }
         let mut ends = Vec::new();
@@ -182,11 +182,11 @@ fn commands_overlap_and_are_told_of_in_any_order() {
 #[test]
 fn a_queue_that_its_own_threads_fill_says_so() {
     let bed = bed_with("", GpuSetup { depth: 3, limit: Duration::from_millis(150), ..setup() });
-    let lent = bed.lend(false);
+    let lent = bed.export(false);
     let answers = bed.run(&lent, 1, |mem, queue, _| {
         let mut commands = [Command::NONE; 4];
         let mut said: Vec<Answer> =
-            commands.iter_mut().map(|command| queue.submit(mem, LentOp::Read, 0, 1, 0, command)).collect();
+            commands.iter_mut().map(|command| queue.submit(mem, DeviceOp::Read, 0, 1, 0, command)).collect();
         said.extend(commands.iter_mut().map(|command| queue.wait(mem, command)));
         said
     });
@@ -202,9 +202,9 @@ fn queues_lie_wherever_a_placement_says() {
     for placement in [Placement::TIER2, Placement::TIER3, Placement::POSTED] {
         let bed = bed_with("", GpuSetup { placement, ..setup() });
         for _ in 0..3 {
-            let lent = bed.lend(false);
+            let lent = bed.export(false);
             let answers = bed.run(&lent, 32, |mem, queue, i| {
-                queue.run(mem, LentOp::Read, u64::from(i) * 9, 9, u64::from(i) * 9 * BLOCK)
+                queue.run(mem, DeviceOp::Read, u64::from(i) * 9, 9, u64::from(i) * 9 * BLOCK)
             });
             assert!(done(&answers), "{placement:?}: {answers:?}");
             assert!(bed.holds(0, 32 * 9, 0));
@@ -220,18 +220,18 @@ fn what_cannot_be_lent_is_said() {
     let gpu: Arc<dyn Gpu> = Arc::new(bed.gpu.clone());
     let ns = bed.drive.namespace(1).unwrap();
     let owner = bed.drive.gpu_queues(gpu.clone(), GpuSetup { mode: GpuMode::Owner, ..setup() }).unwrap();
-    assert!(matches!(owner.lend(ns, &bed.buffer, false), Err(Error::Unsupported { .. })));
+    assert!(matches!(owner.export(ns, &bed.buffer, false), Err(Error::Unsupported { .. })));
     let other = crate::bed("");
     let queues = bed.drive.gpu_queues(gpu.clone(), setup()).unwrap();
-    assert!(matches!(queues.lend(ns, &other.buffer, false), Err(Error::Foreign { .. })));
+    assert!(matches!(queues.export(ns, &other.buffer, false), Err(Error::Foreign { .. })));
     let queues = bed.drive.gpu_queues(gpu, setup()).unwrap();
     assert!(matches!(
-        queues.lend(other.drive.namespace(1).unwrap(), &bed.buffer, false),
+        queues.export(other.drive.namespace(1).unwrap(), &bed.buffer, false),
         Err(Error::Foreign { .. })
     ));
     // Their numbers are free again.
     for _ in 0..20 {
-        bed.lend(false).take_back().unwrap();
+        bed.export(false).take_back().unwrap();
     }
     assert_eq!(media().len() as u64, BLOCKS * BLOCK);
     assert_eq!(bed.sim.violations(), []);

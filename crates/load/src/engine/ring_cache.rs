@@ -9,11 +9,11 @@ use onehop_os::HostMem;
 /// Larger rings are given back: whoever asked for them did so once.
 const LARGEST: usize = 256 << 20;
 
-/// Where loads to one GPU leave their ring for the next one: [`Prepared::with_shelf`](super::Prepared::with_shelf).
+/// Where loads to one GPU leave their ring for the next one: [`Prepared::with_ring_cache`](super::Prepared::with_ring_cache).
 #[derive(Default)]
-pub struct Shelf(Mutex<Option<Kept>>);
+pub struct RingCache(Mutex<Option<CachedRing>>);
 
-struct Kept {
+struct CachedRing {
     /// A child process has a copy of the memory and a GPU that does not know it.
     process: u32,
     ring: Ring,
@@ -25,11 +25,11 @@ pub(super) struct Ring {
     pub(super) known: Option<Region>,
 }
 
-impl Shelf {
+impl RingCache {
     /// The ring that lies here, if it has as many bytes.
     pub(super) fn take(&self, bytes: usize) -> Option<Ring> {
         // Where another load is at it there is nothing to wait for.
-        let Kept { process, ring } = self.0.try_lock().ok()?.take()?;
+        let CachedRing { process, ring } = self.0.try_lock().ok()?.take()?;
         if process != std::process::id() {
             // Giving it back would ask a GPU that the parent has opened.
             std::mem::forget(ring);
@@ -43,7 +43,7 @@ impl Shelf {
         let Ok(mut kept) = self.0.try_lock() else { return };
         let larger = kept.as_ref().is_none_or(|kept| kept.ring.memory.len() < ring.memory.len());
         if larger && ring.memory.len() <= LARGEST {
-            *kept = Some(Kept { process: std::process::id(), ring });
+            *kept = Some(CachedRing { process: std::process::id(), ring });
         }
     }
 }
