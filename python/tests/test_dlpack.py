@@ -143,8 +143,8 @@ def test_memory_goes_when_nothing_is_made_of_it_any_more(tmp_path, device):
 
 def test_other_types_of_the_same_width(tmp_path):
     tensor, data = load(tmp_path, "cpu", "BF16")
-    array = numpy.from_dlpack(tensor.carried_as("I16"))
+    array = numpy.from_dlpack(tensor.view_as("I16"))
     assert array.dtype == numpy.int16 and array.tobytes() == data and tensor.dtype == "BF16"
     for bad in ["F32", "F4", "Q8_0", "nonsense"]:
         with pytest.raises(onehop.errors.RequestError):
-            tensor.carried_as(bad)
+            tensor.view_as(bad)

@@ -60,7 +60,7 @@ def _seen_as(tensor: Tensor, library: Any, types: Dict[str, str], what: str) -> 
             f"{what} has no {types[tensor.dtype]}, which the tensor {tensor.name!r} is of; load it with framework=None"
         )
     carrier = _CARRIERS.get(tensor.dtype)
-    return (tensor if carrier is None else tensor.carried_as(carrier)), dtype
+    return (tensor if carrier is None else tensor.view_as(carrier)), dtype
 
 
 def to_torch(tensor: Tensor) -> Any:
@@ -91,7 +91,7 @@ def to_numpy(tensor: Tensor) -> Any:
             ) from None
         given, dtype = _seen_as(tensor, ml_dtypes, _ML_DTYPES, "this ml_dtypes")
     elif tensor.dtype == "BOOL":
-        given, dtype = tensor.carried_as("U8"), numpy.bool_
+        given, dtype = tensor.view_as("U8"), numpy.bool_
     taken = numpy.from_dlpack(given)
     return taken if dtype is None else taken.view(dtype)
 
