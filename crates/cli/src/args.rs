@@ -8,7 +8,7 @@ use crate::commands;
 #[derive(Parser)]
 #[command(
     name = "onehop",
-    version,
+    version = env!("ONEHOP_VERSION"),
     subcommand_required = true,
     after_help = "Examples:\n  onehop demo\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n\n\
                   Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 not possible on this machine, 130 stopped by \
@@ -58,6 +58,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: commands::sdr::SdrCommand,
     },
+    Completions(commands::completions::Args),
+    Man(commands::man::Args),
 }
 
 #[derive(Subcommand)]

@@ -57,6 +57,8 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Bench(args) => commands::bench::run(args, context),
         Command::Sim { command: SimCommand::Serve(args) } => commands::serve::run(args, context),
         Command::Sdr { command } => commands::sdr::run(command, context),
+        Command::Completions(args) => commands::completions::run(args),
+        Command::Man(args) => commands::man::run(args),
         Command::Drive { command } => match command {
             DriveCommand::List(args) => commands::list::run(args),
             DriveCommand::Identify(args) => commands::identify::run(args),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::run::{code, command, json, onehop, refuse, stderr, stdout};
+use crate::run::{code, command, json, onehop, refuse, stderr, stdout, succeed};
 
 const COMMANDS: &[&[&str]] = &[
     &[],
@@ -10,6 +10,8 @@ const COMMANDS: &[&[&str]] = &[
     &["doctor"],
     &["topo"],
     &["load"],
+    &["completions"],
+    &["man"],
     &["read"],
     &["write"],
     &["drive"],
@@ -35,7 +37,49 @@ fn every_command_has_help_with_an_example() {
         assert!(text.contains(example.trim_end()), "{words:?}: {text}");
         assert!(text.contains("--json"), "{words:?}: {text}");
     }
-    assert!(stdout(&onehop(&["--version"])).starts_with("onehop "));
+    let version = stdout(&onehop(&["--version"]));
+    let (number, commit) = version.trim().strip_prefix("onehop ").unwrap().split_once(' ').unzip();
+    assert_eq!(number.unwrap_or(version.trim().trim_start_matches("onehop ")), env!("CARGO_PKG_VERSION"));
+    let hexadecimal = |commit: &str| commit.len() > 9 && commit.bytes().all(|b| b.is_ascii_hexdigit());
+    assert!(commit.is_none_or(|commit| hexadecimal(commit.trim_matches(['(', ')']))), "{version}");
+}
+
+#[test]
+fn shells_can_complete_every_command() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let document = json(&["completions", shell]).1;
+        let printed = stdout(&onehop(&["completions", shell]));
+        assert_eq!(document["script"].as_str().unwrap().trim_end(), printed.trim_end(), "{shell}");
+        for word in ["check-p2p", "doctor", "verify"] {
+            assert!(printed.contains(word), "{shell}: {word}");
+        }
+    }
+    // What it prints is a script that bash takes.
+    let script = stdout(&onehop(&["completions", "bash"]));
+    let ended = std::process::Command::new("bash").args(["-n", "-c", &script]).status().unwrap();
+    assert!(ended.success());
+    refuse(&["completions", "teapot"], 2, "teapot");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = std::env::temp_dir().join(format!("onehop-man-{}", std::process::id()));
+    let document = succeed(&["man", folder.to_str().unwrap()]);
+    let files: Vec<_> = document["files"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
+    let mut there: Vec<_> =
+        std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    there.retain(|name| !name.contains("help"));
+    let mut named: Vec<_> = files.iter().filter(|name| !name.contains("help")).copied().collect();
+    there.sort_unstable();
+    named.sort_unstable();
+    assert_eq!(there, named);
+    for words in COMMANDS {
+        let name = format!("{}.1", [&["onehop"], *words].concat().join("-"));
+        let page = std::fs::read_to_string(folder.join(&name)).unwrap();
+        assert!(page.contains(".SH SYNOPSIS") && page.contains("Example"), "{name}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    refuse(&["man", "/dev/null/man"], 1, "/dev/null/man");
 }
 
 #[test]
