@@ -73,7 +73,7 @@ impl Error {
 
 fn load_kind(error: &Load) -> Kind<'_> {
     use onehop_load::formats::index;
-    use onehop_load::{manifest, model};
+    use onehop_load::{manifest, model, plan};
     match error {
         Load::Open { file, source } => {
             let class = match source.kind() {
@@ -103,6 +103,7 @@ fn load_kind(error: &Load) -> Kind<'_> {
         | Load::Index { .. }
         | Load::Manifest { .. }
         | Load::Model(_) => Kind::of("FormatError"),
+        Load::Plan(plan::Error::NoMatch { .. }) => Kind::of("UnknownTensorError"),
         Load::Plan(_) => Kind::of("RequestError"),
         Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
         Load::Gpu(_) => Kind::of("DeviceError"),

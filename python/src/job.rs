@@ -15,6 +15,7 @@ use onehop_load::stream::Stream;
 use onehop_load::{LocalFile, Manifest, Model, Part, Plan, Selection, TensorInfo, check};
 use pyo3::prelude::*;
 
+use crate::descriptors;
 use crate::device::{Device, DeviceSpec};
 use crate::dlpack;
 use crate::dtype::{carried, data_type};
@@ -190,7 +191,8 @@ impl Job {
         self.shared.stop();
         py.detach(|| {
             let start = Instant::now();
-            while start.elapsed() < END && !matches!(self.receive(SIGNAL_POLL_INTERVAL), Err(RecvTimeoutError::Disconnected))
+            while start.elapsed() < END
+                && !matches!(self.receive(SIGNAL_POLL_INTERVAL), Err(RecvTimeoutError::Disconnected))
             {
             }
         });
@@ -236,6 +238,7 @@ impl LoadTask {
         let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
         let manifest = manifest.transpose()?;
         let plan = self.plan()?;
+        descriptors::make_room(model.files.len());
         let (prepared, device, begin) = std::thread::scope(|scope| {
             // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
             // meanwhile.
@@ -257,13 +260,16 @@ impl LoadTask {
         self.check()?;
         let stream = self.arrive(Stream::new(plan, engine), &device)?;
         let took = begin.elapsed();
-        model.still_same()?;
+        let warnings = model.still_same()?;
         let account = stream.engine().account();
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
         let (plan, arena) = stream.finish()?;
         let (verified, verified_by) = self.verify(&plan, &device, &arena, manifest.as_ref())?;
         let start = Start { begun: self.start, gpu: begin - self.start };
-        let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
+        let went = onehop_load::outcome::Outcome {
+            warnings,
+            ..onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate)
+        };
         Ok(Outcome::new(model, &device, account, went, &start, (verified, verified_by)))
     }
 

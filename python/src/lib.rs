@@ -1,6 +1,7 @@
 //! The native half of the Python package `onehop`. What users call is in `onehop/__init__.py`; here are model files
 //! that are open ([`model`]), a load under way ([`job`]), what it hands out ([`tensor`]) and tells ([`outcome`]).
 
+mod descriptors;
 mod device;
 mod dlpack;
 mod dtype;

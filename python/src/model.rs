@@ -10,8 +10,9 @@ use onehop_load::{Dtype, Local, Part, Selection, engine};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyEllipsis, PyList, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PyList, PySlice, PyTuple};
 
+use crate::descriptors;
 use crate::device::DeviceSpec;
 use crate::dtype::carried;
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ impl Model {
     /// Opens files, directories and indexes, which together are one model.
     #[new]
     fn open(py: Python<'_>, paths: Vec<PathBuf>) -> Result<Self> {
-        let inner = py.detach(|| onehop_load::Model::open(&Local, &paths))?;
+        let inner = py.detach(|| descriptors::with_room(|| onehop_load::Model::open(&Local, &paths)))?;
         let by_name = inner.tensors.iter().enumerate().map(|(i, t)| (t.info.name.clone(), i)).collect();
         Ok(Self { inner: Arc::new(inner), by_name })
     }
@@ -152,11 +153,20 @@ fn python<'py>(py: Python<'py>, value: &gguf::Value) -> PyResult<Bound<'py, PyAn
         ($($kind:ident)*) => {
             match value {
                 $(gguf::Value::$kind(one) => one.into_bound_py_any(py),)*
+                gguf::Value::Text(one) => text(py, one),
                 gguf::Value::Array(many) => list(py, many),
             }
         };
     }
-    one!(U8 I8 U16 I16 U32 I32 F32 Bool Text U64 I64 F64)
+    one!(U8 I8 U16 I16 U32 I32 F32 Bool U64 I64 F64)
+}
+
+/// A text; where it is not UTF-8, its bytes.
+fn text<'py>(py: Python<'py>, text: &gguf::Text) -> PyResult<Bound<'py, PyAny>> {
+    match text.text() {
+        Some(text) => text.into_bound_py_any(py),
+        None => Ok(PyBytes::new(py, text.bytes()).into_any()),
+    }
 }
 
 fn list<'py>(py: Python<'py>, values: &gguf::Array) -> PyResult<Bound<'py, PyAny>> {
@@ -165,7 +175,10 @@ fn list<'py>(py: Python<'py>, values: &gguf::Array) -> PyResult<Bound<'py, PyAny
             match values {
                 // Bytes too: a list of numbers, like all others.
                 $(gguf::Array::$kind(many) => Ok(PyList::new(py, many.iter().copied())?.into_any()),)*
-                gguf::Array::Text(texts) => texts.into_bound_py_any(py),
+                gguf::Array::Text(texts) => {
+                    let texts = texts.iter().map(|one| text(py, one)).collect::<PyResult<Vec<_>>>()?;
+                    texts.into_bound_py_any(py)
+                }
                 gguf::Array::Array(arrays) => {
                     let arrays = arrays.iter().map(|array| list(py, array)).collect::<PyResult<Vec<_>>>()?;
                     arrays.into_bound_py_any(py)

@@ -58,6 +58,7 @@ pub(crate) struct Outcome {
     ring_bytes: u64,
     limit: Limit,
     why_not_better: Vec<WhyNot>,
+    warnings: Vec<String>,
     verified: bool,
     verified_by: Option<String>,
 }
@@ -95,6 +96,7 @@ impl Outcome {
             ring_bytes: account.ring_bytes,
             limit: Limit { what, gbps, reached },
             why_not_better: went.why_not_better.into_iter().map(why_not).collect(),
+            warnings: went.warnings,
             verified,
             verified_by,
         }

@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import struct
+import subprocess
+import sys
 import threading
 
 import onehop
@@ -146,6 +148,56 @@ def test_requests_that_make_no_sense(model_file):
             onehop.load(path, "cpu", route=route)
     with pytest.raises(errors.DeviceError):
         onehop.load(path, "cuda:63")
+
+
+def test_names_that_match_no_tensor(model_file):
+    path, _ = model_file
+    for options in [
+        {"names": "nosuch*"}, {"names": ["layer.*", "nosuch*"]}, {"without": "nosuch*"}, {"names": "nosuch*", "dtypes": "BF16"},
+        {"rank": (0, 2), "cuts": {"nosuch*": 0}},
+    ]:  # fmt: skip
+        with pytest.raises(errors.UnknownTensorError, match="nosuch"):
+            onehop.load(path, "cpu", **options)
+    with pytest.raises(errors.RequestError, match="leave no tensor"):
+        onehop.load(path, "cpu", names="layer.*", without="*")
+
+
+def test_files_of_two_models_in_a_directory(tmp_path):
+    for name in ["consolidated", "model"]:
+        safetensors_file(tmp_path / f"{name}.safetensors", {name: ("U8", [1], b"\1")})
+    with pytest.raises(errors.FormatError, match="consolidated.safetensors, model.safetensors"):
+        onehop.load(tmp_path)
+    assert len(onehop.load_file(sorted(tmp_path.iterdir()), "cpu")) == 2
+
+
+def test_more_shards_than_a_shell_allows_files(tmp_path):
+    for i in range(1, 301):
+        safetensors_file(tmp_path / f"m-{i:05}-of-00300.safetensors", {f"t{i}": ("U8", [1], b"\1")})
+    script = (
+        "import resource, sys, onehop\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))\n"
+        "one = onehop.load(sys.argv[1] + '/m-00001-of-00300.safetensors', 'cpu')\n"
+        "few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "loaded = onehop.load(sys.argv[1], 'cpu', verify=True)\n"
+        "many = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "print(len(loaded.tensors), few, many > 900, many < 2000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
+    # A load of one file takes no more than its needs, and those of 300 shards are met and not exceeded by much.
+    tensors, few, enough, bounded = done.stdout.split() or [done.stderr]
+    assert (tensors, enough, bounded) == ("300", "True", "True") and int(few) < 256, done
+
+
+def test_what_changes_no_bytes_is_a_warning(tmp_path, device):
+    path = safetensors_file(tmp_path / "m", random_model(3))
+    with onehop.safe_open(path, device=device) as f:
+        os.link(path, tmp_path / "other")
+        path.unlink()
+        arriving = f.stream()
+        assert len(list(arriving)) == 40
+    assert [str(path) in line and "removed" in line for line in arriving.outcome.warnings] == [True]
+    assert onehop.load(tmp_path / "other", device).outcome.warnings == []
 
 
 def test_files_that_change_during_a_load(tmp_path, device):

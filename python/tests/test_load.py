@@ -99,7 +99,9 @@ def test_names_and_types_select(tmp_path):
     }  # fmt: skip
     assert expected
     same(some, expected)
-    assert onehop.load_file(path, "cpu", names="nothing*") == {}
+    assert onehop.load_file(path, "cpu", names="*.a", dtypes="F4").keys() == {
+        n for n, t in tensors.items() if n[-1] == "a" and t[0] == "F4"
+    }
 
 
 def test_ranks_get_their_part(tmp_path, device):
@@ -204,7 +206,8 @@ def test_a_manifest_says_nothing_of_parts(tmp_path, device):
 
 def test_gguf(tmp_path, device):
     def text(s):
-        return struct.pack("<Q", len(s)) + s.encode()
+        data = s if isinstance(s, bytes) else s.encode()
+        return struct.pack("<Q", len(data)) + data
 
     keys = {
         "general.alignment": struct.pack("<II", 4, 32),
@@ -213,6 +216,10 @@ def test_gguf(tmp_path, device):
         "a.truth": struct.pack("<I?", 7, True),
         "a.texts": struct.pack("<IIQ", 9, 8, 2) + text("x") + text(""),
         "a.float": struct.pack("<If", 6, 0.5),
+        # Tokens may be parts of characters, and any truth value but 0 is true.
+        "tokens": struct.pack("<IIQ", 9, 8, 2) + text("gr\u00fc\u00dfe") + text(b"\xe2\x82"),
+        "one": struct.pack("<I", 8) + text(b"\xff"),
+        "truth": struct.pack("<IB", 7, 2),
     }
     # F32 of 2 x 3 and Q8_0 of 2 x 64: dimensions are written fastest first there.
     plain, packed = random.Random(7).randbytes(24), random.Random(8).randbytes(2 * 2 * 34)
@@ -223,7 +230,7 @@ def test_gguf(tmp_path, device):
     loaded = onehop.load(tmp_path / "m.gguf", device, verify=True)
     assert loaded.metadata == {
         "general.alignment": 32, "a.text": "words", "a.list": [-1, 0, 7], "a.truth": True, "a.texts": ["x", ""],
-        "a.float": 0.5,
+        "a.float": 0.5, "tokens": ["gr\u00fc\u00dfe", b"\xe2\x82"], "one": b"\xff", "truth": True,
     }  # fmt: skip
     a, b = loaded.tensors["plain"], loaded.tensors["packed"]
     assert (a.dtype, a.shape, a.is_packed, a.tobytes()) == ("F32", (2, 3), False, plain)

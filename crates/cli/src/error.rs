@@ -67,6 +67,9 @@ pub(crate) enum CliError {
     /// Ctrl-C, or a request to end.
     #[error("stopped before it was done; the device is at rest, and what was made on it is gone")]
     Interrupted,
+    /// The same, of files of this machine, where no device was driven.
+    #[error("stopped before it was done; the memory that was filled is given back")]
+    Stopped,
     /// The same, of a server, which has no other end.
     #[error("stopped; the socket is removed")]
     ServerStopped,
@@ -87,6 +90,11 @@ pub(crate) struct ErrorDoc {
 }
 
 impl CliError {
+    /// The same where no device was driven.
+    pub(crate) fn of_files(self) -> Self {
+        if matches!(self, Self::Interrupted) { Self::Stopped } else { self }
+    }
+
     /// A file that could not be used.
     pub(crate) fn file(call: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::File { call, path: path.display().to_string(), source }
@@ -125,6 +133,9 @@ impl CliError {
                 | Sim::Contradiction(_),
             )
             | Self::Files(onehop_files::Error::WhichPartition(_))
+            | Self::Load(onehop_load::Error::Plan(
+                onehop_load::plan::Error::NoMatch { .. } | onehop_load::plan::Error::NothingLeft,
+            ))
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
@@ -147,7 +158,7 @@ impl CliError {
                 | Drive::Placement { .. }
                 | Drive::NoQueue { .. },
             ) => "not_possible",
-            Self::Interrupted | Self::ServerStopped => "interrupted",
+            Self::Interrupted | Self::Stopped | Self::ServerStopped => "interrupted",
             Self::Mismatch(_) => "mismatch",
             _ => "failed",
         }

@@ -9,6 +9,7 @@ use onehop_os::Udmabuf;
 use onehop_pci::Root;
 
 use crate::error::{CliError, Result};
+use crate::report;
 use crate::units;
 
 /// What udmabuf exports at most at once.
@@ -18,7 +19,8 @@ const EXPORTED: usize = 64 << 20;
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
     /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one; emu:0000:00:02.0 is an emulated one
-    /// whose memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default: 0 where CUDA works, else emu].
+    /// whose memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default: 0; where
+    /// CUDA does not work, drives and boards get emu, with a warning, and files of this machine need -g emu].
     /// `onehop load` takes several: 0,1
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
@@ -37,11 +39,31 @@ impl GpuArg {
     }
 }
 
+/// What is done where no GPU is named and CUDA does not work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fallback {
+    /// The emulated GPU, which the output names.
+    Emulated,
+    /// The same with a warning: bytes do not arrive where people expect them.
+    Warned,
+    /// An error: a file is loaded for the sake of a GPU.
+    Refused,
+}
+
 /// The GPUs that a description names, or the best that there is. No GPU of CUDA may come twice.
 pub(crate) fn choose_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
+    choose_several(arg, Fallback::Warned)
+}
+
+/// The same for files of this machine, which are only loaded into an emulated GPU if it is named.
+pub(crate) fn require_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
+    choose_several(arg, Fallback::Refused)
+}
+
+fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     let names = arg.names();
     if names.len() == 1 {
-        return Ok(vec![choose(arg)?]);
+        return Ok(vec![choose_or(arg, fallback)?]);
     }
     // One driver for all: what it registers for one GPU is registered for the others.
     let cuda = Cuda::load();
@@ -69,11 +91,27 @@ pub(crate) fn choose_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
 
 /// The GPU that a description names, or the best that there is.
 pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
+    choose_or(arg, Fallback::Warned)
+}
+
+/// The same for a file of this machine, which is only loaded into an emulated GPU if it is named.
+pub(crate) fn require(arg: &GpuArg) -> Result<Chosen> {
+    choose_or(arg, Fallback::Refused)
+}
+
+/// The GPU that a description names, or CUDA's first, or what is done without one.
+pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
     match arg.gpu.as_deref() {
-        None => Ok(open("0").map_or_else(
-            |error| emulated(format!("the emulated GPU (CPU threads): {error}")),
-            |gpu| cuda(gpu, "the first that CUDA shows"),
-        )),
+        None => match open("0") {
+            Ok(gpu) => Ok(cuda(gpu, "the first that CUDA shows")),
+            Err(error) if fallback == Fallback::Refused => Err(refused("0", &error)),
+            Err(error) => {
+                if fallback == Fallback::Warned {
+                    report::warn(&format!("no GPU is used, but the emulated one (-g emu): {error}"));
+                }
+                Ok(emulated(format!("the emulated GPU (CPU threads): {error}")))
+            }
+        },
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
         Some("emu:udmabuf") => emulated_exported(),
         Some(name) if name.strip_prefix("emu:").is_some_and(units::is_pci_address) => emulated_on(&name[4..]),

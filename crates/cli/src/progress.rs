@@ -1,8 +1,15 @@
 //! A progress bar on stderr, where that is a terminal.
 
+use std::fmt::Write;
 use std::io::IsTerminal;
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+
+use crate::units;
+
+/// How long nothing is said of the rate: a load's first bytes are counted when many have already arrived.
+const UNKNOWN: Duration = Duration::from_millis(500);
 
 /// A bar that goes away by itself.
 pub(crate) struct Bar(ProgressBar);
@@ -14,9 +21,12 @@ impl Bar {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new(bytes).with_message(what);
-        let template = "{msg} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:32}] {bytes}/{total_bytes} {rate}") {
+            let rate = move |state: &ProgressState, out: &mut dyn Write| {
+                // There is nobody to tell that it cannot be shown.
+                let _ = out.write_str(&rate(state.pos(), bytes, state.elapsed()));
+            };
+            bar.set_style(style.with_key("rate", rate));
         }
         Self(bar)
     }
@@ -36,5 +46,28 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// The rate since the start, and the time that is left at that rate; nothing as long as it would be a guess.
+fn rate(done: u64, total: u64, elapsed: Duration) -> String {
+    if done == 0 || elapsed < UNKNOWN {
+        return String::new();
+    }
+    let rate = done as f64 / elapsed.as_secs_f64();
+    let left = total.saturating_sub(done) as f64 / rate;
+    format!("{}/s, {left:.0} s left", units::bytes(rate as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_rate_is_shown_before_it_is_known() {
+        assert_eq!(rate(64 << 20, 1 << 30, Duration::from_micros(200)), "");
+        assert_eq!(rate(0, 1 << 30, Duration::from_secs(9)), "");
+        assert_eq!(rate(512 << 20, 1 << 30, Duration::from_secs(1)), "512 MiB/s, 1 s left");
+        assert_eq!(rate(2 << 30, 1 << 30, Duration::from_secs(2)), "1 GiB/s, 0 s left");
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn refuse_same(out: &Path, read: &Path) -> Result<()> {
     let identity = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     if identity(out).is_some() && identity(out) == identity(read) {
         return Err(CliError::Usage(format!(
-            "--out {} is the file that is read, {}",
+            "{} is the file that is read, {}",
             out.display(),
             read.display()
         )));

@@ -51,7 +51,8 @@ pub(crate) fn bytes(count: u64) -> String {
     }
     let mut value = count as f64 / 1024.0;
     let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
+    // What is written as 1024.0 of a unit is one of the next.
+    while (value * 10.0).round() >= 10240.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
@@ -115,6 +116,16 @@ mod tests {
         assert_eq!(bytes(16 << 20), "16 MiB");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(u64::MAX), "16 EiB");
+        for (exponent, unit) in [(20, "MiB"), (30, "GiB"), (40, "TiB"), (50, "PiB"), (60, "EiB")] {
+            let whole = 1_u64 << exponent;
+            assert_eq!(bytes(whole), format!("1 {unit}"));
+            assert_eq!(
+                bytes(whole - 1),
+                if exponent < 60 { format!("1.0 {unit}") } else { format!("1 {unit}") }
+            );
+        }
+        assert_eq!(bytes(1_048_524), "1023.9 KiB");
+        assert_eq!(bytes(1_048_525), "1.0 MiB");
     }
 
     #[test]

@@ -257,6 +257,14 @@ impl LoadWork {
     }
 }
 
+/// About how many files a load opens beside those of a model that has so many: each again in up to two ways, what its threads
+/// wait on, and what CUDA takes.
+#[must_use]
+pub fn descriptors(files: usize) -> u64 {
+    const ITSELF: u64 = 128;
+    2 * files as u64 + ITSELF
+}
+
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -255,6 +255,18 @@ impl Error {
         matches!(self, Self::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
 
+    /// Whether it is that this process has as many files open as it may.
+    #[must_use]
+    pub fn is_out_of_descriptors(&self) -> bool {
+        const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();
+        match self {
+            Self::Open { source, .. } => source.raw_os_error() == Some(EMFILE),
+            Self::Index { why: index::Error::MissingShard { why, .. }, .. }
+            | Self::Model(crate::model::Error::MissingPart { why, .. }) => why.is_out_of_descriptors(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn too_long(file: &str, bytes: u64, most: u64) -> Self {
         Self::TooLong { file: file.into(), bytes, most }
     }

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 
 /// What tells one state of a file from another.
 ///
-/// It notices writers, truncation and replacement. A writer that sets the times back, or writes through a mapping that
-/// is not synchronised yet, gets past it: check sums ([`crate::manifest`]) do not let that pass.
+/// Writers and truncation change the length or the modification time, so either is a change of the bytes. A changed change
+/// time alone is none: links, renames, modes and owners set it too, and are common while a model is loaded (a backup that
+/// makes hard links, a downloader that renames). What gets past is a writer that sets the modification time back, or writes
+/// through a mapping that is not synchronised yet. It shows as [`Change::Touched`] or not at all; checksums
+/// ([`crate::manifest`]) and comparing the bytes notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -39,6 +42,19 @@ pub enum Change {
     Written,
     /// Its attributes or links were changed.
     Touched,
+    /// Its path cannot be followed any more, with this error.
+    Hidden(i32),
+}
+
+impl Change {
+    /// Whether its bytes may be others. The rest concerns its names and attributes.
+    #[must_use]
+    pub fn is_of_bytes(&self) -> bool {
+        match self {
+            Self::Shrunk(..) | Self::Grew(..) | Self::Written => true,
+            Self::Removed | Self::Replaced(..) | Self::Touched | Self::Hidden(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for Change {
@@ -52,6 +68,10 @@ impl fmt::Display for Change {
             Self::Grew(from, to) => write!(f, "it grew from {from} bytes to {to}"),
             Self::Written => f.write_str("it was written (its modification time is another)"),
             Self::Touched => f.write_str("its attributes or links were changed (its change time is another)"),
+            Self::Hidden(number) => {
+                let error = std::io::Error::from_raw_os_error(*number);
+                write!(f, "its path cannot be followed any more ({error})")
+            }
         }
     }
 }
@@ -67,12 +87,17 @@ impl Identity {
         }
     }
 
+    /// Whether it is another file.
+    pub(crate) fn replaced(&self, now: &Self) -> Option<Change> {
+        let (before, after) = ((self.device, self.inode), (now.device, now.inode));
+        (before != after).then_some(Change::Replaced(before, after))
+    }
+
     /// What has changed since, most telling first.
     #[must_use]
     pub fn change(&self, now: &Self) -> Option<Change> {
-        let (before, after) = ((self.device, self.inode), (now.device, now.inode));
-        if before != after {
-            Some(Change::Replaced(before, after))
+        if let Some(replaced) = self.replaced(now) {
+            Some(replaced)
         } else if now.bytes < self.bytes {
             Some(Change::Shrunk(self.bytes, now.bytes))
         } else if now.bytes > self.bytes {

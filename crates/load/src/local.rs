@@ -67,6 +67,23 @@ impl LocalFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// What became of the path since the file was opened.
+    fn path_change(&self) -> Option<Change> {
+        match statat(CWD, &self.absolute, AtFlags::empty()) {
+            Ok(stat) => self.identity.replaced(&Identity::of(&stat)),
+            Err(Errno::NOENT) => Some(Change::Removed),
+            Err(error) => Some(Change::Hidden(error.raw_os_error())),
+        }
+    }
+
+    /// Checks that its path does not lead to another file by now.
+    pub(crate) fn check_path(&self) -> Result<()> {
+        match self.path_change() {
+            Some(change @ Change::Replaced(..)) => Err(Error::Changed { file: self.name.clone(), change }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Source for LocalFile {
@@ -98,16 +115,14 @@ impl Source for LocalFile {
         Some(self.identity)
     }
 
-    /// Looks at the open file and at what the path leads to by now.
-    fn still_same(&self) -> Result<()> {
-        let failed = |e| Error::opening(&self.name, e);
-        let open = Identity::of(&fstat(&self.file).map_err(failed)?);
-        let change = match statat(CWD, &self.absolute, AtFlags::empty()) {
-            Err(Errno::NOENT) => Some(Change::Removed),
-            Err(e) => return Err(failed(e)),
-            Ok(stat) => self.identity.change(&Identity::of(&stat)).or_else(|| self.identity.change(&open)),
-        };
-        change.map_or(Ok(()), |change| Err(Error::Changed { file: self.name.clone(), change }))
+    /// Checks the open file, whose bytes are those that are read, and then what the path leads to by now.
+    fn still_same(&self) -> Result<Option<Change>> {
+        let open = Identity::of(&fstat(&self.file).map_err(|e| Error::opening(&self.name, e))?);
+        let change = self.identity.change(&open);
+        if let Some(change) = change.filter(Change::is_of_bytes) {
+            return Err(Error::Changed { file: self.name.clone(), change });
+        }
+        Ok(self.path_change().or(change))
     }
 }
 

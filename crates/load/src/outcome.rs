@@ -28,6 +28,8 @@ pub struct Outcome {
     pub limit: Limit,
     /// The better routes, and why they could not be had.
     pub why_not_better: Vec<WhyNot>,
+    /// What happened to the files meanwhile that has not changed their bytes: [`Model::still_same`](crate::Model::still_same).
+    pub warnings: Vec<String>,
 }
 
 /// The slowest thing on the way.
@@ -54,7 +56,7 @@ pub struct WhyNot {
 
 impl Outcome {
     /// Of a load that took so long, with a plan for each GPU. `copy_rate` is what the copy engine does by itself, if it was
-    /// measured.
+    /// measured. Warnings are the caller's to add.
     #[must_use]
     pub fn new(plans: &[&Plan], account: &Account, took: Duration, copy_rate: Option<f64>) -> Self {
         let bytes: u64 = plans.iter().map(|plan| plan.tensor_bytes).sum();
@@ -72,6 +74,7 @@ impl Outcome {
             route_why: why,
             limit: Limit { what: limit, gbps: limit_gbps, reached: limit_gbps.map(|limit| gbps / limit) },
             why_not_better: vec![why_not_direct(route == "cpu/remote")],
+            warnings: Vec::new(),
         }
     }
 }

@@ -1,22 +1,25 @@
 //! Which tensors are wanted, and which part of each: names, types, and the slice of a rank of a tensor-parallel group.
 
+use std::fmt;
 use std::ops::Range;
-
-use wildmatch::WildMatch;
 
 use crate::dtype::Dtype;
 use crate::formats::TensorInfo;
+use crate::model::Tensor;
+use crate::names::NamePatterns;
 use crate::plan::Error;
 
 /// What is wanted of a model. The default is everything, whole.
 ///
-/// Patterns are names in which `*` stands for any text and `?` for any one character.
+/// Patterns are names in which `*` stands for any text and `?` for any one character. Each has to match a tensor of the model.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    only: Vec<WildMatch>,
-    except: Vec<WildMatch>,
+    only: Vec<String>,
+    except: Vec<String>,
     dtypes: Vec<Dtype>,
-    cuts: Vec<(WildMatch, usize)>,
+    cuts: Vec<String>,
+    /// The dimension of each cut.
+    dims: Vec<usize>,
     group: Option<(u64, u64)>,
 }
 
@@ -24,14 +27,14 @@ impl Selection {
     /// Tensors of this name too; without any such call all names are wanted.
     #[must_use]
     pub fn only(mut self, pattern: &str) -> Self {
-        self.only.push(WildMatch::new(pattern));
+        self.only.push(pattern.into());
         self
     }
 
     /// No tensor of this name, whatever `only` says.
     #[must_use]
     pub fn except(mut self, pattern: &str) -> Self {
-        self.except.push(WildMatch::new(pattern));
+        self.except.push(pattern.into());
         self
     }
 
@@ -46,7 +49,8 @@ impl Selection {
     /// wanted whole by every rank.
     #[must_use]
     pub fn cut(mut self, pattern: &str, dim: usize) -> Self {
-        self.cuts.push((WildMatch::new(pattern), dim));
+        self.cuts.push(pattern.into());
+        self.dims.push(dim);
         self
     }
 
@@ -62,13 +66,53 @@ impl Selection {
         Ok(self)
     }
 
+    /// The same with its patterns compiled, to be asked about tensors.
+    ///
+    /// # Errors
+    /// When a pattern is too long.
+    pub fn selector(&self) -> Result<Selector<'_>, Error> {
+        Ok(Selector {
+            only: NamePatterns::new(&self.only)?,
+            except: NamePatterns::new(&self.except)?,
+            cuts: NamePatterns::new(&self.cuts)?,
+            selection: self,
+        })
+    }
+}
+
+/// A [`Selection`] whose patterns are compiled.
+pub struct Selector<'a> {
+    only: NamePatterns<'a>,
+    except: NamePatterns<'a>,
+    cuts: NamePatterns<'a>,
+    selection: &'a Selection,
+}
+
+impl Selector<'_> {
+    /// Checks that each pattern matches one of a model's tensors, and that some tensor is left if any are asked for.
+    ///
+    /// # Errors
+    /// When it does not: a mistyped name would load too much, or too little.
+    pub fn check(&self, tensors: &[Tensor]) -> Result<(), Error> {
+        let uses = [(&self.only, Use::Load), (&self.except, Use::LeaveOut), (&self.cuts, Use::Cut)];
+        for (patterns, used) in uses.into_iter().filter(|(patterns, _)| !patterns.is_empty()) {
+            if let Some(pattern) = patterns.unmatched(tensors.iter().map(|t| t.info.name.as_str())) {
+                return Err(Error::NoMatch { pattern: pattern.into(), used });
+            }
+        }
+        if !tensors.is_empty() && !tensors.iter().any(|tensor| self.wants(&tensor.info)) {
+            return Err(Error::NothingLeft);
+        }
+        Ok(())
+    }
+
     /// Whether the tensor is wanted at all.
     #[must_use]
     pub fn wants(&self, tensor: &TensorInfo) -> bool {
-        let any = |patterns: &[WildMatch]| patterns.iter().any(|p| p.matches(&tensor.name));
-        (self.only.is_empty() || any(&self.only))
-            && !any(&self.except)
-            && (self.dtypes.is_empty() || self.dtypes.contains(&tensor.dtype))
+        let dtypes = &self.selection.dtypes;
+        (self.only.is_empty() || self.only.any(&tensor.name))
+            && !self.except.any(&tensor.name)
+            && (dtypes.is_empty() || dtypes.contains(&tensor.dtype))
     }
 
     /// What is wanted of a tensor that is.
@@ -76,11 +120,32 @@ impl Selection {
     /// # Errors
     /// When it cannot be cut as asked.
     pub fn part(&self, tensor: &TensorInfo) -> Result<Part, Error> {
-        let cut = self.cuts.iter().find(|(pattern, _)| pattern.matches(&tensor.name));
-        match (cut, self.group) {
-            (Some((_, dim)), Some((rank, ranks))) if ranks > 1 => Part::cut(tensor, *dim, rank, ranks),
-            _ => Ok(Part::whole(tensor)),
-        }
+        let Some((rank, ranks)) = self.selection.group.filter(|(_, ranks)| *ranks > 1) else {
+            return Ok(Part::whole(tensor));
+        };
+        let cut = self.cuts.first(&tensor.name).and_then(|place| self.selection.dims.get(place));
+        cut.map_or_else(|| Ok(Part::whole(tensor)), |dim| Part::cut(tensor, *dim, rank, ranks))
+    }
+}
+
+/// What the tensors of a pattern are named for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// To be loaded.
+    Load,
+    /// Not to be loaded.
+    LeaveOut,
+    /// To be cut.
+    Cut,
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Load => "to be loaded",
+            Self::LeaveOut => "to be left out",
+            Self::Cut => "to be cut",
+        })
     }
 }
 

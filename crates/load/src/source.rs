@@ -7,7 +7,7 @@ use std::sync::Arc;
 use onehop_files::Extent;
 
 use crate::error::Result;
-use crate::identity::Identity;
+use crate::identity::{Change, Identity};
 use crate::local::LocalFile;
 
 /// One file that can be read at any place.
@@ -44,12 +44,12 @@ pub trait Source: Send + Sync {
         None
     }
 
-    /// Whether it is still what it was when it was opened.
+    /// Whether its bytes are still those that it had when it was opened, and what else has changed since.
     ///
     /// # Errors
-    /// When it is not, with what has changed, or when nobody can tell any more.
-    fn still_same(&self) -> Result<()> {
-        Ok(())
+    /// When they are not, with what has changed, or when nobody can tell any more.
+    fn still_same(&self) -> Result<Option<Change>> {
+        Ok(None)
     }
 }
 

@@ -5,6 +5,7 @@
 //! so that one driver runs on all of them. [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are.
 
 mod clock;
+mod descriptors;
 mod dm;
 mod error;
 pub mod file;
@@ -28,6 +29,7 @@ mod udmabuf;
 mod words;
 
 pub use clock::{Deadline, cycles};
+pub use descriptors::{DescriptorLimit, descriptor_limit, open_descriptors, raise_descriptor_limit};
 pub use dm::{DmTarget, dm_table};
 pub use error::{Error, Result};
 pub use file_handle::{FileHandle, handle_of};

@@ -187,6 +187,11 @@ pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
         return Ok(0);
     }
     let told = match cachestat(file, at, bytes) {
+        // It counts the pages of the overlay's own inode, which has none: those of the file below have the bytes.
+        Ok(0) if is_on_overlay(file) => Err(Errno::OPNOTSUPP),
+        told => told,
+    };
+    let told = match told {
         // As if there were no such call: kernels before 6.5, and containers that do not know it.
         Err(Errno::NOSYS | Errno::OPNOTSUPP) if is_told(file) => {
             return Ok(mincore(file, at, bytes)?.min(bytes));
@@ -263,6 +268,12 @@ fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     Ok(there.iter().filter(|page| **page & 1 != 0).count() as u64 * page)
 }
 
+/// Whether a file is seen through overlayfs, as those of a container's image are.
+fn is_on_overlay(file: &File) -> bool {
+    const OVERLAYFS: u64 = 0x794c_7630;
+    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS)
+}
+
 /// Whether a file's bytes lie in memory alone: there is nothing behind the page cache.
 #[must_use]
 pub fn is_in_memory(file: &File) -> bool {
@@ -317,6 +328,55 @@ mod tests {
         forget(&file);
         assert_eq!((cached_bytes(&file, 0, BYTES).unwrap(), mincore(&file, 0, BYTES).unwrap()), (0, 0));
         assert_eq!(sampled(&file, 0, BYTES).unwrap(), 0);
+    }
+
+    /// A file that a real overlay shows; none where this machine does not let us mount one.
+    fn on_overlay() -> Option<(Overlay, File)> {
+        let name = format!("onehop-overlay-{}", std::process::id());
+        let overlay = Overlay(std::env::temp_dir().join(name));
+        let [one, other, at] = ["one", "other", "at"].map(|name| overlay.0.join(name));
+        [&one, &other, &at].into_iter().for_each(|dir| std::fs::create_dir_all(dir).unwrap());
+        let mut below = File::create(one.join("file")).unwrap();
+        below.write_all(&vec![7; BYTES as usize]).unwrap();
+        fsync(&below).unwrap();
+        if is_in_memory(&below) {
+            skipped("temporary files lie in memory here, which no page cache is in front of");
+            return None;
+        }
+        let layers = format!("lowerdir={}:{}", one.display(), other.display());
+        let layers = std::ffi::CString::new(layers).unwrap();
+        if let Err(why) =
+            rustix::mount::mount("overlay", &at, "overlay", rustix::mount::MountFlags::RDONLY, &*layers)
+        {
+            skipped(&format!("an overlay cannot be mounted here: {why}"));
+            return None;
+        }
+        let file = File::open(at.join("file")).unwrap();
+        Some((overlay, file))
+    }
+
+    struct Overlay(std::path::PathBuf);
+
+    impl Drop for Overlay {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(self.0.join("at"), rustix::mount::UnmountFlags::DETACH);
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_an_overlay_shows_is_in_the_page_cache_of_the_file_below() {
+        let Some((_overlay, file)) = on_overlay() else { return };
+        assert!(is_on_overlay(&file) && is_told(&file));
+        assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
+        assert_eq!(cached_bytes(&file, 5000, 10_000).unwrap(), 10_000);
+        forget(&file);
+        assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), 0);
+        let mut some = [0; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut some, BYTES / 2).unwrap();
+        assert!(some == [7; 4096]);
+        let there = cached_bytes(&file, 0, BYTES).unwrap();
+        assert!((4096..=BYTES).contains(&there), "{there}");
     }
 
     #[test]

@@ -144,7 +144,8 @@ def load(
     path: a file (safetensors, GGUF), an index, a directory, or several that are one model.
     device: "cuda:0", 0, a torch.device, a PCI address, "cpu"; None is GPU 0 where CUDA works, else the CPU's memory.
     framework: "torch", "numpy", "cupy" or "jax"; None gives onehop.Tensor, which any of them takes over by DLPack.
-    names, without: patterns (`*`, `?`) of names to load, and not to. dtypes: types to load, such as "BF16".
+    names, without: patterns (`*`, `?`) of names to load, and not to; one that matches no tensor is an
+        UnknownTensorError. dtypes: types to load, such as "BF16".
     rank, cuts: (i, n) is the i-th of n ranks (from 0), which gets its part of the tensors that match a pattern of
         `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).

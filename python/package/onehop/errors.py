@@ -18,7 +18,7 @@ class ForbiddenFileError(FileError, PermissionError):
 
 
 class ChangedFileError(OnehopError):
-    """A file was changed, cut or replaced while it was loaded: what was loaded of it is not to be trusted."""
+    """A file was written or cut while it was loaded: what was loaded of it is not to be trusted."""
 
 
 class FormatError(OnehopError, ValueError):
@@ -30,7 +30,7 @@ class RequestError(OnehopError, ValueError):
 
 
 class UnknownTensorError(OnehopError, KeyError):
-    """The model has no tensor of this name."""
+    """The model has no tensor of this name, or none that a pattern matches."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)

@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use crate::commands::Context;
 use crate::commands::load::owned;
 use crate::error::{CliError, Result};
-use crate::gpus::{self, GpuArg};
+use crate::gpus::{self, Fallback, GpuArg};
 use crate::report::{Report, Text};
 use crate::transfer::{self, RouteArgs, TransferOutcome, block_bytes};
 use crate::{fat, model, units, volume};
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         return Err(CliError::Usage("--size: the demo's model has from 64K to 1G bytes".into()));
     }
     let route = RouteArgs { timeout: args.route.timeout.or(Some(PATIENCE)), ..args.route.clone() };
-    let gpu = gpus::choose(&args.gpu)?;
+    let gpu = gpus::choose_or(&args.gpu, Fallback::Emulated)?;
     let file = model::make(args.size, args.seed)?;
     let sim = make_drive(args, &file)?;
     let options = Options { abort_wait: Duration::from_millis(200), ..route.options(false) };

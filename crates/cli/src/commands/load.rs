@@ -2,6 +2,7 @@
 
 mod account;
 pub(crate) mod bench;
+mod descriptors;
 mod local;
 pub(crate) mod owned;
 mod planned;
@@ -27,7 +28,8 @@ pub(crate) use local::{Part, read};
 /// Load model files (safetensors, GGUF) into GPU memory
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  onehop load model.safetensors\n  onehop load llama-70b/ --rank 0/4 --cut \
+    mut_arg("route", |route| route.help(ROUTES)),
+    after_help = "Examples:\n  onehop load model.safetensors -g 0\n  onehop load model.safetensors --write-manifest sums.json\n  onehop load model.safetensors --manifest sums.json\n  onehop load llama-70b/ --rank 0/4 --cut \
                         '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load llama-70b/ -g 0,1,2,3 --cut \
                         '*q_proj.weight=0'\n  onehop load model/ --plan --json\n  onehop load -d \
                         sim:ext4.img --path /models/llama --route gpu/posted --verify\n\nA directory is loaded by its \
@@ -38,8 +40,8 @@ pub(crate) struct Args {
     /// remote), also http(s):// and s3:// addresses
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
-    /// A drive that onehop drives and that holds the model: sim:IMAGE?lba=4096, qtest:SOCKET,MEMORY-FILE,
-    /// vfio-user:SOCKET
+    /// A drive that onehop drives and that holds the model: a PCI address such as 0000:0b:00.0, sim:IMAGE?lba=4096,
+    /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// A file, index or directory in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself; may be
@@ -66,10 +68,14 @@ pub(crate) struct Args {
     /// Read the files once more and compare every byte in GPU memory
     #[arg(long)]
     verify: bool,
-    /// Compare the tensors in GPU memory with this manifest
+    /// Compare the tensors in GPU memory with this manifest of checksums, which --write-manifest makes
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once
+    /// Write the checksums of all tensors in GPU memory to this file, once every byte was compared with the files (--verify)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["drive", "plan", "manifest", "only", "except", "dtype", "rank", "cut"])]
+    write_manifest: Option<PathBuf>,
+    /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once. A name or
+    /// pattern that matches no tensor is an error, here and below
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// No tensors of this name
@@ -86,6 +92,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATTERN=DIM", value_parser = parse_cut)]
     cut: Vec<(String, usize)>,
 }
+
+/// What `--route` takes in the commands that also load files of this machine.
+pub(crate) const ROUTES: &str = "The route: auto (the best that works), or exactly this one. Files of this machine: cpu/cached (the page \
+    cache), cpu/pinned (past it), cufile (NVIDIA's). Drives: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Route {
@@ -131,7 +141,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     match &args.drive {
         Some(drive) => owned::run(args, drive, context),
-        None => local::run(args, context),
+        None => local::run(args, context).map_err(CliError::of_files),
     }
 }
 

@@ -22,7 +22,8 @@ use crate::volume::{self, Span};
 /// Read a file, blocks of a drive, or a file of the drive's own file system into GPU memory
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  onehop read weights.bin --out back.bin\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
+    mut_arg("route", |route| route.help(load::ROUTES)),
+    after_help = "Examples:\n  onehop read weights.bin -g 0 --out back.bin\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
                         onehop read -d 'sim:disk.img?lba=4096' --lba 16 --blocks 256 --route gpu/posted --out part.bin\n  \
                         onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify"
 )]
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     /// A file of this machine, on a file system that Linux has mounted
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map", "nsid"])]
     file: Option<PathBuf>,
-    /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET
+    /// The drive: a PCI address such as 0000:0b:00.0, sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET
     #[arg(short = 'd', long, value_name = "DRIVE", required_unless_present = "file")]
     drive: Option<String>,
     /// The first block
@@ -79,7 +80,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
         let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
         let threads = args.route.reading_threads()?;
-        return load::read(&load::Part { path, offset, len, gpu, route, threads, verify, out }, context);
+        let part = load::Part { path, offset, len, gpu, route, threads, verify, out };
+        return load::read(&part, context).map_err(CliError::of_files);
     }
     let gpu = gpus::choose(&args.gpu)?;
     args.route.gpu_mode()?;

@@ -26,8 +26,8 @@ const SLOW: &str = "sim:mem:512M?bandwidth=4M";
 fn ctrl_c_ends_in_order() {
     for route in ["gpu/tier3", "cpu/direct", "cpu/pinned"] {
         for name in ["-INT", "-TERM"] {
-            let child =
-                start(&["--json", "read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "--route", route]);
+            let read = ["--json", "read", "-d", SLOW, "--lba", "0", "--blocks", "1048576", "-g", "emu"];
+            let child = start(&[&read[..], &["--route", route]].concat());
             signal(&child, name);
             let asked = Instant::now();
             let output = child.wait_with_output().unwrap();
@@ -56,6 +56,9 @@ fn ctrl_c_is_heard_within_a_tensor() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
+    // No device was driven, so nothing is said of one.
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("onehop: stopped") && !told.contains("device"), "{told}");
 }
 
 #[test]

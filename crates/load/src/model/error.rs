@@ -1,5 +1,7 @@
 //! Why files do not make up a model.
 
+use std::path::Path;
+
 /// What does not fit together.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,6 +24,14 @@ pub enum Error {
         directory: String,
         /// Some of their names.
         names: Vec<String>,
+    },
+    /// A directory whose files are more than one model, as far as their names tell.
+    #[error("{directory} holds files that need not belong together ({}); name those of one model", choices.join(", "))]
+    Apart {
+        /// Which.
+        directory: String,
+        /// Some of the models that they may be.
+        choices: Vec<String>,
     },
     /// A tensor in two files.
     #[error("the tensor {tensor:?} is in {} and in {}; name the files that belong together", files[0], files[1])]
@@ -91,6 +101,13 @@ pub enum Error {
         /// What it says itself.
         said: (Option<u64>, Option<u64>),
     },
+}
+
+impl Error {
+    pub(super) fn apart(directory: &Path, choices: impl IntoIterator<Item = String>) -> Self {
+        let choices = choices.into_iter().take(8).collect();
+        Self::Apart { directory: directory.display().to_string(), choices }
+    }
 }
 
 fn said_as(n: Option<u64>) -> String {

@@ -1,6 +1,6 @@
 //! What a path means: a file, the parts of a split file, an index, or whatever of these a directory holds.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -21,8 +21,8 @@ const GGUF: &str = ".gguf";
 pub(super) enum ModelPath {
     /// Files that are whole.
     Files(Vec<PathBuf>),
-    /// An index of shards beside it.
-    Index(PathBuf),
+    /// An index of shards beside it, and the safetensors files beside it that should all be its shards.
+    Index(PathBuf, Vec<OsString>),
     /// A file that was split.
     Split(Split),
 }
@@ -79,25 +79,29 @@ pub(super) fn find(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     }
     let name = path.file_name().unwrap_or_default();
     if ends(name, ".json") {
-        return Ok(ModelPath::Index(path.into()));
+        return Ok(ModelPath::Index(path.into(), Vec::new()));
     }
     let beside = path.parent().unwrap_or(Path::new(""));
     Ok(Split::of(beside, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.into()]), ModelPath::Split))
 }
 
-/// The index if there is one; else all safetensors files; else one GGUF file or the parts of one.
+/// The index if there is one; else the safetensors files, if their names say that they are one model; else one GGUF file or
+/// the parts of one.
 fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     let shown = |name: &OsString| !name.as_encoded_bytes().starts_with(b".");
     let names: BTreeSet<OsString> = store.names(path)?.into_iter().filter(shown).collect();
     let ending = |end: &str| names.iter().filter(|n| ends(n, end)).cloned().collect::<Vec<_>>();
-    let indexes = ending(".safetensors.index.json");
+    let (indexes, shards) = (ending(".safetensors.index.json"), ending(SAFETENSORS));
     if names.contains(OsStr::new(INDEX)) {
-        return Ok(ModelPath::Index(path.join(INDEX)));
+        return Ok(ModelPath::Index(path.join(INDEX), Vec::new()));
     } else if let Some(index) = only(path, &indexes)? {
-        return Ok(ModelPath::Index(path.join(index)));
+        return Ok(ModelPath::Index(path.join(index), shards));
     }
-    let shards = ending(SAFETENSORS);
     if !shards.is_empty() {
+        let groups = groups(path, &shards);
+        if groups.len() > 1 {
+            return Err(Error::apart(path, groups).into());
+        }
         // No index tells what there should be; their names may.
         let splits: HashSet<_> =
             shards.iter().filter_map(|name| Split::of(path, name, SAFETENSORS)).collect();
@@ -110,6 +114,37 @@ fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     let name = only(path, &ggufs)?
         .ok_or_else(|| Error::Empty { directory: path.display().to_string(), instead: instead(&names) })?;
     Ok(Split::of(path, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.join(name)]), ModelPath::Split))
+}
+
+/// The files of a directory that may be one model, each group as a shell would match it: the parts of a split file, or files
+/// whose names differ in numbers alone.
+pub(super) fn groups(directory: &Path, names: &[OsString]) -> BTreeSet<String> {
+    let mut groups = BTreeMap::<String, Vec<&OsString>>::new();
+    for name in names {
+        let pattern = match Split::of(directory, name, SAFETENSORS) {
+            Some(Split { base, count, ending, .. }) => format!("{base}-*-of-{count:05}{ending}"),
+            None => without_numbers(&name.to_string_lossy()),
+        };
+        groups.entry(pattern).or_default().push(name);
+    }
+    let shown = |(pattern, names): (String, Vec<&OsString>)| match &names[..] {
+        [one] => one.display().to_string(),
+        _ => pattern,
+    };
+    groups.into_iter().map(shown).collect()
+}
+
+/// A name with a `*` for each number.
+fn without_numbers(name: &str) -> String {
+    let mut pattern = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c.is_ascii_digit() {
+            true if pattern.ends_with('*') => {}
+            true => pattern.push('*'),
+            false => pattern.push(c),
+        }
+    }
+    pattern
 }
 
 /// Whether a name, which may be any bytes, ends so.

@@ -4,6 +4,7 @@ mod error;
 mod find;
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -13,6 +14,7 @@ pub use error::Error;
 use crate::Result;
 use crate::formats::index::Index;
 use crate::formats::{Contents, Metadata, TensorInfo, gguf, index};
+use crate::local::LocalFile;
 use crate::source::{Source, Store};
 use find::{ModelPath, Split};
 
@@ -48,7 +50,7 @@ impl Model {
         for path in paths {
             match find::find(store, path)? {
                 ModelPath::Files(files) => parts.files(store, &files)?,
-                ModelPath::Index(path) => parts.index(store, &path)?,
+                ModelPath::Index(path, beside) => parts.index(store, &path, &beside)?,
                 ModelPath::Split(split) => parts.split(store, &split)?,
             }
         }
@@ -61,12 +63,17 @@ impl Model {
         self.tensors.iter().map(|t| t.info.bytes).sum()
     }
 
-    /// Whether all files are still what they were when they were opened.
+    /// What happened to the files since they were opened that has not changed their bytes: a line for each.
     ///
     /// # Errors
-    /// When one is not, with what has changed.
-    pub fn still_same(&self) -> Result<()> {
-        self.files.iter().try_for_each(|file| file.still_same())
+    /// When the bytes of one have changed, or nobody can tell any more.
+    pub fn still_same(&self) -> Result<Vec<String>> {
+        let line = |file: &dyn Source| {
+            let change = file.still_same()?;
+            Ok(change
+                .map(|change| format!("{}: {change}; what was loaded is what it held before", file.name())))
+        };
+        self.files.iter().filter_map(|file| line(&**file).transpose()).collect()
     }
 }
 
@@ -96,9 +103,17 @@ impl Parts {
         Ok(())
     }
 
-    /// The shards that an index names, each held against what the index says of it.
-    fn index(&mut self, store: &dyn Store, path: &Path) -> Result<()> {
+    /// The shards that an index names, each held against what the index says of it. Of the files beside it, `beside`, none may
+    /// be another model.
+    fn index(&mut self, store: &dyn Store, path: &Path, beside: &[OsString]) -> Result<()> {
         let index = index::read(&*store.open(path)?)?;
+        let is_other =
+            |name: &&OsString| !index.shards.iter().any(|shard| OsStr::new(shard) == name.as_os_str());
+        let others: Vec<_> = beside.iter().filter(is_other).cloned().collect();
+        if let (false, Some(directory), Some(name)) = (others.is_empty(), path.parent(), path.file_name()) {
+            let choices = [name.display().to_string()].into_iter().chain(find::groups(directory, &others));
+            return Err(Error::apart(directory, choices).into());
+        }
         let refused = |why| crate::Error::Index { file: path.display().to_string(), why };
         let first = self.files.len();
         for shard in &index.shards {
@@ -147,6 +162,10 @@ impl Parts {
         let format = contents.first().map(Contents::format).ok_or(Error::Nothing)?;
         if let Some((file, other)) = files.iter().zip(&contents).find(|(_, c)| c.format() != format) {
             return Err(Error::Mixed { format, file: file.name().into(), other: other.format() }.into());
+        }
+        // Another version of the model may be put in its place, file by file, while they are opened one by one.
+        if files.len() > 1 {
+            files.iter().filter_map(|file| file.local()).try_for_each(LocalFile::check_path)?;
         }
         let (mut tensors, mut metadata) = (Vec::new(), Vec::new());
         for (file, contents) in contents.into_iter().enumerate() {

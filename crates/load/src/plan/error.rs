@@ -1,6 +1,7 @@
 //! Why there is no plan.
 
 use crate::dtype::Dtype;
+use crate::select::Use;
 
 /// What cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +78,25 @@ pub enum Error {
         ranks: u64,
         /// Its type.
         dtype: Dtype,
+    },
+    /// A name or a pattern that the model knows nothing of.
+    #[error("no tensor of the model matches {pattern:?}, which is {used}")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// What its tensors are named for.
+        used: Use,
+    },
+    /// The patterns and types together exclude every tensor.
+    #[error("the names and types that are asked for leave no tensor of the model to be loaded")]
+    NothingLeft,
+    /// A pattern that cannot be compiled.
+    #[error("{pattern:?} cannot be used as a pattern: {why}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// Why not.
+        why: String,
     },
     /// Indices that a tensor does not have.
     #[error("the tensor {tensor:?} has the dimensions {shape:?}, which do not hold all of these indices")]

@@ -225,11 +225,13 @@ impl Plan {
     /// The plan for what is selected of a model.
     ///
     /// # Errors
-    /// When the options contradict each other, or a tensor cannot be cut as asked.
+    /// When the options contradict each other, a pattern matches no tensor, or a tensor cannot be cut as asked.
     pub fn new(model: &Model, selection: &Selection, options: Options) -> Result<Self, Error> {
+        let selector = selection.selector()?;
+        selector.check(&model.tensors)?;
         let mut wants = Vec::new();
-        for tensor in model.tensors.iter().filter(|t| selection.wants(&t.info)) {
-            let part = selection.part(&tensor.info)?;
+        for tensor in model.tensors.iter().filter(|t| selector.wants(&t.info)) {
+            let part = selector.part(&tensor.info)?;
             wants.push(layout::Want { file: tensor.file, tensor: &tensor.info, part });
         }
         layout::plan(planned(model), wants, options)

@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 
 use super::Config;
 use crate::error::{Error, Result};
+use crate::identity::Change;
 use crate::source::{Fetch, Source};
 
 /// How often a wait looks whether the load was given up.
@@ -278,8 +279,8 @@ impl Source for RemoteFile {
     }
 
     /// Looks at the object once more.
-    fn still_same(&self) -> Result<()> {
+    fn still_same(&self) -> Result<Option<Change>> {
         let now = self.0.head()?;
-        if now == self.0.looks { Ok(()) } else { Err(self.0.changed(now).error(&self.0.name, 1)) }
+        if now == self.0.looks { Ok(None) } else { Err(self.0.changed(now).error(&self.0.name, 1)) }
     }
 }

@@ -101,6 +101,26 @@ fn a_small_file() {
     }
 }
 
+/// Vocabularies hold tokens that are parts of characters, and some writers' truth values are other numbers.
+#[test]
+fn values_are_taken_as_they_are() {
+    let tokens = [text("ok"), text(b"\xff\xfe\0"), text(b"\xe2\x82")].concat();
+    let file = Gguf::default()
+        .key("tokens", 9, &[u32s(&[8]), u64s(&[3]), tokens].concat())
+        .key("one", 8, &text(b"\xff"))
+        .key("truth", 7, &[2])
+        .key("truths", 9, &[u32s(&[7]), u64s(&[3]), vec![0, 1, 255]].concat())
+        .file(32, 0);
+    let header = header(&file).unwrap();
+    let Some(Value::Array(Array::Text(tokens))) = header.value("tokens") else { panic!("{header:?}") };
+    let bytes: Vec<_> = tokens.iter().map(onehop_load::formats::gguf::Text::bytes).collect();
+    assert_eq!(bytes, [&b"ok"[..], b"\xff\xfe\0", b"\xe2\x82"]);
+    assert_eq!((tokens[0].text(), tokens[1].text()), (Some("ok"), None));
+    assert_eq!(header.value("one"), Some(&Value::Text(b"\xff"[..].into())));
+    assert_eq!(header.value("truth"), Some(&Value::Bool(true)));
+    assert_eq!(header.value("truths"), Some(&Value::Array(Array::Bool(vec![false, true, true]))));
+}
+
 #[test]
 fn a_file_without_tensors_needs_no_padding() {
     assert!(header(&Gguf::default().header()).unwrap().tensors.is_empty());
@@ -186,8 +206,9 @@ fn every_broken_rule_has_its_own_error() {
     let key = |kind, value: &[u8]| refused(&Gguf::default().key("k", kind, value), 0);
     assert!(matches!(key(13, &[]), E::ValueType { number: 13, .. }));
     assert!(matches!(key(9, &[u32s(&[99]), u64s(&[0])].concat()), E::ValueType { number: 99, .. }));
-    assert!(matches!(key(7, &[2]), E::Bool { byte: 2, .. }));
-    assert!(matches!(key(8, &text(b"\xff\xfe")), E::NotText(_)));
+    let name = [text(b"\xff\xfe"), u32s(&[0]), vec![1]].concat();
+    let named = [b"GGUF".to_vec(), u32s(&[3]), u64s(&[0, 1]), name].concat();
+    assert!(matches!(header(&named), Err(E::NotText(_))));
     assert!(
         matches!(refused(&Gguf::default().key("k", 0, &[1]).key("k", 0, &[1]), 0), E::KeyTwice(k) if k == "k")
     );

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::process::Command;
 
 use onehop_load::Dtype;
-use onehop_load::formats::gguf::{ggml_type, read};
-use serde_json::Value;
+use onehop_load::formats::gguf::{Array, Text, Value, ggml_type, read};
+use serde_json::Value as Json;
 
 use crate::common::{Dir, Memory};
 
@@ -44,11 +44,24 @@ for seed, alignment in ((1, 0), (2, 64), (3, 256), (4, 0)):
     out["files"][path] = {
         "alignment": int(r.alignment), "data": int(r.data_offset), "keys": [f for f in r.fields if not f.startswith("GGUF.")],
         "tensors": [[t.name, t.tensor_type.name, [int(n) for n in t.shape][::-1], int(t.data_offset), int(t.n_bytes)] for t in r.tensors]}
+
+# Values that are not what the format wants, which its reader takes as they are.
+path = os.path.join(sys.argv[1], "verbatim")
+w = gguf.GGUFWriter(path, "llama")
+w.add_array("t.tokens", [b"ok", b"\xff\xfe\x00", b"\xe2\x82"]); w.add_string("t.one", b"\xff"); w.add_bool("t.truth", True)
+w.write_header_to_file(); w.write_kv_data_to_file(); w.close()
+data = bytearray(open(path, "rb").read())
+data[data.index(b"t.truth") + len(b"t.truth") + 4] = 2
+open(path, "wb").write(data)
+fields = gguf.GGUFReader(path).fields
+texts = lambda key: [bytes(fields[key].parts[i]).hex() for i in fields[key].data]
+truth = fields["t.truth"]
+out["verbatim"] = {"path": path, "tokens": texts("t.tokens"), "one": texts("t.one"), "truth": bool(truth.parts[truth.data[0]][0])}
 print(json.dumps(out))
 "#;
 
 /// What the package says, or none, with a line that says why.
-fn oracle(dir: &Dir) -> Option<Value> {
+fn oracle(dir: &Dir) -> Option<Json> {
     let script = dir.write("oracle.py", SCRIPT);
     let skip = |why: &str| {
         // Not eprintln: a test that passes would not show it.
@@ -76,6 +89,15 @@ fn files_of_the_reference_are_read_alike() {
         assert_eq!(dtype.name(), kind[1].as_str().unwrap());
         assert_eq!(dtype.block(), (kind[2].as_u64().unwrap(), kind[3].as_u64().unwrap()), "{dtype}");
     }
+    let verbatim = &said["verbatim"];
+    let path = verbatim["path"].as_str().unwrap();
+    let header = read(&Memory(path.into(), std::fs::read(path).unwrap())).unwrap();
+    let hex = |text: &Text| text.bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let Some(Value::Array(Array::Text(tokens))) = header.value("t.tokens") else { panic!("{header:?}") };
+    assert_eq!(serde_json::json!(tokens.iter().map(hex).collect::<Vec<_>>()), verbatim["tokens"]);
+    let Some(Value::Text(one)) = header.value("t.one") else { panic!("{header:?}") };
+    assert_eq!(serde_json::json!([hex(one)]), verbatim["one"]);
+    assert_eq!(header.value("t.truth"), verbatim["truth"].as_bool().map(Value::Bool).as_ref());
     for (path, said) in said["files"].as_object().unwrap() {
         let header = read(&Memory(path.clone(), std::fs::read(path).unwrap())).unwrap();
         assert_eq!(
@@ -83,7 +105,7 @@ fn files_of_the_reference_are_read_alike() {
             (said["alignment"].as_u64().unwrap(), said["data"].as_u64().unwrap())
         );
         let keys: Vec<_> = header.metadata.iter().map(|(key, _)| key.as_str()).collect();
-        let wanted: Vec<_> = said["keys"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        let wanted: Vec<_> = said["keys"].as_array().unwrap().iter().filter_map(Json::as_str).collect();
         assert_eq!(keys, wanted);
         let mut tensors: Vec<_> = header
             .tensors

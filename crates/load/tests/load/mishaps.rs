@@ -1,6 +1,8 @@
 //! What goes wrong beside the bytes: who is told of it, how soon, and what a load says of itself afterwards.
 
+use std::ffi::CString;
 use std::fs::File;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 use onehop_os::page_cache::cached_bytes;
 use onehop_os::{HostMem, Registers};
 use rustix::fs::{Advice, fadvise};
+use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::engine::{Folder, model};
 
@@ -144,4 +147,45 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
     let (warm, outcome) = load();
     assert_eq!((warm.cache_miss_bytes, warm.asked), (0, true), "{warm:?}");
     assert_eq!((outcome.limit.what, outcome.route), ("the copy engine", "cpu/cached"));
+}
+
+/// A folder that an overlay shows at another place, as container images are shown.
+struct Overlay(Folder);
+
+impl Overlay {
+    fn new(sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
+        let overlay = Self(Folder::new("overlay"));
+        let [one, other, at] = ["one", "other", "at"].map(|name| overlay.0.0.join(name));
+        [&one, &other, &at].into_iter().for_each(|dir| std::fs::create_dir_all(dir).unwrap());
+        model(&one.join("m.safetensors"), sizes);
+        let layers = CString::new(format!("lowerdir={}:{}", one.display(), other.display())).unwrap();
+        rustix::mount::mount("overlay", &at, "overlay", MountFlags::RDONLY, &*layers)?;
+        Ok(overlay)
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.0.join("at"), UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn cached_files_of_a_container_s_image_come_out_of_the_page_cache() {
+    let overlay = match Overlay::new(&[8 << 20]) {
+        Ok(overlay) => overlay,
+        Err(why) => {
+            let told = format!("SKIPPED: an overlay cannot be mounted here: {why}\n");
+            let _ = std::io::stderr().write_all(told.as_bytes());
+            return;
+        }
+    };
+    let opened = Model::open(&Local, &[overlay.0.0.join("at/m.safetensors")]).unwrap();
+    let plan = ring_plan(&opened, &Selection::default());
+    let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
+    let mut stream = Stream::new(plan.clone(), RingEngine::start(&Emulated::new(), &plan, prepared).unwrap());
+    while stream.next().unwrap().is_some() {}
+    let account = stream.engine().account();
+    assert!(account.cached_bytes >= 8 << 20 && account.read_bytes() == account.cached_bytes, "{account:?}");
+    assert_eq!(Outcome::new(&[&plan], &account, Duration::from_secs(1), None).route, "cpu/cached");
 }

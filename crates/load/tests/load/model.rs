@@ -1,17 +1,17 @@
 //! Models on disk: indexes, directories, split files; and everything that a path may lead to instead of a file.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use onehop_load::formats::index::Error as IndexError;
 use onehop_load::model::Error as ModelError;
-use onehop_load::{Change, Error, Local, LocalFile, Model, Result, Source};
+use onehop_load::{Change, Error, Kind, Local, LocalFile, Model, Result, Source, Store};
 
 use crate::common::{Dir, safetensors};
 use crate::gguf::Gguf;
@@ -77,7 +77,7 @@ fn a_directory_with_an_index() {
         assert!(
             model.files.iter().all(|f| f.local().is_some_and(|l| Some(l.path()) == Some(f.name().as_ref())))
         );
-        model.still_same().unwrap();
+        assert!(model.still_same().unwrap().is_empty());
     }
 }
 
@@ -91,14 +91,70 @@ fn a_directory_without_an_index() {
     assert!(
         matches!(refused(dir.path()), Error::Model(ModelError::Several { names, .. }) if names.len() == 2)
     );
-    dir.write("one.safetensors", shard(&["a"]));
-    dir.write("two.safetensors", shard(&["b"]));
+    dir.write("part1.safetensors", shard(&["a"]));
+    dir.write("part10.safetensors", shard(&["b"]));
     dir.write(".hidden.safetensors", "not ours");
     assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b"]);
-    dir.write("three.safetensors", shard(&["b"]));
+    dir.write("part2.safetensors", shard(&["b"]));
     assert!(
         matches!(refused(dir.path()), Error::Model(ModelError::TwoFiles { tensor, .. }) if tensor == "b")
     );
+}
+
+/// What model hubs and trainers put into one directory, and what a person is to choose from.
+#[test]
+fn files_that_need_not_belong_together_are_refused() {
+    let says = |files: &[&str], choices: &[&str]| {
+        let dir = Dir::new();
+        for (i, name) in files.iter().enumerate() {
+            dir.write(name, shard(&[&format!("t{i}")]));
+        }
+        let why = refused(dir.path());
+        let Error::Model(ModelError::Apart { choices: found, .. }) = &why else { panic!("{why}") };
+        assert_eq!(found, choices);
+        assert!(choices.iter().all(|choice| why.to_string().contains(choice)), "{why}");
+        // Whoever names them has said that they belong together.
+        let paths: Vec<_> = files.iter().map(|name| dir.path().join(name)).collect();
+        assert_eq!(Model::open(&Local, &paths).unwrap().tensors.len(), files.len());
+    };
+    for other in
+        ["consolidated.safetensors", "adapter_model.safetensors", "optimizer.safetensors", "x.safetensors"]
+    {
+        let mut files = [other, "model.safetensors"];
+        files.sort_unstable();
+        says(&files, &files);
+        let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+        let mut choices = [other, "model-*-of-00002.safetensors"];
+        choices.sort_unstable();
+        says(&[&[other][..], &shards].concat(), &choices);
+    }
+    says(&["a1.safetensors", "a2.safetensors", "b.safetensors"], &["a*.safetensors", "b.safetensors"]);
+    says(
+        &["m-00001-of-00001.safetensors", "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
+        &["m-*-of-00002.safetensors", "m-00001-of-00001.safetensors"],
+    );
+    // One that is alone is the model, whatever it is called.
+    let dir = Dir::new();
+    dir.write("adapter_model.safetensors", shard(&["a"]));
+    assert_eq!(names(&open(dir.path()).unwrap()), ["a"]);
+}
+
+#[test]
+fn an_index_of_other_files_is_no_index_of_these() {
+    let dir = Dir::new();
+    let map = index(&[("a", "consolidated-1.safetensors"), ("b", "consolidated-2.safetensors")]);
+    let path = dir.write("consolidated.safetensors.index.json", map);
+    dir.write("consolidated-1.safetensors", shard(&["a"]));
+    dir.write("consolidated-2.safetensors", shard(&["b"]));
+    assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b"]);
+    dir.write("model.safetensors", shard(&["c"]));
+    let why = refused(dir.path());
+    assert!(
+        matches!(&why, Error::Model(ModelError::Apart { choices, .. }) if *choices == ["consolidated.safetensors.index.json", "model.safetensors"]),
+        "{why}"
+    );
+    assert_eq!(names(&open(path).unwrap()), ["a", "b"]);
+    assert_eq!(names(&open(dir.path().join("model.safetensors")).unwrap()), ["c"]);
 }
 
 /// Without an index nothing but names tells that a part of a model is missing.
@@ -107,19 +163,16 @@ fn a_directory_with_a_shard_too_few() {
     let dir = Dir::new();
     dir.write("model-00001-of-00003.safetensors", shard(&["a"]));
     dir.write("model-00003-of-00003.safetensors", shard(&["c"]));
-    dir.write("model-00001-of-00004.safetensors", shard(&["d"]));
-    let why = refused(dir.path());
-    assert!(matches!(&why, Error::Model(ModelError::MissingPart { count: 3 | 4, .. })), "{why}");
-    fs::remove_file(dir.path().join("model-00001-of-00004.safetensors")).unwrap();
     let why = refused(dir.path()).to_string();
     assert!(why.contains("split into 3 parts") && why.contains("model-00002-of-00003.safetensors"), "{why}");
     dir.write("model-00002-of-00003.safetensors", shard(&["b"]));
     assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b", "c"]);
     // Whoever names a file gets that.
     assert_eq!(names(&open(dir.path().join("model-00002-of-00003.safetensors")).unwrap()), ["b"]);
-    fs::write(dir.path().join(OsStr::from_bytes(b"m\xff.safetensors")), shard(&["e"])).unwrap();
     // Names are any bytes.
-    assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b", "c", "e"]);
+    let dir = Dir::new();
+    fs::write(dir.path().join(OsStr::from_bytes(b"m\xff.safetensors")), shard(&["e"])).unwrap();
+    assert_eq!(names(&open(dir.path()).unwrap()), ["e"]);
 }
 
 #[test]
@@ -289,34 +342,99 @@ fn links_to_files_are_followed() {
     assert_eq!(names(&open(dir.path().join("snapshot")).unwrap()), ["x"]);
 }
 
-#[test]
-fn files_that_change_are_noticed() {
+/// Opens a model, has something happen to its file, and tells what was noticed.
+fn after(happens: impl Fn(&PathBuf)) -> (Dir, Result<Vec<String>>) {
     let dir = Dir::new();
-    let changed = |change: &dyn Fn(&PathBuf)| {
-        let path = dir.write("m.safetensors", shard(&["x", "y"]));
-        let model = open(&path).unwrap();
-        // Times are only as fine as the clock that the file system reads them from.
-        std::thread::sleep(Duration::from_millis(20));
-        change(&path);
-        match model.still_same() {
-            Err(Error::Changed { change, .. }) => change,
-            other => panic!("{other:?}"),
-        }
-    };
+    let path = dir.write("m.safetensors", shard(&["x", "y"]));
+    let model = open(&path).unwrap();
+    // Times are only as fine as the clock that the file system reads them from.
+    std::thread::sleep(Duration::from_millis(20));
+    happens(&path);
+    let noticed = model.still_same();
+    (dir, noticed)
+}
+
+#[test]
+fn bytes_that_change_are_an_error() {
     let bytes = shard(&["x", "y"]);
     let length = bytes.len() as u64;
-    assert_eq!(changed(&|p| fs::write(p, &bytes).unwrap()), Change::Written);
+    let changed = |happens: &dyn Fn(&PathBuf)| match after(happens).1 {
+        Err(Error::Changed { change, .. }) => change,
+        other => panic!("{other:?}"),
+    };
     let truncate = |p: &PathBuf, to| fs::OpenOptions::new().write(true).open(p).unwrap().set_len(to).unwrap();
+    let unlink = |p: &PathBuf| fs::remove_file(p).unwrap();
+    assert_eq!(changed(&|p| fs::write(p, &bytes).unwrap()), Change::Written);
     assert_eq!(changed(&|p| truncate(p, 9)), Change::Shrunk(length, 9));
     assert_eq!(changed(&|p| truncate(p, 999)), Change::Grew(length, 999));
-    assert!(matches!(changed(&|p| fs::rename(dir.write("new", &bytes), p).unwrap()), Change::Replaced(..)));
-    let touch = |p: &PathBuf| {
+    // What happens to the name as well does not hide it.
+    let both = |p: &PathBuf| {
+        truncate(p, 9);
+        unlink(p);
+    };
+    assert_eq!(changed(&both), Change::Shrunk(length, 9));
+}
+
+/// The bytes of an open file outlive its names, and its attributes are none of them.
+#[test]
+fn what_changes_no_bytes_is_a_warning() {
+    let bytes = shard(&["x", "y"]);
+    let warned = |says: &str, happens: &dyn Fn(&PathBuf)| {
+        let (dir, noticed) = after(happens);
+        let lines = noticed.unwrap();
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert!(line.starts_with(dir.path().to_str().unwrap()) && line.contains(says), "{line}");
+    };
+    let beside = |p: &PathBuf| p.with_file_name("beside");
+    warned("links were changed", &|p| fs::hard_link(p, beside(p)).unwrap());
+    warned("attributes", &|p| fs::set_permissions(p, fs::Permissions::from_mode(0o640)).unwrap());
+    warned("it was removed", &|p| fs::remove_file(p).unwrap());
+    warned("it was removed", &|p| fs::rename(p, beside(p)).unwrap());
+    warned("another file", &|p| {
+        fs::write(beside(p), &bytes).unwrap();
+        fs::rename(beside(p), p).unwrap();
+    });
+    warned("cannot be followed", &|p| {
+        fs::remove_file(p).unwrap();
+        symlink(p, p).unwrap();
+    });
+    // A writer that sets the time back is seen, though not as what it is.
+    warned("attributes", &|p| {
         let time = fs::metadata(p).unwrap().modified().unwrap();
         fs::write(p, &bytes).unwrap();
         fs::OpenOptions::new().write(true).open(p).unwrap().set_modified(time).unwrap();
-    };
-    assert_eq!(changed(&touch), Change::Touched);
-    assert_eq!(changed(&|p| fs::remove_file(p).unwrap()), Change::Removed);
+    });
+}
+
+/// A shard that is replaced while the others are opened is one of another version of the model.
+#[test]
+fn shards_of_two_versions_are_no_model() {
+    struct Replacing(PathBuf);
+    impl Store for Replacing {
+        fn kind(&self, path: &Path) -> Result<Kind> {
+            Local.kind(path)
+        }
+        fn names(&self, path: &Path) -> Result<Vec<OsString>> {
+            Local.names(path)
+        }
+        fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
+            let opened = Local.open(path);
+            if path == self.0 {
+                let new = path.with_extension("new");
+                fs::copy(path, &new).unwrap();
+                fs::rename(new, path).unwrap();
+            }
+            opened
+        }
+    }
+    let dir = Dir::new();
+    let [a, b] = ["1.safetensors", "2.safetensors"].map(|name| dir.write(name, shard(&[name])));
+    let path = [dir.path().to_owned()];
+    for replaced in [a, b] {
+        let refused = Model::open(&Replacing(replaced), &path).err().unwrap();
+        assert!(matches!(refused, Error::Changed { change: Change::Replaced(..), .. }), "{refused}");
+    }
+    assert!(Model::open(&Local, &path).is_ok());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::mover::{Mover, Way};
 use onehop_load::model::Tensor;
 use onehop_load::plan::{Landing, Options};
 use onehop_load::stream::Stream;
-use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo};
+use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo, Use};
 use proptest::prelude::*;
 
 /// A tensor of a model to be made: type, dimensions in blocks, and bytes that are left free before it.
@@ -397,7 +397,21 @@ fn names_and_types_are_filtered() {
     assert_eq!(names(Selection::default().only("*.weight")), ["0.0.weight"]);
     assert_eq!(names(Selection::default().only("0.*").except("0.?.weight")), ["0.1.bias", "0.2.bias"]);
     assert_eq!(names(Selection::default().dtype(Dtype::F32)), ["0.1.bias"]);
-    assert!(names(Selection::default().only("no such")).is_empty());
+    use onehop_load::plan::Error;
+    let refused = |selection: Selection| Plan::new(&model, &selection, Options::default()).unwrap_err();
+    for (selection, used) in [
+        (Selection::default().only("*.weight").only("no such"), Use::Load),
+        (Selection::default().except("no such"), Use::LeaveOut),
+        // Without a rank, too.
+        (Selection::default().cut("no such", 0), Use::Cut),
+    ] {
+        assert_eq!(refused(selection), Error::NoMatch { pattern: "no such".into(), used });
+    }
+    // A cut may be of tensors that are not wanted here.
+    assert_eq!(names(Selection::default().only("*.weight").cut("*.bias", 0)), ["0.0.weight"]);
+    for nothing in [Selection::default().only("0.0.*").except("*"), Selection::default().dtype(Dtype::I8)] {
+        assert_eq!(refused(nothing), Error::NothingLeft);
+    }
 }
 
 #[test]

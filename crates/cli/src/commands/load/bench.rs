@@ -14,20 +14,20 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::account::{names, simulated};
-use super::local::{Wanted, carry_out, ring_plan};
-use super::{LoadedShare, Route, Share, crc32c, must_fit, parse_route, verdict};
+use super::local::{Wanted, carry_out, open, ring_plan};
+use super::{LoadedShare, Route, Share, crc32c, descriptors, must_fit, parse_route, verdict};
 use crate::commands::Context;
 use crate::commands::bench::report;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, Text};
-use crate::sources;
 use crate::transfer::RouteArgs;
 use crate::units;
 
 /// Measure how fast model files get into GPU memory
 #[derive(clap::Args)]
 #[command(
+    mut_arg("route", |route| route.help("The route: auto (the best that works), or exactly cpu/cached, cpu/pinned or cufile")),
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
@@ -72,20 +72,24 @@ struct Row {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+    measure(args, context).map_err(CliError::of_files)
+}
+
+fn measure(args: &Args, context: &Context) -> Result<Report> {
     let Route::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
         let why = "files of a mounted file system are the kernel's to read";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
     report::folder(args.report.as_deref())?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
-    let model = Model::open(&*sources::store(&args.files, &context.stop)?, &args.files);
-    let model = model.map_err(|e| verdict::given_up(e, context))?;
+    let model = open(&args.files, context)?;
+    descriptors::must_suffice(&model)?;
     let plan = ring_plan(&model, &Selection::default())?;
     let whole = |gpu: Chosen| {
         let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
         Ok(Share { gpu, plan: plan.clone(), fit, rank: (0, 1) })
     };
-    let mut shares = gpus::choose_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
+    let mut shares = gpus::require_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
     must_fit(&shares)?;
     // As a program has it that loads one model after the other. Several GPUs share a ring that is made anew for them.
     let ring_cache = Arc::new(RingCache::default());

@@ -1,6 +1,6 @@
 //! `onehop load FILE` and `onehop read FILE`: files of this machine, through the ring.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onehop_load::engine::{Account, Options, Prepared, RingEngine, Route as Ring};
@@ -10,14 +10,17 @@ use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, 
 use super::account::{Document, document, tell};
 use super::planned::show_plan;
 use super::verdict::{self, Verdict, given_up};
-use super::{Args, LoadedShare, Route, Share, must_fit, parse_route, read_manifest, selection, shares};
+use super::{
+    Args, LoadedShare, Route, Share, descriptors, must_fit, parse_route, read_manifest, selection, shares,
+};
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::progress::Bar;
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::sources;
 use crate::transfer;
+use crate::units;
 
 /// Runs it.
 pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
@@ -34,13 +37,21 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     };
     let (wanted, count) = (args.gpu.clone(), args.gpu.names().len());
     // CUDA takes a fifth of a second to start: everything that needs no GPU is done meanwhile.
-    let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
-    let model = Model::open(&*sources::store(&args.files, &context.stop)?, &args.files);
-    let model = model.map_err(|e| given_up(e, context))?;
+    let gpus = std::thread::spawn(move || (gpus::require_all(&wanted), start.elapsed()));
+    let model = open(&args.files, context)?;
+    if let Some(manifest) = &args.write_manifest {
+        let mut files = model.files.iter().filter_map(|file| file.local());
+        files.try_for_each(|file| sources::refuse_same(manifest, file.path()))?;
+    }
     let plans =
         (0..count).map(|i| ring_plan(&model, &selection(args, i, count)?)).collect::<Result<Vec<_>>>()?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
-    let prepared = if args.plan { None } else { Some(prepare(&plans, &model, &options)?) };
+    let prepared = if args.plan {
+        None
+    } else {
+        descriptors::must_suffice(&model)?;
+        Some(prepare(&plans, &model, &options)?)
+    };
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
@@ -55,17 +66,35 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
         return show_plan(&model, shares, if remote { "cpu/remote" } else { local });
     };
     must_fit(&shares)?;
-    let sums = context.json || args.verify || manifest.is_some();
+    let verify = args.verify || args.write_manifest.is_some();
+    let sums = context.json || verify || manifest.is_some();
     let wanted = Wanted { sums, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
-        compared: if args.verify { Some(verdict::compare(&model, &held, context)?) } else { None },
+        compared: if verify { Some(verdict::compare(&model, &held, context)?) } else { None },
         compared_by: verdict::BY_FILES,
         manifest: manifest.map(|manifest| verdict::against(&manifest, &model, &held)),
     };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
-    let text = tell(&document);
+    let mut text = tell(&document);
+    if let (Some(path), Some(true)) = (&args.write_manifest, document.verified) {
+        verdict::write_manifest(path, &model, &held)?;
+        text.row(
+            "manifest",
+            format!("{}: {}", path.display(), units::count(model.tensors.len() as u64, "checksum")),
+        );
+    }
     Ok(Report::new(document, text)?.failed(verdict.failure()))
+}
+
+/// Opens the files that are named, of which there may be more than a process may have open at first.
+pub(super) fn open(files: &[PathBuf], context: &Context) -> Result<Model> {
+    onehop_os::raise_descriptor_limit(u64::MAX);
+    let opened = Model::open(&*sources::store(files, &context.stop)?, files);
+    opened.map_err(|error| match error.is_out_of_descriptors() {
+        true => descriptors::too_few("the model's files", &error.to_string()),
+        false => given_up(error, context),
+    })
 }
 
 pub(super) fn ring_plan(model: &Model, selection: &Selection) -> Result<Plan> {
@@ -114,7 +143,8 @@ pub(super) fn carry_out(
     }
     let took = wanted.begin.elapsed();
     drop(bar);
-    model.still_same().map_err(|e| given_up(e, context))?;
+    let warnings = model.still_same().map_err(|e| given_up(e, context))?;
+    warnings.iter().for_each(|warning| report::warn(warning));
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
     let rate = match (&streams[..], &gpus[..]) {
         ([stream], [gpu]) => stream.engine().copy_rate(*gpu)?,
@@ -126,6 +156,7 @@ pub(super) fn carry_out(
     let held = held.map(|(share, arena)| LoadedShare::new(share, arena, wanted.sums, context));
     let held = held.collect::<Result<Vec<_>>>()?;
     let mut document = document(model, &held, &account, took, rate);
+    document.outcome.warnings = warnings;
     document.total_seconds = wanted.started.elapsed().as_secs_f64();
     document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
     Ok((held, document))
@@ -177,7 +208,7 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let plan = ring_plan(&model, &Selection::default())?;
     let options = Options { route, threads: part.threads, slot: None };
     let prepared = Prepared::new(&plan, &model.files, &options)?;
-    let gpu = gpus::choose(part.gpu)?;
+    let gpu = gpus::require(part.gpu)?;
     let gpu_start = start.elapsed();
     let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Share;
 use super::account::{names, simulated};
+use super::descriptors::Descriptors;
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
 use crate::units;
@@ -28,7 +29,7 @@ pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Resul
         "peak_gpu_bytes": peak, "fits": fit.as_ref().map(|all| all.iter().all(|fit| fit.fits)),
         "free_gpu_bytes": fit.map(|all| all.iter().map(|fit| fit.free_gpu_bytes).sum::<u64>()),
         "gpu": names(shares.iter().map(|share| &share.gpu)), "simulated": simulated(shares.iter()),
-        "route": route,
+        "route": route, "descriptors": Descriptors::of(model),
     });
     let gpus = shares.into_iter().map(OnGpu::new).collect();
     Ok(Report::streamed(Planned { summary, gpus }, text))
@@ -103,6 +104,9 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> Text {
     text.row("arena", format!("{} for {} of tensors", units::bytes(gpu_bytes), units::bytes(bytes)));
     let why = shares.first().map_or("", |share| &share.gpu.why);
     text.row("gpu", format!("{}: {why}", names(shares.iter().map(|share| &share.gpu))));
+    if let Some(descriptors) = Descriptors::of(model) {
+        text.row("files", descriptors.words());
+    }
     text.row("route", route);
     if first.options.direct {
         let direct = sum(Plan::direct_bytes);

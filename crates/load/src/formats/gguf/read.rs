@@ -52,10 +52,15 @@ impl<'a> Reader<'a> {
         self.word(what).map(u64::from_le_bytes)
     }
 
-    /// A length and that many bytes of text.
-    pub fn text(&mut self, what: &str) -> Result<String, Error> {
+    /// A length and that many bytes.
+    pub fn bytes(&mut self, what: &str) -> Result<&'a [u8], Error> {
         let count = self.u64(what)?;
-        let bytes = self.take(count, what)?;
+        self.take(count, what)
+    }
+
+    /// The same of a name, which has to be UTF-8.
+    pub fn name(&mut self, what: &str) -> Result<String, Error> {
+        let bytes = self.bytes(what)?;
         String::from_utf8(bytes.to_vec()).map_err(|e| {
             Error::NotText(format!(
                 "{what} ({:?})",

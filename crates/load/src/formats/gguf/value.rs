@@ -1,7 +1,7 @@
 //! The values of GGUF's keys. Nothing is allocated for elements that have not been seen in the file.
 
 use super::read::Reader;
-use super::{Error, MAX_DEPTH};
+use super::{Error, MAX_DEPTH, Text};
 
 macro_rules! values {
     ($($(#[$doc:meta])* $name:ident($type:ty) = $number:literal, $least:literal: $read:expr;)*) => {
@@ -88,24 +88,16 @@ values! {
     I32(i32) = 5, 4: |from: &mut Reader<'_>, key| from.word(key).map(i32::from_le_bytes);
     /// Single precision.
     F32(f32) = 6, 4: |from: &mut Reader<'_>, key| from.word(key).map(f32::from_le_bytes);
-    /// True or false.
-    Bool(bool) = 7, 1: truth;
-    /// Text.
-    Text(String) = 8, 8: |from: &mut Reader<'_>, key: &str| from.text(key);
+    /// True or false: any byte but 0 is true.
+    Bool(bool) = 7, 1: |from: &mut Reader<'_>, key| from.word(key).map(|[byte]: [u8; 1]| byte != 0);
+    /// Text, which need not be UTF-8.
+    Text(Text) = 8, 8: |from: &mut Reader<'_>, key: &str| from.bytes(key).map(Text::from);
     /// 64 bits.
     U64(u64) = 10, 8: |from: &mut Reader<'_>, key| from.word(key).map(u64::from_le_bytes);
     /// 64 bits, signed.
     I64(i64) = 11, 8: |from: &mut Reader<'_>, key| from.word(key).map(i64::from_le_bytes);
     /// Double precision.
     F64(f64) = 12, 8: |from: &mut Reader<'_>, key| from.word(key).map(f64::from_le_bytes);
-}
-
-fn truth(from: &mut Reader<'_>, key: &str) -> Result<bool, Error> {
-    match from.word(key)? {
-        [0] => Ok(false),
-        [1] => Ok(true),
-        [byte] => Err(Error::Bool { key: key.into(), byte }),
-    }
 }
 
 fn many<T>(count: u64, read: impl FnMut() -> Result<T, Error>) -> Result<Vec<T>, Error> {
