@@ -268,6 +268,25 @@ fn a_forked_process_frees_nothing_and_the_parent_does() {
     }
 }
 
+/// What had been allocated for memory that cannot be mapped is freed, and not by the thread that wanted it.
+#[test]
+fn a_failed_allocation_waits_for_no_kernel() {
+    let Some(model) = Model::or_child("a_failed_allocation_waits_for_no_kernel") else { return };
+    let gpu = gpu();
+    let before = model.get("live");
+    model.set("busy", 1);
+    model.set("map_answer", 1);
+    let start = Instant::now();
+    let refused = gpu.alloc_device(DeviceKind::Exportable, 1 << 20);
+    assert!(matches!(refused, Err(Error::Driver { code: 1, .. })));
+    assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    assert!(model.get("live") > before, "something was freed beside a kernel");
+    model.set("busy", 0);
+    model.wait_for("live", before);
+    model.set("map_answer", 0);
+    assert!(gpu.alloc_device(DeviceKind::Exportable, 1 << 20).is_ok());
+}
+
 #[test]
 fn a_capture_s_errors_do_not_end_a_copy() {
     let Some(model) = Model::or_child("a_capture_s_errors_do_not_end_a_copy") else { return };
