@@ -99,7 +99,7 @@ impl Context {
                 Error::Launch(format!("{what}, {bytes} bytes at {at}, is no memory that this GPU reaches"))
             })
         };
-        touched.iter().filter(|one| one.bytes > 0).map(hold).collect()
+        touched.iter().map(hold).collect()
     }
 
     /// Runs a call in this context, and makes its failure an error that says what was being done.
