@@ -125,24 +125,20 @@ impl Context {
 
     /// What a call that was to free something came to.
     pub(super) fn freed(&self, answer: std::result::Result<(), Failure>, what: &str) -> Freed {
-        match answer {
-            Ok(()) => Freed::Done,
-            Err(failure) => match failure.meaning() {
-                Meaning::Capture => Freed::NotNow,
-                // It is gone with the context.
-                Meaning::Lost => Freed::Done,
-                Meaning::Other => Freed::Refused(self.driver.error(what, failure).to_string()),
-            },
-        }
+        self.driver.freed(answer, what)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Ok(calls) = self.driver.relaxed() {
-            // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of this.
-            let _ = unsafe { calls.context_release(self.device) };
-        }
+        // Where the last of it goes, the driver waits for all work of the GPU.
+        let (driver, device) = (self.driver.clone(), self.device);
+        self.driver.reclaimer.give_back(move || {
+            // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of the context, which
+            // is gone.
+            let answer = driver.relaxed().and_then(|calls| unsafe { calls.context_release(device) });
+            driver.freed(answer, "releasing a GPU's context")
+        });
     }
 }
 
@@ -181,6 +177,19 @@ impl Progress {
                 Meaning::Other => Self::Unknown(failure),
             },
         }
+    }
+}
+
+/// A handle of the driver's that is about to be given back.
+pub(super) struct Raw<T>(pub(super) *mut T);
+
+// SAFETY: any thread may give a handle of the driver's back; nobody reads what it points to.
+unsafe impl<T> Send for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// The handle. Called on the whole, so that closures take that and not the handle.
+    pub(super) fn get(&self) -> *mut T {
+        self.0
     }
 }
 
@@ -238,8 +247,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
-        let _ = self.context.attempt(|driver| unsafe { driver.event_destroy(self.raw) });
+        let (context, event) = (self.context.clone(), Raw(self.raw));
+        self.context.driver.reclaimer.dispose(move || {
+            // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
+            let answer = context.attempt(|driver| unsafe { driver.event_destroy(event.get()) });
+            context.freed(answer, "destroying an event")
+        });
     }
 }
 
