@@ -84,6 +84,15 @@ impl Context {
         Err(Error::NotSupported { what: what.into(), why })
     }
 
+    /// Refuses memory that is not of this very GPU: what is said of it to others would be said of another one's.
+    pub(super) fn check_own(&self, what: &str, memory: &Region) -> Result<()> {
+        if memory.space() == AddressSpace::Device(self.device) {
+            return Ok(());
+        }
+        let why = "the memory is host memory, of another GPU, or of an emulated one".into();
+        Err(Error::NotSupported { what: what.into(), why })
+    }
+
     /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
         let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Device(self.device));
