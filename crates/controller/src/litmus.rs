@@ -201,6 +201,14 @@ fn fence<W: Scoped>(warp: &W, how: u32) {
 }
 
 impl Litmus {
+    /// How many messages there is room for, and the words of each: at least one of four, and whole quads.
+    #[inline(always)]
+    #[must_use]
+    pub const fn sizes(&self) -> (u32, u32) {
+        let (slots, words) = (self.slots, self.words & !3);
+        (if slots == 0 { 1 } else { slots }, if words == 0 { 4 } else { words })
+    }
+
     /// Where a message lies.
     #[inline(always)]
     fn slot(&self, message: u32) -> GpuAddr {
@@ -257,8 +265,7 @@ impl<'a, W: Engine> Side<'a, W> {
     fn new(warp: &'a W, at: GpuAddr) -> Self {
         let mut setup = Litmus::load(warp, at);
         // What the host got wrong must not become a division by zero or a stray store.
-        setup.slots = setup.slots.max(1);
-        setup.words = (setup.words & !3).max(4);
+        (setup.slots, setup.words) = setup.sizes();
         Self { warp, setup, voice: Voice::new(local::VOICE), done: 0, turns: 0, begun: warp.now() }
     }
 

@@ -10,7 +10,7 @@ mod table;
 pub use pairs::{Begin, Common, Pairs};
 pub use table::Table;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onehop_proto::GpuAddr;
@@ -29,6 +29,10 @@ pub struct Serving {
     pub(crate) limit: Duration,
     /// Kept until all have ended.
     pub(crate) memory: Vec<Region>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Writes words from `at` on.

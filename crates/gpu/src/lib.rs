@@ -130,6 +130,11 @@ pub trait Running: Send {
 pub trait Resident: Send {
     /// Whether one of them has ended, asked to or not.
     fn is_over(&self) -> bool;
+    /// Waits for their end, which their host has to ask for.
+    ///
+    /// # Errors
+    /// When the GPU has failed, or they did not end: they may still use all that they were given.
+    fn join(self: Box<Self>) -> Result<()>;
 }
 
 /// What onehop needs of a GPU.

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use rustix::fs::FileType;
-use rustix::ioctl::{Getter, Opcode, Updater, ioctl, opcode};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::{Error, Result};
 
@@ -100,15 +100,29 @@ const GETFSUUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
 const FSGETXATTR: Opcode = opcode::read::<FsXattr>(b'X', 31);
 
 #[repr(C)]
+#[derive(Default)]
 struct FsUuid {
     len: u8,
     bytes: [u8; 16],
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct FsXattr {
     flags: u32,
     rest: [u32; 6],
+}
+
+/// What an ioctl tells of a file; zeroes where it tells less. A FUSE daemon may answer that all went well, and give fewer bytes
+/// than were asked for.
+///
+/// # Safety
+/// The ioctl writes no more than a `T`, and a `T` is of integers alone.
+pub(crate) unsafe fn told<const CALL: Opcode, T: Default>(file: impl AsFd) -> rustix::io::Result<T> {
+    let mut value = T::default();
+    // SAFETY: the caller's promise; whatever is written over a part of it is a value.
+    unsafe { ioctl(file, Updater::<CALL, T>::new(&mut value)) }?;
+    Ok(value)
 }
 
 /// The extents of a file from byte `start` on, as many as one call gives; none where there are no more. What is in memory
@@ -151,8 +165,8 @@ pub fn generation(file: impl AsFd) -> Result<u32> {
 /// # Errors
 /// When the file system or the kernel (before 6.9) does not tell.
 pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
-    // SAFETY: FS_IOC_GETFSUUID writes one `fsuuid2`, which `FsUuid` is.
-    let value = unsafe { ioctl(file, Getter::<GETFSUUID, FsUuid>::new()) };
+    // SAFETY: FS_IOC_GETFSUUID writes one `fsuuid2` at most, which `FsUuid` is.
+    let value = unsafe { told::<GETFSUUID, FsUuid>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_GETFSUUID of the file", e))?;
     if usize::from(value.len) != value.bytes.len() {
         return Err(Error::system("FS_IOC_GETFSUUID of the file", std::io::ErrorKind::InvalidData));
@@ -166,8 +180,8 @@ pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
 /// When the file system does not tell.
 pub fn is_realtime(file: impl AsFd) -> Result<bool> {
     const REALTIME: u32 = 1;
-    // SAFETY: FS_IOC_FSGETXATTR writes one `fsxattr` of 28 bytes, which `FsXattr` is.
-    let value = unsafe { ioctl(file, Getter::<FSGETXATTR, FsXattr>::new()) };
+    // SAFETY: FS_IOC_FSGETXATTR writes one `fsxattr` of 28 bytes at most, which `FsXattr` is.
+    let value = unsafe { told::<FSGETXATTR, FsXattr>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_FSGETXATTR of the file", e))?;
     let _ = value.rest;
     Ok(value.flags & REALTIME != 0)
@@ -186,6 +200,20 @@ mod tests {
         assert_eq!(FSGETXATTR, 0x801C_581F);
         assert_eq!(size_of::<FileExtent>(), 56);
         assert_eq!(size_of::<FsXattr>(), 28);
+    }
+
+    /// As a FUSE daemon may.
+    #[test]
+    fn what_a_call_that_goes_well_does_not_write_is_zero() {
+        // FIOCLEX, which takes nothing and writes nothing.
+        const NOTHING: Opcode = 0x5451;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for _ in 0..100 {
+            let used = std::hint::black_box([0xa5_u8; 4096]);
+            // SAFETY: the call writes nothing.
+            let value = unsafe { told::<NOTHING, FsXattr>(&file) }.unwrap();
+            assert!(value.flags == 0 && value.rest == [0; 6] && used[0] == 0xa5);
+        }
     }
 
     #[test]

@@ -157,32 +157,23 @@ fn install() -> Result<()> {
 
 /// Runs wherever the fault happened: it may use atomics and system calls, and nothing else.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let _ = context;
-    // SAFETY: the kernel gives a siginfo with every SIGBUS; an address is in it whatever its cause.
-    let at = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: the kernel gives a siginfo with every SIGBUS. That of one which was sent holds what its sender wrote in place of
+    // the address, so that is read of a fault alone.
+    let at = unsafe { if (*info).si_code > 0 { Some((*info).si_addr() as usize) } else { None } };
+    let Some(at) = at else {
+        // SAFETY: the kernel's arguments are passed on.
+        return unsafe { pass_on(signal, info, context) };
+    };
     let used = USED.load(Ordering::Acquire).min(MOST);
     for slot in &SLOTS[..used] {
         if let Some((start, end)) = slot.range()
             && (start..end).contains(&at)
         {
             let from = at / PAGE * PAGE;
-            // SAFETY: the pages from here to the end belong to a mapping that its guard keeps; memory without a file takes
-            // their place, which is what every reader of memory that others write has to expect.
-            let done = unsafe {
-                libc::mmap(
-                    from as *mut c_void,
-                    end - from,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                    -1,
-                    0,
-                )
-            };
-            if done != libc::MAP_FAILED {
-                if slot.ones.load(Ordering::Relaxed) {
-                    // SAFETY: these pages have just been mapped, to be written.
-                    unsafe { std::ptr::write_bytes(done.cast::<u8>(), 0xff, end - from) };
-                }
+            // SAFETY: the pages from here to the end belong to a mapping that lives: whoever touched it holds a clone of its
+            // memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
+            // reader of memory that others write has to expect.
+            if unsafe { replace(from, end - from, slot.ones.load(Ordering::Relaxed)) } {
                 slot.lost.store(true, Ordering::Release);
                 return;
             }
@@ -190,6 +181,37 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     }
     // SAFETY: the kernel's arguments are passed on.
     unsafe { pass_on(signal, info, context) };
+}
+
+/// Puts memory without a file, of zeroes or of ones, in the place of mapped pages; whether that went well. Other threads see what
+/// was there, or all of it: never zeroes where there are to be ones.
+///
+/// # Safety
+/// The pages belong to a mapping that lives, and whose bytes may change at any moment. It uses system calls alone.
+unsafe fn replace(from: usize, bytes: usize, ones: bool) -> bool {
+    let map = |at: usize, fixed: i32| {
+        let how = fixed | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: where the address is fixed, the caller vouches for what is there; elsewhere nothing is replaced.
+        unsafe { libc::mmap(at as *mut c_void, bytes, libc::PROT_READ | libc::PROT_WRITE, how, -1, 0) }
+    };
+    if !ones {
+        return map(from, libc::MAP_FIXED) != libc::MAP_FAILED;
+    }
+    let aside = map(0, 0);
+    if aside == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: these pages have just been mapped, to be written, and nobody else has their address. They are moved over the
+    // caller's, or unmapped again.
+    unsafe {
+        std::ptr::write_bytes(aside.cast::<u8>(), 0xff, bytes);
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = libc::mremap(aside, bytes, bytes, how, from as *mut c_void) != libc::MAP_FAILED;
+        if !moved {
+            libc::munmap(aside, bytes);
+        }
+        moved
+    }
 }
 
 /// Does what would have been done without us, and stays installed.
@@ -276,5 +298,32 @@ mod tests {
         assert_eq!(mem.word(28).unwrap().load(Ordering::Relaxed), u32::MAX);
         assert_eq!(mem.to_vec(2 * 4096 - 1, 1).unwrap(), [0xff]);
         assert!(guard.is_lost());
+    }
+
+    /// All that is replaced shows at once: filling it takes many times longer than the second thread waits.
+    #[test]
+    fn registers_that_go_never_read_as_zeroes() {
+        const BYTES: usize = 64 << 20;
+        let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len(BYTES as u64).unwrap();
+        let mem = HostMem::of_file(&file, BYTES).unwrap();
+        let _guard = Guard::of_device(&mem).unwrap();
+        mem.fill(0, BYTES, 7).unwrap();
+        file.set_len(0).unwrap();
+        let word = |at: usize| mem.word(at).unwrap().load(Ordering::Relaxed);
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                begun.store(true, Ordering::Release);
+                word(0)
+            });
+            while !begun.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert_eq!(word(BYTES - 4), u32::MAX);
+            assert_eq!(first.join().unwrap(), u32::MAX);
+        });
     }
 }

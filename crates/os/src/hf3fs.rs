@@ -2,8 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
+use crate::file::told;
 use crate::{Error, HostMem, Result};
 
 /// What [`magic`] gives for a file of 3FS.
@@ -36,9 +37,8 @@ struct Holes {
 /// # Errors
 /// When it does not say.
 pub fn magic(file: impl AsFd) -> Result<u32> {
-    // SAFETY: this ioctl writes a 32-bit number and nothing else.
-    unsafe { ioctl(file, Getter::<GET_MAGIC, u32>::new()) }
-        .map_err(|e| Error::system("asking for the magic number", e))
+    // SAFETY: this ioctl writes a 32-bit number at most.
+    unsafe { told::<GET_MAGIC, u32>(file) }.map_err(|e| Error::system("asking for the magic number", e))
 }
 
 /// Links the file once more, in the folder of that inode number.

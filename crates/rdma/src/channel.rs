@@ -6,7 +6,9 @@
 //! side has gone.
 //!
 //! A connection that has failed in any way is broken for good: its queue pair is destroyed, after which the device reaches no
-//! memory for it, and then whoever waits is told. So what a call was given may be used otherwise when it has returned.
+//! memory for it, and then whoever waits is told. So what a call was given may be used otherwise when it has returned. Where the
+//! device refuses to destroy the pair, the memory of all that was under way is left to it for good, and slots of a pool do not come
+//! back.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -19,7 +21,7 @@ use crate::endpoint::Endpoint;
 use crate::memory::Remote;
 use crate::nic::{Nic, Registered};
 use crate::pump;
-use crate::verbs::{Pair, PairRequest, PairState, Queue};
+use crate::verbs::{Pair, PairRequest, PairState, Queue, Registration};
 use crate::{Error, Result};
 
 /// How large a connection is.
@@ -105,9 +107,14 @@ pub(crate) struct State {
     free: Vec<u64>,
     /// Messages that came in: slot and length.
     inbox: VecDeque<(u64, u32)>,
-    /// Puts and gets under way: done or not.
-    transfers: HashMap<u64, bool>,
+    /// Puts and gets under way.
+    transfers: HashMap<u64, Transfer>,
     next: u64,
+}
+
+struct Transfer {
+    done: bool,
+    memory: Arc<Registration>,
 }
 
 /// A message that came in. Its place is free for another when it is dropped.
@@ -361,7 +368,8 @@ impl Channel {
             state.next = (state.next + 1) & !RECEIVE;
             // Slots have the low numbers.
             let id = state.next | 1 << 62;
-            state.transfers.insert(id, false);
+            let memory = memory.registration().clone();
+            state.transfers.insert(id, Transfer { done: false, memory });
             id
         };
         let posted = shared
@@ -370,7 +378,9 @@ impl Channel {
             .ok_or_else(|| shared.broken())
             .and_then(|pair| pair.post(id, work, (addr, bytes as u32), lkey));
         let ended = posted.and_then(|()| {
-            let done = |state: &mut State| state.transfers.get(&id).copied().unwrap_or(false).then_some(());
+            let done = |state: &mut State| {
+                state.transfers.get(&id).is_some_and(|transfer| transfer.done).then_some(())
+            };
             shared.wait(deadline, "a transfer", done).map(|_| ())
         });
         // Late or failed, the device may still be at the memory: it is made to let go before the caller has it back.
@@ -485,7 +495,7 @@ impl Shared {
         let Some((len, number)) = received else {
             let mut state = self.lock();
             match state.transfers.get_mut(&id) {
-                Some(done) => *done = true,
+                Some(transfer) => transfer.done = true,
                 None if id < 1 << 62 => state.free.push(id),
                 None => {}
             }
@@ -520,6 +530,10 @@ impl Shared {
         if let Some(pair) = slot.take() {
             // Whatever is under way ends; if the device does not even take this, destroying the pair has to do.
             let _ = pair.change(&PairState::Broken);
+            if !pair.destroy() {
+                // The device may still be at the memory: nobody has it again.
+                self.lock().transfers.values().for_each(|transfer| transfer.memory.lose());
+            }
         }
         drop(slot);
         let mut state = self.lock();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::memory::{Access, Memory};
+use crate::pool::Pool;
 use crate::verbs::Fake;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -89,4 +90,46 @@ fn both_sides_of_a_connection_know_the_same_ends() {
     let far = far.connect(&of_near, other.into()).unwrap();
     assert_eq!(near.ends(), far.ends());
     assert_ne!(near.ends(), connected(&nic).0.ends());
+}
+
+/// A pair that is not destroyed may still have its device write: to where messages come in, and to what transfers were given.
+#[test]
+fn memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
+    for refuses in [false, true] {
+        let fake = Fake::new();
+        let nic = Nic::of_device(fake.device());
+        let (channel, _far) = connected(&nic);
+        let (used, other) = (memory(), memory());
+        let own = Arc::new(nic.register(&used, Access::Own).unwrap());
+        let unused = Arc::new(nic.register(&other, Access::Own).unwrap());
+        let pools = [&own, &unused].map(|memory| Pool::new(memory.clone(), 2048).unwrap());
+        let slots = pools.each_ref().map(|pool| pool.take(Deadline::after(LONG)).unwrap());
+        let messages = Arc::downgrade(channel.shared.registered.registration());
+        if refuses {
+            fake.refuse();
+        }
+        let from = Remote { addr: 0, len: 2048, rkey: 1 };
+        let late = channel.get(slots[0].memory(), slots[0].offset(), from, Deadline::after(Duration::ZERO));
+        assert!(late.is_err() && channel.is_broken() && fake.has_destroyed() != refuses);
+        drop(slots);
+        let free = pools.each_ref().map(|pool| {
+            let take = || pool.take(Deadline::after(Duration::ZERO)).ok();
+            [take(), take(), take()].iter().flatten().count()
+        });
+        assert_eq!(free, [if refuses { 1 } else { 2 }, 2]);
+        assert_eq!(messages.upgrade().unwrap().is_lost(), refuses);
+        drop((channel, own, unused, pools, nic));
+        // What this test holds, and what is left to the device.
+        assert_eq!([Arc::strong_count(&used), Arc::strong_count(&other)], [1 + usize::from(refuses), 1]);
+    }
+}
+
+#[test]
+fn a_pair_that_was_never_connected_keeps_its_memory_too() {
+    let fake = Fake::new();
+    let nic = Nic::of_device(fake.device());
+    fake.refuse();
+    let domain = Arc::downgrade(&nic.domain);
+    drop((Prepared::new(&nic, Size::default()).unwrap(), nic));
+    assert!(domain.strong_count() > 0, "the domain of a pair that is there has been given back");
 }

@@ -48,7 +48,7 @@ pub struct Nic {
 
 /// Memory that the device reaches, as long as this lives, and by which way.
 pub struct Registered {
-    registration: Registration,
+    registration: Arc<Registration>,
     addr: u64,
     len: u64,
     way: Way,
@@ -94,8 +94,13 @@ impl Registered {
         Ok((self.remote(offset, bytes)?.addr, self.registration.lkey))
     }
 
-    pub(crate) fn registration(&self) -> &Registration {
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
         &self.registration
+    }
+
+    /// Whether the device may reach it for good: a connection that used it could not be ended.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.registration.is_lost()
     }
 }
 
@@ -185,7 +190,7 @@ impl Nic {
     pub fn register(&self, memory: &Memory, access: Access) -> Result<Registered> {
         let Made { region, addr, way, refusals } = register(&self.domain, self.name(), memory, access)?;
         let len = memory.bytes() as u64;
-        Ok(Registered { registration: region, addr, len, way, refusals })
+        Ok(Registered { registration: Arc::new(region), addr, len, way, refusals })
     }
 
     /// Host memory of its own, registered; nobody watches it while it is written.

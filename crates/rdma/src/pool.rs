@@ -92,6 +92,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.pool.memory.is_lost() {
+            // The device may still write it: nobody has it again.
+            return;
+        }
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.offset);
         self.pool.back.notify_one();
     }

@@ -38,7 +38,7 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     let faults = faults::translate(&config.faults)?;
     // Now: a queue's creation has an admin command's time.
     gpu.load_controllers()?;
-    let table = Table::new(&gpu, MAPPINGS)?;
+    let table = Arc::new(Mutex::new(Table::new(&gpu, MAPPINGS)?));
     let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
     let page_bytes = 4096 << config.mpsmin;
     let common = Common {
@@ -50,7 +50,6 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
         flags: 0,
     };
     let pairs = Pairs::new(&gpu, common, &table, config.queues, page_bytes)?;
-    let table = Arc::new(Mutex::new(table));
     let namespace = Arc::new(Namespace(namespace));
     let engine = Engine::new(gpu.clone(), table.clone(), pairs, namespace, faults);
     let sim = Sim::with_engine(config, Arc::new(engine))?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_controller::Fault;
 use onehop_gpu::controllers::{Begin, Pairs, Table};
-use onehop_gpu::{Error, Gpu, Place, Region, Result};
+use onehop_gpu::{Gpu, Place, Region, Result};
 use onehop_proto::identify::Oncs;
 use onehop_proto::{Cqe, GpuAddr, Sqe, Status};
 use onehop_sim::{Blocks, IoEngine, NewQueue, Rule, Strike, Violation};
@@ -97,16 +97,8 @@ impl Engine {
 
     fn start(&self, state: &mut State) -> Result<()> {
         if !self.pairs.are_started() {
-            // Held until every warp has looked through it.
-            let mut table = locked(&self.table);
-            table.set_searched(true)?;
             state.slots.iter_mut().for_each(|slot| slot.breaches = 0);
             self.pairs.start()?;
-            for qid in self.pairs.numbers() {
-                if !self.pairs.wait(qid, 1)? {
-                    return Err(Error::Launch(format!("the warp of queue {qid} did not start")));
-                }
-            }
         }
         Ok(())
     }
@@ -119,7 +111,7 @@ impl Engine {
             for qid in self.pairs.numbers() {
                 state.completions += self.pairs.report(qid)?.completions;
             }
-            locked(&self.table).set_searched(false)
+            Ok(())
         });
         if let Err(error) = result {
             state.complain(0, format!("the warps that served queues could not be ended: {error}"));
@@ -207,9 +199,7 @@ impl IoEngine for Engine {
             page_shift: sq.page_shift,
             faults: &given,
         };
-        let table = locked(&self.table);
         let begun = self.pairs.begin(sq.qid, &begin).map_err(internal)?;
-        drop(table);
         if !begun {
             state.complain(sq.qid, "its warp did not begin".to_owned());
             return Err(Status::INTERNAL_ERROR);
@@ -329,8 +319,8 @@ mod tests {
             limit: LIMIT,
             flags: 0,
         };
-        let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
         let table = Arc::new(Mutex::new(table));
+        let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
         let engine =
             Engine::new(gpu.clone(), table.clone(), pairs, Arc::new(Namespace(namespace)), Vec::new());
         let over = AtomicBool::new(false);

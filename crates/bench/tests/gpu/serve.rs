@@ -1,6 +1,6 @@
 //! The owner kernel against the controller that runs on the same GPU: every command once, every byte checked there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onehop_controller::layout::{Check, flag};
@@ -54,7 +54,6 @@ struct Bed<'a> {
     checks: Region,
     result: Region,
     _keep: Vec<Region>,
-    _table: Table,
 }
 
 impl<'a> Bed<'a> {
@@ -73,6 +72,7 @@ impl<'a> Bed<'a> {
         let mut table = Table::new(&gpu, 4).unwrap();
         let range = Range { bus: data.addr().0 + BUS, bytes: data.len() as u64, target: data.addr() };
         table.add(range).unwrap();
+        let table = Arc::new(Mutex::new(table));
         let blocks = BLOCKS.into();
         let common = Common { namespace, blocks, lba_shift: 9, max_bytes: 1 << 17, limit, flags };
         let pairs = Pairs::new(&gpu, common, &table, count as u16, 4096).unwrap();
@@ -103,7 +103,6 @@ impl<'a> Bed<'a> {
             data,
             poison,
             queues,
-            _table: table,
         };
         rig.gpu.prepare(&Launch::Owner(bed.queues.clone())).unwrap();
         bed.pairs.start().unwrap();

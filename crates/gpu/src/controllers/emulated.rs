@@ -76,6 +76,11 @@ impl Resident for Controllers {
     fn is_over(&self) -> bool {
         self.0.iter().any(JoinHandle::is_finished)
     }
+
+    fn join(self: Box<Self>) -> Result<()> {
+        // Dropped, it waits for the threads; one that had a fault has ended as well.
+        Ok(())
+    }
 }
 
 impl Drop for Controllers {

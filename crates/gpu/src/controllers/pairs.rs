@@ -1,6 +1,6 @@
 //! A queue pair as its warp finds it: a descriptor and what it names, all in VRAM.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use onehop_controller::layout::{
@@ -9,13 +9,14 @@ use onehop_controller::layout::{
 use onehop_controller::{Fault, Pair, Report};
 use onehop_proto::{Cqe, GpuAddr, Sqe};
 
-use super::{Hold, Serving, Table, get, put};
+use super::{Hold, Serving, Table, get, locked, put};
 use crate::{Error, Gpu, Place, Region, Resident, Result};
 
 /// Commands of a pair that can wait for their time.
 const PARKED: u32 = 64;
 /// Words that both sides poll lie on lines of their own.
 const LINE: usize = 128;
+const LOST: &str = "controllers did not end, and what they were given is still theirs";
 /// How long a warp may take to see what its host wants. A warp looks every few microseconds; this is for a machine that
 /// is very busy.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -80,15 +81,15 @@ pub struct Begin<'a> {
     pub faults: &'a [Fault],
 }
 
-/// The memory of all pairs of a drive, by queue number from 1 on.
+/// The memory of all pairs of a drive, by queue number from 1 on. Dropping it ends its controllers.
 pub struct Pairs {
-    // First, as dropping it waits for the controllers' end.
     state: Mutex<State>,
     gpu: Arc<dyn Gpu>,
     descriptors: Region,
     rest: Region,
     /// The table of what is mapped, and its places.
     ranges: (Region, u32),
+    table: Arc<Mutex<Table>>,
     places: Places,
     common: Common,
     count: u16,
@@ -97,6 +98,8 @@ pub struct Pairs {
 #[derive(Default)]
 struct State {
     running: Option<Box<dyn Resident>>,
+    /// Controllers did not end, for all that is known: what they were given stays.
+    lost: bool,
     /// The rings of all pairs that began while these run.
     held: Vec<Hold>,
 }
@@ -109,7 +112,7 @@ impl Pairs {
     pub fn new(
         gpu: &Arc<dyn Gpu>,
         common: Common,
-        table: &Table,
+        table: &Arc<Mutex<Table>>,
         count: u16,
         page_bytes: u32,
     ) -> Result<Self> {
@@ -125,9 +128,13 @@ impl Pairs {
         let places = Places::new(spans);
         let descriptors = gpu.alloc(Place::Vram, usize::from(count) * Pair::BYTES as usize)?;
         let rest = gpu.alloc(Place::Vram, usize::from(count) * places.bytes)?;
-        let (ranges, room) = table.memory();
-        let (state, gpu, ranges) = (Mutex::default(), gpu.clone(), (ranges.clone(), room));
-        Ok(Self { state, gpu, descriptors, rest, ranges, places, common, count })
+        let (state, gpu, table) = (Mutex::default(), gpu.clone(), table.clone());
+        let ranges = {
+            let table = locked(&table);
+            let (region, room) = table.memory();
+            (region.clone(), room)
+        };
+        Ok(Self { state, gpu, descriptors, rest, ranges, table, places, common, count })
     }
 
     /// The numbers of the pairs.
@@ -136,7 +143,7 @@ impl Pairs {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// The doorbells of a pair: the submission queue's tail, and the completion queue's head of the same number.
@@ -145,24 +152,40 @@ impl Pairs {
         [self.places.sq_door, self.places.cq_door].map(|place| self.addr_of(qid, place))
     }
 
-    /// Starts a controller for each pair, at rest.
+    /// Starts a controller for each pair, and waits until all are at rest.
     ///
     /// # Errors
-    /// When they cannot be started, or run already.
+    /// When they cannot be started, run already, or did not end the last time; when one does not come to rest.
     pub fn start(&self) -> Result<()> {
         let mut state = self.state();
+        if state.lost {
+            return Err(Error::Launch(LOST.into()));
+        }
         if state.running.is_some() {
             return Err(Error::Launch("these controllers run already".into()));
         }
         state.held.clear();
         self.reset()?;
+        // Held until every warp has looked through it.
+        let mut table = locked(&self.table);
+        table.begin_search()?;
         let memory = [&self.descriptors, &self.rest, &self.ranges.0, &self.common.namespace];
-        state.running = Some(self.gpu.serve(Serving {
+        let serving = Serving {
             pairs: self.descriptors.addr(),
             count: self.count.into(),
             limit: self.common.limit,
             memory: memory.map(Region::clone).into(),
+        };
+        state.running = Some(self.gpu.serve(serving).inspect_err(|error| match error {
+            // A kernel may have begun.
+            Error::Unended { .. } => state.lost = true,
+            _ => table.end_search(),
         })?);
+        for qid in self.numbers() {
+            if !self.wait(qid, 1)? {
+                return Err(Error::Launch(format!("the warp of queue {qid} did not start")));
+            }
+        }
         Ok(())
     }
 
@@ -238,8 +261,8 @@ impl Pairs {
         put(&self.descriptors, usize::from(qid - 1) * Pair::BYTES as usize, &pair.words())
     }
 
-    /// Lets a warp that rests begin with a new pair; false if it does not answer. It looks through all that is mapped first,
-    /// which must stand still meanwhile.
+    /// Lets a warp that rests begin with a new pair; false if it does not answer. It looks through all that is mapped first:
+    /// nothing is mapped or unmapped meanwhile.
     ///
     /// # Errors
     /// When a ring is not memory that the GPU reaches, or the description makes no sense.
@@ -259,6 +282,7 @@ impl Pairs {
             let held = self.gpu.hold("a ring", at, u64::from(entries) * bytes as u64)?;
             self.state().held.push(held);
         }
+        let _still = locked(&self.table);
         self.describe(qid, begin)?;
         for (i, fault) in begin.faults.iter().enumerate() {
             put(&self.rest, self.fault_at(qid, i), &fault.words())?;
@@ -300,17 +324,25 @@ impl Pairs {
         Ok(true)
     }
 
-    /// Has every warp end, and waits for that.
+    /// Has every warp end, and waits for that. Where it fails, what they were given stays theirs for as long as this process lives.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// When the GPU fails, or they do not end, now or an earlier time.
     pub fn stop(&self) -> Result<()> {
-        let running = self.state().running.take();
+        let mut state = self.state();
+        if state.lost {
+            return Err(Error::Launch(LOST.into()));
+        }
+        let Some(running) = state.running.take() else { return Ok(()) };
         let stop = |qid| self.rest.signal(self.at(qid, self.places.control), control::STOP);
-        let stopped = self.numbers().try_for_each(stop);
-        drop(running);
-        self.state().held.clear();
-        stopped
+        let told = self.numbers().try_for_each(stop);
+        if let Err(error) = running.join() {
+            state.lost = true;
+            return Err(error);
+        }
+        state.held.clear();
+        locked(&self.table).end_search();
+        told
     }
 
     /// The submission queue's tail.
@@ -360,3 +392,20 @@ impl Pairs {
         Ok(((from..count.min(KEPT)).map(one).collect::<Result<_>>()?, count))
     }
 }
+
+impl Drop for Pairs {
+    fn drop(&mut self) {
+        // Without an error, there is none to tell: what did not end keeps its memory.
+        let _ = self.stop();
+        let mut state = self.state();
+        if state.lost {
+            std::mem::forget(std::mem::take(&mut state.held));
+            let regions = [&self.descriptors, &self.rest, &self.ranges.0, &self.common.namespace];
+            std::mem::forget(regions.map(Region::clone));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "pairs_tests.rs"]
+mod tests;

@@ -30,7 +30,7 @@ struct Live {
     memory: Hold,
 }
 
-/// The table.
+/// The table. The [`Pairs`](super::Pairs) that it was made for know whether warps search it.
 pub struct Table {
     gpu: Arc<dyn Gpu>,
     region: Region,
@@ -114,14 +114,23 @@ impl Table {
         (offset.checked_add(bytes)? <= live.bytes).then(|| live.target.plus(offset))
     }
 
-    /// Warps are about to search it, or none does any more.
+    /// Warps are about to search it.
     ///
     /// # Errors
-    /// When the GPU fails.
-    pub fn set_searched(&mut self, searched: bool) -> Result<()> {
-        self.searched = searched;
+    /// When the GPU fails, or warps search it already.
+    pub(super) fn begin_search(&mut self) -> Result<()> {
+        if self.searched {
+            return Err(Error::Launch("controllers search this table already".into()));
+        }
+        self.compact()?;
+        self.searched = true;
+        Ok(())
+    }
+
+    /// All warps that searched it have ended.
+    pub(super) fn end_search(&mut self) {
+        self.searched = false;
         self.gone.clear();
-        if searched { self.compact() } else { Ok(()) }
     }
 
     /// Writes all of it anew, without places of what is gone.
@@ -134,6 +143,17 @@ impl Table {
         self.used = self.live.len();
         (self.used..self.room).for_each(|_| words.extend(NOWHERE.words()));
         put(&self.region, 0, &words)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        if self.searched {
+            // Warps that did not end may still move bytes there.
+            std::mem::forget(std::mem::take(&mut self.live));
+            std::mem::forget(std::mem::take(&mut self.gone));
+            std::mem::forget(self.region.clone());
+        }
     }
 }
 
@@ -162,7 +182,8 @@ mod tests {
         for bus in [0x10000, 0x20000, 0x30000] {
             table.add(range(bus)).unwrap();
         }
-        table.set_searched(true).unwrap();
+        table.begin_search().unwrap();
+        assert!(table.begin_search().is_err());
         table.remove(0x20000).unwrap();
         let none = (NOWHERE.bus, 0);
         assert_eq!(seen(&table), [(0x10000, 4096), (0x20000, 0), (0x30000, 4096), none]);
@@ -175,7 +196,7 @@ mod tests {
         table.remove(0x40000).unwrap();
         assert_eq!(seen(&table), [(0x10000, 4096), none, none, none]);
         // And everywhere, when nobody searches.
-        table.set_searched(false).unwrap();
+        table.end_search();
         for bus in [0x50000, 0x60000, 0x70000] {
             table.add(range(bus)).unwrap();
         }

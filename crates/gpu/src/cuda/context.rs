@@ -84,6 +84,15 @@ impl Context {
         Err(Error::NotSupported { what: what.into(), why })
     }
 
+    /// Refuses memory that is not of this very GPU: what is said of it to others would be said of another one's.
+    pub(super) fn check_own(&self, what: &str, memory: &Region) -> Result<()> {
+        if memory.space() == AddressSpace::Device(self.device) {
+            return Ok(());
+        }
+        let why = "the memory is host memory, of another GPU, or of an emulated one".into();
+        Err(Error::NotSupported { what: what.into(), why })
+    }
+
     /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
         let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Device(self.device));
@@ -99,7 +108,7 @@ impl Context {
                 Error::Launch(format!("{what}, {bytes} bytes at {at}, is no memory that this GPU reaches"))
             })
         };
-        touched.iter().filter(|one| one.bytes > 0).map(hold).collect()
+        touched.iter().map(hold).collect()
     }
 
     /// Runs a call in this context, and makes its failure an error that says what was being done.
@@ -125,24 +134,20 @@ impl Context {
 
     /// What a call that was to free something came to.
     pub(super) fn freed(&self, answer: std::result::Result<(), Failure>, what: &str) -> Freed {
-        match answer {
-            Ok(()) => Freed::Done,
-            Err(failure) => match failure.meaning() {
-                Meaning::Capture => Freed::NotNow,
-                // It is gone with the context.
-                Meaning::Lost => Freed::Done,
-                Meaning::Other => Freed::Refused(self.driver.error(what, failure).to_string()),
-            },
-        }
+        self.driver.freed(answer, what)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Ok(calls) = self.driver.relaxed() {
-            // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of this.
-            let _ = unsafe { calls.context_release(self.device) };
-        }
+        // Where the last of it goes, the driver waits for all work of the GPU.
+        let (driver, device) = (self.driver.clone(), self.device);
+        self.driver.reclaimer.give_back(move || {
+            // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of the context, which
+            // is gone.
+            let answer = driver.relaxed().and_then(|calls| unsafe { calls.context_release(device) });
+            driver.freed(answer, "releasing a GPU's context")
+        });
     }
 }
 
@@ -181,6 +186,19 @@ impl Progress {
                 Meaning::Other => Self::Unknown(failure),
             },
         }
+    }
+}
+
+/// A handle of the driver's that is about to be given back.
+pub(super) struct Raw<T>(pub(super) *mut T);
+
+// SAFETY: any thread may give a handle of the driver's back; nobody reads what it points to.
+unsafe impl<T> Send for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// The handle. Called on the whole, so that closures take that and not the handle.
+    pub(super) fn get(&self) -> *mut T {
+        self.0
     }
 }
 
@@ -238,8 +256,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
-        let _ = self.context.attempt(|driver| unsafe { driver.event_destroy(self.raw) });
+        let (context, event) = (self.context.clone(), Raw(self.raw));
+        self.context.driver.reclaimer.dispose(move || {
+            // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
+            let answer = context.attempt(|driver| unsafe { driver.event_destroy(event.get()) });
+            context.freed(answer, "destroying an event")
+        });
     }
 }
 

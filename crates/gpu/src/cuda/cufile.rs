@@ -6,7 +6,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use libloading::Library;
 
@@ -69,7 +69,7 @@ struct Calls {
 struct Started {
     calls: Calls,
     /// The memory that it was given: where it begins and ends.
-    known: Mutex<Vec<Range<u64>>>,
+    known: Mutex<Vec<(Range<u64>, Weak<Registration>)>>,
     /// In which memory lies; none for a model of cuFile, whose memory is the host's.
     context: Option<Arc<Context>>,
 }
@@ -155,7 +155,8 @@ impl CuFile {
             write: get(&library, "cuFileWrite")?,
             _library: library,
         };
-        // SAFETY: it takes nothing, and is called again by nobody who does not close it.
+        // SAFETY: it takes nothing. The driver is the process's: cufile.h has it count who opened it, and close it with the last
+        // of them. It is closed once, when the result is dropped.
         within(context.as_deref(), || unsafe { open() })?.check("cuFileDriverOpen")?;
         Ok(Self(Arc::new(Started { calls, known: Mutex::default(), context })))
     }
@@ -170,28 +171,33 @@ fn within<R>(context: Option<&Context>, call: impl FnOnce() -> R) -> Result<R> {
 }
 
 impl Started {
-    fn known(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+    fn known(&self) -> MutexGuard<'_, Vec<(Range<u64>, Weak<Registration>)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses memory that is not of the GPU that cuFile was started for.
     fn check(&self, memory: &Region) -> Result<()> {
-        self.context.as_ref().map_or(Ok(()), |context| context.check(WHAT, memory))
+        self.context.as_ref().map_or(Ok(()), |context| context.check_own(WHAT, memory))
     }
 
     /// As cuFile wants memory named: by the beginning of what it was given, or else a buffer of its own is used, and the
-    /// distance from there.
-    fn place(&self, memory: &Region) -> (*mut c_void, i64) {
+    /// distance from there. What it was given stays registered as long as the third lives.
+    fn place(&self, memory: &Region) -> (*mut c_void, i64, Option<Arc<Registration>>) {
         let at = memory.addr().0;
-        let base = self.known().iter().find(|known| known.contains(&at)).map_or(at, |known| known.start);
-        (base as *mut c_void, (at - base) as i64)
+        let end = at.saturating_add(memory.len() as u64);
+        let known = self.known();
+        let mut around = known.iter().filter(|(range, _)| range.start <= at && end <= range.end);
+        let found = around.find_map(|(range, held)| Some((range.start, held.upgrade()?)));
+        let (base, held) = found.map_or((at, None), |(base, held)| (base, Some(held)));
+        (base as *mut c_void, (at - base) as i64, held)
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
         let close = self.calls.driver_close;
-        // SAFETY: it was opened once, and every handle and buffer of it is gone: each holds an Arc of this.
+        // SAFETY: it was opened once by `start`, and every handle and buffer of it is gone: each holds an Arc of this. Who else opened
+        // it in this process is counted by cuFile.
         let _ = within(self.context.as_deref(), || unsafe { close() });
     }
 }
@@ -215,11 +221,13 @@ impl GpuFiles for CuFile {
         self.0.check(memory)?;
         let (at, bytes, register) =
             (memory.addr().0 as *const c_void, memory.len(), self.0.calls.buffer_register);
-        // SAFETY: the region is memory of this context, and is kept until it is taken back.
+        // SAFETY: the region is memory of this context's GPU, and is kept until it is taken back.
         within(self.0.context.as_deref(), || unsafe { register(at, bytes, 0) })?
             .check("cuFileBufRegister")?;
-        self.0.known().push(memory.addr().0..memory.addr().0 + bytes as u64);
-        Ok(Box::new(Registered { cufile: self.clone(), memory: memory.clone() }))
+        let registration = Arc::new(Registration { cufile: self.clone(), memory: memory.clone() });
+        let range = memory.addr().0..memory.addr().0 + bytes as u64;
+        self.0.known().push((range, Arc::downgrade(&registration)));
+        Ok(Box::new(Registered(registration)))
     }
 
     fn how(&self) -> &'static str {
@@ -231,22 +239,28 @@ impl GpuFiles for CuFile {
     }
 }
 
-/// Memory that cuFile knows.
-struct Registered {
+/// Memory that cuFile knows, for who registered it.
+struct Registered(Arc<Registration>);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // No call begins with it from now on.
+        let own = Arc::downgrade(&self.0);
+        self.0.cufile.0.known().retain(|(_, known)| !known.ptr_eq(&own));
+    }
+}
+
+/// The same, for as long as a call uses it too.
+struct Registration {
     cufile: CuFile,
     memory: Region,
 }
 
-impl Drop for Registered {
+impl Drop for Registration {
     fn drop(&mut self) {
         let (at, started) = (self.memory.addr().0 as *const c_void, &self.cufile.0);
-        let mut known = started.known();
-        if let Some(i) = known.iter().position(|known| known.start == self.memory.addr().0) {
-            known.swap_remove(i);
-        }
-        drop(known);
         let deregister = started.calls.buffer_deregister;
-        // SAFETY: it was registered at this address, and nothing reads into it any more: reads end before they return.
+        // SAFETY: it was registered at this address, and no call uses it any more: each holds it until it returns.
         let _ = within(started.context.as_deref(), || unsafe { deregister(at) });
     }
 }
@@ -285,15 +299,16 @@ impl GpuFile for Opened {
     fn read(&self, into: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
         started.check(into)?;
-        let (read, (base, offset), bytes) = (started.calls.read, started.place(into), into.len());
-        // SAFETY: the region is memory of this context that lives across the call, which ends when the bytes are there.
+        let (read, (base, offset, _held), bytes) = (started.calls.read, started.place(into), into.len());
+        // SAFETY: the region is memory of this context's GPU that lives across the call, which ends when the bytes are there; so does
+        // the registration that it lies in, if there is one.
         self.moved("cuFileRead", || unsafe { read(self.handle, base, bytes, at as i64, offset) })
     }
 
     fn write(&self, from: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
         started.check(from)?;
-        let (write, (base, offset), bytes) = (started.calls.write, started.place(from), from.len());
+        let (write, (base, offset, _held), bytes) = (started.calls.write, started.place(from), from.len());
         // SAFETY: as for `read`.
         self.moved("cuFileWrite", || unsafe { write(self.handle, base, bytes, at as i64, offset) })
     }
@@ -329,6 +344,7 @@ mod tests {
         typedef struct { int err, cu_err; } answer;
         typedef struct { int type; union { int fd; void *handle; } u; const void *ops; } description;
         static int buffers, handles;
+        static volatile int reading;
         static const void *base;
         answer cuFileDriverOpen(void) { return (answer){0, 0}; }
         answer cuFileDriverClose(void) { if (buffers || handles) abort(); return (answer){0, 0}; }
@@ -341,10 +357,11 @@ mod tests {
             if (n > 1 << 20) return (answer){5011, 801};
             buffers++; base = p; return (answer){0, 0};
         }
-        answer cuFileBufDeregister(const void *p) { buffers--; return (answer){0, 0}; }
+        answer cuFileBufDeregister(const void *p) { if (reading) abort(); buffers--; base = 0; return (answer){0, 0}; }
         ssize_t cuFileRead(void *h, void *p, size_t n, off_t at, off_t to) {
             if (at == 1) { errno = EIO; return -1; }
             if (at == 2) return -5020;
+            if (at == 3) { reading = 1; usleep(200000); reading = 0; return buffers && p == base ? 0 : -5012; }
             if (buffers && p != base) return -5012;
             return pread(*(int *)h, (char *)p + to, n, at);
         }
@@ -393,7 +410,14 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap()[4095..4098], [255, 0xee, 0xee]);
         let refused = cufile.register(&region(2 << 20)).err().unwrap().to_string();
         assert!(refused.contains("5011, CUDA error 801"), "{refused}");
-        drop((registered, opened, cufile));
+        // A registration that goes during a read is there until the read has ended.
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| opened.read(&memory, 3));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(registered);
+            assert_eq!(reading.join().unwrap().unwrap(), 0);
+        });
+        drop((opened, cufile));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

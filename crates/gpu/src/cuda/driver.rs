@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 
 use super::host::Registered;
 use super::live::LiveMemory;
-use super::reclaim::Reclaimer;
+use super::reclaim::{Freed, Reclaimer};
 use crate::{Error, Result};
 
 /// A pointer into a context's memory.
@@ -174,6 +174,8 @@ pub(super) enum Failure {
     Code(&'static str, c_int),
     /// This driver does not have the function, which came with this CUDA version.
     Missing(&'static str, &'static str),
+    /// This process was forked after the driver had started, and does not call it.
+    Forked,
 }
 
 impl Failure {
@@ -181,7 +183,7 @@ impl Failure {
     pub(super) fn code(self) -> Option<c_int> {
         match self {
             Self::Code(_, code) => Some(code),
-            Self::Missing(..) => None,
+            Self::Missing(..) | Self::Forked => None,
         }
     }
 }
@@ -266,6 +268,10 @@ pub(super) struct Driver {
     pub(super) reclaimer: Reclaimer,
 }
 
+/// Why a forked process does not call the driver.
+pub(super) const FORKED: &str =
+    "CUDA does not work in a process that was forked after it had started; load it again here";
+
 /// How long another thread that starts the driver is waited for.
 const START: Duration = Duration::from_secs(20);
 
@@ -331,10 +337,26 @@ impl Driver {
     pub(super) fn relaxed(&self) -> std::result::Result<Relaxed<'_>, Failure> {
         /// CU_STREAM_CAPTURE_MODE_RELAXED
         const RELAXED: c_int = 2;
+        if self.reclaimer.is_forked() {
+            return Err(Failure::Forked);
+        }
         let mut before = RELAXED;
         // SAFETY: the mode lives across the call, which exchanges it with the thread's.
         unsafe { self.calls.capture_mode(&mut before) }?;
         Ok(Relaxed { calls: &self.calls, before, _this_thread: PhantomData })
+    }
+
+    /// What a call that was to free something came to.
+    pub(super) fn freed(&self, answer: std::result::Result<(), Failure>, what: &str) -> Freed {
+        match answer {
+            Ok(()) => Freed::Done,
+            Err(failure) => match failure.meaning() {
+                Meaning::Capture => Freed::NotNow,
+                // It is gone with the context.
+                Meaning::Lost => Freed::Done,
+                Meaning::Other => Freed::Refused(self.error(what, failure).to_string()),
+            },
+        }
     }
 
     fn why_not_started(&self, failure: Failure) -> String {
@@ -357,6 +379,7 @@ impl Driver {
                 format!("{call} failed with {name} ({code}): {text}{hint}")
             }
             Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is no CUDA driver"),
+            Failure::Forked => FORKED.into(),
         }
     }
 
@@ -396,6 +419,7 @@ impl Driver {
                     dotted(self.version)
                 ),
             },
+            Failure::Forked => Error::NotSupported { what, why: FORKED.into() },
             Failure::Code(call, code) => {
                 let (name, text) = self.words(code);
                 let hint = if more.is_empty() { usual_hint(code) } else { more };

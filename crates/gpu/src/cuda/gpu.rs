@@ -182,7 +182,7 @@ impl CudaGpu {
                 why: "make it of a memfd by /dev/udmabuf instead".into(),
             });
         }
-        self.0.context.check("a dma-buf of GPU memory", region)?;
+        self.0.context.check_own("a dma-buf of GPU memory", region)?;
         let export = if pcie { dmabuf::export_pcie } else { dmabuf::export };
         export(&self.0.context, region.addr().0, region.len(), span)
     }
@@ -192,7 +192,7 @@ impl CudaGpu {
     /// # Errors
     /// When the region is host memory, or the driver refuses.
     pub fn export_ipc(&self, region: &Region) -> Result<Exported> {
-        self.0.context.check("sharing memory with another process", region)?;
+        self.0.context.check_own("sharing memory with another process", region)?;
         ipc::export(&self.0.context, self.0.device.uuid, region)
     }
 

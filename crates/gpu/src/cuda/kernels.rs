@@ -156,8 +156,12 @@ pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result
     }
     let outcomes = u64::from(job.count) * u64::from(ItemOutcome::BYTES);
     let outcomes = if metered { times::end(job.count, warps) } else { outcomes };
-    add("the list of work", job.works, u64::from(job.count) * u64::from(WorkItem::BYTES));
-    add("the outcomes", job.outcomes, outcomes);
+    if job.count > 0 {
+        add("the list of work", job.works, u64::from(job.count) * u64::from(WorkItem::BYTES));
+    }
+    if outcomes > 0 {
+        add("the outcomes", job.outcomes, outcomes);
+    }
     add("the poison word", job.poison, 4);
     Ok(all)
 }
@@ -317,6 +321,10 @@ mod tests {
         let owner = Launch::Owner(vec![queue]);
         assert_eq!(bytes(&owner, false), [u64::from(scratch_bytes(8)), 4096, 512, 4, 4, 96, 24, 4]);
         assert_eq!(bytes(&owner, true)[6], times::end(3, 1));
+        let nothing = KernelJob { count: 0, ..job };
+        let without = |metered| touched(&owner, &nothing, metered).unwrap();
+        assert_eq!([without(false).len(), without(true).len()], [6, 7]);
+        assert!(without(true).iter().all(|one| one.bytes > 0));
         let shared = Launch::Shared(vec![queue, queue], 64);
         let control = SharedLayout::new(64, 32).unwrap().bytes();
         assert_eq!(bytes(&shared, false)[..2], [u64::from(control); 2]);

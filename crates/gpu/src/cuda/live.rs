@@ -52,8 +52,12 @@ impl LiveMemory {
         state.all.insert(key, Known { end, space, memory: Arc::downgrade(memory) });
     }
 
-    /// Holds memory that all of a range lies in and that a kernel can reach; none if there is no such memory.
+    /// Holds memory that all of a range lies in and that a kernel can reach; none if there is no such memory. A range of no
+    /// bytes is refused: a kernel that touches nothing there is not given its address.
     pub(super) fn hold(&self, touched: &Touched, reaches: impl Fn(AddressSpace) -> bool) -> Option<Hold> {
+        if touched.bytes == 0 {
+            return None;
+        }
         let start = touched.at.0;
         let end = start.checked_add(touched.bytes)?;
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,9 +88,16 @@ mod tests {
                 .map(|hold| memory.iter().position(|memory| Arc::ptr_eq(memory, &hold)).unwrap())
         };
         assert_eq!([held(4096, 4096), held(5000, 1), held(20_009, 1)], [Some(0), Some(0), Some(2)]);
-        for (at, bytes) in
-            [(4095, 1), (4096, 4097), (8191, 2), (8192, 1), (20_000, 11), (20_010, 1), (1, u64::MAX)]
-        {
+        for (at, bytes) in [
+            (4095, 1),
+            (4096, 4097),
+            (8191, 2),
+            (8192, 1),
+            (20_000, 11),
+            (20_010, 1),
+            (1, u64::MAX),
+            (4096, 0),
+        ] {
             assert_eq!(held(at, bytes), None, "{bytes} at {at}");
         }
     }

@@ -214,8 +214,13 @@ impl DeviceMemory {
         }
         let at = context.attempt(|driver| map(driver, context.device, handle, bytes, unit)).map_err(
             |failure| {
-                // SAFETY: it was allocated above, and nothing uses it.
-                let _ = context.attempt(|driver| unsafe { driver.free(barrier) });
+                // Freeing it waits for every kernel of the GPU, other libraries' too.
+                let owned = context.clone();
+                context.driver.reclaimer.give_back(move || {
+                    // SAFETY: it was allocated above, and nothing uses it.
+                    let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });
+                    owned.freed(answer, "freeing GPU memory")
+                });
                 context.driver.error(what, failure)
             },
         )?;

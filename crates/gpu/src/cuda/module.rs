@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::context::Context;
+use super::context::{Context, Raw};
 use super::driver::Failure;
 use super::stream::Stream;
 use crate::{Error, Result};
@@ -58,7 +58,7 @@ struct Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it was made, and nobody has what it made.
+            // SAFETY: it was made, and nobody has what it made: that was loaded, or is not used. `Module::link` drops it.
             let _ = self.context.attempt(|driver| unsafe { driver.link_destroy(self.raw) });
         }
     }
@@ -150,23 +150,11 @@ impl Module {
     }
 }
 
-/// A module that is about to be unloaded.
-struct Handle(sys::CUmodule);
-
-// SAFETY: as for Module.
-unsafe impl Send for Handle {}
-
-impl Handle {
-    fn get(&self) -> sys::CUmodule {
-        self.0
-    }
-}
-
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: it is not used after this, in which self goes.
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
-        let (module, reclaimer) = (Handle(self.raw), context.driver.reclaimer.clone());
+        let (module, reclaimer) = (Raw(self.raw), context.driver.reclaimer.clone());
         reclaimer.give_back(move || {
             // SAFETY: nobody holds a function of it, and launches hold functions.
             let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });

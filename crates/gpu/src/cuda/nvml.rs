@@ -37,6 +37,12 @@ pub struct GpuHealth {
     pub mig: Option<bool>,
 }
 
+fn function<F: Copy>(library: &Library, name: &str) -> Result<F> {
+    // SAFETY: the symbol is a C function of NVML, and every caller asks for its documented signature.
+    let symbol = unsafe { library.get::<F>(name.as_bytes()) };
+    symbol.map(|symbol| *symbol).map_err(|_| refused(format!("it has no {name}")))
+}
+
 fn refused(why: String) -> Error {
     Error::NotSupported { what: "asking NVML".into(), why }
 }
@@ -64,20 +70,18 @@ impl Nvml {
     }
 
     fn start(library: Library) -> Result<Self> {
-        let nvml = Self(library);
         // SAFETY: a type and no call; nvml.h says that it takes nothing.
-        let init: unsafe extern "C" fn() -> c_int = nvml.function("nvmlInit_v2")?;
-        // SAFETY: it takes nothing; it is undone when this is dropped.
+        let init: unsafe extern "C" fn() -> c_int = function(&library, "nvmlInit_v2")?;
+        // SAFETY: it takes nothing; it is undone when the result is dropped. Where it fails there is nothing to undo: NVML counts who
+        // started it, and one end too many would be another library's.
         match unsafe { init() } {
-            0 => Ok(nvml),
+            0 => Ok(Self(library)),
             code => Err(refused(format!("nvmlInit_v2 failed with {code}{}", hint(code)))),
         }
     }
 
     fn function<F: Copy>(&self, name: &str) -> Result<F> {
-        // SAFETY: the symbol is a C function of NVML, and every caller asks for its documented signature.
-        let symbol = unsafe { self.0.get::<F>(name.as_bytes()) };
-        symbol.map(|symbol| *symbol).map_err(|_| refused(format!("it has no {name}")))
+        function(&self.0, name)
     }
 
     /// What it tells of the GPU at a PCI address.
@@ -139,7 +143,7 @@ impl Drop for Nvml {
     fn drop(&mut self) {
         // SAFETY: a type and no call; nvml.h says that it takes nothing.
         if let Ok(end) = self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") {
-            // SAFETY: it was started once; no handle of it is left. Where it was not started it only says so.
+            // SAFETY: it was started once, by `start`, and is ended once; no handle of it is left.
             let _ = unsafe { end() };
         }
     }
@@ -156,9 +160,11 @@ mod tests {
     const MODEL: &str = r#"
         #include <string.h>
         typedef void *device;
-        static int started;
-        int nvmlInit_v2(void) { started = 1; return 0; }
-        int nvmlShutdown(void) { return started-- == 1 ? 0 : 1; }
+        static int started, fails, ended;
+        void fail(int on) { fails = on; }
+        int ends(void) { return ended; }
+        int nvmlInit_v2(void) { if (fails) return 9; started = 1; return 0; }
+        int nvmlShutdown(void) { ended++; return started-- == 1 ? 0 : 1; }
         int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, device *d) { *d = &started; return strcmp(pci, "0000:1b:00.0") ? 6 : 0; }
         int nvmlDeviceGetMaxPcieLinkGeneration(device d, unsigned *v) { *v = 5; return 0; }
         int nvmlDeviceGetMaxPcieLinkWidth(device d, unsigned *v) { *v = 16; return 0; }
@@ -189,7 +195,19 @@ mod tests {
         assert_eq!(health, expected);
         assert!(nvml.health("0000:1c:00.0").unwrap_err().to_string().contains("no such GPU"));
         assert!(nvml.health("a\0b").is_err());
-        drop(nvml);
+        // What did not start is not ended: that would be another library's end.
+        // SAFETY: the model's functions, of these signatures.
+        unsafe {
+            let model = Library::new(&library).unwrap();
+            let fail = model.get::<unsafe extern "C" fn(c_int)>(b"fail").unwrap();
+            let ends = model.get::<unsafe extern "C" fn() -> c_int>(b"ends").unwrap();
+            fail(1);
+            let failed = Nvml::load_from(&[library.as_os_str()]).err().unwrap().to_string();
+            assert!(failed.contains("failed with 9") && ends() == 0, "{failed}, ended {} times", ends());
+            fail(0);
+            drop(nvml);
+            assert_eq!(ends(), 1);
+        }
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(
             Nvml::load_from(&[library.as_os_str()]).err().unwrap().to_string().contains("no libnvidia-ml")

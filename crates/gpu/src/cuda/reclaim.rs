@@ -1,4 +1,5 @@
-//! Frees memory, unregisters pages and unloads modules, on a thread of ours and only when nothing uses them.
+//! Frees memory, unregisters pages, unloads modules, destroys streams and events, and releases contexts, on a thread of ours and
+//! only when nothing uses them.
 //!
 //! `cuMemFree`, `cuMemHostUnregister` and `cuModuleUnload` wait for every kernel of the GPU that runs, other people's too,
 //! and such a kernel may wait for the very thread that frees: for a lock that it holds (Python's GIL), or for its word to
@@ -7,6 +8,9 @@
 //! - none while a kernel runs that only its host ends, or one that has outlasted its limit;
 //! - again later, if the driver refuses because a graph is being captured;
 //! - never in a process that was forked: CUDA does not work there, and the thread is not there either.
+//!
+//! Streams and events are destroyed beside kernels too: that waits for none of them, only for the context's lock, which a call
+//! that frees may hold.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,6 +42,15 @@ pub(super) enum Freed {
 }
 
 type Task = Box<dyn FnMut() -> Freed + Send>;
+
+/// A task that was left.
+struct Left {
+    number: u64,
+    /// Whether the driver waits for kernels in it.
+    waits: bool,
+    task: Task,
+}
+
 /// Whether a kernel that outlasted its limit has ended. It holds all that the kernel uses.
 type Running = Box<dyn FnMut() -> bool + Send>;
 
@@ -46,7 +59,7 @@ struct State {
     /// Kernels that only their hosts end.
     persistent: usize,
     overdue: Vec<Running>,
-    tasks: VecDeque<(u64, Task)>,
+    tasks: VecDeque<Left>,
     /// Tasks that were ever left here.
     left: u64,
     /// The task that is being carried out, and its thread.
@@ -74,7 +87,14 @@ impl State {
 
     fn is_due(&self, number: u64) -> bool {
         self.busy.is_some_and(|(busy, _)| busy == number)
-            || self.tasks.iter().any(|(task, _)| *task == number)
+            || self.tasks.iter().any(|left| left.number == number)
+    }
+
+    /// The next task that may be carried out now.
+    fn take(&mut self) -> Option<Left> {
+        let held_up = self.is_held_up();
+        let at = self.tasks.iter().position(|left| !held_up || !left.waits)?;
+        self.tasks.remove(at)
     }
 }
 
@@ -110,16 +130,31 @@ impl Reclaimer {
             return;
         }
         let mut state = self.lock();
-        let number = state.left;
-        state.left += 1;
-        let healthy = state.tasks.is_empty() && !state.is_held_up();
-        state.tasks.push_back((number, task));
+        let healthy = state.tasks.iter().all(|left| !left.waits) && !state.is_held_up();
+        let number = self.push(&mut state, true, task);
         let of_thread = state.busy.is_some_and(|(_, thread)| thread == std::thread::current().id());
-        self.wake(&mut state);
         // Of many drops beside a long kernel only the first waits.
         if healthy && !of_thread {
             drop(self.wait(state, GRACE, |state| !state.is_due(number) || state.is_held_up()));
         }
+    }
+
+    /// Leaves a task in which the driver waits for no kernel. It is carried out soon, also beside kernels that stay.
+    pub(super) fn dispose(&self, task: impl FnMut() -> Freed + Send + 'static) {
+        let task: Task = Box::new(task);
+        if self.is_forked() {
+            std::mem::forget(task);
+            return;
+        }
+        self.push(&mut self.lock(), false, task);
+    }
+
+    fn push(&self, state: &mut State, waits: bool, task: Task) -> u64 {
+        let number = state.left;
+        state.left += 1;
+        state.tasks.push_back(Left { number, waits, task });
+        self.wake(state);
+        number
     }
 
     /// Waits until all that was left here is freed; no longer than this, and not for kernels that hold it up. Whether it is.
@@ -134,7 +169,7 @@ impl Reclaimer {
         }
         let last = state.left;
         let is_free = |state: &State| {
-            state.tasks.iter().all(|(task, _)| *task >= last)
+            state.tasks.iter().all(|left| left.number >= last)
                 && state.busy.is_none_or(|(task, _)| task >= last)
         };
         let state = self.wait(state, limit, |state| is_free(state) || state.is_held_up());
@@ -227,13 +262,13 @@ impl Reclaimer {
                 state.has_thread = false;
                 return;
             }
-            let mut turns = if state.is_held_up() { 0 } else { state.tasks.len() };
+            let mut turns = state.tasks.len();
             let mut progress = false;
-            while turns > 0 && !state.is_held_up() {
-                let Some((number, task)) = state.tasks.pop_front() else { break };
+            while turns > 0 {
+                let Some(left) = state.take() else { break };
                 turns -= 1;
                 let done;
-                (state, done) = self.carry_out(state, number, task);
+                (state, done) = self.carry_out(state, left);
                 progress |= done;
             }
             if progress {
@@ -250,28 +285,27 @@ impl Reclaimer {
     fn carry_out<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        number: u64,
-        mut task: Task,
+        mut left: Left,
     ) -> (MutexGuard<'a, State>, bool) {
-        state.busy = Some((number, std::thread::current().id()));
+        state.busy = Some((left.number, std::thread::current().id()));
         drop(state);
         // It may run the code of a memory's owner.
-        let freed = catch_unwind(AssertUnwindSafe(&mut task));
+        let freed = catch_unwind(AssertUnwindSafe(&mut left.task));
         let freed = freed.unwrap_or_else(|_| Freed::Refused("the code that frees it panicked".into()));
         let (mut again, mut refused) = (None, None);
         match freed {
-            Freed::Done => drop(task),
-            Freed::NotNow => again = Some(task),
+            Freed::Done => drop(left),
+            Freed::NotNow => again = Some(left),
             Freed::Refused(why) => {
                 // Its memory must stay as well.
-                std::mem::forget(task);
+                std::mem::forget(left);
                 refused = Some(why);
             }
         }
         let mut state = self.lock();
         state.busy = None;
         let done = again.is_none();
-        state.tasks.extend(again.map(|task| (number, task)));
+        state.tasks.extend(again);
         if refused.is_some() {
             state.refused.count += 1;
             state.refused.last = refused;
@@ -296,7 +330,7 @@ impl Reclaimer {
 
 /// Whether there is something that the thread has to do, or wait for.
 fn has_work(state: &State) -> bool {
-    !state.overdue.is_empty() || (state.persistent == 0 && !state.tasks.is_empty())
+    !state.overdue.is_empty() || state.tasks.iter().any(|left| state.persistent == 0 || !left.waits)
 }
 
 #[cfg(test)]
@@ -402,6 +436,13 @@ mod tests {
         (0..100).for_each(|_| counted(&reclaimer, &done));
         assert!(!reclaimer.settle(TEST_TIMEOUT) && start.elapsed() < Duration::from_secs(2));
         reclaimer.end();
+        // What waits for no kernel is not held up.
+        let (sender, receiver) = channel();
+        reclaimer.dispose(move || {
+            sender.send(()).unwrap();
+            Freed::Done
+        });
+        receiver.recv_timeout(TEST_TIMEOUT).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(done.load(Ordering::Acquire), 0);
         reclaimer.end();

@@ -7,7 +7,7 @@ use onehop_proto::GpuAddr;
 
 use super::capabilities::Capabilities;
 use super::context::Context;
-use super::driver::{DevicePtr, Failure};
+use super::driver::{DevicePtr, FORKED, Failure};
 use super::host::{self, Kind};
 use super::live::Hold;
 use super::surroundings::Surroundings;
@@ -44,6 +44,7 @@ fn explain(context: &Context, mem: &HostMem, failure: Option<Failure>) -> String
     let (said, code) = match failure {
         None => ("a part of its pages is registered already as something else".into(), None),
         Some(Failure::Missing(symbol, since)) => (format!("the driver has no {symbol} (CUDA {since})"), None),
+        Some(Failure::Forked) => (FORKED.into(), None),
         Some(Failure::Code(call, code)) => {
             let (name, text) = context.driver.words(code);
             (format!("{call} with IOMEMORY failed with {name} ({code}): {text}"), Some(code))

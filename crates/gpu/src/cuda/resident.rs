@@ -31,6 +31,13 @@ impl Resident for PersistentKernel {
     fn is_over(&self) -> bool {
         self.kernel.as_ref().is_none_or(Started::is_over)
     }
+
+    fn join(mut self: Box<Self>) -> crate::Result<()> {
+        match self.kernel.take() {
+            Some(mut kernel) => kernel.0.wait().map(drop),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Drop for PersistentKernel {

@@ -184,7 +184,7 @@ impl Rig {
     fn touched(self, words: &[u32]) -> Vec<Touched> {
         let all = match self {
             Self::Null | Self::NullFar => of_pair(&Pair::from_words(&whole(words))).to_vec(),
-            Self::Check => of_check(&Check::from_words(&whole(words))).to_vec(),
+            Self::Check => of_check(&Check::from_words(&whole(words))),
             Self::Submit | Self::Fetch => of_litmus(&Litmus::from_words(&whole(words)), false).to_vec(),
             Self::Complete | Self::Consume => of_litmus(&Litmus::from_words(&whole(words)), true).to_vec(),
         };
@@ -210,16 +210,24 @@ fn of_pair(pair: &Pair) -> [Named; 6] {
     ]
 }
 
-fn of_check(check: &Check) -> [Named; 2] {
+fn of_check(check: &Check) -> Vec<Named> {
     let items = u64::from(check.first) + u64::from(check.count);
     let bytes = items.saturating_mul(u64::from(check.block_words) * 4);
-    [("what is compared", check.data, bytes), ("the counters", check.result, 16)]
+    let data = ("what is compared", check.data, bytes);
+    // Of no items, or of blocks without words, the kernel reads nothing.
+    let all = (bytes > 0).then_some(data).into_iter().chain([("the counters", check.result, 16)]);
+    all.collect()
 }
 
 fn of_litmus(litmus: &Litmus, completes: bool) -> [Named; 5] {
-    let slots = u64::from(litmus.slots);
+    // As the kernel takes them.
+    let (slots, words) = litmus.sizes();
+    let (slots, bytes) = (u64::from(slots), u64::from(words) * 4);
+    // Entries are written whole, whatever the words of a message.
+    let last = if completes { bytes } else { bytes.max(Sqe::BYTES as u64) };
+    let messages = (slots - 1).saturating_mul(bytes).saturating_add(last);
     [
-        ("the messages", litmus.payload, slots * u64::from(litmus.words) * 4),
+        ("the messages", litmus.payload, messages),
         ("the doorbell, or the completions", litmus.flags, if completes { slots * 16 } else { 4 }),
         ("the word of what was looked at", litmus.taken, 4),
         ("the tally", litmus.tally, Tally::BYTES.into()),
@@ -230,6 +238,39 @@ fn of_litmus(litmus: &Litmus, completes: bool) -> [Named; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The kernels take what makes no sense for the least that does, and write that.
+    #[test]
+    fn messages_are_as_long_as_the_kernel_takes_them_to_be() {
+        for (slots, words, entries, data) in [
+            (0, 1024, 4096, 4096),
+            (1, 0, 64, 16),
+            (0, 0, 64, 16),
+            (3, 7, 96, 48),
+            (2, 16, 128, 128),
+            (1 << 31, 1 << 31, u64::MAX, u64::MAX),
+        ] {
+            let litmus = Litmus { slots, words, ..Litmus::default() };
+            let bytes = |completes| of_litmus(&litmus, completes).map(|one| one.2);
+            assert_eq!(bytes(false)[..2], [entries, 4], "{slots} slots of {words} words");
+            assert_eq!(
+                bytes(true)[..2],
+                [data, u64::from(slots.max(1)) * 16],
+                "{slots} slots of {words} words"
+            );
+        }
+        let most = Litmus { slots: u32::MAX, words: u32::MAX, ..Litmus::default() };
+        assert_eq!(of_litmus(&most, true)[0].2, u64::MAX);
+    }
+
+    #[test]
+    fn of_nothing_nothing_is_compared() {
+        let check = Check { count: 2, block_words: 4, ..Check::default() };
+        assert_eq!(of_check(&check).iter().map(|one| one.2).collect::<Vec<_>>(), [32, 16]);
+        for nothing in [Check { count: 0, ..check }, Check { block_words: 0, ..check }] {
+            assert_eq!(of_check(&nothing).iter().map(|one| one.2).collect::<Vec<_>>(), [16]);
+        }
+    }
 
     #[test]
     fn every_address_of_a_descriptor_is_among_what_it_touches() {

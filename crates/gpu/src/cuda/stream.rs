@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use onehop_os::{HostMem, Marks};
 
-use super::context::{Context, Event, Progress};
+use super::context::{Context, Event, Progress, Raw};
 use super::driver::{Calls, DevicePtr, Failure};
 use super::host::{self, Registration};
 use super::marks::Marker;
@@ -413,8 +413,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle; work that is still in the stream goes on, and is then given up.
-        let _ = self.context.attempt(|driver| unsafe { driver.stream_destroy(self.raw) });
+        let (context, stream) = (self.context.clone(), Raw(self.raw));
+        self.context.driver.reclaimer.dispose(move || {
+            // SAFETY: nobody else has the handle; work that is still in the stream goes on, and is then given up.
+            let answer = context.attempt(|driver| unsafe { driver.stream_destroy(stream.get()) });
+            context.freed(answer, "destroying a stream")
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Kernels that stay: everything else goes on beside them, and memory that is given back goes when they end.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use onehop_controller::Range;
@@ -17,7 +17,8 @@ const COUNT: u16 = 16;
 
 /// Controllers that rest from the start.
 fn resting(gpu: &Arc<dyn Gpu>) -> Pairs {
-    let (table, namespace) = (Table::new(gpu, 1).unwrap(), gpu.alloc(Place::Vram, 4096).unwrap());
+    let table = Arc::new(Mutex::new(Table::new(gpu, 1).unwrap()));
+    let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
     let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit: LIMIT, flags: 0 };
     Pairs::new(gpu, common, &table, COUNT, 4096).unwrap()
 }

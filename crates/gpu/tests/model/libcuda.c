@@ -12,8 +12,9 @@ typedef uint64_t at;
 enum { OK = 0, INVALID = 1, NOT_READY = 600, CAPTURE = 900 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer. */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer;
+/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, and
+ * what mapping memory does. */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
  * early, calls of the thread that is watched. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls;
@@ -72,7 +73,7 @@ static void made(long n) { __atomic_fetch_add(&live, n, __ATOMIC_SEQ_CST); }
 long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
-    SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(watched)
+    SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse)
     abort();
 }
@@ -147,7 +148,7 @@ int cuMemAddressReserve(at *where, size_t bytes, size_t align, at wish, at flags
     return OK;
 }
 int cuMemAddressFree(at where, size_t bytes) { ENTER; (void)bytes; free((void *)where); made(-1); return OK; }
-int cuMemMap(at where, size_t bytes, size_t offset, at handle, at flags) { ENTER; (void)where; (void)bytes; (void)offset; (void)handle; (void)flags; made(1); return OK; }
+int cuMemMap(at where, size_t bytes, size_t offset, at handle, at flags) { ENTER; (void)where; (void)bytes; (void)offset; (void)handle; (void)flags; if (map_answer) return (int)map_answer; made(1); return OK; }
 int cuMemUnmap(at where, size_t bytes) {
     ENTER;
     (void)where; (void)bytes;

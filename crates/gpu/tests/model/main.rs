@@ -239,8 +239,8 @@ fn dropping_calls_no_driver_and_waits_for_no_kernel() {
         model.set("busy", 1);
         model.without_calls(|| drop(all));
         assert_eq!(model.get("early"), 0);
+        model.without_calls(|| drop(gpu));
         model.set("busy", 0);
-        drop(gpu);
         model.wait_for("live", 0);
     }
 }
@@ -265,7 +265,63 @@ fn a_forked_process_frees_nothing_and_the_parent_does() {
         assert_eq!(model.dropped_in_fork(all), 0);
         model.set("busy", 0);
         model.wait_for("live", 0);
+        let (gpu, again) = (self::gpu(), self::gpu());
+        let [_, arena, ring, _] = one_of_each(&gpu);
+        let mut copier = gpu.copier(&ring, &arena).unwrap();
+        copier.copy(&Rows { from: 0, to: 0, row: 4096, rows: 1, step: 4096 }).unwrap();
+        copier.mark().unwrap();
+        assert_eq!(model.dropped_in_fork(copier), 0);
+        assert_eq!(model.dropped_in_fork((gpu, arena, ring)), 0);
+        assert_eq!(model.dropped_in_fork(again), 0);
+        model.wait_for("live", 0);
     }
+}
+
+/// What had been allocated for memory that cannot be mapped is freed, and not by the thread that wanted it.
+#[test]
+fn a_failed_allocation_waits_for_no_kernel() {
+    let Some(model) = Model::or_child("a_failed_allocation_waits_for_no_kernel") else { return };
+    let gpu = gpu();
+    let before = model.get("live");
+    model.set("busy", 1);
+    model.set("map_answer", 1);
+    let start = Instant::now();
+    let refused = gpu.alloc_device(DeviceKind::Exportable, 1 << 20);
+    assert!(matches!(refused, Err(Error::Driver { code: 1, .. })));
+    assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    assert!(model.get("live") > before, "something was freed beside a kernel");
+    model.set("busy", 0);
+    model.wait_for("live", before);
+    model.set("map_answer", 0);
+    assert!(gpu.alloc_device(DeviceKind::Exportable, 1 << 20).is_ok());
+}
+
+/// What a forked process asks of the parent's GPU is refused, and the driver is not called.
+#[test]
+fn a_forked_process_is_told_why() {
+    struct Asks(CudaGpu, Region, u32);
+    impl Drop for Asks {
+        fn drop(&mut self) {
+            if std::process::id() == self.2 {
+                return;
+            }
+            let refused = [
+                self.0.memory_info().map(drop),
+                self.0.alloc_device(DeviceKind::Plain, 1).map(drop),
+                self.1.write(0, &[1; 4]),
+                self.1.read(0, &mut [0; 4]),
+            ];
+            for answer in refused {
+                let why = answer.expect_err("CUDA worked in a forked process").to_string();
+                assert!(why.contains("forked"), "{why}");
+            }
+        }
+    }
+    let Some(model) = Model::or_child("a_forked_process_is_told_why") else { return };
+    let gpu = gpu();
+    let region = gpu.alloc_device(DeviceKind::Plain, 4096).unwrap();
+    assert_eq!(model.dropped_in_fork(Asks(gpu, region, std::process::id())), 0);
+    model.wait_for("live", 0);
 }
 
 #[test]

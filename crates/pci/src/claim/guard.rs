@@ -64,7 +64,9 @@ impl Guard {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
         }
-        // SAFETY: the child calls nothing but async-signal-safe functions on memory that was made before, and never returns.
+        // SAFETY: the C library first runs what libraries of this process have asked for around forks, ours among them: those take
+        // locks before it and let them go in the child, which POSIX allows them. Then the child calls nothing but
+        // async-signal-safe functions on memory that was made before, and never returns.
         let child = unsafe { libc::fork() };
         let failed = std::io::Error::last_os_error();
         if child == 0 {

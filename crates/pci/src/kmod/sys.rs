@@ -135,42 +135,52 @@ pub(super) const fn bar_offset(bar: u8) -> u64 {
     (bar as u64) << 44
 }
 
-fn with<T>(file: &File, request: libc::Ioctl, value: &mut T) -> io::Result<()> {
-    // SAFETY: `value` is the structure of this request, whose size is part of the request's number.
+/// # Safety
+/// `value` is the structure of this request, whose size is part of the request's number; addresses in it are those of memory that
+/// the request may use.
+unsafe fn with<T>(file: &File, request: libc::Ioctl, value: &mut T) -> io::Result<()> {
+    // SAFETY: the caller's promise; the value lives across the call.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut *value) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 pub(super) fn info(file: &File) -> io::Result<Info> {
     let mut info = Info::default();
-    with(file, INFO, &mut info)?;
+    // SAFETY: this is the request's structure.
+    unsafe { with(file, INFO, &mut info) }?;
     Ok(info)
 }
 
 pub(super) fn reset(file: &File) -> io::Result<()> {
-    with(file, RESET, &mut ())
+    // SAFETY: the request takes nothing.
+    unsafe { with(file, RESET, &mut ()) }
 }
 
 pub(super) fn start(file: &File, flags: u32, epoch: u32) -> io::Result<()> {
-    with(file, START, &mut Start { flags, epoch })
+    // SAFETY: this is the request's structure.
+    unsafe { with(file, START, &mut Start { flags, epoch }) }
 }
 
 pub(super) fn stop(file: &File) -> io::Result<()> {
-    with(file, STOP, &mut ())
+    // SAFETY: the request takes nothing.
+    unsafe { with(file, STOP, &mut ()) }
 }
 
 pub(super) fn mask(file: &File, bits: u32) -> io::Result<()> {
-    with(file, MASK, &mut Mask { bits, reserved: 0 })
+    // SAFETY: this is the request's structure.
+    unsafe { with(file, MASK, &mut Mask { bits, reserved: 0 }) }
 }
 
 pub(super) fn unmap(file: &File, id: u32) -> io::Result<()> {
-    with(file, UNMAP, &mut Unmap { id, reserved: 0 })
+    // SAFETY: this is the request's structure.
+    unsafe { with(file, UNMAP, &mut Unmap { id, reserved: 0 }) }
 }
 
 /// An event fd for each vector; none gives all of them back.
 pub(super) fn irqs(file: &File, fds: &[RawFd]) -> io::Result<()> {
     let at = if fds.is_empty() { 0 } else { fds.as_ptr() as u64 };
-    with(file, IRQS, &mut Irqs { fds: at, count: fds.len() as u32, reserved: 0 })
+    // SAFETY: this is the request's structure; the descriptors live across the call, which reads them.
+    unsafe { with(file, IRQS, &mut Irqs { fds: at, count: fds.len() as u32, reserved: 0 }) }
 }
 
 /// What is to be mapped.
@@ -194,7 +204,9 @@ pub(super) unsafe fn map(file: &File, kind: Kind, map: &mut Map, runs: &mut [Seg
         Kind::DmaBuf => MAP_DMABUF,
         Kind::Peer => MAP_PEER,
     };
-    with(file, request, map)
+    // SAFETY: this is the structure of all three; `runs` has the room that is said and lives across the call, and the caller vouches
+    // for the memory.
+    unsafe { with(file, request, map) }
 }
 
 /// What the device's file has to say within so many milliseconds.

@@ -91,20 +91,23 @@ struct Unmap {
 /// Gives a device to an iommufd. Closing the device takes it back.
 pub(super) fn bind(device: &File, iommufd: &File) -> io::Result<()> {
     let mut bind = Bind { argsz: size_of::<Bind>(), flags: 0, iommufd: iommufd.as_raw_fd(), device: 0 };
-    with(device, DEVICE_BIND, &mut bind).map(drop)
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(device, DEVICE_BIND, &mut bind) }.map(drop)
 }
 
 /// A new address space.
 pub(super) fn space(iommufd: &File) -> io::Result<u32> {
     let mut alloc = Alloc { size: size_of::<Alloc>(), flags: 0, space: 0 };
-    with(iommufd, IOAS_ALLOC, &mut alloc)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(iommufd, IOAS_ALLOC, &mut alloc) }?;
     Ok(alloc.space)
 }
 
 /// From now on the device's addresses are those of the space.
 pub(super) fn attach(device: &File, space: u32) -> io::Result<()> {
     let mut attach = Attach { argsz: size_of::<Attach>(), flags: 0, table: space };
-    with(device, DEVICE_ATTACH, &mut attach).map(drop)
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(device, DEVICE_ATTACH, &mut attach) }.map(drop)
 }
 
 /// The bus addresses that can be mapped, first and last of each stretch. What is attached later may take some away.
@@ -119,8 +122,9 @@ pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> 
             at: found.as_mut_ptr() as u64,
             alignment: 0,
         };
-        // The kernel writes as many as there is room for, and says how many there are.
-        match with(iommufd, IOAS_RANGES, &mut ask) {
+        // SAFETY: this is the request's structure, with its size. The kernel writes as many ranges as there is room for behind its
+        // pointer, and says how many there are.
+        match unsafe { with(iommufd, IOAS_RANGES, &mut ask) } {
             Ok(_) => found.truncate(ask.count as usize),
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
                 let wanted = ask.count as usize;
@@ -150,7 +154,8 @@ pub(super) unsafe fn map(
 ) -> io::Result<()> {
     let (size, vaddr) = (size_of::<Map>(), vaddr as u64);
     let mut map = Map { size, flags: MAP_FIXED_BOTH, space, reserved: 0, vaddr, length, iova };
-    with(iommufd, IOAS_MAP, &mut map).map(drop)
+    // SAFETY: this is the request's structure, with its size; the caller vouches for the memory.
+    unsafe { with(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
 /// Lets the space's devices reach a part of a file, `(start, iova, length)`: a dma-buf, which the kernel then holds.
@@ -162,12 +167,14 @@ pub(super) fn map_file(
 ) -> io::Result<()> {
     let (size, fd) = (size_of::<MapFile>(), file.as_raw_fd());
     let mut map = MapFile { size, flags: MAP_FIXED_BOTH, space, fd, start, length, iova };
-    with(iommufd, IOAS_MAP_FILE, &mut map).map(drop)
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(iommufd, IOAS_MAP_FILE, &mut map) }.map(drop)
 }
 
 pub(super) fn unmap(iommufd: &File, space: u32, iova: u64, length: u64) -> io::Result<()> {
     let mut unmap = Unmap { size: size_of::<Unmap>(), space, iova, length };
-    with(iommufd, IOAS_UNMAP, &mut unmap)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(iommufd, IOAS_UNMAP, &mut unmap) }?;
     if unmap.length == length { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
 }
 

@@ -58,7 +58,7 @@ impl VfioMapper {
             self.space.give(at, len);
             return Err(self.cannot(why));
         }
-        let undo = Undo { space: self.space.clone(), at, len, _memory: memory };
+        let undo = Undo { space: self.space.clone(), at, len, memory };
         let run = Run { addr: BusAddr((at + skip) as u64), len: bytes as u64 };
         Ok(Mapped::new(vec![run], Box::new(undo)))
     }
@@ -70,7 +70,8 @@ impl VfioMapper {
         let Span { start, len, skip } = Span::of(host);
         self.place((len, skip), host.len(), Some(host.clone()), |at| {
             let iommu = self.space.device.iommu();
-            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped there.
+            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped there, and for good
+            // where that fails.
             let mapped = unsafe { iommu.map(start as *mut u8, at, len as u64) };
             mapped.map_err(|(call, error)| why(call, &error, len, iommu.takes_dma_bufs()))
         })
@@ -115,14 +116,15 @@ struct Undo {
     space: Arc<Space>,
     at: usize,
     len: usize,
-    _memory: Option<HostMem>,
+    memory: Option<HostMem>,
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        // What cannot be unmapped is not given out again.
-        if self.space.device.iommu().unmap(self.at as u64, self.len as u64).is_ok() {
-            self.space.give(self.at, self.len);
+        // What cannot be unmapped is not given out again, neither the addresses nor the memory, which the device may still reach.
+        match self.space.device.iommu().unmap(self.at as u64, self.len as u64) {
+            Ok(()) => self.space.give(self.at, self.len),
+            Err(_) => std::mem::forget(self.memory.take()),
         }
     }
 }

@@ -95,20 +95,26 @@ pub(super) struct Region {
     pub(super) can_map: bool,
 }
 
-/// `arg` must be what the request takes.
+/// # Safety
+/// `arg` is what the request takes.
 unsafe fn call(file: &impl AsRawFd, request: libc::Ioctl, arg: *mut libc::c_void) -> io::Result<i32> {
     // SAFETY: the caller passes what the request takes.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request, arg) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-pub(super) fn with<T>(file: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> io::Result<i32> {
-    // SAFETY: `value` is the structure of this request, of the size that its first field says.
+/// # Safety
+/// The request takes a pointer to a `T`, and reads and writes no more than that: its first field, where it has one for that, says
+/// its size. Addresses in it are those of memory that the request may use.
+pub(super) unsafe fn with<T>(file: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> io::Result<i32> {
+    // SAFETY: the caller's promise; the value lives across the call.
     unsafe { call(file, request, (&raw mut *value).cast()) }
 }
 
-fn number(file: &impl AsRawFd, request: libc::Ioctl, value: i32) -> io::Result<i32> {
-    // SAFETY: these requests take a number in the place of the pointer.
+/// # Safety
+/// The request takes a number in the place of the pointer.
+unsafe fn number(file: &impl AsRawFd, request: libc::Ioctl, value: i32) -> io::Result<i32> {
+    // SAFETY: the caller's promise.
     unsafe { call(file, request, value as usize as *mut libc::c_void) }
 }
 
@@ -117,26 +123,32 @@ pub(super) const fn size_of<T>() -> u32 {
 }
 
 pub(super) fn api_version(container: &File) -> io::Result<i32> {
-    number(container, GET_API_VERSION, 0)
+    // SAFETY: the request takes a number.
+    unsafe { number(container, GET_API_VERSION, 0) }
 }
 
 pub(super) fn has_type1_v2(container: &File) -> io::Result<bool> {
-    Ok(number(container, CHECK_EXTENSION, TYPE1_V2)? > 0)
+    // SAFETY: the request takes a number.
+    let answer = unsafe { number(container, CHECK_EXTENSION, TYPE1_V2) }?;
+    Ok(answer > 0)
 }
 
 pub(super) fn set_iommu(container: &File) -> io::Result<()> {
-    number(container, SET_IOMMU, TYPE1_V2).map(drop)
+    // SAFETY: the request takes a number.
+    unsafe { number(container, SET_IOMMU, TYPE1_V2) }.map(drop)
 }
 
 /// Whether nobody else drives a device of the group.
 pub(super) fn is_viable(group: &File) -> io::Result<bool> {
     let mut status = GroupStatus { argsz: size_of::<GroupStatus>(), flags: 0 };
-    with(group, GROUP_GET_STATUS, &mut status)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(group, GROUP_GET_STATUS, &mut status) }?;
     Ok(status.flags & GROUP_VIABLE != 0)
 }
 
 pub(super) fn set_container(group: &File, container: &File) -> io::Result<()> {
-    with(group, GROUP_SET_CONTAINER, &mut container.as_raw_fd()).map(drop)
+    // SAFETY: the request takes a pointer to a descriptor.
+    unsafe { with(group, GROUP_SET_CONTAINER, &mut container.as_raw_fd()) }.map(drop)
 }
 
 pub(super) fn device(group: &File, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
@@ -148,17 +160,20 @@ pub(super) fn device(group: &File, name: &std::ffi::CStr) -> io::Result<OwnedFd>
 
 pub(super) fn can_reset(device: &File) -> io::Result<bool> {
     let mut info = DeviceInfo { argsz: size_of::<DeviceInfo>(), ..DeviceInfo::default() };
-    with(device, DEVICE_GET_INFO, &mut info)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(device, DEVICE_GET_INFO, &mut info) }?;
     Ok(info.flags & DEVICE_CAN_RESET != 0)
 }
 
 pub(super) fn reset(device: &File) -> io::Result<()> {
-    number(device, DEVICE_RESET, 0).map(drop)
+    // SAFETY: the request takes nothing.
+    unsafe { number(device, DEVICE_RESET, 0) }.map(drop)
 }
 
 pub(super) fn region(device: &File, index: u32) -> io::Result<Region> {
     let mut info = RegionInfo { argsz: size_of::<RegionInfo>(), index, ..RegionInfo::default() };
-    with(device, DEVICE_GET_REGION_INFO, &mut info)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(device, DEVICE_GET_REGION_INFO, &mut info) }?;
     Ok(Region { size: info.size, offset: info.offset, can_map: info.flags & REGION_CAN_MAP != 0 })
 }
 
@@ -169,12 +184,14 @@ pub(super) fn region(device: &File, index: u32) -> io::Result<Region> {
 pub(super) unsafe fn map(container: &File, vaddr: *mut u8, iova: u64, size: u64) -> io::Result<()> {
     let (argsz, vaddr) = (size_of::<DmaMap>(), vaddr as u64);
     let mut map = DmaMap { argsz, flags: MAP_BOTH, vaddr, iova, size };
-    with(container, IOMMU_MAP_DMA, &mut map).map(drop)
+    // SAFETY: this is the request's structure, with its size; the caller vouches for the memory.
+    unsafe { with(container, IOMMU_MAP_DMA, &mut map) }.map(drop)
 }
 
 pub(super) fn unmap(container: &File, iova: u64, size: u64) -> io::Result<()> {
     let mut unmap = DmaUnmap { argsz: size_of::<DmaUnmap>(), flags: 0, iova, size };
-    with(container, IOMMU_UNMAP_DMA, &mut unmap)?;
+    // SAFETY: this is the request's structure, with its size.
+    unsafe { with(container, IOMMU_UNMAP_DMA, &mut unmap) }?;
     if unmap.size == size { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
 }
 

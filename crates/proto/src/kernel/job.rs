@@ -213,6 +213,8 @@ pub enum Exit {
     Poisoned(u32),
     /// The controller completed a command that was not in flight.
     UnexpectedCompletion(u16),
+    /// The queue's control memory holds places beyond the rings. Nothing was started.
+    InvalidControl,
 }
 
 impl Exit {
@@ -224,6 +226,7 @@ impl Exit {
             Self::TimedOut => [2, 0],
             Self::Poisoned(code) => [3, code],
             Self::UnexpectedCompletion(cid) => [4, cid as u32],
+            Self::InvalidControl => [5, 0],
         }
     }
 
@@ -235,6 +238,7 @@ impl Exit {
             2 => Some(Self::TimedOut),
             3 => Some(Self::Poisoned(words[1])),
             4 => Some(Self::UnexpectedCompletion(words[1] as u16)),
+            5 => Some(Self::InvalidControl),
             _ => None,
         }
     }

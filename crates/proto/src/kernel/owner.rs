@@ -14,7 +14,7 @@
 //! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
 //! the kernel, covers it.
 
-use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore, save, set_moment};
+use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore_all, save, set_moment};
 use super::{Exit, ItemOutcome, Job, Phase, Warp, WorkItem};
 use crate::Status;
 use crate::queue::{Address, Memory, Ring, Rings};
@@ -90,6 +90,7 @@ pub fn run_owner<W: Warp>(
     end: u32,
 ) -> [u32; 2] {
     let OwnerQueue { rings, scratch, window } = queue();
+    let Some(state) = restore_all(warp, scratch, &rings) else { return Exit::InvalidControl.words() };
     let window = window.min(rings.capacity()).min(MAX_WINDOW);
     let end = end.min(job.count);
     let first = first.min(end);
@@ -97,7 +98,7 @@ pub fn run_owner<W: Warp>(
         warp,
         job,
         slots: Slots::new(window),
-        ring: Ring::new(rings, restore(warp, scratch)),
+        ring: Ring::new(rings, state),
         next: first,
         staged: first,
         end,

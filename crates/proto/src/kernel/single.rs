@@ -40,8 +40,14 @@ pub fn run_single<W: Warp>(
 ) -> [u32; 2] {
     warp.once(|| {
         let OwnerQueue { rings, scratch, .. } = queue();
+        let Some(state) = restore(warp, scratch, &rings) else {
+            let exit = Exit::InvalidControl.words();
+            warp.set_local(EXIT, exit[0]);
+            warp.set_local(EXIT + 1, exit[1]);
+            return;
+        };
         let space = CidSpace::new(1);
-        let (ring, cid) = (Ring::new(rings, restore(warp, scratch)), single_cid(warp, scratch, &space));
+        let (ring, cid) = (Ring::new(rings, state), single_cid(warp, scratch, &space));
         let mut run = Single { warp, job, ring, space, cid };
         let exit = run.run(first, end.min(job.count));
         run.ring.release(warp);

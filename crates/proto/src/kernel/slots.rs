@@ -1,7 +1,7 @@
 //! Where an owner's tables lie: what outlives a launch in the queue's control memory, the rest in local memory.
 
 use super::{MAX_WINDOW, Warp};
-use crate::queue::{Address, CidSpace, Memory, RingState};
+use crate::queue::{Address, CidSpace, Memory, RingState, Rings};
 
 /// Control memory: how far the rings have come, then the last identifier of each slot.
 mod word {
@@ -76,13 +76,38 @@ pub(super) fn save<M: Memory>(mem: &M, scratch: M::Addr, state: RingState) {
     mem.store(scratch.plus(word::PHASE), state.phase as u32);
 }
 
-pub(super) fn restore<M: Memory>(mem: &M, scratch: M::Addr) -> RingState {
-    RingState {
+/// What [`save`] left. None if a place lies beyond its ring: control memory is the host's to write as well, and a place
+/// becomes an address.
+#[inline(always)]
+pub(super) fn restore<M: Memory>(mem: &M, scratch: M::Addr, rings: &Rings<M>) -> Option<RingState> {
+    let state = RingState {
         tail: mem.load(scratch.plus(word::TAIL)),
         sq_head: mem.load(scratch.plus(word::SQ_HEAD)),
         head: mem.load(scratch.plus(word::HEAD)),
         phase: mem.load(scratch.plus(word::PHASE)) != 0,
-    }
+    };
+    let within =
+        state.tail < rings.sq_entries && state.sq_head < rings.sq_entries && state.head < rings.cq_entries;
+    within.then_some(state)
+}
+
+/// [`restore`] for a warp. One lane reads the words, so that all lanes see the same ones.
+#[inline(always)]
+pub(super) fn restore_all<W: Warp>(warp: &W, scratch: W::Addr, rings: &Rings<W>) -> Option<RingState> {
+    // Nothing is staged yet.
+    const AT: u32 = local::STAGE;
+    warp.once(|| {
+        let (within, state) = match restore(warp, scratch, rings) {
+            Some(state) => (2, state),
+            None => (0, RingState::NEW),
+        };
+        warp.set_local(AT, state.tail);
+        warp.set_local(AT + 1, state.sq_head);
+        warp.set_local(AT + 2, state.head);
+        warp.set_local(AT + 3, within | state.phase as u32);
+    });
+    let [tail, sq_head, head, flags] = warp.local_four(AT);
+    (flags & 2 != 0).then_some(RingState { tail, sq_head, head, phase: flags & 1 != 0 })
 }
 
 /// The identifier of the one slot of a window of one.

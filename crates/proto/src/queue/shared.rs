@@ -112,6 +112,13 @@ impl SharedLayout {
         self.capacity().div_ceil(32)
     }
 
+    /// The bits of a free word that stand for slots: the host may write others, and a bit becomes an address.
+    #[inline(always)]
+    pub(crate) const fn valid(&self, word: u32) -> u32 {
+        let left = self.capacity().saturating_sub(word * 32);
+        if left >= 32 { u32::MAX } else { (1 << left) - 1 }
+    }
+
     const fn stamps(&self) -> u32 {
         word::FREE + self.free_words() * 4
     }
@@ -196,15 +203,13 @@ impl<M: Memory> Shared<M> {
     /// Writes the control block of a pair that was just created, on memory that was zeroed once. Before anybody submits.
     /// Identifiers go on where the queue's last life left them.
     pub fn initialise(&self, mem: &M) {
-        let capacity = self.layout.capacity();
         for at in (0..self.layout.slots()).step_by(4) {
             mem.store(self.at(at), 0);
         }
         for i in 0..self.layout.free_words() {
-            let left = capacity - i * 32;
-            mem.store(self.at(word::FREE + i * 4), if left >= 32 { u32::MAX } else { (1 << left) - 1 });
+            mem.store(self.at(word::FREE + i * 4), self.layout.valid(i));
         }
-        for id in 0..capacity {
+        for id in 0..self.layout.capacity() {
             let (id, slot) = (id as u16, self.slot(id as u16));
             mem.store(slot.plus(STATE), FREE);
             mem.store(slot.plus(CID), self.space.resume(id, mem.load(slot.plus(CID))));
@@ -438,14 +443,15 @@ impl<M: Memory> Shared<M> {
         for i in 0..words {
             let index = if start + i >= words { start + i - words } else { start + i };
             let at = self.at(word::FREE + index * 4);
-            let mut free = mem.load(at);
+            let valid = self.layout.valid(index);
+            let mut free = mem.load(at) & valid;
             while free != 0 {
                 let want = free & !without_lowest(free, count);
                 let seen = mem.fetch_and(at, !want);
                 if seen & want != 0 {
                     return u64::from(index) << 32 | u64::from(seen & want);
                 }
-                free = seen;
+                free = seen & valid;
             }
         }
         0

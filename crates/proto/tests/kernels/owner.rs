@@ -132,3 +132,21 @@ fn items_beyond_four_gibytes_have_their_own_addresses() {
     assert_eq!(share(u32::MAX, 2, 3), (0xaaaa_aaaa, u32::MAX));
     assert_eq!(share(10, 0, 0), (0, 10));
 }
+
+#[test]
+fn places_beyond_the_rings_are_refused() {
+    for (word, value) in [(0, 16), (0, u32::MAX), (4, 16), (8, 32), (8, 1 << 20)] {
+        let bed = Bed::new(32, 16, 32, Manner::Proper);
+        scratch_init(&bed, At(CONTROL));
+        let job = bed.job(50);
+        bed.store(At(CONTROL + word), value);
+        assert_eq!(run(&bed, 10, &job, (0, 50)), Exit::InvalidControl, "{value} at {word}");
+        assert_eq!(bed.load(At(CONTROL + word)), value);
+        assert!((0..50).all(|i| bed.outcome(i).0 == ItemOutcome::Pending));
+        assert!(bed.controller.borrow().cids.is_empty());
+        // The memory is good again once it has been prepared.
+        scratch_init(&bed, At(CONTROL));
+        assert_eq!(run(&bed, 10, &job, (0, 50)), Exit::Finished);
+        assert!((0..50).all(|i| bed.outcome(i) == OK));
+    }
+}

@@ -1,7 +1,7 @@
 //! Shared mode, where a mock can decide the order of things.
 
-use onehop_proto::kernel::{Exit, ItemOutcome, run_group};
-use onehop_proto::queue::{Drained, Memory, Shared};
+use onehop_proto::kernel::{Exit, ItemOutcome, run_group, run_shared};
+use onehop_proto::queue::{Drained, Memory, Shared, SharedLayout};
 use onehop_proto::{Sqe, Status};
 
 use crate::bed::{At, Bed, CONTROL, Manner};
@@ -87,4 +87,31 @@ fn a_group_ends_by_its_bounds() {
     job.deadline = 500_000;
     assert_eq!(group(&waiting, &job, (0, 5)), Exit::TimedOut);
     assert!((0..5).all(|i| waiting.outcome(i) == (ItemOutcome::Pending, 1)));
+}
+
+/// Free slots that the queue does not have lie behind its control block.
+#[test]
+fn slots_that_there_are_not_are_never_taken() {
+    const FREE: u32 = 0x140;
+    for (entries, as_group) in [(2, false), (2, true), (64, false), (64, true)] {
+        let bed = bed(32, entries, Manner::Proper);
+        let layout = SharedLayout::new(entries, entries).unwrap();
+        let behind: Vec<At> = (0..64).map(|i| At(CONTROL + layout.bytes() + i * 4)).collect();
+        for at in &behind {
+            bed.store(*at, 0xa5a5_a5a5);
+        }
+        for word in 0..layout.capacity().div_ceil(32) {
+            bed.store(At(CONTROL + FREE + word * 4), u32::MAX);
+        }
+        let job = bed.job(200);
+        let exit = if as_group {
+            group(&bed, &job, (0, 200))
+        } else {
+            let queue = Shared::new(bed.rings(), At(CONTROL)).unwrap();
+            run_shared(&bed, &queue, &job, 0, 1)
+        };
+        assert_eq!(exit, Exit::Finished);
+        assert!((0..200).all(|i| bed.outcome(i) == (ItemOutcome::Done(Status(0)), 0)));
+        assert!(behind.iter().all(|at| bed.load(*at) == 0xa5a5_a5a5), "{entries} entries, {as_group}");
+    }
 }

@@ -69,3 +69,20 @@ fn what_may_be_tried_again_is() {
     assert!((0..5).all(|i| bed.outcome(i) == (ItemOutcome::Done(failed), 2)));
     assert_eq!(bed.controller.borrow().cids.len(), 15);
 }
+
+#[test]
+fn places_beyond_the_rings_are_refused() {
+    for (word, value) in [(0, 16), (0, u32::MAX), (4, 16), (8, 16), (8, 1 << 20)] {
+        let bed = bed(16, Manner::Proper);
+        let job = bed.job(5);
+        bed.store(At(CONTROL + word), value);
+        assert_eq!(run(&bed, &job), Exit::InvalidControl, "{value} at {word}");
+        assert_eq!(bed.load(At(CONTROL + word)), value);
+        assert!((0..5).all(|i| bed.outcome(i).0 == ItemOutcome::Pending));
+        assert!(bed.controller.borrow().cids.is_empty());
+        // The memory is good again once it has been prepared.
+        scratch_init(&bed, At(CONTROL));
+        assert_eq!(run(&bed, &job), Exit::Finished);
+        assert!((0..5).all(|i| bed.outcome(i) == OK));
+    }
+}

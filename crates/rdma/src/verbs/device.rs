@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Verbs, code, last, sys};
 use crate::memory::{Access, Memory, Register};
@@ -22,7 +23,7 @@ unsafe impl Sync for Device {}
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: everything made from the context holds this device, and is gone.
+        // SAFETY: everything made from the context holds this device and is gone; what could not be ended holds it for good.
         unsafe { (self.verbs.0.close_device)(self.context.as_ptr()) };
     }
 }
@@ -140,7 +141,7 @@ unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: registrations and queue pairs hold the domain, and are gone.
+        // SAFETY: registrations and queue pairs hold the domain and are gone; those that could not be ended hold it for good.
         unsafe { (self.device.functions().dealloc_pd)(self.pd.as_ptr()) };
     }
 }
@@ -175,7 +176,14 @@ impl Domain {
         let mr = NonNull::new(mr).ok_or_else(|| last(call, self.device.name()))?;
         // SAFETY: the library has just made it, and changes these fields no more.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
-        Ok(Registration { domain: self.clone(), mr, lkey, rkey, _memory: memory.clone() })
+        Ok(Registration {
+            domain: self.clone(),
+            mr,
+            lkey,
+            rkey,
+            lost: AtomicBool::new(false),
+            memory: memory.clone(),
+        })
     }
 }
 
@@ -227,7 +235,20 @@ pub(crate) struct Registration {
     mr: NonNull<sys::Mr>,
     pub lkey: u32,
     pub rkey: u32,
-    _memory: Memory,
+    /// Whether a queue pair that was given it could not be destroyed.
+    lost: AtomicBool,
+    memory: Memory,
+}
+
+impl Registration {
+    /// Leaves the memory to the device, for as long as this process lives: a queue pair that was given it is not destroyed.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
 }
 
 // SAFETY: as for `Device`.
@@ -238,9 +259,10 @@ unsafe impl Sync for Registration {}
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: the library made it, and this is its only owner; the memory goes after it. Work that still names it fails.
-        if unsafe { (self.domain.device.functions().dereg_mr)(self.mr.as_ptr()) } != 0 {
-            // The device may still reach it.
-            std::mem::forget(self._memory.clone());
+        let end = || unsafe { (self.domain.device.functions().dereg_mr)(self.mr.as_ptr()) };
+        if self.is_lost() || end() != 0 {
+            // The device may still reach it, and the domain has something in it.
+            std::mem::forget((self.memory.clone(), self.domain.clone()));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! A device without hardware, for tests: it takes all work and does none of it, remembers which rights were given, and destroys
-//! a queue pair only when it may. What it hands out is never freed.
+//! a queue pair only when it may, or never. What it hands out is never freed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -25,6 +25,7 @@ pub(crate) struct Fake {
 #[derive(Default)]
 struct State {
     holds: bool,
+    refuses: bool,
     destroying: bool,
     destroyed: bool,
     pair_rights: Vec<u32>,
@@ -76,6 +77,11 @@ impl Fake {
 
     pub fn let_go(&self) {
         self.change(|state| state.holds = false);
+    }
+
+    /// Destroys no pair from now on.
+    pub fn refuse(&self) {
+        self.change(|state| state.refuses = true);
     }
 
     pub fn wait_until_destroying(&self) {
@@ -168,6 +174,9 @@ extern "C" fn destroy_qp(pair: *mut sys::Qp) -> c_int {
     let fake = of(unsafe { (*pair).context });
     fake.change(|state| state.destroying = true);
     fake.wait(|state| !state.holds);
+    if fake.state.lock().unwrap().refuses {
+        return 16;
+    }
     fake.change(|state| state.destroyed = true);
     0
 }

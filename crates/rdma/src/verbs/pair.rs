@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::device::{Domain, REMOTE, Registration};
 use super::{code, last, sys};
@@ -150,11 +150,15 @@ pub(crate) enum PairRequest {
     Read { from: Remote },
 }
 
-/// A queue pair of a reliable connection. Whatever was given to it is let go of when it is dropped.
+/// A queue pair of a reliable connection. The device lets go of whatever was given to it when it is destroyed, as dropping it
+/// does.
 pub(crate) struct Pair {
     queue: Arc<Queue>,
     qp: NonNull<sys::Qp>,
     number: u32,
+    /// What it receives messages in.
+    messages: OnceLock<Arc<Registration>>,
+    ended: bool,
 }
 
 // SAFETY: the library locks each of a pair's two queues for the calls made here.
@@ -164,12 +168,35 @@ unsafe impl Sync for Pair {}
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the pair. When this returns, the device reaches no memory for it any more.
-        unsafe { (self.queue.domain.device.functions().destroy_qp)(self.qp.as_ptr()) };
+        self.end();
     }
 }
 
 impl Pair {
+    /// Destroys it; false where the device refuses. It may then reach memory for the pair for as long as this process lives:
+    /// what messages came in is left to it, and the caller leaves it the rest.
+    #[must_use]
+    pub fn destroy(mut self) -> bool {
+        self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        if std::mem::replace(&mut self.ended, true) {
+            return true;
+        }
+        // SAFETY: nobody else has the pair, and it is destroyed once. When that succeeds, the device reaches no memory for it any
+        // more.
+        let destroyed = unsafe { (self.queue.domain.device.functions().destroy_qp)(self.qp.as_ptr()) } == 0;
+        if !destroyed {
+            // It uses the queue and the domain.
+            std::mem::forget(self.queue.clone());
+            if let Some(memory) = self.messages.get() {
+                memory.lose();
+            }
+        }
+        destroyed
+    }
+
     pub fn new(queue: &Arc<Queue>, sends: u32, receives: u32) -> Result<Self> {
         let cap = sys::QpCap {
             max_send_wr: sends,
@@ -193,7 +220,7 @@ impl Pair {
         let qp = NonNull::new(qp).ok_or_else(|| last("ibv_create_qp", device.name()))?;
         // SAFETY: the library has just made it, and changes this field no more.
         let number = unsafe { qp.as_ref().qp_num };
-        Ok(Self { queue: queue.clone(), qp, number })
+        Ok(Self { queue: queue.clone(), qp, number, messages: OnceLock::new(), ended: false })
     }
 
     /// What the other side calls it.
@@ -243,8 +270,9 @@ impl Pair {
         code("ibv_post_send", self.queue.domain.device.name(), result)
     }
 
-    /// Gives it registered memory to receive a message in.
-    pub fn receive(&self, id: u64, addr: u64, bytes: u32, memory: &Registration) -> Result<()> {
+    /// Gives it registered memory to receive a message in, of one registration.
+    pub fn receive(&self, id: u64, addr: u64, bytes: u32, memory: &Arc<Registration>) -> Result<()> {
+        self.messages.get_or_init(|| memory.clone());
         let mut sge = sys::Sge { addr, length: bytes, lkey: memory.lkey };
         let mut request = sys::RecvWr { wr_id: id, next: null_mut(), sg_list: &mut sge, num_sge: 1 };
         // SAFETY: as for `post`.

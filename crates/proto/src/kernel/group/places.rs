@@ -37,8 +37,10 @@ impl<W: Warp> Group<'_, W> {
         self.spread(GROUPS, |group| {
             let mut mask = 0;
             if group < groups {
-                let at = self.free_at(self.free_word(start, group));
-                let wish = lowest(warp.load(at), wanted - 32 * group);
+                let word = self.free_word(start, group);
+                let at = self.free_at(word);
+                let free = warp.load(at) & self.queue.layout().valid(word);
+                let wish = lowest(free, wanted - 32 * group);
                 mask = if wish == 0 { 0 } else { wish & warp.fetch_and_acquire(at, !wish) };
             }
             warp.set_local(local::MASK + group, mask);
