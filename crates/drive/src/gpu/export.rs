@@ -108,7 +108,7 @@ impl GpuQueues {
             ns.check(&drive.control)?;
             // Whatever was left in flight, or created without a gate, goes.
             self.cell.delete(&drive, &mut state)?;
-            self.cell.ensure(&drive, &mut state, &*self.gpu)?
+            self.cell.ensure(&drive, &mut state)?
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
         let handle = Handle {
@@ -255,11 +255,11 @@ impl Watch {
         if let Some((cause, polite)) = cause {
             queues.recover(cause.to_owned(), polite)?;
         }
-        if queues.cell.is_stale() {
+        if queues.cell.taken_by().is_some() {
             let mut state = drive.alive()?;
             // This opens the gate: what the reset has found out comes first.
             self.ns.check(&drive.control)?;
-            queues.cell.ensure(drive, &mut state, &*queues.gpu)?;
+            queues.cell.ensure(drive, &mut state)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
             // What the drive has to tell is only noted: somebody who asks for events has it served.
             state.admin.look();
