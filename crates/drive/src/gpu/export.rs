@@ -19,6 +19,7 @@ use super::gate::HostGate;
 use super::{GpuMode, GpuQueues, poison};
 use crate::command::max_blocks;
 use crate::drive::Inner;
+use crate::durability::Writes;
 use crate::ring::Dma;
 use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Result};
@@ -100,8 +101,11 @@ impl GpuQueues {
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
         let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
-        let writes = writable.then(|| ns.account.clone());
-        let gate = Arc::new(HostGate::new(self.cell.signals().clone(), inside, writes));
+        let writes = match (writable, self.cell.completions()?) {
+            (true, Some(completions)) => Some((ns.account.clone(), completions)),
+            _ => None,
+        };
+        let gate = HostGate::new(self.cell.signals().clone(), inside, writes);
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
@@ -342,6 +346,7 @@ impl ExportedQueue {
         }
         watch.shut(poison::OVER);
         let empty = watch.is_empty_in_time(patience);
+        watch.gate.count();
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {
