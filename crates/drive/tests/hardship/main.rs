@@ -6,6 +6,7 @@ mod durability;
 mod gpu;
 mod memory;
 mod misuse;
+mod opening;
 mod replaced;
 mod stalls;
 
