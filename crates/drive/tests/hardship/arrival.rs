@@ -30,7 +30,7 @@ fn late_data_beside_a_lost_command(mode: GpuMode) {
     let last = drive.incidents().pop().unwrap().recovery;
     assert_eq!(last, Recovery::ControllerReset, "{mode:?}: only a reset stops data that is still to come");
     // The caller has its memory back, and uses it for something else.
-    region.write(0, &[0xa5; BLOCKS * BLOCK]).unwrap();
+    region.fill(0, BLOCKS * BLOCK, 0xa5).unwrap();
     std::thread::sleep(Duration::from_millis(2000));
     let mut got = vec![0; BLOCKS * BLOCK];
     region.read(0, &mut got).unwrap();
