@@ -85,6 +85,22 @@ fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
     }
 }
 
+/// In a virtual machine that hides itself, the ports that count are the host's.
+#[test]
+fn access_control_stays_on_where_the_machine_may_be_virtual() {
+    let acs = |place: Status| {
+        let cpu = |machine: &mut Machine| match place {
+            Status::Unknown => machine.file("/proc/cpuinfo", ARM),
+            _ => {}
+        };
+        let found = server(None, cpu);
+        assert_eq!(status(&found, "place.vm"), place);
+        (status(&found, "path.acs"), fix(&found, "path.acs").contains("disable_acs_redir"))
+    };
+    assert_eq!(acs(Status::Unknown), (Status::Info, false));
+    assert_eq!(acs(Status::Pass), (Status::Warn, true));
+}
+
 #[test]
 fn a_machine_of_its_own_is_known_as_one() {
     let arm = ("/proc/cpuinfo", ARM);

@@ -122,22 +122,34 @@ impl Core {
         self.control.reset_function()
     }
 
-    /// Disables, enables and identifies; after a function reset where that fails.
-    pub(crate) fn start_from_anywhere(&self, admin: &mut Admin) -> Result<Identity> {
-        let mut started = self.start(admin);
+    /// Brings a controller up from any state: once more after a function reset where that fails, so that a single admin
+    /// command that gets lost does not keep a drive from being opened.
+    pub(crate) fn bring_up_from_anywhere(
+        &self,
+        state: &mut AdminState,
+    ) -> Result<(Identity, Vec<Namespace>)> {
+        let mut up = self.bring_up(state);
         for pause in RESET_PAUSES {
-            if !matches!(started, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }))
-            {
+            if !matches!(up, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. })) {
                 break;
             }
             std::thread::sleep(pause);
-            match self.reset_function() {
-                Ok(()) | Err(Error::Unsupported { .. }) => {}
-                Err(error) => return Err(error),
+            // A controller whose function cannot be reset, or fails to be, is reset once more by itself.
+            if let Err(error @ Error::Gone { .. }) = self.reset_function() {
+                return Err(error);
             }
-            started = self.start(admin);
+            up = self.bring_up(state);
         }
-        started
+        up
+    }
+
+    /// Resets the controller, learns who it is and which namespaces it has, and sets it up.
+    fn bring_up(&self, state: &mut AdminState) -> Result<(Identity, Vec<Namespace>)> {
+        let mut identity = self.start(&mut state.admin)?;
+        state.shutdown_time = identity.shutdown_time();
+        let namespaces = self.list_namespaces(&mut state.admin)?;
+        identity.queues = self.configure(state, &identity)?;
+        Ok((identity, namespaces))
     }
 
     /// Disables, enables and identifies.

@@ -42,7 +42,7 @@ impl Deref for Inner {
 }
 
 impl Drive {
-    /// Resets the controller, brings it up and learns who it is.
+    /// Resets the controller, brings it up and learns who it is. [`Options`] says how long that may take.
     ///
     /// # Errors
     /// When it is gone, does not come up, or cannot be driven.
@@ -50,13 +50,10 @@ impl Drive {
         let control = Control::new(port, &options)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();
-        let mut identity = core.start_from_anywhere(&mut state.admin)?;
-        state.shutdown_time = identity.shutdown_time();
-        let namespaces = core.list_namespaces(&mut state.admin)?.into();
-        identity.queues = core.configure(&mut state, &identity)?;
+        let (identity, namespaces) = core.bring_up_from_anywhere(&mut state)?;
         state.in_use = vec![false; identity.queues as usize];
         drop(state);
-        Ok(Self(Arc::new(Inner { core, identity, namespaces, serial: AtomicU32::new(0) })))
+        Ok(Self(Arc::new(Inner { core, identity, namespaces: namespaces.into(), serial: AtomicU32::new(0) })))
     }
 
     /// What people call it.

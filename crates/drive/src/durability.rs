@@ -6,7 +6,7 @@
 //! once, by the next flush on it, as each open file does with `fsync`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The accounts of one drive.
 #[derive(Default)]
@@ -44,9 +44,17 @@ impl Durability {
     }
 }
 
+/// Writes that are acknowledged without the driver's knowledge, by kernels that use an exported queue.
+pub(crate) trait Writes: Send + Sync {
+    /// Has [`Account::wrote`] called if writes were acknowledged since the last call.
+    fn count(&self);
+}
+
 /// The acknowledged writes of one namespace.
 #[derive(Default)]
 pub(crate) struct Account {
+    /// Who has to be asked for writes.
+    others: Mutex<Vec<Weak<dyn Writes>>>,
     /// Writes acknowledged so far; all those of a GPU job count as one, acknowledged at its end.
     written: AtomicU64,
     /// How many of them a flush has covered.
@@ -71,8 +79,18 @@ impl Account {
         Writing(self)
     }
 
+    /// Asks for writes before each flush and each loss, as long as there is somebody to ask.
+    pub(crate) fn ask(&self, writes: Weak<dyn Writes>) {
+        self.others().push(writes);
+    }
+
+    fn others(&self) -> MutexGuard<'_, Vec<Weak<dyn Writes>>> {
+        self.others.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// What a flush that is submitted now covers.
     pub(crate) fn mark(&self) -> u64 {
+        self.others().retain(|writes| writes.upgrade().inspect(|writes| writes.count()).is_some());
         self.written.load(Ordering::SeqCst)
     }
 

@@ -1,6 +1,6 @@
 //! One command of a CPU-driven queue, from its submission until its end was taken.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_proto::Sqe;
 
@@ -66,7 +66,8 @@ impl Entry {
     #[inline(always)]
     pub(crate) fn has_data(&self, holds: &Holds) -> bool {
         let Some(canary) = &self.canary else { return true };
-        self.data(holds).is_none_or(|buffer| canary.is_gone(buffer))
+        // Only host memory has a canary here, and that can always be read.
+        self.data(holds).is_none_or(|buffer| canary.is_gone(buffer).unwrap_or(false))
     }
 
     /// Keeps its memory until the controller is reset.
@@ -89,6 +90,11 @@ impl Entry {
             (Some(canary), Some(buffer)) => canary.place(buffer),
             _ => Ok(()),
         }
+    }
+
+    /// How long the controller has had its last try, which was given `timeout`: one that failed is not given the whole time.
+    pub(crate) fn waited(&self, timeout: Duration) -> Duration {
+        self.deadline.checked_sub(timeout).map_or(timeout, |given| given.elapsed())
     }
 
     pub(crate) fn describe(&self, drive: &str) -> String {

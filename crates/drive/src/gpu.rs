@@ -19,7 +19,7 @@ use crate::ladder::Incident;
 use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
-use cell::GpuCell;
+use cell::{GpuCell, TakenBy};
 pub use export::ExportedQueue;
 pub(crate) use memory::{Cmb, restore_cmb};
 use meter::Meter;
@@ -273,9 +273,12 @@ impl GpuQueues {
     fn recover(&self, cause: String, polite: bool) -> Result<Recovery> {
         let start = Instant::now();
         let mut state = self.drive.alive()?;
-        if self.cell.is_stale() {
-            // Somebody else has reset the controller: that is why the kernel ended.
-            return Ok(Recovery::ControllerReset);
+        match self.cell.taken_by() {
+            // Another thread has reset the controller: that is why the kernel ended.
+            Some(TakenBy::Reset) => return Ok(Recovery::ControllerReset),
+            Some(TakenBy::Deletion) if polite => return Ok(Recovery::QueueDelete),
+            // Data of completed reads may still be on its way after the queues were deleted: only a reset stops it.
+            _ => {}
         }
         let healthy = self.drive.control.is_running().is_ok_and(|running| running);
         if healthy && polite && self.cell.delete(&self.drive, &mut state).is_ok() {

@@ -170,11 +170,11 @@ impl Inner {
                 break;
             }
             std::thread::sleep(pause);
-            // Where the function cannot be reset from outside, the controller is reset once more.
+            // Where the function cannot be reset from outside, or that fails, the controller is reset once more.
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
-                Err(Error::Unsupported { .. }) => {}
-                Err(error) => return Err(self.die(state, error)),
+                Err(error @ Error::Gone { .. }) => return Err(self.die(state, error)),
+                Err(_) => {}
             }
             back = self.bring_back(state, recovery);
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
 use onehop_os::{ControllerBackend, HostMem, Mapped, Mapper, Registers, Words};
+use onehop_proto::kernel::scratch_init;
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
@@ -43,10 +44,11 @@ impl PairMemory {
         self.ring_of(at).get(at.word)
     }
 
-    /// Makes the control block of a shared queue as a new pair needs it, from what its last life left in `bytes`.
-    pub(crate) fn initialise_shared(
+    /// Makes the control memory of a queue that GPUs use as a new pair needs it, from what its last life left in `bytes`.
+    /// A queue in shared mode comes with the sizes of its rings.
+    pub(crate) fn initialise(
         regs: Arc<dyn Registers>,
-        (sq_entries, cq_entries): (u32, u32),
+        shared: Option<(u32, u32)>,
         bytes: &mut [u8],
     ) -> Result<()> {
         let control = HostMem::anonymous(bytes.len())?;
@@ -54,10 +56,15 @@ impl PairMemory {
         let words = || Words::new(control.clone());
         let memory = Self { sq: words()?, cq: words()?, regs, start: Instant::now() };
         let at = At { in_cq: false, word: 0 };
-        let rings = Rings { sq: at, cq: at, sq_door: 0, cq_door: 0, sq_entries, cq_entries };
-        // Only the control block is written.
-        if let Some(queue) = Shared::new(rings, at) {
-            queue.initialise(&memory);
+        // Only the control memory is written.
+        match shared {
+            None => scratch_init(&memory, at),
+            Some((sq_entries, cq_entries)) => {
+                let rings = Rings { sq: at, cq: at, sq_door: 0, cq_door: 0, sq_entries, cq_entries };
+                if let Some(queue) = Shared::new(rings, at) {
+                    queue.initialise(&memory);
+                }
+            }
         }
         Ok(control.read(0, bytes)?)
     }

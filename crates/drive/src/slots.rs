@@ -303,10 +303,8 @@ impl Slots {
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
-        // A controller that failed is not given the whole time.
-        let given = entry.deadline.checked_sub(self.timeout);
-        let waited = given.map_or(self.timeout, |given| given.elapsed());
-        let (command, retries) = (entry.describe(&self.name), entry.retries);
+        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
+        let retries = entry.retries;
         entry.state = State::failed(Error::TimedOut { command, waited, retries, recovery });
         entry.mark_stale(&mut self.holds);
     }
@@ -456,7 +454,7 @@ impl Slots {
             self.waiting += 1;
             return;
         }
-        let (command, waited) = (entry.describe(&self.name), self.timeout);
+        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
         entry.state = State::failed(Error::DataMissing { command, waited });
         entry.mark_stale(&mut self.holds);
     }

@@ -134,7 +134,8 @@ fn strange_completions() {
     let mut rig = rig(&[wrong, dup]);
     let found = cids(&eight(&mut rig));
     assert_eq!(found.len(), 9);
-    assert!(!(1..8).contains(&found[1]), "identifier {} is outstanding", found[1]);
+    // The host's next command may have any identifier near its last; one of those would be in use then.
+    assert!(found[1].abs_diff(1) > 0x4000, "identifier {} is near those in use", found[1]);
     assert_eq!([&found[..1], &found[2..]].concat(), [0, 2, 3, 3, 4, 5, 6, 7]);
     // The command with the wrong identifier is still outstanding.
     rig.stage_as(read(1), 1);

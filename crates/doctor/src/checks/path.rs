@@ -79,8 +79,12 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
             })
             .collect();
         let found = format!("redirects at {}", modes.join("; "));
-        if pair.facts.machine.is_virtual() {
-            let found = format!("{found}, as this virtual machine shows it");
+        if !pair.facts.machine.is_real() {
+            let found = if pair.facts.machine.is_virtual() {
+                format!("{found}, as this virtual machine shows it")
+            } else {
+                format!("{found}, as this machine shows it, which may be a virtual one (place.vm)")
+            };
             return Some(
                 check("path.acs", Status::Info, found, why)
                     .fix("Ask on the host: the ports that count are its own")

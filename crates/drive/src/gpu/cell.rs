@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Doorbells, Gpu, KernelQueue, Launch, Place, Region, Rings};
+use onehop_gpu::{Doorbells, Gpu, KernelQueue, Place, Region, Rings};
 use onehop_proto::kernel::{MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
@@ -16,6 +16,7 @@ use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::Inner;
+use crate::durability::Writes;
 use crate::ladder::Participant;
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Recovery, Result};
@@ -42,9 +43,19 @@ pub(crate) struct GpuCell {
 
 struct Pairs {
     list: Vec<GpuPair>,
-    /// Whether the controller does not have them: after a reset, or after they were deleted.
-    stale: bool,
+    /// Why the controller does not have them; none while it has them.
+    taken: Option<TakenBy>,
     dead: Option<Error>,
+}
+
+/// Why the controller does not have a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TakenBy {
+    /// It was never created, or was deleted. The controller has let go of its commands, but data of reads that it
+    /// completed may still be on its way.
+    Deletion,
+    /// The controller was reset. It has let go of everything.
+    Reset,
 }
 
 struct GpuPair {
@@ -75,7 +86,7 @@ impl GpuCell {
                 }
             }
         }
-        let pairs = Mutex::new(Pairs { list, stale: true, dead: None });
+        let pairs = Mutex::new(Pairs { list, taken: Some(TakenBy::Deletion), dead: None });
         let cell = Arc::new(Self {
             pairs,
             poison,
@@ -144,8 +155,9 @@ impl GpuCell {
         true
     }
 
-    pub(crate) fn is_stale(&self) -> bool {
-        self.lock().stale
+    /// Why the controller does not have the pairs; none while it has them.
+    pub(crate) fn taken_by(&self) -> Option<TakenBy> {
+        self.lock().taken
     }
 
     /// Whether threads that share a queue found completions that belonged to nobody.
@@ -162,14 +174,19 @@ impl GpuCell {
         Ok(false)
     }
 
+    /// The count of completions that threads have taken, where they share a queue.
+    pub(crate) fn completions(&self) -> Result<Option<Region>> {
+        let pairs = self.lock();
+        let Some(pair) = pairs.list.first() else { return Ok(None) };
+        let rings = &pair.queue.rings;
+        let layout = SharedLayout::new(rings.sq_entries, rings.cq_entries);
+        let at = layout.map(|layout| layout.completions() as usize);
+        Ok(at.map(|at| pair.control.slice(at..at + 4)).transpose()?)
+    }
+
     /// The pairs, created on the controller if they are not there. When this fails, none of them is.
-    pub(crate) fn ensure(
-        &self,
-        drive: &Inner,
-        state: &mut AdminState,
-        gpu: &dyn Gpu,
-    ) -> Result<Vec<KernelQueue>> {
-        let (queues, stale) = {
+    pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState) -> Result<Vec<KernelQueue>> {
+        let (queues, taken) = {
             let pairs = self.lock();
             if let Some(error) = &pairs.dead {
                 return Err(error.clone());
@@ -178,30 +195,25 @@ impl GpuCell {
                 let why = "its queues were left to a kernel that did not end; make new ones";
                 return Err(Error::Gpu(why.into()));
             }
-            (pairs.list.iter().map(|pair| pair.queue).collect::<Vec<_>>(), pairs.stale)
+            (pairs.list.iter().map(|pair| pair.queue).collect::<Vec<_>>(), pairs.taken)
         };
         let gate = self.gate();
-        if stale {
+        if taken.is_some() {
             // A thread that came late finds the gate closed and goes by itself.
             if gate.is_some() && !self.is_empty_in_time() {
                 let why = "threads of a kernel did not come out of the queue that was lent to them";
                 return Err(Error::Gpu(why.into()));
             }
+            // What threads have written in the queue's last life, before its count goes.
+            gate.iter().for_each(|gate| gate.count());
             let mut made = Vec::new();
             let created = self.create_all(drive, state, &mut made);
-            let ready = created.and_then(|()| match (self.mode, &gate) {
-                (GpuMode::Owner, _) => Ok(gpu.prepare(&Launch::Owner(queues.clone()))?),
-                (GpuMode::Shared { threads }, None) => {
-                    Ok(gpu.prepare(&Launch::Shared(queues.clone(), threads))?)
-                }
-                // A kernel of ours might have to wait for kernels that wait for this queue.
-                (GpuMode::Shared { .. }, Some(_)) => self.prepare_from_here(drive),
-            });
-            if let Err(error) = ready {
+            if let Err(error) = created.and_then(|()| self.prepare(drive)) {
                 self.undo(drive, state, &made);
                 return Err(error);
             }
-            self.lock().stale = false;
+            gate.iter().for_each(|gate| gate.restart_count());
+            self.lock().taken = None;
         }
         self.poison(0);
         if gate.is_some_and(|gate| !gate.open()) {
@@ -210,13 +222,15 @@ impl GpuCell {
         Ok(queues)
     }
 
-    fn prepare_from_here(&self, drive: &Inner) -> Result<()> {
-        self.lock().list.iter().try_for_each(|pair| pair.initialise(drive))
+    /// Writes the control memory of new pairs. The host does it: a kernel would have to wait for room on a GPU that other
+    /// kernels fill, with the drive's lock held, and one that came late would overwrite the memory of a running job.
+    fn prepare(&self, drive: &Inner) -> Result<()> {
+        self.lock().list.iter().try_for_each(|pair| pair.initialise(drive, self.mode))
     }
 
-    /// The controller has let go of the pairs.
-    fn mark_stale(&self, pairs: &mut Pairs) {
-        pairs.stale = true;
+    /// The controller does not have the pairs any more.
+    fn mark_taken(&self, pairs: &mut Pairs, by: TakenBy) {
+        pairs.taken = Some(by);
         if let Some(gate) = self.gate() {
             gate.next_life();
         }
@@ -255,11 +269,11 @@ impl GpuCell {
     pub(crate) fn delete(&self, drive: &Inner, state: &mut AdminState) -> Result<()> {
         self.close();
         let mut pairs = self.lock();
-        if !pairs.stale {
+        if pairs.taken.is_none() {
             for pair in &pairs.list {
                 drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || ())?;
             }
-            self.mark_stale(&mut pairs);
+            self.mark_taken(&mut pairs, TakenBy::Deletion);
         }
         Ok(())
     }
@@ -329,13 +343,16 @@ impl GpuPair {
         Ok(Self { qid, sq, cq, control, queue })
     }
 
-    /// Makes the control block of a shared queue as a new pair needs it, without the GPU's help.
-    fn initialise(&self, drive: &Inner) -> Result<()> {
+    /// Makes the control memory as a new pair needs it, without the GPU's help.
+    fn initialise(&self, drive: &Inner, mode: GpuMode) -> Result<()> {
         let mut bytes = vec![0; self.control.len()];
         self.control.read(0, &mut bytes)?;
         let rings = &self.queue.rings;
-        let regs = drive.control.port.regs.clone();
-        PairMemory::initialise_shared(regs, (rings.sq_entries, rings.cq_entries), &mut bytes)?;
+        let shared = match mode {
+            GpuMode::Owner => None,
+            GpuMode::Shared { .. } => Some((rings.sq_entries, rings.cq_entries)),
+        };
+        PairMemory::initialise(drive.control.port.regs.clone(), shared, &mut bytes)?;
         Ok(self.control.write(0, &bytes)?)
     }
 
@@ -365,7 +382,7 @@ impl Participant for GpuCell {
     }
 
     fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
-        self.mark_stale(&mut self.lock());
+        self.mark_taken(&mut self.lock(), TakenBy::Reset);
         Ok(())
     }
 

@@ -19,6 +19,7 @@ use super::gate::HostGate;
 use super::{GpuMode, GpuQueues, poison};
 use crate::command::max_blocks;
 use crate::drive::Inner;
+use crate::durability::Writes;
 use crate::ring::Dma;
 use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Result};
@@ -100,15 +101,18 @@ impl GpuQueues {
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
         let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
-        let writes = writable.then(|| ns.account.clone());
-        let gate = Arc::new(HostGate::new(self.cell.signals().clone(), inside, writes));
+        let writes = match (writable, self.cell.completions()?) {
+            (true, Some(completions)) => Some((ns.account.clone(), completions)),
+            _ => None,
+        };
+        let gate = HostGate::new(self.cell.signals().clone(), inside, writes);
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
             ns.check(&drive.control)?;
             // Whatever was left in flight, or created without a gate, goes.
             self.cell.delete(&drive, &mut state)?;
-            self.cell.ensure(&drive, &mut state, &*self.gpu)?
+            self.cell.ensure(&drive, &mut state)?
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
         let handle = Handle {
@@ -255,11 +259,11 @@ impl Watch {
         if let Some((cause, polite)) = cause {
             queues.recover(cause.to_owned(), polite)?;
         }
-        if queues.cell.is_stale() {
+        if queues.cell.taken_by().is_some() {
             let mut state = drive.alive()?;
             // This opens the gate: what the reset has found out comes first.
             self.ns.check(&drive.control)?;
-            queues.cell.ensure(drive, &mut state, &*queues.gpu)?;
+            queues.cell.ensure(drive, &mut state)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
             // What the drive has to tell is only noted: somebody who asks for events has it served.
             state.admin.look();
@@ -342,6 +346,7 @@ impl ExportedQueue {
         }
         watch.shut(poison::OVER);
         let empty = watch.is_empty_in_time(patience);
+        watch.gate.count();
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {

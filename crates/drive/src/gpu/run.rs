@@ -13,6 +13,9 @@ use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
+/// What a caller has to know of a kernel that may wait for room on the GPU.
+const MAY_STILL_MARK: &str =
+    ". Do not use the memory of this read before the GPU is idle: until then it may still be marked";
 const MISSING: &str = "a GPU-driven read that was completed without its data";
 
 /// A command of a job, and how it stands.
@@ -33,6 +36,8 @@ struct Prepared {
     memory: LaunchMemory,
     /// What the memory of its reads is marked with.
     nonce: u64,
+    /// When its last launch began.
+    launched: Instant,
     /// Ranges of the buffer whose commands have succeeded and whose data was not seen, neighbours joined.
     missing: Vec<(u64, u64)>,
 }
@@ -60,6 +65,8 @@ pub(super) struct Run<'a, 'm> {
     done: u64,
     spare: &'a mut Spare,
     report: GpuReport,
+    /// Set once the GPU did not say whether data had arrived: it is not asked again, which might take as long once more.
+    blind: bool,
 }
 
 impl<'a, 'm> Run<'a, 'm> {
@@ -84,6 +91,7 @@ impl<'a, 'm> Run<'a, 'm> {
             done: 0,
             spare,
             report: GpuReport::default(),
+            blind: false,
         }
     }
 
@@ -101,15 +109,18 @@ impl<'a, 'm> Run<'a, 'm> {
         let mut next = self.prepare(plan)?;
         let mut before: Option<Prepared> = None;
         while let Some(mut current) = next.take() {
-            let started = match self.start_launch(&current) {
+            let started = match self.start_launch(&mut current) {
                 Ok(started) => started,
                 Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
             };
             let begun = started.at;
-            if let Some(ended) = before.take_if(|ended| self.look_for_data(ended)) {
+            let looked = before.as_mut().map_or(Ok(false), |ended| self.look_for_data(ended));
+            if matches!(looked, Ok(true))
+                && let Some(ended) = before.take()
+            {
                 self.reuse(ended);
             }
-            let prepared = self.prepare(plan);
+            let prepared = looked.and_then(|_| self.prepare(plan));
             match self.finish(started, &mut current).and(prepared) {
                 Ok(prepared) => next = prepared,
                 Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
@@ -185,7 +196,7 @@ impl<'a, 'm> Run<'a, 'm> {
             }
         };
         let memory = self.queues.write_launch(&items, self.meter.as_deref(), memory)?;
-        Ok(Prepared { batch, items, memory, nonce, missing: Vec::new() })
+        Ok(Prepared { batch, items, memory, nonce, launched: Instant::now(), missing: Vec::new() })
     }
 
     /// Keeps the memory of a batch that is over for the next one.
@@ -197,7 +208,7 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Sees to it that nothing of these batches is left in the controller's hands; gives the error that ended them.
     fn fail(&mut self, error: Error, batches: impl Iterator<Item = Prepared>) -> Error {
         let mut batches: Vec<_> = batches.collect();
-        let missing = !self.data_arrives(&mut batches);
+        let missing = !matches!(self.data_arrives(&mut batches), Ok(true));
         let error = match missing.then(|| self.queues.recover(MISSING.to_owned(), false)) {
             Some(Err(recovery)) => recovery,
             _ => error,
@@ -217,35 +228,48 @@ impl<'a, 'm> Run<'a, 'm> {
 
     /// Waits for the data of batches that have ended. Those whose data does not come are carried out again.
     fn settle(&mut self, mut batches: Vec<Prepared>) -> Result<()> {
-        if !self.data_arrives(&mut batches) {
+        let arrived = match self.data_arrives(&mut batches) {
+            Ok(arrived) => arrived,
+            Err(error) => return Err(self.fail(error, batches.into_iter())),
+        };
+        if !arrived {
+            let now = Instant::now();
             if let Err(error) = self.queues.recover(MISSING.to_owned(), false) {
                 self.keep_if_dead(batches);
                 return Err(error);
             }
             let missing = batches.extract_if(.., |batch| !batch.missing.is_empty()).collect::<Vec<_>>();
-            missing.into_iter().try_for_each(|batch| self.carry_out_again(batch.batch))?;
+            missing
+                .into_iter()
+                .try_for_each(|batch| self.carry_out_again(batch.batch, now - batch.launched))?;
         }
         batches.into_iter().for_each(|batch| self.reuse(batch));
         Ok(())
     }
 
-    /// Carries out a batch again whose data did not come, after a reset.
-    fn carry_out_again(&mut self, mut batch: Batch) -> Result<()> {
+    /// Carries out a batch again whose data did not come, after a reset. `waited` is how long it was waited for.
+    fn carry_out_again(&mut self, mut batch: Batch, mut waited: Duration) -> Result<()> {
         let drive = &self.queues.drive;
         for _ in 0..drive.options.retries {
             self.report.retries += 1;
             let mut current = self.ready(batch)?;
-            let ended = self.start_launch(&current).and_then(|started| self.finish(started, &mut current));
+            let ended =
+                self.start_launch(&mut current).and_then(|started| self.finish(started, &mut current));
             if let Err(error) = ended {
                 return Err(self.fail(error, [current].into_iter()));
             }
             let mut current = [current];
-            if self.data_arrives(&mut current) {
-                current.into_iter().for_each(|batch| self.reuse(batch));
-                return Ok(());
+            match self.data_arrives(&mut current) {
+                Ok(true) => {
+                    current.into_iter().for_each(|batch| self.reuse(batch));
+                    return Ok(());
+                }
+                Ok(false) => {}
+                Err(error) => return Err(self.fail(error, current.into_iter())),
             }
-            let recovered = self.queues.recover(MISSING.to_owned(), false);
             let [current] = current;
+            waited = current.launched.elapsed();
+            let recovered = self.queues.recover(MISSING.to_owned(), false);
             if let Err(error) = recovered {
                 self.keep_if_dead(vec![current]);
                 return Err(error);
@@ -253,7 +277,7 @@ impl<'a, 'm> Run<'a, 'm> {
             batch = current.batch;
         }
         let command = format!("a GPU-driven read of {} namespace {}", drive.name(), self.ns.nsid);
-        Err(Error::DataMissing { command, waited: self.queues.setup.stall })
+        Err(Error::DataMissing { command, waited })
     }
 
     /// Marks the memory of reads, where they are guarded.
@@ -263,7 +287,20 @@ impl<'a, 'm> Run<'a, 'm> {
         }
         let mut ranges = Vec::new();
         items.iter().for_each(|item| join(&mut ranges, item.data));
-        ranges.iter().try_for_each(|range| self.canary(*range, nonce).place(self.buffer))
+        let place = |range: &(u64, u64)| self.canary(*range, nonce).place(self.buffer);
+        ranges
+            .iter()
+            .try_for_each(place)
+            .map_err(|error| self.unmarked("mark memory", &error, MAY_STILL_MARK))
+    }
+
+    /// The error of a GPU that did not get to marks in its memory, with the likely cause.
+    fn unmarked(&self, what: &str, error: &Error, effect: &str) -> Error {
+        Error::Gpu(format!(
+            "{} did not {what} for a read: {error}. Another kernel may occupy the whole GPU: a kernel that waits for this \
+             transfer must leave room for it{effect}",
+            self.queues.gpu.name()
+        ))
     }
 
     fn canary(&self, (offset, len): (u64, u64), nonce: u64) -> Canary {
@@ -271,34 +308,58 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// Whether all data of a batch that has ended is there.
-    fn look_for_data(&self, batch: &mut Prepared) -> bool {
+    ///
+    /// # Errors
+    /// When the GPU does not say, and every time after that.
+    fn look_for_data(&mut self, batch: &mut Prepared) -> Result<bool> {
         if self.nonces.is_none() {
             batch.missing.clear();
         }
-        let nonce = batch.nonce;
-        batch.missing.retain(|range| !self.canary(*range, nonce).is_gone(self.buffer));
-        batch.missing.is_empty()
+        if self.blind && !batch.missing.is_empty() {
+            return Err(Error::Gpu("it is unknown whether the data of a read has arrived".to_owned()));
+        }
+        let (nonce, mut failed) = (batch.nonce, None);
+        batch.missing.retain(|range| {
+            if failed.is_some() {
+                return true;
+            }
+            let gone = self.canary(*range, nonce).is_gone(self.buffer);
+            !gone.unwrap_or_else(|error| {
+                failed = Some(error);
+                false
+            })
+        });
+        match failed {
+            None => Ok(batch.missing.is_empty()),
+            Some(error) => {
+                self.blind = true;
+                Err(self.unmarked("look for data", &error, ""))
+            }
+        }
     }
 
     /// Waits until all data of batches that have ended is there; false if it does not come.
-    fn data_arrives(&mut self, batches: &mut [Prepared]) -> bool {
+    ///
+    /// # Errors
+    /// When the GPU does not say.
+    fn data_arrives(&mut self, batches: &mut [Prepared]) -> Result<bool> {
         let (start, stall) = (Instant::now(), self.queues.setup.stall);
         for batch in batches {
-            if self.look_for_data(batch) {
+            if self.look_for_data(batch)? {
                 continue;
             }
             self.report.late_data += batch.missing.len() as u64;
-            while !self.look_for_data(batch) {
+            while !self.look_for_data(batch)? {
                 if start.elapsed() >= stall {
-                    return false;
+                    return Ok(false);
                 }
                 std::thread::yield_now();
             }
         }
-        true
+        Ok(true)
     }
 
-    fn start_launch(&mut self, batch: &Prepared) -> Result<Started> {
+    fn start_launch(&mut self, batch: &mut Prepared) -> Result<Started> {
         let queues = self.queues;
         let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
         if limit.is_zero() {
@@ -306,6 +367,7 @@ impl<'a, 'm> Run<'a, 'm> {
         }
         let gpu = self.meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
         let at = Instant::now();
+        batch.launched = at;
         self.report.launches += 1;
         let running = queues.start(gpu, self.ns, batch.items.len() as u32, &batch.memory, limit)?;
         Ok(Started { running, at, limit })

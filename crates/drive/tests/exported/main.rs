@@ -3,6 +3,7 @@
 
 mod answers;
 mod faults;
+mod flushes;
 mod qemu;
 
 use std::sync::{Arc, Mutex};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
-use onehop_os::{ControllerBackend, HostMem, Registers};
+use onehop_os::{ControllerBackend, DmaMemory, HostMem, Mapped, Mapper, Registers};
 use onehop_proto::kernel::Exit;
 
 use crate::{inject, open, options};
@@ -227,6 +227,60 @@ fn a_kernel_that_never_begins_is_left_behind() {
     assert_eq!(sim.violations(), []);
 }
 
+/// A GPU on which no kernel that prepares queues finds room.
+struct Full(Emulated);
+
+impl Gpu for Full {
+    fn name(&self) -> &str {
+        "full"
+    }
+    fn simulated(&self) -> bool {
+        true
+    }
+    fn alloc(&self, place: Place, bytes: usize) -> onehop_gpu::Result<Region> {
+        self.0.alloc(place, bytes)
+    }
+    fn adopt(&self, place: Place, mem: HostMem) -> onehop_gpu::Result<Region> {
+        self.0.adopt(place, mem)
+    }
+    fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
+        self.0.copier(from, to)
+    }
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
+        self.0.map_registers(regs)
+    }
+    fn prepare(&self, _: &Launch) -> onehop_gpu::Result<()> {
+        Err(onehop_gpu::Error::Unended { what: "preparing queues".into(), seconds: 15 })
+    }
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> {
+        self.0.launch(launch, job)
+    }
+}
+
+#[test]
+fn queues_are_prepared_without_a_kernel() {
+    for mode in [GpuMode::Owner, GpuMode::Shared { threads: 8 }] {
+        let (sim, drive) = open("mem:1M");
+        let data: Vec<u8> = (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        sim.write_media(1, 0, &data).unwrap();
+        let gpu: Arc<dyn Gpu> = Arc::new(Full(Emulated::new()));
+        let setup = GpuSetup { mode, queues: 2, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        // New queues, and those that a reset took.
+        for _ in 0..3 {
+            region.fill(0, 4096, 0).unwrap();
+            let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
+            queues.read(drive.namespace(1).unwrap(), &job, &buffer).unwrap();
+            let mut got = vec![0; 4096];
+            region.read(0, &mut got).unwrap();
+            assert!(got == data, "{mode:?}");
+            drive.reset().unwrap();
+        }
+        assert_eq!(sim.violations(), []);
+    }
+}
+
 /// A GPU that says itself that a kernel did not end.
 #[test]
 fn queues_of_a_kernel_that_did_not_end_are_left_to_it() {
@@ -269,6 +323,47 @@ fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
     let refused = export(Placement::POSTED).map(|_| ());
     assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
     export(Placement::TIER1).unwrap().unwrap();
+}
+
+/// The same for data alone, with the completions in host memory.
+#[test]
+fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
+    /// GPU memory that the CPU does not reach.
+    struct Far(usize);
+    impl DmaMemory for Far {
+        fn bytes(&self) -> usize {
+            self.0
+        }
+        fn host(&self) -> Option<&HostMem> {
+            None
+        }
+    }
+    /// Gives such memory a place on the bus.
+    struct Reaching(Arc<dyn Mapper>);
+    impl Mapper for Reaching {
+        fn name(&self) -> &str {
+            "reaching"
+        }
+        fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
+            self.0.alloc(bytes)
+        }
+        fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
+            match memory.host() {
+                Some(_) => self.0.map(memory),
+                None => self.0.map(&self.0.alloc(memory.bytes())?),
+            }
+        }
+    }
+    let port = onehop_sim::open("mem:1M").unwrap().port();
+    let mapper = Arc::new(Reaching(port.mapper.clone()));
+    let drive = Drive::open(ControllerBackend { mapper, ..port }, options()).unwrap();
+    let start = |gpu: &Emulated, launch: &Launch, job: &KernelJob| gpu.launch(launch, job);
+    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+    let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let buffer = drive.map(Far(4096)).unwrap();
+    let refused = queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|_| ());
+    assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
 }
 
 #[test]

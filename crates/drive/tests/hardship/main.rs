@@ -1,11 +1,13 @@
 //! What once broke the driver: each test is a sequence of events that led to lost memory, wrong data or a hang.
 #![allow(clippy::unwrap_used)]
 
+mod arrival;
 mod batches;
 mod durability;
 mod gpu;
 mod memory;
 mod misuse;
+mod opening;
 mod replaced;
 mod stalls;
 

@@ -161,7 +161,8 @@ impl Device {
         Ok(0)
     }
 
-    /// Takes every command of a queue back, and lets go of what else was to be done for it.
+    /// Takes every command of a queue back. Data of reads that were completed before it comes all the same: only a reset
+    /// stops that.
     fn take_all_back(&mut self, qid: u16) -> Vec<Command> {
         let mut taken: Vec<Command> = self.lost.extract_if(.., |c| c.sqid == qid).collect();
         let (mine, others) = std::mem::take(&mut self.ready).into_iter().partition(|c| c.sqid == qid);
@@ -170,7 +171,6 @@ impl Device {
         for (key, task) in std::mem::take(&mut self.timers) {
             match task {
                 Task::Execute(command) if command.sqid == qid => taken.push(command),
-                Task::Data(late) if late.sqid == qid => {}
                 task => {
                     self.timers.insert(key, task);
                 }

@@ -94,6 +94,24 @@ fn torn_posts_the_completion_before_the_data() {
 }
 
 #[test]
+fn torn_data_survives_its_queue_but_no_reset() {
+    for reset in [false, true] {
+        let mut host = host("fault=torn@n=1,delay=9s");
+        let data = pattern(1, 4096);
+        host.sim.write_media(1, 0, &data).unwrap();
+        let buf = host.buffer(4096);
+        assert!(host.run(1, nvm::read(1, 0, 8).unwrap().with_prps(buf.addr(), 0)).status().is_ok());
+        host.delete_pair(1);
+        if reset {
+            host.disable();
+        }
+        assert_eq!(host.sim.step(), !reset);
+        assert_eq!(buf.read(4096), if reset { vec![0; 4096] } else { data });
+        host.clean();
+    }
+}
+
+#[test]
 fn fail_once_works_when_retried() {
     let mut host = host("fault=fail-once@n=1,status=0/21");
     let first = host.run(1, nvm::flush(1)).status();

@@ -1,0 +1,127 @@
+//! Reads that are completed before their data arrives, and memory that cannot be asked whether it has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
+use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_os::{DmaMemory, HostMem, Marks};
+
+use super::{open, options};
+
+const BLOCK: usize = 512;
+
+/// Data of one read is late while another is lost each time: the queues are deleted before anybody looks for the data.
+fn late_data_beside_a_lost_command(mode: GpuMode) {
+    const BLOCKS: usize = 64;
+    let (sim, drive) = open("mem:1M?mdts=1&to=1&fault=torn@n=5,delay=1500ms&fault=lost@lba=9-9");
+    let data: Vec<u8> =
+        (0..(BLOCKS * BLOCK) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    sim.write_media(1, 0, &data).unwrap();
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let stall = Duration::from_millis(60);
+    let setup = GpuSetup { mode, queues: 1, depth: 15, stall, ..GpuSetup::new(Placement::TIER1) };
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, BLOCKS * BLOCK).unwrap();
+    let job = |lba: usize| GpuJob { lba: lba as u64, blocks: 1, offset: (lba * BLOCK) as u64 };
+    let end = queues.read(drive.namespace(1).unwrap(), &(0..BLOCKS).map(job).collect::<Vec<_>>(), &buffer);
+    assert!(matches!(end, Err(Error::TimedOut { .. })), "{mode:?}: {end:?}");
+    let last = drive.incidents().pop().unwrap().recovery;
+    assert_eq!(last, Recovery::ControllerReset, "{mode:?}: only a reset stops data that is still to come");
+    // The caller has its memory back, and uses it for something else.
+    region.fill(0, BLOCKS * BLOCK, 0xa5).unwrap();
+    std::thread::sleep(Duration::from_millis(2000));
+    let mut got = vec![0; BLOCKS * BLOCK];
+    region.read(0, &mut got).unwrap();
+    let wrong = got.chunks(BLOCK).position(|block| block.iter().any(|byte| *byte != 0xa5));
+    assert_eq!(wrong, None, "{mode:?}: a block was overwritten after the error");
+}
+
+#[test]
+fn a_failed_job_does_not_give_memory_back_before_late_data_was_stopped() {
+    late_data_beside_a_lost_command(GpuMode::Owner);
+}
+
+#[test]
+fn neither_does_one_of_a_shared_queue() {
+    late_data_beside_a_lost_command(GpuMode::Shared { threads: 8 });
+}
+
+/// Memory that can be marked, and then cannot be read: as GPU memory beside a kernel that fills the GPU.
+struct Unreadable {
+    mem: HostMem,
+    asked: Arc<AtomicU32>,
+}
+
+impl DmaMemory for Unreadable {
+    fn bytes(&self) -> usize {
+        self.mem.len()
+    }
+    fn host(&self) -> Option<&HostMem> {
+        Some(&self.mem)
+    }
+    fn marks_left(&self, _: &Marks) -> onehop_os::Result<u64> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Err(onehop_os::Error::CannotMap { mapper: "the test".into(), why: "no room for a kernel".into() })
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_read_is_no_missing_data() {
+    let (sim, drive) = open("mem:1M?mdts=1");
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let queues = drive.gpu_queues(gpu, GpuSetup::new(Placement::TIER1)).unwrap();
+    let asked = Arc::<AtomicU32>::default();
+    let mem = drive.host_memory(64 * BLOCK).unwrap();
+    let buffer = drive.map(Unreadable { mem, asked: asked.clone() }).unwrap();
+    let end = queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 64, offset: 0 }], &buffer);
+    assert!(
+        matches!(&end, Err(Error::Gpu(why)) if why.contains("no room") && why.contains("occupy")),
+        "{end:?}"
+    );
+    // Each question may take long. The data may still come, so the memory comes back after a reset, but nothing is retried.
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(drive.incidents().len(), 1, "{:?}", drive.incidents());
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn errors_report_the_time_that_a_command_was_given() {
+    let patient = Options { retries: 0, timeout: Duration::from_secs(5), ..options() };
+    for fault in ["torn@n=1,delay=5s", "lost@op=read"] {
+        let sim = onehop_sim::open(&format!("mem:1M?to=1&fault={fault}")).unwrap();
+        let drive = Drive::open(sim.port(), patient.clone()).unwrap();
+        let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(4096).unwrap());
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| queue.read(drive.namespace(1).unwrap(), 0, 8, &buffer, 0));
+            std::thread::sleep(Duration::from_millis(200));
+            drive.reset().unwrap();
+            let waited = match read.join().unwrap() {
+                Err(Error::DataMissing { waited, .. } | Error::TimedOut { waited, .. }) => waited,
+                other => panic!("{fault}: {other:?}"),
+            };
+            assert!(waited >= Duration::from_millis(100) && waited < patient.timeout, "{fault}: {waited:?}");
+        });
+    }
+}
+
+#[test]
+fn so_do_errors_of_gpu_jobs() {
+    let stall = Duration::from_millis(60);
+    for fault in ["torn@delay=30s", "lost@op=read"] {
+        let sim = onehop_sim::open(&format!("mem:1M?to=1&fault={fault}")).unwrap();
+        let drive = Drive::open(sim.port(), Options { retries: 0, ..options() }).unwrap();
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let setup = GpuSetup { stall, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let end =
+            queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 8, offset: 0 }], &buffer);
+        let waited = match end {
+            Err(Error::DataMissing { waited, .. } | Error::TimedOut { waited, .. }) => waited,
+            other => panic!("{fault}: {other:?}"),
+        };
+        assert!(waited > stall && waited < Duration::from_secs(20), "{fault}: {waited:?}");
+    }
+}
