@@ -9,7 +9,7 @@ use onehop_os::{FileHandle, handle_of};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 
-use super::{Answer, FOREIGN};
+use super::{Answer, FOREIGN, crossing};
 use crate::lock;
 use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
@@ -38,13 +38,19 @@ struct Submount {
 
 impl Node {
     /// Opens it: files and folders, nothing that could wait for somebody.
+    ///
+    /// # Errors
+    /// `EAGAIN` where somebody has a lease on it, whom the kernel has told by then to let go of it.
     pub fn open(&self, flags: OFlags) -> Answer<File> {
         match file_type(&self.path)? {
             rustix::fs::FileType::RegularFile | rustix::fs::FileType::Directory => {}
             rustix::fs::FileType::Symlink => return Err(Errno::LOOP),
             _ => return Err(Errno::NXIO),
         }
-        openat(CWD, self.proc(), flags, Mode::empty()).map(File::from)
+        let file = openat(CWD, self.proc(), flags | OFlags::NONBLOCK, Mode::empty())?;
+        // It is for this call alone: io_uring takes it for a wish of every transfer.
+        rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+        Ok(file.into())
     }
 
     /// A path to it for calls that take nothing else.
@@ -163,7 +169,9 @@ impl Nodes {
     pub fn path(&self, parent: &Node, name: &Name) -> Answer<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)
+        let path = openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)?;
+        crossing::check(&path)?;
+        Ok(path)
     }
 
     /// [`Self::lookup`] for a file that is open.
