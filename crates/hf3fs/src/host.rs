@@ -238,8 +238,11 @@ pub unsafe extern "C" fn hf3fs_hardlink(target: *const c_char, link_name: *const
         let name = link.file_name().ok_or_else(|| wrong("the link has no name"))?;
         let parent = link.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(std::path::Path::new("."));
-        let folder = rustix::fs::stat(parent).map_err(|e| Error::file("stat", parent, e))?;
-        hardlink(&file, folder.st_ino, name.as_bytes()).map_err(|e| by_errno("link", link, &e))?;
+        // It stays open: the daemon makes links in folders only that the user has open.
+        let folder = openat(CWD, parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::file("open", parent, e))?;
+        let stat = rustix::fs::fstat(&folder).map_err(|e| Error::file("stat", parent, e))?;
+        hardlink(&file, stat.st_ino, name.as_bytes()).map_err(|e| by_errno("link", link, &e))?;
         Ok(0)
     })
 }

@@ -17,6 +17,7 @@ mod heap;
 pub mod hf3fs;
 mod huge;
 pub mod identity;
+pub mod locks;
 mod mem;
 mod mmio;
 pub mod nvme;

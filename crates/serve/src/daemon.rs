@@ -27,10 +27,12 @@ use crate::io::Piece;
 use crate::io::gpu::Engine;
 use crate::io::pool::{Call, Pool, Zeroes};
 use crate::lock;
+use crate::locks::Locks;
 use crate::opens::Opens;
 use crate::predecessor::{source, unmount_stale};
 use crate::stats::Stats;
 use crate::table::{Buffer, Owner, SWEEP, Table, What};
+use crate::waits::Waits;
 use crate::workers::Workers;
 
 /// Threads that answer the kernel.
@@ -63,7 +65,8 @@ pub struct Options {
     pub source: Source,
     /// Processors to count on.
     pub threads: usize,
-    /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise there are none.
+    /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise those of a folder hold for all who use
+    /// it, and a target's files have none.
     pub local_locks: bool,
 }
 
@@ -82,14 +85,14 @@ impl Options {
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let source = Source::Folder(root.to_owned());
-        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: true }
+        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: false }
     }
 
     /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
     #[must_use]
     pub fn of_target(mount_point: &Path, target: RemoteTree) -> Self {
         let source = Source::Target(Arc::new(target));
-        Self { source, local_locks: false, ..Self::new(mount_point, Path::new("")) }
+        Self { source, ..Self::new(mount_point, Path::new("")) }
     }
 }
 
@@ -102,6 +105,8 @@ pub(crate) struct Shared {
     pub pool: Pool<Piece>,
     /// Calls of the kernel that may take long.
     pub slow: Pool<Call>,
+    pub waits: Waits,
+    pub locks: Locks,
     pub stats: Stats,
     pub gpus: Gpus,
     pub socket: PathBuf,
@@ -116,10 +121,11 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(options: Options) -> Result<Arc<Self>> {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
-        let most_open = match options.source {
-            // One that is read past the page cache takes two descriptors; half of them all are for files that are known.
-            Source::Folder(_) => raise_limits() / 5,
-            Source::Target(_) => OPEN_OF_TARGET,
+        let (most_open, most_locks) = match options.source {
+            // One that is read past the page cache takes two descriptors; half of them all are for files that are known. Of the rest
+            // half is for locks.
+            Source::Folder(_) => (raise_limits() / 5, raise_limits() / 20),
+            Source::Target(_) => (OPEN_OF_TARGET, 0),
         };
         Ok(Arc::new(Self {
             options,
@@ -128,6 +134,8 @@ impl Shared {
             workers: Workers::default(),
             pool: Pool::default(),
             slow: Pool::default(),
+            waits: Waits::default(),
+            locks: Locks::new(most_locks),
             stats: Stats::default(),
             gpus: Gpus::new(Mode::Cuda),
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
@@ -232,6 +240,7 @@ impl Shared {
         self.workers.end();
         self.pool.end();
         self.slow.end();
+        self.waits.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             engine.end();
         }
@@ -446,6 +455,10 @@ fn remove_leftovers() {
 fn check_apart(point: &Path, root: &Path) -> Result<()> {
     let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
     let (point, root) = (real(point)?, real(root)?);
+    if point.starts_with(&root) {
+        let why = format!("it lies within the folder that it would show, {}", root.display());
+        return Err(Error::Folder { path: point, why });
+    }
     if root.starts_with(&point) {
         let why = format!("the folder that it would show, {}, lies within it", root.display());
         return Err(Error::Folder { path: point, why });

@@ -17,11 +17,13 @@ mod daemon;
 mod error;
 mod fs;
 mod io;
+mod locks;
 mod opens;
 mod predecessor;
 mod socket;
 mod stats;
 mod table;
+mod waits;
 mod workers;
 
 pub use daemon::{Daemon, Options, Source};

@@ -33,6 +33,11 @@ impl Open {
         self.access.sync || self.access.data_sync
     }
 
+    /// Whether it was opened to be written.
+    pub fn writes(&self) -> bool {
+        self.access.write
+    }
+
     /// Before a write, which is made as by who opened it: root keeps set-id bits that another writer has to lose.
     pub fn written_by(&self, keeps_set_id: bool) -> std::io::Result<()> {
         if self.uid == 0 && !keeps_set_id { self.file.drop_set_id() } else { Ok(()) }

@@ -1,6 +1,6 @@
 //! Buffers and rings that programs told of: whose they are, and when their program is gone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,6 @@ impl Table {
         owner: Owner,
         what: What,
     ) -> Result<Arc<Buffer>, Errno> {
-        self.watch(owner.pid);
         let buffer = Arc::new(Buffer {
             name,
             link: link.to_owned(),
@@ -162,6 +161,8 @@ impl Table {
         if buffer.mapped() > self.room(owner.uid) {
             return Err(Errno::NOMEM);
         }
+        // Only for what is taken up: it costs a descriptor.
+        self.watch(owner.pid)?;
         *lock(&self.mapped).entry(owner.uid).or_default() += buffer.mapped();
         all.insert(name.id, buffer.clone());
         Ok(buffer)
@@ -206,18 +207,27 @@ impl Table {
         Some(gone)
     }
 
-    fn watch(&self, pid: u32) {
+    /// Watches for a program's end. Where there is no descriptor for that, its buffers would go while it lives.
+    fn watch(&self, pid: u32) -> Result<(), Errno> {
         let mut all = lock(&self.processes);
-        let process = all.entry(pid).or_default();
-        if process.alive.is_none() {
-            let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            process.alive = known.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if all.get(&pid).is_some_and(|process| process.alive.is_some()) {
+            return Ok(());
         }
+        let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let alive = match known.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(alive)) => Some(alive),
+            // It has ended, or the system does not show it to us.
+            None | Some(Err(Errno::SRCH | Errno::INVAL)) => None,
+            Some(Err(error)) => return Err(error),
+        };
+        all.entry(pid).or_default().alive = alive;
+        Ok(())
     }
 
     /// A program opened the folder of links.
     pub fn folder_opened(&self, pid: u32) {
-        self.watch(pid);
+        // Without a descriptor it is watched when it has something, or not at all: the folder says that it lives.
+        let _ = self.watch(pid);
         lock(&self.processes).entry(pid).or_default().folders += 1;
     }
 
@@ -231,13 +241,22 @@ impl Table {
     /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
     pub fn sweep(&self) -> Vec<Arc<Buffer>> {
         let mut ended = Vec::new();
+        // Locked in this order when something is taken up, too.
+        let all = read(&self.by_id);
+        let owners: HashSet<u32> = all.values().map(|buffer| buffer.owner.pid).collect();
         lock(&self.processes).retain(|pid, process| {
-            let over = process.folders == 0 && process.alive.as_ref().is_none_or(has_ended);
+            if process.folders > 0 {
+                return true;
+            }
+            // Nothing is known of a program that has nothing: watching it costs a descriptor.
+            let has_nothing = !owners.contains(pid);
+            let over = has_nothing || process.alive.as_ref().is_none_or(has_ended);
             if over {
                 ended.push(*pid);
             }
             !over
         });
+        drop(all);
         if ended.is_empty() {
             return Vec::new();
         }

@@ -86,6 +86,12 @@ pub enum Error {
     /// It is no address.
     #[error("{0} is no address: it has to be HOST:PORT")]
     Address(String),
+    /// Only this machine's own addresses were allowed.
+    #[error("{address} is not a loopback address, and without a key a target is used at no other")]
+    NotLoopback {
+        /// Where it would have been connected to.
+        address: String,
+    },
     /// A transport cannot do what was asked of it.
     #[error("{transport} cannot {what}: {why}")]
     CannotReach {

@@ -355,6 +355,12 @@ impl RdmaConnector {
         let nics: onehop_rdma::Result<Vec<_>> = ports.nics.iter().map(|nic| nic.for_exposing()).collect();
         Ok(Self { tcp, ports: Ports::of(nics?) })
     }
+
+    /// Connects to loopback addresses only, as [`TcpConnector::loopback_only`] does.
+    #[must_use]
+    pub fn loopback_only(self) -> Self {
+        Self { tcp: self.tcp.loopback_only(), ..self }
+    }
 }
 
 impl Connector for RdmaConnector {

@@ -370,6 +370,7 @@ pub struct TcpConnector {
     /// One server; several addresses of it are several adapters.
     addresses: Vec<String>,
     name: String,
+    loopback_only: bool,
 }
 
 impl TcpConnector {
@@ -386,7 +387,13 @@ impl TcpConnector {
                 return Err(Error::Address(address.clone()));
             }
         }
-        Ok(Self { addresses, name: target.to_owned() })
+        Ok(Self { addresses, name: target.to_owned(), loopback_only: false })
+    }
+
+    /// Connects to loopback addresses only. Checked whenever an address was resolved: a name may lead elsewhere by then.
+    #[must_use]
+    pub fn loopback_only(self) -> Self {
+        Self { loopback_only: true, ..self }
     }
 
     /// A socket that is connected.
@@ -404,6 +411,10 @@ impl TcpConnector {
                 }
             };
             for place in found {
+                if self.loopback_only && !place.ip().is_loopback() {
+                    last = Error::NotLoopback { address: place.to_string() };
+                    continue;
+                }
                 match TcpStream::connect_timeout(&place, limit).map_err(failed) {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = error,

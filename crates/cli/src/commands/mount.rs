@@ -5,9 +5,6 @@ use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, Error as Serve, Options};
 use onehop_target::client::{self, RemoteTree};
-use onehop_target::rdma::RdmaConnector;
-use onehop_target::tcp::TcpConnector;
-use onehop_target::transport::Connector;
 use serde_json::Value;
 
 use super::Context;
@@ -42,6 +39,9 @@ pub(crate) struct Args {
     /// The file with the target's key, which nobody else may read
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
+    /// Mount a target that has no key, with nothing encrypted. Only at a loopback address
+    #[arg(long, requires = "target", conflicts_with = "key_file")]
+    insecure_loopback_for_tests: bool,
     /// Connections to the target
     #[arg(long, value_name = "N", default_value_t = 4, requires = "target", value_parser = clap::value_parser!(u32).range(1..=64))]
     connections: u32,
@@ -73,18 +73,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 fn of_target(args: &Args, target: &str) -> Result<Options> {
-    let key = super::target::key(args.key_file.as_ref())?;
+    let key = super::target::key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?;
     let give_up = Duration::from_secs(args.give_up.into());
     let lanes = args.connections as usize;
-    let options = client::Options { give_up, lanes, ..client::Options::new(key) };
     let refused = super::target::refused;
-    let connector: Box<dyn Connector> = match args.transport {
-        Transport::Tcp => Box::new(TcpConnector::new(target).map_err(refused)?),
-        Transport::Rdma => {
-            let ports = super::target::ports(&args.nic)?;
-            Box::new(RdmaConnector::new(target, &ports).map_err(refused)?)
-        }
-    };
+    let connector = super::target::connector(args.transport, target, &args.nic, key.is_none())?;
+    let options = client::Options { give_up, lanes, ..client::Options::new(key) };
     let tree = RemoteTree::connect(connector, options).map_err(refused)?;
     let local_locks = args.local_locks;
     Ok(Options { local_locks, ..Options::of_target(&args.mount_point, tree) })

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use onehop_target::auth::Key;
-use onehop_target::rdma::{Ports, RdmaAcceptor};
+use onehop_target::rdma::{Ports, RdmaAcceptor, RdmaConnector};
 use onehop_target::server::{Options, Target};
-use onehop_target::tcp::TcpAcceptor;
-use onehop_target::transport::Acceptor;
+use onehop_target::tcp::{TcpAcceptor, TcpConnector};
+use onehop_target::transport::{Acceptor, Connector};
 
 use super::Context;
 use crate::error::{CliError, Result};
@@ -146,6 +146,35 @@ pub(crate) fn key(file: Option<&PathBuf>) -> Result<Option<Key>> {
     file.map(|path| Key::read(path).map_err(|e| CliError::Usage(e.to_string()))).transpose()
 }
 
+/// The key for a target that this command connects to. Without one anybody who answers there is trusted, so that has to be asked for.
+pub(crate) fn key_of_target(file: Option<&PathBuf>, insecure: bool) -> Result<Option<Key>> {
+    if file.is_none() && !insecure {
+        return Err(CliError::Usage(
+            "without its key a target is not recognised, and nothing is encrypted: give --key-file".into(),
+        ));
+    }
+    key(file)
+}
+
+/// Connects to a target; to one on this machine only, where that is wanted.
+pub(crate) fn connector(
+    transport: Transport,
+    target: &str,
+    nics: &[String],
+    loopback_only: bool,
+) -> Result<Box<dyn Connector>> {
+    Ok(match transport {
+        Transport::Tcp => {
+            let tcp = TcpConnector::new(target).map_err(refused)?;
+            Box::new(if loopback_only { tcp.loopback_only() } else { tcp })
+        }
+        Transport::Rdma => {
+            let rdma = RdmaConnector::new(target, &ports(nics)?).map_err(refused)?;
+            Box::new(if loopback_only { rdma.loopback_only() } else { rdma })
+        }
+    })
+}
+
 /// Whether an address is one that only this machine reaches.
 fn is_loopback(address: &str) -> bool {
     // What it resolves to is what will be listened at.
@@ -155,7 +184,9 @@ fn is_loopback(address: &str) -> bool {
 /// Why there is no target.
 pub(crate) fn refused(error: onehop_target::Error) -> CliError {
     match error {
-        onehop_target::Error::Address(_) => CliError::Usage(error.to_string()),
+        onehop_target::Error::Address(_) | onehop_target::Error::NotLoopback { .. } => {
+            CliError::Usage(error.to_string())
+        }
         _ => CliError::Failed(error.to_string()),
     }
 }

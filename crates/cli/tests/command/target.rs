@@ -33,7 +33,11 @@ fn a_folder_is_served_to_a_mount() {
     let mut target = command(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let line = first_line(&mut target);
     let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
-    refuse(&["mount", &point, "--target", address], 1, "its key");
+    let keyless = ["mount", &point, "--target", address, "--insecure-loopback-for-tests"];
+    refuse(&keyless, 1, "its key");
+    // Without a key a target is not recognised, and what is written there anybody reads.
+    refuse(&keyless[..4], 2, "--key-file");
+    refuse(&["bench", "target", "--target", address], 2, "--key-file");
     let mount = ["--json", "mount", &point, "--target", address, "--key-file", &key];
     let mut mount = command(&mount).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let line = first_line(&mut mount);
@@ -73,8 +77,18 @@ fn who_might_be_let_in_by_mistake() {
     );
     let none = ["target", "--root", &dir.file("none"), "--listen", "127.0.0.1:0"];
     refuse(&[&none[..], &["--insecure-loopback-for-tests"]].concat(), 1, "opening the folder");
-    refuse(&["mount", root, "--target", "nowhere"], 2, "HOST:PORT");
-    refuse(&["mount", root, "--target", "127.0.0.1:1"], 1, "connecting to");
+    refuse(&["mount", root, "--target", "nowhere", "--insecure-loopback-for-tests"], 2, "HOST:PORT");
+    let target = ["mount", root, "--target"];
+    refuse(&[&target[..], &["127.0.0.1:1"]].concat(), 2, "--key-file");
+    let keyless = |address| [&target[..], &[address, "--insecure-loopback-for-tests"]].concat();
+    refuse(&keyless("127.0.0.1:1"), 1, "connecting to");
+    // Where one address is another machine's, and where all are.
+    for address in ["192.0.2.1:7464", "127.0.0.1:1,192.0.2.1:7464", "[2001:db8::1]:7464"] {
+        refuse(&keyless(address), 2, "is not a loopback address");
+        let bench = ["bench", "target", "--target", address, "--insecure-loopback-for-tests"];
+        refuse(&bench, 2, "is not a loopback address");
+    }
+    refuse(&[&keyless("127.0.0.1:1")[..], &["--key-file", &key]].concat(), 2, "cannot be used with");
 }
 
 #[test]
@@ -109,5 +123,6 @@ fn a_connection_is_measured() {
         }
     }
     refuse(&["bench", "target", "--target", "127.0.0.1:1", "--transport", "tcp,rdma"], 2, "one --transport");
-    refuse(&["bench", "target", "--target", "127.0.0.1:1"], 1, "127.0.0.1:1");
+    let keyless = ["bench", "target", "--target", "127.0.0.1:1", "--insecure-loopback-for-tests"];
+    refuse(&keyless, 1, "127.0.0.1:1");
 }

@@ -75,7 +75,11 @@ struct Attacker(Child);
 impl Attacker {
     /// Starts one, and waits until they have all that they can have.
     fn start(name: &str, bed: &Bed) -> Self {
-        let mut program = part(name, bed);
+        Self::of(part(name, bed))
+    }
+
+    /// The same, of a program of its own.
+    fn of(mut program: std::process::Command) -> Self {
         let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut this = Self(child);
         let mut said = String::new();
@@ -379,4 +383,60 @@ fn semaphores_cost_others_nothing() {
     assert!(took < busy / 2, "{took:?} of a processor, where a busy thread had {busy:?}");
     run(part("exhaustion::readers_of_links", &small.bed));
     run(part("exhaustion::ring_of_a_newcomer", &small.bed));
+}
+
+/// What the owner of leases does: opens the files by the mount in all ways, from many threads, and lets go of the leases when told to.
+const LEASES: &str = "
+import fcntl, os, signal, sys, threading
+below, through, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held, ends = [], []
+def lease(name):
+    held.append(os.open(f'{below}/{name}', os.O_CREAT | os.O_RDWR, 0o600))
+    fcntl.fcntl(held[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+def use(number):
+    path = f'{through}/{number}'
+    try:
+        if number % 3 == 0: os.close(os.open(path, os.O_RDONLY))
+        elif number % 3 == 1: os.truncate(path, 0)
+        else: os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        ends.append('well')
+    except OSError as e: ends.append(str(e))
+for number in range(40): lease(number)
+try: os.open(f'{through}/0', os.O_RDONLY | os.O_NONBLOCK)
+except BlockingIOError: pass
+else: raise SystemExit('a lease is not heeded')
+threads = [threading.Thread(target=use, args=(n,)) for n in range(40)]
+for t in threads: t.start()
+signal.sigtimedwait([signal.SIGUSR1], 0.7)
+assert not ends, ends
+print('holding', flush=True)
+sys.stdin.read(1)
+for fd in held: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+for t in threads: t.join(20)
+assert ends == ['well'] * 40, ends
+";
+
+#[test]
+fn leases_keep_no_one_else_waiting() {
+    let Some(small) = Small::start(false) else { return };
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        return skipped("python3 is not installed");
+    }
+    open_to_all(&small.bed);
+    let owned = small.bed.dir.join("root/owned");
+    std::fs::create_dir(&owned).unwrap();
+    std::os::unix::fs::chown(&owned, Some(ATTACKER), Some(ATTACKER)).unwrap();
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", LEASES]).arg(&owned).arg(small.bed.mount().join("owned")).arg(ATTACKER.to_string());
+    let mut attacker = Attacker::of(python);
+    let begun = Instant::now();
+    lookup(&small.bed.mount());
+    others_go_on(&small.bed);
+    // The kernel takes a lease away after 45 seconds.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    drop(attacker.0.stdin.take());
+    let ended = attacker.0.wait().unwrap();
+    assert!(ended.success() && begun.elapsed() < Duration::from_secs(40), "{ended}");
 }

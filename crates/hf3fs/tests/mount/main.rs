@@ -4,10 +4,12 @@
 mod attacks;
 mod bed;
 mod beside;
+mod closed;
 mod death;
 mod edges;
 mod exhaustion;
 mod hostile;
+mod locks;
 mod outages;
 mod processes;
 mod target;

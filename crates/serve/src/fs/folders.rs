@@ -146,6 +146,11 @@ impl OpenFolders {
         lock(&self.all).get(&handle).cloned()
     }
 
+    /// Whether a user has a folder open.
+    pub fn has_open(&self, inode: u64, uid: u32) -> bool {
+        lock(&self.all).values().any(|folder| folder.inode == inode && folder.uid == uid)
+    }
+
     pub fn remove(&self, handle: u64) -> Option<Arc<OpenFolder>> {
         let gone = lock(&self.all).remove(&handle)?;
         let mut counts = lock(&self.counts);

@@ -53,7 +53,7 @@ pub(super) fn run(
             Ok(name)
         }
         HARDLINK => hardlink(mounted, by, on.inode, data),
-        PUNCH_HOLES => punch_holes(&*on.file(mounted)?, data),
+        PUNCH_HOLES => punch_holes(&*on.file(mounted)?, by, data),
         _ => Err(Errno::NOTTY),
     }
 }
@@ -63,7 +63,8 @@ fn number(data: &[u8], at: usize) -> Result<u64, Errno> {
     Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
 }
 
-/// The folder comes as a number, past the checks of the kernel that asks; those of the kernel below hold.
+/// The folder comes as a number, past the checks of the kernel that asks. So the caller's user has to have that folder open, which the
+/// kernel has checked: a number alone would lead into folders that are closed to them.
 fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
     let folder = INodeNo(number(data, 0)?);
     let name = data.get(8..8 + NAME_BYTES).ok_or(Errno::INVAL)?;
@@ -72,17 +73,21 @@ fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Resu
     if end == 0 || name.as_bytes().contains(&b'/') {
         return Err(Errno::INVAL);
     }
+    if !mounted.folders.has_open(folder.0, by.uid) {
+        return Err(Errno::ACCESS);
+    }
     let made = mounted.link_again(by, inode, folder, name)?;
     // The kernel has not asked for it, and will not say that it forgets it.
     mounted.tree.forget(made.ino.0, 1);
     Ok(Vec::new())
 }
 
-fn punch_holes(open: &Open, data: &[u8]) -> Result<Vec<u8>, Errno> {
+fn punch_holes(open: &Open, by: &Caller, data: &[u8]) -> Result<Vec<u8>, Errno> {
     let count = number(data, 0)? as u32 as usize;
     if count > MOST_HOLES {
         return Err(Errno::INVAL);
     }
+    open.written_by(by.uid == 0).map_err(|error| super::io(&error))?;
     for place in 0..count {
         let (start, end) = (number(data, 16 + 8 * place)?, number(data, 16 + 8 * (MOST_HOLES + place))?);
         let length = end.checked_sub(start).filter(|length| *length > 0).ok_or(Errno::INVAL)?;

@@ -7,6 +7,7 @@ mod folders;
 mod ioctl;
 mod ops;
 mod virt;
+mod waiting;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -24,17 +25,18 @@ use fuser::{
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Caller, Change, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use crate::daemon::Shared;
 use crate::io::pool::Call;
 use crate::lock;
+use crate::locks::Asker;
 use crate::opens::Open;
 use crate::table::Owner;
 use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::Callers;
 use folders::{Entry, OpenFolders};
+use ops::may_wait;
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
@@ -91,6 +93,7 @@ impl Filesystem for Mounted {
             let _ = config.add_capabilities(InitFlags::FUSE_POSIX_ACL);
         }
         if !self.shared.options.local_locks {
+            // The kernel asks for every lock.
             let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
         }
         // Not FUSE_ATOMIC_O_TRUNC: with it the kernel has a program cut short before it finds that the program is running (ETXTBSY).
@@ -161,10 +164,12 @@ impl Filesystem for Mounted {
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
         let change = Change { mode, uid, gid, size, atime, mtime };
-        match self.change(&self.callers.of(request, 0), inode, handle, change) {
+        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, 0));
+        let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
+        self.past_leases(request, inode, (reply, true), work, |reply, done| match done {
             Ok(attr) => reply.attr(&BELIEVE, &attr),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -249,10 +254,12 @@ impl Filesystem for Mounted {
             lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        match self.open_file(&self.callers.of(request, 0), inode, flags) {
+        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, 0));
+        let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
+        self.past_leases(request, inode, (reply, may_wait(flags)), work, |reply, done| match done {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn create(
@@ -265,12 +272,15 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.make_file(&self.callers.of(request, umask), parent, name, mode, OpenFlags(flags)) {
+        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, umask));
+        let (name, flags) = (name.to_owned(), OpenFlags(flags));
+        let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
+        self.past_leases(request, parent, (reply, may_wait(flags)), work, |reply, done| match done {
             Ok((attr, handle)) => {
                 reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
             }
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn read(
@@ -324,7 +334,8 @@ impl Filesystem for Mounted {
         }
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, _: &Request, inode: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        self.let_locks_go(inode, Some(owner), None);
         // What was written is the kernel's by now; it has nothing to wait for.
         reply.ok();
     }
@@ -335,13 +346,14 @@ impl Filesystem for Mounted {
         inode: INodeNo,
         handle: FileHandle,
         _flags: OpenFlags,
-        _lock: Option<LockOwner>,
+        owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
         if inode.0 == virt::STATS {
             lock(&self.reports).remove(&handle.0);
         } else {
+            self.let_locks_go(inode, owner, Some(handle));
             self.shared.opens.close(handle.0);
         }
         reply.ok();
@@ -439,35 +451,38 @@ impl Filesystem for Mounted {
 
     fn getlk(
         &self,
-        _request: &Request,
+        request: &Request,
         _inode: INodeNo,
-        _handle: FileHandle,
-        _owner: LockOwner,
-        _start: u64,
-        _end: u64,
-        _kind: i32,
-        _pid: u32,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
         reply: ReplyLock,
     ) {
-        reply.error(fuser::Errno::ENOLCK);
+        let by = Asker { owner: owner.0, handle: handle.0, uid: request.uid(), pid };
+        match self.get_lock(by, (start, end), kind) {
+            Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
+            Err(error) => reply.error(errno(error)),
+        }
     }
 
     fn setlk(
         &self,
-        _request: &Request,
+        request: &Request,
         _inode: INodeNo,
-        _handle: FileHandle,
-        _owner: LockOwner,
-        _start: u64,
-        _end: u64,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
         kind: i32,
-        _pid: u32,
-        _wait: bool,
+        pid: u32,
+        wait: bool,
         reply: ReplyEmpty,
     ) {
-        const UNLOCK: i32 = 2;
-        // Asked for where other mounts have the same files, so that a lock would exclude nobody there.
-        empty(reply, if kind == UNLOCK { Ok(()) } else { Err(Errno::NOLCK) });
+        let by = Asker { owner: owner.0, handle: handle.0, uid: request.uid(), pid };
+        self.set_lock(request, by, (start, end), (kind, wait), reply);
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

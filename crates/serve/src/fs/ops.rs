@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, INodeNo, OpenFlags};
+use onehop_target::tree::Tree;
 use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use super::attr::attr;
 use super::folders::{Entry, OpenFolder};
 use super::{Mounted, io, is_virtual, virt};
+use crate::daemon::Shared;
 use crate::opens::Open;
 
 /// Set by the kernel alone, when a program is run.
@@ -39,10 +41,68 @@ pub(super) fn named(name: &OsStr) -> Result<Name, Errno> {
     Name::new(name.as_bytes()).ok_or(why)
 }
 
+/// A file of the folder; nothing is made or moved in 3fs-virt.
+fn real(inode: INodeNo) -> Result<u64, Errno> {
+    if is_virtual(inode) { Err(Errno::PERM) } else { Ok(inode.0) }
+}
+
+/// Whether a program that opens a file so is content to wait for another.
+pub(super) fn may_wait(flags: OpenFlags) -> bool {
+    !OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::NONBLOCK)
+}
+
+pub(super) fn change(
+    shared: &Shared,
+    tree: &dyn Tree,
+    by: &Caller,
+    inode: INodeNo,
+    handle: Option<FileHandle>,
+    mut change: Change,
+) -> Result<FileAttr, Errno> {
+    let node = real(inode)?;
+    // Who has it open may cut it off, whatever its mode says.
+    let open = handle.and_then(|handle| shared.opens.get(handle.0));
+    if let (Some(open), Some(size)) = (&open, change.size) {
+        open.written_by(by.uid == 0).and_then(|()| open.file().set_len(size)).map_err(|e| io(&e))?;
+        change.size = None;
+    }
+    Ok(attr(&tree.change(node, &change, by)?))
+}
+
+pub(super) fn make_file(
+    shared: &Shared,
+    tree: &dyn Tree,
+    by: &Caller,
+    parent: INodeNo,
+    name: &OsStr,
+    mode: u32,
+    flags: OpenFlags,
+) -> Result<(FileAttr, u64), Errno> {
+    let (parent, name, access) = (real(parent)?, named(name)?, access_of(flags));
+    let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
+    shared.opens.check(by.uid)?;
+    let (made, file) = tree.create(parent, &name, mode, access, exclusive, by)?;
+    let handle = shared.opens.add(made.node, by.uid, access, file);
+    Ok((attr(&made), handle))
+}
+
+pub(super) fn open_file(
+    shared: &Shared,
+    tree: &dyn Tree,
+    by: &Caller,
+    inode: INodeNo,
+    flags: OpenFlags,
+) -> Result<u64, Errno> {
+    let access = access_of(flags);
+    shared.opens.check(by.uid)?;
+    let file = tree.open(real(inode)?, access, by)?;
+    Ok(shared.opens.add(inode.0, by.uid, access, file))
+}
+
 impl Mounted {
     /// A file of the folder; nothing is made or moved in 3fs-virt.
     pub(super) fn real(&self, inode: INodeNo) -> Result<u64, Errno> {
-        if is_virtual(inode) { Err(Errno::PERM) } else { Ok(inode.0) }
+        real(inode)
     }
 
     pub(super) fn opened(&self, handle: FileHandle) -> Result<Arc<Open>, Errno> {
@@ -91,23 +151,6 @@ impl Mounted {
         Ok(())
     }
 
-    pub(super) fn change(
-        &self,
-        by: &Caller,
-        inode: INodeNo,
-        handle: Option<FileHandle>,
-        mut change: Change,
-    ) -> Result<FileAttr, Errno> {
-        let node = self.real(inode)?;
-        // Who has it open may cut it off, whatever its mode says.
-        let open = handle.and_then(|handle| self.opened(handle).ok());
-        if let (Some(open), Some(size)) = (&open, change.size) {
-            open.written_by(by.uid == 0).and_then(|()| open.file().set_len(size)).map_err(|e| io(&e))?;
-            change.size = None;
-        }
-        Ok(attr(&self.tree.change(node, &change, by)?))
-    }
-
     pub(super) fn make(
         &self,
         by: &Caller,
@@ -127,22 +170,6 @@ impl Mounted {
     ) -> Result<FileAttr, Errno> {
         let text = target.as_os_str().as_bytes().to_vec();
         self.make(by, parent, name, &Make::Link { text })
-    }
-
-    pub(super) fn make_file(
-        &self,
-        by: &Caller,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        flags: OpenFlags,
-    ) -> Result<(FileAttr, u64), Errno> {
-        let (parent, name, access) = (self.real(parent)?, named(name)?, access_of(flags));
-        let exclusive = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::EXCL);
-        self.shared.opens.check(by.uid)?;
-        let (made, file) = self.tree.create(parent, &name, mode, access, exclusive, by)?;
-        let handle = self.shared.opens.add(made.node, by.uid, access, file);
-        Ok((attr(&made), handle))
     }
 
     pub(super) fn remove(
@@ -182,13 +209,6 @@ impl Mounted {
             Xattr::List if is_virtual(inode) => Ok(Vec::new()),
             _ => self.tree.xattr(self.real(inode)?, ask, by),
         }
-    }
-
-    pub(super) fn open_file(&self, by: &Caller, inode: INodeNo, flags: OpenFlags) -> Result<u64, Errno> {
-        let access = access_of(flags);
-        self.shared.opens.check(by.uid)?;
-        let file = self.tree.open(self.real(inode)?, access, by)?;
-        Ok(self.shared.opens.add(inode.0, by.uid, access, file))
     }
 
     pub(super) fn read_file(&self, handle: FileHandle, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {

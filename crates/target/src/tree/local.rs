@@ -66,6 +66,10 @@ impl OpenFile for Local {
         to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
     }
 
+    fn local(&self) -> Option<&File> {
+        Some(&self.file)
+    }
+
     fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize> {
         to.mem.read_file(to.at, to.len, &self.file, at).map_err(plain)
     }

@@ -3,11 +3,13 @@
 //!
 //! Files are known by numbers, which are told by `lookup`, `make` and `create`, and stay good until they are forgotten as often.
 
+mod crossing;
 mod folder;
 mod local;
 mod nodes;
 mod xattrs;
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -160,6 +162,11 @@ pub trait OpenFile: Send + Sync {
     /// # Errors
     /// When there is none, or it cannot be told.
     fn seek(&self, at: u64, hole: bool) -> io::Result<u64>;
+
+    /// The file itself, where it is one of this machine.
+    fn local(&self) -> Option<&File> {
+        None
+    }
 
     /// Which way its bytes come from another machine; none where they are of this one.
     fn via(&self) -> Option<Via> {

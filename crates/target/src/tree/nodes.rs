@@ -9,7 +9,7 @@ use onehop_os::{FileHandle, handle_of};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 
-use super::{Answer, FOREIGN};
+use super::{Answer, FOREIGN, crossing};
 use crate::lock;
 use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
@@ -28,7 +28,7 @@ pub(super) struct Node {
 }
 
 /// A mount below the root, known by where it is mounted: a descriptor in it would keep it from being unmounted.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 struct Submount {
     parent: u64,
     name: Name,
@@ -38,13 +38,19 @@ struct Submount {
 
 impl Node {
     /// Opens it: files and folders, nothing that could wait for somebody.
+    ///
+    /// # Errors
+    /// `EAGAIN` where somebody has a lease on it, whom the kernel has told by then to let go of it.
     pub fn open(&self, flags: OFlags) -> Answer<File> {
         match file_type(&self.path)? {
             rustix::fs::FileType::RegularFile | rustix::fs::FileType::Directory => {}
             rustix::fs::FileType::Symlink => return Err(Errno::LOOP),
             _ => return Err(Errno::NXIO),
         }
-        openat(CWD, self.proc(), flags, Mode::empty()).map(File::from)
+        let file = openat(CWD, self.proc(), flags | OFlags::NONBLOCK, Mode::empty())?;
+        // It is for this call alone: io_uring takes it for a wish of every transfer.
+        rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+        Ok(file.into())
     }
 
     /// A path to it for calls that take nothing else.
@@ -55,6 +61,16 @@ impl Node {
     pub fn attr(&self) -> Answer<Attr> {
         Ok(attr(self.number, &look(&self.path)?))
     }
+}
+
+/// What tells one known file from another. A file that is visible in two mounts has two numbers: each mount has rules of its own,
+/// and a number never leads to the other mount.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct NodeKey {
+    /// None in the mount of the root.
+    submount: Option<Arc<Submount>>,
+    /// Device and inode.
+    file: (u64, u64),
 }
 
 /// How a file is held that somebody knows.
@@ -69,7 +85,7 @@ enum NodeAccess {
 
 struct KnownNode {
     held: NodeAccess,
-    key: (u64, u64),
+    key: NodeKey,
     /// How often its number was told.
     times: u64,
 }
@@ -77,7 +93,7 @@ struct KnownNode {
 #[derive(Default)]
 struct Known {
     by_number: HashMap<u64, KnownNode>,
-    by_key: HashMap<(u64, u64), u64>,
+    by_key: HashMap<NodeKey, u64>,
     next: u64,
     /// How many are held open.
     open: usize,
@@ -153,7 +169,9 @@ impl Nodes {
     pub fn path(&self, parent: &Node, name: &Name) -> Answer<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)
+        let path = openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)?;
+        crossing::check(&path)?;
+        Ok(path)
     }
 
     /// [`Self::lookup`] for a file that is open.
@@ -164,17 +182,18 @@ impl Nodes {
 
     fn remember(&self, path: OwnedFd, parent: &Node, name: &Name) -> Answer<Attr> {
         let stat = look(&path)?;
-        let key = key(&stat);
-        let submount = if mount_of(&stat) == mount_of(&look(&parent.path)?) {
+        let file = key(&stat);
+        let submount = if mount_of(&path, &stat)? == mount_of(&parent.path, &look(&parent.path)?)? {
             parent.submount.clone()
         } else {
-            Some(Arc::new(Submount { parent: parent.number, name: name.clone(), key }))
+            Some(Arc::new(Submount { parent: parent.number, name: name.clone(), key: file }))
         };
-        Ok(attr(self.number(path, submount, key)?, &stat))
+        Ok(attr(self.number(path, NodeKey { submount, file })?, &stat))
     }
 
-    fn number(&self, path: OwnedFd, submount: Option<Arc<Submount>>, key: (u64, u64)) -> Answer<u64> {
-        if key == self.root_key {
+    fn number(&self, path: OwnedFd, key: NodeKey) -> Answer<u64> {
+        let is_of_root = key.submount.is_none();
+        if is_of_root && key.file == self.root_key {
             return Ok(ROOT);
         }
         let mut known = lock(&self.known);
@@ -182,24 +201,22 @@ impl Nodes {
             && let Some(told) = known.by_number.get_mut(&number)
             && is_same(&told.held, &path)
         {
-            if matches!(&told.held, NodeAccess::Below(before, _) if Some(before) != submount.as_ref()) {
-                // The way by which it was found before may be unmounted.
-                told.held = Self::by_handle(&path, submount).ok_or(Errno::NFILE)?;
-            }
             told.times += 1;
             return Ok(number);
         }
-        let own = key.0 == self.root_key.0
-            && (ROOT + 1..FOREIGN).contains(&key.1)
-            && !known.by_number.contains_key(&key.1);
+        let (device, inode) = key.file;
+        let own = is_of_root
+            && device == self.root_key.0
+            && (ROOT + 1..FOREIGN).contains(&inode)
+            && !known.by_number.contains_key(&inode);
         let number = if own {
-            key.1
+            inode
         } else {
             known.next += 1;
             FOREIGN + known.next
         };
-        let held = self.hold(&mut known, number, path, submount)?;
-        known.by_key.insert(key, number);
+        let held = self.hold(&mut known, number, path, key.submount.clone())?;
+        known.by_key.insert(key.clone(), number);
         known.by_number.insert(number, KnownNode { held, key, times: 1 });
         Ok(number)
     }
@@ -257,6 +274,11 @@ impl Nodes {
 /// Whether what has a known file's key is that file: one that is not held open may be gone, and its number given to another.
 fn is_same(held: &NodeAccess, path: &OwnedFd) -> bool {
     match held {
+        // What is held open is in use, unless its mount was detached and another took that one's place.
+        NodeAccess::Open(node) if node.submount.is_some() => {
+            let mount = |of: &OwnedFd| mount_of(of, &look(of)?);
+            matches!((mount(&node.path), mount(path)), (Ok(before), Ok(now)) if before == now)
+        }
         NodeAccess::Open(_) => true,
         NodeAccess::Handle(known) | NodeAccess::Below(_, known) => {
             handle_of(path).is_ok_and(|handle| handle == **known)
@@ -279,10 +301,18 @@ fn look(path: &OwnedFd) -> Answer<Statx> {
     statx(path, "", AtFlags::EMPTY_PATH, mask)
 }
 
-/// Which mount a file is in; by its device where the kernel (before 5.8) does not say.
-fn mount_of(stat: &Statx) -> u64 {
-    let says = stat.stx_mask & StatxFlags::MNT_ID.bits() != 0;
-    if says { stat.stx_mnt_id } else { key(stat).0 }
+/// Which mount a file is in. Kernels before 5.8 only say it in `/proc`.
+fn mount_of(path: &OwnedFd, stat: &Statx) -> Answer<u64> {
+    if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 {
+        return Ok(stat.stx_mnt_id);
+    }
+    let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", path.as_raw_fd()));
+    mount_in(&told.map_err(|error| super::errno(&error))?).ok_or(Errno::NOSYS)
+}
+
+/// The mount that the kernel names in what it tells of a descriptor.
+fn mount_in(fdinfo: &str) -> Option<u64> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }
 
 fn key(stat: &Statx) -> (u64, u64) {
@@ -325,3 +355,19 @@ fn attr(node: u64, stat: &Statx) -> Attr {
 
 /// Flags for a call that follows no link and needs no name.
 pub(super) const ITSELF: AtFlags = AtFlags::EMPTY_PATH;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_kernels_name_the_same_mount() {
+        let path = OwnedFd::from(File::open("/proc/self").unwrap());
+        let stat = look(&path).unwrap();
+        let mut old = stat;
+        old.stx_mask &= !StatxFlags::MNT_ID.bits();
+        old.stx_mnt_id = 0;
+        assert_eq!(mount_of(&path, &old).unwrap(), mount_of(&path, &stat).unwrap());
+        assert_eq!(mount_in("pos:\t0\nflags:\t02\n"), None);
+    }
+}

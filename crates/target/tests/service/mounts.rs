@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use onehop_target::tree::{Folder, Rules, Tree};
-use onehop_target::wire::ROOT;
+use onehop_target::wire::{Change, ROOT};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 
@@ -107,19 +107,56 @@ fn what_is_mounted_below_can_be_unmounted() {
 }
 
 #[test]
-fn a_file_at_two_places_is_found_by_the_one_that_is_left() {
-    let bed = Bed::new();
-    let (there, here) = (bed.root().join("there"), bed.root().join("here"));
-    let Some(_memory) = Mounted::memory(&there) else { return };
-    std::fs::write(there.join("file"), "bytes").unwrap();
-    let again = Mounted::read_only(&there, &here);
-    let tree = folder(&bed);
-    let known = |parent, of: &str| tree.lookup(parent, &name(of), &ME).unwrap().node;
-    let file = known(known(ROOT, "here"), "file");
-    assert_eq!(tree.open(file, BOTH, &ME).err(), Some(Errno::ROFS));
-    again.end().unwrap();
-    assert_eq!(tree.attr(file).err(), Some(Errno::STALE));
-    assert_eq!(known(known(ROOT, "there"), "file"), file);
-    assert_eq!(tree.attr(file).unwrap().size, 5);
-    assert!(tree.open(file, BOTH, &ME).is_ok());
+fn a_file_in_two_mounts_has_the_rights_of_each() {
+    for read_only_first in [true, false] {
+        let bed = Bed::new();
+        let (there, here) = (bed.root().join("there"), bed.root().join("here"));
+        let Some(_memory) = Mounted::memory(&there) else { return };
+        std::fs::write(there.join("file"), "bytes").unwrap();
+        let again = Mounted::read_only(&there, &here);
+        let tree = folder(&bed);
+        let known = |parent, of: &str| tree.lookup(parent, &name(of), &ME).unwrap().node;
+        let order = if read_only_first { ["here", "there"] } else { ["there", "here"] };
+        let mut files = order.map(|of| known(known(ROOT, of), "file"));
+        if !read_only_first {
+            files.reverse();
+        }
+        let [file, writable] = files;
+        assert_ne!(file, writable);
+        // Again, so that the last lookup is of the other one, too.
+        assert_eq!(known(known(ROOT, order[0]), "file"), if read_only_first { file } else { writable });
+        let cut = Change { size: Some(0), ..Change::default() };
+        assert_eq!(tree.open(file, BOTH, &ME).err(), Some(Errno::ROFS));
+        assert_eq!(tree.change(file, &cut, &ME).err(), Some(Errno::ROFS));
+        drop(tree.open(writable, BOTH, &ME).unwrap());
+        again.end().unwrap();
+        assert_eq!(tree.attr(file).err(), Some(Errno::STALE));
+        assert_eq!(tree.attr(writable).unwrap().size, 5);
+        assert_eq!(known(known(ROOT, "there"), "file"), writable);
+        assert!(tree.open(writable, BOTH, &ME).is_ok());
+    }
+}
+
+/// A bind mount of the folder itself, or of another folder of its file system.
+#[test]
+fn read_only_mounts_of_the_root_s_own_files_stay_read_only() {
+    for of in ["", "private"] {
+        let bed = Bed::new();
+        let Some(_memory) = Mounted::memory(&bed.root()) else { return };
+        let (private, view) = (bed.root().join("private"), bed.root().join("view"));
+        std::fs::create_dir(&private).unwrap();
+        std::fs::write(private.join("file"), "bytes").unwrap();
+        let _view = Mounted::read_only(&bed.root().join(of), &view);
+        let tree = folder(&bed);
+        let known = |parent, of: &str| tree.lookup(parent, &name(of), &ME).unwrap().node;
+        let file = known(known(ROOT, "private"), "file");
+        let top = known(ROOT, "view");
+        let folder = if of.is_empty() { known(top, "private") } else { top };
+        let viewed = known(folder, "file");
+        assert!(top != ROOT && viewed != file);
+        assert_eq!(tree.open(viewed, BOTH, &ME).err(), Some(Errno::ROFS));
+        let made = tree.create(folder, &name("new"), 0o600, BOTH, true, &ME);
+        assert_eq!(made.err(), Some(Errno::ROFS));
+        assert!(tree.open(file, BOTH, &ME).is_ok());
+    }
 }

@@ -9,16 +9,16 @@ use onehop_bench::results::{IoType, Limit, Results};
 use onehop_bench::sweep::{Cell, Effort, RemoteTarget, Sweep};
 use onehop_target::auth::{Key, random};
 use onehop_target::client::{self, RemoteTree};
-use onehop_target::rdma::{RdmaAcceptor, RdmaConnector};
+use onehop_target::rdma::RdmaAcceptor;
 use onehop_target::server::{self, Target};
-use onehop_target::tcp::{TcpAcceptor, TcpConnector};
-use onehop_target::transport::{Acceptor, Connector};
+use onehop_target::tcp::TcpAcceptor;
+use onehop_target::transport::Acceptor;
 use onehop_target::tree::{OpenFile, Tree};
 use onehop_target::wire::{Access, Caller, Name, ROOT};
 
 use super::{limits, report, sweep};
 use crate::commands::Context;
-use crate::commands::target::{Transport, key, ports, refused};
+use crate::commands::target::{Transport, connector, key_of_target, ports, refused};
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
 use crate::progress::Bar;
@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// The file with the target's key, which nobody else may read
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
+    /// Measure a target that has no key, with nothing encrypted. Only at a loopback address
+    #[arg(long, requires = "target", conflicts_with = "key_file")]
+    insecure_loopback_for_tests: bool,
     /// Where the target in this process listens; for RDMA an address of a card
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: String,
@@ -132,7 +135,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
         (_, asked) => asked.to_vec(),
     };
     let key = match &args.target {
-        Some(_) => key(args.key_file.as_ref())?,
+        Some(_) => key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?,
         // Other users of this machine reach the address, too.
         None => Key::new(&random::<32>().map_err(refused)?),
     };
@@ -202,10 +205,7 @@ fn serve(
 }
 
 fn tree(transport: Transport, address: &str, args: &Args, options: &client::Options) -> Result<RemoteTree> {
-    let connector: Box<dyn Connector> = match transport {
-        Transport::Tcp => Box::new(TcpConnector::new(address).map_err(refused)?),
-        Transport::Rdma => Box::new(RdmaConnector::new(address, &ports(&args.nic)?).map_err(refused)?),
-    };
+    let connector = connector(transport, address, &args.nic, options.key.is_none())?;
     RemoteTree::connect(connector, options.clone()).map_err(refused)
 }
 

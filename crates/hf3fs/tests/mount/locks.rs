@@ -1,0 +1,185 @@
+//! Locks exclude all who use a folder: by its mount, by a second mount of it, and without one.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
+use onehop_serve::{Daemon, Options};
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::io::Errno;
+
+use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
+
+/// A bed whose folder is mounted twice.
+fn twice() -> Option<(Bed, Daemon)> {
+    let bed = Bed::start()?;
+    let second = bed.dir.join("second");
+    std::fs::create_dir(&second).unwrap();
+    let daemon = Daemon::start(Options::new(&second, &bed.dir.join("root"))).unwrap();
+    Some((bed, daemon))
+}
+
+fn open(dir: &Path, of: &str) -> File {
+    File::options().read(true).write(true).open(dir.join(of).join("file.bin")).unwrap()
+}
+
+const PLACES: [&str; 3] = ["mnt", "second", "root"];
+const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
+
+/// Run by [`two_mounts_and_the_folder_exclude_each_other`].
+#[test]
+fn locker() {
+    let Some(dir) = part_of() else { return };
+    let files = PLACES.map(|of| open(&dir, of));
+    let [first, second, _] = &files;
+    type Call = fn(&File, FlockOperation) -> Result<(), Errno>;
+    let calls: [Call; 2] = [|file, how| flock(file, how), |file, how| fcntl_lock(file, how)];
+    for (by, call) in calls.iter().enumerate() {
+        for (place, holder) in files.iter().enumerate() {
+            call(holder, EXCLUSIVE).unwrap();
+            for (other, file) in files.iter().enumerate().filter(|(other, _)| *other != place) {
+                let ends = [EXCLUSIVE, SHARED].map(|how| call(file, how));
+                assert_eq!(ends, [Err(Errno::AGAIN); 2], "{by}: {} before {}", PLACES[place], PLACES[other]);
+            }
+            call(holder, SHARED).unwrap();
+            for file in &files {
+                call(file, SHARED).unwrap();
+            }
+            assert_eq!(call(holder, EXCLUSIVE), Err(Errno::AGAIN));
+            for file in &files {
+                call(file, FlockOperation::NonBlockingUnlock).unwrap();
+            }
+        }
+    }
+    // What was open or locked is closed: by the last descriptor, or for `fcntl` by any of the process.
+    let gone = open(&dir, "mnt");
+    flock(&gone, EXCLUSIVE).unwrap();
+    let again = gone.try_clone().unwrap();
+    drop(gone);
+    assert_eq!(flock(second, EXCLUSIVE), Err(Errno::AGAIN));
+    drop(again);
+    patiently(|| flock(second, EXCLUSIVE).is_ok());
+    flock(second, FlockOperation::Unlock).unwrap();
+    fcntl_lock(first, EXCLUSIVE).unwrap();
+    assert_eq!(fcntl_lock(second, EXCLUSIVE), Err(Errno::AGAIN));
+    drop(open(&dir, "mnt"));
+    fcntl_lock(second, EXCLUSIVE).unwrap();
+    fcntl_lock(second, FlockOperation::Unlock).unwrap();
+    ranges(&files);
+    // A file that may not be written is locked by `flock` all the same.
+    let readers = PLACES.map(|of| File::open(dir.join(of).join("file.bin")).unwrap());
+    flock(&readers[0], EXCLUSIVE).unwrap();
+    assert!(readers[1..].iter().all(|file| flock(file, SHARED) == Err(Errno::AGAIN)));
+    assert_eq!(fcntl_lock(&readers[1], EXCLUSIVE), Err(Errno::BADF));
+}
+
+fn ranges(files: &[File; 3]) {
+    let low = LockRange { start: 0, end: 99 };
+    let high = LockRange { start: 100, end: i64::MAX as u64 };
+    let middle = LockRange { start: 50, end: 149 };
+    let set = |file: &File, range, kind| lock_range(file, range, kind).unwrap();
+    for (holder, other) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
+        let (holder, other) = (&files[holder], &files[other]);
+        assert!(set(holder, low, Some(LockKind::Exclusive)) && set(other, high, Some(LockKind::Exclusive)));
+        assert!(!set(holder, middle, Some(LockKind::Shared)) && !set(other, middle, Some(LockKind::Shared)));
+        let found = lock_in_the_way(other, middle, LockKind::Shared).unwrap();
+        assert_eq!(found, Some((low, LockKind::Exclusive)));
+        // The part of it that is given up is free, and the rest is not.
+        let part = LockRange { start: 50, end: 99 };
+        assert!(set(holder, part, None) && set(other, part, Some(LockKind::Shared)));
+        assert!(!set(other, LockRange { start: 49, end: 49 }, Some(LockKind::Shared)));
+        for file in [holder, other] {
+            assert!(set(file, LockRange::WHOLE, None));
+        }
+    }
+}
+
+fn patiently(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn two_mounts_and_the_folder_exclude_each_other() {
+    let Some((bed, second)) = twice() else { return };
+    run(part("locks::locker", &bed));
+    second.end().unwrap();
+}
+
+/// Run by [`who_waits_for_a_lock_gets_it_or_can_be_killed`]: waits for a lock.
+#[test]
+fn waiter() {
+    let Some(dir) = part_of() else { return };
+    flock(open(&dir, "mnt"), FlockOperation::LockExclusive).unwrap();
+    println!("locked");
+}
+
+/// Run by [`who_waits_for_a_lock_gets_it_or_can_be_killed`].
+#[test]
+fn holder() {
+    let Some(dir) = part_of() else { return };
+    let bed = Bed { dir: dir.clone(), daemon: None };
+    for of in PLACES {
+        let held = open(&dir, of);
+        flock(&held, EXCLUSIVE).unwrap();
+        let mut killed = part("locks::waiter", &bed).spawn().unwrap();
+        let waits = part("locks::waiter", &bed).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(killed.try_wait().unwrap().is_none());
+        killed.kill().unwrap();
+        let start = Instant::now();
+        assert_eq!(killed.wait().unwrap().signal(), Some(9));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert_eq!(flock(open(&dir, "second"), EXCLUSIVE), Err(Errno::AGAIN));
+        drop(held);
+        let output = wait(waits);
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("locked"));
+    }
+    // Its folder is the test's.
+    std::mem::forget(bed);
+}
+
+#[test]
+fn who_waits_for_a_lock_gets_it_or_can_be_killed() {
+    let Some((bed, second)) = twice() else { return };
+    run(part("locks::holder", &bed));
+    second.end().unwrap();
+}
+
+/// Two processes, by a mount each, add to one number; SQLite locks ranges for that.
+#[test]
+fn sqlite_loses_nothing_between_two_mounts() {
+    let Some((bed, second)) = twice() else { return };
+    if !Command::new("python3").args(["-c", "import sqlite3"]).status().is_ok_and(|status| status.success()) {
+        return skipped("this Python has no sqlite3");
+    }
+    let script = "import sqlite3, sys\n\
+                  db = sqlite3.connect(sys.argv[1], timeout=100, isolation_level=None)\n\
+                  db.execute('create table if not exists t(n)')\n\
+                  db.execute('insert into t select 0 where not exists (select * from t)')\n\
+                  for _ in range(int(sys.argv[2])):\n    db.execute('begin immediate')\n    \
+                  n, = db.execute('select n from t').fetchone()\n    db.execute('update t set n = ?', (n + 1,))\n    \
+                  db.execute('commit')\n\
+                  print(db.execute('select n from t').fetchone()[0])\n";
+    let start = |of: &str, times: &str| {
+        let mut python = Command::new("python3");
+        python.args(["-c", script]).arg(bed.dir.join(of).join("folder/db")).arg(times);
+        python.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        python
+    };
+    run(start("mnt", "0"));
+    let [one, other] = ["mnt", "second"].map(|of| start(of, "40").spawn().unwrap());
+    for child in [one, other] {
+        let output = wait(child);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(run(start("root", "0")), "80\n");
+    second.end().unwrap();
+}

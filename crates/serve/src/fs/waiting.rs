@@ -1,0 +1,161 @@
+//! Calls of the kernel that may have to wait for another program: locks, and opens of files with leases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty, Request};
+use onehop_os::locks::{LockKind, LockRange};
+use rustix::io::Errno;
+
+use super::Mounted;
+use super::answer::empty;
+use crate::locks::Asker;
+use crate::opens::Open;
+use crate::waits::{Turn, Waiter};
+
+/// The kernel's numbers for what a lock is.
+const SHARED: i32 = 0;
+const EXCLUSIVE: i32 = 1;
+const UNLOCKED: i32 = 2;
+
+/// Range, kind and process of a lock.
+type LockAnswer = ((u64, u64), i32, u32);
+
+/// What is wanted of a lock; none to have none.
+fn kind_of(number: i32) -> Result<Option<LockKind>, Errno> {
+    match number {
+        SHARED => Ok(Some(LockKind::Shared)),
+        EXCLUSIVE => Ok(Some(LockKind::Exclusive)),
+        UNLOCKED => Ok(None),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn number(kind: LockKind) -> i32 {
+    match kind {
+        LockKind::Shared => SHARED,
+        LockKind::Exclusive => EXCLUSIVE,
+    }
+}
+
+fn range_of((start, end): (u64, u64)) -> LockRange {
+    LockRange { start, end }
+}
+
+/// Leases are broken after 45 seconds unless the machine's administrator wants another time.
+const LEASE: Duration = Duration::from_secs(120);
+
+impl Mounted {
+    /// Does what may find a lease of another program in its way, and answers; in a while, if there is one. `EAGAIN` says so: the kernel
+    /// has told the program by then to let go of it.
+    pub(super) fn past_leases<T: 'static, R: Send + 'static>(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        (reply, may_wait): (R, bool),
+        mut work: impl FnMut() -> Result<T, Errno> + Send + 'static,
+        answer: impl Fn(R, Result<T, Errno>) + Send + 'static,
+    ) {
+        let done = work();
+        if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
+            return answer(reply, done);
+        }
+        let (uid, thread) = (request.uid(), request.pid());
+        let by = Waiter { inode: inode.0, uid, thread, limit: Some(LEASE) };
+        let mut reply = Some(reply);
+        let attempt = move |turn| {
+            let done = match turn {
+                Turn::Try => work(),
+                // Too many wait, or nobody knows who waits.
+                Turn::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
+                Turn::Fail(error) => Err(error),
+            };
+            if turn == Turn::Try && matches!(done, Err(Errno::AGAIN)) {
+                return false;
+            }
+            if let Some(reply) = reply.take() {
+                answer(reply, done);
+            }
+            true
+        };
+        self.shared.waits.add(by, Box::new(attempt));
+    }
+
+    /// Tells the lock that is in the way of one.
+    pub(super) fn get_lock(&self, by: Asker, range: (u64, u64), kind: i32) -> Result<LockAnswer, Errno> {
+        let open = self.lockable(by)?;
+        let kind = kind_of(kind)?.ok_or(Errno::INVAL)?;
+        let found = self.shared.locks.in_the_way(&open, by, range_of(range), kind)?;
+        Ok(found
+            .map_or((range, UNLOCKED, 0), |(found, kind, pid)| ((found.start, found.end), number(kind), pid)))
+    }
+
+    /// The open file of a lock. A target's have none: other mounts may have the same files, and would not know of a lock here.
+    fn lockable(&self, by: Asker) -> Result<Arc<Open>, Errno> {
+        let open = self.opened(FileHandle(by.handle)).map_err(|_| Errno::NOLCK)?;
+        if open.file().local().is_some() { Ok(open) } else { Err(Errno::NOLCK) }
+    }
+
+    /// Locks a range of a file or unlocks it, and answers; perhaps later, where another owner has it locked.
+    pub(super) fn set_lock(
+        &self,
+        request: &Request,
+        by: Asker,
+        range: (u64, u64),
+        (kind, waits): (i32, bool),
+        reply: ReplyEmpty,
+    ) {
+        let kind = match kind_of(kind) {
+            Ok(kind) => kind,
+            Err(error) => return empty(reply, Err(error)),
+        };
+        let (shared, open) = (self.shared.clone(), self.lockable(by));
+        let (kind, open) = match (kind, open) {
+            // There is nothing to unlock.
+            (None, Err(_)) => return empty(reply, Ok(())),
+            (None, Ok(open)) => {
+                let done = shared.locks.unlock(open.inode, by, range_of(range));
+                shared.waits.hurry(open.inode);
+                return empty(reply, done);
+            }
+            (_, Err(error)) => return empty(reply, Err(error)),
+            (Some(kind), Ok(open)) => (kind, open),
+        };
+        let inode = open.inode;
+        let mut attempt = {
+            let (shared, mut reply) = (shared.clone(), Some(reply));
+            move |turn| {
+                let done = match turn {
+                    Turn::Try => match shared.locks.lock(&open, by, range_of(range), kind) {
+                        Ok(false) => return false,
+                        other => other.map(drop),
+                    },
+                    Turn::Fail(error) => Err(error),
+                };
+                if let Some(reply) = reply.take() {
+                    empty(reply, done);
+                }
+                true
+            }
+        };
+        if attempt(Turn::Try) {
+            return;
+        }
+        if waits {
+            let by = Waiter { inode, uid: by.uid, thread: request.pid(), limit: None };
+            shared.waits.add(by, Box::new(attempt));
+        } else {
+            attempt(Turn::Fail(Errno::AGAIN));
+        }
+    }
+
+    /// A process has closed an open file, or the last one has.
+    pub(super) fn let_locks_go(&self, inode: INodeNo, owner: Option<LockOwner>, handle: Option<FileHandle>) {
+        let locks = &self.shared.locks;
+        let flushed = owner.is_some_and(|owner| locks.flushed(inode.0, owner.0));
+        let closed = handle.is_some_and(|handle| locks.closed(inode.0, handle.0));
+        if flushed || closed {
+            self.shared.waits.hurry(inode.0);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Calls of the kernel that wait for other programs, for as long as those like: locks, and opens of files with leases.
+//!
+//! None of them holds a thread. One thread tries them again now and then, and at once when a lock of that file was given up here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::lock;
+
+/// Waits at once. A user may have as many as are left to others.
+const MOST: usize = 1024;
+/// How long until something is tried again, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// What is to be done with a wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// Try it.
+    Try,
+    /// Answer that it failed.
+    Fail(Errno),
+}
+
+/// Tries, and answers where it can; whether it has answered.
+type Attempt = Box<dyn FnMut(Turn) -> bool + Send>;
+
+/// Who waits for what.
+pub(crate) struct Waiter {
+    pub inode: u64,
+    pub uid: u32,
+    /// The thread, which signals interrupt.
+    pub thread: u32,
+    /// How long it may take.
+    pub limit: Option<Duration>,
+}
+
+struct Wait {
+    by: Waiter,
+    began: Instant,
+    next: Instant,
+    pause: Duration,
+    attempt: Attempt,
+}
+
+impl Wait {
+    /// Whether it is over.
+    fn turn(&mut self) -> bool {
+        if (self.attempt)(Turn::Try) {
+            return true;
+        }
+        let why = if is_interrupted(self.by.thread) {
+            Errno::INTR
+        } else if self.by.limit.is_some_and(|limit| self.began.elapsed() > limit) {
+            Errno::AGAIN
+        } else {
+            self.next = Instant::now() + self.pause;
+            self.pause = (2 * self.pause).min(PAUSES.1);
+            return false;
+        };
+        (self.attempt)(Turn::Fail(why))
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waits: Vec<Wait>,
+    /// How many each user has, those that are tried at this moment included.
+    counts: HashMap<u32, usize>,
+    thread: Option<JoinHandle<()>>,
+    over: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// All that wait.
+#[derive(Default)]
+pub(crate) struct Waits(Arc<Inner>);
+
+impl Waits {
+    /// Has something tried until it answers; it answers at once where that cannot be.
+    pub fn add(&self, by: Waiter, mut attempt: Attempt) {
+        let mut state = lock(&self.0.state);
+        let all: usize = state.counts.values().sum();
+        let theirs = state.counts.get(&by.uid).copied().unwrap_or(0);
+        // Who cannot be seen cannot be interrupted either.
+        if by.thread == 0 || state.over || theirs >= MOST.saturating_sub(all) || !self.start(&mut state) {
+            drop(state);
+            attempt(Turn::Fail(Errno::NOLCK));
+            return;
+        }
+        *state.counts.entry(by.uid).or_default() += 1;
+        let now = Instant::now();
+        state.waits.push(Wait { by, began: now, next: now + PAUSES.0, pause: PAUSES.0, attempt });
+        self.0.changed.notify_all();
+    }
+
+    /// Whether there is a thread.
+    fn start(&self, state: &mut State) -> bool {
+        if state.thread.is_none() {
+            let inner = self.0.clone();
+            let thread = std::thread::Builder::new().name("usrbio waits".into()).spawn(move || inner.run());
+            state.thread = thread.ok();
+        }
+        state.thread.is_some()
+    }
+
+    /// Something of that file was given up.
+    pub fn hurry(&self, inode: u64) {
+        let mut state = lock(&self.0.state);
+        let now = Instant::now();
+        let theirs = state.waits.iter_mut().filter(|wait| wait.by.inode == inode);
+        if theirs.map(|wait| wait.next = now).count() > 0 {
+            self.0.changed.notify_all();
+        }
+    }
+
+    pub fn end(&self) {
+        let mut state = lock(&self.0.state);
+        state.over = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.0.changed.notify_all();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        while !state.over {
+            let now = Instant::now();
+            let (due, rest) = std::mem::take(&mut state.waits).into_iter().partition(|wait| wait.next <= now);
+            state.waits = rest;
+            if due.is_empty() {
+                let next = state.waits.iter().map(|wait| wait.next).min();
+                let pause = next.map_or(Duration::from_secs(10), |next| next.saturating_duration_since(now));
+                state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            drop(state);
+            let (mut over, mut left) = (Vec::new(), Vec::new());
+            for mut wait in due {
+                if wait.turn() { over.push(wait.by.uid) } else { left.push(wait) }
+            }
+            state = lock(&self.state);
+            state.waits.extend(left);
+            for uid in over {
+                if let Some(count) = state.counts.get_mut(&uid) {
+                    *count -= 1;
+                }
+            }
+            state.counts.retain(|_, count| *count > 0);
+        }
+        for mut wait in std::mem::take(&mut state.waits) {
+            (wait.attempt)(Turn::Fail(Errno::IO));
+        }
+    }
+}
+
+/// Whether a thread has ended, or has a signal that nobody else can take from it. While it waits for an answer it takes none.
+fn is_interrupted(thread: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{thread}/status"))
+        .map_or(true, |status| is_interrupted_by(&status))
+}
+
+/// The same by what the kernel says of it.
+fn is_interrupted_by(status: &str) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let signals = |name| field(name).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+    let (own, shared, blocked) = (signals("SigPnd:"), signals("ShdPnd:"), signals("SigBlk:"));
+    // Of several threads another one may take what was sent to the process.
+    let is_alone = field("Threads:") == Some("1");
+    (own | if is_alone { shared } else { 0 }) & !blocked != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    fn me() -> u32 {
+        rustix::thread::gettid().as_raw_nonzero().get() as u32
+    }
+
+    fn by(uid: u32, limit: Option<Duration>) -> Waiter {
+        Waiter { inode: u64::from(uid), uid, thread: me(), limit }
+    }
+
+    /// An attempt that says what it was told, and succeeds when it may.
+    fn attempt(may: &Arc<Mutex<bool>>) -> (Attempt, Receiver<Turn>) {
+        let (say, said): (Sender<Turn>, _) = channel();
+        let may = may.clone();
+        let attempt = move |turn| {
+            let over = turn != Turn::Try || *lock(&may);
+            if over {
+                let _ = say.send(turn);
+            }
+            over
+        };
+        (Box::new(attempt), said)
+    }
+
+    #[test]
+    fn waits_end_in_success_in_time_and_with_the_daemon() {
+        let (waits, may, long) = (Waits::default(), Arc::new(Mutex::new(false)), Duration::from_secs(20));
+        let add = |uid, limit| {
+            let (attempt, said) = attempt(&may);
+            waits.add(by(uid, limit), attempt);
+            said
+        };
+        let late = add(1, Some(Duration::from_millis(20)));
+        assert_eq!(late.recv_timeout(long), Ok(Turn::Fail(Errno::AGAIN)));
+        let first = add(1, None);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(first.try_recv().is_err());
+        *lock(&may) = true;
+        waits.hurry(1);
+        assert_eq!(first.recv_timeout(long), Ok(Turn::Try));
+        *lock(&may) = false;
+        let last = add(1, None);
+        waits.end();
+        assert_eq!(last.recv_timeout(long), Ok(Turn::Fail(Errno::IO)));
+        assert_eq!(add(1, None).recv_timeout(long), Ok(Turn::Fail(Errno::NOLCK)));
+    }
+
+    #[test]
+    fn who_waits_much_leaves_as_many_to_others() {
+        let (waits, may) = (Waits::default(), Arc::new(Mutex::new(false)));
+        let add = |uid| {
+            let (attempt, said) = attempt(&may);
+            waits.add(by(uid, None), attempt);
+            said.try_recv().is_err()
+        };
+        assert_eq!((0..MOST).take_while(|_| add(1)).count(), MOST / 2);
+        assert_eq!((0..MOST).take_while(|_| add(2)).count(), MOST / 4);
+        waits.end();
+    }
+
+    #[test]
+    fn signals_that_interrupt() {
+        let status = |threads: u32, own: u64, shared: u64, blocked: u64| {
+            format!(
+                "Name:\tx\nThreads:\t{threads}\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"
+            )
+        };
+        assert!(is_interrupted_by(&status(9, 0x100, 0, 0)));
+        assert!(is_interrupted_by(&status(1, 0, 2, 0)));
+        assert!(!is_interrupted_by(&status(2, 0, 2, 0)));
+        assert!(!is_interrupted_by(&status(1, 2, 2, 2)));
+        assert!(!is_interrupted_by(&status(1, 0, 0, 0)));
+        assert!(!is_interrupted(me()) && is_interrupted(u32::MAX));
+    }
+}
