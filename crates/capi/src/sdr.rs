@@ -408,11 +408,14 @@ pub unsafe extern "C" fn onehop_sdr_copy_out(
     })
 }
 
-/// Closes a receiver.
+/// Stops the board and closes a receiver. A call of another thread that waits for samples ends, and the receiver goes with it.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
-    guard(|| close(sdr, "sdr").map(drop));
+    guard(|| match close(sdr, "sdr")? {
+        Some(sdr) => sdr.stream().stop(),
+        None => Ok(()),
+    });
 }
 
 /// Writes to a place that a caller gave.

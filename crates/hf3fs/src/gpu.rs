@@ -13,7 +13,7 @@ use onehop_usrbio::{Error, Id, Name, Result};
 use crate::arguments::{id, mount_point, place, wrong};
 use crate::handle::{self, Described, GpuBuffer, gpu_of};
 use crate::host;
-use crate::state::{self, GPUS, HANDLES, Level, guard, tell, variable};
+use crate::state::{self, HANDLES, Level, gpus, guard, tell, variable};
 use crate::types::{GPU_MARK, GpuHandle, Iov, PATH_BYTES};
 
 /// Marks a handle of ours.
@@ -30,7 +30,7 @@ pub extern "C" fn hf3fs_gdr_available() -> bool {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn hf3fs_gdr_device_count() -> c_int {
-    guard("hf3fs_gdr_device_count", || Ok(GPUS.count() as c_int)).max(0)
+    guard("hf3fs_gdr_device_count", || Ok(gpus().count() as c_int)).max(0)
 }
 
 /// Tells the daemon of memory.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
         }
         let made = (|| {
             let mount = state::mount(point)?;
-            let memory = Memory::create(&GPUS.open(device)?, size)?;
+            let memory = Memory::create(&gpus().open(device)?, size)?;
             register(&mount, name_of(Id::random()?, block_size, device)?, memory, false)
         })();
         match made {
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
         // SAFETY: the caller's promise.
         let ((point, copy), id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
         let mount = state::mount(point)?;
-        GPUS.open(device)?;
+        gpus().open(device)?;
         let gpu = accept(&mount, Ask::Open { id }, id)?;
         if gpu.memory.region().len() < size || size == 0 {
             let have = gpu.memory.region().len();
@@ -162,7 +162,7 @@ fn accept(mount: &Arc<Mount>, ask: Ask, id: Id) -> Result<GpuBuffer> {
     let Answer::Lent { secret, device: theirs, offer } = ask_daemon(mount, ask)? else {
         return Err(Error::Broken("the daemon gave another answer than to what it was asked".into()));
     };
-    let (device, region) = GPUS.accept(&offer)?;
+    let (device, region) = gpus().accept(&offer)?;
     let number = number_of(&device);
     let name = Name { gpu: Some(theirs), ..Name::buffer(id, 0) };
     let memory = Memory::lent(&device, region, offer);
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
         if at.is_null() || size == 0 || block_size > size {
             return Err(wrong(format!("a buffer of {size} bytes in blocks of {block_size} at {at:p}")));
         }
-        let (mount, gpu) = (state::mount(point)?, GPUS.open(device)?);
+        let (mount, gpu) = (state::mount(point)?, gpus().open(device)?);
         // SAFETY: as above.
         let region = unsafe { region_at(&gpu, GpuAddr(at as u64), size) }?;
         let memory = Memory::of(&gpu, region)?;
@@ -527,7 +527,7 @@ pub extern "C" fn onehop_emulated_free(at: *mut c_void) -> c_int {
 }
 
 fn emulated<R>(f: impl FnOnce(&onehop_usrbio::gpu::EmulatedGpu) -> Result<R>) -> Result<R> {
-    match &*GPUS.open(0)? {
+    match &*gpus().open(0)? {
         Device::Emulated(gpu) => f(gpu),
         Device::Cuda(_) => Err(Error::NotPossible {
             what: "emulated memory",

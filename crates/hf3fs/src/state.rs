@@ -6,29 +6,49 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use onehop_os::handles::{Handles, HeldHandles};
 use onehop_usrbio::files::{Files, HeldFiles};
-use onehop_usrbio::gpu::{Gpus, Mode};
-use onehop_usrbio::mount::Mount;
+use onehop_usrbio::gpu::{Gpus, HeldGpus, Mode};
+use onehop_usrbio::mount::{HeldMount, Mount};
 use onehop_usrbio::{Error, Result};
 
-type Mounts = BTreeMap<PathBuf, Arc<Mount>>;
+/// Mounts are never forgotten, so that a lock of one can be held while the process forks.
+type Mounts = BTreeMap<PathBuf, &'static Arc<Mount>>;
+/// GPUs, and the process that they are of.
+type OwnGpus = Option<(u32, &'static Gpus)>;
 
 /// Rings and buffers by their handles.
 pub static HANDLES: Handles = Handles::new();
 /// The registered files.
 pub static FILES: LazyLock<Files> = LazyLock::new(Files::default);
 static MOUNTS: RwLock<Mounts> = RwLock::new(Mounts::new());
-/// The GPUs, as `HF3FS_GDR_ENABLED` allows.
-pub static GPUS: LazyLock<Gpus> = LazyLock::new(|| {
-    Gpus::new(match variable("HF3FS_GDR_ENABLED").as_deref() {
+/// Locked for a moment only, and never while a GPU is opened.
+static GPUS: Mutex<OwnGpus> = Mutex::new(None);
+
+/// The GPUs of this process, as `HF3FS_GDR_ENABLED` allows. A child that was forked while another thread opened one would find
+/// its parent's locked for ever, and could not use them: it has its own.
+pub fn gpus() -> &'static Gpus {
+    let own = std::process::id();
+    let mut known = own_gpus();
+    if let Some((_, gpus)) = known.filter(|(process, gpus)| *process == own || gpus.outlive_a_fork()) {
+        return gpus;
+    }
+    let gpus = Gpus::new(match variable("HF3FS_GDR_ENABLED").as_deref() {
         Some("0" | "off" | "false" | "no") => Mode::Off,
         Some("emulated") => Mode::Emulated,
         _ => Mode::Cuda,
-    })
-});
+    });
+    // One for each process, as long as that lives.
+    let gpus = &*Box::leak(Box::new(gpus));
+    *known = Some((own, gpus));
+    gpus
+}
+
+fn own_gpus() -> MutexGuard<'static, OwnGpus> {
+    GPUS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A variable that the original reads, too.
 pub fn variable(name: &str) -> Option<String> {
@@ -40,14 +60,15 @@ pub fn variable(name: &str) -> Option<String> {
 /// # Errors
 /// When there is none.
 pub fn mount(path: &Path) -> Result<Arc<Mount>> {
-    let known = MOUNTS.read().unwrap_or_else(PoisonError::into_inner).get(path).cloned();
+    let known = MOUNTS.read().unwrap_or_else(PoisonError::into_inner).get(path).copied();
     if let Some(mount) = known {
-        return Ok(mount);
+        return Ok(mount.clone());
     }
     // Without the lock, as the daemon may take its time. Of two threads that are here at once the first one's mount is kept.
     let new = Arc::new(Mount::open(path)?);
     let mut all = mounts();
-    Ok(all.entry(path.to_owned()).or_insert_with(|| new.clone()).clone())
+    let kept: &'static Arc<Mount> = all.entry(path.to_owned()).or_insert_with(|| Box::leak(Box::new(new)));
+    Ok(kept.clone())
 }
 
 fn mounts() -> RwLockWriteGuard<'static, Mounts> {
@@ -55,7 +76,29 @@ fn mounts() -> RwLockWriteGuard<'static, Mounts> {
 }
 
 /// What a thread holds while it forks.
-type AllHeld = (HeldHandles<'static>, RwLockWriteGuard<'static, Mounts>, HeldFiles<'static>);
+struct AllHeld {
+    // Those within the others' go first.
+    _folders: Vec<HeldMount<'static>>,
+    _emulated: Option<HeldGpus<'static>>,
+    _gpus: MutexGuard<'static, OwnGpus>,
+    _files: HeldFiles<'static>,
+    _mounts: RwLockWriteGuard<'static, Mounts>,
+    _handles: HeldHandles<'static>,
+}
+
+impl AllHeld {
+    fn new() -> Self {
+        let (handles, mounts, files, gpus) = (HANDLES.hold(), mounts(), FILES.hold(), own_gpus());
+        Self {
+            _folders: mounts.values().map(|mount| mount.hold()).collect(),
+            _emulated: gpus.and_then(|(_, gpus)| gpus.hold()),
+            _gpus: gpus,
+            _files: files,
+            _mounts: mounts,
+            _handles: handles,
+        }
+    }
+}
 
 thread_local! {
     static HELD: Cell<Option<AllHeld>> = const { Cell::new(None) };
@@ -76,7 +119,7 @@ pub fn watch_forks() {
 
 extern "C" fn before_fork() {
     // A thread that forks while it ends has no place for the locks, and takes none.
-    let _ = HELD.try_with(|held| held.set(Some((HANDLES.hold(), mounts(), FILES.hold()))));
+    let _ = HELD.try_with(|held| held.set(Some(AllHeld::new())));
 }
 
 extern "C" fn after_fork() {

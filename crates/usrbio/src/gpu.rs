@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use onehop_gpu::cuda::{Consumer, Cuda, CudaGpu, DeviceKind, Need, Span, Ticket};
 use onehop_gpu::{Emulated, Gpu, Place, Region};
@@ -51,6 +51,29 @@ impl Gpus {
         Self { mode, cuda: OnceLock::new(), open: Mutex::default(), emulated: OnceLock::new() }
     }
 
+    /// Whether a child that was forked may use these: CUDA does not work there, and has to be started anew.
+    #[must_use]
+    pub fn outlive_a_fork(&self) -> bool {
+        self.mode != Mode::Cuda
+    }
+
+    /// Keeps other threads from the emulated GPU's list of memory as long as the result lives: see `Files::hold`.
+    #[must_use]
+    pub fn hold(&self) -> Option<HeldGpus<'_>> {
+        if self.mode != Mode::Emulated {
+            return None;
+        }
+        // Made here where it was not: a child must not find that under way.
+        match &**self.emulated.get_or_init(Self::new_emulated) {
+            Device::Emulated(gpu) => Some(HeldGpus { _made: gpu.made() }),
+            Device::Cuda(_) => None,
+        }
+    }
+
+    fn new_emulated() -> Arc<Device> {
+        Arc::new(Device::Emulated(EmulatedGpu::default()))
+    }
+
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> u32 {
@@ -72,7 +95,7 @@ impl Gpus {
     }
 
     fn emulated(&self) -> Arc<Device> {
-        self.emulated.get_or_init(|| Arc::new(Device::Emulated(EmulatedGpu::default()))).clone()
+        self.emulated.get_or_init(Self::new_emulated).clone()
     }
 
     /// The one of a number.
@@ -127,6 +150,11 @@ impl Gpus {
         };
         Ok((device, region))
     }
+}
+
+/// See [`Gpus::hold`].
+pub struct HeldGpus<'a> {
+    _made: MutexGuard<'a, Vec<Made>>,
 }
 
 /// A GPU.
@@ -312,6 +340,10 @@ impl Made {
 }
 
 impl EmulatedGpu {
+    fn made(&self) -> MutexGuard<'_, Vec<Made>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// New memory, zeroed.
     ///
     /// # Errors
@@ -331,13 +363,13 @@ impl EmulatedGpu {
         let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let made = Made { start: region.addr(), region: region.clone(), file, number };
-        self.made.lock().unwrap_or_else(PoisonError::into_inner).push(made);
+        self.made().push(made);
         Ok(region.slice(0..bytes)?)
     }
 
     /// Frees memory by its first address, as a program does that has nothing but addresses; whether there was any.
     pub fn free(&self, at: GpuAddr) -> bool {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made();
         let before = made.len();
         made.retain(|one| one.start != at);
         before != made.len()
@@ -348,7 +380,7 @@ impl EmulatedGpu {
     /// # Errors
     /// When it lies in no allocation.
     pub fn at(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made();
         let found = made.iter().find_map(|one| Some((one, one.offset(at, bytes)?)));
         let (one, offset) = found.ok_or_else(|| {
             Error::Argument(format!("the emulated GPU has no {bytes} bytes at {at:?} in one allocation"))
@@ -357,7 +389,7 @@ impl EmulatedGpu {
     }
 
     fn name(&self, region: &Region) -> Result<(Ticket, Option<OwnedFd>)> {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made();
         let found = made.iter().find_map(|one| Some((one, one.offset(region.addr(), region.len())?)));
         let (one, offset) = found.ok_or_else(|| Error::Argument("this memory was not made here".into()))?;
         let file = one.file.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?;
@@ -374,7 +406,7 @@ impl EmulatedGpu {
     }
 
     fn is_current(&self, ticket: &Ticket, region: &Region) -> bool {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made();
         made.iter()
             .any(|one| one.number == ticket.buffer && one.offset(region.addr(), region.len()).is_some())
     }

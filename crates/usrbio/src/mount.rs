@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use onehop_os::{HostMem, Semaphore};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat};
@@ -82,6 +82,11 @@ fn unescape(text: &str) -> PathBuf {
     std::ffi::OsString::from_vec(out).into()
 }
 
+/// See [`Mount::hold`].
+pub struct HeldMount<'a> {
+    _folder: RwLockWriteGuard<'a, Arc<OwnedFd>>,
+}
+
 /// A mount that a program uses. As long as it lives the daemon sees that its program does: it holds the folder of links open.
 pub struct Mount {
     path: PathBuf,
@@ -102,6 +107,12 @@ impl Mount {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Keeps other threads from the folder's descriptor as long as the result lives: see `Files::hold`.
+    #[must_use]
+    pub fn hold(&self) -> HeldMount<'_> {
+        HeldMount { _folder: self.folder.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// Does something in the folder of links; once more in a new one where the daemon behind the old is gone.

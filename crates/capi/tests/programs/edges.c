@@ -107,6 +107,7 @@ static void names_nothing(void *handle)
     IS(onehop_sdr_acquire_read_buffer(handle, &number, &at, &flags, &time, 0) == ONEHOP_SDR_STREAM_ERROR);
     REFUSED(onehop_sdr_release_read_buffer(handle, 0));
     REFUSED(onehop_sdr_first_sample(handle, 0, &first));
+    REFUSED(onehop_sdr_extents(handle, 0, (onehop_sdr_extent *)bytes, 1, &number));
     REFUSED(onehop_sdr_counts(handle, &first, &lost, &gaps));
     REFUSED(onehop_sdr_copy_out(handle, 0, 0, bytes, sizeof bytes));
     if (handle) {
@@ -182,6 +183,7 @@ static void handles(void)
     REFUSED(onehop_sdr_copy_out(sdr, SIZE_MAX, 0, bytes, 1));
     REFUSED(onehop_sdr_release_read_buffer(sdr, SIZE_MAX));
     REFUSED(onehop_sdr_first_sample(sdr, SIZE_MAX, (uint64_t *)bytes));
+    REFUSED(onehop_sdr_extents(sdr, SIZE_MAX, (onehop_sdr_extent *)bytes, 1, &number));
     IS(memcmp(bytes, same, sizeof bytes) == 0);
     memset(&options, 0xff, sizeof options);
     options.placement = ONEHOP_TIER3;

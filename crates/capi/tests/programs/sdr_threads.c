@@ -1,4 +1,4 @@
-/* One thread waits for samples; another asks and stops the receiver meanwhile, and does not wait for the first. */
+/* One thread waits for samples; another asks, stops and closes the receiver meanwhile, and does not wait for the first. */
 #include <onehop/sdr.h>
 
 #include <pthread.h>
@@ -42,6 +42,42 @@ static void *listen(void *unused)
     return (void *)blocks;
 }
 
+static volatile int waiting;
+
+/* Takes a block, waits for the next, and gives what came of that. */
+static void *listen_once_more(void *unused)
+{
+    size_t handle;
+    const void *at;
+    int flags;
+    long long time;
+
+    (void)unused;
+    IS(onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 60000000L) > 0);
+    IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
+    waiting = 1;
+    return (void *)(intptr_t)onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 60000000L);
+}
+
+/* Closes a receiver while a thread waits for its next block, 256 ms later. Whether the board was stopped then: none came. */
+static int stops_at_close(onehop_gpu *gpu)
+{
+    struct timespec pause = { 0, 20000000L };
+    pthread_t thread;
+    void *got;
+
+    waiting = 0;
+    IS(onehop_sdr_open("sim:usdr?rate=1k", gpu, "ci16", 1024, &sdr) == 0);
+    IS(onehop_sdr_activate(sdr) == 0);
+    IS(pthread_create(&thread, NULL, listen_once_more, NULL) == 0);
+    while (!waiting)
+        nanosleep(&pause, NULL);
+    nanosleep(&pause, NULL);
+    onehop_sdr_close(sdr);
+    IS(pthread_join(thread, &got) == 0);
+    return (intptr_t)got == ONEHOP_SDR_TIMEOUT;
+}
+
 int main(void)
 {
     onehop_gpu *gpu;
@@ -71,6 +107,10 @@ int main(void)
     IS(pthread_join(thread, &blocks) == 0 && blocks != NULL);
     IS(now_ms() - begun < 10000);
     onehop_sdr_close(sdr);
+    /* On a busy machine a block may come before the close does. */
+    for (call = 0; call < 5 && !stops_at_close(gpu); call++)
+        ;
+    IS(call < 5);
     onehop_gpu_close(gpu);
     puts("nobody waited");
     return 0;

@@ -1,6 +1,6 @@
 //! Device code: loaded from PTX, its functions found and launched.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 
 use super::context::{Context, Raw};
 use super::driver::Failure;
-use super::stream::Stream;
+use super::stream::{LONGEST, Stream};
 use crate::{Error, Result};
 
 const LOG_BYTES: usize = 16 << 10;
@@ -79,18 +79,32 @@ unsafe impl Sync for Module {}
 impl Module {
     /// Has the driver compile PTX for this GPU. What the compiler said is in the error.
     pub(super) fn load(context: &Arc<Context>, ptx: &str) -> Result<Arc<Self>> {
-        let text = c_text(ptx)?;
-        let mut log = Log::new();
-        // SAFETY: the text ends in a zero byte, and lives across the call.
-        let loaded = unsafe { Self::load_image(context, text.as_ptr().cast(), &mut log) };
-        loaded.map_err(|failure| log.error(context, "compiling the kernels for this GPU", failure))
+        const WHAT: &str = "compiling the kernels for this GPU";
+        let (text, owned) = (c_text(ptx)?, context.clone());
+        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, move || {
+            let mut log = Log::new();
+            // SAFETY: the text ends in a zero byte, and lives across the call.
+            let loaded = unsafe { Self::load_image(&owned, text.as_ptr().cast(), &mut log) };
+            loaded.map_err(|failure| log.error(&owned, WHAT, failure))
+        })
     }
 
     /// Has the driver compile PTX of several authors, and link what one calls of another. Functions that are compiled apart
     /// use at most so many registers.
     pub(super) fn link(context: &Arc<Context>, parts: &[&str], registers: u32) -> Result<Arc<Self>> {
-        let what = "linking kernels for this GPU";
+        const WHAT: &str = "linking kernels for this GPU";
         let texts = parts.iter().map(|part| c_text(part)).collect::<Result<Vec<_>>>()?;
+        let owned = context.clone();
+        let link = move || Self::link_texts(&owned, WHAT, &texts, registers);
+        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, link)
+    }
+
+    fn link_texts(
+        context: &Arc<Context>,
+        what: &str,
+        texts: &[CString],
+        registers: u32,
+    ) -> Result<Arc<Self>> {
         let mut log = Log::new();
         let mut options = [JIT_MAX_REGISTERS, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 3] =
@@ -102,7 +116,7 @@ impl Module {
             // in a zero byte that is counted; the image lives as long as the link, and is loaded before that.
             unsafe {
                 driver.link_create(3, options.as_mut_ptr(), values.as_mut_ptr(), &mut link.raw)?;
-                for text in &texts {
+                for text in texts {
                     let (data, bytes) = (text.as_ptr().cast_mut().cast(), text.as_bytes_with_nul().len());
                     let name = c"kernels".as_ptr();
                     driver.link_add(link.raw, INPUT_PTX, data, bytes, name, 0, null_mut(), null_mut())?;
@@ -137,12 +151,18 @@ impl Module {
     pub(super) fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let what = format!("finding the kernel {name}");
         let text = CString::new(name).map_err(|_| Error::Launch("a kernel's name has a zero byte".into()))?;
+        let (module, name, why) = (self.clone(), name.to_owned(), what.clone());
+        let find = move || module.find(&text, name, &what);
+        self.context.driver.reclaimer.beside_kernels(&why, LONGEST, find)
+    }
+
+    fn find(self: &Arc<Self>, text: &CStr, name: String, what: &str) -> Result<Function> {
         let mut raw = null_mut();
-        self.context.call(&what, |driver| {
+        self.context.call(what, |driver| {
             // SAFETY: all pointers live across the call, and the module as long as self.
             unsafe { driver.module_function(&mut raw, self.raw, text.as_ptr()) }
         })?;
-        let function = Function { module: self.clone(), raw, name: name.to_owned() };
+        let function = Function { module: self.clone(), raw, name };
         // SAFETY: the function is of this module. Drivers without the call have it loaded by the question below.
         let _ = self.context.attempt(|driver| unsafe { driver.function_load(raw) });
         function.registers()?;

@@ -65,6 +65,8 @@ struct State {
     /// The task that is being carried out, and its thread.
     busy: Option<(u64, ThreadId)>,
     has_thread: bool,
+    /// Calls of others that may wait for kernels, and were begun when none stayed.
+    calls: usize,
     /// The kernels that outlasted their limits are being asked whether they have ended.
     asking: bool,
     refused: Refusals,
@@ -188,15 +190,59 @@ impl Reclaimer {
     pub(super) fn begin(&self) -> Result<()> {
         let mut state = self.lock();
         state.persistent += 1;
-        let mut state = self.wait(state, START, |state| state.busy.is_none());
-        if state.busy.is_none() {
+        let is_quiet = |state: &State| state.busy.is_none() && state.calls == 0;
+        let mut state = self.wait(state, START, is_quiet);
+        if is_quiet(&state) {
             return Ok(());
         }
         state.persistent -= 1;
         Err(Error::Silent {
-            what: "freeing GPU memory before a kernel starts to stay".into(),
+            what: "freeing GPU memory or loading code before a kernel starts to stay".into(),
             seconds: START.as_secs(),
         })
+    }
+
+    /// Makes a call that may wait for kernels: it loads code. Beside one that stays it is made by a thread of its own, and waited for
+    /// no longer than `limit`; what it gives later is dropped there.
+    ///
+    /// # Errors
+    /// Those of the call; when it takes too long, or there is no thread for it.
+    pub(super) fn beside_kernels<R: Send + 'static>(
+        &self,
+        what: &str,
+        limit: Duration,
+        call: impl FnOnce() -> Result<R> + Send + 'static,
+    ) -> Result<R> {
+        /// Counts a call that is made on this thread.
+        struct Counted<'a>(&'a Reclaimer);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.lock().calls -= 1;
+                self.0.0.changed.notify_all();
+            }
+        }
+        if self.is_forked() {
+            // It is refused there; another thread may have held the lock at the fork.
+            return call();
+        }
+        {
+            let mut state = self.lock();
+            if !state.is_held_up() {
+                state.calls += 1;
+                drop(state);
+                let _counted = Counted(self);
+                return call();
+            }
+        }
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("onehop loader".into());
+        let spawned = thread.spawn(move || {
+            let _ = sender.try_send(call());
+        });
+        spawned.map_err(|error| Error::Launch(format!("this machine gave no thread for {what}: {error}")))?;
+        receiver
+            .recv_timeout(limit)
+            .unwrap_or_else(|_| Err(Error::Silent { what: what.into(), seconds: limit.as_secs() }))
     }
 
     /// It has ended.
@@ -491,6 +537,29 @@ mod tests {
         assert!(free.load(Ordering::Acquire));
         reclaimer.end();
         ender.join().unwrap();
+    }
+
+    #[test]
+    fn a_call_beside_a_kernel_that_stays_is_not_waited_for_for_ever() {
+        let (reclaimer, own) = (Reclaimer::default(), std::thread::current().id());
+        let of_call = |limit| reclaimer.beside_kernels("a call", limit, || Ok(std::thread::current().id()));
+        assert_eq!(of_call(Duration::ZERO).unwrap(), own);
+        reclaimer.begin().unwrap();
+        assert_ne!(of_call(TEST_TIMEOUT).unwrap(), own);
+        let (sender, receiver) = channel::<()>();
+        let late = reclaimer.beside_kernels("a call", Duration::from_millis(20), move || {
+            let _ = receiver.recv();
+            Ok(())
+        });
+        assert!(matches!(late, Err(Error::Silent { .. })));
+        drop(sender);
+        reclaimer.end();
+        let failed =
+            reclaimer.beside_kernels("a call", Duration::ZERO, || Err::<(), _>(Error::Launch(String::new())));
+        assert!(matches!(failed, Err(Error::Launch(_))));
+        // Neither do those that come after a call wait for one that has ended.
+        reclaimer.begin().unwrap();
+        reclaimer.end();
     }
 
     /// A task's memory may run its owner's code when it goes, and that may drop GPU memory.

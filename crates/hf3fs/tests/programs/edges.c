@@ -88,6 +88,52 @@ static void names_nothing(struct hf3fs_iov iov, struct hf3fs_ior ior)
     IS(iov.iovh == NULL && ior.iorh == NULL);
 }
 
+/* Null pointers, buffers and mounts that nobody has made, and numbers of no file: every other function refuses them too. */
+static void nobody_has_these(void)
+{
+    struct hf3fs_iov iov, same_iov;
+    struct hf3fs_ior ior, same_ior;
+    hf3fs_gpu_ipc_handle_t none;
+    uint8_t id[16];
+    char where[4096];
+    void *at = NULL;
+
+    memset(id, 0x5a, sizeof id);
+    memset(&none, 0x5a, sizeof none);
+    memset(&iov, 0x5a, sizeof iov);
+    memset(&ior, 0x5a, sizeof ior);
+    same_iov = iov;
+    same_ior = ior;
+    IS(hf3fs_is_hf3fs(file) && !hf3fs_is_hf3fs(-1) && !hf3fs_is_hf3fs(INT32_MAX) && !hf3fs_is_hf3fs(0));
+    IS(hf3fs_extract_mount_point(where, sizeof where, path) == (int)strlen(mount) + 1 && strcmp(where, mount) == 0);
+    IS(hf3fs_extract_mount_point(NULL, 0, path) == (int)strlen(mount) + 1);
+    IS(hf3fs_extract_mount_point(where, sizeof where, NULL) < 0);
+    IS(hf3fs_hardlink(NULL, NULL) == EINVAL && hf3fs_hardlink(path, NULL) == EINVAL && hf3fs_hardlink("", "") != 0);
+    IS(hf3fs_gdr_available() && hf3fs_gdr_device_count() == 1);
+
+    IS(hf3fs_ior_size(INT32_MIN) == 0 && hf3fs_ior_size(8) > 0 && hf3fs_ior_size(INT32_MAX) > hf3fs_ior_size(8));
+    IS(hf3fs_io_entries(NULL) == -EINVAL);
+    IS(hf3fs_iorcreate2(NULL, mount, 8, true, 0, 0, -1) == -EINVAL && hf3fs_iorcreate2(&ior, NULL, 8, true, 0, 0, -1) < 0);
+    IS(hf3fs_iorcreate3(NULL, mount, 8, true, 0, 0, 0, -1) == -EINVAL && hf3fs_iorcreate3(&ior, "/", 8, true, 0, 0, 0, -1) < 0);
+    IS(hf3fs_iorcreate4(NULL, mount, 8, true, 0, 0, -1, 0) == -EINVAL && hf3fs_iorcreate4(&ior, mount, -1, true, 0, 0, -1, 0) < 0);
+
+    IS(hf3fs_iovopen(NULL, id, mount, 4096, 0, -1) == -EINVAL && hf3fs_iovopen(&iov, NULL, mount, 4096, 0, -1) == -EINVAL);
+    IS(hf3fs_iovopen(&iov, id, mount, 4096, 0, -1) < 0);
+    IS(hf3fs_iovwrap(NULL, where, id, mount, 4096, 0, -1) == -EINVAL);
+    IS(hf3fs_iovwrap(&iov, where, NULL, mount, 4096, 0, -1) == -EINVAL && hf3fs_iovwrap(&iov, where, id, NULL, 4096, 0, -1) < 0);
+    IS(hf3fs_iovopen_gpu(NULL, id, mount, 4096, 0, 0) == -EINVAL && hf3fs_iovopen_gpu(&iov, id, mount, 4096, 0, 0) < 0);
+    IS(hf3fs_iovopen_device(&iov, NULL, mount, 4096, 0, 0) < 0 && hf3fs_iovopen_device(&iov, id, mount, 4096, 0, 7) < 0);
+    IS(hf3fs_iovwrap_gpu(NULL, where, id, mount, 4096, 0, 0) == -EINVAL);
+    IS(hf3fs_iovwrap_gpu(&iov, where, id, mount, 4096, 0, 0) < 0 && hf3fs_iovwrap_device(&iov, where, id, mount, 4096, 0, 0) < 0);
+    IS(hf3fs_iovcreate_device(NULL, mount, 4096, 0, 0) < 0 && hf3fs_iovcreate_device(&iov, mount, 4096, 0, 7) < 0);
+    IS(hf3fs_iov_import_gpu(&iov, NULL, mount) == -EINVAL && hf3fs_iov_import_gpu(&iov, &none, mount) == -EINVAL);
+    IS(hf3fs_iov_import_gpu(NULL, &none, mount) == -EINVAL);
+
+    IS(onehop_emulated_free(NULL) == -EINVAL && onehop_emulated_free(where) == -EINVAL);
+    IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0 && onehop_emulated_free(at) == -EINVAL);
+    IS(memcmp(&iov, &same_iov, sizeof iov) == 0 && memcmp(&ior, &same_ior, sizeof ior) == 0);
+}
+
 static void a_life(void)
 {
     struct hf3fs_iov a, b;
@@ -99,6 +145,7 @@ static void a_life(void)
     close_all(&a, &b, &c);
     names_nothing(old_a, old_c);
     names_nothing(old_b, old_c);
+    nobody_has_these();
 }
 
 static void handles(void)
@@ -182,6 +229,10 @@ static void *busy(void *value)
         close(fd);
         IS(hf3fs_iovcreate_gpu(&iov, mount, 4096, 0, 0) == 0);
         hf3fs_iovdestroy(&iov);
+        for (int i = 0; i < 8; i++) {
+            void *at;
+            IS(onehop_emulated_alloc(&at, 1 << 20) == 0 && onehop_emulated_free(at) == 0);
+        }
     }
     return value;
 }
@@ -202,6 +253,8 @@ static void forks(void)
             int fd = open(path, O_RDONLY);
             IS(hf3fs_reg_fd(fd, 0) < 0);
             hf3fs_dereg_fd(fd);
+            void *at;
+            IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0);
             /* A worker uses what its parent made. */
             IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
             if (i % 20 == 0)
