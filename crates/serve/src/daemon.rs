@@ -11,6 +11,7 @@ use std::time::Duration;
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
+use onehop_target::shares::Shares;
 use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, Rules, Tree};
 use onehop_usrbio::gpu::{Device, Gpus, Mode};
@@ -23,7 +24,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::fs::Mounted;
-use crate::io::Piece;
+use crate::io::Rest;
 use crate::io::gpu::Engine;
 use crate::io::pool::{Call, Pool, Zeroes};
 use crate::lock;
@@ -47,6 +48,14 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Files of a target that are open at once: as many as a target has for one mount.
 const OPEN_OF_TARGET: usize = 16_384;
 
+/// Transfers of rings under way at once: some hundred bytes each.
+const MOST_JOBS: u64 = 1 << 18;
+
+/// A supply that users share. Root may have all of it, and so may the user whose daemon this is.
+pub(crate) fn of_users(most: u64) -> Shares {
+    Shares::new(most).with_privileged([0, rustix::process::geteuid().as_raw()])
+}
+
 /// Where the files are.
 #[derive(Clone)]
 pub enum Source {
@@ -68,6 +77,8 @@ pub struct Options {
     /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise those of a folder hold for all who use
     /// it, and a target's files have none.
     pub local_locks: bool,
+    /// Whether programs may bring memory of the emulated GPU, which is for tests: it is a file, and there may be any amount of it.
+    pub emulated_gpu: bool,
 }
 
 impl Source {
@@ -80,12 +91,14 @@ impl Source {
 }
 
 impl Options {
-    /// A folder, served at a mount point.
+    /// A folder, served at a mount point. The environment variable `HF3FS_GDR_ENABLED`, set to `emulated`, lets programs bring
+    /// memory of the emulated GPU.
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let source = Source::Folder(root.to_owned());
-        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: false }
+        let emulated_gpu = std::env::var_os("HF3FS_GDR_ENABLED").is_some_and(|mode| mode == "emulated");
+        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: false, emulated_gpu }
     }
 
     /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
@@ -102,7 +115,9 @@ pub(crate) struct Shared {
     pub table: Table,
     pub opens: Opens,
     pub workers: Workers,
-    pub pool: Pool<Piece>,
+    pub pool: Pool<Rest>,
+    /// Transfers of rings that are under way, by user.
+    pub jobs: Shares,
     /// Calls of the kernel that may take long.
     pub slow: Pool<Call>,
     pub waits: Waits,
@@ -127,17 +142,19 @@ impl Shared {
             Source::Folder(_) => (raise_limits() / 5, raise_limits() / 20),
             Source::Target(_) => (OPEN_OF_TARGET, 0),
         };
+        let mode = if options.emulated_gpu { Mode::Emulated } else { Mode::Cuda };
         Ok(Arc::new(Self {
             options,
             table: Table::default(),
             opens: Opens::new(most_open),
             workers: Workers::default(),
             pool: Pool::default(),
+            jobs: of_users(MOST_JOBS),
             slow: Pool::default(),
             waits: Waits::default(),
             locks: Locks::new(most_locks),
             stats: Stats::default(),
-            gpus: Gpus::new(Mode::Cuda),
+            gpus: Gpus::new(mode),
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
             zeroes,
             engines: Mutex::default(),

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, RwLock};
 
+use onehop_target::shares::Shares;
 use onehop_target::tree::OpenFile;
 use onehop_target::wire::Access;
 use rustix::io::Errno;
 
-use crate::{lock, read, write};
+use crate::daemon::of_users;
+use crate::{read, write};
 
 /// An open file.
 pub(crate) struct Open {
@@ -59,19 +61,11 @@ pub(crate) enum NotOpen {
     Access,
 }
 
-/// How many files each user has open.
-#[derive(Default)]
-struct Counts {
-    of: HashMap<u32, usize>,
-    all: usize,
-}
-
 /// All open files.
 pub(crate) struct Opens {
     by_handle: RwLock<HashMap<u64, Arc<Open>>>,
     by_inode: RwLock<HashMap<u64, Vec<Arc<Open>>>>,
-    counts: Mutex<Counts>,
-    most: usize,
+    shares: Shares,
     next: AtomicU64,
     added: AtomicU64,
 }
@@ -82,8 +76,7 @@ impl Opens {
         Self {
             by_handle: RwLock::default(),
             by_inode: RwLock::default(),
-            counts: Mutex::default(),
-            most,
+            shares: of_users(most as u64),
             next: AtomicU64::new(0),
             added: AtomicU64::new(0),
         }
@@ -94,11 +87,7 @@ impl Opens {
     /// # Errors
     /// `EMFILE` when not.
     pub fn check(&self, uid: u32) -> Result<(), Errno> {
-        let counts = lock(&self.counts);
-        let left = self.most.saturating_sub(counts.all);
-        let is_first = uid == 0 || uid == rustix::process::geteuid().as_raw();
-        let taken = if is_first { 0 } else { counts.of.get(&uid).copied().unwrap_or(0) };
-        if taken < left { Ok(()) } else { Err(Errno::MFILE) }
+        if self.shares.room(uid) > 0 { Ok(()) } else { Err(Errno::MFILE) }
     }
 
     /// A number for something that is open, of which there is no other: the kernel gives the handles of folders where those of
@@ -111,10 +100,7 @@ impl Opens {
     pub fn add(&self, inode: u64, uid: u32, access: Access, file: Arc<dyn OpenFile>) -> u64 {
         let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
-        let mut counts = lock(&self.counts);
-        counts.all += 1;
-        *counts.of.entry(uid).or_default() += 1;
-        drop(counts);
+        self.shares.count(uid, 1);
         write(&self.by_handle).insert(handle, open.clone());
         write(&self.by_inode).entry(inode).or_default().push(open);
         self.added.fetch_add(1, Ordering::AcqRel);
@@ -133,23 +119,12 @@ impl Opens {
     pub fn close(&self, handle: u64) {
         let Some(gone) = write(&self.by_handle).remove(&handle) else { return };
         gone.closed.store(true, Ordering::Release);
-        self.count_closed(gone.uid);
+        self.shares.put_back(gone.uid, 1);
         let mut all = write(&self.by_inode);
         if let Some(list) = all.get_mut(&gone.inode) {
             list.retain(|open| !Arc::ptr_eq(open, &gone));
             if list.is_empty() {
                 all.remove(&gone.inode);
-            }
-        }
-    }
-
-    fn count_closed(&self, uid: u32) {
-        let mut counts = lock(&self.counts);
-        counts.all -= 1;
-        if let Some(count) = counts.of.get_mut(&uid) {
-            *count -= 1;
-            if *count == 0 {
-                counts.of.remove(&uid);
             }
         }
     }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onehop_target::shares::Shares;
 use onehop_usrbio::gpu::Offer;
 use onehop_usrbio::wire::{self, Answer, Ask};
 use onehop_usrbio::{Error as Usrbio, Id, Name};
@@ -16,14 +17,12 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
 };
 
-use crate::daemon::Shared;
+use crate::daemon::{Shared, of_users};
 use crate::error::{Error, Result};
-use crate::lock;
 use crate::table::{Buffer, GpuMemory, Owner, What};
 
-/// Programs that are answered at once, and those of one user. Others wait.
-const MOST: usize = 32;
-const MOST_OF_A_USER: usize = 16;
+/// Programs that are answered at once, of which a user may have as many as they leave to others. The rest waits.
+const MOST: u64 = 32;
 /// Programs that have connected and said nothing.
 const MOST_SILENT: usize = 256;
 
@@ -57,52 +56,24 @@ struct Silent {
     since: Instant,
 }
 
-/// How many are answered now, of all users and of each.
-#[derive(Default)]
-struct Busy(Mutex<HashMap<u32, usize>>);
-
-impl Busy {
-    /// Whether one more of this user may be.
-    fn has_room(&self, uid: u32) -> bool {
-        let busy = lock(&self.0);
-        busy.values().sum::<usize>() < MOST && busy.get(&uid).is_none_or(|count| *count < MOST_OF_A_USER)
-    }
-
-    fn begun(&self, uid: u32) {
-        *lock(&self.0).entry(uid).or_default() += 1;
-    }
-
-    fn ended(&self, uid: u32) {
-        let mut busy = lock(&self.0);
-        if let Some(count) = busy.get_mut(&uid) {
-            *count -= 1;
-        }
-        busy.retain(|_, count| *count > 0);
-    }
-
-    fn is_idle(&self) -> bool {
-        lock(&self.0).is_empty()
-    }
-}
-
 /// Answers until the daemon ends.
 pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
-    let (busy, mut silent) = (Arc::<Busy>::default(), Vec::new());
+    let (busy, mut silent) = (Arc::new(of_users(MOST)), Vec::new());
     while !shared.is_over() {
         for program in ready(socket, &mut silent, &busy) {
             start(shared, &busy, program);
         }
         silent.retain(|program: &Silent| program.since.elapsed() < wire::PATIENCE);
     }
-    while !busy.is_idle() {
+    while busy.taken() > 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// Waits a moment; takes those in who connect, and gives those who have said something and can be answered.
-fn ready(socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Busy) -> Vec<Silent> {
+fn ready(socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
     let (may, crowded): (Vec<_>, Vec<_>) =
-        std::mem::take(silent).into_iter().partition(|program| busy.has_room(program.owner.uid));
+        std::mem::take(silent).into_iter().partition(|program| busy.room(program.owner.uid) > 0);
     let mut fds: Vec<_> = may.iter().map(|program| PollFd::new(&program.client, PollFlags::IN)).collect();
     fds.push(PollFd::new(socket, PollFlags::IN));
     // Nobody says when there is room for those who have none.
@@ -142,16 +113,16 @@ fn accept(socket: &OwnedFd, silent: &mut Vec<Silent>) {
     }
 }
 
-fn start(shared: &Arc<Shared>, busy: &Arc<Busy>, program: Silent) {
+fn start(shared: &Arc<Shared>, busy: &Arc<Shares>, program: Silent) {
     let uid = program.owner.uid;
-    busy.begun(uid);
+    busy.count(uid, 1);
     let (shared, held) = (shared.clone(), busy.clone());
     let thread = std::thread::Builder::new().name("usrbio socket".into()).spawn(move || {
         answer(&shared, &program);
-        held.ended(uid);
+        held.put_back(uid, 1);
     });
     if thread.is_err() {
-        busy.ended(uid);
+        busy.put_back(uid, 1);
     }
 }
 

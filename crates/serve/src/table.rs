@@ -10,27 +10,31 @@ use std::time::{Duration, SystemTime};
 
 use onehop_gpu::Region;
 use onehop_os::HostMem;
+use onehop_target::shares::Shares;
 use onehop_usrbio::gpu::Offer;
 use onehop_usrbio::{Id, Name, SHM};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::daemon::of_users;
 use crate::io::gpu::Engine;
 use crate::workers::{MOST_GROUPS, Ring};
 use crate::{lock, read, write};
 
 /// Links of one user, and of all: a mapping each, and the system has some 65 thousand for a process.
-const MOST_OF_A_USER: usize = 8192;
-const MOST: usize = 32_768;
+const MOST_OF_A_USER: u64 = 8192;
+const MOST: u64 = 32_768;
 /// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
-const MOST_RINGS_OF_A_USER: usize = 1024;
-const MOST_RINGS: usize = 16_384;
+const MOST_RINGS_OF_A_USER: u64 = 1024;
+const MOST_RINGS: u64 = 16_384;
+/// Entries of a ring: one that is served costs the daemon some hundred bytes.
+const MOST_ENTRIES: i32 = 1 << 16;
 /// Bytes of addresses that the memory of one user takes, and that of all: files in `/dev/shm` may have holes, and a process has 128 TiB.
 const MOST_MAPPED_OF_A_USER: u64 = 4 << 40;
 const MOST_MAPPED: u64 = 32 << 40;
 // Semaphores have guards too, and so have rings that are on their way here or from here.
-const _: () = assert!(MOST_RINGS + MOST_GROUPS + MOST_RINGS_OF_A_USER < onehop_os::Guard::MOST);
+const _: () = assert!((MOST_RINGS + MOST_RINGS_OF_A_USER) as usize + MOST_GROUPS < onehop_os::Guard::MOST);
 
 /// Who told of something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +93,8 @@ impl Buffer {
         match &self.what {
             What::Host(mem) => mem.len() as u64,
             What::Ring(ring) => ring.server.memory_len() as u64,
+            // The emulated GPU's is a file.
+            What::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
             // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
             What::Gpu(_) => 0,
         }
@@ -114,13 +120,27 @@ struct Process {
 }
 
 /// All links.
-#[derive(Default)]
 pub(crate) struct Table {
     by_id: RwLock<HashMap<Id, Arc<Buffer>>>,
-    /// What memory of each user takes.
-    mapped: Mutex<HashMap<u32, u64>>,
+    links: Shares,
+    rings: Shares,
+    /// Bytes of addresses.
+    mapped: Shares,
     processes: Mutex<HashMap<u32, Process>>,
     next: AtomicU64,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            by_id: RwLock::default(),
+            links: of_users(MOST).with_limit(MOST_OF_A_USER),
+            rings: of_users(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
+            mapped: of_users(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
+            processes: Mutex::default(),
+            next: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Table {
@@ -147,32 +167,34 @@ impl Table {
         if all.contains_key(&name.id) {
             return Err(Errno::EXIST);
         }
-        if all.len() >= MOST_OF_A_USER && is_full(all.values(), owner.uid, MOST, MOST_OF_A_USER) {
+        let (uid, ring) = (owner.uid, u64::from(buffer.is_ring()));
+        if !self.links.take(uid, 1) {
             return Err(Errno::MFILE);
         }
-        let rings = all.values().filter(|other| other.is_ring());
-        if buffer.is_ring()
-            && all.len() >= MOST_RINGS_OF_A_USER
-            && is_full(rings, owner.uid, MOST_RINGS, MOST_RINGS_OF_A_USER)
-        {
+        if !self.rings.take(uid, ring) {
+            self.links.put_back(uid, 1);
             return Err(Errno::MFILE);
         }
         // Several may have asked at once how much room there is.
-        if buffer.mapped() > self.room(owner.uid) {
+        if !self.mapped.take(uid, buffer.mapped()) {
+            self.links.put_back(uid, 1);
+            self.rings.put_back(uid, ring);
             return Err(Errno::NOMEM);
         }
         // Only for what is taken up: it costs a descriptor.
-        self.watch(owner.pid)?;
-        *lock(&self.mapped).entry(owner.uid).or_default() += buffer.mapped();
+        if let Err(error) = self.watch(owner.pid) {
+            self.links.put_back(uid, 1);
+            self.rings.put_back(uid, ring);
+            self.mapped.put_back(uid, buffer.mapped());
+            return Err(error);
+        }
         all.insert(name.id, buffer.clone());
         Ok(buffer)
     }
 
     /// Bytes of memory that a user may still have mapped.
     pub fn room(&self, uid: u32) -> u64 {
-        let mapped = lock(&self.mapped);
-        let (all, theirs) = (mapped.values().sum::<u64>(), mapped.get(&uid).copied().unwrap_or(0));
-        MOST_MAPPED.saturating_sub(all).min(MOST_MAPPED_OF_A_USER.saturating_sub(theirs))
+        self.mapped.room(uid)
     }
 
     pub fn get(&self, id: Id) -> Option<Arc<Buffer>> {
@@ -198,12 +220,10 @@ impl Table {
     pub fn remove(&self, id: Id) -> Option<Arc<Buffer>> {
         let gone = write(&self.by_id).remove(&id)?;
         gone.gone.store(true, Ordering::Release);
-        let mut mapped = lock(&self.mapped);
-        if let Some(bytes) = mapped.get_mut(&gone.owner.uid) {
-            *bytes = bytes.saturating_sub(gone.mapped());
-        }
-        mapped.retain(|_, bytes| *bytes > 0);
-        drop(mapped);
+        let uid = gone.owner.uid;
+        self.links.put_back(uid, 1);
+        self.rings.put_back(uid, u64::from(gone.is_ring()));
+        self.mapped.put_back(uid, gone.mapped());
         Some(gone)
     }
 
@@ -276,13 +296,6 @@ impl Table {
     }
 }
 
-/// Whether there are as many of these as may be, or as many of a user's.
-fn is_full<'a>(these: impl Iterator<Item = &'a Arc<Buffer>>, uid: u32, most: usize, of_user: usize) -> bool {
-    let count = |(all, theirs), one: &Arc<Buffer>| (all + 1, theirs + usize::from(one.owner.uid == uid));
-    let (all, theirs) = these.fold((0, 0), count);
-    all >= most || theirs >= of_user
-}
-
 fn has_ended(alive: &OwnedFd) -> bool {
     let mut fds = [rustix::event::PollFd::new(alive, rustix::event::PollFlags::IN)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -292,6 +305,14 @@ fn has_ended(alive: &OwnedFd) -> bool {
 /// How often it is looked who has ended.
 pub(crate) const SWEEP: Duration = Duration::from_millis(100);
 
+/// What `statfs` says of `/dev/shm`.
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+
+/// Whether a ring of so many bytes has more entries than are served.
+pub(crate) fn is_too_long(bytes: usize) -> bool {
+    onehop_usrbio::ring::entries(bytes) > MOST_ENTRIES
+}
+
 /// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs. It is opened with the rights of
 /// this thread, which are theirs, and has `most` bytes at most.
 pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, Errno> {
@@ -300,6 +321,10 @@ pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, 
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::from(openat(CWD, target, flags, Mode::empty())?);
+    // A file system of the user's own may have been mounted on it, whose pages nobody brings.
+    if rustix::fs::fstatfs(&file)?.f_type != TMPFS {
+        return Err(Errno::INVAL);
+    }
     let stat = rustix::fs::fstat(&file)?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
         return Err(Errno::INVAL);
@@ -343,6 +368,34 @@ mod tests {
         let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 1000).unwrap();
         table.remove(one.name.id).unwrap();
         add(1000, true).unwrap();
-        assert_eq!(table.counts().2, MOST_RINGS_OF_A_USER + 1);
+        assert_eq!(table.counts().2 as u64, MOST_RINGS_OF_A_USER + 1);
+    }
+
+    #[test]
+    fn many_users_leave_room_for_one_more() {
+        let table = Table::default();
+        // Each has as many names as they like to give a user: sub-user IDs, say.
+        for uid in 1..=30 {
+            assert!(table.mapped.take(uid, table.mapped.room(uid)));
+        }
+        assert!(table.room(31) >= 64 << 10);
+        let first_ten = Table::default();
+        for uid in 1..=10 {
+            assert!(first_ten.mapped.take(uid, first_ten.mapped.room(uid)));
+            assert!(first_ten.links.take(uid, first_ten.links.room(uid)));
+            assert!(first_ten.rings.take(uid, first_ten.rings.room(uid)));
+        }
+        assert!(first_ten.room(11) >= 64 << 30);
+        assert!(first_ten.links.room(11) >= 32 && first_ten.rings.room(11) >= 64);
+    }
+
+    #[test]
+    fn memory_is_in_memory() {
+        let (owner, target) = (rustix::process::geteuid().as_raw(), Path::new(SHM).join("onehop-test-table"));
+        std::fs::write(&target, [1; 4096]).unwrap();
+        let mapped = map_shared(&target, owner, 1 << 20).map(|mem| mem.len());
+        let too_long = map_shared(&target, owner, 4095).err();
+        std::fs::remove_file(&target).unwrap();
+        assert_eq!((mapped, too_long), (Ok(4096), Some(Errno::NOMEM)));
     }
 }

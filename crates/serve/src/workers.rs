@@ -272,6 +272,8 @@ fn look(
     (sleep, found)
 }
 
+/// Entries for which a thread keeps room.
+const MOST_KEPT: usize = 1024;
 /// Completions that are told at once: the program works on them meanwhile.
 const TOLD: usize = 16;
 
@@ -288,6 +290,10 @@ fn serve(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: &mut Vec<Entry>, done:
     }
     ring.server.complete(done);
     done.clear();
+    // A batch may be as long as its ring.
+    if entries.capacity() > MOST_KEPT {
+        entries.shrink_to(MOST_KEPT);
+    }
 }
 
 #[cfg(test)]

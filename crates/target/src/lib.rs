@@ -9,6 +9,8 @@
 //! tcp        one of them
 //! server     the storage service
 //! client     a folder of another machine
+//! turns      a queue in which users take turns
+//! shares     a supply that no user can use up
 //! ```
 //! Whatever comes from the other side is hostile until it is checked: lengths are bounded before anything is allocated for them.
 #![forbid(unsafe_code)]
@@ -22,6 +24,7 @@ mod handshake;
 pub mod rdma;
 mod seal;
 pub mod server;
+pub mod shares;
 pub mod tcp;
 pub mod transport;
 pub mod tree;

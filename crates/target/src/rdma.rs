@@ -4,8 +4,10 @@
 //! Only a client exposes memory, to one target, over connections whose target has shown that it has the key. A server's memory
 //! is reached by nobody, whatever they say. Frames are encrypted as over TCP; data that is put or got is not.
 
+use std::collections::VecDeque;
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -404,7 +406,7 @@ pub struct RdmaAcceptor {
     tcp: TcpAcceptor,
     ports: Ports,
     met: (Sender<RdmaLink>, Mutex<Receiver<RdmaLink>>),
-    pending: Arc<AtomicUsize>,
+    pending: Arc<Pending>,
 }
 
 impl RdmaAcceptor {
@@ -418,12 +420,9 @@ impl RdmaAcceptor {
         Ok(Self { tcp: TcpAcceptor::listen(address)?, ports, met, pending: Arc::default() })
     }
 
-    fn meet(&self, stream: std::net::TcpStream) -> Result<()> {
-        let place = Pending::new(&self.pending);
-        if self.pending.load(Ordering::Acquire) > MOST_PENDING {
-            // They come again.
-            return Ok(());
-        }
+    fn meet(&self, stream: TcpStream) -> Result<()> {
+        let failed = |e| Error::io("dup of", "a client's socket", e);
+        let place = self.pending.add(stream.try_clone().map_err(failed)?);
         let (ports, sender) = (self.ports.clone(), self.met.0.clone());
         let meeting = move || {
             if let Some(link) = meet(&ports, stream) {
@@ -437,24 +436,39 @@ impl RdmaAcceptor {
     }
 }
 
-/// One who is about to be connected.
-struct Pending(Arc<AtomicUsize>);
+/// Those who are about to be connected, the one that has taken longest first. Where there are more than may be, that one goes.
+#[derive(Default)]
+struct Pending {
+    streams: Mutex<VecDeque<(u64, TcpStream)>>,
+    next: AtomicU64,
+}
+
+/// One of them, until it is connected or has failed to be.
+struct PendingPlace(Arc<Pending>, u64);
 
 impl Pending {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(count.clone())
+    fn add(self: &Arc<Self>, stream: TcpStream) -> PendingPlace {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut streams = lock(&self.streams);
+        streams.push_back((number, stream));
+        if streams.len() > MOST_PENDING
+            && let Some((_, longest)) = streams.pop_front()
+        {
+            // Its thread finds nobody at the other end. It may have gone by itself.
+            let _ = longest.shutdown(Shutdown::Both);
+        }
+        PendingPlace(self.clone(), number)
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingPlace {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        lock(&self.0.streams).retain(|(number, _)| *number != self.1);
     }
 }
 
 /// Who says nothing of use is of no matter.
-fn meet(ports: &Ports, stream: std::net::TcpStream) -> Option<RdmaLink> {
+fn meet(ports: &Ports, stream: TcpStream) -> Option<RdmaLink> {
     let peer = stream.peer_addr().ok()?.to_string();
     let ip = stream.local_addr().ok()?.ip();
     // The port that has the address the client came to; else one after the other.
@@ -487,5 +501,35 @@ impl Acceptor for RdmaAcceptor {
                 return Ok(None);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// Whether the other end has closed a connection, or does within a moment.
+    fn is_closed(stream: &mut TcpStream, moment: Duration) -> bool {
+        stream.set_read_timeout(Some(moment)).unwrap();
+        matches!(stream.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn silent_connections_make_way_for_newcomers() {
+        let acceptor = RdmaAcceptor::listen("127.0.0.1:0", Ports::of(Vec::new())).unwrap();
+        let address = acceptor.address();
+        let come = |_| {
+            let stream = TcpStream::connect(&address).unwrap();
+            assert!(acceptor.accept(Duration::from_millis(20)).unwrap().is_none());
+            stream
+        };
+        let mut held: Vec<_> = (0..MOST_PENDING).map(come).collect();
+        let mut newcomer = come(0);
+        // Before it is too late for all of them.
+        assert!(is_closed(&mut held[0], MEETING / 2), "the one that was first has gone");
+        assert!(!is_closed(&mut held[1], Duration::from_millis(50)));
+        assert!(!is_closed(&mut newcomer, Duration::from_millis(50)), "the newcomer was sent away");
     }
 }

@@ -6,64 +6,88 @@ use std::time::Duration;
 
 use crate::lock;
 
+/// What a queue holds: work that one thread does, or that several do in parts.
+pub trait Divisible: Sized {
+    /// What a thread does.
+    type Part;
+
+    /// Takes a part off; gives it with the rest. No part is left where the work was given up meanwhile. It is called under the
+    /// queue's lock.
+    fn divide(self) -> (Option<Self::Part>, Option<Self>);
+}
+
 /// Work by user.
-pub struct Queue<T> {
-    state: Mutex<State<T>>,
+pub struct Queue<T, K = u32> {
+    state: Mutex<State<T, K>>,
     there: Condvar,
 }
 
-struct State<T> {
+struct State<T, K> {
     /// Users with work, the next to have their turn first.
-    users: VecDeque<(u32, VecDeque<T>)>,
+    users: VecDeque<(K, VecDeque<T>)>,
     over: bool,
     idle: usize,
 }
 
 /// What came of waiting.
-pub enum Next<T> {
-    /// Work.
-    Work(T),
+pub enum Next<P> {
+    /// Work, and whether there is more and nobody to do it at once.
+    Work(P, bool),
     /// Nothing came in time.
     Nothing,
     /// Nothing will come any more.
     Over,
 }
 
-impl<T> Default for Queue<T> {
+impl<T, K> Default for Queue<T, K> {
     fn default() -> Self {
         let state = State { users: VecDeque::new(), over: false, idle: 0 };
         Self { state: Mutex::new(state), there: Condvar::new() }
     }
 }
 
-impl<T> Queue<T> {
+impl<T, K> State<T, K> {
+    /// Whether there is more work than threads that wait for some.
+    fn is_short(&self) -> bool {
+        self.idle < self.users.iter().map(|(_, list)| list.len()).sum()
+    }
+}
+
+impl<T: Divisible, K: PartialEq> Queue<T, K> {
     /// Adds work; whether there is nobody to do it at once.
-    pub fn add(&self, uid: u32, work: impl IntoIterator<Item = T>) -> bool {
+    pub fn add(&self, user: K, work: T) -> bool {
         let mut state = lock(&self.state);
-        match state.users.iter_mut().find(|(user, _)| *user == uid) {
-            Some((_, list)) => list.extend(work),
-            None => state.users.push_back((uid, work.into_iter().collect())),
+        match state.users.iter_mut().find(|(other, _)| *other == user) {
+            Some((_, list)) => list.push_back(work),
+            None => state.users.push_back((user, [work].into())),
         }
-        let waiting: usize = state.users.iter().map(|(_, list)| list.len()).sum();
-        let busy = state.idle < waiting;
+        let is_short = state.is_short();
         drop(state);
-        self.there.notify_all();
-        busy
+        self.there.notify_one();
+        is_short
     }
 
     /// Waits for work.
-    pub fn next(&self, limit: Duration) -> Next<T> {
+    pub fn next(&self, limit: Duration) -> Next<T::Part> {
         let mut state = lock(&self.state);
         loop {
-            if let Some((uid, mut list)) = state.users.pop_front() {
-                let work = list.pop_front();
+            while let Some((user, mut list)) = state.users.pop_front() {
+                let (part, rest) = list.pop_front().map_or((None, None), T::divide);
+                if let Some(rest) = rest {
+                    list.push_front(rest);
+                }
                 if !list.is_empty() {
-                    state.users.push_back((uid, list));
+                    state.users.push_back((user, list));
                 }
-                if let Some(work) = work {
-                    return Next::Work(work);
+                if let Some(part) = part {
+                    let (is_short, is_more) = (state.is_short(), !state.users.is_empty());
+                    drop(state);
+                    if is_more {
+                        // Another thread that waits may have the rest.
+                        self.there.notify_one();
+                    }
+                    return Next::Work(part, is_short);
                 }
-                continue;
             }
             if state.over {
                 return Next::Over;
@@ -94,26 +118,55 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
 
+    /// So many parts, the first with this number; those from the limit on are given up.
+    struct Parts(u32, u32);
+    const GIVEN_UP: u32 = 100;
+
+    impl Divisible for Parts {
+        type Part = u32;
+
+        fn divide(self) -> (Option<u32>, Option<Self>) {
+            let Self(number, count) = self;
+            if number >= GIVEN_UP {
+                return (None, None);
+            }
+            (Some(number), (count > 1).then_some(Self(number + 1, count - 1)))
+        }
+    }
+
+    fn order(queue: &Queue<Parts>) -> Vec<u32> {
+        let part = || match queue.next(Duration::ZERO) {
+            Next::Work(work, _) => Some(work),
+            _ => None,
+        };
+        std::iter::from_fn(part).collect()
+    }
+
     #[test]
     fn users_take_turns() {
         let queue = Queue::default();
-        assert!(queue.add(1, [10, 11, 12, 13]));
-        queue.add(2, [20]);
-        queue.add(3, [30, 31]);
+        assert!(queue.add(1, Parts(10, 3)));
+        queue.add(1, Parts(13, 1));
+        queue.add(2, Parts(20, 1));
+        queue.add(3, Parts(30, 2));
         queue.end();
-        let mut order = Vec::new();
-        while let Next::Work(work) = queue.next(Duration::ZERO) {
-            order.push(work);
-        }
-        assert_eq!(order, [10, 20, 30, 11, 31, 12, 13]);
+        assert_eq!(order(&queue), [10, 20, 30, 11, 31, 12, 13]);
         assert!(matches!(queue.next(Duration::ZERO), Next::Over));
     }
 
     #[test]
+    fn what_was_given_up_is_passed_over() {
+        let queue = Queue::default();
+        queue.add(1, Parts(98, 1 << 30));
+        queue.add(1, Parts(7, 1));
+        assert_eq!(order(&queue), [98, 99, 7]);
+    }
+
+    #[test]
     fn waits_end() {
-        let queue: Queue<()> = Queue::default();
+        let queue: Queue<Parts> = Queue::default();
         assert!(matches!(queue.next(Duration::from_millis(1)), Next::Nothing));
-        queue.add(0, []);
+        queue.add(0, Parts(GIVEN_UP, 1));
         assert!(matches!(queue.next(Duration::from_millis(1)), Next::Nothing));
     }
 }

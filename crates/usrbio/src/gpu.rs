@@ -130,6 +130,11 @@ impl Gpus {
     /// When it is on no GPU of this process, or is not what the offer says.
     pub fn accept(&self, offer: &Offer) -> Result<(Arc<Device>, Region)> {
         if offer.ticket.gpu == EMULATED {
+            if self.mode != Mode::Emulated {
+                let why =
+                    "this process has no emulated GPU (HF3FS_GDR_ENABLED=emulated gives it one, for tests)";
+                return Err(Error::NoDevice { device: -1, why: why.into() });
+            }
             let device = self.emulated();
             let region = match &*device {
                 Device::Emulated(gpu) => gpu.accept(offer)?,
@@ -447,7 +452,11 @@ mod tests {
         let Device::Emulated(gpu) = &*device else { panic!("not emulated") };
         let part = gpu.at(memory.region().addr().plus(5000), 1000).unwrap();
         let inner = Memory::of(&device, part).unwrap();
-        let (_, region) = theirs.accept(&inner.offer().unwrap()).unwrap();
+        // A file that anybody can make counts as GPU memory only where that is wanted.
+        for mode in [Mode::Cuda, Mode::Off] {
+            assert!(matches!(Gpus::new(mode).accept(&inner.offer().unwrap()), Err(Error::NoDevice { .. })));
+        }
+        let (_, region) = Gpus::new(Mode::Emulated).accept(&inner.offer().unwrap()).unwrap();
         region.write(1, b"there").unwrap();
         let mut seen = [0; 5];
         memory.region().read(5001, &mut seen).unwrap();

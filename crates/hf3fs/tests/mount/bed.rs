@@ -51,7 +51,8 @@ impl Bed {
     }
 
     /// Mounts something at its mount point.
-    pub fn mounted(mut self, options: Options) -> Option<Self> {
+    pub fn mounted(mut self, mut options: Options) -> Option<Self> {
+        options.emulated_gpu = true;
         if std::fs::metadata("/dev/fuse").is_err() {
             skipped("there is no /dev/fuse");
             return None;

@@ -2,11 +2,20 @@
 
 use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
+use onehop_target::client::{self, RemoteTree};
+use onehop_target::tcp::TcpConnector;
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Access, Caller, ROOT};
+use onehop_usrbio::buffer::Ring;
+use onehop_usrbio::mount::Mount;
+use onehop_usrbio::ring::Request;
+use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -288,7 +297,13 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 #[test]
 fn syncs_keep_no_lookup_waiting() {
-    let Some(small) = Small::start(false) else { return };
+    for of_target in [false, true] {
+        syncs_beside_lookups(of_target);
+    }
+}
+
+fn syncs_beside_lookups(of_target: bool) {
+    let Some(small) = Small::start(of_target) else { return };
     open_to_all(&small.bed);
     let attack = part("exhaustion::syncer", &small.bed);
     let (said, lookups) = std::thread::scope(|scope| {
@@ -439,4 +454,89 @@ fn leases_keep_no_one_else_waiting() {
     drop(attacker.0.stdin.take());
     let ended = attacker.0.wait().unwrap();
     assert!(ended.success() && begun.elapsed() < Duration::from_secs(40), "{ended}");
+}
+
+/// Run by [`long_requests_take_no_memory`]: requests of a tebibyte each, for a small file, into memory that is one hole.
+#[test]
+fn asker_for_much() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    const LONG_REQUEST: u64 = 1 << 40;
+    let (mount, id) = (Arc::new(Mount::open(&dir.join("mnt")).unwrap()), Id::random().unwrap());
+    let path = Path::new(SHM).join(format!("onehop-test-{id}"));
+    let hole = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    hole.set_len(LONG_REQUEST).unwrap();
+    mount.publish(&Name::buffer(id, 0), &path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let name =
+        RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+    let ring = Ring::create(&mount, 64, name, None).unwrap();
+    let file = File::open(dir.join("mnt/file.bin")).unwrap();
+    let (inode, size) = (file.metadata().unwrap().ino(), file.metadata().unwrap().len());
+    let request = Request { buffer: id, offset: 0, inode, at: 0, len: LONG_REQUEST, userdata: 0 };
+    for turn in 0..40 {
+        ring.prepare(&Request { at: turn % 2 * (1 << 30), ..request }).unwrap();
+    }
+    ring.submit();
+    let (mut done, until) = (Vec::new(), SystemTime::now() + LONG / 2);
+    ring.wait(&mut done, (40, 64), Some(until), Duration::from_millis(1)).unwrap();
+    assert_eq!(done.len(), 40);
+    assert_eq!(done.iter().filter(|one| one.result == size as i64).count(), 20);
+    assert_eq!(done.iter().filter(|one| one.result == 0).count(), 20);
+    let filled = hole.metadata().unwrap().blocks() * 512;
+    assert!(filled < 16 << 20, "{filled} bytes are filled by a file of {size}");
+    hold((ring, hole));
+}
+
+#[test]
+fn long_requests_take_no_memory() {
+    let Some(small) = Small::start(false) else { return };
+    open_to_all(&small.bed);
+    let before = small.memory();
+    let attacker = Attacker::start("exhaustion::asker_for_much", &small.bed);
+    others_go_on(&small.bed);
+    // What the file fills is shared memory that this process has touched.
+    let more = small.memory().saturating_sub(before);
+    assert!(more < 100 << 20, "{more} bytes");
+    drop(attacker);
+}
+
+#[test]
+fn mounts_leave_descriptors_of_a_target_to_others() {
+    let bed = Bed::folder();
+    std::fs::create_dir(bed.dir.join("root/many")).unwrap();
+    for number in 0..400 {
+        File::create(bed.dir.join(format!("root/many/{number}"))).unwrap();
+    }
+    let (target, address) = Killed::target_with(&bed, "127.0.0.1:0", FEW);
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", target.0.id())).unwrap().count();
+    let name = |text: &str| onehop_target::wire::Name::new(text.as_bytes()).unwrap();
+    let reads = Access { read: true, ..Access::default() };
+    let by = Caller::ROOT;
+    let mut mounts = Vec::new();
+    for number in 0..14 {
+        let connector = TcpConnector::new(&address).unwrap();
+        let options = client::Options { lanes: 1, ..client::Options::new(crate::target::key()) };
+        let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
+        let many = tree.lookup(ROOT, &name("many"), &by).unwrap().node;
+        let known: Vec<_> = (0..400)
+            .map(|number| tree.lookup(many, &name(&number.to_string()), &by))
+            .collect::<Result<_, _>>()
+            .unwrap_or_else(|error| panic!("mount {number} finds nothing: {error}"));
+        let open = |known: &onehop_target::wire::Attr| tree.open(known.node, reads, &by);
+        let open: Vec<_> = known.iter().map_while(|known| open(known).ok()).collect();
+        // The first leaves half to others, the next half of that.
+        assert!(open.len() < 200 && (number > 5 || !open.is_empty()), "mount {number} opens {}", open.len());
+        assert!(descriptors() < FEW as usize * 3 / 4, "{} descriptors", descriptors());
+        mounts.push((tree, open));
+    }
+    // What one has closed is there for the others.
+    mounts[0].1.clear();
+    let start = Instant::now();
+    let (tree, _) = mounts.last().unwrap();
+    let file = tree.lookup(ROOT, &name("file.bin"), &by).unwrap().node;
+    while let Err(error) = tree.open(file, reads, &by) {
+        assert!(error == Errno::MFILE && start.elapsed() < LONG, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -105,13 +105,14 @@ fn say_ready(dir: &std::path::Path, text: &str) {
 #[test]
 fn daemon() {
     let Some((dir, target)) = task() else { return };
-    let options = if target.is_empty() {
+    let mut options = if target.is_empty() {
         Options::new(&dir.join("mnt"), &dir.join("root"))
     } else {
         let connector = TcpConnector::new(&target).unwrap();
         let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
         Options::of_target(&dir.join("mnt"), tree)
     };
+    options.emulated_gpu = true;
     let _daemon = Daemon::start(options).unwrap();
     say_ready(&dir, "");
 }

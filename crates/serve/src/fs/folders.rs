@@ -6,19 +6,22 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Mutex};
 
 use fuser::FileType;
+use onehop_target::shares::Shares;
 use onehop_target::tree::{Names, Tree};
 use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::attr::kind;
+use crate::daemon::of_users;
 use crate::lock;
 
-/// Open folders of a user.
-const MOST_OF_A_USER: usize = 4096;
+/// Open folders of a user, and of all.
+const MOST_OF_A_USER: u64 = 4096;
+const MOST: u64 = 65_536;
 /// Names that are kept from when a folder was opened until they are asked for.
 const FEW: usize = 64;
 /// Where a user has more folders open, each keeps few names between two reads.
-const MOST_WITH_NAMES: usize = 256;
+const MOST_WITH_NAMES: u64 = 256;
 
 /// A name in a folder.
 pub(super) struct Entry {
@@ -117,29 +120,30 @@ impl OpenFolder {
 }
 
 /// All open folders.
-#[derive(Default)]
 pub(super) struct OpenFolders {
     all: Mutex<HashMap<u64, Arc<OpenFolder>>>,
-    /// How many each user has.
-    counts: Mutex<HashMap<u32, usize>>,
+    shares: Shares,
+}
+
+impl Default for OpenFolders {
+    fn default() -> Self {
+        Self { all: Mutex::default(), shares: of_users(MOST).with_limit(MOST_OF_A_USER) }
+    }
 }
 
 impl OpenFolders {
     /// Adds one under a handle, if its user may have one more.
     pub fn add(&self, handle: u64, folder: OpenFolder) -> Result<(), Errno> {
-        let mut counts = lock(&self.counts);
-        let count = counts.entry(folder.uid).or_default();
-        if *count >= MOST_OF_A_USER {
+        if !self.shares.take(folder.uid, 1) {
             return Err(Errno::MFILE);
         }
-        *count += 1;
         lock(&self.all).insert(handle, Arc::new(folder));
         Ok(())
     }
 
     /// Whether folders of a user may keep many names between two reads.
     pub fn keep_many(&self, uid: u32) -> bool {
-        lock(&self.counts).get(&uid).is_none_or(|count| *count <= MOST_WITH_NAMES)
+        self.shares.taken_by(uid) <= MOST_WITH_NAMES
     }
 
     pub fn get(&self, handle: u64) -> Option<Arc<OpenFolder>> {
@@ -153,11 +157,7 @@ impl OpenFolders {
 
     pub fn remove(&self, handle: u64) -> Option<Arc<OpenFolder>> {
         let gone = lock(&self.all).remove(&handle)?;
-        let mut counts = lock(&self.counts);
-        if let Some(count) = counts.get_mut(&gone.uid) {
-            *count -= 1;
-        }
-        counts.retain(|_, count| *count > 0);
+        self.shares.put_back(gone.uid, 1);
         Some(gone)
     }
 }
@@ -221,7 +221,7 @@ mod tests {
     fn a_user_has_so_many_and_others_have_theirs() {
         let folders = OpenFolders::default();
         let add = |handle, uid| folders.add(handle, OpenFolder::of_ours(1, uid, None));
-        for handle in 0..MOST_OF_A_USER as u64 {
+        for handle in 0..MOST_OF_A_USER {
             add(handle, 1000).unwrap();
         }
         assert_eq!(add(1 << 32, 1000), Err(Errno::MFILE));

@@ -67,7 +67,7 @@ impl Mounted {
 impl Mounted {
     /// Has something done by a thread that may wait for the disk, so that the kernel's other requests need not.
     fn later(&self, request: &Request, call: impl FnOnce() + Send + 'static) {
-        self.shared.slow.add(request.uid(), [Box::new(call) as Call]);
+        self.shared.slow.add(request.uid(), Call(Box::new(call)));
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::Entry;
 use crate::daemon::Shared;
-use crate::table::{Buffer, Owner, What, map_shared};
+use crate::table::{Buffer, Owner, What, is_too_long, map_shared};
 use crate::workers::Ring;
 
 const TOP: u64 = VIRTUAL + 1;
@@ -150,7 +150,7 @@ pub(super) fn symlink(
     let buffer = match name.ring {
         None => shared.table.add(name, text, target, owner, What::Host(mem))?,
         Some(ring) => {
-            if ring.depth > onehop_usrbio::ring::entries(mem.len()) {
+            if ring.depth > onehop_usrbio::ring::entries(mem.len()) || is_too_long(mem.len()) {
                 return Err(Errno::INVAL);
             }
             let server = Server::new(mem, ring).map_err(|e| Errno::from_raw_os_error(e.errno()))?;

@@ -16,7 +16,7 @@ use onehop_target::turns::{Next, Queue};
 use onehop_usrbio::gpu::Device;
 
 use super::failure;
-use super::job::{PIECE, Piece};
+use super::job::{PIECE, Piece, Rest};
 use crate::error::Result;
 use crate::lock;
 use crate::table::{Buffer, What};
@@ -47,7 +47,7 @@ pub(crate) enum Way {
 /// The lanes of a GPU.
 pub(crate) struct Engine {
     pub device: Arc<Device>,
-    queue: Arc<Queue<Piece>>,
+    queue: Arc<Queue<Rest>>,
     lanes: AtomicUsize,
     most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -79,8 +79,10 @@ impl Engine {
         Ok(())
     }
 
-    pub fn add(&self, uid: u32, pieces: impl IntoIterator<Item = Piece>) {
-        if self.queue.add(uid, pieces) && self.lanes.load(Ordering::Acquire) < self.most {
+    pub fn add(&self, uid: u32, work: Rest) {
+        let pieces = work.0.pieces();
+        let is_short = self.queue.add(uid, work) || pieces > self.lanes.load(Ordering::Acquire) as u64;
+        if is_short && self.lanes.load(Ordering::Acquire) < self.most {
             // There is one lane at least; without more it takes longer.
             let _ = self.start();
         }
@@ -122,13 +124,13 @@ struct Pending {
 }
 
 impl Lane {
-    fn run(&mut self, queue: &Queue<Piece>) {
+    fn run(&mut self, queue: &Queue<Rest>) {
         loop {
             self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some());
             // With a copy under way nothing is waited for: it ends, and somebody wants to know.
             let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
             match queue.next(limit) {
-                Next::Work(piece) => self.piece(piece),
+                Next::Work(piece, _) => self.piece(piece),
                 Next::Nothing => self.settle(),
                 Next::Over => return self.settle(),
             }
@@ -136,6 +138,9 @@ impl Lane {
     }
 
     fn piece(&mut self, piece: Piece) {
+        if let Some(result) = piece.given_up() {
+            return piece.end(result);
+        }
         if let Some(result) = self.direct(&piece).unwrap_or_else(|error| Some(failure(&error))) {
             return piece.end(result);
         }
@@ -313,7 +318,7 @@ mod tests {
         let wish = request(rig.gpu, 0, 0, 4096);
         let piece = || match rig.begin(&client, &ring, &wish) {
             IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
-                Next::Work(piece) => piece,
+                Next::Work(piece, _) => piece,
                 _ => panic!("the engine has nothing to do"),
             },
             IoStart::Over(result) => panic!("it is over: {result}"),

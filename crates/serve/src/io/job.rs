@@ -1,13 +1,17 @@
 //! One transfer that cannot be done at once: cut into pieces that several threads do side by side, and put together again.
+//!
+//! Pieces are cut off as threads come to do them: a transfer costs as much memory as the pieces under way, however long it is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use onehop_os::HostMem;
+use onehop_target::turns::Divisible;
 use onehop_usrbio::ring::{Done, Entry, Request};
+use rustix::io::Errno;
 
-use super::failure;
 use super::gpu::Way;
+use super::{failure, refused};
 use crate::daemon::Shared;
 use crate::lock;
 use crate::opens::Open;
@@ -26,15 +30,25 @@ pub(crate) struct Job {
     pub request: Request,
     pub buffer: Arc<Buffer>,
     pub open: Arc<Open>,
-    left: AtomicUsize,
-    /// What became of each piece: bytes, or an error number with a minus sign.
-    results: Mutex<Vec<i64>>,
+    progress: Mutex<Progress>,
+}
+
+/// How far a transfer is.
+#[derive(Default)]
+struct Progress {
+    /// Pieces that were begun, in their order.
+    begun: u64,
+    under_way: u64,
+    /// The first piece that was not whole, and its bytes or an error number with a minus sign. No more pieces are begun.
+    short: Option<(u64, i64)>,
+    /// The first piece that failed.
+    failed: Option<(u64, i64)>,
 }
 
 /// A part of one.
 pub(crate) struct Piece {
     pub job: Arc<Job>,
-    place: usize,
+    place: u64,
     /// Where it begins in the transfer.
     pub start: u64,
     pub len: u64,
@@ -51,12 +65,51 @@ impl Piece {
         (self.job.request.offset + self.start) as usize
     }
 
-    /// Says what became of it; whoever says so last ends the transfer.
+    /// An error number with a minus sign where it is not to be done any more: its program has gone, or wants its memory back.
+    pub fn given_up(&self) -> Option<i64> {
+        self.job.buffer.is_gone().then(|| refused(Errno::CANCELED))
+    }
+
+    /// Says what became of it; the last of them ends the transfer.
     pub fn end(self, result: i64) {
-        lock(&self.job.results)[self.place] = result;
-        if self.job.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.job.end();
+        let job = &self.job;
+        let mut progress = lock(&job.progress);
+        let is_before = |known: Option<(u64, i64)>| known.is_none_or(|(place, _)| self.place < place);
+        if result < self.len as i64 && is_before(progress.short) {
+            progress.short = Some((self.place, result));
         }
+        if result < 0 && is_before(progress.failed) {
+            progress.failed = Some((self.place, result));
+        }
+        progress.under_way -= 1;
+        if progress.under_way == 0 && (progress.short.is_some() || progress.begun == job.pieces()) {
+            let (short, failed) = (progress.short, progress.failed);
+            drop(progress);
+            job.end(short, failed);
+        }
+    }
+}
+
+/// What is left of a transfer: pieces that were not begun.
+pub(crate) struct Rest(pub Arc<Job>);
+
+impl Divisible for Rest {
+    type Part = Piece;
+
+    fn divide(self) -> (Option<Piece>, Option<Self>) {
+        let Self(job) = self;
+        let mut progress = lock(&job.progress);
+        if progress.short.is_some() {
+            return (None, None);
+        }
+        let place = progress.begun;
+        progress.begun += 1;
+        progress.under_way += 1;
+        let is_last = progress.begun == job.pieces();
+        drop(progress);
+        let (start, rest) = (place * PIECE, (!is_last).then(|| Self(job.clone())));
+        let len = PIECE.min(job.request.len - start);
+        (Some(Piece { job, place, start, len }), rest)
     }
 }
 
@@ -68,9 +121,12 @@ impl Job {
         request: &Request,
         buffer: Arc<Buffer>,
         open: Arc<Open>,
-    ) -> Self {
-        let pieces = request.len.div_ceil(PIECE) as usize;
-        Self {
+    ) -> Result<Self, Errno> {
+        // What is in a ring costs its program a few bytes, and a transfer the daemon some hundred.
+        if !shared.jobs.take(ring.owner.uid, 1) {
+            return Err(Errno::AGAIN);
+        }
+        Ok(Self {
             shared: shared.clone(),
             ring: ring.clone(),
             index: entry.index,
@@ -78,9 +134,12 @@ impl Job {
             request: *request,
             buffer,
             open,
-            left: AtomicUsize::new(pieces),
-            results: Mutex::new(vec![0; pieces]),
-        }
+            progress: Mutex::default(),
+        })
+    }
+
+    pub fn pieces(&self) -> u64 {
+        self.request.len.div_ceil(PIECE)
     }
 
     pub fn reads(&self) -> bool {
@@ -91,42 +150,31 @@ impl Job {
         &self.shared
     }
 
-    /// Hands its pieces to who does them.
-    pub fn begin(job: &Arc<Self>) {
-        let len = job.request.len;
-        let pieces = (0..len.div_ceil(PIECE)).map(|place| {
-            let start = place * PIECE;
-            Piece { job: job.clone(), place: place as usize, start, len: PIECE.min(len - start) }
-        });
-        let uid = job.ring.owner.uid;
+    /// Hands it to the threads that do it.
+    pub fn begin(self) {
+        let (uid, job) = (self.ring.owner.uid, Arc::new(self));
         match &job.buffer.what {
-            What::Gpu(gpu) => gpu.engine.add(uid, pieces),
-            What::Host(_) | What::Ring(_) => job.shared.pool.add(uid, pieces),
+            What::Gpu(gpu) => gpu.engine.add(uid, Rest(job.clone())),
+            What::Host(_) | What::Ring(_) => job.shared.pool.add(uid, Rest(job.clone())),
         }
     }
 
     /// The bytes of all pieces up to the first that is short; an error if any piece is one.
-    fn result(&self) -> i64 {
-        let results = lock(&self.results);
-        if let Some(error) = results.iter().find(|result| **result < 0) {
-            return *error;
+    fn result(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) -> i64 {
+        match (short, failed) {
+            (_, Some((_, error))) => error,
+            (Some((place, bytes)), None) => (place * PIECE) as i64 + bytes,
+            (None, None) => self.request.len as i64,
         }
-        let mut sum = 0;
-        for (place, result) in results.iter().enumerate() {
-            sum += result;
-            let whole = PIECE.min(self.request.len - place as u64 * PIECE);
-            if (*result as u64) < whole {
-                break;
-            }
-        }
-        sum
     }
 
-    fn end(&self) {
-        let mut result = self.result();
-        if self.reads() && result >= 0 && (result as u64) < self.request.len {
-            // What lies behind the file's end is zeroes and nothing that was there before.
-            let (from, bytes) = (self.request.offset + result as u64, self.request.len - result as u64);
+    fn end(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) {
+        let mut result = self.result(short, failed);
+        if let (true, 0.., Some((place, _))) = (self.reads(), result, short) {
+            // What lies behind the file's end is zeroes and nothing that was there before, up to the end of the piece. Memory
+            // behind that is left alone: it may be a hole of any length, to be filled with pages at this process's cost.
+            let until = ((place + 1) * PIECE).min(self.request.len);
+            let (from, bytes) = (self.request.offset + result as u64, until - result as u64);
             if let Err(error) = self.zero(from as usize, bytes as usize) {
                 result = failure(&error);
             }
@@ -138,6 +186,8 @@ impl Job {
             // Whatever came of it as a whole: pieces of it were written, or parts of them.
             self.shared.written(self.request.inode, self.request.at, self.request.len);
         }
+        // Before the program knows, which may ask for the next at once.
+        self.shared.jobs.put_back(self.ring.owner.uid, 1);
         self.ring.server.complete(&[Done { index: self.index, userdata: self.userdata, result }]);
     }
 

@@ -19,7 +19,7 @@ use crate::lock;
 use crate::opens::{NotOpen, Open};
 use crate::table::{Buffer, What};
 use crate::workers::Ring;
-pub(crate) use job::{Job, Piece};
+pub(crate) use job::{Job, Rest};
 
 /// What is read at once, by the thread that looks after rings: more would keep it from the others.
 const MOST_AT_ONCE: u64 = 128 << 10;
@@ -137,7 +137,14 @@ fn start(
             }
         }
     }
-    let job = Job::new(shared, ring, entry, request, buffer, open);
-    Job::begin(&Arc::new(job));
-    IoStart::UnderWay
+    match Job::new(shared, ring, entry, request, buffer, open) {
+        Ok(job) => {
+            job.begin();
+            IoStart::UnderWay
+        }
+        Err(errno) => {
+            shared.stats.refused.fetch_add(1, Ordering::Relaxed);
+            IoStart::Over(refused(errno))
+        }
+    }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use onehop_os::HostMem;
 use onehop_target::tree::Memory;
-use onehop_target::turns::{Next, Queue};
+use onehop_target::turns::{Divisible, Next, Queue};
 
 use super::failure;
-use super::job::Piece;
+use super::job::{Piece, Rest};
 use crate::lock;
 use crate::table::What;
 
@@ -22,74 +22,96 @@ const MOST: usize = 32;
 const IDLE: Duration = Duration::from_secs(10);
 
 /// What such a thread does.
-pub(crate) trait PoolTask: Send + 'static {
-    fn run(self);
+pub(crate) trait PoolTask: Divisible + Send + 'static {
+    fn run(part: Self::Part);
 }
 
-impl PoolTask for Piece {
-    fn run(self) {
-        let result = transfer(&self);
-        self.end(result);
+impl PoolTask for Rest {
+    fn run(piece: Piece) {
+        let result = piece.given_up().unwrap_or_else(|| transfer(&piece));
+        piece.end(result);
     }
 }
 
 /// A call that may take long.
-pub(crate) type Call = Box<dyn FnOnce() + Send>;
+pub(crate) struct Call(pub Box<dyn FnOnce() + Send>);
+
+impl Divisible for Call {
+    type Part = Self;
+
+    fn divide(self) -> (Option<Self>, Option<Self>) {
+        (Some(self), None)
+    }
+}
 
 impl PoolTask for Call {
-    fn run(self) {
-        self();
+    fn run(Self(call): Self) {
+        call();
     }
 }
 
 /// The threads, started as they are needed.
-pub(crate) struct Pool<T> {
-    queue: Arc<Queue<T>>,
-    running: Arc<AtomicUsize>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+pub(crate) struct Pool<T>(Arc<Threads<T>>);
+
+struct Threads<T> {
+    queue: Queue<T>,
+    running: AtomicUsize,
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self { queue: Arc::default(), running: Arc::default(), threads: Mutex::default() }
+        let threads =
+            Threads { queue: Queue::default(), running: AtomicUsize::new(0), handles: Mutex::default() };
+        Self(Arc::new(threads))
     }
 }
 
-impl<T: PoolTask> Pool<T> {
-    pub fn add(&self, uid: u32, work: impl IntoIterator<Item = T>) {
-        if self.queue.add(uid, work) && self.running.load(Ordering::Acquire) < MOST {
-            self.start();
+impl<T: PoolTask> Threads<T> {
+    fn start(self: &Arc<Self>) {
+        if self.running.fetch_add(1, Ordering::AcqRel) >= MOST {
+            self.running.fetch_sub(1, Ordering::AcqRel);
+            return;
         }
-    }
-
-    fn start(&self) {
-        let (queue, running) = (self.queue.clone(), self.running.clone());
-        running.fetch_add(1, Ordering::AcqRel);
+        let this = self.clone();
         let thread = std::thread::Builder::new().name("usrbio disk".into()).spawn(move || {
-            while let Next::Work(work) = queue.next(IDLE) {
-                work.run();
+            while let Next::Work(part, is_short) = this.queue.next(IDLE) {
+                if is_short {
+                    this.start();
+                }
+                T::run(part);
             }
-            running.fetch_sub(1, Ordering::AcqRel);
+            this.running.fetch_sub(1, Ordering::AcqRel);
         });
-        let mut threads = lock(&self.threads);
-        threads.retain(|thread| !thread.is_finished());
+        let mut handles = lock(&self.handles);
+        handles.retain(|thread| !thread.is_finished());
         match thread {
-            Ok(thread) => threads.push(thread),
+            Ok(thread) => handles.push(thread),
             // Others do the work; where there are none it is done when there can be.
             Err(_) => {
                 self.running.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }
+}
+
+impl<T: PoolTask> Pool<T> {
+    pub fn add(&self, uid: u32, work: T) {
+        if self.0.queue.add(uid, work) {
+            self.0.start();
+        }
+    }
 
     /// Does what is there, and ends.
     pub fn end(&self) {
-        self.queue.end();
-        if self.running.load(Ordering::Acquire) == 0 {
-            self.start();
+        let Self(threads) = self;
+        threads.queue.end();
+        if threads.running.load(Ordering::Acquire) == 0 {
+            threads.start();
         }
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        for thread in threads {
+        loop {
+            // A thread may have started another.
+            let Some(thread) = lock(&threads.handles).pop() else { return };
             let _ = thread.join();
         }
     }

@@ -1,23 +1,26 @@
 //! What rings may ask for and what they may not, without a mount.
 
 use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
-use onehop_target::tree::Local;
+use onehop_target::tree::{Local, OpenFile};
 use onehop_target::wire::Access;
 use onehop_usrbio::gpu::{Gpus, Memory, Mode};
 use onehop_usrbio::ring::{Client, Completion, Request, Server, bytes};
-use onehop_usrbio::{Id, Name, Priority, RingName};
+use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::gpu::Engine;
+use super::job::PIECE;
 use super::{IoStart, begin};
 use crate::daemon::{Options, Shared};
-use crate::table::{GpuMemory, Owner, What};
+use crate::table::{GpuMemory, Owner, Table, What};
 use crate::workers::Ring;
 
 const SIZE: usize = 65_536;
@@ -60,7 +63,8 @@ fn owner(uid: u32) -> Owner {
 
 impl Rig {
     pub fn new() -> Self {
-        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let options = Options { emulated_gpu: true, ..Options::new(Path::new("/"), Path::new("/")) };
+        let shared = Shared::new(options).unwrap();
         shared.opens.add(INODE, 1000, BOTH, Arc::new(Local::new(file())));
         let mem = HostMem::anonymous(SIZE).unwrap();
         let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
@@ -97,8 +101,12 @@ impl Rig {
 
     /// Both ends of a ring of a user's.
     pub fn ring(uid: u32, read: bool) -> (Client, Arc<Ring>) {
+        Self::ring_of(uid, read, 4)
+    }
+
+    fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<Ring>) {
         let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
-        let len = bytes(4).unwrap();
+        let len = bytes(entries).unwrap();
         let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
         let server = Server::new(mem.clone(), name).unwrap();
         let ring = Arc::new(Ring::new(server, owner(uid), Id([1; 16])));
@@ -194,6 +202,187 @@ fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
         _ => 9,
     };
     assert!(seen.iter().enumerate().all(|(i, byte)| *byte == wanted(i)));
+}
+
+/// A file whose reads wait until the gate opens, and then find what there is in memory already.
+#[derive(Default)]
+struct Gated {
+    open: AtomicBool,
+    begun: AtomicU64,
+}
+
+impl Gated {
+    fn until(&self, what: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !what(self) {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The same for the daemon; nothing else is asked of it.
+struct GatedFile(Arc<Gated>);
+
+fn unasked<T>() -> std::io::Result<T> {
+    Err(Errno::NOSYS.into())
+}
+
+impl OpenFile for GatedFile {
+    fn read_now(&self, _to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<Option<usize>> {
+        Ok(None)
+    }
+    fn read(&self, to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<usize> {
+        self.0.begun.fetch_add(1, Ordering::AcqRel);
+        self.0.until(|gate| gate.open.load(Ordering::Acquire));
+        Ok(to.len)
+    }
+    fn write(&self, _from: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<usize> {
+        unasked()
+    }
+    fn read_bytes(&self, _to: &mut [u8], _at: u64) -> std::io::Result<usize> {
+        unasked()
+    }
+    fn write_bytes(&self, _from: &[u8], _at: u64) -> std::io::Result<usize> {
+        unasked()
+    }
+    fn append_bytes(&self, _from: &[u8]) -> std::io::Result<usize> {
+        unasked()
+    }
+    fn has_hole(&self, _at: u64, _bytes: u64) -> std::io::Result<bool> {
+        unasked()
+    }
+    fn is_cold(&self, _at: u64, _bytes: u64) -> bool {
+        false
+    }
+    fn read_past(&self, _to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<Option<usize>> {
+        unasked()
+    }
+    fn sync(&self, _data_only: bool) -> std::io::Result<()> {
+        unasked()
+    }
+    fn drop_set_id(&self) -> std::io::Result<()> {
+        unasked()
+    }
+    fn set_len(&self, _bytes: u64) -> std::io::Result<()> {
+        unasked()
+    }
+    fn allocate(&self, _mode: u32, _at: u64, _bytes: u64) -> std::io::Result<()> {
+        unasked()
+    }
+    fn seek(&self, _at: u64, _hole: bool) -> std::io::Result<u64> {
+        unasked()
+    }
+}
+
+/// The inode number of a gated file.
+const GATED: u64 = INODE + 1;
+
+impl Rig {
+    fn gated(&self) -> Arc<Gated> {
+        let gate = Arc::<Gated>::default();
+        self.shared.opens.add(GATED, 1000, BOTH, Arc::new(GatedFile(gate.clone())));
+        gate
+    }
+
+    /// A buffer that is one hole, and the file that it is.
+    fn hole(&self, bytes: u64) -> (Id, File) {
+        let path = Path::new(SHM).join(format!("onehop-test-hole-{}", Id::random().unwrap()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(bytes).unwrap();
+        let (id, mem) = (Id::random().unwrap(), HostMem::of_shared(&file).unwrap());
+        let name = Name::buffer(id, 0);
+        self.shared.table.add(name, &name.to_string(), &path, owner(1000), What::Host(mem)).unwrap();
+        (id, file)
+    }
+}
+
+#[test]
+fn what_no_file_could_fill_stays_a_hole() {
+    const LONG: u64 = 256 << 20;
+    let rig = Rig::new();
+    let (hole, file) = rig.hole(LONG);
+    let (within, behind) = (FILE - 10, 1 << 30);
+    for (at, wanted) in [(within, 10), (behind, 0)] {
+        assert_eq!(rig.one(1000, true, &request(hole, 0, at, LONG)), wanted);
+        let bytes = file.metadata().unwrap().blocks() * 512;
+        assert!(bytes <= PIECE, "{bytes} bytes for a file of {FILE}");
+    }
+    let mut seen = [9; 20];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(seen, [0; 20], "what a read behind the end has to leave");
+}
+
+#[test]
+fn a_long_transfer_costs_no_more_than_what_is_under_way() {
+    let rig = Rig::new();
+    let (hole, _file) = rig.hole(1 << 40);
+    let gate = rig.gated();
+    let (client, ring) = Rig::ring(1000, true);
+    let wish = Request { inode: GATED, ..request(hole, 0, 0, 1 << 40) };
+    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    gate.until(|gate| gate.begun.load(Ordering::Acquire) > 0);
+    // Each piece under way has the transfer, and so has what is left of it.
+    let buffer = rig.shared.table.get(hole).unwrap();
+    rig.shared.table.remove(hole).unwrap();
+    gate.open.store(true, Ordering::Release);
+    let (mut done, start) = (Vec::new(), Instant::now());
+    while client.take(&mut done, 1).unwrap() == 0 {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "it goes on, though nobody has the memory any more"
+        );
+        client.wait(Duration::from_millis(1));
+    }
+    assert_eq!(done[0].result, refused(Errno::CANCELED));
+    let begun = gate.begun.load(Ordering::Acquire);
+    assert!(begun <= 64, "{begun} pieces were begun");
+    drop(buffer);
+}
+
+#[test]
+fn transfers_under_way_are_shared_among_users() {
+    let mut rig = Rig::new();
+    let shared = Arc::get_mut(&mut rig.shared).unwrap();
+    shared.jobs = onehop_target::shares::Shares::new(8);
+    let gate = rig.gated();
+    let (client, ring) = Rig::ring_of(1000, true, 16);
+    let wish = Request { inode: GATED, ..request(rig.host, 0, 0, 4096) };
+    for _ in 0..4 {
+        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    }
+    match rig.begin(&client, &ring, &wish) {
+        IoStart::Over(result) => assert_eq!(result, refused(Errno::AGAIN)),
+        IoStart::UnderWay => panic!("a user has more under way than they leave to others"),
+    }
+    gate.open.store(true, Ordering::Release);
+    let (mut done, start) = (Vec::new(), Instant::now());
+    while done.len() < 4 {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        client.take(&mut done, 8).unwrap();
+        client.wait(Duration::from_millis(1));
+    }
+    assert!(done.iter().all(|one| one.result == 4096) && rig.shared.jobs.taken() == 0);
+    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+}
+
+#[test]
+fn memory_of_the_emulated_gpu_is_for_tests_and_counts() {
+    let rig = Rig::new();
+    if std::env::var_os("ONEHOP_TEST_CUDA").is_some() {
+        return;
+    }
+    let offer = || rig.own.offer().unwrap();
+    let plain = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+    assert!(plain.gpus.accept(&offer()).is_err());
+    plain.end();
+    assert!(rig.shared.gpus.accept(&offer()).is_ok());
+    // Host memory, and as much of the GPU's.
+    let room = Table::default().room(1000);
+    assert_eq!(room - rig.shared.table.room(1000), 2 * SIZE as u64);
+    rig.shared.table.remove(rig.gpu).unwrap();
+    assert_eq!(room - rig.shared.table.room(1000), SIZE as u64);
 }
 
 fn edge() -> impl Strategy<Value = u64> {

@@ -26,6 +26,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auth::{Key, random};
 use crate::buffers::Buffers;
+use crate::shares::Shares;
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, Rules};
 use crate::turns::{Next, Queue};
@@ -36,7 +37,7 @@ use session::Session;
 
 /// How often those that wait look whether the server is to end.
 const TICK: Duration = Duration::from_millis(50);
-/// Threads that wait for disks, at most.
+/// Threads of a queue that wait for disks, at most.
 const MOST_THREADS: usize = 32;
 /// One that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
@@ -146,16 +147,29 @@ pub struct Report {
     pub broken: u64,
 }
 
+/// Whose turn it is: a user of a session's.
+type Turn = (u32, u32);
+
+/// Requests that wait for their turn, and how many threads do them.
+#[derive(Default)]
+struct WorkQueue {
+    queue: Queue<PendingRequest, Turn>,
+    threads: AtomicUsize,
+}
+
 pub(crate) struct Shared {
     options: Options,
     root: OwnedFd,
     boot: [u8; 16],
-    nodes: usize,
+    /// Descriptors for files that clients know, and for those that they have open, by session.
+    nodes: Arc<Shares>,
+    files: Arc<Shares>,
     sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
-    queue: Queue<PendingRequest>,
-    workers: AtomicUsize,
+    requests: WorkQueue,
+    /// Those that may take as long as a disk likes: nothing else waits for them.
+    syncs: WorkQueue,
     connections: AtomicUsize,
     strangers: Mutex<VecDeque<Arc<dyn Link>>>,
     /// Mounts that others have succeeded.
@@ -187,15 +201,12 @@ impl Shared {
                 make_room(&mut sessions, self.options.limits.sessions)
                     .ok_or_else(|| refused("it has as many clients as it can"))?;
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
-                let rules = Rules { for_others: true, most_open: self.nodes };
-                let folder = Folder::new(root, rules).map_err(|e| Error::io("statx of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
-                let session = Arc::new(Session::new(
-                    (random()?, join.mount),
-                    number,
-                    folder,
-                    self.options.limits.files,
-                ));
+                let rules = Rules { for_others: true, most_open: usize::MAX };
+                let folder = Folder::sharing(root, rules, (self.nodes.clone(), number));
+                let folder = folder.map_err(|e| Error::io("statx of", "the folder", e))?;
+                let files = (self.files.clone(), self.options.limits.files);
+                let session = Arc::new(Session::new((random()?, join.mount), number, folder, files));
                 sessions.insert(session.id, session.clone());
                 session
             }
@@ -238,20 +249,37 @@ impl Shared {
 
     /// Has something done by a thread that may wait.
     fn later(self: &Arc<Self>, work: PendingRequest) {
-        let number = work.connection.session.number;
-        if self.queue.add(number, [work]) && self.workers.load(Ordering::Acquire) < MOST_THREADS {
-            self.workers.fetch_add(1, Ordering::AcqRel);
-            let shared = self.clone();
-            let started = self.spawn("target disk", move || {
-                while let Next::Work(work) = shared.queue.next(IDLE) {
-                    work.run(&shared);
-                }
-                shared.workers.fetch_sub(1, Ordering::AcqRel);
-            });
-            // Others do the work; where there are none it is done when there can be.
-            if !started {
-                self.workers.fetch_sub(1, Ordering::AcqRel);
+        let of = if work.may_take_long() { Self::syncs } else { Self::requests };
+        let turn = (work.connection.session.number, work.uid());
+        if of(self).queue.add(turn, work) {
+            self.start(of);
+        }
+    }
+
+    fn requests(&self) -> &WorkQueue {
+        &self.requests
+    }
+
+    fn syncs(&self) -> &WorkQueue {
+        &self.syncs
+    }
+
+    /// Starts a thread for one of the queues, if it may have one more.
+    fn start(self: &Arc<Self>, of: fn(&Self) -> &WorkQueue) {
+        if of(self).threads.fetch_add(1, Ordering::AcqRel) >= MOST_THREADS {
+            of(self).threads.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let shared = self.clone();
+        let started = self.spawn("target disk", move || {
+            while let Next::Work(work, _) = of(&shared).queue.next(IDLE) {
+                work.run(&shared);
             }
+            of(&shared).threads.fetch_sub(1, Ordering::AcqRel);
+        });
+        // Others do the work; where there are none it is done when there can be.
+        if !started {
+            of(self).threads.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -345,13 +373,13 @@ impl Target {
         let shared = Arc::new(Shared {
             root,
             boot: boot()?,
-            // So that one client does not take all that the others need.
-            nodes: (descriptors / 4).clamp(64, 1 << 20),
+            nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
+            files: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             sessions: Mutex::default(),
             next_session: AtomicU32::new(0),
             buffers: Buffers::new(options.limits.buffers),
-            queue: Queue::default(),
-            workers: AtomicUsize::new(0),
+            requests: WorkQueue::default(),
+            syncs: WorkQueue::default(),
             connections: AtomicUsize::new(0),
             strangers: Mutex::default(),
             ended: Mutex::default(),
@@ -408,7 +436,8 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Release);
-        self.shared.queue.end();
+        self.shared.requests.queue.end();
+        self.shared.syncs.queue.end();
         for thread in self.listeners.drain(..) {
             let _ = thread.join();
         }

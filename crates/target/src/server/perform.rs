@@ -8,10 +8,12 @@ use rustix::io::Errno;
 
 use super::Shared;
 use super::connection::{Connection, Summed};
+use super::session::SessionFile;
 use crate::buffers::PooledBuffer;
 use crate::transport::{Stretch, checksum_for, checksum_on};
-use crate::tree::{Answer, Memory, OpenFile, Tree, errno};
-use crate::wire::{MOST_DATA, Remote, Reply, Request};
+use crate::tree::{Answer, Local, Memory, OpenFile, Tree, errno};
+use crate::turns::Divisible;
+use crate::wire::{Access, Caller, MOST_DATA, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
@@ -24,7 +26,59 @@ pub(crate) struct PendingRequest {
     pub data: Option<PooledBuffer>,
 }
 
+impl Divisible for PendingRequest {
+    type Part = Self;
+
+    fn divide(self) -> (Option<Self>, Option<Self>) {
+        (Some(self), None)
+    }
+}
+
 impl PendingRequest {
+    /// Whether it waits until something is on the disk, or for other requests.
+    pub fn may_take_long(&self) -> bool {
+        match &self.request {
+            Request::Sync { .. }
+            | Request::SyncFolder { .. }
+            | Request::Allocate { .. }
+            | Request::Succeed { .. } => true,
+            Request::Change { change, .. } => change.size.is_some(),
+            Request::Write { file, .. } | Request::Append { file, .. } => {
+                self.connection.session.opened(*file).is_ok_and(|open| open.syncs)
+            }
+            _ => false,
+        }
+    }
+
+    /// For which of the client's users it is.
+    pub fn uid(&self) -> u32 {
+        match &self.request {
+            Request::Lookup { by, .. }
+            | Request::Change { by, .. }
+            | Request::Make { by, .. }
+            | Request::Create { by, .. }
+            | Request::Remove { by, .. }
+            | Request::Rename { by, .. }
+            | Request::Link { by, .. }
+            | Request::List { by, .. }
+            | Request::Xattr { by, .. }
+            | Request::Open { by, .. } => by.uid,
+            Request::Read { file, .. }
+            | Request::Write { file, .. }
+            | Request::Append { file, .. }
+            | Request::Sync { file, .. }
+            | Request::Allocate { file, .. }
+            | Request::Seek { file, .. } => self.connection.session.opened(*file).map_or(0, |open| open.uid),
+            Request::Forget { .. }
+            | Request::Attr { .. }
+            | Request::ReadLink { .. }
+            | Request::SyncFolder { .. }
+            | Request::Space
+            | Request::Close { .. }
+            | Request::Succeed { .. } => 0,
+        }
+    }
+
     /// Does it, and tells.
     pub fn run(self, shared: &Shared) {
         let Self { connection, id, request, data } = self;
@@ -142,7 +196,8 @@ fn perform(
         Request::Create { parent, name, mode, access, exclusive, by } => {
             let access = shared.access(*access);
             let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, by)?;
-            let file = session.add_file(file).inspect_err(|_| folder.forget(attr.node, 1))?;
+            let file =
+                session.add_file(opened(file, access, by)).inspect_err(|_| folder.forget(attr.node, 1))?;
             Reply::Created { attr, file }
         }
         Request::Remove { parent, name, folder: is_folder, by } => {
@@ -170,7 +225,7 @@ fn perform(
                 true => folder.open_again(*node, access, by),
                 false => folder.open_local(*node, access, by),
             };
-            Reply::Opened { file: session.add_file(file?)? }
+            Reply::Opened { file: session.add_file(opened(file?, access, by))? }
         }
         Request::Close { file } => {
             session.close_file(*file)?;
@@ -200,6 +255,10 @@ fn perform(
         Request::Read { .. } | Request::Write { .. } | Request::Append { .. } => return Err(Errno::INVAL),
     };
     Ok((reply, None))
+}
+
+fn opened(file: Local, access: Access, by: &Caller) -> SessionFile {
+    SessionFile { file: Arc::new(file), uid: by.uid, syncs: access.sync || access.data_sync }
 }
 
 /// Whether a file can have bytes there.
@@ -305,4 +364,61 @@ fn append(
     let count = file.append_bytes(&bytes).map_err(|e| errno(&e))?;
     shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
     Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::session::Session;
+    use super::*;
+    use crate::shares::Shares;
+    use crate::tcp::{TcpAcceptor, TcpConnector};
+    use crate::transport::{Acceptor, Connector};
+    use crate::tree::{Folder, Rules};
+    use crate::wire::{Change, ROOT};
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn what_waits_for_a_disk_waits_apart_and_by_user() {
+        let open = |path: &str| std::fs::File::open(path).unwrap();
+        let folder = Folder::new(open("/").into(), Rules { for_others: true, most_open: 64 }).unwrap();
+        let shares = Arc::new(Shares::new(8));
+        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, (shares.clone(), 8)));
+        let add = |uid, syncs| {
+            let file = Arc::new(Local::new(open("/dev/null")));
+            session.add_file(SessionFile { file, uid, syncs }).unwrap()
+        };
+        let (plain, synced) = (add(1000, false), add(1001, true));
+        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+        let connector = TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap();
+        let _near = connector.connect(0, LONG).unwrap();
+        let link = acceptor.accept(LONG).unwrap().unwrap();
+        let connection = Connection::new(link.into(), session.clone(), LONG);
+        let of = |request| {
+            let pending = PendingRequest { connection: connection.clone(), id: 0, request, data: None };
+            (pending.may_take_long(), pending.uid())
+        };
+        let write = |file| Request::Write { file, at: 0, len: 1, from: None };
+        let change = |size| Request::Change {
+            node: ROOT,
+            file: None,
+            change: Change { size, ..Change::default() },
+            by: Caller { uid: 7, ..Caller::ROOT },
+        };
+        assert_eq!(of(Request::Sync { file: plain, data_only: true }), (true, 1000));
+        assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (true, 1001));
+        assert_eq!(of(Request::SyncFolder { node: ROOT }), (true, 0));
+        assert_eq!((of(write(plain)), of(write(synced))), ((false, 1000), (true, 1001)));
+        assert_eq!((of(change(None)), of(change(Some(1)))), ((false, 7), (true, 7)));
+        assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (false, 1001));
+        assert_eq!(of(Request::Sync { file: 99, data_only: true }), (true, 0));
+        // Descriptors go back with the session.
+        assert_eq!(shares.taken(), 2);
+        session.close_file(plain).unwrap();
+        assert_eq!(shares.taken(), 1);
+        drop((connection, session));
+        assert_eq!(shares.taken(), 0);
+    }
 }

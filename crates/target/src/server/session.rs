@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use crate::lock;
+use crate::shares::Shares;
 use crate::tree::{Answer, Folder, Local};
 use crate::wire::{MountId, Reply, Request, SessionId};
 
@@ -17,6 +18,16 @@ use crate::wire::{MountId, Reply, Request, SessionId};
 pub(crate) const SPAN: u64 = 4096;
 /// How often it is looked whether what was begun is over.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// An open file of a client.
+#[derive(Clone)]
+pub(crate) struct SessionFile {
+    pub file: Arc<Local>,
+    /// Who opened it.
+    pub uid: u32,
+    /// Whether a write waits for the disk.
+    pub syncs: bool,
+}
 
 /// A client.
 pub(crate) struct Session {
@@ -26,7 +37,9 @@ pub(crate) struct Session {
     /// Its turn in the queue.
     pub number: u32,
     pub folder: Folder,
-    files: Mutex<HashMap<u64, Arc<Local>>>,
+    files: Mutex<HashMap<u64, SessionFile>>,
+    /// Descriptors for them, which other sessions want too.
+    shares: Arc<Shares>,
     most_files: usize,
     next_file: AtomicU64,
     answers: Mutex<Answers>,
@@ -67,13 +80,19 @@ pub(crate) enum Admit {
 }
 
 impl Session {
-    pub fn new((id, mount): (SessionId, MountId), number: u32, folder: Folder, most_files: usize) -> Self {
+    pub fn new(
+        (id, mount): (SessionId, MountId),
+        number: u32,
+        folder: Folder,
+        (shares, most_files): (Arc<Shares>, usize),
+    ) -> Self {
         Self {
             id,
             mount,
             number,
             folder,
             files: Mutex::default(),
+            shares,
             most_files,
             next_file: AtomicU64::new(1),
             answers: Mutex::default(),
@@ -178,21 +197,34 @@ impl Session {
     }
 
     pub fn file(&self, number: u64) -> Answer<Arc<Local>> {
+        self.opened(number).map(|open| open.file)
+    }
+
+    /// An open file, and how it was opened.
+    pub fn opened(&self, number: u64) -> Answer<SessionFile> {
         lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
     }
 
-    pub fn add_file(&self, file: Local) -> Answer<u64> {
+    pub fn add_file(&self, file: SessionFile) -> Answer<u64> {
         let mut files = lock(&self.files);
-        if files.len() >= self.most_files {
+        if files.len() >= self.most_files || !self.shares.take(self.number, 1) {
             return Err(Errno::MFILE);
         }
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        files.insert(number, Arc::new(file));
+        files.insert(number, file);
         Ok(number)
     }
 
     pub fn close_file(&self, number: u64) -> Answer<()> {
-        lock(&self.files).remove(&number).map(drop).ok_or(Errno::BADF)
+        lock(&self.files).remove(&number).ok_or(Errno::BADF)?;
+        self.shares.put_back(self.number, 1);
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shares.put_back(self.number, lock(&self.files).len() as u64);
     }
 }
 
@@ -218,7 +250,7 @@ mod tests {
     fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
         let folder = std::fs::File::open("/").unwrap().into();
         let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
-        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, 8));
+        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, (Arc::new(Shares::new(8)), 8)));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
         let connections: Vec<_> = links
             .into_iter()

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use super::local::{Local, Writer};
 use super::nodes::{ITSELF, Node, Nodes, file_type, kind};
 use super::{Answer, Names, OpenFile, Tree, xattrs};
+use crate::shares::Shares;
 use crate::wire::{Access, Attr, Caller, Change, FsSpace, MOST_BODY, Make, Name, TimeChange, Xattr};
 
 /// Bytes of names that are told at once, so that they fit a body whatever else stands there.
@@ -74,6 +75,15 @@ impl Folder {
     pub fn new(root: OwnedFd, rules: Rules) -> Answer<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
         Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own })
+    }
+
+    /// The same, whose descriptors for known files are a share of a supply, under a number that no other folder has.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn sharing(root: OwnedFd, rules: Rules, descriptors: (Arc<Shares>, u32)) -> Answer<Self> {
+        let Self { nodes, rules, own } = Self::new(root, rules)?;
+        Ok(Self { nodes: nodes.sharing(descriptors), rules, own })
     }
 
     /// Has this thread act as a caller. A process that is not root's acts as itself.
@@ -142,7 +152,7 @@ impl Folder {
         };
         drop((acting, umask));
         // By its descriptor: the name may be another file's by now.
-        let attr = self.nodes.remember_open(&file, &parent, name)?;
+        let attr = self.nodes.remember_open(&file, &parent, name, by.uid)?;
         Ok((attr, self.local(file, by)))
     }
 
@@ -207,7 +217,7 @@ impl Tree for Folder {
     fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
         let parent = self.nodes.get(parent)?;
         let _acting = self.act_as(by)?;
-        self.nodes.lookup(&parent, name)
+        self.nodes.lookup(&parent, name, by.uid)
     }
 
     fn forget(&self, node: u64, times: u64) {
@@ -233,7 +243,7 @@ impl Tree for Folder {
         let _umask = Umask::set(by.umask)?;
         self.make_named(&parent, name, make)?;
         // Whatever has the name by now: the caller may look it up, and nothing is done to it.
-        self.nodes.lookup(&parent, name)
+        self.nodes.lookup(&parent, name, by.uid)
     }
 
     fn create(
@@ -267,7 +277,7 @@ impl Tree for Folder {
         let (node, parent) = (self.nodes.get(node)?, self.nodes.get(parent)?);
         let _acting = self.act_as(by)?;
         linkat(CWD, node.proc(), &parent.path, name.bytes(), AtFlags::SYMLINK_FOLLOW)?;
-        self.nodes.lookup(&parent, name)
+        self.nodes.lookup(&parent, name, by.uid)
     }
 
     fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names> {

@@ -11,10 +11,11 @@ use rustix::io::Errno;
 
 use super::{Answer, FOREIGN, crossing};
 use crate::lock;
+use crate::shares::Shares;
 use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
 /// Files that are known at once.
-const MOST_KNOWN: usize = 1 << 22;
+const MOST_KNOWN: u64 = 1 << 22;
 /// Mounts within each other below the root.
 const MOST_MOUNTS: usize = 32;
 
@@ -86,6 +87,8 @@ enum NodeAccess {
 struct KnownNode {
     held: NodeAccess,
     key: NodeKey,
+    /// Who asked for it first.
+    uid: u32,
     /// How often its number was told.
     times: u64,
 }
@@ -106,6 +109,10 @@ pub(super) struct Nodes {
     /// For files that are found by their handles: the root, opened to be read. None where they cannot be.
     beside: Option<OwnedFd>,
     most_open: usize,
+    /// Descriptors for files that are known, where other folders want some too: a folder has a share under its number.
+    descriptors: Option<(Arc<Shares>, u32)>,
+    /// How many files each user knows.
+    of_users: Shares,
     known: Mutex<Known>,
 }
 
@@ -120,7 +127,14 @@ impl Nodes {
     pub fn new(root: OwnedFd, most_open: usize) -> Answer<Self> {
         let (root_key, beside) = (key(&look(&root)?), beside(&root));
         let root = Arc::new(Node { number: ROOT, path: root, submount: None });
-        Ok(Self { root, root_key, beside, most_open, known: Mutex::default() })
+        let of_users = Shares::new(MOST_KNOWN).with_privileged([0, rustix::process::geteuid().as_raw()]);
+        Ok(Self { root, root_key, beside, most_open, descriptors: None, of_users, known: Mutex::default() })
+    }
+
+    /// Has it share its descriptors with other folders, under a number that none of them has.
+    pub fn sharing(mut self, descriptors: (Arc<Shares>, u32)) -> Self {
+        self.descriptors = Some(descriptors);
+        self
     }
 
     pub fn root(&self) -> &Node {
@@ -161,8 +175,8 @@ impl Nodes {
     }
 
     /// Looks a name up for somebody who has to forget what they were told.
-    pub fn lookup(&self, parent: &Node, name: &Name) -> Answer<Attr> {
-        self.remember(self.path(parent, name)?, parent, name)
+    pub fn lookup(&self, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
+        self.remember(self.path(parent, name)?, parent, name, uid)
     }
 
     /// What has a name, without opening it.
@@ -175,12 +189,12 @@ impl Nodes {
     }
 
     /// [`Self::lookup`] for a file that is open.
-    pub fn remember_open(&self, file: &OwnedFd, parent: &Node, name: &Name) -> Answer<Attr> {
+    pub fn remember_open(&self, file: &OwnedFd, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
         let path = openat(CWD, proc(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        self.remember(path, parent, name)
+        self.remember(path, parent, name, uid)
     }
 
-    fn remember(&self, path: OwnedFd, parent: &Node, name: &Name) -> Answer<Attr> {
+    fn remember(&self, path: OwnedFd, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
         let stat = look(&path)?;
         let file = key(&stat);
         let submount = if mount_of(&path, &stat)? == mount_of(&parent.path, &look(&parent.path)?)? {
@@ -188,10 +202,10 @@ impl Nodes {
         } else {
             Some(Arc::new(Submount { parent: parent.number, name: name.clone(), key: file }))
         };
-        Ok(attr(self.number(path, NodeKey { submount, file })?, &stat))
+        Ok(attr(self.number(path, NodeKey { submount, file }, uid)?, &stat))
     }
 
-    fn number(&self, path: OwnedFd, key: NodeKey) -> Answer<u64> {
+    fn number(&self, path: OwnedFd, key: NodeKey, uid: u32) -> Answer<u64> {
         let is_of_root = key.submount.is_none();
         if is_of_root && key.file == self.root_key {
             return Ok(ROOT);
@@ -215,9 +229,14 @@ impl Nodes {
             known.next += 1;
             FOREIGN + known.next
         };
-        let held = self.hold(&mut known, number, path, key.submount.clone())?;
+        // It counts for who asked for it first.
+        if !self.of_users.take(uid, 1) {
+            return Err(Errno::NFILE);
+        }
+        let held = self.hold(&mut known, number, path, key.submount.clone());
+        let held = held.inspect_err(|_| self.of_users.put_back(uid, 1))?;
         known.by_key.insert(key.clone(), number);
-        known.by_number.insert(number, KnownNode { held, key, times: 1 });
+        known.by_number.insert(number, KnownNode { held, key, uid, times: 1 });
         Ok(number)
     }
 
@@ -230,20 +249,28 @@ impl Nodes {
         path: OwnedFd,
         submount: Option<Arc<Submount>>,
     ) -> Answer<NodeAccess> {
-        if known.by_number.len() >= MOST_KNOWN {
-            return Err(Errno::NFILE);
-        }
-        if (submount.is_some() || known.open >= self.most_open / 4)
+        let is_full = self.descriptors.as_ref().is_some_and(|(all, number)| all.room(*number) == 0);
+        if (submount.is_some() || is_full || known.open >= self.most_open / 4)
             && self.beside.is_some()
             && let Some(held) = Self::by_handle(&path, submount.clone())
         {
             return Ok(held);
         }
-        if known.open >= self.most_open {
+        if known.open >= self.most_open || !self.take_descriptor() {
             return Err(Errno::NFILE);
         }
         known.open += 1;
         Ok(NodeAccess::Open(Arc::new(Node { number, path, submount })))
+    }
+
+    fn take_descriptor(&self) -> bool {
+        self.descriptors.as_ref().is_none_or(|(all, number)| all.take(*number, 1))
+    }
+
+    fn put_descriptors_back(&self, count: usize) {
+        if let Some((all, number)) = &self.descriptors {
+            all.put_back(*number, count as u64);
+        }
     }
 
     /// Holds a file by its handle, where it has one.
@@ -262,12 +289,21 @@ impl Nodes {
         if told.times > 0 {
             return;
         }
-        let Some(KnownNode { held, key, .. }) = known.by_number.remove(&number) else { return };
-        known.open -= usize::from(matches!(held, NodeAccess::Open(_)));
+        let Some(KnownNode { held, key, uid, .. }) = known.by_number.remove(&number) else { return };
+        self.of_users.put_back(uid, 1);
+        let was_open = usize::from(matches!(held, NodeAccess::Open(_)));
+        known.open -= was_open;
+        self.put_descriptors_back(was_open);
         // Another file may have its key by now.
         if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
         }
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        self.put_descriptors_back(lock(&self.known).open);
     }
 }
 
@@ -369,5 +405,35 @@ mod tests {
         old.stx_mnt_id = 0;
         assert_eq!(mount_of(&path, &old).unwrap(), mount_of(&path, &stat).unwrap());
         assert_eq!(mount_in("pos:\t0\nflags:\t02\n"), None);
+    }
+
+    #[test]
+    fn who_knows_many_files_leaves_as_many_to_others() {
+        let dir = std::env::temp_dir().join(format!("onehop-nodes-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let names: Vec<_> = (0..12).map(|number| Name::new(number.to_string().as_bytes()).unwrap()).collect();
+        for number in 0..12 {
+            File::create(dir.join(number.to_string())).unwrap();
+        }
+        let nodes = Nodes::new(File::open(&dir).unwrap().into(), 64).unwrap();
+        // Without handles each file takes a descriptor.
+        let descriptors = Arc::new(Shares::new(if nodes.beside.is_some() { 4 } else { 64 }));
+        let mut nodes = nodes.sharing((descriptors.clone(), 5));
+        nodes.of_users = Shares::new(8);
+        let look = |name: usize, uid| nodes.lookup(nodes.root(), &names[name], uid).map(|attr| attr.node);
+        let first: Vec<_> = (0..4).map(|name| look(name, 30_000).unwrap()).collect();
+        assert_eq!(look(4, 30_000), Err(Errno::NFILE));
+        // What is known already costs nobody more, and another user has a share of their own.
+        assert_eq!((look(0, 30_000), look(0, 30_001)), (Ok(first[0]), Ok(first[0])));
+        assert!(look(5, 30_001).is_ok() && look(6, 30_001).is_ok() && look(7, 30_001).is_err());
+        for number in first {
+            nodes.forget(number, 3);
+        }
+        assert!(look(8, 30_000).is_ok());
+        // Half of the descriptors at most, and none behind it.
+        assert!(descriptors.taken() <= if nodes.beside.is_some() { 2 } else { 32 });
+        drop(nodes);
+        assert_eq!(descriptors.taken(), 0);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

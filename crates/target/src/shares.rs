@@ -1,0 +1,133 @@
+//! A supply that users share. No user, alone or one after the other, uses all of it up: each may have as much as it leaves to others.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Mutex;
+
+use crate::lock;
+
+/// A supply, and what each user has of it.
+pub struct Shares<K = u32> {
+    most: u64,
+    of_each: u64,
+    /// Users who may have all that is left.
+    privileged: Vec<K>,
+    taken: Mutex<Taken<K>>,
+}
+
+struct Taken<K> {
+    of: HashMap<K, u64>,
+    all: u64,
+}
+
+impl<K: Eq + Hash + Copy> Taken<K> {
+    fn add(&mut self, user: K, amount: u64) {
+        self.all += amount;
+        if amount > 0 {
+            *self.of.entry(user).or_default() += amount;
+        }
+    }
+}
+
+impl<K: Eq + Hash + Copy> Shares<K> {
+    /// A supply of `most`.
+    #[must_use]
+    pub fn new(most: u64) -> Self {
+        let taken = Taken { of: HashMap::new(), all: 0 };
+        Self { most, of_each: u64::MAX, privileged: Vec::new(), taken: Mutex::new(taken) }
+    }
+
+    /// The same, of which each user may have `most` at most.
+    #[must_use]
+    pub fn with_limit(self, most: u64) -> Self {
+        Self { of_each: most, ..self }
+    }
+
+    /// The same, of which these users may have all that is left.
+    #[must_use]
+    pub fn with_privileged(self, users: impl Into<Vec<K>>) -> Self {
+        Self { privileged: users.into(), ..self }
+    }
+
+    /// How much a user may still take.
+    pub fn room(&self, user: K) -> u64 {
+        self.room_in(&lock(&self.taken), user)
+    }
+
+    fn room_in(&self, taken: &Taken<K>, user: K) -> u64 {
+        let theirs = taken.of.get(&user).copied().unwrap_or(0);
+        let left = self.most.saturating_sub(taken.all);
+        let fair =
+            if self.privileged.contains(&user) { left } else { left.saturating_sub(theirs).div_ceil(2) };
+        fair.min(self.of_each.saturating_sub(theirs))
+    }
+
+    /// Takes so much for a user, all of it or nothing; whether there was room.
+    #[must_use]
+    pub fn take(&self, user: K, amount: u64) -> bool {
+        let mut taken = lock(&self.taken);
+        let has_room = amount <= self.room_in(&taken, user);
+        if has_room {
+            taken.add(user, amount);
+        }
+        has_room
+    }
+
+    /// Counts what a user has taken already, whether or not there was room.
+    pub fn count(&self, user: K, amount: u64) {
+        lock(&self.taken).add(user, amount);
+    }
+
+    /// Puts back what a user had taken.
+    pub fn put_back(&self, user: K, amount: u64) {
+        let mut taken = lock(&self.taken);
+        let Some(theirs) = taken.of.get_mut(&user) else { return };
+        let amount = amount.min(*theirs);
+        *theirs -= amount;
+        if *theirs == 0 {
+            taken.of.remove(&user);
+        }
+        taken.all -= amount;
+    }
+
+    /// How much a user has.
+    pub fn taken_by(&self, user: K) -> u64 {
+        lock(&self.taken).of.get(&user).copied().unwrap_or(0)
+    }
+
+    /// How much is taken.
+    pub fn taken(&self) -> u64 {
+        lock(&self.taken).all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_user_leaves_as_much_to_others() {
+        let shares = Shares::new(1 << 20).with_limit(1 << 18).with_privileged([0]);
+        // The first four are held back by the limit, those after them by what is left.
+        for user in 1..=12 {
+            let room = shares.room(user);
+            assert_eq!(room, if user < 4 { 1 << 18 } else { 1 << (21 - user) }, "user {user}");
+            assert!(!shares.take(user, room + 1) && shares.take(user, room));
+            assert_eq!(shares.room(user), 0);
+        }
+        assert_eq!(shares.room(0), 1 << 9);
+        shares.put_back(5, 1 << 16);
+        shares.put_back(5, 1);
+        assert!(shares.take(5, 1 << 15));
+    }
+
+    #[test]
+    fn in_ones_it_is_the_same() {
+        let shares = Shares::new(16);
+        let all = |user| std::iter::from_fn(|| shares.take(user, 1).then_some(())).count();
+        assert_eq!([1, 2, 3, 4, 5].map(all), [8, 4, 2, 1, 1]);
+        assert_eq!(shares.taken(), 16);
+        shares.put_back(1, 8);
+        assert_eq!(all(6), 4);
+    }
+}
