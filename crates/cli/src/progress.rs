@@ -1,7 +1,5 @@
 //! A progress bar on stderr, where that is a terminal.
 
-use std::io::IsTerminal;
-
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar that goes away by itself.
@@ -10,7 +8,7 @@ pub(crate) struct Bar(ProgressBar);
 impl Bar {
     /// A bar for so many bytes.
     pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !crate::terminal::has_bars() {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new(bytes).with_message(what);
