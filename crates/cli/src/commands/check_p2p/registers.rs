@@ -59,7 +59,7 @@ fn judge(want: [u32; 3], seen: &[u32]) -> Verdict {
     for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
         if *seen == u32::MAX {
             let why = format!(
-                "it got all ones for {name}, where the CPU reads {want:#010x}: the way to the drive loses such reads"
+                "it got all ones for {name}, where the CPU reads {want:#010x}: the path to the drive loses such reads"
             );
             return (State::No, why, false);
         }
