@@ -150,7 +150,7 @@ fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     for (status, names, fix) in list {
         let more = if names.len() > 2 { format!(" and {} more", names.len() - 2) } else { String::new() };
         let names = names[..names.len().min(2)].join(", ");
-        let _ = writeln!(text, "  {} {fix}  [{names}{more}]", style.mark(status));
+        let _ = writeln!(text, "  {}  {fix} [{names}{more}]", style.mark(status));
     }
     let useful: Vec<_> = diagnosis.advice.iter().filter(|advice| advice.change.is_some()).collect();
     if !useful.is_empty() {

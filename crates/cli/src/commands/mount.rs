@@ -49,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 4, requires = "target", value_parser = clap::value_parser!(u32).range(1..=64))]
     connections: u32,
     /// How long to wait for an answer of the target before a request fails
-    #[arg(long, value_name = "TIME", default_value = "60", requires = "target", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", value_parser = units::parse_time)]
     give_up: Duration,
     /// Allow file locks, which other mounts of the target do not see. Without it, locks on a target's files fail (ENOLCK)
     #[arg(long, requires = "target")]
