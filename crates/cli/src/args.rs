@@ -4,23 +4,26 @@ use clap::{Parser, Subcommand};
 
 use crate::commands;
 
-/// Moves bytes from a PCIe device into GPU memory in one hop, and says honestly which way they went.
+/// Move bytes from a PCIe device into GPU memory in one hop, and report the route they took
 #[derive(Parser)]
 #[command(
     name = "onehop",
     version = env!("ONEHOP_VERSION"),
+    max_term_width = 80,
     subcommand_required = true,
     after_help = "Examples:\n  onehop demo\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n\n\
-                  Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 not possible on this machine, 130 stopped by \
-                  Ctrl-C."
+                  Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 not possible on this machine,\n130 stopped by Ctrl-C."
 )]
 pub(crate) struct Args {
-    /// Print one JSON document on stdout, and nothing else there
+    /// Print one JSON document on stdout
     #[arg(long, global = true)]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,
 }
+
+/// The help of `-g` where a command describes GPUs and uses none.
+pub(crate) const ONE_GPU: &str = "Only this GPU: a CUDA ordinal such as 0, or a PCI address [default: all]";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -29,7 +32,7 @@ pub(crate) enum Command {
     Map(commands::map::Args),
     Read(commands::read::Args),
     Write(commands::write::Args),
-    /// Look at an NVMe drive, and reset it
+    /// Inspect, bind and reset NVMe drives
     #[command(subcommand_required = true, after_help = "Example:\n  onehop drive identify -d sim:mem:64M")]
     Drive {
         #[command(subcommand)]
@@ -40,7 +43,7 @@ pub(crate) enum Command {
     Mount(commands::mount::Args),
     Target(commands::target::Args),
     Bench(commands::bench::Args),
-    /// Lend the simulated drive to other programs
+    /// Serve simulated devices to other programs
     #[command(
         subcommand_required = true,
         after_help = "Example:\n  onehop sim serve -d sim:disk.img --socket /tmp/drive.sock"
@@ -49,7 +52,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: SimCommand,
     },
-    /// Receive samples of an SDR board into GPU memory, and send them
+    /// Receive samples of an SDR board into GPU memory, and send samples
     #[command(
         subcommand_required = true,
         after_help = "Example:\n  onehop sdr rx -d 'sim:usdr?rate=1M' --seconds 1 -g emu"

@@ -128,6 +128,9 @@ fn refused(name: &str, error: &Error) -> CliError {
 }
 
 fn unknown(name: &str) -> CliError {
+    if let Some(number) = name.strip_prefix("cuda:").filter(|number| is_number(number)) {
+        return CliError::Usage(format!("'{name}' is no GPU: -g takes the number alone, -g {number}"));
+    }
     CliError::Usage(format!(
         "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, or a PCI \
          address",

@@ -1,4 +1,4 @@
-//! The `onehop` command: bytes from a PCIe device into GPU memory in one hop, and an honest account of how they went.
+//! The `onehop` command: moves bytes from a PCIe device into GPU memory in one hop, and reports the route that they took.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -15,6 +15,7 @@ mod report;
 mod route;
 mod sources;
 mod stop;
+mod terminal;
 mod transfer;
 mod units;
 mod volume;
@@ -76,8 +77,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
 
 /// What clap has to say: help and version, or wrong arguments.
 fn refuse(error: &clap::Error) -> ExitCode {
-    // A closed pipe is no reason to fail.
-    let _ = error.print();
+    report::print_usage(error);
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return ExitCode::SUCCESS;
     }

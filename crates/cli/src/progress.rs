@@ -1,7 +1,6 @@
 //! A progress bar on stderr, where that is a terminal.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -17,7 +16,7 @@ pub(crate) struct Bar(ProgressBar);
 impl Bar {
     /// A bar for so many bytes.
     pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !crate::terminal::has_bars() {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new(bytes).with_message(what);

@@ -7,25 +7,53 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::error::{CliError, Result};
+use crate::terminal;
 
 /// Lines for people: a label, and what there is to say about it.
 #[derive(Default)]
-pub(crate) struct Text(String);
+pub(crate) struct Text(Vec<Line>);
+
+/// A line, or several, as they are shown where there is room.
+#[derive(Clone)]
+struct Line {
+    text: String,
+    /// The column in which its later rows begin, where it is too long for the terminal.
+    indent: Option<usize>,
+}
+
+/// The column after a label.
+const LABEL: usize = 12;
 
 impl Text {
     /// A line with a label in front.
     pub(crate) fn row(&mut self, label: &str, what: impl Display) {
-        self.0.push_str(&format!("{label:<11} {what}\n"));
+        self.0.push(Line { text: visible(&format!("{label:<11} {what}")), indent: Some(LABEL) });
     }
 
     /// All lines of another.
     pub(crate) fn append(&mut self, other: &Self) {
-        self.0.push_str(&other.0);
+        self.0.extend_from_slice(&other.0);
     }
 
     /// A line as it is.
     pub(crate) fn line(&mut self, what: impl Display) {
-        self.0.push_str(&format!("{what}\n"));
+        self.0.push(Line { text: visible(&what.to_string()), indent: None });
+    }
+
+    /// A line with colours. All else that a terminal would obey was made visible before.
+    pub(crate) fn coloured(&mut self, what: String) {
+        self.0.push(Line { text: what, indent: None });
+    }
+
+    /// All lines, cut to the width of a terminal where that is where they go.
+    fn shown(&self, width: Option<usize>) -> String {
+        let mut out = String::new();
+        for Line { text, indent } in &self.0 {
+            for line in text.split('\n') {
+                terminal::wrap(line, width.unwrap_or(usize::MAX), *indent, &mut out);
+            }
+        }
+        out
     }
 }
 
@@ -78,7 +106,7 @@ impl Report {
     /// Prints it; gives the exit code.
     pub(crate) fn print(&self, json: bool) -> u8 {
         let lost = match &self.document {
-            _ if !json => print_text(&visible(&self.text.0)),
+            _ if !json => print_text(&self.text.shown(terminal::width(std::io::stdout()))),
             Document::Whole(document) => print_document(document),
             Document::Streamed(document) => print_streamed(&**document),
         };
@@ -130,12 +158,35 @@ fn printed(written: std::io::Result<()>) -> Result<()> {
 }
 
 fn complain(error: &CliError) {
-    let _ = writeln!(std::io::stderr(), "onehop: {}", shown(&error.to_string()));
+    note(&error.to_string());
 }
 
 /// Says on stderr what is no failure and should be known all the same.
 pub(crate) fn warn(what: &str) {
-    let _ = writeln!(std::io::stderr(), "onehop: warning: {}", shown(what));
+    note(&format!("warning: {what}"));
+}
+
+/// Prints what clap says: help as it is, which clap wraps; errors wrapped here, which it does not.
+pub(crate) fn print_usage(error: &clap::Error) {
+    let err = std::io::stderr();
+    // A closed pipe is no reason to fail.
+    let _ = match terminal::width(std::io::stderr()).filter(|_| error.use_stderr()) {
+        Some(width) => {
+            let said = error.render();
+            let said = if terminal::has_colour(&err) { said.ansi().to_string() } else { said.to_string() };
+            let mut text = Text::default();
+            text.coloured(said.trim_end().to_owned());
+            err.lock().write_all(text.shown(Some(width)).as_bytes())
+        }
+        None => error.print(),
+    };
+}
+
+/// Says something on stderr; a closed stderr is no reason to stop.
+pub(crate) fn note(what: &str) {
+    let mut text = Text::default();
+    text.line(format_args!("onehop: {}", shown(what)));
+    let _ = std::io::stderr().write_all(text.shown(terminal::width(std::io::stderr())).as_bytes());
 }
 
 /// Text with names of strangers in it, for a terminal: nothing that it would obey, and no name as long as a file.

@@ -29,18 +29,19 @@ pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "a whole number below 2^64 is wanted, decimal or 0x…".into())
 }
 
-/// A time: `500ms`, `10s`.
+/// A time: `500ms`, `10s`; a number without a unit is in seconds.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let time = number.parse().ok().and_then(|n: u64| match unit {
         "us" => Some(Duration::from_micros(n)),
         "ms" => Some(Duration::from_millis(n)),
-        "s" => Some(Duration::from_secs(n)),
+        "" | "s" => Some(Duration::from_secs(n)),
         _ => None,
     });
     let fits = |t: &Duration| (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(t);
-    time.filter(fits).ok_or_else(|| "a time from 1ms to 3600s is wanted, such as 500ms or 10s".into())
+    time.filter(fits)
+        .ok_or_else(|| "expected a time from 1ms to 3600s, such as 500ms, 10s or 10 (seconds)".into())
 }
 
 /// Bytes for people: exact where it is short, rounded where it is not.
@@ -136,7 +137,11 @@ mod tests {
             assert!(parse_number(bad).is_err(), "{bad}");
         }
         assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
-        for bad in ["", "5", "0s", "1h", "99999999999999999999s", "3601s"] {
+        assert_eq!(
+            (parse_time("5"), parse_time("5s")),
+            (Ok(Duration::from_secs(5)), Ok(Duration::from_secs(5)))
+        );
+        for bad in ["", "0", "s", "0s", "1h", "99999999999999999999s", "3601s"] {
             assert!(parse_time(bad).is_err(), "{bad}");
         }
     }

@@ -1,4 +1,4 @@
-//! A check is data: what was looked at, what was found, what that means, what would mend it.
+//! A check is data: what was examined, what was found, why it matters, how to fix it.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ pub enum Status {
     Pass,
     /// Worth knowing, neither good nor bad.
     Info,
-    /// It cannot be told; `fix` says what would tell.
+    /// It could not be determined; `fix` says how to.
     Unknown,
     /// It costs speed, or some routes.
     Warn,
@@ -38,7 +38,7 @@ impl Status {
 pub enum Group {
     /// Container, virtual machine, user.
     Place,
-    /// Graphics processors and their driver.
+    /// GPUs and their driver.
     Gpu,
     /// NVMe drives.
     Drive,
@@ -54,7 +54,7 @@ pub enum Group {
     Kernel,
     /// Memory.
     Memory,
-    /// Files that were asked for.
+    /// Files that were named.
     File,
     /// NVIDIA's own library.
     Cufile,
@@ -70,17 +70,17 @@ impl Group {
             Self::Drive => "NVMe drives",
             Self::Nic => "RDMA",
             Self::Sdr => "SDR boards",
-            Self::Path => "between devices",
-            Self::Iommu => "address translation",
-            Self::Kernel => "kernel",
-            Self::Memory => "memory",
-            Self::File => "files",
+            Self::Path => "Paths between devices",
+            Self::Iommu => "IOMMU",
+            Self::Kernel => "Kernel",
+            Self::Memory => "Memory",
+            Self::File => "Files",
             Self::Cufile => "cuFile",
         }
     }
 }
 
-/// One thing that was looked at.
+/// One thing that was examined.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
     /// Its name, which stays: `gpu.bar1`.
@@ -95,7 +95,7 @@ pub struct Check {
     pub found: String,
     /// Why that matters.
     pub why: &'static str,
-    /// What would mend it, or tell.
+    /// How to fix it, or find out.
     pub fix: Option<String>,
     /// Where it was read.
     pub evidence: Vec<String>,
@@ -119,13 +119,13 @@ impl Check {
         self
     }
 
-    /// What would mend it.
+    /// How to fix it.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }
 
-    /// The same, where there is something to mend.
+    /// The same, if there is something to fix.
     pub(crate) fn fix_if(self, wanted: bool, fix: impl Into<String>) -> Self {
         if wanted { self.fix(fix) } else { self }
     }

@@ -15,6 +15,9 @@ mod routes;
 mod text;
 pub mod topo;
 
+/// A composed machine to try `onehop doctor --from` with: an H100 and a drive behind one PCIe switch.
+pub const EXAMPLE: &str = include_str!("../fixtures/h100-switch-acs-on.json");
+
 pub use check::{Check, Group, Status};
 pub use diagnosis::{Diagnosis, Only, examine};
 pub use facts::file::recorded as recorded_files;

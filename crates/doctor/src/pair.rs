@@ -1,4 +1,4 @@
-//! A GPU and another device: the way between them, and what it lets through in which direction.
+//! A GPU and another device: the path between them, and what it forwards in which direction.
 
 use onehop_pci::{Address, Device, Link, Path, PathClass};
 
@@ -24,11 +24,11 @@ pub struct Pair<'a> {
     pub gpu_device: &'a Device,
     /// The other device.
     pub device: &'a Device,
-    /// The way from the other device to the GPU.
+    /// The path from the other device to the GPU.
     pub path: Option<Path>,
 }
 
-/// How sure it is that packets get through.
+/// Whether packets get through.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Passes {
     /// Hardware or kernel says that they do.
@@ -47,7 +47,7 @@ impl<'a> Pair<'a> {
         Some(Self { facts, gpu, gpu_device, device, path })
     }
 
-    /// The narrowest link on the way: bytes per second, the link, and its device. None where links bound nothing.
+    /// The narrowest link on the path: bytes per second, the link, and its device. None where links bound nothing.
     pub fn narrowest(&self) -> Option<(f64, Link, Address)> {
         let path = self.path.as_ref()?;
         if self.unbounded().is_some() {
@@ -69,7 +69,7 @@ impl<'a> Pair<'a> {
         Some(Link { speed, ..link })
     }
 
-    /// Why what the links on the way say bounds nothing, and where that is told.
+    /// Why the links on the path set no limit, and the source of that.
     pub fn unbounded(&self) -> Option<(String, &str)> {
         if let Virtual::Yes(by) = &self.facts.machine {
             let why = "a virtual machine's ports need not show the real links";
@@ -81,13 +81,13 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// Ends of the way whose links are not told.
+    /// Ends of the path whose links are unknown.
     pub fn links_not_told(&self) -> Vec<Address> {
         let ends = [self.device, self.gpu_device];
         ends.iter().filter(|end| self.facts.link(end).rate().is_none()).map(|end| end.address).collect()
     }
 
-    /// Ports on the way that send packets up to the root, and those that could not be asked.
+    /// Ports on the path that redirect packets to the root complex, and those that could not be read.
     pub fn redirecting(&self) -> (Vec<Address>, Vec<Address>) {
         let Some(path) = &self.path else { return Default::default() };
         let ports = self.facts.tree.access_control(path);
@@ -109,28 +109,27 @@ impl<'a> Pair<'a> {
 
     fn passes(&self, write: bool) -> Passes {
         let Some(path) = &self.path else {
-            return Passes::Perhaps("it is not told how the two are joined".into());
+            return Passes::Perhaps("the path between the two is unknown".into());
         };
         match self.facts.machine {
             Virtual::No(_) => {}
             Virtual::Yes(_) => {
-                let why =
-                    "this is a virtual machine: what it shows is not the real way, and its host decides";
+                let why = "this is a virtual machine: its topology is not the real one, and its host decides";
                 return Passes::Perhaps(why.into());
             }
             Virtual::Unknown => {
-                let why = "this may be a virtual machine (place.vm), which does not show the real way";
+                let why = "this may be a virtual machine (place.vm), which does not show the real topology";
                 return Passes::Perhaps(why.into());
             }
         }
         if path.class.below_root() {
             let (redirect, unknown) = self.redirecting();
             if redirect.is_empty() && unknown.is_empty() {
-                return Passes::Expected("a PCIe switch passes it on, below the root complex".into());
+                return Passes::Expected("a PCIe switch forwards it below the root complex".into());
             }
             if redirect.is_empty() {
                 return Passes::Perhaps(format!(
-                    "a switch passes it on, unless access control at {} sends it up to the root, which only root may look at",
+                    "a switch forwards it, unless access control at {} redirects it to the root complex (run as root to check)",
                     list(&unknown)
                 ));
             }
@@ -149,7 +148,7 @@ impl<'a> Pair<'a> {
         if (amd && server) || self.trusted_intel(path) {
             if path.class == PathClass::Sys {
                 return Passes::Perhaps(format!(
-                    "{name} forwards it and the kernel trusts it to, but between sockets that is slow and was not seen to work \
+                    "{name} forwards it and the kernel trusts it to, but between sockets this is slow and did not work \
                      everywhere"
                 ));
             }
@@ -169,7 +168,7 @@ impl<'a> Pair<'a> {
                 Passes::Doubtful("Intel client root complexes were seen to forward writes only".into())
             }
             _ => Passes::Perhaps(
-                "the kernel's P2PDMA does not list this root complex, and nobody has told of one like it".into(),
+                "the kernel's P2PDMA does not list this root complex, and no result for one is known".into(),
             ),
         }
     }

@@ -11,7 +11,7 @@ use crate::facts::gpu::Gpu;
 use crate::pair::Pair;
 use needs::{Need, Needs, State};
 
-/// Which way the bytes go.
+/// The direction of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -40,7 +40,7 @@ pub enum Verdict {
     Yes,
     /// Something that it needs is not there.
     No,
-    /// Nothing that was seen forbids it, and nobody has tried.
+    /// Nothing known prevents it, and it was not tried.
     Untested,
 }
 
@@ -65,7 +65,7 @@ pub struct Row {
     pub device: String,
     /// What kind of device: `nvme`, `rdma`, `sdr`.
     pub kind: &'static str,
-    /// Which way the bytes go.
+    /// The direction of the bytes.
     pub direction: Direction,
     /// The route.
     pub route: &'static str,
@@ -73,7 +73,7 @@ pub struct Row {
     pub verdict: Verdict,
     /// Why that is said.
     pub reason: String,
-    /// What would change it, or tell.
+    /// What would change it, or test it.
     pub fix: Option<String>,
     /// How much keeps it from working: what is missing, then what is doubtful.
     #[serde(skip)]
@@ -87,7 +87,7 @@ pub struct Advice {
     pub gpu: String,
     /// The device's address.
     pub device: String,
-    /// Which way the bytes go.
+    /// The direction of the bytes.
     pub direction: Direction,
     /// The best route that was tried and works.
     pub now: Option<&'static str>,
@@ -136,7 +136,7 @@ fn card_rows(pair: &Pair<'_>, kind: &'static str) -> Vec<Row> {
     BOTH.into_iter().flat_map(of).collect()
 }
 
-/// What a route asks of the machine. The order is that in which people would mend it.
+/// What a route asks of the machine. They are in the order in which to fix them.
 fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str) -> Vec<Need> {
     let needs = Needs { pair, drive: Some(drive) };
     let mut list = vec![needs.cuda()];
@@ -212,7 +212,7 @@ fn row(
         ),
         None if tried => (Verdict::Yes, said(&needs), None),
         None => {
-            let reason = "all that can be seen allows it; only bytes that were compared show it";
+            let reason = "nothing known prevents it; only a transfer with compared bytes proves it";
             (Verdict::Untested, reason.to_owned(), trial(pair, kind, direction, route))
         }
     };
@@ -224,7 +224,7 @@ fn said(needs: &[Need]) -> String {
     needs.last().map_or_else(String::new, |need| need.reason.clone())
 }
 
-/// The command that would tell, where this build has one.
+/// The command that tests it, where this build has one.
 fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
     if kind != "nvme" || route == "cpu/cached" {
         return None;
@@ -244,14 +244,16 @@ fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Opti
             format!("Measure it: onehop bench sweep --create FILE --io write -g {gpu} --route cufile")
         }
         ("cpu/pinned", _) if !is_ours(pair) => {
-            format!("Try it: onehop read FILE -g {gpu} --route {route} --verify")
+            format!("Test it: onehop read FILE -g {gpu} --route {route} --verify")
         }
         (_, Direction::ToGpu) => {
-            format!("Try it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify")
+            format!(
+                "Test it: onehop read -d {device} --lba 0 --blocks 2048 -g {gpu} --route {route} --verify"
+            )
         }
         (_, Direction::FromGpu) => format!(
-            "Try it where nothing is lost by it: onehop write -d {device} --lba N --in FILE --serial S --yes -g {gpu} \
-             --route {route}, then read it back"
+            "Test it on blocks whose contents you can lose: onehop write -d {device} --lba N --in FILE --serial S --yes -g {gpu} \
+             --route {route}, then read them back"
         ),
     })
 }
@@ -265,7 +267,7 @@ pub(crate) fn advice(rows: &[Row]) -> Vec<Advice> {
 fn advise(rows: &[Row]) -> Advice {
     let best = rows.iter().position(|row| row.verdict == Verdict::Yes);
     let better = rows[..best.unwrap_or(rows.len())].iter().filter(|row| row.fix.is_some());
-    // Fewest things to mend; of equals the better route.
+    // Fewest fixes; of equals the better route.
     let next = better.min_by_key(|row| row.missing);
     let first = &rows[0];
     Advice {

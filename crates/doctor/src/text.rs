@@ -1,4 +1,4 @@
-//! A diagnosis for people: what was found by group, the routes, and at the end what to do.
+//! A diagnosis for people: checks by group, routes, and recommended fixes.
 
 use std::fmt::Write;
 
@@ -19,7 +19,9 @@ pub struct Style {
 /// A diagnosis as text.
 #[must_use]
 pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
-    let (diagnosis, hidden) = if style.all { (diagnosis.clone(), 0) } else { nearest(diagnosis) };
+    let (mut diagnosis, hidden) = if style.all { (diagnosis.clone(), 0) } else { nearest(diagnosis) };
+    // Before any colour is added: names of devices and files may hold what a terminal would obey.
+    make_visible(&mut diagnosis);
     let diagnosis = &diagnosis;
     let mut text = String::new();
     if let Some(system) = &diagnosis.system {
@@ -35,11 +37,28 @@ pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
     if hidden > 0 {
         let _ = writeln!(
             text,
-            "  not shown: {hidden} pairs of a device and a GPU that is not its closest; --all shows them, -g and -d one"
+            "  not shown: {hidden} pairs of a device and a GPU that is not the closest (--all shows them; -g and -d select one)"
         );
     }
     fixes(&mut text, diagnosis, style);
     text.trim_start().to_owned()
+}
+
+/// Replaces control characters in everything that was read from the system.
+fn make_visible(diagnosis: &mut Diagnosis) {
+    let Diagnosis { system, checks, routes, advice, names, .. } = diagnosis;
+    let of_checks = checks.iter_mut().flat_map(|check| {
+        let Check { about, found, fix, evidence, .. } = check;
+        about.iter_mut().chain([found]).chain(fix).chain(evidence)
+    });
+    let of_routes = routes.iter_mut().flat_map(|row| [&mut row.reason].into_iter().chain(&mut row.fix));
+    let of_advice = advice.iter_mut().filter_map(|advice| advice.change.as_mut());
+    let of_names = names.iter_mut().map(|(_, name)| name);
+    for words in system.iter_mut().chain(of_checks).chain(of_routes).chain(of_advice).chain(of_names) {
+        if words.contains(char::is_control) {
+            *words = words.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        }
+    }
 }
 
 fn one(text: &mut String, check: &Check, style: Style) {
@@ -47,9 +66,9 @@ fn one(text: &mut String, check: &Check, style: Style) {
     let about = check.about.as_ref().map_or_else(String::new, |about| format!("{about}: "));
     let _ = writeln!(text, "  {} {name:<16} {about}{}", style.mark(check.status), check.found);
     if style.all {
-        let _ = writeln!(text, "             why: {}", check.why);
+        let _ = writeln!(text, "          why: {}", check.why);
         for from in &check.evidence {
-            let _ = writeln!(text, "             by: {from}");
+            let _ = writeln!(text, "          source: {from}");
         }
     }
 }
@@ -58,17 +77,17 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     if diagnosis.routes.is_empty() {
         let gpu = diagnosis.checks.iter().any(|c| c.id == "gpu.present" && c.status == Status::Pass);
         let why = if gpu {
-            "no drive or card that could go direct; the checks above say whether bytes can be copied into GPU memory"
+            "no drive or card for direct routes; the checks above show whether copies into GPU memory work"
         } else {
-            "no NVIDIA GPU; the emulated one (-g emu) and simulated drives (-d sim:…) work on every machine"
+            "no NVIDIA GPU; the emulated GPU (-g emu) and simulated drives (-d sim:…) work on every machine"
         };
-        let _ = writeln!(text, "\n{}\n  {why}", style.strong("routes"));
+        let _ = writeln!(text, "\n{}\n  {why}", style.strong("Routes"));
         return;
     }
     let _ = writeln!(
         text,
-        "\n{}   yes: tried · ?: not tried, nothing seen forbids it · no",
-        style.strong("routes")
+        "\n{}   yes: tested   ?: untested, nothing known prevents it   no: not possible",
+        style.strong("Routes")
     );
     let same = |a: &Row, b: &Row| (&a.gpu, &a.device) == (&b.gpu, &b.device);
     for pair in diagnosis.routes.chunk_by(same) {
@@ -131,11 +150,11 @@ fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     for (status, names, fix) in list {
         let more = if names.len() > 2 { format!(" and {} more", names.len() - 2) } else { String::new() };
         let names = names[..names.len().min(2)].join(", ");
-        let _ = writeln!(text, "  {} {fix}  [{names}{more}]", style.mark(status));
+        let _ = writeln!(text, "  {}  {fix} [{names}{more}]", style.mark(status));
     }
     let useful: Vec<_> = diagnosis.advice.iter().filter(|advice| advice.change.is_some()).collect();
     if !useful.is_empty() {
-        let _ = writeln!(text, "\n{}", style.strong("the one change that would help most"));
+        let _ = writeln!(text, "\n{}", style.strong("Most useful change"));
     }
     for advice in useful {
         advise(text, diagnosis, advice);
@@ -143,15 +162,15 @@ fn fixes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
 }
 
 fn advise(text: &mut String, diagnosis: &Diagnosis, advice: &Advice) {
-    let way = match advice.direction {
+    let pair = match advice.direction {
         Direction::ToGpu => format!("{} -> {}", diagnosis.name(&advice.device), diagnosis.name(&advice.gpu)),
         Direction::FromGpu => {
             format!("{} -> {}", diagnosis.name(&advice.gpu), diagnosis.name(&advice.device))
         }
     };
-    let now = advice.now.map_or("nothing that was tried".to_owned(), |now| format!("{now} works"));
+    let now = advice.now.unwrap_or("no tested route");
     let (next, change) = (advice.next.unwrap_or_default(), advice.change.as_deref().unwrap_or_default());
-    let _ = writeln!(text, "  {way}\n    now {now}; towards {next}: {change}");
+    let _ = writeln!(text, "  {pair}\n    works now: {now}\n    for {next}: {change}");
 }
 
 impl Diagnosis {
@@ -191,7 +210,26 @@ impl Style {
 
 #[cfg(test)]
 mod tests {
-    use super::short;
+    use super::*;
+
+    #[test]
+    fn control_characters_of_names_stay_text() {
+        let check = Check::new("gpu.x", crate::Group::Gpu, Status::Pass, "a\x1b[2Jb\nc", "why");
+        let mut diagnosis = Diagnosis {
+            system: Some("\x07".into()),
+            checks: vec![check.about("\x1b").fix("\r").by("\x08")],
+            routes: Vec::new(),
+            advice: Vec::new(),
+            names: Vec::new(),
+            distant: Vec::new(),
+        };
+        diagnosis.names.push(("x".into(), "\x1b".into()));
+        let text = render(&diagnosis, Style { colour: false, all: true });
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.contains("a\u{fffd}[2Jb\u{fffd}c"), "{text}");
+        let coloured = render(&diagnosis, Style { colour: true, all: true });
+        assert!(coloured.contains("\x1b[1mGPUs\x1b[0m") && !coloured.contains("\x1b[2J"), "{coloured:?}");
+    }
 
     #[test]
     fn routes_of_one_initiator_share_its_name() {

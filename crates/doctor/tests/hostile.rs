@@ -26,7 +26,8 @@ fn all(record: Record) -> Diagnosis {
         );
     }
     ways.iter().for_each(|way| drop(topo::explain_text(way)));
-    let (tree, page) = (topo::tree(&facts, true), topo::page(&facts, true, root.about(), &ways));
+    let (tree, page) =
+        (topo::tree(&facts, true), topo::page(&facts, true, root.about(), &ways, topo::missing(&facts)));
     assert!(tree.len() < 1 << 20 && page.contains("</html>") && !page.contains("<script"));
     diagnosis
 }

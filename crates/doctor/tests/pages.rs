@@ -1,4 +1,4 @@
-//! The pages of composed machines, looked at by our own eyes.
+//! The pages of composed machines: nothing overlaps, nothing leaves its box.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -21,7 +21,7 @@ fn every_machine_is_drawn_well() {
             .flat_map(|gpu| facts.peers().into_iter().map(move |device| (gpu.address, device)));
         let ways: Vec<_> = pairs.filter_map(|(gpu, device)| topo::explain(&facts, gpu, device)).collect();
         for all in [false, true] {
-            page::check(&topo::page(&facts, all, Some(name), &ways), LETTER);
+            page::check(&topo::page(&facts, all, Some(name), &ways, topo::missing(&facts)), LETTER);
         }
     }
 }

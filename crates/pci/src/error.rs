@@ -10,7 +10,7 @@ use crate::kmod::Refusal;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something of the system could not be told.
+/// Why something of the system could not be read or done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// There is no such file: the device or the kernel does not have it.
@@ -20,7 +20,7 @@ pub enum Error {
         path: String,
     },
     /// The file is there, and not for this user.
-    #[error("{path} may not be read by this user; root may")]
+    #[error("this user may not read {path}; root may")]
     Denied {
         /// The file.
         path: String,
@@ -34,7 +34,7 @@ pub enum Error {
         why: String,
     },
     /// The file says something that makes no sense.
-    #[error("{path} says {found:?}, which is no {wanted}")]
+    #[error("{path} holds {found:?}, which is no {wanted}")]
     Garbage {
         /// The file.
         path: String,
@@ -54,7 +54,7 @@ pub enum Error {
         fix: String,
     },
     /// A device could not be given to a driver, nor back to the one that it had.
-    #[error("{first}. And it could not be given back: {then}")]
+    #[error("{first}. And it could not be rebound to its driver: {then}")]
     NotGivenBack {
         /// Why it was not given.
         first: Box<Self>,
@@ -68,7 +68,7 @@ pub enum Error {
         call: &'static str,
         /// Of which device.
         address: Address,
-        /// Why it refused, and what would mend that.
+        /// Why it refused, and how to fix that.
         refusal: Refusal,
     },
     /// A system call failed.
@@ -80,7 +80,7 @@ pub enum Error {
         why: String,
     },
     /// A record of a system is not one.
-    #[error("{name} is no record of a system: {why}")]
+    #[error("{name} is no recorded system: {why}")]
     NoRecord {
         /// The record.
         name: String,

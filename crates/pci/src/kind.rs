@@ -58,9 +58,9 @@ fn board(root: &Root, address: Address) -> Result<()> {
     let class = class.ok_or_else(|| Error::garbage(&path, &text, "class"))?;
     needed(class).map_or(Ok(()), |what| {
         Err(Error::Refused {
-            what: format!("taking {address} from the kernel"),
-            why: format!("it is {what} (class {:#06x}), on which a system may run", class.kind()),
-            fix: "Name an SDR board, or another device that does nothing but its own work".into(),
+            what: format!("detaching {address} from the kernel"),
+            why: format!("it is {what} (class {:#06x}), which the system may depend on", class.kind()),
+            fix: "Name an SDR board, or another device that the system does not depend on".into(),
         })
     })
 }
@@ -102,7 +102,7 @@ mod tests {
         }
         for class in ["0x010802", "0x020000", "0x030000", "0x050000", "0x060400", "0x0c0330", "0x080600"] {
             let error = allowed(class).unwrap_err().to_string();
-            assert!(error.contains("on which a system may run"), "{error}");
+            assert!(error.contains("which the system may depend on"), "{error}");
         }
         assert!(allowed("what").is_err());
         std::fs::remove_dir_all(folder).unwrap();

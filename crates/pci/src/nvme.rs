@@ -94,7 +94,7 @@ impl BlockDevice {
             users.push(format!("{name} is used for swap"));
         }
         if let Some(claimed) = self.claimed.as_ref().filter(|_| users.is_empty()) {
-            users.push(format!("{claimed} is mounted, held or opened exclusively by somebody"));
+            users.push(format!("{claimed} is mounted, held or exclusively open elsewhere"));
         }
         if !self.opened_by.is_empty() {
             users.push(format!("{name} is open in {}", self.opened_by.join(", ")));
@@ -125,11 +125,7 @@ impl Usage {
     /// When it is not there, is something else, or cannot be looked at.
     pub fn of(root: &Root, address: Address) -> Result<Self> {
         let used = Mounts::read(root)?;
-        Self::read(root, address, &used)?.ok_or_else(|| Error::Refused {
-            what: format!("driving {address} as an NVMe drive"),
-            why: "it is another kind of device (its class is not 0x0108)".into(),
-            fix: "`onehop drive list` shows this machine's drives".into(),
-        })
+        Self::read(root, address, &used)?.ok_or_else(|| no_nvme(address))
     }
 
     fn read(root: &Root, address: Address, used: &Mounts) -> Result<Option<Self>> {
@@ -200,23 +196,39 @@ impl Usage {
     pub fn refusal(&self) -> Option<Error> {
         let users = self.kernel_users();
         if !users.is_empty() {
-            let fix = "Unmount it, or stop what uses it; a drive that a system runs from cannot be used";
+            let fix = "Unmount it, or stop its users; a system drive cannot be used";
             return Some(refused(self.address, users.join("; "), fix));
         }
         (!self.untold.is_empty()).then(|| untold(self.address, &self.untold.join("; ")))
     }
 }
 
+/// An error where a device is no NVMe controller: whatever else keeps it from being driven, this comes first.
+pub(crate) fn ensure_nvme(root: &Root, address: Address) -> Result<()> {
+    let path = format!("/sys/bus/pci/devices/{address}/class");
+    let text = root.text(&path)?;
+    let class = crate::bar::hex(&text).ok_or_else(|| Error::garbage(&path, &text, "class"))?;
+    if Class(class as u32 & 0xff_ffff).kind() == 0x0108 { Ok(()) } else { Err(no_nvme(address)) }
+}
+
+fn no_nvme(address: Address) -> Error {
+    Error::Refused {
+        what: format!("driving {address} as an NVMe drive"),
+        why: "it is another kind of device (its class is not 0x0108)".into(),
+        fix: "`onehop drive list` shows this machine's drives".into(),
+    }
+}
+
 pub(crate) fn refused(address: Address, why: String, fix: &str) -> Error {
-    Error::Refused { what: format!("taking {address} from the kernel"), why, fix: fix.into() }
+    Error::Refused { what: format!("detaching {address} from the kernel"), why, fix: fix.into() }
 }
 
 pub(crate) fn untold(address: Address, why: &str) -> Error {
     refused(
         address,
-        format!("it cannot be told whether somebody uses it ({why})"),
-        "Be root, or have root do it once (`onehop drive bind`), and not in a container: the device's files must be in /dev, \
-         and what /sys tells of it be readable",
+        format!("cannot determine whether it is in use ({why})"),
+        "Run as root and not in a container, or have root run `onehop drive bind` once: the device's files must be in /dev, \
+         and its files in /sys readable",
     )
 }
 
@@ -479,9 +491,9 @@ mod tests {
         // It is listed, with what is not known of it.
         assert_eq!((usage.in_use, &usage.untold[..]), (false, &[why.to_owned()][..]));
         let refusal = taken.unwrap_err().to_string();
-        assert!(refusal.contains(why) && refusal.contains("cannot be told"), "{refusal}");
+        assert!(refusal.contains(why) && refusal.contains("cannot determine"), "{refusal}");
         let (usage, taken) = of(true.into());
-        assert!(usage.in_use && taken.unwrap_err().to_string().contains("opened exclusively"));
+        assert!(usage.in_use && taken.unwrap_err().to_string().contains("exclusively open"));
         fs::remove_dir_all(root).unwrap();
     }
 

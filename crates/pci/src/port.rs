@@ -82,6 +82,7 @@ impl FromStr for DriveName {
 /// # Errors
 /// When the drive is in use, or cannot be had this way, with the reason.
 pub fn open(root: &Root, name: DriveName) -> Result<ControllerBackend> {
+    crate::nvme::ensure_nvme(root, name.address)?;
     match name.via.unwrap_or(Via::Vfio) {
         Via::Vfio => vfio::open(root, name.address),
         Via::Iommufd => vfio::open_by_iommufd(root, name.address),
@@ -93,6 +94,21 @@ pub fn open(root: &Root, name: DriveName) -> Result<ControllerBackend> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_kind_of_device_is_refused_by_what_it_is() {
+        let folder = std::env::temp_dir().join(format!("onehop-pci-kinds-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:0b:00.0");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("class"), "0x020000\n").unwrap();
+        for via in ["", "?via=vfio", "?via=iommufd", "?via=kmod", "?via=pagemap"] {
+            let name = format!("0000:0b:00.0{via}").parse().unwrap();
+            let error = open(&Root::below(&folder), name).err().unwrap().to_string();
+            assert!(error.contains("another kind of device") && !error.contains("pagemap"), "{via}: {error}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn names_are_addresses_with_options() {

@@ -35,7 +35,7 @@ pub(crate) fn in_words(by: &[String]) -> Option<String> {
 /// Why a device, of whatever kind, must not be taken from programs that drive it; none where none does. For those who have its
 /// lock, which programs of ours have while they drive.
 pub(crate) fn refusal(root: &Root, address: Address) -> Result<Option<Error>> {
-    let fix = "Stop that program, or the virtual machine that was given it";
+    let fix = "Stop that program, or the virtual machine that uses it";
     let named = named(root, address, &OpenHandles::read(root))?;
     if let Some(why) = in_words(&named) {
         return Ok(Some(refused(address, why, fix)));
@@ -43,7 +43,7 @@ pub(crate) fn refusal(root: &Root, address: Address) -> Result<Option<Error>> {
     Ok(match claimed(root, address)? {
         ExclusiveUse::Known(false) => None,
         ExclusiveUse::Known(true) => {
-            let why = "somebody whom no list shows has its IOMMU group open, and drives it or one beside it by VFIO";
+            let why = "an unlisted process has its IOMMU group open, and drives it or another device of the group by VFIO";
             Some(refused(address, why.into(), fix))
         }
         ExclusiveUse::Unknown(why) => Some(untold(address, &why)),
@@ -150,9 +150,9 @@ mod tests {
             refusal(&Root::recorded(record), address).unwrap().map(|why| why.to_string()).unwrap_or_default()
         };
         assert_eq!(answered(false.into()), "");
-        assert!(answered(true.into()).contains("whom no list shows"));
+        assert!(answered(true.into()).contains("unlisted process"));
         let untold = answered("/dev/vfio/17: No such file or directory".into());
-        assert!(untold.contains("cannot be told") && untold.contains("/dev/vfio/17"), "{untold}");
+        assert!(untold.contains("cannot determine") && untold.contains("/dev/vfio/17"), "{untold}");
         // What cannot be read is not taken for nobody.
         fs::remove_dir_all(folder.join("sys/class/vfio/17")).unwrap();
         symlink("17", folder.join("sys/class/vfio/17")).unwrap();

@@ -67,7 +67,7 @@ impl PathClass {
             Self::Pix => "one PCIe switch",
             Self::Pxb => "several PCIe switches",
             Self::Phb => "the CPU's root complex",
-            Self::Node => "two host bridges, of one NUMA node as far as it is told",
+            Self::Node => "two host bridges of one NUMA node, as far as known",
             Self::Sys => "the link between NUMA nodes",
         }
     }

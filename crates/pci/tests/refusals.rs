@@ -50,8 +50,8 @@ fn refusal(root: &Root, name: &str) -> String {
 #[test]
 fn a_shared_group_names_the_devices_and_the_bridges() {
     for (acs, why) in [
-        (Some(0), "0000:02:01.0 (its ACS is switched off)"),
-        (Some(4), "0000:02:01.0 (of ACS it does ReqRedir only)"),
+        (Some(0), "0000:02:01.0 (its ACS is disabled)"),
+        (Some(4), "0000:02:01.0 (its ACS has only ReqRedir)"),
     ] {
         let told = refusal(&shared(acs), DRIVE);
         assert!(told.contains("group 9 is not viable") && told.contains("0000:03:00.0 (igb)"), "{told}");

@@ -15,7 +15,7 @@ use crate::report::{Report, Text};
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// Bring the controller up first, which resets it
+    /// Initialize the controller first, which resets it
     #[arg(long)]
     up: bool,
 }
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         return Err(onehop_drive::Error::Gone { drive: name, register: "CAP" }.into());
     }
     let mut text = Text::default();
-    let state = if up.is_some() { "brought up" } else { "as it was found" };
+    let state = if up.is_some() { "initialized" } else { "not initialized by onehop" };
     text.row("drive", format!("{name}{}, {state}", if simulated { " (simulated)" } else { "" }));
     text.row("bar0", format!("{} bytes", regs.size()));
     let mut list = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     Report::new(
         json!({
-            "drive": name, "simulated": simulated, "up": up.is_some(), "bytes": regs.size(), "registers": list,
+            "drive": name, "simulated": super::simulated_drive(simulated), "up": up.is_some(), "bytes": regs.size(), "registers": list,
         }),
         text,
     )

@@ -1,4 +1,4 @@
-//! `onehop drive bind` and `unbind`: gives a drive to another kernel driver, to stay.
+//! `onehop drive bind` and `unbind`: bind a drive to another kernel driver permanently.
 
 use onehop_pci::{Kind, Root, Usage};
 use serde_json::json;
@@ -7,22 +7,22 @@ use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, Text};
 
-/// Give a drive to vfio-pci or to the kernel module onehop to stay, so that programs may drive it without being root
+/// Bind a drive to vfio-pci or the module onehop, so that programs can use it without root
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  onehop drive bind -d 0000:0b:00.0\n  onehop drive bind -d 0000:0b:00.0 --driver onehop\n\nThe other commands take a drive from its driver by \
-                  themselves and give it back at their end; this is for users who may not do that. Afterwards root gives \
-                  them the file that this command prints: chown USER /dev/vfio/N"
+    after_help = "Examples:\n  onehop drive bind -d 0000:0b:00.0\n  onehop drive bind -d 0000:0b:00.0 --driver onehop\n\nOther commands detach a drive from its driver \
+                  and rebind it when they end, which needs root. After this command, users other than root can do that: \
+                  give them the file that it prints (chown USER /dev/vfio/N)."
 )]
 pub(crate) struct BindArgs {
     #[command(flatten)]
     drive: DriveArg,
-    /// The kernel driver that gets it; others are not meant for drives, and may not survive one
+    /// The kernel driver to bind the drive to
     #[arg(long, value_name = "NAME", default_value = "vfio-pci", value_parser = ["vfio-pci", "onehop"])]
     driver: String,
 }
 
-/// Give a drive back to the kernel's own driver
+/// Rebind a drive to the kernel's own driver
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  onehop drive unbind -d 0000:0b:00.0")]
 pub(crate) struct UnbindArgs {
@@ -49,19 +49,19 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     let mut text = Text::default();
     text.row("drive", name.address);
     text.row("before", before.driver.as_deref().unwrap_or("no driver"));
-    text.row("now", now.as_deref().unwrap_or("no driver: none that is loaded wants it"));
+    text.row("now", now.as_deref().unwrap_or("no driver: no loaded driver claims it"));
     if let (Some(group), Some("vfio-pci")) = (&group, now.as_deref()) {
-        text.row("file", format!("/dev/vfio/{group}: whoever may open it may drive it"));
+        text.row("file", format!("/dev/vfio/{group}: users who can open it can drive the drive"));
         let own = root.list(&format!("/sys/bus/pci/devices/{}/vfio-dev", name.address)).unwrap_or_default();
         for own in own {
-            text.row("file", format!("/dev/vfio/devices/{own}, with /dev/iommu: for `?via=iommufd`"));
+            text.row("file", format!("/dev/vfio/devices/{own} and /dev/iommu, for `?via=iommufd`"));
         }
     }
     let missing = root.text(&format!("/sys/bus/pci/devices/{}/onehop_missing", name.address)).ok();
     if let Some(missing) = &missing {
         let who = match missing.as_str() {
-            "nothing" => "whoever may open it may drive it".to_owned(),
-            missing => format!("for root only, since this is missing: {missing} (docs/kernel-module.md)"),
+            "nothing" => "users who can open it can drive the drive".to_owned(),
+            missing => format!("root only, because of: {missing} (docs/kernel-module.md)"),
         };
         text.row("file", format!("/dev/onehop-{}: {who}", name.address));
     }

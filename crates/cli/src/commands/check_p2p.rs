@@ -1,4 +1,4 @@
-//! `onehop drive check-p2p`: what this machine lets a drive and a GPU do to each other, step by step, by transfers whose
+//! `onehop drive check-p2p`: tests what a drive and a GPU can do to each other, step by step, by transfers whose
 //! bytes are compared.
 
 mod registers;
@@ -17,33 +17,30 @@ use crate::report::{Report, Text};
 use crate::units;
 use steps::{Bench, Row, State};
 
-/// Try each step between a drive and a GPU, in each direction, and show which routes work here; nothing is written
+/// Test each step between a drive and a GPU in both directions, and show which routes work; writes nothing
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop drive check-p2p -d 0000:0b:00.0 -g 0\n  onehop drive check-p2p -d 'sim:mem:64M?cmb=16M' -g emu\n\n\
-                  Only blocks are read, and compared; the drive's contents stay as they are. The GPU reads the drive's \
-                  registers on request only (--gpu-reads-registers), after everything else. The exit code is 1 if a step \
-                  gave wrong bytes or the drive does not serve the CPU, before or afterwards, and 0 if all was told that \
-                  there is to tell."
+                  It only reads blocks and compares them. The GPU reads the drive's registers only with \
+                  --gpu-reads-registers, as the last step. The exit code is 1 if a step delivered wrong bytes, or if the \
+                  drive failed to serve the CPU before or afterwards; otherwise 0."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
     #[command(flatten)]
     gpu: GpuArg,
-    /// The block that is read
+    /// The block to read
     #[arg(long, value_name = "N", value_parser = units::parse_number, default_value = "0")]
     lba: u64,
     /// The namespace
     #[arg(long, value_name = "N", default_value_t = 1)]
     nsid: u32,
-    /// Have the GPU read the drive's registers (BAR0), too, as the last step. No route needs it. A root complex or a switch
-    /// that loses such reads may take the drive's link down, until the power is switched off and on, or leave the GPU
-    /// waiting until it is reset; on a healthy one nothing changes. The first answer of all ones ends the step, and a GPU that
-    /// does not answer is given up after the time limit and ten seconds
+    /// Also let the GPU read the drive's registers (BAR0), as the last step. No route needs it. A root complex or switch
+    /// that loses such reads may take the drive's link down until a power cycle, or hang the GPU until it is reset
     #[arg(long)]
     gpu_reads_registers: bool,
-    /// How long a command may take before its step counts as failed
+    /// How long a command may take before its step fails
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "2s")]
     timeout: Duration,
 }
@@ -63,7 +60,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let mut text = Text::default();
     text.row(
         "drive",
-        format!("{drive}{}, reaches memory by {mapper}", if simulated { " (simulated)" } else { "" }),
+        format!("{drive}{}, memory mapped by {mapper}", if simulated { " (simulated)" } else { "" }),
     );
     text.row("gpu", format!("{} ({})", gpu.gpu.name(), gpu.why));
     for row in &rows {

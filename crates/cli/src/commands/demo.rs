@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let verified = check_bytes(&plan, &arena, &file)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
         verified,
-        "compared with the model's own check sums, and with the file that was put on the drive",
+        "compared with the model's own checksums, and with the file that was put on the drive",
     );
     let document = Document {
         outcome: &outcome,
@@ -205,7 +205,7 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
             document.seed,
             document.path,
             document.file_system,
-            units::count(ranges.len() as u64, "stretch").replace("stretchs", "stretches"),
+            units::count(ranges.len() as u64, "range"),
             drive.identity().model(),
             drive.identity().serial(),
             document.block_bytes,

@@ -1,43 +1,42 @@
-//! `onehop doctor`: what this machine, or a recorded one, can do, and what keeps it from more.
+//! `onehop doctor`: which routes this machine, or a recorded one, has; why not others; what to change.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use onehop_doctor::{Facts, FactsRequest, Only, Style, examine, recorded_files, render};
-use onehop_pci::{Address, Root};
+use onehop_pci::{Address, Record, Root};
 
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
+use crate::terminal;
 use crate::units;
 
-/// Tell whether this machine can go direct, per GPU, device and direction; why not, and what to change
+/// Check which routes into GPU memory this machine has, why others fail, and what to change
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop doctor\n  onehop doctor -g 0 -d 0000:0b:00.0 /models/a.safetensors --all\n  \
-                  onehop doctor --record here\n  onehop doctor --from here\n\nIt changes nothing. What can be tried is tried \
-                  (CUDA, a copy, a dma-buf, io_uring, O_DIRECT); what cannot be told without root is said to be unknown."
+                  onehop doctor --record here\n  onehop doctor --from here\n  onehop doctor --from example\n\nIt changes nothing. It \
+                  tests CUDA, a copy, a dma-buf, io_uring and O_DIRECT. Checks that need root are unknown without it."
 )]
 pub(crate) struct Args {
-    /// Files whose way to a drive is of interest
+    /// Files to check: file system, drive, extents, O_DIRECT
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Only this GPU: a CUDA ordinal or a PCI address
-    #[arg(short = 'g', long = "gpu", value_name = "GPU")]
+    #[arg(short = 'g', long = "gpu", value_name = "GPU", help = crate::args::ONE_GPU)]
     gpu: Option<String>,
-    /// Only this drive or card: a PCI address
+    /// Only this drive or card: its PCI address [default: all]
     #[arg(short = 'd', long = "drive", value_name = "DEVICE")]
     drive: Option<String>,
-    /// Look at a recorded system: a folder that --record wrote, its system.json, or a copy of /sys and /proc
+    /// Check a recorded system: a folder of --record, its system.json, a copy of /sys and /proc, or `example`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// Write down what is read and answered, into DIR/system.json: it holds names, serial numbers and mount points
+    /// Record what was read into DIR/system.json, which includes names, serial numbers and mount points
     #[arg(long, value_name = "DIR", conflicts_with = "from")]
     record: Option<PathBuf>,
-    /// Also say why each check matters, and where it was read; and show every pair of a GPU and a device
+    /// Also show the reason and source of each check, and every pair of a GPU and a device
     #[arg(long)]
     all: bool,
-    /// How long CUDA may take to answer
+    /// How long to wait for CUDA
     #[arg(long, value_name = "TIME", default_value = "1500ms", value_parser = units::parse_time)]
     patience: Duration,
 }
@@ -61,14 +60,29 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         write(&root, &facts, folder)?;
     }
     let mut text = Text::default();
-    let style = Style { colour: std::io::stdout().is_terminal(), all: args.all };
-    text.line(render(&diagnosis, style).trim_end());
+    let style = Style { colour: terminal::has_colour(&std::io::stdout()), all: args.all };
+    text.coloured(render(&diagnosis, style).trim_end().to_owned());
     Report::new(&diagnosis, text)
 }
 
+/// The recorded system that comes with onehop.
+const EXAMPLE: &str = "example";
+
 /// This machine, or a recorded one.
 pub(crate) fn root(from: Option<&Path>) -> Result<Root> {
-    from.map_or_else(|| Ok(Root::here()), |path| Ok(Root::open(path)?))
+    let Some(path) = from else { return Ok(Root::here()) };
+    if path == Path::new(EXAMPLE) && !path.exists() {
+        let record = Record::parse(onehop_doctor::EXAMPLE.as_bytes())
+            .map_err(|why| CliError::Failed(format!("the example: {why}")))?;
+        return Ok(Root::recorded(record));
+    }
+    if !path.exists() {
+        return Err(CliError::Usage(format!(
+            "--from {}: no such file or folder. `onehop doctor --record DIR` writes a record; --from {EXAMPLE} shows one",
+            path.display()
+        )));
+    }
+    Ok(Root::open(path)?)
 }
 
 /// The GPU of a name.
@@ -77,27 +91,31 @@ pub(crate) fn gpu(facts: &Facts, name: &str) -> Result<Address> {
         gpu.ordinal.is_some_and(|ordinal| ordinal.to_string() == name) || name.parse() == Ok(gpu.address)
     });
     known.map(|gpu| gpu.address).ok_or_else(|| {
+        if let Some(number) = name.strip_prefix("cuda:") {
+            return CliError::Usage(format!("-g takes the number alone: -g {}", number.escape_debug()));
+        }
         let have: Vec<_> = facts.gpus.iter().map(|gpu| gpu.address.to_string()).collect();
-        let have =
-            if have.is_empty() { "it has none".into() } else { format!("there are {}", have.join(", ")) };
-        CliError::not_possible(
-            format!("looking at GPU {}", name.escape_debug()),
-            have,
-            "Leave -g out to see all",
-        )
+        let have = if have.is_empty() {
+            "this system has no NVIDIA GPU".into()
+        } else {
+            format!("this system has {}", have.join(", "))
+        };
+        CliError::not_possible(format!("selecting GPU {}", name.escape_debug()), have, "Omit -g to see all")
     })
 }
 
 /// The device of an address.
 pub(crate) fn device(facts: &Facts, name: &str) -> Result<Address> {
     let address: Address = name.parse().map_err(|_| {
-        CliError::Usage(format!("'{}' is no PCI address such as 0000:0b:00.0", name.escape_debug()))
+        CliError::Usage(crate::drives::block_device(name).unwrap_or_else(|| {
+            format!("'{}' is not a PCI address such as 0000:0b:00.0", name.escape_debug())
+        }))
     })?;
     facts.device(address).map(|device| device.address).ok_or_else(|| {
         CliError::not_possible(
-            format!("looking at {address}"),
-            "there is no such device",
-            "onehop topo shows all",
+            format!("selecting {address}"),
+            "this system has no such device",
+            "`onehop topo` shows all devices",
         )
     })
 }

@@ -1,4 +1,4 @@
-//! `onehop drive errors`: the drive's own log of commands that failed.
+//! `onehop drive errors`: the drive's error log.
 
 use onehop_proto::log::{self, ErrorEntry, error_entries};
 use serde_json::{Value, json};
@@ -8,13 +8,13 @@ use crate::error::Result;
 use crate::report::{Report, Text};
 use crate::units;
 
-/// Show a drive's own log of failed commands, the newest first
+/// Show a drive's error log, newest entries first
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  onehop drive errors -d sim:mem:64M")]
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// Show at most so many
+    /// Entries to show at most
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     count: u16,
 }
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     text.row(
         "errors",
         format!(
-            "{} in its log, which keeps {kept}",
+            "{} in the log, which holds {kept}",
             units::count(entries.len() as u64, "entry").replace("entrys", "entries")
         ),
     );
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     let list: Vec<_> = entries.iter().map(document).collect();
     let document = json!({
-        "drive": drive.name(), "simulated": drive.identity().simulated, "kept": kept, "entries": list,
+        "drive": drive.name(), "simulated": super::simulated_drive(drive.identity().simulated), "kept": kept, "entries": list,
     });
     Report::new(document, text)
 }

@@ -1,4 +1,4 @@
-//! `onehop drive identify`: who a drive is, what it can do, and its namespaces.
+//! `onehop drive identify`: a drive's identity, features and namespaces.
 
 use onehop_drive::{Drive, Identity, Namespace};
 use onehop_proto::identify::Controller;
@@ -9,14 +9,14 @@ use crate::error::Result;
 use crate::report::{Report, Text, number};
 use crate::units;
 
-/// Show who a drive is, what it can do, and its namespaces
+/// Show a drive's identity, features and namespaces
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop drive identify -d sim:mem:64M\n  \
                         onehop drive identify -d 'sim:disk.img?ns=2' --nsid 2 --json")]
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// Show this namespace only
+    /// Show only this namespace
     #[arg(long, value_name = "N")]
     nsid: Option<u32>,
 }
@@ -46,33 +46,37 @@ fn describe(drive: &Drive, text: &mut Text) {
     text.row("serial", identity.serial());
     text.row("firmware", identity.firmware());
     text.row(
-        "speaks",
+        "version",
         format!("NVMe {}; PCI vendor {:04x}, controller {}", identity.version, view.vid(), view.cntlid()),
     );
-    let limit = format!("{} by one command", units::bytes(identity.max_transfer));
-    let told = if view.mdts() == 0 { " (our limit; the drive sets none)" } else { "" };
-    text.row("moves", format!("at most {limit}{told}, described by {}", pointers(&view)));
+    let limit = format!("{} per command", units::bytes(identity.max_transfer));
+    let told = if view.mdts() == 0 { " (onehop's limit; the drive has none)" } else { "" };
+    text.row("transfers", format!("at most {limit}{told}, by {}", pointers(&view)));
     text.row(
         "queues",
         format!(
-            "{} granted to us, at most {} entries each, doorbells {} bytes apart",
+            "{} granted, at most {} entries each, doorbell stride {} bytes",
             identity.queues,
             u32::from(identity.cap.mqes_z()) + 1,
             4u64 << identity.cap.dstrd()
         ),
     );
-    text.row(
-        "pages",
-        format!("{} to {} of memory", page(identity.cap.mpsmin()), page(identity.cap.mpsmax())),
-    );
-    let cache =
-        if view.vwc().present() { "volatile: a flush makes writes durable" } else { "none that is volatile" };
+    text.row("pages", format!("{} to {}", page(identity.cap.mpsmin()), page(identity.cap.mpsmax())));
+    let cache = if view.vwc().present() {
+        "volatile: a flush makes writes durable"
+    } else {
+        "no volatile write cache"
+    };
     text.row("cache", cache);
     text.row(
         "buffer",
-        if identity.cap.cmbs() { "has a controller memory buffer" } else { "none of its own (no CMB)" },
+        if identity.cap.cmbs() {
+            "controller memory buffer (CMB)"
+        } else {
+            "no controller memory buffer (CMB)"
+        },
     );
-    text.row("can", abilities(&view).join(", "));
+    text.row("commands", abilities(&view).join(", "));
 }
 
 fn page(shift: u8) -> String {
@@ -83,7 +87,7 @@ fn pointers(view: &Controller<'_>) -> &'static str {
     if view.sgls().usable() { "PRPs or SGLs" } else { "PRPs" }
 }
 
-/// What it can do beyond reading and writing, in words.
+/// Its commands and features, in words.
 fn abilities(view: &Controller<'_>) -> Vec<&'static str> {
     let (oncs, oacs) = (view.oncs(), view.oacs());
     let all = [
@@ -96,10 +100,10 @@ fn abilities(view: &Controller<'_>) -> Vec<&'static str> {
         (oncs.reservations(), "reservations"),
         (oncs.timestamp(), "timestamp"),
         (oacs.format(), "format"),
-        (oacs.firmware(), "take firmware"),
+        (oacs.firmware(), "firmware download"),
         (oacs.security(), "security commands"),
-        (oacs.namespaces(), "manage namespaces"),
-        (oacs.self_test(), "test itself"),
+        (oacs.namespaces(), "namespace management"),
+        (oacs.self_test(), "self-test"),
         (oacs.doorbell_buffer(), "shadow doorbells"),
         (oacs.virtualization(), "virtualisation"),
     ];
@@ -133,7 +137,7 @@ fn document(drive: &Drive) -> Value {
     let cap = identity.cap;
     json!({
         "drive": drive.name(),
-        "simulated": identity.simulated,
+        "simulated": super::simulated_drive(identity.simulated),
         "model": identity.model(),
         "serial": identity.serial(),
         "firmware": identity.firmware(),

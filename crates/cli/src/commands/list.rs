@@ -8,11 +8,11 @@ use crate::error::Result;
 use crate::report::{Report, Text};
 use crate::units;
 
-/// List this machine's NVMe drives, and whether they are in use; changes nothing
+/// List this machine's NVMe drives and their users; changes nothing
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop drive list\n  onehop drive list -d sim:mem:64M --json")]
 pub(crate) struct Args {
-    /// List this drive as well; simulated ones cannot be found otherwise
+    /// Also list this drive, such as a simulated one
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
 }
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         describe(controller, &mut text);
     }
     if found.is_empty() {
-        text.line("this machine shows no NVMe controller in /sys/bus/pci (class 0x0108xx)");
+        text.line("no NVMe controllers in /sys/bus/pci (class 0x0108xx)");
     }
     let mut given = None;
     if let Some(spec) = &args.drive {
@@ -39,11 +39,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
             text.line(format_args!("  namespace {id}: {size} in blocks of {} bytes", ns.format.lba_bytes()));
         }
         given = Some(json!({
-            "drive": drive.name(), "model": model, "serial": serial, "simulated": identity.simulated,
+            "drive": drive.name(), "model": model, "serial": serial,
+            "simulated": super::simulated_drive(identity.simulated),
             "namespaces": drive.namespaces().iter().map(|ns| ns.nsid).collect::<Vec<_>>(),
         }));
     }
-    text.line("simulated drives are not listed: name one with -d sim:mem:64M or -d sim:IMAGE");
+    text.line("simulated drives are listed only by name: -d sim:mem:64M or -d sim:IMAGE");
     Report::new(json!({ "drives": found, "given": given }), text)
 }
 
@@ -55,20 +56,20 @@ fn describe(controller: &Usage, text: &mut Text) {
     let in_use = match (controller.in_use, controller.untold.is_empty()) {
         (true, _) => "in use",
         (false, true) => "not in use",
-        (false, false) => "perhaps in use",
+        (false, false) => "may be in use",
     };
     text.line(format_args!("{address}  {vendor}:{device}  {model}, serial {serial}, {driver}, {in_use}"));
     for ns in &controller.namespaces {
         text.line(format_args!("  {}: {}{}", ns.name, units::bytes(ns.bytes), users(ns)));
     }
     if !controller.opened_by.is_empty() {
-        text.line(format_args!("  its controller's file is open in {}", controller.opened_by.join(", ")));
+        text.line(format_args!("  controller device open in {}", controller.opened_by.join(", ")));
     }
     if !controller.driven_by.is_empty() {
         text.line(format_args!("  driven by {}", controller.driven_by.join(", ")));
     }
     for why in &controller.untold {
-        text.line(format_args!("  cannot be told: {why}"));
+        text.line(format_args!("  unknown: {why}"));
     }
 }
 

@@ -16,19 +16,18 @@ use crate::report::{Report, Text};
 use crate::sources::refuse_same;
 use crate::{drives, units, volume};
 
-/// Write down where files are on their drive, to read them there once onehop has the drive
+/// Record where files are on their drive, to read them there once onehop drives it
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop map model/ --out model.map\n  onehop map -d sim:ext4.img --path /models/llama \
-                        --out llama.map\n  onehop load -d sim:ext4.img --map llama.map --verify\n\nOf a directory, the \
-                        model's files are mapped: *.safetensors, *.gguf, *.safetensors.index.json. Each file is read once, \
-                        for its check sums."
+                        --out llama.map\n  onehop load -d sim:ext4.img --map llama.map --verify\n\nIn a directory, it maps model files: *.safetensors, *.gguf, *.safetensors.index.json. Each file is read once, \
+                        for its checksums."
 )]
 pub(crate) struct Args {
     /// Files and directories of this machine, on a file system that Linux has mounted
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
-    /// A drive that onehop drives already: its file system is read by ourselves
+    /// A drive that onehop already drives: onehop reads its file system
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
     drive: Option<String>,
     /// A file or directory in the drive's file system; may be given more than once
@@ -90,7 +89,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
                 file.file_system,
             ),
         );
-        text.row("", format!("rung {} of 5: {}", file.rung, file.rung_text));
+        text.row("stability", file.rung_text);
     }
     text.row("out", args.out.display());
     Report::new(json!({ "out": args.out.display().to_string(), "files": files }), text)

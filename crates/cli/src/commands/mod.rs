@@ -26,6 +26,11 @@ pub(crate) mod write;
 
 use crate::stop::StopFlag;
 
+/// What is simulated, of a command that drives nothing but a drive: the list that every transfer has in `simulated`.
+pub(crate) fn simulated_drive(is_simulated: bool) -> Vec<&'static str> {
+    is_simulated.then_some("drive").into_iter().collect()
+}
+
 /// What every command is given.
 pub(crate) struct Context {
     pub stop: StopFlag,

@@ -10,33 +10,36 @@ use serde_json::Value;
 use super::Context;
 use super::target::Transport;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{self, Report, Text};
 use crate::units;
 
-/// Mount a folder so that programs written for 3FS read and write its files by usrbio, into GPU memory too
+/// Mount a folder for programs written for 3FS (usrbio), with reads into GPU memory
 #[derive(clap::Args)]
 #[command(
-    after_help = "Runs until Ctrl-C, SIGTERM or an unmount, and exits 0 then: files of other programs that are still \
-                        open end in errors.\n\n\
+    after_help = "Runs until Ctrl-C, SIGTERM or an unmount, then exits 0. Files that programs still have open \
+                        then return errors.\n\n\
                         Examples:\n  onehop mount /mnt/hf3fs --root /data/models\n  \
                         onehop mount /mnt/hf3fs --target storage1:7464 --key-file key\n  onehop mount /mnt/hf3fs --status --json"
 )]
 pub(crate) struct Args {
     /// Where to mount: an empty folder
     mount_point: PathBuf,
+    /// Mount over a folder that is not empty, which hides what it holds
+    #[arg(long, conflicts_with = "status")]
+    nonempty: bool,
     /// The folder whose files are served
     #[arg(long, required_unless_present_any = ["status", "target"])]
     root: Option<PathBuf>,
-    /// The `onehop target` whose files are served: HOST:PORT, or several addresses of one, with commas between them
+    /// The `onehop target` to mount: HOST:PORT, or several addresses of one target, separated by commas
     #[arg(long, conflicts_with = "root")]
     target: Option<String>,
-    /// How bytes come from there
+    /// The transport to the target
     #[arg(long, value_enum, default_value = "tcp", requires = "target")]
     transport: Transport,
-    /// RDMA devices to use, the first ones first; all that are up by default, those nearest to a GPU first
+    /// RDMA devices to use, in this order [default: all that are up, nearest to a GPU first]
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "target")]
     nic: Vec<String>,
-    /// The file with the target's key, which nobody else may read
+    /// The file with the target's key (mode 600)
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
     /// Mount a target that has no key, with nothing encrypted. Only at a loopback address
@@ -45,19 +48,18 @@ pub(crate) struct Args {
     /// Connections to the target
     #[arg(long, value_name = "N", default_value_t = 4, requires = "target", value_parser = clap::value_parser!(u32).range(1..=64))]
     connections: u32,
-    /// Seconds after which what a target does not answer fails
-    #[arg(long, default_value_t = 60, requires = "target", value_parser = clap::value_parser!(u32).range(1..))]
-    give_up: u32,
-    /// Give out file locks that hold among the programs of this mount alone. Without it a target's files have none (ENOLCK),
-    /// because other mounts of the target would not know of them
+    /// How long to wait for an answer of the target before a request fails
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", value_parser = units::parse_time)]
+    give_up: Duration,
+    /// Allow file locks, which other mounts of the target do not see. Without it, locks on a target's files fail (ENOLCK)
     #[arg(long, requires = "target")]
     local_locks: bool,
-    /// Say what the daemon of that mount has done, and which way bytes went
+    /// Show what the daemon of a mount has done, and by which routes
     #[arg(long, conflicts_with_all = ["root", "target"])]
     status: bool,
 }
 
-/// How often it is looked whether the mount is to end.
+/// How often the main thread polls for the end of the mount.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs it.
@@ -65,32 +67,46 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     match (&args.root, &args.target) {
         (Some(root), _) => {
             let options = Options::new(&args.mount_point, root);
-            serve(options, &root.display().to_string(), context)
+            serve(args, options, &root.display().to_string(), context)
         }
-        (None, Some(target)) => serve(of_target(args, target)?, target, context),
+        (None, Some(target)) => serve(args, of_target(args, target)?, target, context),
         (None, None) => status(&args.mount_point),
     }
 }
 
+/// An error where a mount would hide files. A folder that cannot be read is left to the mount itself: a daemon that was
+/// killed leaves one, which is mounted anew.
+fn ensure_empty(point: &Path) -> Result<()> {
+    if std::fs::read_dir(point).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(CliError::Usage(format!(
+            "{} is not empty, and a mount would hide what it holds: use an empty folder, or --nonempty",
+            point.display()
+        )));
+    }
+    Ok(())
+}
+
 fn of_target(args: &Args, target: &str) -> Result<Options> {
     let key = super::target::key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?;
-    let give_up = Duration::from_secs(args.give_up.into());
     let lanes = args.connections as usize;
     let refused = super::target::refused;
     let connector = super::target::connector(args.transport, target, &args.nic, key.is_none())?;
-    let options = client::Options { give_up, lanes, ..client::Options::new(key) };
+    let options = client::Options { give_up: args.give_up, lanes, ..client::Options::new(key) };
     let tree = RemoteTree::connect(connector, options).map_err(refused)?;
     let local_locks = args.local_locks;
     Ok(Options { local_locks, ..Options::of_target(&args.mount_point, tree) })
 }
 
-fn serve(options: Options, what: &str, context: &Context) -> Result<Report> {
+fn serve(args: &Args, options: Options, what: &str, context: &Context) -> Result<Report> {
+    if !args.nonempty {
+        ensure_empty(&args.mount_point)?;
+    }
     context.stop.end_in_order();
     let start = Instant::now();
     let point = options.mount_point.clone();
     let daemon = Daemon::start(options).map_err(refused)?;
     // People, and scripts that wait for it, read this on stderr.
-    eprintln!("onehop: {what} is mounted at {}; Ctrl-C unmounts", point.display());
+    report::note(&format!("{what} is mounted at {}; Ctrl-C unmounts", point.display()));
     while !daemon.is_over() && !context.stop.is_set() {
         std::thread::sleep(STOP_POLL_INTERVAL);
     }
@@ -104,9 +120,7 @@ fn serve(options: Options, what: &str, context: &Context) -> Result<Report> {
 fn status(point: &Path) -> Result<Report> {
     let path = point.join(onehop_serve::STATS);
     let words = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            CliError::Failed(format!("nothing of onehop's is mounted at {}", point.display()))
-        }
+        std::io::ErrorKind::NotFound => CliError::Failed(format!("no onehop mount at {}", point.display())),
         _ => CliError::file("reading", &path, error),
     })?;
     let document = document(&words)?;
@@ -145,10 +159,10 @@ fn text(document: &Value) -> Text {
         let lost = count("sessions_lost");
         text.row(
             "outages",
-            format!("{again} connections made again, {repeated} requests sent again, {lost} restarts of the target"),
+            format!("{again} reconnects, {repeated} requests repeated, {lost} target restarts"),
         );
         if count("forged") > 0 {
-            let changed = "connections were closed because somebody on the way changed what was sent";
+            let changed = "connections closed because their data was modified in transit";
             text.row("attacked", format!("{} {changed}", count("forged")));
         }
         if let Some(why) = target["why"].as_str() {
@@ -158,7 +172,7 @@ fn text(document: &Value) -> Text {
     text.row("refused", number("refused"));
     text.row(
         "failed",
-        format!("{}, and {} rings that broke their own rules", number("failed"), number("broken_rings")),
+        format!("{}, and {} rings that violated the protocol", number("failed"), number("broken_rings")),
     );
     text
 }
@@ -166,7 +180,7 @@ fn text(document: &Value) -> Text {
 fn refused(error: Serve) -> CliError {
     match &error {
         Serve::Mount { source, .. } if source.raw_os_error().is_some() => {
-            let fix = "Run it as root where there is /dev/fuse, or install fuse3 for users";
+            let fix = "Run it as root where /dev/fuse exists, or install fuse3";
             CliError::not_possible("mounting", error.to_string(), fix)
         }
         Serve::Folder { .. } => CliError::Usage(error.to_string()),

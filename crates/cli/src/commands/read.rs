@@ -247,7 +247,7 @@ fn read_file(
             document.path,
             document.file_system,
             units::bytes(span.bytes),
-            units::count(document.ranges as u64, "stretch").replace("stretchs", "stretches"),
+            units::count(document.ranges as u64, "extent"),
         ),
     );
     for note in &found.notes {
@@ -269,10 +269,10 @@ fn judge(
     let by = match &found.map {
         Some(map) => {
             if let Err(why) = map.verify(&*found.blocks) {
-                document.outcome.judge(false, "the drive compared with the map's check sums");
+                document.outcome.judge(false, "the drive compared with the map's checksums");
                 return Ok(Some(why.into()));
             }
-            "the drive compared with the map's check sums, and every byte with what the CPU read of the file"
+            "the drive compared with the map's checksums, and every byte with what the CPU read of the file"
         }
         None => "compared with what the CPU read of the file",
     };

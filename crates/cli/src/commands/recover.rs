@@ -1,4 +1,4 @@
-//! `onehop drive recover`: brings a drive back that reads as all ones.
+//! `onehop drive recover`: removes a drive from the bus and rescans, for a drive that reads as all ones.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use crate::report::{Report, Text};
 use crate::units;
 use onehop_pci::Root;
 
-/// Take a drive off the bus and have the kernel look for it again, for one that reads as all ones
+/// Remove a drive from the bus and rescan, for a drive that reads as all ones
 #[derive(clap::Args)]
 #[command(
-    after_help = "Example:\n  onehop drive recover -d 0000:0b:00.0\n\nA drive that does not come back needs its power \
-                  taken away: switch the machine off and on again."
+    after_help = "Example:\n  onehop drive recover -d 0000:0b:00.0\n\nIf the drive does not come back, power-cycle the \
+                  machine."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// How long to wait for it
+    /// How long to wait for the drive
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "10s")]
     timeout: Duration,
 }
@@ -33,8 +33,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let took = begun.elapsed();
     let mut text = Text::default();
     text.row("drive", name.address);
-    text.row("before", if was_present { "it answered on the bus" } else { "it did not answer" });
-    text.row("now", format!("it answers, {} after it was taken off the bus", units::time(took)));
+    text.row("before", if was_present { "responding" } else { "not responding" });
+    text.row("now", format!("responding, {} after its removal from the bus", units::time(took)));
     Report::new(
         json!({ "drive": name.address, "was_present": was_present, "seconds": took.as_secs_f64() }),
         text,

@@ -1,4 +1,4 @@
-//! `onehop drive reset`: resets the controller and says how long that took.
+//! `onehop drive reset`: resets the controller and reports the time taken.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::report::{Report, Text};
 use crate::units;
 
-/// Reset a drive's controller, bring it up again, and say how long it took
+/// Reset a drive's controller, initialize it again, and report the time taken
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  onehop drive reset -d sim:mem:64M")]
 pub(crate) struct Args {
@@ -28,11 +28,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut text = Text::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row("opened", format!("in {}: disabled, enabled, identified", units::time(opened)));
-    text.row("reset", format!("in {}: disabled, enabled, and the same drive as before", units::time(reset)));
+    text.row("reset", format!("in {}: disabled, enabled, same drive as before", units::time(reset)));
     let document = json!({
         "drive": drive.name(),
         "serial": drive.identity().serial(),
-        "simulated": drive.identity().simulated,
+        "simulated": super::simulated_drive(drive.identity().simulated),
         "open_seconds": opened.as_secs_f64(),
         "reset_seconds": reset.as_secs_f64(),
     });

@@ -1,7 +1,6 @@
 //! `onehop sim serve`: the simulated drive, or the simulated SDR board, as a PCI device of QEMU or any other vfio-user client.
 
 use std::cell::Cell;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,40 +12,40 @@ use serde_json::{Map, Value, json};
 
 use crate::commands::Context;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{self, Report, Text};
 
 /// Breaches of rules that are printed; the count says how many there were.
 const SHOWN: usize = 40;
 
-/// Serve a simulated drive or SDR board on a socket until Ctrl-C, and tell which rules its driver broke
+/// Serve a simulated drive or SDR board on a socket until Ctrl-C, and report rule violations
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop sim serve -d 'sim:disk.img?size=256M' --socket /tmp/drive.sock\n  \
                   onehop sim serve -d 'sim:usdr?signal=counter&rate=2M' --socket /tmp/board.sock\n\n\
-                  QEMU 10.1 or later takes it with\n  \
+                  QEMU 10.1 or later uses it with\n  \
                   -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/drive.sock\"}}'\n\
-                  and with guest memory that it shares:\n  \
+                  and with shared guest memory:\n  \
                   -object memory-backend-memfd,id=ram,size=1G,share=on -machine q35,memory-backend=ram\n\n\
-                  onehop drives it as -d vfio-user:/tmp/drive.sock. SPDK wants the socket to be named cntrl and takes the\n\
-                  folder as address, with --map-doorbells and --forgive-memory-space."
+                  onehop uses it as -d vfio-user:/tmp/drive.sock. For SPDK, name the socket cntrl, use its\n\
+                  folder as address, and add --map-doorbells and --forgive-memory-space."
 )]
 pub(crate) struct Args {
     /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5; or the board: sim:usdr?rate=1M (see onehop sdr rx --help)
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: String,
-    /// The socket to make
+    /// The socket to create
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// What is spoken on it
+    /// The protocol of the socket
     #[arg(long, value_enum, default_value = "vfio-user")]
     protocol: Protocol,
-    /// End when the first client has gone
+    /// End when the first client disconnects
     #[arg(long)]
     once: bool,
-    /// Let clients map the drive's doorbells, as SPDK requires; a thread polls them. Without this they arrive as messages
+    /// Let clients map the drive's doorbells, as SPDK requires; a thread polls them
     #[arg(long)]
     map_doorbells: bool,
-    /// Answer clients that never set Memory Space Enable in the command register, as SPDK does not
+    /// Accept clients that never set Memory Space Enable in the command register, such as SPDK
     #[arg(long)]
     forgive_memory_space: bool,
 }
@@ -70,7 +69,7 @@ impl Served {
         let Some(spec) = name.strip_prefix("sim:") else {
             let what = name.escape_debug();
             return Err(CliError::Usage(format!(
-                "'{what}' is nothing simulated; a drive is sim:mem:64M or sim:IMAGE, a board sim:usdr"
+                "'{what}' is not a simulated device: use sim:mem:64M or sim:IMAGE for a drive, sim:usdr for a board"
             )));
         };
         if spec.split('?').next() == Some("usdr") {
@@ -148,7 +147,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 
 /// To people who watch; a closed stderr is no reason to stop.
 fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "onehop: {what}");
+    report::note(what);
 }
 
 fn report(args: &Args, served: &Served, clients: u64, refused: u64) -> Result<Report> {
@@ -160,7 +159,7 @@ fn report(args: &Args, served: &Served, clients: u64, refused: u64) -> Result<Re
     for (name, what) in rows {
         text.row(name, what);
     }
-    text.row("breaches", breaches.len());
+    text.row("violations", breaches.len());
     for (_, breach) in breaches.iter().take(SHOWN) {
         text.line(format!("  {breach}"));
     }

@@ -1,4 +1,4 @@
-//! `onehop drive smart`: how the drive is doing.
+//! `onehop drive smart`: the drive's health log.
 
 use onehop_proto::log::{self, CriticalWarning, Health};
 use serde_json::{Value, json};
@@ -27,11 +27,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut text = Text::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row("warnings", if warnings.is_empty() { "none".into() } else { warnings.join("; ") });
-    text.row("warm", temperature(health.temperature()));
+    text.row("temperature", temperature(health.temperature()));
     text.row(
         "wear",
         format!(
-            "{} % used, {} % spare left (warns below {} %)",
+            "{} % used, {} % spare (threshold {} %)",
             health.percentage_used(),
             health.available_spare(),
             health.spare_threshold()
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         ),
     );
     let (media, entries) = (health.media_errors(), health.error_entries());
-    text.row("errors", format!("{media} of the medium, {entries} in the error log"));
+    text.row("errors", format!("{media} media errors, {entries} error log entries"));
     let document = document(drive.name(), drive.identity().simulated, &health, &warnings);
     Report::new(document, text)
 }
@@ -67,7 +67,7 @@ fn document(drive: &str, simulated: bool, health: &Health<'_>, warnings: &[&str]
     let sensors: Vec<_> = (0..8).filter_map(|i| health.sensor(i).map(celsius)).collect();
     json!({
         "drive": drive,
-        "simulated": simulated,
+        "simulated": super::simulated_drive(simulated),
         "critical_warning": health.critical_warning().0,
         "warnings": warnings,
         "temperature_c": celsius(health.temperature()),
@@ -92,12 +92,12 @@ fn document(drive: &str, simulated: bool, health: &Health<'_>, warnings: &[&str]
 
 fn warnings(warning: CriticalWarning) -> Vec<&'static str> {
     let all = [
-        (warning.spare(), "spare blocks are running out"),
-        (warning.temperature(), "the temperature is out of bounds"),
-        (warning.reliability(), "it is no longer reliable"),
-        (warning.read_only(), "it has become read-only"),
-        (warning.backup(), "the backup of its volatile memory has failed"),
-        (warning.persistent_memory(), "its persistent memory region is read-only or unreliable"),
+        (warning.spare(), "available spare is below its threshold"),
+        (warning.temperature(), "the temperature is above or below its threshold"),
+        (warning.reliability(), "reliability is degraded"),
+        (warning.read_only(), "the media is read-only"),
+        (warning.backup(), "the volatile memory backup device has failed"),
+        (warning.persistent_memory(), "the persistent memory region is read-only or unreliable"),
     ];
     all.into_iter().filter(|(set, _)| *set).map(|(_, words)| words).collect()
 }
@@ -107,5 +107,5 @@ fn celsius(kelvins: u16) -> i32 {
 }
 
 fn temperature(kelvins: u16) -> String {
-    if kelvins == 0 { "it does not tell".into() } else { format!("{} degrees Celsius", celsius(kelvins)) }
+    if kelvins == 0 { "not reported".into() } else { format!("{} °C", celsius(kelvins)) }
 }

@@ -12,7 +12,7 @@ use onehop_target::transport::{Acceptor, Connector};
 
 use super::Context;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{self, Report, Text};
 use crate::units;
 
 /// How bytes go between a mount and its target.
@@ -64,27 +64,27 @@ pub(crate) struct Args {
     /// How bytes go
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
-    /// RDMA devices to use, the first ones first; all that are up by default
+    /// RDMA devices to use, in this order [default: all that are up]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     nic: Vec<String>,
-    /// The file with the key that clients have to have, which nobody else may read
+    /// The file with the key that clients need (mode 600)
     #[arg(long, required_unless_present = "insecure_loopback_for_tests")]
     key_file: Option<PathBuf>,
-    /// No key, and nothing encrypted: every user of this machine may read and write the folder as this command's user. Only at an
-    /// address of this machine's own
+    /// No key and no encryption, on a loopback address only. Every user of this machine can then read and write the folder
+    /// as this command's user
     #[arg(long, conflicts_with = "key_file")]
     insecure_loopback_for_tests: bool,
-    /// Refuse all that would change something
+    /// Refuse all changes
     #[arg(long)]
     read_only: bool,
-    /// Acknowledge a write only when it is on the disk; without it the kernel has it, and fsync brings it there
+    /// Acknowledge writes only when they are on the disk; by default fsync does that
     #[arg(long, conflicts_with = "read_only")]
     write_through: bool,
 }
 
-/// How often it is looked whether it is to end.
+/// How often the main thread polls for the end.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long what was asked for may take when it is to end.
+/// How long requests may still take at the end.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Runs it.
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let key = key(args.key_file.as_ref())?;
     if key.is_none() && !is_loopback(&args.listen) {
         return Err(CliError::Usage(format!(
-            "other machines could read and write the folder at {}: give --key-file",
+            "other machines could read and write the folder at {}: use --key-file",
             args.listen
         )));
     }
@@ -110,10 +110,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     };
     let target = Target::start(options, vec![acceptor]).map_err(refused)?;
     if args.key_file.is_none() {
-        eprintln!("onehop: no key: every user of this machine is let in, and nothing is encrypted");
+        report::note("no key: every user of this machine has access, and nothing is encrypted");
     }
     // People, and scripts that wait for it, read this on stderr.
-    eprintln!("onehop: {} is served at {address}; Ctrl-C ends", args.root.display());
+    report::note(&format!("{} is served at {address}; Ctrl-C ends", args.root.display()));
     while !context.stop.is_set() {
         std::thread::sleep(STOP_POLL_INTERVAL);
     }
@@ -121,18 +121,17 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let drained = target.drain(DRAIN);
     let mut text = Text::default();
     text.row("served", format!("{} for {}", args.root.display(), units::time(start.elapsed())));
+    text.row("address", &address);
     text.row("clients", format!("{}, over {} connections", report.sessions, report.connections));
-    text.row("requests", format!("{}, {} of them sent again", report.requests, report.repeated));
+    text.row("requests", format!("{}, {} of them repeated", report.requests, report.repeated));
     text.row("read", units::bytes(report.read_bytes));
     text.row("written", units::bytes(report.written_bytes));
-    text.row("not let in", report.refused);
-    text.row("changed on the way", report.forged);
-    text.row("broke the rules", report.broken);
+    text.row("refused", report.refused);
+    text.row("modified", format!("{} connections, in transit", report.forged));
+    text.row("violations", report.broken);
     if !drained {
         let limit = DRAIN.as_secs();
-        return Err(CliError::Failed(format!(
-            "something that was asked for was not done within {limit} s of the end"
-        )));
+        return Err(CliError::Failed(format!("a request was not finished within {limit} s of the end")));
     }
     let mut document = serde_json::to_value(&report)
         .map_err(|e| CliError::Failed(format!("the report cannot be written: {e}")))?;

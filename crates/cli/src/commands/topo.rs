@@ -1,4 +1,4 @@
-//! `onehop topo`: the PCIe tree, and the way of a byte between two devices.
+//! `onehop topo`: the PCIe tree, and the path between two devices.
 
 use std::path::{Path, PathBuf};
 
@@ -10,32 +10,31 @@ use crate::commands::doctor::{device, gpu, root};
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
 
-/// Show the PCIe tree with links, BARs and IOMMU groups, and the way of a byte between two devices
+/// Show the PCIe tree with links, BARs and IOMMU groups, and the path between two devices
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop topo\n  onehop topo --explain -d 0000:0b:00.0 -g 0000:0a:00.0\n  onehop topo --explain \
-                  --html topo.html"
+                  --html topo.html\n  onehop topo --explain --from example"
 )]
 pub(crate) struct Args {
-    /// Also draw the way of a byte into GPU memory: with two copies, and with one hop
+    /// Also draw the path into GPU memory, with two copies and with one hop
     #[arg(long)]
     explain: bool,
-    /// The GPU of --explain: a PCI address [default: each]
-    #[arg(short = 'g', long = "gpu", value_name = "GPU")]
+    #[arg(short = 'g', long = "gpu", value_name = "GPU", help = crate::args::ONE_GPU)]
     gpu: Option<String>,
-    /// The drive or card of --explain: a PCI address [default: each]
+    /// Only this drive or card: its PCI address [default: all]
     #[arg(short = 'd', long = "drive", value_name = "DEVICE")]
     drive: Option<String>,
-    /// Also write a page with the pictures; it loads nothing
+    /// Also write a self-contained HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Also write the tree as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Show every function, not only those that bytes pass
+    /// Show every function, not only those on routes
     #[arg(long)]
     all: bool,
-    /// Look at a recorded system: a folder that `onehop doctor --record` wrote, its system.json, or a copy of /sys and /proc
+    /// Show a recorded system: a folder of `onehop doctor --record`, its system.json, a copy of /sys and /proc, or `example`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
 }
@@ -47,11 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let patience = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
     let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience })?;
     let ways = if args.explain { ways(args, &facts)? } else { Vec::new() };
+    let missing = if args.explain { topo::missing(&facts) } else { None };
     if let Some(path) = &args.svg {
         write(path, &picture(&facts, args.all))?;
     }
     if let Some(path) = &args.html {
-        write(path, &topo::page(&facts, args.all, root.about(), &ways))?;
+        write(path, &topo::page(&facts, args.all, root.about(), &ways, missing))?;
     }
     let mut text = Text::default();
     if let Some(about) = root.about() {
@@ -61,7 +61,13 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     for way in &ways {
         text.line(format_args!("\n{}", explain_text(way).trim_end()));
     }
-    Report::new(json!({ "system": root.about(), "tree": facts.tree, "ways": ways }), text)
+    if let Some(why) = missing {
+        text.line(format_args!(
+            "\n{why}\nonehop topo --explain --from example shows a recorded machine that has both"
+        ));
+    }
+    let document = json!({ "system": root.about(), "tree": facts.tree, "ways": ways, "missing": missing });
+    Report::new(document, text)
 }
 
 /// The pairs to explain.
@@ -75,15 +81,7 @@ fn ways(args: &Args, facts: &Facts) -> Result<Vec<Explanation>> {
         None => facts.peers(),
     };
     let pairs = gpus.iter().flat_map(|gpu| devices.iter().map(move |device| (*gpu, *device)));
-    let ways: Vec<_> = pairs.filter_map(|(gpu, device)| explain(facts, gpu, device)).collect();
-    if ways.is_empty() {
-        return Err(CliError::not_possible(
-            "explaining the way of a byte",
-            "this system does not show both a GPU and a device to go between",
-            "Look at a recorded one: --from DIR",
-        ));
-    }
-    Ok(ways)
+    Ok(pairs.filter_map(|(gpu, device)| explain(facts, gpu, device)).collect())
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

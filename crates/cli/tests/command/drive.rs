@@ -23,10 +23,15 @@ fn identify_tells_who_and_what() {
         ("queue_entries", "64"),
         ("doorbell_stride_bytes", "16"),
         ("cmb", "true"),
-        ("simulated", "true"),
+        ("simulated", "[\"drive\"]"),
     ] {
         assert_eq!(all[field].to_string(), wanted, "{field}");
     }
+    for name in ["smart", "errors", "dump-bar0", "reset"] {
+        let document = succeed(&["drive", name, "-d", spec]);
+        assert_eq!(document["simulated"], serde_json::json!(["drive"]), "{name}");
+    }
+    assert_eq!(succeed(&["drive", "list", "-d", spec])["given"]["simulated"], serde_json::json!(["drive"]));
     assert_eq!(all["namespaces"].as_array().unwrap().len(), 2);
     assert_eq!(all["namespaces"][0]["block_bytes"], 4096);
     let one = succeed(&["drive", "identify", "-d", spec, "--nsid", "2"]);

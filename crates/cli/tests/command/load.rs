@@ -563,7 +563,11 @@ fn a_bench_loads_again_and_again_and_checks_each() {
     assert!(rows.iter().all(|row| rate(&row["gbps"]) > 0.0 && row["route"] == "cpu/cached"), "{bench}");
     assert!(rate(&bench["lowest_gbps"]) <= rate(&bench["median_gbps"]));
     let (code, both) = json(&["bench", "load", text(&file), "-g", "emu,emu", "--loads", "2"]);
-    assert_eq!((code, &both["bytes"], &both["gpus"]), (0, &json!(2 * bytes), &json!(2)), "{both}");
+    assert_eq!(
+        (code, &both["bytes"], both["gpus"].as_array().map(Vec::len)),
+        (0, &json!(2 * bytes), Some(2)),
+        "{both}"
+    );
     for gpus in ["emu", "emu,emu"] {
         let (code, kept) = json(&["bench", "load", text(&file), "-g", gpus, "--loads", "3", "--keep"]);
         assert_eq!((code, &kept["memory"], &kept["verified"]), (0, &json!("kept"), &json!(true)), "{kept}");

@@ -18,4 +18,5 @@ mod serve;
 mod signals;
 mod sweep;
 mod target;
+mod terminal;
 mod transfers;

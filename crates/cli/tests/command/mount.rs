@@ -32,7 +32,7 @@ fn a_folder_is_served_until_sigterm() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["broken_rings"], 0);
     assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "it is still mounted");
-    refuse(&["mount", &point, "--status"], 1, "nothing of onehop's is mounted");
+    refuse(&["mount", &point, "--status"], 1, "no onehop mount");
 }
 
 #[test]
@@ -41,6 +41,10 @@ fn folders_that_are_none() {
     let here = dir.path().to_str().unwrap();
     refuse(&["mount", here, "--root", &dir.file("nowhere")], 2, "no such folder");
     refuse(&["mount", &dir.file("nowhere"), "--root", here], 2, "no such folder");
-    refuse(&["mount", here, "--root", here], 2, "lies within it");
+    refuse(&["mount", here, "--root", here, "--nonempty"], 2, "lies within it");
     refuse(&["mount", here], 2, "--root");
+    std::fs::write(dir.path().join("a file"), "bytes").unwrap();
+    std::fs::create_dir(dir.path().join("root")).unwrap();
+    refuse(&["mount", here, "--root", &dir.file("root")], 2, "is not empty");
+    refuse(&["mount", here, "--status", "--nonempty"], 2, "--nonempty");
 }

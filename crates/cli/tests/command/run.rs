@@ -71,6 +71,12 @@ pub fn skip(why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
 }
 
+/// A composed machine of the doctor's tests.
+pub fn fixture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../doctor/fixtures/{name}.json"));
+    path.to_str().unwrap().to_owned()
+}
+
 /// A directory that goes with the value.
 pub struct Dir(PathBuf);
 

@@ -1,15 +1,8 @@
 //! doctor and topo: this machine, and machines that were recorded or composed.
 
 use std::fs;
-use std::path::Path;
 
-use crate::run::{Dir, code, onehop, refuse, stdout, succeed};
-
-/// A composed machine of the doctor's tests.
-fn fixture(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../doctor/fixtures/{name}.json"));
-    path.to_str().unwrap().to_owned()
-}
+use crate::run::{Dir, code, fixture, onehop, refuse, stdout, succeed};
 
 #[test]
 fn this_machine_is_recorded_and_replayed() {
@@ -44,9 +37,7 @@ fn a_composed_machine_has_its_routes() {
     }
     let output = onehop(&["doctor", "--from", &fixture("am5-rtx5090-rebar-on")]);
     let text = stdout(&output);
-    assert!(
-        code(&output) == 0 && text.contains("the one change that would help most") && !text.contains('\x1b')
-    );
+    assert!(code(&output) == 0 && text.contains("Most useful change") && !text.contains('\x1b'));
 }
 
 #[test]
@@ -57,9 +48,13 @@ fn the_tree_is_drawn() {
     let output = onehop(&["topo", "--explain", "--from", &from, "--html", &html, "--svg", &svg]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0);
-    for words in
-        ["├─ 0000:17:01.0", "BAR2 128 GiB at 0x220000000000–", "Gen5 x16", "one hop", "group 42 DMA-FQ"]
-    {
+    for words in [
+        "├─ 0000:17:01.0",
+        "BAR2 128 GiB at 0x220000000000–",
+        "Gen5 x16",
+        "Directly: one hop",
+        "group 42 DMA-FQ",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let (page, picture) = (fs::read_to_string(&html).unwrap(), fs::read_to_string(&svg).unwrap());
@@ -74,15 +69,44 @@ fn the_tree_is_drawn() {
 }
 
 #[test]
+fn a_tree_without_a_gpu_is_shown_and_says_what_is_missing() {
+    let dir = Dir::new();
+    let (html, from) = (dir.file("t.html"), fixture("server-no-gpu"));
+    let output = onehop(&["topo", "--explain", "--from", &from, "--html", &html]);
+    let text = stdout(&output);
+    assert_eq!(code(&output), 0);
+    assert!(text.contains("─ 0000:") && text.contains("this system shows no NVIDIA GPU"), "{text}");
+    let page = fs::read_to_string(&html).unwrap();
+    assert!(page.contains("<svg") && page.contains("this system shows no NVIDIA GPU"));
+    let document = succeed(&["topo", "--explain", "--from", &from]);
+    assert!(
+        document["missing"].as_str().unwrap().contains("no NVIDIA GPU")
+            && document["ways"] == serde_json::json!([])
+    );
+    assert!(succeed(&["topo", "--from", &from])["missing"].is_null());
+}
+
+#[test]
+fn the_example_can_be_tried() {
+    let document = succeed(&["doctor", "--from", "example"]);
+    assert!(document["system"].as_str().unwrap().starts_with("composed: "));
+    assert!(!document["routes"].as_array().unwrap().is_empty());
+    let document = succeed(&["topo", "--explain", "--from", "example"]);
+    assert!(!document["ways"].as_array().unwrap().is_empty() && document["missing"].is_null());
+}
+
+#[test]
 fn what_is_not_there_is_refused() {
     let from = fixture("server-no-gpu");
     refuse(&["doctor", "-g", "7"], 3, "GPU 7");
-    refuse(&["doctor", "-d", "nonsense"], 2, "no PCI address");
+    refuse(&["doctor", "-d", "nonsense"], 2, "not a PCI address");
+    refuse(&["doctor", "-d", "/dev/nvme99n1"], 2, "-d takes the PCI address");
+    refuse(&["topo", "--explain", "-g", "cuda:0"], 2, "-g 0");
     refuse(&["doctor", "--from", &from, "-d", "0000:77:00.0"], 3, "no such device");
-    refuse(&["topo", "--explain", "--from", &from], 3, "between");
+    refuse(&["topo", "--explain", "--from", &from, "-g", "0"], 3, "no NVIDIA GPU");
     let dir = Dir::new();
     let path = dir.file("nothing");
-    refuse(&["doctor", "--from", &path], 1, "nothing");
+    refuse(&["doctor", "--from", &path], 2, "no such file or folder");
     refuse(&["doctor", "--from", dir.path().to_str().unwrap()], 1, "neither system.json");
     fs::write(dir.path().join("system.json"), "{\"onehop_system\":9}").unwrap();
     refuse(&["doctor", "--from", dir.path().to_str().unwrap()], 1, "version 9");

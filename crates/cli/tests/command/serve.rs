@@ -96,7 +96,7 @@ fn what_cannot_be_served_is_refused() {
     let serve = |drive: &str, socket: &str, code, why: &str| {
         refuse(&["sim", "serve", "-d", drive, "--socket", socket], code, why);
     };
-    serve("qtest:a,b", &socket, 2, "nothing simulated");
+    serve("qtest:a,b", &socket, 2, "not a simulated device");
     serve("sim:usdr?colour=red", &socket, 2, "no option 'colour'");
     serve("sim:mem:1M?workers=0", &socket, 2, "workers=0");
     serve("sim:mem:1M?null=1", &socket, 2, "moves no data");

@@ -33,6 +33,7 @@ fn a_folder_is_served_to_a_mount() {
     let mut target = command(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let line = first_line(&mut target);
     let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    assert!(!address.ends_with(":0"), "the port that was bound is not reported: {line}");
     let keyless = ["mount", &point, "--target", address, "--insecure-loopback-for-tests"];
     refuse(&keyless, 1, "its key");
     // Without a key a target is not recognised, and what is written there anybody reads.

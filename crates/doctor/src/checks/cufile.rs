@@ -1,9 +1,9 @@
-//! NVIDIA's cuFile: which way it would take, and whether it says so.
+//! NVIDIA's cuFile: which path it would take, and whether it reports it.
 
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;
 
-/// Boards whose direct way without nvidia-fs NVIDIA documents.
+/// Boards for which NVIDIA documents a direct path without nvidia-fs.
 const BOARDS: [&str; 9] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300"];
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -18,7 +18,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn library(facts: &Facts) -> Check {
-    let why = "a baseline to measure against; nothing here needs it";
+    let why = "a baseline for measurements; onehop does not need it";
     let found = facts
         .cufile
         .library
@@ -27,14 +27,14 @@ fn library(facts: &Facts) -> Check {
     Check::new("cufile.library", Group::Cufile, Status::Info, found, why)
 }
 
-/// The way that cuFile would take: by nvidia-fs, by the kernel's P2PDMA, or by copies without a word.
+/// The path that cuFile would take: by nvidia-fs, by the kernel's P2PDMA, or by copies that it does not report.
 fn mode(facts: &Facts) -> Check {
-    let why = "where neither of its direct ways works, cuFile copies and does not say so (compat mode)";
+    let why = "where neither of its direct paths works, cuFile copies through host memory without reporting it (compat mode)";
     let check = |status, found: &str| Check::new("cufile.mode", Group::Cufile, status, found, why);
     if facts.cufile.nvidia_fs.is_some() {
         return check(
             Status::Pass,
-            "nvidia-fs is loaded: direct for files on ext4 (data=ordered), XFS and the file systems it hooks",
+            "nvidia-fs is loaded: direct for files on ext4 (data=ordered), XFS and the file systems that it supports",
         )
         .by("/proc/driver/nvidia-fs/version");
     }
@@ -43,7 +43,7 @@ fn mode(facts: &Facts) -> Check {
     let driver = facts.nvidia.open == Some(true) && facts.nvidia.numbers() >= Some((565, 0, 0));
     let fixed = facts.nvidia.has("RMForceStaticBar1");
     let missing: Vec<_> = [
-        (board, "a GPU of its list"),
+        (board, "a GPU that NVIDIA lists for it"),
         (kernel, "kernel 6.2 or later with P2PDMA"),
         (driver, "the open driver, 565 or later"),
         (fixed, "static BAR1 (RMForceStaticBar1=1)"),
@@ -54,9 +54,15 @@ fn mode(facts: &Facts) -> Check {
     .map(|(_, name)| name)
     .collect();
     if missing.is_empty() {
-        return check(Status::Unknown, "nvidia-fs is not loaded; all that its P2PDMA way needs is there")
-            .fix("gdscheck -p tells");
+        return check(
+            Status::Unknown,
+            "nvidia-fs is not loaded; everything that its P2PDMA path needs is present",
+        )
+        .fix("Run gdscheck -p");
     }
-    check(Status::Warn, "it copies: nvidia-fs is not loaded, and its P2PDMA way is not complete")
-        .fix(format!("Load nvidia-fs, or add what is missing: {}", missing.join(", ")))
+    check(
+        Status::Warn,
+        "it copies through host memory: nvidia-fs is not loaded, and its P2PDMA path is incomplete",
+    )
+    .fix(format!("Load nvidia-fs, or add what is missing: {}", missing.join(", ")))
 }

@@ -8,12 +8,10 @@ use crate::facts::drive::Drive;
 use crate::routes::needs;
 
 pub(super) fn found(facts: &Facts) -> Check {
-    let why = "a drive that is no NVMe drive cannot write into GPU memory by itself";
+    let why = "direct routes need an NVMe drive";
     if facts.drives.is_empty() {
         return Check::new("drive.present", Group::Drive, Status::Info, "no NVMe drive on the PCI bus", why)
-            .fix(
-                "Simulated drives work everywhere (-d sim:mem:64M); files of this machine load by cpu/pinned",
-            )
+            .fix("Use a simulated drive (-d sim:mem:64M), or load files by cpu/pinned")
             .by("/sys/bus/pci/devices: class 0x0108");
     }
     let names: Vec<_> = facts.drives.iter().map(|drive| drive.title()).collect();
@@ -41,30 +39,30 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 }
 
 fn users(drive: &Drive) -> Check {
-    let why = "direct routes take the drive away from the kernel, so nothing on it may be in use";
+    let why = "direct routes detach the drive from the kernel, so nothing on it may be in use";
     let by = "/proc/self/mountinfo, /proc/swaps, holders, an exclusive open";
     match &drive.users {
-        None => check("drive.use", Status::Pass, "nothing on it is in use", why).by(by),
+        None => check("drive.use", Status::Pass, "not in use", why).by(by),
         Some(Ok(users)) => check("drive.use", Status::Info, users.clone(), why)
-            .fix("Use another drive for direct routes; cpu/pinned and cpu/cached leave this one as it is")
+            .fix("Use another drive for direct routes. cpu/pinned and cpu/cached work on this one as it is")
             .by(by),
         Some(Err(error)) => check("drive.use", Status::Unknown, error.clone(), why)
-            .fix("Run where /proc is mounted and may be read; root may read all of it"),
+            .fix("Run where /proc is mounted and readable; root can read all of it"),
     }
 }
 
-/// A command that takes the drive away for a while, unless it is or may be in use.
+/// A command that detaches the drive for a while, unless it is or may be in use.
 fn unless_used(drive: &Drive, command: String) -> String {
     match drive.may_be_in_use() {
         None => command,
         Some(users) => {
-            format!("leave it alone while it is in use ({users}): free it first, or use another drive")
+            format!("do not while it is in use ({users}): free it first, or use another drive")
         }
     }
 }
 
 fn driver(drive: &Drive, device: &Device) -> Check {
-    let why = "the kernel's nvme driver serves files, vfio-pci or onehop lets us drive it";
+    let why = "files need the kernel's nvme driver; direct routes need vfio-pci or the module onehop";
     match device.driver.as_deref() {
         Some(name @ ("nvme" | "vfio-pci" | "onehop")) => {
             check("drive.driver", Status::Pass, format!("driver {name}"), why)
@@ -77,12 +75,11 @@ fn driver(drive: &Drive, device: &Device) -> Check {
     }
 }
 
-/// How the kernel's own driver gets the drive from another.
+/// How the drive is rebound to the kernel's own driver.
 fn bind(drive: &Drive, device: &Device, other: &str) -> String {
     let at = format!("/sys/bus/pci/devices/{}", device.address);
     let commands = format!(
-        "echo nvme > {at}/driver_override, echo {0} > {at}/driver/unbind, echo {0} > /sys/bus/pci/drivers_probe (root; {other} \
-         loses it)",
+        "echo nvme > {at}/driver_override, echo {0} > {at}/driver/unbind, echo {0} > /sys/bus/pci/drivers_probe (root; this detaches it from {other})",
         device.address
     );
     format!("To bind it to nvme: {}", unless_used(drive, commands))
@@ -96,28 +93,26 @@ fn power(drive: &Drive, device: &Device) -> Option<Check> {
     })?;
     if device.is_asleep() {
         let wake = format!(
-            "echo on > /sys/bus/pci/devices/{}/power/control (root): it then no longer sleeps to save power",
+            "echo on > /sys/bus/pci/devices/{}/power/control (root). This turns its power saving off",
             device.address
         );
         let again = unless_used(
             drive,
             format!(
-                "echo 1 > /sys/bus/pci/devices/{}/remove, then echo 1 > /sys/bus/pci/rescan. The drive is gone in between, and until \
-                 the next boot if it does not answer",
+                "echo 1 > /sys/bus/pci/devices/{}/remove, then echo 1 > /sys/bus/pci/rescan. The drive is gone in between, and until the next boot if it does not come back",
                 device.address
             ),
         );
         return Some(
             check("drive.power", Status::Warn, state, why)
-                .fix(format!("{wake}. If it still reads as ones: {again}")),
+                .fix(format!("{wake}. If it still reads as all ones: {again}")),
         );
     }
     let cold = device.d3cold_allowed == Some(true) && device.driver.is_none();
     Some(check("drive.power", Status::Pass, state, why).fix_if(
         cold,
         format!(
-            "Before it is bound to vfio-pci: echo on > /sys/bus/pci/devices/{}/power/control (root), as it falls asleep without a \
-             driver",
+            "Before binding it to vfio-pci: echo on > /sys/bus/pci/devices/{}/power/control (root). Without a driver it enters D3cold",
             device.address
         ),
     ))
@@ -125,26 +120,26 @@ fn power(drive: &Drive, device: &Device) -> Option<Check> {
 
 fn link(facts: &Facts, device: &Device) -> Option<Check> {
     let link = facts.link(device);
-    let why = "no byte goes faster than the drive's link";
+    let why = "the drive's link limits every route";
     if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
         return Some(check("drive.link", Status::Info, found, why).by(by));
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
         let asked = link.speed.is_some() || link.width.is_some() || device.config.is_some();
         return asked.then(|| {
-            check("drive.link", Status::Unknown, "not told", why)
-                .fix("lspci -vv (root) shows LnkSta; in a virtual machine ask on the host")
+            check("drive.link", Status::Unknown, "unknown", why)
+                .fix("Run lspci -vv as root (LnkSta); in a virtual machine, run it on the host")
         });
     };
     let carries = link.rate().map(|r| format!(", {}", rate(r))).unwrap_or_default();
     if link.rate() < link.max_rate() && facts.machine.is_virtual() {
         let found =
-            format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
-        return Some(check("drive.link", Status::Info, found, why).fix("Ask on the host: lspci -vv"));
+            format!("{now}, maximum {best}, as this virtual machine shows it; the real link may differ");
+        return Some(check("drive.link", Status::Info, found, why).fix("Run lspci -vv on the host"));
     }
     if link.rate() < link.max_rate() && !device.is_asleep() {
-        return Some(check("drive.link", Status::Warn, format!("{now}{carries}, of {best}"), why)
-            .fix("Use a slot with the drive's generation and lanes; slots of the chipset are often older or shared")
+        return Some(check("drive.link", Status::Warn, format!("{now}{carries}, maximum {best}"), why)
+            .fix("Use a slot with the drive's PCIe generation and lane count. Chipset slots are often older or shared")
             .by("current_link_*, max_link_*"));
     }
     Some(check("drive.link", Status::Pass, format!("{now}{carries}"), why).by("current_link_*, max_link_*"))
@@ -152,11 +147,11 @@ fn link(facts: &Facts, device: &Device) -> Option<Check> {
 
 fn state(drive: &Drive) -> Option<Check> {
     let state = drive.state.as_deref().filter(|state| *state != "live")?;
-    let why = "a controller that is not live answers to nobody";
+    let why = "a controller that is not live accepts no commands";
     let name = drive.name.as_ref()?;
     let reset = unless_used(
         drive,
-        format!("echo 1 > /sys/class/nvme/{name}/reset_controller (root): what is in flight on it fails"),
+        format!("echo 1 > /sys/class/nvme/{name}/reset_controller (root): commands in flight fail"),
     );
     Some(
         check("drive.state", Status::Warn, state, why)
@@ -165,69 +160,69 @@ fn state(drive: &Drive) -> Option<Check> {
 }
 
 fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
-    let why = "how deep queues and how long transfers may be";
+    let why = "queue depth and transfer size have these limits";
     let mut words = Vec::new();
-    words.extend(drive.queue_entries.map(|n| format!("queues of {n} entries as the kernel uses them")));
-    words.extend(drive.queues.map(|n| format!("{n} queues, the admin queue included")));
+    words.extend(drive.queue_entries.map(|n| format!("{n} entries per queue (kernel)")));
+    words.extend(drive.queues.map(|n| format!("{n} queues, including the admin queue")));
     let block = drive.namespaces.iter().find_map(|ns| ns.block);
-    words.extend(block.map(|n| format!("blocks of {n} bytes")));
+    words.extend(block.map(|n| format!("{n}-byte blocks")));
     let kernel = drive.namespaces.iter().find_map(|ns| ns.transfer_kib);
-    words.extend(kernel.map(|kib| format!("transfers of {} by the kernel", bytes(u64::from(kib) * 1024))));
+    words.extend(kernel.map(|kib| format!("transfers up to {} (kernel)", bytes(u64::from(kib) * 1024))));
     let identity = drive.identity.as_ref().and_then(|found| found.as_ref().ok());
     if let Some(identity) = identity {
         words.push(match identity.mdts {
-            0 => "MDTS 0: no limit of its own".into(),
+            0 => "MDTS 0: no limit".into(),
             // Pages of 4 KiB, the smallest that a controller may have.
             mdts => format!("MDTS {mdts}: {} or more", bytes(4096_u64.checked_shl(mdts.into()).unwrap_or(0))),
         });
-        words.push(if identity.sgls & 3 != 0 { "takes SGLs".into() } else { "no SGLs".to_owned() });
+        words.push(if identity.sgls & 3 != 0 { "SGLs".into() } else { "no SGLs".to_owned() });
         words.extend(identity.vwc.then(|| "volatile write cache".to_owned()));
     }
     if words.is_empty() {
         return check(
             "drive.limits",
             Status::Unknown,
-            "the kernel's driver does not have it, so nothing is told",
+            "unknown: the drive is not bound to the kernel's nvme driver",
             why,
         )
-        .fix(format!("Ask it: onehop drive identify -d {} (root)", device.address));
+        .fix(format!("Run onehop drive identify -d {} (root)", device.address));
     }
     let asked = identity.is_some();
     let status = if asked { Status::Info } else { Status::Unknown };
     let fix = if root {
         format!(
-            "The drive did not say (Identify): onehop drive identify -d {}, once nobody else uses it; dmesg | grep nvme",
+            "The drive did not answer Identify. Run onehop drive identify -d {} once it is unused, and dmesg | grep nvme",
             device.address
         )
     } else {
-        "Run as root: MDTS and SGLs are the drive's own answer (Identify)".to_owned()
+        "Run as root: only the drive reports MDTS and SGLs (Identify)".to_owned()
     };
     check("drive.limits", status, words.join(", "), why).fix_if(!asked, fix)
 }
 
 fn cmb(drive: &Drive) -> Option<Check> {
-    let why = "queues in the drive's own memory make gpu/posted need posted writes only";
+    let why = "with queues in the drive's own memory, gpu/posted needs posted writes only";
     drive.name.as_ref()?;
     let Some((_, size)) = drive.cmb else {
         return Some(
-            check("drive.cmb", Status::Info, "no memory of its own is shown", why)
-                .by("sysfs: cmb (from NVMe 1.4 on it is shown only once it was switched on)"),
+            check("drive.cmb", Status::Info, "no controller memory buffer reported", why)
+                .by("sysfs: cmb (from NVMe 1.4 on, shown only once enabled)"),
         );
     };
     // Units from 4 KiB on, each sixteen times the one before.
     let unit = 4096_u64.checked_shl(4 * (size >> 8 & 0xf)).unwrap_or(0);
     let all = unit.saturating_mul(u64::from(size >> 12));
-    let queues = if size & 1 != 0 { ", for submission queues too" } else { ", not for submission queues" };
+    let queues = if size & 1 != 0 { ", including submission queues" } else { ", not for submission queues" };
     Some(check("drive.cmb", Status::Pass, format!("{}{queues}", bytes(all)), why).by("sysfs: cmb"))
 }
 
 fn hmb(drive: &Drive) -> Option<Check> {
-    let why = "a drive without memory of its own borrows the host's, and is slow without it";
+    let why = "a drive without DRAM uses host memory (HMB), and is slow without it";
     let wants =
         drive.identity.as_ref().and_then(|i| i.as_ref().ok()).is_some_and(|identity| identity.hmpre > 0);
     match (wants, drive.hmb) {
         (true, _) | (_, Some(true)) => {
-            let found = "it borrows host memory from the kernel, and goes without once onehop drives it";
+            let found = "it uses host memory from the kernel, and has none while onehop drives it";
             Some(
                 check("drive.hmb", Status::Info, found, why)
                     .fix("Prefer a drive with DRAM for direct routes"),
@@ -239,7 +234,7 @@ fn hmb(drive: &Drive) -> Option<Check> {
 
 fn vmd(drive: &Drive, device: &Device) -> Option<Check> {
     device.behind_vmd.then(|| {
-        let why = "Intel VMD is a host bridge of its own: VFIO cannot take what is behind it";
+        let why = "Intel VMD is a host bridge of its own; VFIO cannot claim drives behind it";
         check("drive.vmd", Status::Warn, "behind Intel VMD", why)
             .fix(format!("To reach it without VMD: {}", unless_used(drive, needs::VMD_OFF.into())))
     })

@@ -21,10 +21,10 @@ pub(super) fn driver(facts: &Facts) -> Vec<Check> {
 }
 
 fn present(facts: &Facts) -> Check {
-    let why = "bytes can only go to a GPU that is there";
+    let why = "every route needs a GPU";
     if facts.gpus.is_empty() {
         return Check::new("gpu.present", Group::Gpu, Status::Info, "no NVIDIA GPU", why)
-            .fix("Everything runs with the emulated GPU (-g emu), and says so; onehop demo shows it")
+            .fix("Use the emulated GPU (-g emu); onehop demo shows it")
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
     let names: Vec<_> = facts.gpus.iter().map(|gpu| titled(facts, gpu)).collect();
@@ -45,21 +45,21 @@ fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
     let check =
         |status, words| Check::new("gpu.present", Group::Gpu, status, format!("{found}; {words}"), why);
     if gpu.in_the_chip() {
-        return check(Status::Info, "a part of the processor's chip, with the processor's memory and no BAR")
-            .fix("Load files by cpu/pinned; direct routes are for GPUs on the PCI bus");
+        return check(Status::Info, "integrated with the CPU: it uses the CPU's memory and has no BAR")
+            .fix("Load files by cpu/pinned; direct routes need a GPU on the PCI bus");
     }
-    let check = check(Status::Warn, "CUDA shows it, and the PCI bus does not");
+    let check = check(Status::Warn, "CUDA shows it, the PCI bus does not");
     if facts.kernel.in_windows() {
-        return check.fix("Windows has the GPU and the drives (WSL): start Linux itself for direct routes");
+        return check.fix("Windows owns the GPU and the drives (WSL). Boot Linux itself for direct routes");
     }
-    check.fix("Run where /sys shows the PCI bus: a sandbox or container hides the way to the GPU")
+    check.fix("Run where /sys shows the PCI bus. A sandbox or container hides it")
 }
 
 /// With the driver that has it, where that is not NVIDIA's.
 fn titled(facts: &Facts, gpu: &Gpu) -> String {
     let title = crate::routes::gpu_title(gpu);
     match facts.device(gpu.address).and_then(|device| device.driver.as_deref()) {
-        Some(other) if other != "nvidia" => format!("{title}, which the driver {other} has"),
+        Some(other) if other != "nvidia" => format!("{title}, bound to {other}"),
         _ => title,
     }
 }
@@ -79,14 +79,14 @@ fn others(facts: &Facts) -> Option<Check> {
         .map(|device| format!("{} ({})", device.title(), device.address))
         .collect();
     (!found.is_empty()).then(|| {
-        let why = "onehop drives GPUs through CUDA; others are not used";
+        let why = "onehop uses GPUs through CUDA only";
         Check::new("gpu.others", Group::Gpu, Status::Info, found.join(", "), why)
     })
 }
 
 fn flavour(facts: &Facts) -> Check {
     let nvidia = &facts.nvidia;
-    let why = "dma-bufs and giving registers to a GPU need NVIDIA's open kernel modules";
+    let why = "dma-bufs, and GPU access to device registers, need NVIDIA's open kernel modules";
     let check = |status, found: String| {
         Check::new("gpu.driver", Group::Gpu, status, found, why).by("/proc/driver/nvidia/version")
     };
@@ -95,27 +95,27 @@ fn flavour(facts: &Facts) -> Check {
         if facts.gpus.iter().any(|gpu| gpu.cuda.is_some()) {
             return check(
                 Status::Unknown,
-                "CUDA shows a GPU, so it is loaded; its version is not shown here".into(),
+                "CUDA shows a GPU, so it is loaded; its version is not visible here".into(),
             )
-            .fix("Run where /proc/driver/nvidia is shown, or ask nvidia-smi");
+            .fix("Run where /proc/driver/nvidia is visible, or run nvidia-smi");
         }
         let nouveau = facts.kernel.has("nouveau");
-        let found = if nouveau { "nouveau has the GPU" } else { "NVIDIA's kernel driver is not loaded" };
+        let found =
+            if nouveau { "the GPU is bound to nouveau" } else { "NVIDIA's kernel driver is not loaded" };
         return check(Status::Fail, found.into())
             .fix("Install NVIDIA's driver with the open kernel modules (nvidia-open)");
     };
     match nvidia.open {
         Some(true) => check(Status::Pass, format!("{version}, open kernel modules")),
         Some(false) if before_turing(facts) => {
-            let found = format!(
-                "{version}, proprietary kernel modules: there are no others for GPUs older than Turing"
-            );
+            let found =
+                format!("{version}, proprietary kernel modules, the only ones for GPUs older than Turing");
             check(Status::Info, found)
         }
         Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules"))
             .fix("Install the open flavour of the same version (nvidia-open; Turing or later)"),
-        None => check(Status::Unknown, format!("{version}; it does not tell its flavour"))
-            .fix("modinfo -F license nvidia: the open flavour says Dual MIT/GPL"),
+        None => check(Status::Unknown, format!("{version}, unknown flavour"))
+            .fix("Run modinfo -F license nvidia: the open flavour prints Dual MIT/GPL"),
     }
 }
 
@@ -130,25 +130,25 @@ fn old(compute: (i32, i32)) -> bool {
 }
 
 fn cuda(facts: &Facts) -> Check {
-    let why = "everything goes through the CUDA driver library";
+    let why = "every route uses the CUDA driver library";
     let check =
         |status, found: String| Check::new("gpu.cuda", Group::Gpu, status, found, why).by("libcuda, cuInit");
     match &facts.cuda {
-        None => check(Status::Unknown, "nobody asked CUDA on this system".into())
+        None => check(Status::Unknown, "CUDA was not queried on this system".into())
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
         Some(cuda) => match &cuda.error {
             Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts, error)),
             None if cuda.gpus.is_empty() && facts.gpus.iter().any(|gpu| gpu.mig) => {
-                check(Status::Fail, "CUDA shows no GPU, and MIG is on: it needs an instance".into()).fix(
+                check(Status::Fail, "CUDA shows no GPU: MIG is on, and it has no instance".into()).fix(
                     "nvidia-smi mig -lgi lists instances; nvidia-smi mig -cgi PROFILE -C makes one (root)",
                 )
             }
             None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
-                .fix("Unset CUDA_VISIBLE_DEVICES, or give the container its GPUs (--gpus all)"),
+                .fix("Unset CUDA_VISIBLE_DEVICES, or pass the GPUs to the container (--gpus all)"),
             None => check(
                 Status::Pass,
                 format!(
-                    "CUDA {}.{}, {} shown",
+                    "CUDA {}.{}, {}",
                     cuda.version / 1000,
                     cuda.version % 1000 / 10,
                     plural(cuda.gpus.len(), "GPU")
@@ -160,27 +160,27 @@ fn cuda(facts: &Facts) -> Check {
 
 fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
     if error.starts_with(LATE) {
-        return "Ask again with a longer --patience: a GPU that sleeps, or a driver that is not kept loaded, takes seconds to wake \
+        return "Increase --patience. A sleeping GPU, or a driver that is not kept loaded, takes seconds to start \
                 (nvidia-persistenced keeps it ready)";
     }
     if error.contains("(803)") {
-        return "The kernel module that is loaded and libcuda are of different versions: restart after an upgrade, or unload the module \
-                nvidia and load it again, which needs every program on the GPUs to end";
+        return "The loaded kernel module and libcuda have different versions. Reboot after an upgrade, or reload the module \
+                nvidia, which requires every program on the GPUs to end";
     }
     match (&facts.nvidia.version, facts.nvidia.device_files) {
-        (None, _) => "Load NVIDIA's kernel driver first: see gpu.driver",
+        (None, _) => "Load NVIDIA's kernel driver first (see gpu.driver)",
         (Some(_), false) => {
-            "There is no /dev/nvidiactl: in a container give it the GPUs (--gpus all), on the host run nvidia-modprobe"
+            "/dev/nvidiactl is missing. In a container, pass the GPUs (--gpus all); on the host, run nvidia-modprobe"
         }
         (Some(_), true) => {
-            "Install libcuda of the same version as the kernel driver; what the error says comes first"
+            "Fix what the error names, or install libcuda of the same version as the kernel driver"
         }
     }
 }
 
-/// Whether this driver can give a device's registers to a GPU under this kernel.
+/// Whether this driver can map a device's registers for a GPU under this kernel.
 fn registers(facts: &Facts) -> Check {
-    let why = "GPU threads ring a drive's doorbells only if the driver gives them its registers (cudaHostRegisterIoMemory)";
+    let why = "GPU threads can ring a drive's doorbells only if the driver maps its registers for them (cudaHostRegisterIoMemory)";
     let check = |status, found: String| Check::new("gpu.register_bar", Group::Gpu, status, found, why);
     let (nvidia, kernel) = (&facts.nvidia, facts.kernel.version());
     let mut trials = facts.gpus.iter().filter_map(|gpu| Some((gpu, gpu.cuda.as_ref()?.registers.as_ref()?)));
@@ -190,13 +190,13 @@ fn registers(facts: &Facts) -> Check {
         .chain(trials)
         .find_map(|(gpu, shown)| Some((gpu, shown, shown.tried.as_ref().err()?)));
     if let Some((gpu, shown, error)) = failed {
-        let found = format!("the GPU {} was shown registers of {}: {error}", gpu.address, shown.of);
+        let found = format!("mapping registers of {} for GPU {} failed: {error}", shown.of, gpu.address);
         return check(Status::Warn, found)
-            .fix("Mend what it names first; dmesg | grep NVRM says more")
+            .fix("Fix what the error names first; dmesg | grep NVRM shows more")
             .by("tried: cuMemHostRegister with IOMEMORY");
     }
     if let Some((_, shown)) = first {
-        let found = format!("a page of {}'s registers was given to the GPU, and taken back", shown.of);
+        let found = format!("a page of {}'s registers was mapped for the GPU and unmapped", shown.of);
         return check(Status::Pass, found).by("tried: cuMemHostRegister with IOMEMORY");
     }
     if let Some(gap) = register_gap(kernel, nvidia.numbers(), nvidia.open) {
@@ -207,18 +207,18 @@ fn registers(facts: &Facts) -> Check {
     if !known {
         let loaded = nvidia.version.is_some() || facts.gpus.iter().any(|gpu| gpu.cuda.is_some());
         let found = if loaded {
-            "the versions of driver and kernel are not told"
+            "driver or kernel version unknown"
         } else {
-            "NVIDIA's driver is not loaded, so this cannot be told"
+            "unknown: NVIDIA's driver is not loaded"
         };
         return check(Status::Unknown, found.into()).fix("See gpu.driver");
     }
     let admin = facts.place.can(capability::SYS_ADMIN) || nvidia.has("PeerMappingOverride");
     if !admin {
-        return check(Status::Warn, "this driver can; it lets only administrators".into()).fix(PEER_OVERRIDE);
+        return check(Status::Warn, "supported, for administrators only".into()).fix(PEER_OVERRIDE);
     }
     let version = nvidia.version.as_deref().unwrap_or("?");
-    let found = format!("driver {version} can under kernel {}.{}", kernel.0, kernel.1);
+    let found = format!("driver {version} supports it under kernel {}.{}", kernel.0, kernel.1);
     check(Status::Pass, found).by("known combinations of driver and kernel")
 }
 
@@ -239,10 +239,10 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
             .collect();
     checks.extend(gpu.screen.then(|| {
         let why =
-            "the driver keeps part of BAR1 for screens, and moves to the console's GPU were seen to be lost";
-        Check::new("gpu.screen", Group::Gpu, Status::Info, "a screen is attached", why)
+            "the driver reserves part of BAR1 for displays, and transfers to the console's GPU were seen to be lost";
+        Check::new("gpu.screen", Group::Gpu, Status::Info, "a display is attached", why)
             .about(gpu.address)
-            .fix("Attach screens to another GPU")
+            .fix("Attach displays to another GPU")
             .by("drm outputs: connected")
     }));
     checks
@@ -251,18 +251,18 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
 /// An instance shares BAR1, link and copy engines with the others.
 fn mig(gpu: &Gpu) -> Option<Check> {
     gpu.mig.then(|| {
-        let why = "CUDA shows one instance of a divided GPU; BAR1 is all instances', and direct routes into one are untested";
+        let why = "CUDA shows one instance of a partitioned GPU. All instances share BAR1, and direct routes into one are untested";
         let found = match &gpu.cuda {
             Some(cuda) => format!("MIG is on; CUDA shows an instance with {}: {}", bytes(cuda.memory), cuda.name),
-            None => "MIG is on, and CUDA shows no instance of it".into(),
+            None => "MIG is on; CUDA shows no instance".into(),
         };
         Check::new("gpu.mig", Group::Gpu, Status::Info, found, why)
             .about(gpu.address)
             .fix(format!(
-                "nvidia-smi -i {} -mig 0 (root) makes it one GPU again: every program on it and all of its instances end",
+                "nvidia-smi -i {} -mig 0 (root) makes it one GPU again. This ends every program on it and deletes its instances",
                 gpu.address
             ))
-            .by("NVML, CUDA's name of it")
+            .by("NVML, CUDA's device name")
     })
 }
 
@@ -273,35 +273,35 @@ fn copy(gpu: &Gpu) -> Option<Check> {
         Check::new("gpu.copy", Group::Gpu, status, found, why).about(gpu.address).by("tried")
     };
     Some(match tried {
-        Some(Ok(())) => check(Status::Pass, "2 MiB copied into GPU memory and back, the same bytes".into()),
+        Some(Ok(())) => check(Status::Pass, "2 MiB copied into GPU memory and back, bytes identical".into()),
         Some(Err(error)) => {
-            check(Status::Fail, error.clone()).fix("dmesg | grep -E 'NVRM|Xid' says more; then nvidia-smi")
+            check(Status::Fail, error.clone()).fix("Run dmesg | grep -E 'NVRM|Xid', then nvidia-smi")
         }
-        None => check(Status::Unknown, "not tried".into()).fix("Ask again with a longer --patience"),
+        None => check(Status::Unknown, "not tested".into()).fix("Increase --patience"),
     })
 }
 
 fn dma_buf(gpu: &Gpu) -> Option<Check> {
     let cuda = gpu.cuda.as_ref()?;
-    let why = "how drivers of other devices are given GPU memory";
+    let why = "lets drivers of other devices reach GPU memory";
     let check =
         |status, found: String| Check::new("gpu.dma_buf", Group::Gpu, status, found, why).about(gpu.address);
     Some(match &cuda.dma_buf {
-        Some(Ok(())) => check(Status::Pass, "a dma-buf of 2 MiB was made".into()).by("tried: cuMemGetHandleForAddressRange"),
+        Some(Ok(())) => check(Status::Pass, "exported a 2 MiB dma-buf".into()).by("tried: cuMemGetHandleForAddressRange"),
         Some(Err(error)) if old(cuda.compute) => {
-            let found = format!("{error}: GPUs older than Turing make none");
+            let found = format!("{error}: GPUs older than Turing export none");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
         Some(Err(error)) if gpu.in_the_chip() => {
-            let found = format!("{error}: there is no BAR that other devices could reach it by");
+            let found = format!("{error}: this GPU has no BAR for other devices");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
         Some(Err(error)) => check(Status::Warn, error.clone())
-            .fix("Dma-bufs need the open kernel modules and a data centre or RTX professional GPU; GeForce boards make none")
+            .fix("Use the open kernel modules and a data-center or RTX professional GPU. GeForce boards export no dma-bufs")
             .by("tried: cuMemGetHandleForAddressRange"),
         None => {
-            let said = if cuda.dma_buf_said { "CUDA says yes; not tried" } else { "CUDA says no; not tried" };
-            check(Status::Unknown, said.into()).fix("Ask again with a longer --patience")
+            let said = if cuda.dma_buf_said { "CUDA reports support; not tested" } else { "CUDA reports no support; not tested" };
+            check(Status::Unknown, said.into()).fix("Increase --patience")
         }
     })
 }
@@ -313,27 +313,27 @@ fn ordering(gpu: &Gpu) -> Option<Check> {
         Check::new("gpu.ordering", Group::Gpu, status, found, why).about(gpu.address).by("CUDA attribute 118")
     };
     Some(match cuda.ordering.as_str() {
-        "all" => check(Status::Pass, "writes of other devices are ordered for every CUDA device"),
-        "owner" => check(Status::Pass, "writes of other devices are ordered for this GPU"),
+        "all" => check(Status::Pass, "other devices' writes are ordered for all CUDA devices"),
+        "owner" => check(Status::Pass, "other devices' writes are ordered for this GPU"),
         _ if cuda.host_flush => {
             check(Status::Warn, "not ordered: the host has to flush between completion and use")
-                .fix("Let the CPU drive (cpu/direct); a running kernel cannot flush for itself")
+                .fix("Use cpu/direct: a running kernel cannot flush for itself")
         }
-        _ => check(Status::Warn, "not ordered, and no way to flush").fix("Use cpu/pinned"),
+        _ => check(Status::Warn, "not ordered, and no flush available").fix("Use cpu/pinned"),
     })
 }
 
-/// What NVML tells of a GPU.
+/// What NVML reports about a GPU.
 fn health<'a>(facts: &'a Facts, gpu: &Gpu) -> Option<&'a Health> {
     facts.nvml.as_ref()?.gpus.iter().find(|health| health.pci.parse() == Ok(gpu.address))
 }
 
 fn power(facts: &Facts, gpu: &Gpu) -> Option<Check> {
-    let why = "a GPU at rest slows its link and its clocks; one at its power limit slows down under load";
+    let why = "an idle GPU lowers its link speed and clocks; at its power limit it slows down under load";
     let check =
         |status, found: String| Check::new("gpu.power", Group::Gpu, status, found, why).about(gpu.address);
     if let Some(error) = facts.nvml.as_ref()?.error.as_ref() {
-        return Some(check(Status::Info, format!("not told: {error}")));
+        return Some(check(Status::Info, format!("unknown: {error}")));
     }
     let health = health(facts, gpu)?;
     let watts = |milli: u32| f64::from(milli) / 1e3;
@@ -354,33 +354,31 @@ fn link_by_nvml(health: &Health, check: impl Fn(Status, String) -> Check) -> Opt
     let (now, best) = (words(health.link)?, words(health.best_link)?);
     if health.link.1 < health.best_link.1 {
         return Some(
-            check(Status::Warn, format!("{now}, of {best}"))
-                .fix("Seat the card again, take out adapters, or free lanes that another slot shares")
+            check(Status::Warn, format!("{now}, maximum {best}"))
+                .fix("Reseat the card, remove adapters, or free lanes that another slot shares")
                 .by("NVML"),
         );
     }
     if now == best {
         return Some(check(Status::Pass, now).by("NVML"));
     }
-    let found = format!(
-        "{now} now, {best} when it works: an idle GPU slows its link to save power, which is no fault"
-    );
+    let found = format!("{now} now, {best} under load: an idle GPU lowers its link speed to save power");
     Some(check(Status::Info, found).by("NVML"))
 }
 
 fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let Some(device) = facts.device(gpu.address) else {
-        let why = "no byte goes faster than the narrowest link on its way";
+        let why = "the narrowest link on the path limits every route";
         let check =
             |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
         return link_by_nvml(health(facts, gpu)?, check);
     };
     let link = facts.link(device);
-    let why = "no byte goes faster than the narrowest link on its way";
+    let why = "the narrowest link on the path limits every route";
     let check =
         |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
     if device.is_asleep() {
-        let found = "asleep: its link is down or slow until it is used, which is no fault";
+        let found = "asleep: its link is down or slow until the GPU is used";
         return Some(check(Status::Info, found.into()));
     }
     if let Some((found, by)) = facts.link_that_bounds_nothing(device) {
@@ -388,8 +386,8 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     }
     let (Some(now), Some(best)) = (link.now(), link.best()) else {
         return Some(
-            check(Status::Unknown, "not told".into())
-                .fix("lspci -vv (root) shows LnkSta; in a virtual machine ask on the host"),
+            check(Status::Unknown, "unknown".into())
+                .fix("Run lspci -vv as root (LnkSta); in a virtual machine, run it on the host"),
         );
     };
     let port = device.parents.last().and_then(|port| facts.tree.get(*port));
@@ -397,27 +395,26 @@ fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let slot = room.max_width.filter(|lanes| Some(*lanes) < link.max_width);
     if link.width < link.max_width && facts.machine.is_virtual() {
         let found =
-            format!("{now}, of {best}, as this virtual machine shows it, which need not be the real link");
-        return Some(check(Status::Info, found).fix("Ask on the host: lspci -vv"));
+            format!("{now}, maximum {best}, as this virtual machine shows it; the real link may differ");
+        return Some(check(Status::Info, found).fix("Run lspci -vv on the host"));
     }
     if link.width < link.max_width {
         let fix = match slot {
             Some(lanes) => {
                 format!("The slot has {lanes} lanes: use one with {}", link.max_width.unwrap_or(0))
             }
-            None => "Seat the card again, take out adapters, or free lanes that another slot shares".into(),
+            None => "Reseat the card, remove adapters, or free lanes that another slot shares".into(),
         };
         return Some(
-            check(Status::Warn, format!("{now}, of {best}"))
+            check(Status::Warn, format!("{now}, maximum {best}"))
                 .fix(fix)
                 .by("current_link_width, max_link_width"),
         );
     }
-    let most = link.max_rate().map(|r| format!(", {} at best", rate(r))).unwrap_or_default();
+    let most = link.max_rate().map(|r| format!(", up to {}", rate(r))).unwrap_or_default();
     if link.speed < link.max_speed {
-        let found = format!(
-            "{now} now, {best} when it works{most}: an idle GPU slows its link to save power, which is no fault"
-        );
+        let found =
+            format!("{now} now, {best} under load{most}: an idle GPU lowers its link speed to save power");
         return Some(check(Status::Info, found).by("current_link_speed, max_link_speed"));
     }
     Some(check(Status::Pass, format!("{now}{most}")))

@@ -28,86 +28,82 @@ fn size(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     }
     let Some(bar) = gpu.window else {
         return Some(
-            check(Status::Unknown, "no BAR of memory is shown".into())
-                .fix("Ask on the host, or wake the GPU"),
+            check(Status::Unknown, "no memory BAR is visible".into())
+                .fix("Run doctor on the host, or wake the GPU"),
         );
     };
     if !bar.assigned {
         return Some(
-            check(Status::Fail, format!("{}, and the firmware gave it no address", bytes(bar.size)))
-                .fix("Switch on Above 4G Decoding in the firmware's setup"),
+            check(Status::Fail, format!("{}, without an address from the firmware", bytes(bar.size)))
+                .fix("Enable Above 4G Decoding in the firmware setup"),
         );
     }
     let place = format!("{} at {:#x}", bytes(bar.size), bar.start);
     let below = if bar.last() < FOUR_GIB { ", below 4 GiB" } else { "" };
     Some(match gpu.whole() {
         Some(true) => check(Status::Pass, format!("{place}{below}, for {}", memory(gpu))),
-        Some(false) => {
-            check(Status::Warn, format!("{place}{below}: a window on {}, not all of it", memory(gpu)))
-                .fix(rebar(facts, gpu))
-        }
+        Some(false) => check(Status::Warn, format!("{place}{below}: covers only part of {}", memory(gpu)))
+            .fix(rebar(facts, gpu)),
         None if bar.size <= USUAL => {
-            check(Status::Warn, format!("{place}{below}: a small window")).fix(rebar(facts, gpu))
+            check(Status::Warn, format!("{place}{below}: small")).fix(rebar(facts, gpu))
         }
         None if gpu.mig => check(
             Status::Info,
-            format!("{place}{below}; MIG divides the memory, and CUDA tells an instance's alone"),
+            format!("{place}{below}; MIG partitions the memory, and CUDA reports one instance's part"),
         ),
-        None => check(Status::Info, format!("{place}{below}; how much memory the GPU has was not told")),
+        None => check(Status::Info, format!("{place}{below}; the GPU's memory size is unknown")),
     })
 }
 
 fn rebar(facts: &Facts, gpu: &Gpu) -> &'static str {
     match gpu.resizable {
         _ if facts.machine.is_virtual() => {
-            "A virtual machine has it as its host has it: switch on Above 4G Decoding and Resizable BAR there, then pass the GPU through \
-             again"
+            "A virtual machine gets BAR1 from its host: enable Above 4G Decoding and Resizable BAR there, then pass the GPU \
+             through again"
         }
-        Some(_) => {
-            "Switch on Above 4G Decoding and Resizable BAR (Smart Access Memory) in the firmware's setup"
-        }
+        Some(_) => "Enable Above 4G Decoding and Resizable BAR (Smart Access Memory) in the firmware setup",
         None => {
-            "If the board can resize its BAR (update its firmware), switch on Above 4G Decoding and Resizable BAR in the setup"
+            "If the GPU can resize its BAR (update its firmware), enable Above 4G Decoding and Resizable BAR in the firmware setup"
         }
     }
 }
 
 fn resizable(facts: &Facts, gpu: &Gpu) -> Option<Check> {
-    let why = "a BAR that is resized to all of the memory needs no window";
+    let why = "a BAR1 as large as GPU memory exposes all of it";
     let check = |status, found: String| {
         Check::new("gpu.rebar", Group::Gpu, status, found, why).about(gpu.address).by("PCI capability 0x15")
     };
     let can = gpu.resizable?;
     let (now, most) = (bytes(can.size), bytes(can.largest()));
     Some(if can.size >= can.largest() {
-        check(Status::Pass, format!("{now}, the largest that it can be"))
+        check(Status::Pass, format!("{now}, the maximum"))
     } else if gpu.whole() == Some(true) {
-        check(Status::Pass, format!("{now}, enough for all of its memory (it could be {most})"))
+        check(Status::Pass, format!("{now}, enough for all of its memory (maximum {most})"))
     } else {
-        check(Status::Warn, format!("{now}, and it could be {most}")).fix(rebar(facts, gpu))
+        check(Status::Warn, format!("{now}, maximum {most}")).fix(rebar(facts, gpu))
     })
 }
 
-/// Whether BAR1 is laid out once and for all.
+/// Whether BAR1 stays laid out as it is.
 fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
-    let why = "VFIO can give a drive GPU memory without a kernel module if BAR1 stays laid out as it is (static BAR1)";
+    let why = "with a static BAR1, VFIO can map GPU memory for a drive without a kernel module";
     let check = |status, found: String| {
         Check::new("gpu.static_bar1", Group::Gpu, status, found, why).about(gpu.address)
     };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     facts.nvidia.version.as_ref()?;
-    // Another driver lays it out as it likes.
+    // Other drivers have layouts of their own.
     let driver = facts.device(gpu.address).and_then(|device| device.driver.as_deref());
     driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {
-        return Some(check(Status::Info, "not asked for: a large BAR1 alone is not a static one".into())
-            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\", which needs every \
+        return Some(check(Status::Info, "not requested (a large BAR1 alone is not static)".into())
+            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\", which requires every \
                   program on the GPUs to end")
             .by("/proc/driver/nvidia/params"));
     }
     if gpu.whole() == Some(false) {
         return Some(
-            check(Status::Warn, "asked for, but BAR1 is smaller than the memory".into())
+            check(Status::Warn, "requested, but BAR1 is smaller than GPU memory".into())
                 .fix(rebar(facts, gpu)),
         );
     }
@@ -117,14 +113,14 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
             check(
                 Status::Warn,
                 format!(
-                    "asked for, but BAR1 lies {off} beyond a 512 MiB boundary, which was seen to be refused"
+                    "requested, but BAR1 starts {off} past a 512 MiB boundary, which the driver was seen to refuse"
                 ),
             )
-            .fix("Change the firmware's memory layout (Above 4G Decoding, another slot), then look again"),
+            .fix("Change the firmware's memory layout (Above 4G Decoding, another slot), then run doctor again"),
         );
     }
     Some(
-        check(Status::Pass, "asked for, and BAR1 lies as it must".into())
+        check(Status::Pass, "requested, and BAR1 is aligned as required".into())
             .by("/proc/driver/nvidia/params: RegistryDwords"),
     )
 }
@@ -132,15 +128,15 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
 fn memory_enabled(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let config = facts.device(gpu.address)?.config.as_ref()?;
     (!config.memory()).then(|| {
-        let why = "a device whose memory is switched off answers to nobody";
+        let why = "a device with memory decoding disabled does not respond";
         Check::new(
             "gpu.memory_off",
             Group::Gpu,
             Status::Fail,
-            "memory is switched off in its command register",
+            "memory decoding is disabled in its command register",
             why,
         )
         .about(gpu.address)
-        .fix("Load the GPU's driver, which switches it on")
+        .fix("Load the GPU's driver, which enables it")
     })
 }

@@ -19,7 +19,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn mode(facts: &Facts) -> Check {
-    let why = "VFIO needs an IOMMU; a translating one keeps a device to what it was given, and gives 32-bit boards high addresses";
+    let why = "VFIO needs an IOMMU. With translation it confines a device to its own memory, and lets 32-bit boards reach high addresses";
     let groups = &facts.tree.groups;
     let check = |status, found: String| {
         let check = Check::new("iommu.mode", Group::Iommu, status, found, why)
@@ -28,14 +28,14 @@ fn mode(facts: &Facts) -> Check {
         if words.is_empty() { check } else { check.by(format!("command line: {}", words.join(" "))) }
     };
     if facts.tree.devices.is_empty() {
-        return check(Status::Unknown, "no PCI device is shown".into())
+        return check(Status::Unknown, "no PCI devices are visible".into())
             .fix("Run where /sys shows the PCI bus");
     }
     if groups.is_empty() {
         let found = if facts.kernel.iommu_units.is_empty() {
             "no IOMMU"
         } else {
-            "an IOMMU that no device is behind"
+            "an IOMMU with no device behind it"
         };
         return check(Status::Warn, found.into()).fix(iommu_on(facts));
     }
@@ -63,8 +63,8 @@ fn lazy(facts: &Facts) -> Option<Check> {
     let lazy: Vec<_> = devices.filter(is_lazy).collect();
     // VFIO brings a domain of its own; the module has to do with the one that is there.
     (!lazy.is_empty() && facts.module.loaded).then(|| {
-        let why = "with lazy flushes a device was seen to write into memory after it had been unmapped";
-        let found = format!("translations of {} are flushed late (DMA-FQ)", list(&lazy));
+        let why = "with lazy flushing, devices were seen to write into memory after it was unmapped";
+        let found = format!("translations of {} are flushed lazily (DMA-FQ)", list(&lazy));
         Check::new("iommu.lazy", Group::Iommu, Status::Warn, found, why)
             .fix(strict(facts, &lazy))
             .by("/sys/kernel/iommu_groups/*/type")
@@ -78,15 +78,15 @@ fn strict(facts: &Facts, lazy: &[Address]) -> String {
     let group = |address: &Address| Some((*address, facts.device(*address)?.iommu_group?));
     match lazy.iter().find(free).and_then(group) {
         Some((address, group)) => format!(
-            "While no device of the group has a driver: echo DMA > /sys/kernel/iommu_groups/{group}/type (root; for {address}): each \
-             unmapping then waits for the IOMMU, which costs I/O rate"
+            "While no device of the group has a driver: echo DMA > /sys/kernel/iommu_groups/{group}/type (root; for {address}). \
+             Each unmap then waits for the IOMMU, which costs throughput"
         ),
-        None => "Leave them alone while they are in use; docs/kernel-module.md says how a free drive is made strict".into(),
+        None => "Wait until a drive is unused, then make its group strict (docs/kernel-module.md)".into(),
     }
 }
 
 fn shared(facts: &Facts) -> Vec<Check> {
-    let why = "VFIO hands out whole groups: everything in it has to be given up together";
+    let why = "VFIO works on whole groups: all devices of a group are detached together";
     let one = |address| {
         // What is behind VMD nobody takes, whatever its group holds.
         let device = facts.device(address).filter(|device| !device.behind_vmd)?;
@@ -107,12 +107,14 @@ fn shared(facts: &Facts) -> Vec<Check> {
             if facts.has_gpu(&others) && facts.module.loaded {
                 return Some(check(
                     Status::Info,
-                    format!("{found}: nothing for VFIO; the module onehop takes the drive alone"),
+                    format!("{found}. VFIO cannot claim it; the module onehop claims the drive alone"),
                 ));
             }
             let users = facts.drive(address).and_then(Drive::may_be_in_use);
             check(Status::Warn, found).fix(match users {
-                Some(users) => format!("Use another drive for direct routes: this one has users ({users})"),
+                Some(users) => {
+                    format!("Use another drive for direct routes: this one is or may be in use ({users})")
+                }
                 None => apart(facts, &others),
             })
         })
@@ -122,17 +124,15 @@ fn shared(facts: &Facts) -> Vec<Check> {
 
 fn vfio(facts: &Facts) -> Check {
     let kernel = &facts.kernel;
-    let why = "how a program without a kernel module of its own drives a device";
+    let why = "lets a program drive a device without a kernel module of its own";
     let mut words = Vec::new();
     words.extend(kernel.has("vfio_pci").then_some("vfio-pci is loaded".to_owned()));
-    words.extend(kernel.vfio_files.iter().map(|path| format!("{path} is there")));
+    words.extend(kernel.vfio_files.iter().map(|path| format!("{path} exists")));
     words.extend(
         (!kernel.vfio_groups.is_empty()).then(|| format!("groups {}", kernel.vfio_groups.join(", "))),
     );
     let usable = !words.is_empty();
-    words.extend(
-        kernel.unsafe_no_iommu.then(|| "it may be used without an IOMMU, which protects nothing".to_owned()),
-    );
+    words.extend(kernel.unsafe_no_iommu.then(|| "unsafe no-IOMMU mode is enabled".to_owned()));
     let check = |status, found: String| {
         Check::new("iommu.vfio", Group::Iommu, status, found, why).by("/sys/module, /dev/vfio, /dev/iommu")
     };
@@ -144,14 +144,13 @@ fn vfio(facts: &Facts) -> Check {
     }
     match (!usable, kernel.option("CONFIG_VFIO_PCI")) {
         (false, _) => check(Status::Pass, words.join(", ")),
-        (true, Some(true)) => check(Status::Info, "this kernel has it, and it is not loaded".into())
-            .fix("modprobe vfio-pci (root)"),
+        (true, Some(true)) => {
+            check(Status::Info, "available, not loaded".into()).fix("Run modprobe vfio-pci (root)")
+        }
         (true, Some(false)) => {
             check(Status::Warn, "this kernel has no vfio-pci".into()).fix("Use a kernel with CONFIG_VFIO_PCI")
         }
-        (true, None) => {
-            check(Status::Unknown, "not loaded; the kernel does not tell whether it has it".into())
-                .fix("modprobe vfio-pci (root)")
-        }
+        (true, None) => check(Status::Unknown, "not loaded; unknown whether this kernel has it".into())
+            .fix("Run modprobe vfio-pci (root)"),
     }
 }

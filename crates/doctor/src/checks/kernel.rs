@@ -17,11 +17,11 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 }
 
 fn version(facts: &Facts) -> Check {
-    let why = "5.12 brings dma-bufs to RDMA, 6.2 P2PDMA to user space, 6.19 dma-bufs of VFIO";
+    let why = "5.12 adds dma-bufs for RDMA, 6.2 P2PDMA for user space, 6.19 dma-bufs from VFIO";
     let kernel = &facts.kernel;
     let cpu = if kernel.cpu.name.is_empty() { String::new() } else { format!(", on {}", kernel.cpu.name) };
     if kernel.version() == (0, 0) {
-        return check("kernel.version", Status::Unknown, "not told", why).fix("Mount /proc");
+        return check("kernel.version", Status::Unknown, "unknown", why).fix("Mount /proc");
     }
     let old = kernel.version() < (5, 12);
     let status = if old { Status::Warn } else { Status::Pass };
@@ -31,67 +31,61 @@ fn version(facts: &Facts) -> Check {
 }
 
 fn p2pdma(facts: &Facts) -> Check {
-    let why =
-        "the kernel's own peer-to-peer DMA, which NVIDIA's dma-bufs and cuFile without nvidia-fs rest on";
+    let why = "peer-to-peer DMA in the kernel; NVIDIA's dma-bufs, and cuFile without nvidia-fs, need it";
     let by = facts.kernel.options_from.clone();
     match facts.kernel.option("CONFIG_PCI_P2PDMA") {
         Some(true) => check("kernel.p2pdma", Status::Pass, "CONFIG_PCI_P2PDMA is on", why).by(by),
         Some(false) => check("kernel.p2pdma", Status::Warn, "CONFIG_PCI_P2PDMA is off", why)
-            .fix("Use a kernel with it (distributions' kernels mostly have it)")
+            .fix("Use a kernel with it (most distributions enable it)")
             .by(by),
-        None => check("kernel.p2pdma", Status::Unknown, "the kernel's options are not told", why)
-            .fix("Look at /boot/config-$(uname -r) on the host"),
+        None => check("kernel.p2pdma", Status::Unknown, "the kernel's options are unknown", why)
+            .fix("Read /boot/config-$(uname -r) on the host"),
     }
 }
 
-/// Words of the module for what is missing, what they mean, and what mends it.
+/// The module's words for what is missing, their meaning, and the fix.
 const MISSING: [(&str, &str, &str); 5] = [
     (
         "translation",
         "no IOMMU translates its addresses",
-        "Switch the IOMMU on, translating: intel_iommu=on, not iommu=pt",
+        "Enable the IOMMU with translation: intel_iommu=on, without iommu=pt",
     ),
     (
         "strict",
-        "translations are flushed late (DMA-FQ)",
-        "Give it back (onehop drive unbind), and while no device of its group has a driver: echo DMA > \
-         /sys/bus/pci/devices/ADDRESS/iommu_group/type (root); or boot with iommu.strict=1. Each unmapping then waits for the \
-         IOMMU, which costs I/O rate",
+        "translations are flushed lazily (DMA-FQ)",
+        "Release it (onehop drive unbind). While no device of its group has a driver: echo DMA > \
+         /sys/bus/pci/devices/ADDRESS/iommu_group/type (root); or boot with iommu.strict=1. Each unmap then waits for the IOMMU, which costs throughput",
     ),
-    (
-        "alone",
-        "other devices are in its IOMMU group",
-        "Use a slot at the CPU, where bridges keep devices apart",
-    ),
-    ("msi", "interrupts are not remapped", "Switch interrupt remapping on in the firmware's setup"),
+    ("alone", "other devices are in its IOMMU group", "Use a slot at the CPU, where bridges isolate devices"),
+    ("msi", "interrupts are not remapped", "Enable interrupt remapping in the firmware setup"),
     (
         "direct",
-        "the firmware keeps memory of its own within its reach",
-        "Switch off in the firmware's setup what needs that memory (remote management of storage), or use another slot",
+        "the firmware reserves memory that the device can reach",
+        "Disable what needs that memory in the firmware setup (remote management of storage), or use another slot",
     ),
 ];
 
 fn module(facts: &Facts) -> Vec<Check> {
-    let why = "gives drives and SDR boards GPU memory by dma-bufs, IOMMU on or off; the way that needs no static BAR1";
+    let why = "lets drives and SDR boards reach GPU memory by dma-bufs, with or without an IOMMU; needs no static BAR1";
     if !facts.module.loaded {
         let peers = facts.drives.iter().any(|drive| drive.address.is_some()) || !facts.sdrs.is_empty();
         let useful = peers && !facts.gpus.is_empty();
         let found = "the kernel module onehop is not loaded";
         let fix = if facts.kernel.locked() {
-            "Lockdown wants modules that are signed: sign it, then modprobe onehop (docs/kernel-module.md)"
+            "Lockdown requires signed modules: sign it, then run modprobe onehop (docs/kernel-module.md)"
         } else {
-            "kmod/make-deb makes its package; then modprobe onehop (docs/kernel-module.md)"
+            "Build its package with kmod/make-deb, then run modprobe onehop (docs/kernel-module.md)"
         };
         return vec![check("kernel.onehop", Status::Info, found, why).fix_if(useful, fix).by("/sys/module")];
     }
     let devices = &facts.module.devices;
     let found = match devices.len() {
-        0 => "loaded; no device was given to it".to_owned(),
-        count => format!("loaded, and has {}", super::gpu::plural(count, "device")),
+        0 => "loaded; no device bound".to_owned(),
+        count => format!("loaded; {} bound", super::gpu::plural(count, "device")),
     };
     let free = facts.drives.iter().find(|drive| drive.may_be_in_use().is_none());
     let bind = free.and_then(|drive| drive.address).map(|at| {
-        format!("onehop drive bind -d {at} --driver onehop gives it that drive, which nobody uses")
+        format!("Run onehop drive bind -d {at} --driver onehop to bind that drive, which is not in use")
     });
     let mut checks = vec![
         check("kernel.onehop", Status::Pass, found, why)
@@ -102,21 +96,22 @@ fn module(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// A device of the module's, and who may have it.
+/// A device bound to the module, and who may open it.
 fn bound(device: &Bound) -> Check {
-    let why = "without all of these only privileged processes may open it, as the device could reach other memory than theirs";
+    let why =
+        "without these, only privileged processes may open it: the device could reach other programs' memory";
     let check =
         |status, found: String| check("kernel.onehop_device", status, found, why).about(device.address);
     let by = format!("/dev/onehop-{}, onehop_missing", device.address);
     if !device.file {
-        let found = "the module has it, and there is no device file".into();
+        let found = "bound to the module, but its device file is missing".into();
         return check(Status::Warn, found)
-            .fix("Let udev or devtmpfs make /dev/onehop-*, and show it to the container")
+            .fix("Let udev or devtmpfs create /dev/onehop-*, and pass it to the container")
             .by(by);
     }
     let Some(missing) = &device.missing else {
-        let found = "its device file is there; what it lacks is not told".into();
-        return check(Status::Unknown, found).fix("Load the module of this version").by(by);
+        let found = "its device file exists; what it lacks is unknown".into();
+        return check(Status::Unknown, found).fix("Load the module of the same version as onehop").by(by);
     };
     if missing.is_empty() {
         return check(Status::Pass, "members of the group onehop may open it".into()).by(by);
@@ -129,42 +124,41 @@ fn bound(device: &Bound) -> Check {
     check(Status::Info, format!("privileged processes only: {}", words.join("; "))).fix(fix).by(by)
 }
 
-const URING_ON: &str = "sysctl kernel.io_uring_disabled=0 (root): every user may then make rings, which some distributions forbid as a risk";
+const URING_ON: &str = "Run sysctl kernel.io_uring_disabled=0 (root). Every user may then create rings, which some distributions disable as a security risk";
 
 fn ring(facts: &Facts) -> Check {
-    let why = "files are read past the page cache by io_uring (cpu/pinned); without it by one call after the other in each thread";
+    let why = "cpu/pinned reads files past the page cache by io_uring; without it, each thread makes one call at a time";
     match (&facts.kernel.io_uring, facts.kernel.io_uring_disabled) {
         (Some(Ok(())), _) => {
-            check("kernel.io_uring", Status::Pass, "a ring was made", why).by("tried: io_uring_setup")
+            check("kernel.io_uring", Status::Pass, "created a ring", why).by("tried: io_uring_setup")
         }
         (Some(Err(error)), limit) => {
             let fix = match limit {
                 Some(0) | None => {
-                    "A sandbox's or container's seccomp filter forbids it: allow io_uring_setup, _enter, _register"
+                    "A seccomp filter of a sandbox or container blocks it: allow io_uring_setup, io_uring_enter and io_uring_register"
                 }
                 Some(_) => URING_ON,
             };
             check("kernel.io_uring", Status::Warn, error.clone(), why).fix(fix).by("tried: io_uring_setup")
         }
-        (None, Some(0)) => check("kernel.io_uring", Status::Info, "allowed; not tried", why),
+        (None, Some(0)) => check("kernel.io_uring", Status::Info, "allowed; not tested", why),
         (None, Some(_)) => {
-            check("kernel.io_uring", Status::Warn, "switched off by the sysctl kernel.io_uring_disabled", why)
+            check("kernel.io_uring", Status::Warn, "disabled by the sysctl kernel.io_uring_disabled", why)
                 .fix(URING_ON)
         }
-        (None, None) => {
-            check("kernel.io_uring", Status::Unknown, "not tried", why).fix("Look on the machine itself")
-        }
+        (None, None) => check("kernel.io_uring", Status::Unknown, "not tested", why)
+            .fix("Run doctor on the machine itself"),
     }
 }
 
 fn lockdown(facts: &Facts) -> Option<Check> {
     let level = facts.kernel.lockdown.as_deref()?;
-    let why = "lockdown, as Secure Boot brings it, forbids mapping BARs from user space and unsigned kernel modules";
+    let why = "lockdown, which Secure Boot enables, forbids mapping BARs from user space and loading unsigned modules";
     let locked = facts.kernel.locked();
     let status = if locked { Status::Warn } else { Status::Pass };
     Some(
         check("kernel.lockdown", status, level, why)
-            .fix_if(locked, "Use VFIO, which stays allowed, or sign the module onehop (docs/kernel-module.md): both keep Secure Boot on")
+            .fix_if(locked, "Use VFIO, which lockdown allows, or sign the module onehop (docs/kernel-module.md). Both keep Secure Boot on")
             .by("/sys/kernel/security/lockdown"),
     )
 }
@@ -172,7 +166,7 @@ fn lockdown(facts: &Facts) -> Option<Check> {
 /// Who may map a BAR that has a driver.
 fn strict(facts: &Facts) -> Option<Check> {
     let on = facts.kernel.option("CONFIG_IO_STRICT_DEVMEM")?;
-    let why = "with it nobody maps the BAR of a device whose driver has claimed it, the GPU's BAR1 too";
+    let why = "it forbids mapping the BAR of a device that a driver has claimed, including the GPU's BAR1";
     on.then(|| {
         let relaxed = facts.kernel.command_line.iter().any(|word| word == "iomem=relaxed");
         let status = if relaxed { Status::Info } else { Status::Warn };
@@ -182,7 +176,7 @@ fn strict(facts: &Facts) -> Option<Check> {
 
 fn multipath(facts: &Facts) -> Option<Check> {
     let on = facts.kernel.multipath?;
-    let why = "cuFile's way without nvidia-fs needs it off (nvme_core.multipath=N); onehop does not mind";
+    let why = "cuFile without nvidia-fs needs it off (nvme_core.multipath=N); onehop works with either";
     Some(
         check("kernel.nvme_multipath", Status::Info, if on { "on" } else { "off" }, why)
             .by("/sys/module/nvme_core/parameters/multipath"),

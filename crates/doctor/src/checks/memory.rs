@@ -18,23 +18,23 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 }
 
 fn lock(facts: &Facts) -> Check {
-    let why =
-        "memory that devices reach is locked: VFIO, io_uring's registered buffers and our module count it";
+    let why = "memory that devices reach is locked: VFIO, io_uring's registered buffers and the module onehop count it";
     let memory = &facts.memory;
     let by = "/proc/self/limits: Max locked memory";
     match (memory.lock_limit, memory.lock_known) {
         _ if facts.place.can(capability::IPC_LOCK) => check("memory.lock", Status::Pass, "no limit for this user (CAP_IPC_LOCK)", why).by(by),
         (None, true) => check("memory.lock", Status::Pass, "no limit", why).by(by),
         (Some(limit), _) if limit >= ENOUGH => check("memory.lock", Status::Pass, bytes(limit), why).by(by),
-        (Some(limit), _) => check("memory.lock", Status::Warn, format!("{} only", bytes(limit)), why)
-            .fix("ulimit -l unlimited, or memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service")
+        (Some(limit), _) => check("memory.lock", Status::Warn, format!("only {}", bytes(limit)), why)
+            .fix("Run ulimit -l unlimited, or set memlock in /etc/security/limits.conf or LimitMEMLOCK= in the service")
             .by(by),
-        (None, false) => check("memory.lock", Status::Unknown, "not told", why).fix("ulimit -l"),
+        (None, false) => check("memory.lock", Status::Unknown, "unknown", why).fix("Run ulimit -l"),
     }
 }
 
 fn huge(facts: &Facts) -> Check {
-    let why = "huge pages are contiguous: fewer entries for drive and IOMMU. Nothing here demands them";
+    let why =
+        "huge pages are contiguous, so drive and IOMMU need fewer entries; onehop does not require them";
     let rows: Vec<_> = facts
         .memory
         .huge
@@ -42,7 +42,7 @@ fn huge(facts: &Facts) -> Check {
         .filter(|(.., all, _)| *all > 0)
         .map(|(node, kib, all, free)| format!("node {node}: {all} of {} ({free} free)", bytes(kib * 1024)))
         .collect();
-    let found = if rows.is_empty() { "none set aside".to_owned() } else { rows.join(", ") };
+    let found = if rows.is_empty() { "none reserved".to_owned() } else { rows.join(", ") };
     check("memory.huge_pages", Status::Info, found, why).by("/sys/devices/system/node/*/hugepages")
 }
 
@@ -53,7 +53,7 @@ fn transparent(facts: &Facts) -> Option<Check> {
     let status = if never { Status::Warn } else { Status::Pass };
     Some(
         check("memory.transparent_huge_pages", status, mode, why)
-            .fix_if(never, "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (root)")
+            .fix_if(never, "Run echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (root)")
             .by("/sys/kernel/mm/transparent_hugepage/enabled"),
     )
 }
@@ -63,6 +63,6 @@ fn mappings(facts: &Facts) -> Option<Check> {
     let why = "loaders map many files and buffers";
     Some(
         check("memory.mappings", Status::Warn, format!("vm.max_map_count is {most}"), why)
-            .fix("sysctl vm.max_map_count=65530 (root)"),
+            .fix("Run sysctl vm.max_map_count=65530 (root)"),
     )
 }

@@ -42,23 +42,27 @@ pub(crate) fn all(facts: &Facts, only: &Only) -> Vec<Check> {
     checks
 }
 
-/// What is wrong with the system's own account of the bus.
+/// Files of the PCI bus that could not be parsed.
 fn bus(facts: &Facts) -> Option<Check> {
     let of_devices = facts.tree.devices.values().flat_map(|device| &device.problems);
     let problems: Vec<_> = facts.tree.problems.iter().chain(of_devices).filter(|e| !e.is_denied()).collect();
     let first = problems.first()?;
     let found = format!(
-        "{} odd: {first}",
-        if problems.len() == 1 { "1 file is".into() } else { format!("{} files are", problems.len()) }
+        "{} invalid: {first}",
+        if problems.len() == 1 {
+            "1 system file is".into()
+        } else {
+            format!("{} system files are", problems.len())
+        }
     );
     let mut check = Check::new(
         "pci.garbage",
         Group::Place,
         Status::Warn,
         found,
-        "what the system says of a device could not be read, so it counts as not told",
+        "what the system reports about a device could not be parsed, so it counts as unknown",
     )
-    .fix("Look at the device with lspci -vvv; one that reads as all ones has left the bus, and a cold start brings it back");
+    .fix("Check the device with lspci -vvv. A device that reads as all ones has dropped off the bus; a cold start brings it back");
     check.evidence = problems.iter().take(20).map(ToString::to_string).collect();
     Some(check)
 }

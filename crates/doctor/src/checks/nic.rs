@@ -14,32 +14,32 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
-    let why = "RDMA writes straight into GPU memory that was registered with the card";
+    let why = "RDMA writes straight into GPU memory that is registered with the card";
     let Some(address) = nic.address else {
-        let found = format!("{} is made of software: it has no DMA, and registers no dma-buf", nic.name);
+        let found = format!("{} is a software device: no DMA, no dma-bufs", nic.name);
         return vec![Check::new("nic.present", Group::Nic, Status::Info, found, why).about(&nic.name)];
     };
-    let port = nic.port.as_deref().unwrap_or("its port tells nothing");
+    let port = nic.port.as_deref().unwrap_or("port state unknown");
     let up = port.contains("ACTIVE");
     let status = if up { Status::Pass } else { Status::Warn };
     let title = facts.device(address).map(|device| device.title()).unwrap_or_default();
     let mut checks = vec![
         Check::new("nic.present", Group::Nic, status, format!("{} {title}: {port}", nic.name), why)
             .about(address)
-            .fix_if(!up, "Plug the cable in, or start the subnet manager; ibstat tells more"),
+            .fix_if(!up, "Plug in the cable, or start the subnet manager; ibstat shows more"),
     ];
     let distances: Vec<_> = facts
         .gpus
         .iter()
         .filter_map(|gpu| {
             let path = Pair::new(facts, gpu, address)?.path?;
-            Some((path.class, format!("{} to the GPU {}", path.class.name(), gpu.address)))
+            Some((path.class, format!("{} to GPU {}", path.class.name(), gpu.address)))
         })
         .collect();
     if let Some(nearest) = distances.iter().map(|(class, _)| *class).min() {
         let words: Vec<_> = distances.iter().map(|(_, words)| words.clone()).collect();
         let status = if nearest.below_root() { Status::Pass } else { Status::Info };
-        let why = "a card behind the GPU's own switch is reached without the CPU's root complex";
+        let why = "a card behind the GPU's switch reaches it without the CPU's root complex";
         checks.push(
             Check::new("nic.distance", Group::Nic, status, words.join(", "), why).about(address).fix_if(
                 !nearest.below_root(),
@@ -65,23 +65,27 @@ fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
                 device.device,
                 driver.map_or("no driver".into(), |d| format!("driver {d}"))
             ),
-            "samples come by DMA into 32 fixed buffers",
+            "samples arrive by DMA in 32 fixed buffers",
         )
-        .fix_if(driver.is_none(), "Load usdr_pcie_uram for cpu/pinned, or give it to the module onehop"),
+        .fix_if(
+            driver.is_none(),
+            "Load usdr_pcie_uram for cpu/pinned, or bind the board to the module onehop",
+        ),
     ];
     let link = device.best_link();
     if let (Some(now), Some(rate_now)) = (link.now(), link.rate()) {
         let samples = rate_now / 4.0 / 1e6;
         let narrow = link.width < link.max_width;
-        let of = if narrow { format!(", of {}", link.best().unwrap_or_default()) } else { String::new() };
+        let of =
+            if narrow { format!(", maximum {}", link.best().unwrap_or_default()) } else { String::new() };
         let found = format!(
-            "{now}{of}: {}, less than {samples:.0} million samples of 4 bytes (ci16) a second",
+            "{now}{of}: {}, below {samples:.0} million 4-byte samples (ci16) per second",
             rate(rate_now)
         );
         let status = if narrow { Status::Warn } else { Status::Info };
         checks.push(
-            check("sdr.link", status, found, "samples that the link does not carry are lost")
-                .fix_if(narrow, "Use a slot with all of the board's lanes, or seat it again")
+            check("sdr.link", status, found, "samples beyond the link's rate are lost")
+                .fix_if(narrow, "Use a slot with all of the board's lanes, or reseat the board")
                 .by("current_link_width, max_link_width"),
         );
     }
@@ -90,19 +94,18 @@ fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
     checks
 }
 
-/// What the IOMMU makes of the board's addresses.
+/// Whether the IOMMU translates the board's addresses.
 fn translation(facts: &Facts, device: &Device) -> Check {
-    let why = "a board with 32 bits of bus address needs a translation to reach what lies above 4 GiB";
+    let why = "a board with 32-bit bus addresses needs translation to reach memory above 4 GiB";
     let check = |status, found: String| {
         Check::new("sdr.iommu", Group::Sdr, status, found, why)
             .about(device.address)
             .by("/sys/kernel/iommu_groups")
     };
-    let bits = device
-        .dma_bits
-        .map_or_else(String::new, |bits| format!(", and its driver gave it {bits} bits of address"));
+    let bits =
+        device.dma_bits.map_or_else(String::new, |bits| format!("; its driver uses {bits}-bit addresses"));
     let Some(group) = facts.tree.group_of(device) else {
-        return check(Status::Info, format!("no IOMMU: it puts physical addresses on the bus{bits}"));
+        return check(Status::Info, format!("no IOMMU: the board uses physical addresses{bits}"));
     };
     let kind = group.kind.as_deref().unwrap_or("unknown type");
     let number = device.iommu_group.unwrap_or_default();
@@ -110,29 +113,29 @@ fn translation(facts: &Facts, device: &Device) -> Check {
         Some(true) => check(Status::Pass, format!("group {number}, {kind}: translated{bits}")),
         Some(false) => check(Status::Info, format!("group {number}, {kind}: not translated{bits}")),
         None => check(Status::Unknown, format!("group {number}, {kind}{bits}"))
-            .fix(format!("cat /sys/kernel/iommu_groups/{number}/type on the host")),
+            .fix(format!("Run cat /sys/kernel/iommu_groups/{number}/type on the host")),
     }
 }
 
 fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check> {
-    let why = "the board has 32 bits of bus address, and 32 buffers that are contiguous on the bus";
+    let why = "the board has 32-bit bus addresses, and 32 buffers that are contiguous on the bus";
     let check =
         |status, found: String| Check::new("sdr.mask", Group::Sdr, status, found, why).about(sdr.address);
     let bar = gpu.window.filter(|bar| bar.assigned)?;
-    let place = format!("BAR1 of the GPU {}: {} at {:#x}", gpu.address, bytes(bar.size), bar.start);
+    let place = format!("BAR1 of GPU {}: {} at {:#x}", gpu.address, bytes(bar.size), bar.start);
     if bar.last() <= u64::from(u32::MAX) {
         return Some(check(Status::Pass, format!("{place}, below 4 GiB")));
     }
     let group = facts.device(sdr.address).and_then(|device| facts.tree.group_of(device));
     Some(match group.and_then(onehop_pci::Group::translates) {
-        Some(true) => check(Status::Pass, format!("{place}, which the IOMMU translates to addresses below 4 GiB")),
-        Some(false) => check(Status::Fail, format!("{place}, and the IOMMU does not translate (identity)"))
+        Some(true) => check(Status::Pass, format!("{place}; the IOMMU maps it below 4 GiB")),
+        Some(false) => check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)"))
             .fix(format!(
-                "Boot without iommu=pt (DMA of every device is then translated, which costs some rate), or give the board's group \
-                 the type DMA while no device in it has a driver: echo DMA > /sys/bus/pci/devices/{}/iommu_group/type (root)",
+                "Boot without iommu=pt (DMA of every device is then translated, which costs some throughput). Or, while no device of \
+                 the board's group has a driver: echo DMA > /sys/bus/pci/devices/{}/iommu_group/type (root)",
                 sdr.address
             )),
-        None => check(Status::Fail, format!("{place}, and there is no IOMMU to translate"))
+        None => check(Status::Fail, format!("{place}; no IOMMU translates"))
             .fix(crate::routes::needs::iommu_on(facts)),
     })
 }

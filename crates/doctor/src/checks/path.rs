@@ -1,4 +1,4 @@
-//! The way between each GPU and each drive, card or board.
+//! The path between each GPU and each drive, card or board.
 
 use onehop_pci::Address;
 
@@ -27,13 +27,12 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
 }
 
 fn class(pair: &Pair<'_>) -> Check {
-    let why = "what bytes pass between the two decides whether they get through, and how fast";
+    let why = "the path between two devices decides whether transfers get through, and how fast";
     let Some(path) = &pair.path else {
-        return check("path.class", Status::Unknown, "it is not told how they are joined", why)
-            .fix("Ask on the host");
+        return check("path.class", Status::Unknown, "unknown path", why).fix("Run doctor on the host");
     };
     let bridges: Vec<_> = path.bridges().collect();
-    let through = if bridges.is_empty() { String::new() } else { format!(", by {}", list(&bridges)) };
+    let through = if bridges.is_empty() { String::new() } else { format!(", through {}", list(&bridges)) };
     let far = matches!(path.class, onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node);
     // Neither of them has slots to choose from.
     let fixed = pair.facts.machine.is_virtual() || pair.facts.by_c2c(pair.gpu_device.address);
@@ -51,21 +50,21 @@ fn class(pair: &Pair<'_>) -> Check {
 fn closer(class: onehop_pci::PathClass) -> &'static str {
     match class {
         onehop_pci::PathClass::Sys => {
-            "Move one of them to a slot of the other's CPU, best behind the same switch"
+            "Move one of them to a slot of the other's CPU, ideally behind the same switch"
         }
-        _ => "Move one of them to a slot below the other's host bridge, best behind the same switch",
+        _ => "Move one of them to a slot below the other's host bridge, ideally behind the same switch",
     }
 }
 
 fn access_control(pair: &Pair<'_>) -> Option<Check> {
     let path = pair.path.as_ref()?;
-    let why = "access control (ACS) at a switch's port sends what is for a peer up to the root complex";
+    let why = "access control (ACS) at a switch port redirects peer-to-peer packets to the root complex";
     let (redirect, unknown) = pair.redirecting();
     if !path.class.below_root() {
         let words = if redirect.is_empty() {
-            "nothing to redirect"
+            "no port redirects"
         } else {
-            "on, and the way goes by the root complex anyway"
+            "on; the path crosses the root complex anyway"
         };
         let known = !redirect.is_empty() || unknown.is_empty();
         return known.then(|| check("path.acs", Status::Info, words, why).by("PCI capability 0x0d"));
@@ -87,7 +86,7 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
             };
             return Some(
                 check("path.acs", Status::Info, found, why)
-                    .fix("Ask on the host: the ports that count are its own")
+                    .fix("Run doctor on the host: its ports decide")
                     .by("PCI capability 0x0d"),
             );
         }
@@ -96,61 +95,61 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
         );
     }
     if !unknown.is_empty() {
-        let found = format!("not told for {}", list(&unknown));
+        let found = format!("unknown for {}", list(&unknown));
         return Some(
             check("path.acs", Status::Unknown, found, why)
-                .fix("Run as root: it is beyond the first 64 bytes of config space"),
+                .fix("Run as root: ACS lies beyond the first 64 bytes of config space"),
         );
     }
-    Some(check("path.acs", Status::Pass, "no port on the way redirects", why).by("PCI capability 0x0d"))
+    Some(check("path.acs", Status::Pass, "no port on the path redirects", why).by("PCI capability 0x0d"))
 }
 
-/// How ACS is switched off at these ports, and what that opens.
+/// How to turn ACS off at these ports, and what that costs.
 fn acs_off(ports: &[Address]) -> String {
     let ports = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(";");
     format!(
-        "Boot with pci=disable_acs_redir={ports} (kernel 4.19 or later), or switch ACS off in the firmware's setup. It costs \
-         isolation: devices below those ports then reach each other past the IOMMU, and their IOMMU groups become one, which VFIO \
-         hands out only as a whole, the GPU included (the module onehop takes a drive alone)"
+        "Boot with pci=disable_acs_redir={ports} (kernel 4.19 or later), or disable ACS in the firmware setup. This costs isolation: \
+         devices below those ports then reach each other past the IOMMU, and their IOMMU groups become one. VFIO claims a \
+         group only as a whole, including the GPU (the module onehop claims a drive alone)"
     )
 }
 
 fn narrowest(pair: &Pair<'_>) -> Option<Check> {
-    let why = "the narrowest link bounds what any route can reach; a result above it is a false one";
+    let why = "the narrowest link limits every route; a result above it is wrong";
     if let Some((reason, by)) = pair.unbounded() {
-        let found = format!("no limit can be told: {reason}");
+        let found = format!("no limit known: {reason}");
         return Some(check("path.limit", Status::Info, found, why).by(by));
     }
     let (most, link, at) = pair.narrowest()?;
     let mut found = format!("{} at {at} ({})", rate(most), link.now().unwrap_or_default());
     let not_told = pair.links_not_told();
     if !not_told.is_empty() {
-        found = format!("at most {found}; the link of {} is not told", list(&not_told));
+        found = format!("at most {found}; the link of {} is unknown", list(&not_told));
     }
     let gpu = pair.gpu_device.best_link();
     if gpu.speed < gpu.max_speed && gpu.speed.is_some() {
-        found.push_str("; the GPU's link idles, and counts as it is when it works");
+        found.push_str("; the GPU's link is idle, and counts at full speed");
     }
-    Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the way"))
+    Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the path"))
 }
 
 fn writes(pair: &Pair<'_>) -> Check {
-    let why = "a drive that reads a file writes into GPU memory, and a GPU writes doorbells: posted packets";
+    let why = "when a drive reads, it writes into GPU memory, and GPUs write doorbells: posted packets";
     passes("path.p2p_write", pair.writes(), why)
 }
 
 fn reads(pair: &Pair<'_>) -> Check {
-    let why = "a drive that is written to, or takes its commands from GPU memory, reads there: packets that need an answer";
+    let why = "a drive that writes data, or fetches commands from GPU memory, reads there: packets that need an answer";
     passes("path.p2p_read", pair.reads(), why)
 }
 
 fn passes(id: &'static str, passes: Passes, why: &'static str) -> Check {
-    const TRY: &str = "Only bytes that are compared tell, each direction by itself: onehop read and write with --verify and a direct route";
+    const TRY: &str = "Test each direction with compared bytes: onehop read and onehop write with --verify and a direct route";
     match passes {
         Passes::Expected(found) => check(id, Status::Pass, format!("expected: {found}"), why),
         Passes::Perhaps(found) => check(id, Status::Unknown, found, why).fix(TRY),
         Passes::Doubtful(found) => check(id, Status::Warn, found, why).fix(
-            "Use routes that need writes only (gpu/posted, gpu/tier2, gpu/tier1, cpu/direct towards the GPU)",
+            "Use routes that need writes only (gpu/posted, gpu/tier2, gpu/tier1, or cpu/direct into the GPU)",
         ),
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn user(facts: &Facts) -> Check {
-    let why = "binding drivers, PCI capabilities beyond the first 64 bytes and BARs are root's";
+    let why = "binding drivers, reading PCI capabilities past the first 64 bytes and mapping BARs need root";
     let place = &facts.place;
     let missing: Vec<_> = [
         (capability::SYS_ADMIN, "CAP_SYS_ADMIN"),
@@ -24,40 +24,43 @@ fn user(facts: &Facts) -> Check {
     .map(|(_, name)| name)
     .collect();
     if !place.known {
-        let check = Check::new("place.user", Group::Place, Status::Unknown, "not told", why);
-        return check.fix("Mount /proc, or look on the machine itself");
+        let check = Check::new("place.user", Group::Place, Status::Unknown, "unknown", why);
+        return check.fix("Mount /proc, or run doctor on the machine itself");
     }
     let check = match (place.root, missing.is_empty()) {
         (true, true) => {
-            Check::new("place.user", Group::Place, Status::Pass, "root, with all that it takes", why)
+            Check::new("place.user", Group::Place, Status::Pass, "root, with all needed capabilities", why)
         }
         (true, false) => {
             let found = format!("root, without {}", missing.join(", "));
             Check::new("place.user", Group::Place, Status::Warn, found, why)
-                .fix("Give the container these capabilities (docker run --cap-add=…): with them it can reach all of the host's devices")
+                .fix("Give the container these capabilities (docker run --cap-add=…). With them it can reach all of the host's devices")
         }
         _ => Check::new("place.user", Group::Place, Status::Info, "not root", why)
-            .fix("Run as root to have access control, drives' limits and VFIO looked at"),
+            .fix("Run as root to check access control, drive limits and VFIO"),
     };
     check.by("/proc/self/status")
 }
 
 fn machine(facts: &Facts) -> Check {
     let product = facts.place.product.clone();
-    let why =
-        "in a virtual machine the host decides which device reaches which, and the tree is not the real one";
+    let why = "in a virtual machine the host decides which devices reach each other, and the tree is not the real one";
     let check = |status, found| Check::new("place.vm", Group::Place, status, found, why);
     match &facts.machine {
         Virtual::Yes(by) => {
             let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
             let what = product.map_or_else(String::new, |name| format!(" ({name})"));
-            check(Status::Info, format!("a virtual machine{what}"))
-                .fix("Have the host pass GPU and drive through with peer-to-peer on (one IOMMU domain), or run on the host")
+            check(Status::Info, format!("virtual machine{what}"))
+                .fix("Pass GPU and drive through with peer-to-peer enabled (one IOMMU domain), or run on the host")
                 .by(by)
         }
-        Virtual::No(by) => check(Status::Pass, product.unwrap_or_else(|| "no virtual machine".into())).by(by),
-        Virtual::Unknown => check(Status::Unknown, "neither CPU, firmware nor device tree tells".into())
-            .fix("systemd-detect-virt tells more"),
+        Virtual::No(by) => {
+            check(Status::Pass, product.unwrap_or_else(|| "not a virtual machine".into())).by(by)
+        }
+        Virtual::Unknown => {
+            check(Status::Unknown, "unknown: CPU, firmware and device tree do not say".into())
+                .fix("Run systemd-detect-virt")
+        }
     }
 }
 
@@ -72,17 +75,17 @@ fn container(facts: &Facts) -> Option<Check> {
         missing.push("/run/udev (-v /run/udev:/run/udev:ro), without which cuFile copies");
     }
     if place.sysfs_read_only {
-        missing.push("a writable /sys, to bind drivers (--privileged, which opens all of the host to it)");
+        missing.push("a writable /sys, to bind drivers (--privileged, which exposes all of the host)");
     }
     // Somebody who is not root lacks it on the host too.
     if place.root && !place.can(capability::SYS_ADMIN) {
-        missing.push("CAP_SYS_ADMIN, to give GPUs other devices' registers");
+        missing.push("CAP_SYS_ADMIN, to map other devices' registers for GPUs");
     }
-    let why = "a container shows less of the machine than there is";
+    let why = "a container shows only part of the machine";
     let check = if missing.is_empty() {
         Check::new("place.container", Group::Place, Status::Info, inside.clone(), why)
     } else {
-        let found = format!("{inside}; not in it: {}", missing.join(", "));
+        let found = format!("{inside}; missing: {}", missing.join(", "));
         Check::new("place.container", Group::Place, Status::Warn, found, why)
             .fix("Start the container with what is missing, or run on the host")
     };

@@ -71,7 +71,7 @@ impl Cuda {
 }
 
 /// How an answer begins that did not come in time.
-pub(crate) const LATE: &str = "it did not answer within";
+pub(crate) const LATE: &str = "no answer within";
 
 /// Asks CUDA and tries each GPU, but waits no longer than this: a driver that hangs must not hang the doctor.
 ///
@@ -81,12 +81,11 @@ pub(super) fn ask(patience: Duration, registers: Option<Address>) -> Cuda {
     let (send, answer) = mpsc::channel();
     let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all(registers)));
     if let Err(error) = asked {
-        return Cuda::failed(format!("no thread could be started to ask it: {error}"));
+        return Cuda::failed(format!("cannot start a thread to query it: {error}"));
     }
     answer.recv_timeout(patience).unwrap_or_else(|_| {
         Cuda::failed(format!(
-            "{LATE} {} ms; it may be starting (nvidia-persistenced keeps it ready) or hang: ask again with a \
-             longer --patience",
+            "{LATE} {} ms: it may be starting (nvidia-persistenced keeps it ready) or hanging",
             patience.as_millis()
         ))
     })

@@ -102,7 +102,7 @@ impl Drive {
     pub fn may_be_in_use(&self) -> Option<String> {
         match self.users.as_ref()? {
             Ok(users) => Some(users.clone()),
-            Err(why) => Some(format!("it cannot be told who uses it: {why}")),
+            Err(why) => Some(format!("cannot determine who uses it: {why}")),
         }
     }
 

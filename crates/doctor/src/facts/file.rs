@@ -122,7 +122,7 @@ fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
 fn read_direct(path: &Path) -> std::io::Result<()> {
     let file = open(path, OFlags::DIRECT)?;
     if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("it is no plain file any more"));
+        return Err(std::io::Error::other("it is no longer a regular file"));
     }
     let mut room = vec![0_u8; 2 * 4096];
     let start = room.as_ptr().align_offset(4096);

@@ -19,10 +19,10 @@ impl Facts {
     #[must_use]
     pub fn link_that_bounds_nothing(&self, device: &Device) -> Option<(&'static str, &'static str)> {
         if device.behind_cable {
-            let why = "behind a cable (Thunderbolt, USB4), whose ports say Gen1 x4 whatever it carries";
+            let why = "behind a cable (Thunderbolt, USB4), whose ports report Gen1 x4 at any speed";
             return Some((why, "removable"));
         }
-        let c2c = "joined to its CPU by NVLink-C2C, of whose rate its PCIe link tells nothing";
+        let c2c = "connected to its CPU by NVLink-C2C, whose rate its PCIe link does not show";
         self.by_c2c(device.address).then_some((c2c, "the GPU's name"))
     }
 

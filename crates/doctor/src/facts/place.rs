@@ -72,12 +72,12 @@ fn container(root: &Root) -> Option<String> {
         ("/run/systemd/container", "systemd-nspawn"),
     ];
     if let Some((path, name)) = marks.into_iter().find(|(path, _)| root.exists(path)) {
-        return Some(format!("it looks like {name} ({path} is there)"));
+        return Some(format!("probably {name} ({path} exists)"));
     }
     let groups = root.text("/proc/self/cgroup").unwrap_or_default();
     let words = ["docker", "kubepods", "containerd", "lxc", "libpod", "crio"];
     let word = words.into_iter().find(|word| groups.contains(word))?;
-    Some(format!("it looks like {word} (/proc/self/cgroup says so)"))
+    Some(format!("probably {word} (/proc/self/cgroup)"))
 }
 
 /// Memory and its limits.

@@ -12,17 +12,17 @@ use crate::pair::{Pair, Passes, list};
 
 /// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
-const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as \
-                           root: VFIO can map a BAR1 that stays where it is. That needs every program on the GPUs to end. Or load the \
+const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as root: \
+                           VFIO can map a static BAR1. Loading it requires every program on the GPUs to end. Or load the \
                            module onehop, which imports dma-bufs (docs/kernel-module.md)";
 pub(crate) const RELAXED: &str = "Load the module onehop, which needs no BAR in user space (docs/kernel-module.md). Or boot with \
-                                  iomem=relaxed: root's programs may then map registers and memory that drivers have in use, and \
+                                  iomem=relaxed: root's programs may then map registers and memory that drivers use, and \
                                   a mistake there overwrites them";
 pub(crate) const PEER_OVERRIDE: &str = "Run as root. Or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\": every \
-                                        user of a GPU may then map other devices' registers into it, and through a device that it \
-                                        commands reach all memory which that device reaches";
-pub(crate) const VMD_OFF: &str = "switch VMD (also called RST or RAID mode) off in the firmware's setup, after a backup: RAID sets \
-                                  of its own cannot be read then, and Windows may not start from it";
+                                        user of a GPU may then map other devices' registers into it, and reach all \
+                                        memory that such a device reaches";
+pub(crate) const VMD_OFF: &str = "disable VMD (also called RST or RAID mode) in the firmware setup, after a backup: its RAID sets become \
+                                  unreadable, and Windows may not boot";
 
 /// How a need came out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub(super) enum State {
     Tried,
     /// It is there.
     Met,
-    /// It cannot be told.
+    /// It is unknown.
     Unknown,
     /// It was seen to fail on machines like this one.
     Doubtful,
@@ -72,13 +72,13 @@ impl Needs<'_> {
             (_, _, Some(Ok(()))) => Need::new(State::Tried, "CUDA opened the GPU"),
             (_, _, Some(Err(why))) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
                 .fix("See the check gpu.cuda"),
-            (_, Some(_), None) => Need::new(State::Unknown, "CUDA shows the GPU, and it was not opened"),
+            (_, Some(_), None) => Need::new(State::Unknown, "CUDA shows the GPU; it was not opened"),
             (Some(cuda), None, _) => match &cuda.error {
                 Some(why) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
                     .fix("See the check gpu.cuda"),
                 None => self.hidden_gpu(),
             },
-            (None, None, _) => Need::new(State::Unknown, "nobody asked CUDA"),
+            (None, None, _) => Need::new(State::Unknown, "CUDA was not queried"),
         }
     }
 
@@ -86,15 +86,15 @@ impl Needs<'_> {
     fn hidden_gpu(&self) -> Need {
         let device = self.pair.gpu_device;
         match device.driver.as_deref() {
-            Some("nvidia") => Need::new(State::Missing, "CUDA cannot use the GPU: it does not show this GPU")
-                .fix("Unset CUDA_VISIBLE_DEVICES, or give the container this GPU too"),
+            Some("nvidia") => Need::new(State::Missing, "CUDA does not show this GPU")
+                .fix("Unset CUDA_VISIBLE_DEVICES, or pass this GPU to the container"),
             driver => {
-                let has = driver
-                    .map_or_else(|| "no driver has it".into(), |name| format!("the driver {name} has it"));
+                let has =
+                    driver.map_or_else(|| "it has no driver".into(), |name| format!("it is bound to {name}"));
                 Need::new(State::Missing, format!("CUDA cannot use the GPU: {has}")).fix(format!(
-                    "Give it to NVIDIA's driver once nobody uses it: echo nvidia > \
-                     /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root; what has it \
-                     now, such as a virtual machine, loses it)",
+                    "Bind it to NVIDIA's driver once it is unused: echo nvidia > \
+                     /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root; its current user, such \
+                     as a virtual machine, loses it)",
                     device.address
                 ))
             }
@@ -106,21 +106,22 @@ impl Needs<'_> {
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref()) {
             Some(Ok(())) => Need::new(
                 State::Tried,
-                "2 MiB went from pinned memory into GPU memory and came back the same",
+                "copied 2 MiB from pinned memory into GPU memory and back, bytes identical",
             ),
             Some(Err(why)) => Need::new(State::Missing, why.clone()),
-            None => Need::new(State::Unknown, "no copy into GPU memory was tried"),
+            None => Need::new(State::Unknown, "copying into GPU memory was not tested"),
         }
     }
 
-    /// How the kernel's own driver gets the drive back.
+    /// How the drive is rebound to the kernel's own driver.
     fn give_back(&self, driver: &str) -> String {
         let at = self.pair.device.address;
         match self.drive.and_then(Drive::may_be_in_use) {
-            Some(users) => format!("Leave the drive alone while it is in use ({users}), or use another one"),
+            Some(users) => format!("Free the drive first ({users}), or use another one"),
             None => format!(
-                "Give it back to the kernel: onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
-                 echo {at} > /sys/bus/pci/devices/{at}/driver/unbind, echo {at} > /sys/bus/pci/drivers_probe (root; {driver} loses it)"
+                "Release it to the kernel: onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
+                 echo {at} > /sys/bus/pci/devices/{at}/driver/unbind, echo {at} > /sys/bus/pci/drivers_probe (root; this detaches it from \
+                 {driver})"
             ),
         }
     }
@@ -132,9 +133,10 @@ impl Needs<'_> {
         match driver {
             Some("nvme") if works => Need::new(State::Tried, "the kernel's driver serves the drive"),
             Some("nvme") => self.namespaces(),
-            Some(other) => Need::new(State::Missing, format!("the drive belongs to the driver {other}"))
-                .fix(self.give_back(other)),
-            None => Need::new(State::Missing, "no driver has the drive")
+            Some(other) => {
+                Need::new(State::Missing, format!("the drive is bound to {other}")).fix(self.give_back(other))
+            }
+            None => Need::new(State::Missing, "the drive has no driver")
                 .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
         }
     }
@@ -143,15 +145,15 @@ impl Needs<'_> {
     pub(super) fn namespaces(&self) -> Need {
         let kernels = self.pair.device.driver.as_deref() == Some("nvme");
         if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
-            return Need::new(State::Unknown, "the kernel's driver shows no namespace of the drive")
+            return Need::new(State::Unknown, "the kernel's driver shows no namespace on the drive")
                 .fix(format!(
-                    "nvme list-ns, create-ns and attach-ns of {} (nvme-cli, root): without a namespace there is nothing to read",
+                    "Create and attach a namespace: nvme list-ns, create-ns and attach-ns on {} (nvme-cli, root)",
                     self.drive
                         .and_then(|drive| drive.name.as_deref())
                         .map_or_else(|| "its controller".to_owned(), |name| format!("/dev/{name}"))
                 ));
         }
-        Need::new(State::Met, "nothing says that the drive has no namespace")
+        Need::new(State::Met, "the drive has a namespace, as far as known")
     }
 
     /// cuFile is there.
@@ -159,10 +161,10 @@ impl Needs<'_> {
         match &self.pair.facts.cufile.library {
             Some(_) => Need::new(
                 State::Unknown,
-                "onehop calls cuFile as a baseline to measure against; the check cufile.mode says which way it would take",
+                "cuFile is a baseline for measurements; the check cufile.mode shows which path it would take",
             ),
             None => Need::new(State::Missing, "libcufile was not found")
-                .fix("Install NVIDIA's package of it (libcufile), for which nothing but a comparison has any use here"),
+                .fix("Install NVIDIA's libcufile; only comparisons need it"),
         }
     }
 
@@ -173,11 +175,12 @@ impl Needs<'_> {
             return Need::new(State::Met, "the device is awake");
         }
         let state = device.power_state.clone().unwrap_or_else(|| "D3".into());
-        Need::new(State::Missing, format!("the device sleeps ({state}): its registers read as ones"))
-            .fix(format!(
-                "echo on > /sys/bus/pci/devices/{}/power/control (root): it then no longer sleeps to save power",
+        Need::new(State::Missing, format!("the device sleeps ({state}): its registers read as all ones")).fix(
+            format!(
+                "echo on > /sys/bus/pci/devices/{}/power/control (root). This turns its power saving off",
                 device.address
-            ))
+            ),
+        )
     }
 
     /// Nobody else uses the drive.
@@ -185,23 +188,23 @@ impl Needs<'_> {
         match self.drive.and_then(|drive| drive.users.as_ref()) {
             None => Need::new(State::Met, "nothing on the drive is in use"),
             Some(Ok(users)) => Need::new(State::Missing, format!("the drive is in use: {users}"))
-                .fix("Use another drive, or free this one first (never the one that the system runs from)"),
+                .fix("Use another drive, or free this one first (never the drive that the system runs from)"),
             Some(Err(why)) => {
-                Need::new(State::Missing, format!("it cannot be told who uses the drive: {why}"))
-                    .fix("Mount /proc: without its list of mounts no drive is taken")
+                Need::new(State::Missing, format!("cannot determine who uses the drive: {why}"))
+                    .fix("Mount /proc: without its mount table no drive is claimed")
             }
         }
     }
 
-    /// The drive can be taken from the kernel: by VFIO or by our module.
+    /// The drive can be claimed: by VFIO or by our module.
     pub(super) fn takeable(&self) -> Need {
         let (facts, device) = (self.pair.facts, self.pair.device);
         if let Some(bound) = facts.module.device(device.address) {
             return match bound.file {
-                true => Need::new(State::Met, "the kernel module onehop has the drive"),
+                true => Need::new(State::Met, "the drive is bound to the kernel module onehop"),
                 false => Need::new(
                     State::Missing,
-                    "the kernel module onehop has the drive, and there is no device file",
+                    "the drive is bound to the kernel module onehop, but its device file is missing",
                 )
                 .fix("See the check kernel.onehop_device"),
             };
@@ -209,13 +212,13 @@ impl Needs<'_> {
         if facts.module.loaded && facts.place.root && !device.behind_vmd {
             return Need::new(
                 State::Met,
-                "the kernel module onehop is loaded, and root may give it the drive",
+                "the kernel module onehop is loaded, and root may bind the drive to it",
             );
         }
         if device.behind_vmd {
             return Need::new(
                 State::Missing,
-                "the drive is behind Intel VMD, which no other driver gets past",
+                "the drive is behind Intel VMD, where no other driver can claim it",
             )
             .fix(format!("To reach it without VMD: {VMD_OFF}"));
         }
@@ -223,12 +226,12 @@ impl Needs<'_> {
             if facts.place.root {
                 return Need::new(
                     State::Met,
-                    "without an IOMMU root may drive it by physical addresses, as a last resort",
+                    "without an IOMMU, root may drive it by physical addresses as a last resort",
                 );
             }
             return Need::new(
                 State::Missing,
-                "there is no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
+                "no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
             )
             .fix(iommu_on(facts));
         };
@@ -241,7 +244,7 @@ impl Needs<'_> {
         if !others.is_empty() {
             return Need::new(
                 State::Missing,
-                format!("its IOMMU group also holds {}, which VFIO would need as well", list(&others)),
+                format!("its IOMMU group also holds {}, which VFIO would claim too", list(&others)),
             )
             .fix(apart(facts, &others));
         }
@@ -251,15 +254,15 @@ impl Needs<'_> {
         }
         if is_vfio(device) && facts.kernel.vfio_groups.contains(&device.iommu_group.unwrap_or(0).to_string())
         {
-            return Need::new(State::Met, "vfio-pci has the drive");
+            return Need::new(State::Met, "the drive is bound to vfio-pci");
         }
         if !facts.place.root {
-            return Need::new(State::Unknown, "binding the drive to vfio-pci takes root").fix(format!(
-                "Run as root, or let root bind it and give you /dev/vfio/{}",
+            return Need::new(State::Unknown, "binding the drive to vfio-pci needs root").fix(format!(
+                "Run as root, or have root bind it and give you /dev/vfio/{}",
                 device.iommu_group.unwrap_or_default()
             ));
         }
-        Need::new(State::Met, "VFIO can take the drive")
+        Need::new(State::Met, "VFIO can claim the drive")
     }
 
     /// The GPU can write the drive's doorbells.
@@ -267,8 +270,11 @@ impl Needs<'_> {
         let (facts, nvidia) = (self.pair.facts, &self.pair.facts.nvidia);
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.registers.as_ref()) {
             Some(Registers { of, tried: Err(why) }) => {
-                return Need::new(State::Missing, format!("the GPU was shown registers of {of}: {why}"))
-                    .fix("See the check gpu.register_bar");
+                return Need::new(
+                    State::Missing,
+                    format!("mapping registers of {of} for the GPU failed: {why}"),
+                )
+                .fix("See the check gpu.register_bar");
             }
             Some(Registers { tried: Ok(()), .. }) => return self.rings(),
             None => {}
@@ -276,14 +282,14 @@ impl Needs<'_> {
         if let Some(why) = register_gap(facts.kernel.version(), nvidia.numbers(), nvidia.open) {
             return Need::new(
                 State::Missing,
-                format!("the GPU cannot be given the drive's registers: {why}"),
+                format!("the drive's registers cannot be mapped for the GPU: {why}"),
             )
             .fix("Install NVIDIA's open kernel modules, 570.133.07 or later");
         }
         if !facts.place.can(capability::SYS_ADMIN) && !nvidia.has("PeerMappingOverride") {
             return Need::new(
                 State::Missing,
-                "only administrators may give a GPU another device's registers",
+                "only administrators may map another device's registers for a GPU",
             )
             .fix(PEER_OVERRIDE);
         }
@@ -303,50 +309,48 @@ impl Needs<'_> {
             return match tried {
                 Some(Ok(())) => Need::new(
                     State::Met,
-                    "the module onehop can import the GPU's dma-bufs, one of which was made",
+                    "the module onehop can import the GPU's dma-bufs, and exporting one worked",
                 ),
-                Some(Err(why)) => Need::new(State::Missing, format!("the GPU makes no dma-buf: {why}"))
-                    .fix("Use a GPU and a driver that make dma-bufs, or a static BAR1 through VFIO"),
-                None => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+                Some(Err(why)) => Need::new(State::Missing, format!("the GPU exports no dma-buf: {why}"))
+                    .fix("Use a GPU and a driver that export dma-bufs, or a static BAR1 through VFIO"),
+                None => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             };
         }
         if gpu.mig {
             return Need::new(
                 State::Unknown,
-                "MIG is on: whether BAR1 shows this instance's memory is not told",
+                "MIG is on: it is unknown whether BAR1 shows this instance's memory",
             )
             .fix("See the check gpu.mig");
         }
         if gpu.whole() == Some(false) {
             let size = gpu.window.map_or(0, |bar| bar.size);
-            let reason = format!(
-                "BAR1 shows only {} of GPU memory at once, and a BAR1 that a drive may write must show all of it",
-                bytes(size)
-            );
+            let reason =
+                format!("BAR1 covers only {} of GPU memory, and direct routes need all of it", bytes(size));
             return Need::new(State::Missing, reason)
-                .fix("Switch on Above 4G Decoding and Resizable BAR in the firmware's setup");
+                .fix("Enable Above 4G Decoding and Resizable BAR in the firmware setup");
         }
         if !facts.nvidia.has("RMForceStaticBar1") {
             return Need::new(
                 State::Missing,
-                "no way to give the drive addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
+                "the drive cannot be given addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
                  imports dma-bufs, is not loaded",
             )
             .fix(STATIC_BAR1);
         }
         if !facts.place.root {
-            return Need::new(State::Unknown, "mapping BAR1 for the drive takes root").fix("Run as root");
+            return Need::new(State::Unknown, "mapping BAR1 for the drive needs root").fix("Run as root");
         }
         if facts.kernel.locked() {
             return Need::new(State::Missing, "lockdown forbids mapping BARs from user space")
                 .fix(
-                    "Sign the module onehop and load it (docs/kernel-module.md): it needs no BAR in user space, and Secure Boot stays on",
+                    "Sign and load the module onehop (docs/kernel-module.md). It needs no BAR in user space, and Secure Boot stays on",
                 );
         }
         if facts.kernel.option("CONFIG_IO_STRICT_DEVMEM") == Some(true) {
             return Need::new(
                 State::Missing,
-                "this kernel (IO_STRICT_DEVMEM) lets nobody map the BAR of a device that has a driver",
+                "this kernel (IO_STRICT_DEVMEM) forbids mapping the BAR of a device that has a driver",
             )
             .fix(RELAXED);
         }
@@ -375,9 +379,9 @@ impl Needs<'_> {
     pub(super) fn card_driver(&self, kind: &str) -> Need {
         match (&self.pair.device.driver, kind) {
             (Some(_), "rdma") => Need::new(State::Met, "the card has a verbs device"),
-            (Some(driver), _) => Need::new(State::Met, format!("the driver {driver} has the board")),
+            (Some(driver), _) => Need::new(State::Met, format!("the board is bound to {driver}")),
             (None, _) => {
-                Need::new(State::Missing, "no driver has the board").fix("Load its driver (usdr_pcie_uram)")
+                Need::new(State::Missing, "the board has no driver").fix("Load its driver (usdr_pcie_uram)")
             }
         }
     }
@@ -387,23 +391,22 @@ impl Needs<'_> {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
         let peermem = facts.nvidia.helpers.contains(&"nvidia_peermem");
         match gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref()) {
-            Some(Ok(())) if facts.kernel.version() == (0, 0) => Need::new(
-                State::Unknown,
-                "which kernel this is was not told; verbs register dma-bufs from 5.12 on",
-            ),
+            Some(Ok(())) if facts.kernel.version() == (0, 0) => {
+                Need::new(State::Unknown, "kernel version unknown; verbs register dma-bufs from 5.12 on")
+            }
             Some(Ok(())) if facts.kernel.version() >= (5, 12) => Need::new(
                 State::Met,
-                "a dma-buf of GPU memory was made, which verbs register from kernel 5.12 on",
+                "exporting a dma-buf worked, and verbs register dma-bufs from kernel 5.12 on",
             ),
             _ if peermem => Need::new(State::Met, "nvidia-peermem is loaded"),
             Some(Err(why)) => Need::new(
                 State::Missing,
-                format!("the GPU makes no dma-buf ({why}), and nvidia-peermem is not loaded"),
+                format!("the GPU exports no dma-buf ({why}), and nvidia-peermem is not loaded"),
             )
-            .fix("modprobe nvidia-peermem"),
+            .fix("Run modprobe nvidia-peermem (root)"),
             Some(Ok(())) => Need::new(State::Missing, "verbs register dma-bufs from kernel 5.12 on only")
-                .fix("modprobe nvidia-peermem"),
-            None => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+                .fix("Run modprobe nvidia-peermem (root)"),
+            None => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
         }
     }
 
@@ -412,12 +415,12 @@ impl Needs<'_> {
         let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
         match (self.pair.facts.module.loaded, dma_buf) {
             (true, Some(Ok(()))) => Need::new(State::Met, "the module onehop imports the GPU's dma-bufs"),
-            (_, Some(Err(why))) => Need::new(State::Missing, format!("the GPU makes no dma-buf: {why}"))
-                .fix("Receive into pinned memory (cpu/pinned): GeForce boards make no dma-bufs"),
-            (true, None) => Need::new(State::Unknown, "no dma-buf of GPU memory was tried"),
+            (_, Some(Err(why))) => Need::new(State::Missing, format!("the GPU exports no dma-buf: {why}"))
+                .fix("Receive into pinned memory (cpu/pinned): GeForce boards export no dma-bufs"),
+            (true, None) => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             (false, _) => Need::new(
                 State::Missing,
-                "the kernel module onehop, which gives the board GPU memory, is not loaded",
+                "the kernel module onehop, which maps GPU memory for the board, is not loaded",
             )
             .fix("Receive into pinned memory (cpu/pinned)"),
         }
@@ -427,25 +430,28 @@ impl Needs<'_> {
     pub(super) fn mask(&self) -> Need {
         let pair = self.pair;
         let Some(bar) = pair.gpu.window.filter(|bar| bar.assigned) else {
-            return Need::new(State::Unknown, "it is not told where BAR1 is");
+            return Need::new(State::Unknown, "the address of BAR1 is unknown");
         };
         if bar.last() < FOUR_GIB {
             return Need::new(State::Met, "BAR1 lies below 4 GiB");
         }
         match pair.facts.tree.group_of(pair.device).and_then(onehop_pci::Group::translates) {
-            Some(true) => Need::new(State::Met, "the IOMMU gives the board addresses below 4 GiB"),
+            Some(true) => Need::new(State::Met, "the IOMMU maps BAR1 below 4 GiB for the board"),
             _ => Need::new(
                 State::Missing,
-                format!("the board has 32 bits of address, and BAR1 lies at {:#x}, with no IOMMU translating between", bar.start),
+                format!(
+                    "the board has 32-bit addresses, BAR1 lies at {:#x}, and no IOMMU translates",
+                    bar.start
+                ),
             )
-            .fix("Switch the IOMMU on, translating: intel_iommu=on or amd_iommu=on without iommu=pt"),
+            .fix("Enable the IOMMU with translation: intel_iommu=on or amd_iommu=on, without iommu=pt"),
         }
     }
 }
 
-/// What to do where a drive's group holds the GPU, which VFIO would need as well.
-const KEEP_THE_GPU: &str = "CUDA needs the GPU that is in the group: load the kernel module onehop, which takes a drive \
-                                       without its group (docs/kernel-module.md), or put the drive into another slot";
+/// What to do where a drive's group holds the GPU, which VFIO would claim too.
+const KEEP_THE_GPU: &str = "CUDA needs the GPU in this group: load the kernel module onehop, which claims a drive \
+                                       without its group (docs/kernel-module.md), or move the drive to another slot";
 
 /// What to do about other devices in a drive's group: what is in use, or drives something that we cannot judge, stays.
 pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
@@ -456,13 +462,13 @@ pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
         Some(drive) => drive.may_be_in_use().is_none(),
         None => facts.device(*other).is_none_or(|device| !is_driven(device)),
     };
-    let slot = "a slot of its own at the CPU, where bridges keep devices apart";
+    let slot = "a slot of its own at the CPU, where bridges isolate devices";
     match others.iter().find(|other| !free(other)) {
         Some(used) => {
-            format!("Put the drive into {slot}: {used} is or may be in use, and VFIO would take it away")
+            format!("Move the drive to {slot}: {used} is or may be in use, and VFIO would detach it")
         }
         None => format!(
-            "Give {} to vfio-pci too, which takes them from the kernel until they are given back, or put the drive into {slot}",
+            "Bind {} to vfio-pci too, which detaches them from the kernel until they are released, or move the drive to {slot}",
             list(others)
         ),
     }
@@ -478,12 +484,12 @@ pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
     }
 }
 
-const IOMMU_OF_OTHERS: &str = "Switch the IOMMU (on ARM the SMMU) on in the firmware's setup; dmesg | grep -iE 'iommu|smmu' says what the \
+const IOMMU_OF_OTHERS: &str = "Enable the IOMMU (on ARM the SMMU) in the firmware setup; dmesg | grep -iE 'iommu|smmu' shows what the \
                                kernel found";
 
 const IOMMU_OF_A_VM: &str =
-    "A virtual machine has the IOMMU that its host gives it (QEMU: -device intel-iommu), or none";
-const IOMMU_ON: &str = "Switch the IOMMU on: VT-d or AMD-Vi in the firmware's setup, and intel_iommu=on on the kernel's command line \
+    "A virtual machine has an IOMMU only if its host provides one (QEMU: -device intel-iommu)";
+const IOMMU_ON: &str = "Enable the IOMMU: VT-d or AMD-Vi in the firmware setup, and intel_iommu=on on the kernel command line \
                                    (AMD: no amd_iommu=off)";
 
 fn is_vfio(device: &Device) -> bool {

@@ -1,4 +1,4 @@
-//! The way of a byte from a device into GPU memory: with two copies through the host's memory, and with one hop. With this
+//! The path of data from a device into GPU memory: with two copies through host memory, and with one hop. With this
 //! machine's own addresses.
 
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use crate::check::{bytes, rate};
 use crate::facts::Facts;
 use crate::pair::{Pair, Passes, list};
 
-/// The two ways between a device and a GPU.
+/// The two paths between a device and a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// The device's name.
@@ -24,7 +24,7 @@ pub struct Explanation {
     pub gpu_address: Address,
     /// How close they are.
     pub class: Option<PathClass>,
-    /// Bridges on the way.
+    /// Bridges on the path.
     pub bridges: Vec<Address>,
     /// Those of them whose access control sends packets up to the root complex.
     pub redirects: Vec<Address>,
@@ -32,22 +32,22 @@ pub struct Explanation {
     pub registers: Option<Bar>,
     /// The GPU's memory on the bus.
     pub window: Option<Bar>,
-    /// What the device puts on the bus to reach the first byte of it, as far as it is known.
+    /// The bus address by which the device reaches its first byte, as far as known.
     pub address_words: String,
-    /// Whether it gets through.
+    /// Whether transfers get through.
     pub passes: String,
     /// The narrowest link, for people.
     pub limit: Option<String>,
 }
 
-/// Both ways for a device and a GPU; none where either is not there.
+/// Both paths for a device and a GPU; none where either is missing.
 #[must_use]
 pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanation> {
     let gpu = facts.gpus.iter().find(|known| known.address == gpu)?;
     let pair = Pair::new(facts, gpu, device)?;
     let passes = match pair.writes() {
         Passes::Expected(why) => format!("expected to get through: {why}"),
-        Passes::Perhaps(why) => format!("nobody has tried: {why}"),
+        Passes::Perhaps(why) => format!("untested: {why}"),
         Passes::Doubtful(why) => format!("doubtful: {why}"),
     };
     Some(Explanation {
@@ -69,38 +69,37 @@ pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanati
 /// What the device puts on the bus: BAR1's address itself, or one that the IOMMU turns into it.
 fn address_words(facts: &Facts, device: &Device, window: Option<&Bar>) -> String {
     let Some(bar) = window.filter(|bar| bar.assigned) else {
-        return "the GPU's BAR1 has no address that is told".into();
+        return "an unknown address (BAR1 is not visible)".into();
     };
     let at = format!("{:#x}", bar.start);
     match facts.tree.group_of(device).and_then(onehop_pci::Group::translates) {
-        Some(true) => format!("an IOVA, which the IOMMU turns into {at} + offset"),
-        Some(false) => format!("{at} + offset, as the IOMMU passes addresses on"),
-        None if facts.tree.groups.is_empty() => format!("{at} + offset, as there is no IOMMU"),
-        None => format!("{at} + offset, as no IOMMU group is shown for it"),
+        Some(true) => format!("an IOVA that the IOMMU translates to {at} + offset"),
+        Some(false) => format!("{at} + offset (the IOMMU does not translate)"),
+        None if facts.tree.groups.is_empty() => format!("{at} + offset (no IOMMU)"),
+        None => format!("{at} + offset (no IOMMU group visible)"),
     }
 }
 
 impl Explanation {
     /// What the bytes pass in between.
     pub(crate) fn middle(&self) -> String {
-        let class = self.class.map_or("a way that is not told", PathClass::text);
+        let class = self.class.map_or("an unknown path", PathClass::text);
         let mut words = class.to_owned();
         if !self.bridges.is_empty() {
             words = format!("{class}: {}", list(&self.bridges));
         }
         if !self.redirects.is_empty() && self.class.is_some_and(PathClass::below_root) {
-            words.push_str("; access control sends it up to the root complex and back");
+            words.push_str("; access control redirects it through the root complex");
         }
         words
     }
 
     pub(crate) fn registers_words(&self) -> String {
-        self.registers
-            .map_or_else(|| "no address is told".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
+        self.registers.map_or_else(|| "address unknown".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
     }
 
     pub(crate) fn window_words(&self) -> String {
-        self.window.map_or_else(|| "no address is told".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
+        self.window.map_or_else(|| "address unknown".into(), |bar| format!("{} at {bar}", bytes(bar.size)))
     }
 }
 
@@ -112,26 +111,26 @@ pub fn explain_text(way: &Explanation) -> String {
     let _ = write!(
         text,
         "{device} ({device_address}) into {gpu} ({gpu_address})\n\n\
-         traditionally: two copies, and the bytes cross host memory\n\
+         Traditionally: two copies, through host memory\n\
          \n  {device}\n    │ 1. its DMA engine writes to host memory (pages of the kernel, or pinned ones)\n    ▼\n  \
-         host memory ──── the CPU copies once more if the file came through the page cache\n    │ 2. the GPU's copy engine \
+         host memory ──── one more CPU copy if the page cache holds the file\n    │ 2. the GPU's copy engine \
          reads it, over the bus again\n    ▼\n  GPU memory\n\n\
-         directly: one hop\n\
+         Directly: one hop\n\
          \n  {device}   registers (BAR0): {}\n    │ its DMA engine writes to {}\n    │ through {}\n    ▼\n  \
-         {gpu}   BAR1: {}\n    = GPU memory: BAR1 is a window on it, there is no second copy\n\n",
+         {gpu}   BAR1: {}\n    = GPU memory, which BAR1 exposes: no second copy\n\n",
         way.registers_words(),
         way.address_words,
         way.middle(),
         way.window_words()
     );
-    let _ = writeln!(text, "BAR0 holds registers and doorbells only: no payload passes through it.");
+    let _ = writeln!(text, "BAR0 holds only registers and doorbells: no data passes through it.");
     let _ = writeln!(
         text,
-        "The end is told by a completion in a queue, which CPU or GPU polls; nobody interrupts the GPU."
+        "A completion in a queue, which the CPU or GPU polls, reports the end; GPUs get no interrupts."
     );
-    let _ = writeln!(text, "Does it get through? {}", way.passes);
+    let _ = writeln!(text, "Peer-to-peer writes: {}", way.passes);
     if let Some(limit) = &way.limit {
-        let _ = writeln!(text, "No faster than {limit}.");
+        let _ = writeln!(text, "Limit: {limit}.");
     }
     text
 }

@@ -1,4 +1,4 @@
-//! One page that holds all: the tree, and the two ways of a byte. It loads nothing.
+//! One page with the tree and the two paths of each pair. It loads nothing.
 
 use std::fmt::Write;
 
@@ -6,9 +6,15 @@ use super::explain::Explanation;
 use super::svg::{STYLE, drawn, escape};
 use crate::facts::Facts;
 
-/// A page with the tree and, for each pair, its two ways.
+/// A page with the tree and, for each pair, its two paths; without one, a note that says why.
 #[must_use]
-pub fn page(facts: &Facts, all: bool, system: Option<&str>, ways: &[Explanation]) -> String {
+pub fn page(
+    facts: &Facts,
+    all: bool,
+    system: Option<&str>,
+    ways: &[Explanation],
+    note: Option<&str>,
+) -> String {
     let mut body = String::new();
     let cpu = if facts.kernel.cpu.name.is_empty() { "this machine" } else { &facts.kernel.cpu.name };
     let _ = writeln!(body, "<h1>{}</h1>", escape(cpu));
@@ -16,34 +22,34 @@ pub fn page(facts: &Facts, all: bool, system: Option<&str>, ways: &[Explanation]
         let _ = writeln!(body, "<p class=\"lead\">Recorded system: {}</p>", escape(system));
     }
     let (tree, wide) = drawn(facts, all);
-    // Told where the picture has no room.
+    // Shown where the picture is wider than the window.
     let hint = format!("@media(max-width:{:.0}px){{.hint{{display:block}}}}", wide + AROUND);
     let _ = writeln!(
         body,
-        "<h2>PCIe tree</h2>\n<p class=\"hint\">Move the picture sideways to see all of it.</p>\n<div class=\"wide\" \
+        "<h2>PCIe tree</h2>\n<p class=\"hint\">Scroll sideways to see the whole tree.</p>\n<div class=\"wide\" \
          tabindex=\"0\">{tree}</div>"
     );
+    if let Some(note) = note {
+        let _ = writeln!(body, "<p>{}</p>", escape(note));
+    }
     for way in ways {
         let _ = writeln!(body, "{}", section(way));
     }
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width,initial-scale=1\">\n<title>PCIe tree: {}</title>\n<style>{PAGE}{hint}</style>\n</head>\n<body>\n\
-         {body}<footer>Made by onehop topo. Addresses are those of the bus.</footer>\n</body>\n</html>\n",
+         {body}<footer>Made by onehop topo. Addresses are bus addresses.</footer>\n</body>\n</html>\n",
         escape(cpu)
     )
 }
 
 fn section(way: &Explanation) -> String {
-    let limit = way
-        .limit
-        .as_ref()
-        .map_or_else(String::new, |limit| format!("<li>No faster than {}.</li>", escape(limit)));
+    let limit =
+        way.limit.as_ref().map_or_else(String::new, |limit| format!("<li>Limit: {}.</li>", escape(limit)));
     format!(
         "<h2>{} into {}</h2>\n<div class=\"ways\"><figure><figcaption>Traditionally: two copies</figcaption>{}</figure>\n\
-         <figure><figcaption>Directly: one hop</figcaption>{}</figure></div>\n<ul><li>Does it get through? {}</li>{limit}<li>\
-         BAR0 holds registers and doorbells only: no payload passes through it.</li><li>The end is told by a completion in a \
-         queue, which CPU or GPU polls; nobody interrupts the GPU.</li></ul>",
+         <figure><figcaption>Directly: one hop</figcaption>{}</figure></div>\n<ul><li>Peer-to-peer writes: {}</li>{limit}<li>\
+         BAR0 holds only registers and doorbells: no data passes through it.</li><li>A completion in a queue, which the CPU or GPU polls, reports the end; GPUs get no interrupts.</li></ul>",
         escape(&format!("{} ({})", way.device, way.device_address)),
         escape(&format!("{} ({})", way.gpu, way.gpu_address)),
         two_copies(way),
@@ -59,7 +65,7 @@ fn two_copies(way: &Explanation) -> String {
     let mut drawing = Drawing::default();
     drawing.place("drive", &way.device, &[]);
     drawing.arrow("copy", &["1. its DMA engine writes to host memory"]);
-    drawing.place("memory", "host memory", &["the CPU copies once more", "if the page cache holds the file"]);
+    drawing.place("memory", "host memory", &["one more CPU copy", "if the page cache holds the file"]);
     drawing.arrow("copy", &["2. the GPU's copy engine reads it,", "over the bus again"]);
     drawing.place("gpu", "GPU memory", &[]);
     drawing.end()
@@ -71,7 +77,7 @@ fn one_hop(way: &Explanation) -> String {
     let words = wrap(&format!("its DMA engine writes to {}; through {}", way.address_words, way.middle()));
     drawing.arrow("hop", &words.iter().map(String::as_str).collect::<Vec<_>>());
     let window = format!("BAR1 {}", way.window_words());
-    drawing.place("gpu", &way.gpu, &[&window, "a window on GPU memory: no second copy"]);
+    drawing.place("gpu", &way.gpu, &[&window, "exposes GPU memory: no second copy"]);
     drawing.end()
 }
 

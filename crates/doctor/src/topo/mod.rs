@@ -1,4 +1,4 @@
-//! The PCIe tree as a picture, and the way of a byte between two devices: for a terminal, and as SVG in a page.
+//! The PCIe tree as a picture, and the path between two devices: for a terminal, and as SVG in a page.
 
 mod explain;
 mod html;
@@ -14,6 +14,19 @@ pub use explain::{Explanation, explain, explain_text};
 pub use html::page;
 pub use svg::picture;
 pub use text::tree;
+
+/// What a system lacks for a path between a device and a GPU; none where it has both.
+#[must_use]
+pub fn missing(facts: &Facts) -> Option<&'static str> {
+    match (facts.gpus.is_empty(), facts.peers().is_empty()) {
+        (true, true) => Some(
+            "no path to explain: this system shows no NVIDIA GPU, and no NVMe drive, RDMA card or SDR board",
+        ),
+        (true, false) => Some("no path to explain: this system shows no NVIDIA GPU"),
+        (false, true) => Some("no path to explain: this system shows no NVMe drive, RDMA card or SDR board"),
+        (false, false) => None,
+    }
+}
 
 /// One line of the picture.
 struct Line<'a> {

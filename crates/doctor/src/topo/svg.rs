@@ -28,7 +28,7 @@ pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
         if found.is_empty() {
             continue;
         }
-        let title = if host.is_empty() { "no way to the root is told" } else { host };
+        let title = if host.is_empty() { "path to the root unknown" } else { host };
         let _ = writeln!(body, "<text class=\"host\" x=\"{PAD}\" y=\"{}\">{}</text>", y + 13, escape(title));
         y += ROW + PAD;
         // The lower edge of the host, and of each box above the one that is drawn.

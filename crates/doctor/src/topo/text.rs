@@ -5,14 +5,14 @@ use std::fmt::Write;
 use super::{Line, bar_words, bars, lines, remarks, short_name};
 use crate::facts::Facts;
 
-/// The tree as text. With `all` also what no byte of ours passes.
+/// The tree as text. With `all` also functions that no route passes.
 #[must_use]
 pub fn tree(facts: &Facts, all: bool) -> String {
     let mut text = String::new();
     let cpu = &facts.kernel.cpu.name;
     let _ = writeln!(text, "{}", if cpu.is_empty() { "CPU" } else { cpu });
     if facts.tree.devices.is_empty() {
-        text.push_str("this system shows no PCI device\n");
+        text.push_str("no PCI devices are visible\n");
     }
     let mut hidden = facts.tree.devices.len();
     for host in facts.tree.hosts() {
@@ -21,13 +21,13 @@ pub fn tree(facts: &Facts, all: bool) -> String {
         if found.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "{}", if host.is_empty() { "no way to the root is told" } else { host });
+        let _ = writeln!(text, "{}", if host.is_empty() { "path to the root unknown" } else { host });
         for line in &found {
             one(&mut text, facts, line);
         }
     }
     if hidden > 0 {
-        let _ = writeln!(text, "not shown, as no bytes of ours pass them: {hidden}; --all shows them");
+        let _ = writeln!(text, "not shown: {hidden} functions that no route passes (--all shows them)");
     }
     text
 }

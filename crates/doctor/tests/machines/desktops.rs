@@ -190,10 +190,8 @@ pub fn laptop() -> Machine {
     machine.there("/sys/module/vmd").there("/sys/class/iommu/dmar0");
     nvme(&mut machine, "10000:e1:00.0", 0, "SKHynix_HFS001TEJ9X115N", Some("/"));
     nvidia(&mut machine, "565.57.01", true, "");
-    machine.answer(
-        "cuda",
-        serde_json::json!({ "error": "it did not answer within 1500 ms", "version": 0, "gpus": [] }),
-    );
+    machine
+        .answer("cuda", serde_json::json!({ "error": "no answer within 1500 ms", "version": 0, "gpus": [] }));
     machine
 }
 

@@ -48,10 +48,10 @@ impl Rung {
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
-            Self::Rechecked => "live mount: looked up, read, looked up again",
-            Self::Unchangeable => "live mount, and the file cannot be written (immutable or fs-verity)",
-            Self::ReadOnly => "file system mounted read-only",
-            Self::Unmounted => "not mounted, read by ourselves",
+            Self::Rechecked => "mounted read-write: extents are checked before and after reading",
+            Self::Unchangeable => "mounted read-write, but the file is immutable or has fs-verity",
+            Self::ReadOnly => "mounted read-only",
+            Self::Unmounted => "not mounted: onehop reads the file system",
         }
     }
 }

@@ -100,16 +100,16 @@ impl Guard {
             let why = if done == self.child {
                 "what failed was said on stderr"
             } else if begun.elapsed() >= GIVEN_WITHIN {
-                "it takes long, and goes on without us"
+                "it takes too long, and continues in the background"
             } else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             };
             return Err(Error::Refused {
-                what: format!("giving {} back to its driver", self.address),
+                what: format!("rebinding {} to its driver", self.address),
                 why: why.into(),
                 fix: format!(
-                    "See `dmesg`, and try `onehop drive unbind -d {0}`; for a drive that does not answer `onehop drive recover -d {0}`",
+                    "See `dmesg`, and try `onehop drive unbind -d {0}`; for a drive that does not respond, `onehop drive recover -d {0}`",
                     self.address
                 ),
             });

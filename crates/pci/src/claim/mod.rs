@@ -109,13 +109,13 @@ fn loaded(root: &Root, address: Address, driver: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::Refused {
-        what: format!("giving {address} to {}", driver.escape_debug()),
-        why: "the kernel has loaded no driver of this name".into(),
+        what: format!("binding {address} to {}", driver.escape_debug()),
+        why: "no driver of this name is loaded".into(),
         fix: format!("Load it (`modprobe {}`) and try again", driver.escape_debug()),
     })
 }
 
-/// Takes a device off the bus and has the kernel look for it again: for one that reads as all ones.
+/// Removes a device from the bus and rescans: for one that reads as all ones.
 ///
 /// # Errors
 /// When it is in use, another program of onehop drives it, it cannot be taken off, or it does not come back.
@@ -134,8 +134,8 @@ pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
         if begun.elapsed() >= patience {
             return Err(Error::Refused {
                 what: format!("bringing {address} back"),
-                why: format!("it did not answer within {patience:?} of a rescan of the bus"),
-                fix: "Switch the machine off and on again: only that gives a dead link its power back".into(),
+                why: format!("it did not respond within {patience:?} of a bus rescan"),
+                fix: "Power-cycle the machine: only that restores a dead link".into(),
             });
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -152,10 +152,10 @@ pub fn is_present(root: &Root, address: Address) -> bool {
 
 fn not_taken(address: Address, driver: &str, now: Option<&str>) -> Error {
     Error::Refused {
-        what: format!("giving {address} to {driver}"),
+        what: format!("binding {address} to {driver}"),
         why: match now {
-            Some(other) => format!("{other} has it"),
-            None => "no driver took it; `dmesg` says why".into(),
+            Some(other) => format!("it is bound to {other}"),
+            None => "no driver claimed it; see `dmesg`".into(),
         },
         fix: format!("Load the driver (`modprobe {driver}`) and try again"),
     }
@@ -170,8 +170,8 @@ impl Machine {
     fn of(root: &Root) -> Result<Self> {
         let folder = root.folder().map(Path::to_owned).ok_or_else(|| Error::Refused {
             what: "changing a device".into(),
-            why: "this is the record of a machine and not the machine".into(),
-            fix: "Do it there".into(),
+            why: "this is a recorded machine".into(),
+            fix: "Run it on the machine itself".into(),
         })?;
         Ok(Self { folder })
     }
@@ -192,7 +192,7 @@ impl Machine {
             if begun.elapsed() >= HANDED_OVER_WITHIN {
                 return Err(Error::Refused {
                     what: format!("using {address}"),
-                    why: "another program of onehop has it".into(),
+                    why: "another onehop process uses it".into(),
                     fix: "Wait for it to end".into(),
                 });
             }
@@ -252,15 +252,15 @@ fn refused(address: Address, step: &Step, error: &std::io::Error) -> Error {
     let text = String::from_utf8_lossy(&step.bytes);
     let (path, text) = (&step.path, text.trim());
     Error::Refused {
-        what: format!("taking {address} from the kernel"),
+        what: format!("detaching {address} from the kernel"),
         why: format!("writing {text:?} into {path}: {error}"),
         fix: match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
-                "Be root, or have root do it once (`onehop drive bind`) and give your user the device's file: /dev/vfio/GROUP, or \
+                "Run as root. Or have root run `onehop drive bind` once and give your user the device's file: /dev/vfio/GROUP, or \
                  /dev/onehop-ADDRESS"
             }
-            std::io::ErrorKind::NotFound => "Load the driver that is to have it: `modprobe vfio-pci`, `modprobe onehop`",
-            _ => "`dmesg` says why",
+            std::io::ErrorKind::NotFound => "Load the driver to bind it to: `modprobe vfio-pci`, `modprobe onehop`",
+            _ => "See `dmesg`",
         }
         .into(),
     }

@@ -86,7 +86,7 @@ impl Before {
                     what: format!("using {address}"),
                     why: "its registers read as all ones: it has no power, or its link is down".into(),
                     fix: format!(
-                        "Try `onehop drive recover -d {address}`; if that does not help, switch the machine off and on"
+                        "Try `onehop drive recover -d {address}`; if that does not help, power-cycle the machine"
                     ),
                 });
             }

@@ -174,7 +174,7 @@ fn taken_and_given_back() {
 fn a_driver_that_does_not_come_is_an_error_and_all_is_as_before() {
     let machine = Fake::new("absent", &["nvme", "other"]);
     let error = take(&machine.root()).err().unwrap().to_string();
-    assert!(error.contains("no driver took it"), "{error}");
+    assert!(error.contains("no driver claimed it"), "{error}");
     machine.wait_for("nvme");
     assert_eq!(machine.text("power/control"), "auto");
 }
@@ -205,7 +205,7 @@ fn two_do_not_take_the_same() {
     let machine = Fake::new("two", &["nvme", "vfio-pci"]);
     let first = take(&machine.root()).unwrap();
     let error = take(&machine.root()).err().unwrap().to_string();
-    assert!(error.contains("another program of onehop has it"), "{error}");
+    assert!(error.contains("another onehop process uses it"), "{error}");
     drop(first);
     machine.wait_for("nvme");
     take(&machine.root()).unwrap();
@@ -241,7 +241,7 @@ fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
         assert_eq!(machine.text("driver_override"), "(null)");
     }
     let error = bind(&root, Kind::Drive, address, Some(REFUSES)).unwrap_err().to_string();
-    assert!(error.contains("no driver took it"), "{error}");
+    assert!(error.contains("no driver claimed it"), "{error}");
     machine.wait_for("nvme");
     assert_eq!(machine.text("driver_override"), "");
 }
@@ -253,7 +253,7 @@ fn a_device_that_cannot_be_given_back_either_is_told_with_both_reasons() {
     let error = bind(&machine.root(), Kind::Drive, DEVICE.parse().unwrap(), Some(REFUSES)).unwrap_err();
     let said = error.to_string();
     assert!(matches!(error, Error::NotGivenBack { .. }), "{said}");
-    assert!(said.contains("no driver took it") && said.contains("drivers/nvme/bind"), "{said}");
+    assert!(said.contains("no driver claimed it") && said.contains("drivers/nvme/bind"), "{said}");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn what_another_program_drives_stays_on_the_bus() {
         rescan(&root, address, TEST_TIMEOUT).unwrap_err(),
         bind(&root, Kind::Drive, address, None).unwrap_err(),
     ] {
-        assert!(error.to_string().contains("another program of onehop has it"), "{error}");
+        assert!(error.to_string().contains("another onehop process uses it"), "{error}");
     }
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
 }
@@ -290,7 +290,7 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     symlink("/dev/null", fds.join("9")).unwrap();
     // What a program of ours drives is told as that, and given back in spite of whoever has it open.
     let error = bind(&root, Kind::Drive, address, None).unwrap_err().to_string();
-    assert!(error.contains("another program of onehop has it"), "{error}");
+    assert!(error.contains("another onehop process uses it"), "{error}");
     ours.give_back().unwrap();
     type Taking<'a> = &'a (dyn Fn() -> Result<()> + Sync);
     let takings: [Taking<'_>; 3] = [

@@ -8,29 +8,29 @@ use super::sys;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Missing(u32);
 
-/// The module's bits, its words in sysfs, what they mean, and what would mend it.
+/// The module's bits, its words in sysfs, what they mean, and the fix.
 const WORDS: [(&str, &str, &str); 5] = [
     (
         "translation",
-        "no IOMMU translates its addresses, so whoever drives it reaches all memory",
-        "switch the IOMMU on in the firmware (and intel_iommu=on; not iommu=pt)",
+        "no IOMMU translates its addresses, so a program that drives it reaches all memory",
+        "enable the IOMMU in the firmware (with intel_iommu=on, without iommu=pt)",
     ),
     (
         "strict",
-        "the IOMMU is flushed lazily, so the device still reaches memory for a while after it was unmapped",
+        "the IOMMU is flushed lazily, so the device still reaches memory shortly after it was unmapped",
         "make its group strict: with no driver bound, write DMA into the device's iommu_group/type, or boot with \
          iommu.strict=1",
     ),
-    ("alone", "it shares its IOMMU group with other devices, or is in none", "put it into a slot of its own"),
+    ("alone", "it shares its IOMMU group with other devices, or is in none", "move it to a slot of its own"),
     (
         "msi",
         "interrupts are not remapped, so a write of the device can raise any",
-        "switch interrupt remapping on in the firmware",
+        "enable interrupt remapping in the firmware",
     ),
     (
         "direct",
-        "the firmware keeps memory of its own within its reach (RMRR or IVMD)",
-        "switch off in the firmware what needs that memory, such as remote management of storage, or use another slot",
+        "the firmware reserves memory that the device can reach (RMRR or IVMD)",
+        "disable what needs that memory in the firmware, such as remote management of storage, or use another slot",
     ),
 ];
 
@@ -61,7 +61,7 @@ impl Missing {
         self.told().map(|words| words.0).collect()
     }
 
-    /// What would mend it, in words.
+    /// How to fix it, in words.
     #[must_use]
     pub fn fix(self) -> String {
         self.told().map(|words| words.2).collect::<Vec<_>>().join("; ")
@@ -74,14 +74,14 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Why the module took bus mastering away from a device; several reasons may come together.
+/// Why the module disabled a device's bus mastering; several reasons may apply.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stopped(u32);
 
 const REASONS: [&str; 5] = [
-    "the driver that exported a piece of memory took it back",
+    "the driver that exported the memory revoked it",
     "the device whose memory was mapped has been removed",
-    "somebody else reset the device",
+    "another process reset the device",
     "the machine slept",
     "PCIe reported an error",
 ];
@@ -191,7 +191,7 @@ mod tests {
         let both = Missing::of(6);
         assert_eq!(both.names(), ["strict", "alone"]);
         assert!(both.to_string().contains("unmapped; it shares"), "{both}");
-        assert!(both.fix().contains("iommu.strict=1; put it"), "{}", both.fix());
+        assert!(both.fix().contains("iommu.strict=1; move it"), "{}", both.fix());
         assert!(Missing::of(0).is_empty() && !both.is_empty());
     }
 
@@ -199,7 +199,7 @@ mod tests {
     fn reasons_come_together() {
         let both = Stopped::of(1 | 16);
         assert!(both.is_revoked() && !both.is_peer_gone() && !both.is_empty());
-        assert!(both.to_string().contains("took it back; PCIe"), "{both}");
+        assert!(both.to_string().contains("revoked it; PCIe"), "{both}");
         assert!(Stopped::of(0).is_empty());
     }
 }

@@ -93,55 +93,48 @@ impl Refusal {
         match self {
             Self::NotLoaded => "the kernel module onehop is not loaded".into(),
             Self::Unsafe(missing) => {
-                format!("only root may have it, and nobody on a kernel that is locked down: {missing}")
+                format!("only root may use it, and no one under kernel lockdown: {missing}")
             }
-            Self::NoPermission => "its file is not for this user".into(),
-            Self::Busy => "another process has it".into(),
-            Self::Gone => "it was unbound from the module, or has left the bus".into(),
+            Self::NoPermission => "this user may not open its file".into(),
+            Self::Busy => "another process uses it".into(),
+            Self::Gone => "it was unbound from the module, or left the bus".into(),
             Self::Version(found) => {
-                format!(
-                    "the module that is loaded has interface {found}, and this program knows {}",
-                    sys::ABI
-                )
+                format!("the loaded module has interface {found}, and this program needs {}", sys::ABI)
             }
-            Self::NoReset => "the device has no way of being reset".into(),
+            Self::NoReset => "the device supports no reset".into(),
             Self::ResetNeeded => "it has to be reset before it may reach memory".into(),
-            Self::ResetLater => "somebody else holds the device's lock, so that it cannot be reset".into(),
-            Self::Stopped(stopped) if stopped.is_empty() => {
-                "its bus mastering was taken away meanwhile".into()
-            }
-            Self::Stopped(stopped) => format!("its bus mastering was taken away: {stopped}"),
-            Self::Silent => "it does not answer on the bus, or has lost its configuration".into(),
+            Self::ResetLater => "another process holds the device's lock, so it cannot be reset".into(),
+            Self::Stopped(stopped) if stopped.is_empty() => "its bus mastering was disabled meanwhile".into(),
+            Self::Stopped(stopped) => format!("its bus mastering was disabled: {stopped}"),
+            Self::Silent => "it does not respond on the bus, or has lost its configuration".into(),
             Self::Mapped => "memory is mapped for it".into(),
             Self::Mask { bits, offset, addr } => {
                 format!(
-                    "from byte {offset} on the memory lies at {addr:#x}, and the device's addresses have {bits} bits"
+                    "from byte {offset} on, the memory lies at {addr:#x}, beyond the device's {bits}-bit addresses"
                 )
             }
             Self::Chunk { chunk, offset, bytes } => {
                 format!(
-                    "the {chunk} bytes from {offset} on are not in one piece on the bus, only {bytes} of them"
+                    "the {chunk} bytes from {offset} on are not contiguous on the bus, only {bytes} of them"
                 )
             }
             Self::Bounce { offset } => format!(
-                "the kernel would copy what lies from byte {offset} on through a buffer of its own (swiotlb)"
+                "the kernel would copy the data from byte {offset} on through a bounce buffer (swiotlb)"
             ),
-            Self::Short { offset } => format!("its exporter gave addresses for {offset} bytes only"),
+            Self::Short { offset } => format!("its exporter gave addresses for only {offset} bytes"),
             Self::Locked { bytes, limit } => {
                 let limit = limit.map_or("any amount".into(), |limit| format!("{} KiB", limit >> 10));
-                format!("there is no memory for {bytes} bytes more: this user may lock {limit}")
+                format!("no memory for {bytes} more bytes: this user may lock {limit}")
             }
-            Self::Full => "the device has as many mappings as there can be".into(),
-            Self::NotPinned => {
-                "it is memory that cannot be pinned, or that this process may only read".into()
-            }
-            Self::ReadOnly => "the dma-buf was exported for reading".into(),
+            Self::Full => "the device has the maximum number of mappings".into(),
+            Self::NotPinned => "the memory cannot be pinned, or is read-only for this process".into(),
+            Self::ReadOnly => "the dma-buf was exported read-only".into(),
             Self::Exporter(why) => format!("the driver that exported the memory refuses this device: {why}"),
             Self::PeerNotPermitted => {
-                "only root may map another device's BAR, and nobody on a kernel that is locked down".into()
+                "only root may map another device's BAR, and no one under kernel lockdown".into()
             }
             Self::PeerIsMemory => "the BAR's driver has given it to the kernel as memory".into(),
-            Self::NoPeer => "there is no such BAR, or it does not reach that far".into(),
+            Self::NoPeer => "there is no such BAR, or it is too small".into(),
             Self::Other(why) => why.clone(),
         }
     }
@@ -151,43 +144,43 @@ impl Refusal {
     pub fn fix(&self) -> String {
         match self {
             Self::NotLoaded => "Install it (docs/kernel-module.md) and load it: `modprobe onehop`".into(),
-            Self::Unsafe(missing) => format!("Be root (without lockdown), or fix this: {}", missing.fix()),
-            Self::NoPermission => "Be root, or be a member of the group that the file belongs to (onehop)".into(),
-            Self::Busy => "Wait for it to end; `fuser -v /dev/onehop-*` names it".into(),
-            Self::Gone => "Begin again; `onehop drive list` shows which driver has the device".into(),
-            Self::Version(_) => "Install the module and the program of one release".into(),
-            Self::NoReset => "Whoever drives it has to vouch that its engines are quiet".into(),
+            Self::Unsafe(missing) => format!("Run as root (without lockdown), or fix this: {}", missing.fix()),
+            Self::NoPermission => "Run as root, or as a member of the file's group (onehop)".into(),
+            Self::Busy => "Wait for it to end; `fuser -v /dev/onehop-*` shows it".into(),
+            Self::Gone => "Start again; `onehop drive list` shows which driver has the device".into(),
+            Self::Version(_) => "Install the module and the program of the same release".into(),
+            Self::NoReset => "The program that drives it has to confirm that its engines are stopped".into(),
             Self::ResetNeeded | Self::Stopped(_) => "Reset it, and map and start again".into(),
             Self::ResetLater => "Try again".into(),
             Self::Silent => {
-                "Take it off the bus and have the kernel look for it again: `onehop drive recover`, or for a device that is no drive \
-                 write 1 to `remove` in its folder in sysfs, and then to /sys/bus/pci/rescan"
+                "Remove it from the bus and rescan: `onehop drive recover`. For a device other than a drive, write 1 to `remove` in \
+                 its folder in sysfs, then to /sys/bus/pci/rescan"
                     .into()
             }
             Self::Mapped => "Unmap it first".into(),
             Self::Mask { .. } => {
-                "Switch the IOMMU on, translating (not iommu=pt): it gives addresses that the device has".into()
+                "Enable the IOMMU with translation (not iommu=pt): it maps the memory at addresses within reach".into()
             }
             Self::Chunk { .. } => {
-                "Switch the IOMMU on, translating: it puts pages in a row; without it, use huge pages".into()
+                "Enable the IOMMU with translation, which makes pages contiguous; without it, use huge pages".into()
             }
             Self::Bounce { .. } => {
-                "Boot without swiotlb=force; a device that is not trusted (Thunderbolt) cannot be driven so".into()
+                "Boot without swiotlb=force; an untrusted device (Thunderbolt) cannot be driven this way".into()
             }
             Self::Short { .. } => "Report this with the exporter's driver and version".into(),
-            Self::Locked { .. } => "Raise the limit (`ulimit -l`), or be root".into(),
-            Self::Full => "Map fewer, larger pieces".into(),
-            Self::NotPinned => "Use memory of the process that it may write".into(),
+            Self::Locked { .. } => "Raise the limit (`ulimit -l`), or run as root".into(),
+            Self::Full => "Map fewer, larger ranges".into(),
+            Self::NotPinned => "Use writable memory of the process".into(),
             Self::ReadOnly => "Export it for writing".into(),
             Self::Exporter(_) => {
-                "`dmesg` says why; pci_p2pdma forwards between devices below one switch, and on root complexes that the kernel \
+                "See `dmesg`. pci_p2pdma forwards between devices below one switch, and on root complexes that the kernel \
                  knows. Otherwise use data in host memory"
                     .into()
             }
-            Self::PeerNotPermitted => "Be root, or use a dma-buf of that memory".into(),
+            Self::PeerNotPermitted => "Run as root, or use a dma-buf of that memory".into(),
             Self::PeerIsMemory => "Use a dma-buf of that memory".into(),
             Self::NoPeer => "`lspci -v` shows the BARs of a device".into(),
-            Self::Other(_) => "`dmesg` may say why".into(),
+            Self::Other(_) => "See `dmesg`".into(),
         }
     }
 }

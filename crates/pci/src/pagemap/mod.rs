@@ -45,8 +45,8 @@ fn refuse_translation(root: &Root, address: Address) -> Result<()> {
         None | Some("identity") => Ok(()),
         Some(kind) => Err(Error::Refused {
             what: format!("driving {address} by the page map"),
-            why: format!("the IOMMU translates what it puts on the bus (its group is of type {kind:?})"),
-            fix: "Drive it through VFIO or our module, which is safer, too (`?via=vfio`, `?via=kmod`)".into(),
+            why: format!("the IOMMU translates its addresses (its group is of type {kind:?})"),
+            fix: "Use VFIO or the module onehop, which is also safer (`?via=vfio`, `?via=kmod`)".into(),
         }),
     }
 }

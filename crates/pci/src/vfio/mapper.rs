@@ -161,7 +161,7 @@ fn why_not_imported(error: &io::Error) -> String {
             format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}; {of_others}")
         }
         Some(libc::ENODEV) => {
-            format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}; whoever exported it has taken it back")
+            format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}; its exporter has revoked it")
         }
         _ => format!("IOMMU_IOAS_MAP_FILE of its dma-buf: {error}"),
     }

@@ -17,8 +17,8 @@ pub(super) fn group(root: &Root, address: Address) -> Result<u32> {
     name.and_then(|name| name.parse().ok()).ok_or_else(|| {
         refused(
             address,
-            "it is in no IOMMU group: this machine has no IOMMU, or it is switched off".into(),
-            "Switch the IOMMU (VT-d, AMD-Vi) on in the firmware, and with an Intel processor boot with intel_iommu=on; \
+            "it is in no IOMMU group: this machine has no IOMMU, or the IOMMU is disabled".into(),
+            "Enable the IOMMU (VT-d, AMD-Vi) in the firmware, and on Intel CPUs boot with intel_iommu=on; \
              without it, root may use the page map (`?via=pagemap`)",
         )
     })
@@ -65,19 +65,19 @@ fn shared(root: &Root, address: Address, number: u32, others: &[(String, String)
     let names: Vec<_> = others.iter().map(|(device, driver)| format!("{device} ({driver})")).collect();
     let ports = open_ports(root, address);
     let because = match &ports[..] {
-        [] => "where bridges do not keep them apart, or where they are functions of one device".to_owned(),
+        [] => "if bridges do not isolate them, or if they are functions of one device".to_owned(),
         ports => {
-            format!("where bridges above them do not keep them apart, which here are {}", ports.join(", "))
+            format!("if bridges above them do not isolate them, which here are {}", ports.join(", "))
         }
     };
     refused(
         address,
         format!(
-            "its IOMMU group {number} is not viable: it holds other devices that drivers have: {}",
+            "its IOMMU group {number} is not viable: it holds other devices with drivers: {}",
             names.join(", ")
         ),
         format!(
-            "Give those to vfio-pci as well, or put the drive into a slot of its own: devices share a group {because}"
+            "Bind those to vfio-pci as well, or move the drive to a slot of its own: devices share a group {because}"
         ),
     )
 }
@@ -92,10 +92,10 @@ fn open_ports(root: &Root, address: Address) -> Vec<String> {
         let why = match config.express.map(|express| express.kind) {
             Some(PortType::RootPort | PortType::Downstream) => match config.acs {
                 Some(acs) if acs.isolates() => return None,
-                Some(acs) if acs.control == 0 => "its ACS is switched off".to_owned(),
-                Some(acs) => format!("of ACS it does {} only", acs.names().join(" ")),
+                Some(acs) if acs.control == 0 => "its ACS is disabled".to_owned(),
+                Some(acs) => format!("its ACS has only {}", acs.names().join(" ")),
                 None if config.has_extended() => "no ACS".to_owned(),
-                None => "only root is told of its ACS".to_owned(),
+                None => "only root can read its ACS".to_owned(),
             },
             Some(PortType::Bridge) | None => "a bridge to plain PCI".to_owned(),
             Some(_) => return None,
@@ -133,9 +133,9 @@ pub(super) fn open_group(root: &Root, address: Address, name: &str, error: &io::
             )
         }
         Some(libc::EACCES | libc::EPERM) => {
-            (format!("{name}: {error}"), "Be root, or have root give this file to your user (chown)")
+            (format!("{name}: {error}"), "Run as root, or have root give this file to your user (chown)")
         }
-        _ => (format!("{name}: {error}"), "`dmesg` says why"),
+        _ => (format!("{name}: {error}"), "See `dmesg`"),
     };
     refused(address, why, fix)
 }
@@ -144,10 +144,10 @@ pub(super) fn open_group(root: &Root, address: Address, name: &str, error: &io::
 pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
     let fix = match error.raw_os_error() {
         Some(libc::EPERM) => {
-            "The machine's interrupts are not kept apart: switch interrupt remapping on in the firmware, or accept that \
+            "The machine does not isolate interrupts: enable interrupt remapping in the firmware, or accept that \
              with vfio_iommu_type1.allow_unsafe_interrupts=1"
         }
-        _ => "`dmesg` says why",
+        _ => "See `dmesg`",
     };
     refused(address, format!("VFIO_SET_IOMMU: {error}"), fix)
 }
@@ -158,10 +158,12 @@ pub(super) fn device(address: Address, error: &io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENODEV) => refused(
             address,
-            format!("{call}; it is being taken off the bus, or away from vfio-pci"),
-            format!("Try again; `onehop drive recover -d {address}` looks for a drive that has left the bus"),
+            format!("{call}; it is being removed from the bus, or from vfio-pci"),
+            format!(
+                "Try again; `onehop drive recover -d {address}` rescans for a drive that has left the bus"
+            ),
         ),
-        _ => refused(address, call, "`dmesg` says why"),
+        _ => refused(address, call, "See `dmesg`"),
     }
 }
 
@@ -171,15 +173,15 @@ pub(super) fn iommufd(address: Address, name: &str, error: &io::Error) -> Error 
         Some(libc::ENOENT) => {
             "Use a kernel with CONFIG_IOMMUFD (`modprobe iommufd`), or VFIO's groups (`?via=vfio`)"
         }
-        Some(libc::EACCES | libc::EPERM) => "Be root, or have root give this file to your user (chown)",
-        _ => "`dmesg` says why",
+        Some(libc::EACCES | libc::EPERM) => "Run as root, or have root give this file to your user (chown)",
+        _ => "See `dmesg`",
     };
     refused(address, format!("{name}: {error}"), fix)
 }
 
 /// The kernel's VFIO has no files for single devices.
 pub(super) fn no_device_file(address: Address) -> Error {
-    let why = "the kernel's VFIO gives it no file of its own, only its group's".to_owned();
+    let why = "the kernel's VFIO has no file for the device, only for its group".to_owned();
     refused(address, why, "Use a kernel with CONFIG_VFIO_DEVICE_CDEV, or VFIO's groups (`?via=vfio`)")
 }
 
@@ -191,22 +193,22 @@ pub(super) fn bind(root: &Root, address: Address, error: &io::Error) -> Error {
         Some(libc::EPERM) => refused(
             address,
             call,
-            "The machine's interrupts are not kept apart: switch interrupt remapping on in the firmware, or accept that with \
+            "The machine does not isolate interrupts: enable interrupt remapping in the firmware, or accept that with \
              iommufd.allow_unsafe_interrupts=1",
         ),
         Some(libc::EBUSY | libc::EINVAL) => match others(root, address, number, true) {
             others if others.is_empty() => refused(
                 address,
-                format!("{call}; another program has it, or the rest of its IOMMU group {number}"),
+                format!("{call}; another program uses it, or the rest of its IOMMU group {number}"),
                 "Stop that program",
             ),
             others => shared(root, address, number, &others),
         },
-        _ => refused(address, call, "`dmesg` says why"),
+        _ => refused(address, call, "See `dmesg`"),
     }
 }
 
 /// The device cannot have an address space of ours.
 pub(super) fn attach(address: Address, error: &io::Error) -> Error {
-    refused(address, format!("VFIO_DEVICE_ATTACH_IOMMUFD_PT: {error}"), "`dmesg` says why")
+    refused(address, format!("VFIO_DEVICE_ATTACH_IOMMUFD_PT: {error}"), "See `dmesg`")
 }

@@ -28,7 +28,7 @@ impl Bench {
         let (state, mut why, wrong_bytes) =
             self.peek().unwrap_or_else(|error| (State::No, error.to_string(), false));
         if state != State::Yes && self.gone().is_some() {
-            why.push_str("; the CPU, too, reads all ones now: the drive has gone");
+            why.push_str("; the CPU now also reads all ones: the drive has gone");
         }
         Row { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
     }
@@ -59,16 +59,16 @@ fn judge(want: [u32; 3], seen: &[u32]) -> Verdict {
     for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
         if *seen == u32::MAX {
             let why = format!(
-                "it got all ones for {name}, where the CPU reads {want:#010x}: the way to the drive loses such reads"
+                "all ones for {name}, where the CPU reads {want:#010x}: the path to the drive loses such reads"
             );
             return (State::No, why, false);
         }
         if *seen != want {
-            return (State::No, format!("it got {seen:#010x} for {name}, and the CPU {want:#010x}"), true);
+            return (State::No, format!("{seen:#010x} for {name}, where the CPU reads {want:#010x}"), true);
         }
     }
     if seen.len() < want.len() {
-        let why = format!("its time was over after {} of {} registers", seen.len(), want.len());
+        let why = format!("time limit reached after {} of {} registers", seen.len(), want.len());
         return (State::No, why, false);
     }
     let [low, high, version] = want;
@@ -97,7 +97,7 @@ mod tests {
             (&[0x1ff, u32::MAX], "all ones for the upper half", false),
             (&[0x1ff, 0x20], "after 2 of 3", false),
             (&[], "after 0 of 3", false),
-            (&[0x1ff, 0x20, 0], "0x00000000 for VS, and the CPU 0x00010400", true),
+            (&[0x1ff, 0x20, 0], "0x00000000 for VS, where the CPU reads 0x00010400", true),
         ] {
             let (state, why, wrong_bytes) = told(seen);
             assert!(state == State::No && why.contains(words) && wrong_bytes == wrong, "{seen:x?}: {why}");

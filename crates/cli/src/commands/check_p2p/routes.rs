@@ -37,9 +37,12 @@ fn verdict(rows: &[Row], route: &'static str, direction: &'static str, needs: &[
     } else if let Some(row) = of(State::Untested) {
         ("untested", row.why.clone())
     } else if direction == "from_gpu" && route == "cpu/pinned" {
-        ("untested", "nothing is written to the drive here; reading through the same memory works".to_owned())
+        (
+            "untested",
+            "this check does not write to the drive; reading through the same memory works".to_owned(),
+        )
     } else {
-        ("yes", "every step of it was done, and its bytes compared".to_owned())
+        ("yes", "every step worked, and its bytes were compared".to_owned())
     };
     Verdict { route, direction, verdict, reason }
 }

@@ -56,7 +56,7 @@ impl Row {
 
     /// One that was not tried because one before it failed.
     fn after(before: &str, id: &'static str, what: &'static str) -> Self {
-        Self::untested(id, what, format!("not tried, as '{before}' failed"))
+        Self::untested(id, what, format!("not tested, because '{before}' failed"))
     }
 }
 
@@ -70,16 +70,16 @@ type Step = (&'static str, &'static str, fn(&mut Bench) -> Result<()>);
 /// In this order: what a step needs was shown by those before it.
 const STEPS: [Step; 11] = [
     ("registers", "the CPU reads the drive's registers (BAR0)", Bench::registers),
-    ("bring-up", "the drive comes up and says who it is", Bench::bring_up),
+    ("bring-up", "the drive initializes and identifies itself", Bench::bring_up),
     ("host-read", "the drive writes a block into host memory", Bench::host_read),
-    ("doorbell-map", "the GPU gets an address for the drive's doorbells", Bench::doorbells),
-    ("gpu-rings", "the GPU rings a doorbell, and the drive carries its command out", Bench::gpu_rings),
+    ("doorbell-map", "the drive's doorbells are mapped for the GPU", Bench::doorbells),
+    ("gpu-rings", "the GPU rings a doorbell, and the drive executes the command", Bench::gpu_rings),
     ("vram-write", "the drive writes a block into GPU memory", Bench::vram_write),
-    ("vram-read", "the drive reads GPU memory (it compares a block with it)", Bench::vram_read),
-    ("data-vram", "the GPU commands, and the data go into its memory", Bench::data_in_vram),
-    ("cq-vram", "the completion queue in GPU memory", Bench::cq_in_vram),
-    ("sq-vram", "the submission queue in GPU memory", Bench::sq_in_vram),
-    ("sq-cmb", "the submission queue in the drive's own memory", Bench::sq_in_cmb),
+    ("vram-read", "the drive reads GPU memory (Compare)", Bench::vram_read),
+    ("data-vram", "the GPU submits commands, with data in GPU memory", Bench::data_in_vram),
+    ("cq-vram", "completion queue in GPU memory", Bench::cq_in_vram),
+    ("sq-vram", "submission queue in GPU memory", Bench::sq_in_vram),
+    ("sq-cmb", "submission queue in the drive's memory (CMB)", Bench::sq_in_cmb),
 ];
 
 /// Without these there is nothing to be tried.
@@ -169,7 +169,7 @@ impl Bench {
     }
 
     fn up(&self) -> Result<&(Drive, Namespace)> {
-        self.drive.as_ref().ok_or_else(|| CliError::Failed("the drive was not brought up".into()))
+        self.drive.as_ref().ok_or_else(|| CliError::Failed("the drive was not initialized".into()))
     }
 
     fn block_bytes(&self) -> Result<usize> {
@@ -258,7 +258,7 @@ impl Bench {
             || ns.format.has_separate_metadata()
             || ns.format.pi != 0
         {
-            let why = "the drive has no command Compare for this namespace; 'sq-vram' tells the same";
+            let why = "the drive has no Compare command for this namespace; 'sq-vram' tests the same";
             return Err(Error::Unsupported { drive: drive.name().to_owned(), why: why.into() }.into());
         }
         let queue = drive.queue()?;
@@ -270,7 +270,7 @@ impl Bench {
             Err(Error::Command { status, .. }) if status.code() == COMPARE_FAILURE => Ok(()),
             Err(error) => Err(error.into()),
             Ok(_) => Err(CliError::Mismatch(
-                "the drive found other bytes equal to its own: it does not read them".into(),
+                "the drive reported different bytes as equal: it does not read them".into(),
             )),
         }
     }
@@ -283,7 +283,7 @@ fn compare(want: &[u8], got: &[u8]) -> Result<()> {
     match want.iter().zip(got).position(|(a, b)| a != b) {
         None if want.len() == got.len() => Ok(()),
         at => Err(CliError::Mismatch(format!(
-            "it was reported as done, but from byte {} on other bytes are there than on the drive",
+            "reported as done, but from byte {} on the bytes differ from the drive's",
             at.unwrap_or(0)
         ))),
     }

@@ -101,6 +101,11 @@ fn why_not(list: &[onehop_sdr::WhyNot]) -> Vec<WhyNot> {
 }
 
 fn check_seconds(text: &str) -> std::result::Result<f64, String> {
-    let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
-    seconds.ok_or_else(|| "seconds from 0.01 to 86400 are wanted".into())
+    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(number), _) => (number, 1e-3),
+        (None, number) => (number.unwrap_or(text), 1.0),
+    };
+    let seconds = number.parse().ok().map(|number: f64| number * unit);
+    let seconds = seconds.filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "expected a time from 0.01 to 86400 seconds, such as 2, 2s or 500ms".into())
 }

@@ -1,6 +1,6 @@
 //! What is told of a self-test that takes long, and how it is ended.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use onehop_radio::{BUFFERS, Shape};
@@ -25,7 +25,7 @@ pub(super) struct Notice<'a> {
 
 impl<'a> Notice<'a> {
     pub(super) fn new(context: &'a Context, shape: Shape) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+        let terminal = crate::terminal::has_bars();
         Self { stop: &context.stop, buffer: shape.bytes(), begun: Instant::now(), told: None, terminal }
     }
 

@@ -1,6 +1,6 @@
 //! `onehop sdr rx`: samples from a board into GPU memory, looked at by the GPU.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -247,7 +247,7 @@ struct Screen(bool);
 
 impl Screen {
     fn new(json: bool) -> Self {
-        Self(!json && std::io::stderr().is_terminal())
+        Self(!json && crate::terminal::has_bars())
     }
 
     fn show(&mut self, sight: &Sight, counts: &Counts, time: Duration, shape: Shape) {
