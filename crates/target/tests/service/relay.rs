@@ -278,6 +278,12 @@ fn what_was_recorded_is_of_no_use_later() {
     stream.write_all(&up).unwrap();
     // To the end, which comes.
     let _ = stream.read_to_end(&mut Vec::new());
+    // The target counts a connection when it has closed it.
+    let begun = Instant::now();
+    while scene.target.report().forged == 0 {
+        assert!(begun.elapsed() < LONG, "{:?}", scene.target.report());
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
     assert_eq!(scene.target.report().forged, 1, "{:?}", scene.target.report());
     assert_eq!(std::fs::read(scene.bed.root().join("keep")).unwrap(), b"again");
     assert_eq!(std::fs::read(scene.bed.root().join("log")).unwrap(), b"once");
