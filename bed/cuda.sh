@@ -208,7 +208,7 @@ sanitize() {
         # Under racecheck threads of one warp keep each other waiting (seen with 13.5.25).
         if [ $tool = racecheck ]; then export ONEHOP_GPU_UNFAIR=1; else unset ONEHOP_GPU_UNFAIR; fi
         sanitized $tool ./test-gpu --test-threads=1 every_kernel_once many_commands each_of_the_kernels_ends_by_itself
-        sanitized $tool ./test-cuda --test-threads=1 sums:: registers_are_read_one_by_one
+        sanitized $tool ./test-cuda --test-threads=1 sums:: registers_are_read_one_by_one marks_
         sanitized $tool ./kernels-test --test-threads=1 every_call_is_answered pointers_are_chased
         for mode in --queues=1 --mode=shared --depth=1; do
             sanitized $tool ./onehop demo -g 0 --route gpu/tier1 --size 1M $mode

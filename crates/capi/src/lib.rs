@@ -204,7 +204,7 @@ pub unsafe extern "C" fn onehop_data_read(
         }
         let offset = lent.check_range(offset, bytes)?;
         // Zeroed first: what C lends may never have been written.
-        // SAFETY: the caller's promise; no allocation is larger than a region, which holds as many bytes.
+        // SAFETY: the caller's promise. `check_range` has found the bytes within a region, so their number is no more than isize::MAX.
         let out = unsafe {
             to.cast::<u8>().write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)

@@ -8,7 +8,7 @@ use onehop_os::hf3fs::{MOST_HOLES, hardlink, punch_holes};
 use onehop_usrbio::buffer::Buffer;
 use onehop_usrbio::files::is_3fs;
 use onehop_usrbio::{Error, Id, Result, mount};
-use rustix::fs::{CWD, Mode, OFlags, fcntl_getfl, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use crate::arguments::{id, mount_point, path, place, wrong};
@@ -21,10 +21,12 @@ fn borrow<'a>(fd: c_int) -> std::result::Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: it is used within the call; whether it is open is asked first.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    fcntl_getfl(borrowed)?;
-    Ok(borrowed)
+    // SAFETY: any number may be asked about; nothing is borrowed yet.
+    if unsafe { libc::fcntl(fd, libc::F_GETFL) } < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: it is open, and the caller of the C function keeps it so until the call returns, in which alone it is used.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Whether a file is one of 3FS.

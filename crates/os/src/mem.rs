@@ -224,7 +224,8 @@ impl HostMem {
         if !(self.offset + offset).is_multiple_of(4) {
             return Err(Error::OutOfRange { offset, bytes: 4, len: self.len });
         }
-        // SAFETY: in range and aligned; the mapping outlives &self; all access to it is atomic.
+        // SAFETY: in range and aligned; the mapping outlives &self. References to it are of atomics alone; see `Mapping`'s Sync for
+        // those who take the pointer.
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
     }
 
@@ -369,8 +370,8 @@ impl HostMem {
     /// The places of dense marks that were checked to be aligned.
     fn qwords(&self, marks: &Marks) -> &[AtomicU64] {
         let first = self.host_ptr().wrapping_add(marks.first as usize);
-        // SAFETY: the caller has checked that `count` aligned words from `first` on are in range; the mapping outlives &self;
-        // all access to it is atomic.
+        // SAFETY: the caller has checked that `count` aligned words from `first` on are in range; the mapping outlives &self.
+        // References to it are of atomics alone; see `Mapping`'s Sync for those who take the pointer.
         unsafe { std::slice::from_raw_parts(first.cast(), marks.count as usize) }
     }
 
@@ -424,7 +425,8 @@ impl HostMem {
     }
 
     fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: the callers have checked the range; the mapping outlives &self; all access to it is atomic.
+        // SAFETY: the callers have checked the range; the mapping outlives &self. References to it are of atomics alone; see
+        // `Mapping`'s Sync for those who take the pointer.
         unsafe { AtomicU8::from_ptr(self.host_ptr().add(offset)) }
     }
 

@@ -36,7 +36,8 @@ impl MmioWindow {
     pub fn read32(&self, offset: u32) -> u32 {
         let Some(at) = self.place(offset, 4) else { return u32::MAX };
         // SAFETY: in range and aligned; the mapping outlives &self. It is none of Rust's allocations: a volatile access there is
-        // one of the hardware's, whatever a device or another thread does there at the same time.
+        // one of the hardware's, whatever a device or another thread does there at the same time. Registers of simulated devices
+        // are shared or anonymous mappings, made by mmap and not by Rust, and each access is one aligned instruction.
         let value = unsafe { at.cast::<u32>().read_volatile() };
         after_load();
         value

@@ -41,7 +41,7 @@ impl HostMem {
         self.check_writable_range(offset, bytes).map_err(std::io::Error::other)?;
         let (to, count) = (self.host_ptr().wrapping_add(offset), bytes.min(MOST));
         // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a
-        // device does, and nobody has a reference to its bytes.
+        // device does, and references to its bytes are of atomics alone.
         let read = unsafe { libc::pread(file.as_raw_fd(), to.cast(), count, at as i64) };
         usize::try_from(read).map_err(|_| std::io::Error::last_os_error())
     }

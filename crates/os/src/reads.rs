@@ -153,7 +153,7 @@ impl Reads {
         let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.unregistered.is_none());
         self.pending[slot] = Some(Pending { name, _file: file.clone() });
         // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or write
-        // has ended; dropping `self` waits for that.
+        // has ended. Dropping `self` waits for that and, where it takes too long, leaves the memory to the kernel for good.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
             self.pending[slot] = None;
             self.free.push(slot);

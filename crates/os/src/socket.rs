@@ -46,7 +46,7 @@ impl HostMem {
         self.check_writable_range(offset, bytes)?;
         let to = self.host_ptr().wrapping_add(offset);
         // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a device
-        // does, and nobody has a reference to its bytes.
+        // does, and references to its bytes are of atomics alone.
         let came = unsafe { libc::recv(socket.as_fd().as_raw_fd(), to.cast(), bytes, libc::MSG_DONTWAIT) };
         counted("recv", came)
     }

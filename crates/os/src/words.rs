@@ -13,7 +13,7 @@ pub struct Words {
     _mem: HostMem,
 }
 
-// SAFETY: the words stay mapped as long as the memory is held; all access to them is atomic.
+// SAFETY: the words stay mapped as long as the memory is held; what is lent of them is references to atomics, as of the memory.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
@@ -35,7 +35,7 @@ impl Words {
     #[must_use]
     pub fn get(&self, index: u32) -> Option<&AtomicU32> {
         let index = index as usize;
-        // SAFETY: in range and aligned; the mapping outlives &self; all access to it is atomic.
+        // SAFETY: in range and aligned; the mapping outlives &self. References to it are of atomics alone, as `HostMem`'s are.
         (index < self.count).then(|| unsafe { AtomicU32::from_ptr(self.first.as_ptr().add(index)) })
     }
 
@@ -50,7 +50,7 @@ impl Words {
         for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
             let [low, high] = if cfg!(target_endian = "little") { *pair } else { [pair[1], pair[0]] };
             // SAFETY: 16 words from `index` on are in range, and aligned to eight bytes as the first word and an even index
-            // are; the mapping outlives &self; all access to it is atomic.
+            // are; the mapping outlives &self. References to it are of atomics alone, as `HostMem`'s are.
             unsafe { AtomicU64::from_ptr(self.first.as_ptr().add(index + 2 * i).cast()) }
                 .store(u64::from(low) | u64::from(high) << 32, Ordering::Relaxed);
         }

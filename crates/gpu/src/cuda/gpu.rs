@@ -425,7 +425,8 @@ impl Gpu for CudaGpu {
         let (memory, _) = self.write_launch(launch, 0)?;
         let call = loaded.prepare(launch, memory.addr().0);
         let used = Used { memory: Some(memory), _held: held };
-        // SAFETY: the arguments are those of kernels.rs; the queues' memory is there, and held until the kernel has ended.
+        // SAFETY: the arguments are those of kernels.rs; the queues' memory is there, and held until the kernel has ended. Of what
+        // lies in it the kernel takes identifiers alone.
         let mut work = unsafe { self.start("preparing queues", &call, PREPARE, used) }?;
         if let Some(memory) = work.wait()? {
             keep(&self.0, memory);
@@ -444,7 +445,8 @@ impl Gpu for CudaGpu {
         let (memory, layout) = self.write_launch(launch, count)?;
         let call = loaded.run(launch, job, memory.addr().0, &layout)?;
         let used = Used { memory: Some(memory), _held: held };
-        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended.
+        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended. What
+        // lies in control memory is checked by the kernel against the rings before it becomes an address.
         let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, used) }?;
         let inner = self.0.clone();
         let give_back = Box::new(move |memory| keep(&inner, memory));

@@ -61,21 +61,32 @@ impl Marker {
         marks.is_dense() && (memory + marks.first).is_multiple_of(Marks::BYTES) && marks.count <= MOST
     }
 
-    /// Begins to write the word to every place, which the caller has checked to be allocated.
-    pub(super) fn mark(&self, stream: &Stream, memory: DevicePtr, marks: &Marks) -> Result<()> {
+    /// Begins to write the word to every place.
+    ///
+    /// # Safety
+    /// All of them are allocated until the stream has come so far.
+    pub(super) unsafe fn mark(&self, stream: &Stream, memory: DevicePtr, marks: &Marks) -> Result<()> {
         let args = [Arg::U64(memory + marks.first), Arg::U64(marks.count), Arg::U64(marks.word)];
-        // SAFETY: these are the kernel's arguments; the caller has checked the range, and waits for the end.
+        // SAFETY: these are the kernel's arguments; the caller vouches for the places.
         unsafe { self.mark.launch(stream, shape(marks.count), &args) }
     }
 
     /// Begins to count the places that still hold the word; the number will be at the address that this returns.
-    pub(super) fn count(&self, stream: &Stream, memory: DevicePtr, marks: &Marks) -> Result<DevicePtr> {
+    ///
+    /// # Safety
+    /// As for [`Self::mark`].
+    pub(super) unsafe fn count(
+        &self,
+        stream: &Stream,
+        memory: DevicePtr,
+        marks: &Marks,
+    ) -> Result<DevicePtr> {
         let Counter { context, at } = &self.counter;
         // SAFETY: the counter is allocated.
         context.call("zeroing a counter", |driver| unsafe { driver.set_bytes(*at, 0, 4, stream.raw()) })?;
         let args =
             [Arg::U64(memory + marks.first), Arg::U64(marks.count), Arg::U64(marks.word), Arg::U64(*at)];
-        // SAFETY: these are the kernel's arguments; the caller has checked the range, and waits for the end.
+        // SAFETY: these are the kernel's arguments; the caller vouches for the places.
         unsafe { self.left.launch(stream, shape(marks.count), &args) }?;
         Ok(*at)
     }

@@ -217,10 +217,14 @@ impl Stream {
     }
 
     /// Copies between GPU memory and a caller's, through memory of ours.
-    fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: Bytes<'_>) -> Result<()> {
+    ///
+    /// # Safety
+    /// As many bytes are allocated at `at`, until the call returns.
+    unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: Bytes<'_>) -> Result<()> {
         let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
         let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
-        let copied = self.pieces(what, &bounce, at, &mut bytes);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { self.pieces(what, &bounce, at, &mut bytes) };
         // Where one failed, another may still be under way.
         let end = if copied.is_ok() { End::Over } else { wait(LONGEST, COPIES, || self.progress()) };
         if matches!(end, End::Unended(_)) {
@@ -234,11 +238,14 @@ impl Stream {
         copied
     }
 
-    fn pieces(&self, what: &str, bounce: &Bounce, at: DevicePtr, bytes: &mut Bytes<'_>) -> Result<()> {
+    /// # Safety
+    /// As for [`Self::bounced`].
+    unsafe fn pieces(&self, what: &str, bounce: &Bounce, at: DevicePtr, bytes: &mut Bytes<'_>) -> Result<()> {
         let count = bytes.len().div_ceil(PIECE);
         for piece in 0..=count {
             if piece < count {
-                self.start_piece(what, bounce, at, bytes, piece)?;
+                // SAFETY: the caller's promise.
+                unsafe { self.start_piece(what, bounce, at, bytes, piece) }?;
             }
             if let Some(last) = piece.checked_sub(1) {
                 match wait(LONGEST, COPIES, || bounce.ends[last % 2].progress()) {
@@ -257,7 +264,10 @@ impl Stream {
     }
 
     /// Begins to copy a piece; the one before the last that used its half has ended.
-    fn start_piece(
+    ///
+    /// # Safety
+    /// As for [`Self::bounced`].
+    unsafe fn start_piece(
         &self,
         what: &str,
         bounce: &Bounce,
@@ -281,25 +291,35 @@ impl Stream {
         bounce.ends[piece % 2].record(self)
     }
 
-    /// Copies into GPU memory. The caller has checked that the range is allocated.
-    pub(super) fn copy_in(self: &Arc<Self>, to: DevicePtr, data: &[u8]) -> Result<()> {
+    /// Copies into GPU memory.
+    ///
+    /// # Safety
+    /// As many bytes are allocated at `to`, until the call returns.
+    pub(super) unsafe fn copy_in(self: &Arc<Self>, to: DevicePtr, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
-        self.bounced("copying into GPU memory", to, Bytes::In(data))
+        // SAFETY: the caller's promise.
+        unsafe { self.bounced("copying into GPU memory", to, Bytes::In(data)) }
     }
 
-    /// Copies out of GPU memory. The caller has checked that the range is allocated.
-    pub(super) fn copy_out(self: &Arc<Self>, from: DevicePtr, out: &mut [u8]) -> Result<()> {
+    /// Copies out of GPU memory.
+    ///
+    /// # Safety
+    /// As many bytes are allocated at `from`, until the call returns.
+    pub(super) unsafe fn copy_out(self: &Arc<Self>, from: DevicePtr, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
         }
-        self.bounced("copying out of GPU memory", from, Bytes::Out(out))
+        // SAFETY: the caller's promise.
+        unsafe { self.bounced("copying out of GPU memory", from, Bytes::Out(out)) }
     }
 
-    /// Copies out of GPU memory to host memory, all of it. The caller has checked that the range is allocated, and the host
-    /// memory writable.
-    pub(super) fn copy_out_to(self: &Arc<Self>, from: DevicePtr, to: &HostMem) -> Result<()> {
+    /// Copies out of GPU memory to host memory, all of it.
+    ///
+    /// # Safety
+    /// As many bytes are allocated at `from`, until the call returns, and the host memory is writable.
+    pub(super) unsafe fn copy_out_to(self: &Arc<Self>, from: DevicePtr, to: &HostMem) -> Result<()> {
         if to.is_empty() {
             return Ok(());
         }
@@ -345,10 +365,14 @@ impl Stream {
         }
     }
 
-    /// Puts a word in several places of GPU memory. The caller has checked that all of them are allocated.
-    pub(super) fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
+    /// Puts a word in several places of GPU memory.
+    ///
+    /// # Safety
+    /// All of them are allocated, until the call returns.
+    pub(super) unsafe fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
         if Marker::takes(memory, marks) {
-            let begin = |marker: &Marker| marker.mark(self, memory, marks);
+            // SAFETY: the caller's promise; `by_marker` waits for the end, or leaves the kernel what it uses.
+            let begin = |marker: &Marker| unsafe { marker.mark(self, memory, marks) };
             return self.by_marker("marking GPU memory", begin, Ok);
         }
         let (at, pitch, height) = (memory + marks.first, marks.step as usize, marks.count as usize);
@@ -362,13 +386,18 @@ impl Stream {
         })
     }
 
-    /// How many of the places still hold the word. The caller has checked that all of them are allocated.
-    pub(super) fn marks_left(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<u64> {
+    /// How many of the places still hold the word.
+    ///
+    /// # Safety
+    /// As for [`Self::mark`].
+    pub(super) unsafe fn marks_left(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<u64> {
         if Marker::takes(memory, marks) {
-            let begin = |marker: &Marker| marker.count(self, memory, marks);
+            // SAFETY: as for `mark`.
+            let begin = |marker: &Marker| unsafe { marker.count(self, memory, marks) };
             return self.by_marker("counting marks in GPU memory", begin, |counter| {
                 let mut left = [0; 4];
-                self.copy_out(counter, &mut left)?;
+                // SAFETY: the counter has four bytes and lives as long as the marker.
+                unsafe { self.copy_out(counter, &mut left) }?;
                 Ok(u32::from_le_bytes(left).into())
             });
         }
@@ -399,8 +428,11 @@ impl Stream {
         Ok(words.iter().filter(|word| **word == marks.word).count() as u64)
     }
 
-    /// Sets bytes of GPU memory. The caller has checked that the range is allocated.
-    pub(super) fn fill(self: &Arc<Self>, at: DevicePtr, bytes: usize, value: u8) -> Result<()> {
+    /// Sets bytes of GPU memory.
+    ///
+    /// # Safety
+    /// The range is allocated, until the call returns.
+    pub(super) unsafe fn fill(self: &Arc<Self>, at: DevicePtr, bytes: usize, value: u8) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }

@@ -165,8 +165,10 @@ impl Domain {
         bytes: usize,
         access: Access,
     ) -> Result<Registration> {
-        // SAFETY: the range is the memory's: mapped host memory, or memory at an address that a GPU's driver has given it and
-        // that no CPU memory has. The registration keeps it alive, and it is reached by copies only.
+        // SAFETY: the range is the memory's own word: `DmaMemory` is implemented by safe code as well. Of host memory it comes from
+        // `HostMem`, which is a mapping that the registration keeps. A GPU's address is looked up by the kernel, which pins what is
+        // mapped there or refuses: where an implementor gave an address of CPU memory, that would be registered. Only this project's
+        // crates implement the trait, and give a GPU's addresses.
         let mr =
             unsafe { (self.device.functions().reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access)) };
         self.made("ibv_reg_mr", memory, mr)
