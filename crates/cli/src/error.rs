@@ -65,7 +65,7 @@ pub(crate) enum CliError {
     #[error("{0}")]
     Failed(String),
     /// Ctrl-C, or a request to end.
-    #[error("interrupted; queues are deleted, and drives released")]
+    #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
     /// The same, of files of this machine, where no device was driven.
     #[error("stopped before it was done; the memory that was filled is given back")]
