@@ -7,17 +7,14 @@ mod drives;
 mod error;
 mod fat;
 mod gpus;
-mod memory;
 mod model;
 mod noise;
 mod progress;
 mod report;
-mod route;
 mod sources;
 mod stop;
 mod transfer;
 mod units;
-mod volume;
 
 use std::process::ExitCode;
 
