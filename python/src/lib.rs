@@ -3,6 +3,7 @@
 
 mod device;
 mod dlpack;
+mod drive;
 mod dtype;
 mod error;
 mod job;
