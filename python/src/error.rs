@@ -5,6 +5,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use onehop_load::Error as Load;
+use onehop_transfer::{Error as Transfer, ErrorKind};
+
+use crate::outcome::WhyNot;
 
 /// The result of this module's calls.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -33,6 +36,12 @@ pub(crate) enum Error {
     /// Model files, plans, and their way to the GPU.
     #[error(transparent)]
     Load(#[from] Load),
+    /// A drive cannot be opened.
+    #[error(transparent)]
+    OpenDrive(Box<Transfer>),
+    /// A load from a drive.
+    #[error(transparent)]
+    Transfer(Box<Transfer>),
     /// The GPU.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
@@ -65,6 +74,11 @@ impl Error {
             Self::Fit { .. } => Kind::of("OutOfGpuMemoryError"),
             Self::Differs { .. } => Kind::of("VerificationError"),
             Self::Load(error) => load_kind(error),
+            Self::OpenDrive(error) => match error.kind() {
+                ErrorKind::Request => Kind::of("RequestError"),
+                _ => Kind::of("DriveError"),
+            },
+            Self::Transfer(error) => transfer_kind(error),
             Self::Gpu(_) => Kind::of("DeviceError"),
             Self::Lost | Self::Thread(_) => Kind::of("OnehopError"),
         }
@@ -105,6 +119,9 @@ fn load_kind(error: &Load) -> Kind<'_> {
         | Load::Model(_) => Kind::of("FormatError"),
         Load::Plan(plan::Error::NoMatch { .. }) => Kind::of("UnknownTensorError"),
         Load::Plan(_) => Kind::of("RequestError"),
+        Load::OnDrive { why, .. } => files_kind(why),
+        Load::NotMapped { .. } => Kind::of("MissingFileError"),
+        Load::MappedTwice { .. } => Kind::of("FormatError"),
         Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
         Load::Gpu(_) => Kind::of("DeviceError"),
         Load::Stalled { .. } | Load::Slow { .. } => Kind::of("StalledError"),
@@ -113,23 +130,75 @@ fn load_kind(error: &Load) -> Kind<'_> {
     }
 }
 
-impl From<Error> for PyErr {
-    fn from(error: Error) -> Self {
-        let text = error.to_string();
-        Python::attach(|py| raise(py, &error.kind(), text).unwrap_or_else(|other| other))
+fn transfer_kind(error: &Transfer) -> Kind<'_> {
+    match error {
+        Transfer::Load(error) => return load_kind(error),
+        Transfer::Files(why) => return files_kind(why),
+        Transfer::File { path, source, .. } => {
+            return Kind { class: "FileError", system: Some((source, path)) };
+        }
+        _ => {}
+    }
+    Kind::of(match error.kind() {
+        ErrorKind::Request => "RequestError",
+        ErrorKind::NotPossible => "RouteError",
+        ErrorKind::NoRoom => "OutOfGpuMemoryError",
+        ErrorKind::Drive => "DriveError",
+        ErrorKind::Gpu => "DeviceError",
+        ErrorKind::Files => "FileError",
+        ErrorKind::Mismatch => "VerificationError",
+        ErrorKind::Cancelled => "CancelledError",
+        ErrorKind::Defect => "OnehopError",
+    })
+}
+
+fn files_kind(error: &onehop_files::Error) -> Kind<'_> {
+    use onehop_files::Error as Files;
+    Kind::of(match error {
+        Files::Read { .. } => "DriveError",
+        Files::Damaged { .. } | Files::Unsupported { .. } | Files::Dirty { .. } | Files::NoFileSystem(_) => {
+            "FormatError"
+        }
+        Files::WhichPartition(_) => "RequestError",
+        Files::NotFound { .. } => "MissingFileError",
+        Files::Changed { .. } => "ChangedFileError",
+        Files::WithinBlock { .. } => "RouteError",
+        _ => "FileError",
+    })
+}
+
+impl From<Transfer> for Error {
+    fn from(error: Transfer) -> Self {
+        Self::Transfer(Box::new(error))
     }
 }
 
-fn raise(py: Python<'_>, kind: &Kind<'_>, text: String) -> PyResult<PyErr> {
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        Python::attach(|py| raise(py, &error, text).unwrap_or_else(|other| other))
+    }
+}
+
+fn raise(py: Python<'_>, error: &Error, text: String) -> PyResult<PyErr> {
+    let kind = error.kind();
     let class = py.import("onehop.errors")?.getattr(kind.class)?;
     let class = class.cast::<PyType>().map_err(|_| PyRuntimeError::new_err(text.clone()))?.clone();
     // Those of the system have their number and their file as attributes, as users of OSError expect.
     let number = kind.system.and_then(|(error, file)| Some((error.raw_os_error()?, file.to_owned())));
-    Ok(match number {
+    let raised = match number {
         Some((number, file)) => {
             let text: String = py.import("os")?.call_method1("strerror", (number,))?.extract()?;
             PyErr::from_type(class, (number, text, file))
         }
         None => PyErr::from_type(class, text),
-    })
+    };
+    // Each route that was tried, for programs.
+    if let Error::Transfer(error) = error
+        && let Transfer::NoRoute(tried) = &**error
+    {
+        let tried: Vec<_> = tried.iter().cloned().map(WhyNot::from).collect();
+        raised.value(py).setattr("tried", tried)?;
+    }
+    Ok(raised)
 }

@@ -8,16 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
+use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{self, Arena, Prepared, RingEngine, Stopper};
 use onehop_load::model::Tensor as Entry;
 use onehop_load::plan::{Options, Placed};
 use onehop_load::stream::Stream;
 use onehop_load::{LocalFile, Manifest, Model, Part, Plan, Selection, TensorInfo, check};
+use onehop_transfer::{Chosen, Progress};
 use pyo3::prelude::*;
 
 use crate::descriptors;
 use crate::device::{Device, DeviceSpec};
 use crate::dlpack;
+use crate::drive::OpenDrive;
 use crate::dtype::{carried, data_type};
 use crate::error::{Error, Result};
 use crate::model::Dim;
@@ -25,7 +28,7 @@ use crate::outcome::{Outcome, Start};
 use crate::tensor::{Tensor, packed_strides};
 
 /// How long Python is not asked whether somebody pressed Ctrl-C.
-const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
 const END: Duration = Duration::from_secs(1);
@@ -38,10 +41,18 @@ pub(crate) struct Request {
     pub model: Arc<Model>,
     pub device: DeviceSpec,
     pub wanted: Wanted,
-    pub options: engine::Options,
+    pub origin: Origin,
     pub verify: bool,
     pub manifest: Option<PathBuf>,
     pub measure_limit: bool,
+}
+
+/// Where the bytes come from, and how.
+pub(crate) enum Origin {
+    /// Files of this machine.
+    Files(engine::Options),
+    /// A drive that onehop drives by itself.
+    Drive(Arc<OpenDrive>, onehop_transfer::Options),
 }
 
 /// What of the model.
@@ -84,6 +95,19 @@ impl Shared {
 
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+}
+
+/// A drive's load counts whole blocks, of which there may be more than bytes of tensors, or fewer.
+impl Progress for Shared {
+    fn moved(&self, bytes: u64) {
+        let most = self.total.load(Ordering::Acquire);
+        let add = |now: u64| Some(now.saturating_add(bytes).min(most));
+        let _ = self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_stopped()
     }
 }
 
@@ -220,9 +244,15 @@ struct LoadTask {
 
 impl LoadTask {
     fn run(self) {
-        let outcome = self.load().map(Box::new);
+        let outcome = match &self.request.origin {
+            Origin::Files(options) => self.load(options),
+            Origin::Drive(drive, options) => self.load_from_drive(drive, options),
+        };
+        let Self { sender, request, .. } = self;
+        // Closes the drive, if nothing else has it open: who hears of the end may open it again.
+        drop(request);
         // Whoever waited may have gone.
-        let _ = self.sender.send(Event::Done(outcome));
+        let _ = sender.send(Event::Done(outcome.map(Box::new)));
     }
 
     fn go_on(&self) -> bool {
@@ -233,10 +263,14 @@ impl LoadTask {
         if self.go_on() { Ok(()) } else { Err(onehop_load::Error::Cancelled.into()) }
     }
 
-    fn load(&self) -> Result<Outcome> {
-        let Request { model, device, options, .. } = &self.request;
+    fn manifest(&self) -> Result<Option<Manifest>> {
         let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
-        let manifest = manifest.transpose()?;
+        Ok(manifest.transpose()?)
+    }
+
+    fn load(&self, options: &engine::Options) -> Result<Outcome> {
+        let Request { model, device, .. } = &self.request;
+        let manifest = self.manifest()?;
         let plan = self.plan()?;
         descriptors::make_room(model.files.len());
         let (prepared, device, begin) = std::thread::scope(|scope| {
@@ -264,13 +298,39 @@ impl LoadTask {
         let account = stream.engine().account();
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
         let (plan, arena) = stream.finish()?;
-        let (verified, verified_by) = self.verify(&plan, &device, &arena, manifest.as_ref())?;
+        let verdict = self.verify(&plan, &device, &arena, manifest.as_ref())?;
         let start = Start { begun: self.start, gpu: begin - self.start };
         let went = onehop_load::outcome::Outcome {
             warnings,
             ..onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate)
         };
-        Ok(Outcome::new(model, &device, account, went, &start, (verified, verified_by)))
+        Ok(Outcome::new(model, &device, account, went, &start, verdict))
+    }
+
+    /// The tensors come when all of them are there.
+    fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::Options) -> Result<Outcome> {
+        let Wanted::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
+        let manifest = self.manifest()?;
+        let plan = drive.plan(selection, ALIGN)?;
+        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
+        let device = self.request.device.open()?;
+        let begin = Instant::now();
+        fits(&plan, &device)?;
+        let gpu = Chosen { gpu: device.gpu.clone(), why: device.why.clone() };
+        let loaded = drive.load(&gpu, options, &plan, &*self.shared)?;
+        for placed in &plan.tensors {
+            let tensor = whole(placed, &loaded.arena, device.dlpack)?;
+            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+        }
+        self.shared.bytes.store(plan.tensor_bytes, Ordering::Release);
+        if self.request.verify
+            && let Some(changed) = drive.on_drive.check_maps(&*self.shared)?
+        {
+            return Err(changed.into());
+        }
+        let verdict = self.verify(&plan, &device, &loaded.arena, manifest.as_ref())?;
+        let start = Start { begun: self.start, gpu: begin - self.start };
+        Ok(Outcome::of_drive(drive, loaded, plan.gpu_bytes, &start, verdict))
     }
 
     fn plan(&self) -> Result<Plan> {
@@ -306,28 +366,29 @@ impl LoadTask {
         manifest: Option<&Manifest>,
     ) -> Result<(bool, Option<String>)> {
         let (model, go_on) = (&self.request.model, || self.go_on());
-        let (mut verified, mut by) = (false, None);
+        let mut verdict: Verdict<Error> = Verdict { compared: None, compared_by: BY_FILES, manifest: None };
+        if let Origin::Drive(drive, _) = &self.request.origin {
+            verdict.compared_by = drive.on_drive.compared_by();
+        }
         if self.request.verify {
-            if let Some(differs) = check::compare(plan, &model.files, arena, &go_on)? {
-                return Err(Error::Differs { at: differs.at, tensor: differs.tensor });
-            }
-            (verified, by) = (true, Some("every byte compared with the files, read once more".into()));
+            let differs = check::compare(plan, &model.files, arena, &go_on)?;
+            let differs = differs.map(|differs| Error::Differs { at: differs.at, tensor: differs.tensor });
+            verdict.compared = Some(differs.map_or(Ok(()), Err));
         }
         if let (Some(manifest), Some(path)) = (manifest, &self.request.manifest) {
             let sums = check::check_sums(plan, &*device.gpu, arena, &go_on)?;
             let file = path.display().to_string();
             let compared = check::against(manifest, model, plan, &sums);
-            let compared = compared.map_err(|why| onehop_load::Error::Manifest { file, why })?;
-            verified = verified || compared.is_all();
-            by = by.or_else(|| Some(compared.words()));
+            verdict.manifest =
+                Some(compared.map_err(|why| onehop_load::Error::Manifest { file, why }.into()));
         }
-        Ok((verified, by))
+        let (verified, by) = (verdict.verified().unwrap_or(false), verdict.by());
+        verdict.failure().map_or(Ok((verified, by)), Err)
     }
 }
 
 fn fits(plan: &Plan, device: &Device) -> Result<()> {
-    let fit = device.gpu.free_memory()?.map(|free| plan.fit(free));
-    match fit.filter(|fit| !fit.fits) {
+    match plan.fit_on(&*device.gpu)?.filter(|fit| !fit.fits) {
         Some(fit) => Err(Error::Fit {
             needed: fit.peak_gpu_bytes,
             free: fit.free_gpu_bytes,

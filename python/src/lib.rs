@@ -4,6 +4,7 @@
 mod descriptors;
 mod device;
 mod dlpack;
+mod drive;
 mod dtype;
 mod error;
 mod job;

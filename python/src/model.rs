@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_load::formats::{Metadata, gguf};
 use onehop_load::model::Tensor;
@@ -14,18 +14,49 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PyList, PySlice, PyTuple}
 
 use crate::descriptors;
 use crate::device::DeviceSpec;
+use crate::drive::{self, OpenDrive};
 use crate::dtype::carried;
 use crate::error::{Error, Result};
-use crate::job::{Job, Request, View, Wanted};
+use crate::job::{Job, Origin, Request, View, Wanted};
 
 /// Model files, open.
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct Model {
+    /// Of a drive's model the headers alone.
     inner: Arc<onehop_load::Model>,
     by_name: HashMap<String, usize>,
+    /// Whether it is on a drive.
+    on_drive: bool,
+    /// That drive; none once it was closed.
+    drive: Mutex<Option<Arc<OpenDrive>>>,
 }
 
 impl Model {
+    fn new(inner: Arc<onehop_load::Model>, drive: Option<Arc<OpenDrive>>) -> Self {
+        let by_name = inner.tensors.iter().enumerate().map(|(i, t)| (t.info.name.clone(), i)).collect();
+        Self { inner, by_name, on_drive: drive.is_some(), drive: Mutex::new(drive) }
+    }
+
+    fn drive(&self) -> MutexGuard<'_, Option<Arc<OpenDrive>>> {
+        self.drive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a load's bytes come from.
+    fn origin(&self, route: &str, threads: Option<usize>) -> Result<Origin> {
+        if !self.on_drive {
+            return Ok(Origin::Files(engine::Options { route: parse_route(route)?, threads, slot: None }));
+        }
+        let drive = self.drive().clone();
+        let drive = drive.ok_or_else(|| Error::Asked("the drive is closed: open it again".into()))?;
+        let route = route.parse().map_err(|why: onehop_transfer::Error| {
+            Error::Asked(format!("'{}' is no route: {why}", route.escape_debug()))
+        })?;
+        // Tensors are on the device that was asked for.
+        let options = onehop_transfer::Options { route, in_gpu_memory: true, ..Default::default() };
+        options.candidates()?;
+        Ok(Origin::Drive(drive, options))
+    }
+
     fn tensor(&self, name: &str) -> Result<&Tensor> {
         let found = self.by_name.get(name).and_then(|i| self.inner.tensors.get(*i));
         found.ok_or_else(|| Error::NoTensor(name.into()))
@@ -38,8 +69,42 @@ impl Model {
     #[new]
     fn open(py: Python<'_>, paths: Vec<PathBuf>) -> Result<Self> {
         let inner = py.detach(|| descriptors::with_room(|| onehop_load::Model::open(&Local, &paths)))?;
-        let by_name = inner.tensors.iter().enumerate().map(|(i, t)| (t.info.name.clone(), i)).collect();
-        Ok(Self { inner: Arc::new(inner), by_name })
+        Ok(Self::new(Arc::new(inner), None))
+    }
+
+    /// Opens files, directories and indexes of a drive's own file system, or the files of an extent map.
+    #[staticmethod]
+    #[pyo3(signature = (drive, *, paths, extent_map, partition, nsid))]
+    fn on_drive(
+        py: Python<'_>,
+        drive: String,
+        paths: Vec<PathBuf>,
+        extent_map: Option<PathBuf>,
+        partition: Option<String>,
+        nsid: u32,
+    ) -> PyResult<Self> {
+        let drive = OpenDrive::open(py, drive::Wanted { drive, paths, map: extent_map, partition, nsid })?;
+        // Its files have the drive open: only the drive's handle has them.
+        let onehop_load::Model { metadata, tensors, format, .. } = &*drive.on_drive.model;
+        let headers = onehop_load::Model {
+            files: Vec::new(),
+            metadata: metadata.clone(),
+            tensors: tensors.clone(),
+            format,
+        };
+        Ok(Self::new(Arc::new(headers), Some(Arc::new(drive))))
+    }
+
+    /// What the drive's user has to know of it: which protection is missing.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.drive().as_ref().map_or_else(Vec::new, |drive| drive.warnings.clone())
+    }
+
+    /// Closes the drive, as soon as no load uses it.
+    fn close_drive(&self, py: Python<'_>) {
+        let drive = self.drive().take();
+        py.detach(|| drop(drive));
     }
 
     /// safetensors, or gguf.
@@ -111,11 +176,16 @@ impl Model {
         if let Some((rank, ranks)) = rank {
             selection = selection.rank(rank, ranks).map_err(onehop_load::Error::from)?;
         }
+        let origin = self.origin(route, threads)?;
+        let model = match &origin {
+            Origin::Files(_) => &self.inner,
+            Origin::Drive(drive, _) => &drive.on_drive.model,
+        };
         Job::start(Request {
-            model: self.inner.clone(),
+            model: model.clone(),
             device: DeviceSpec::parse(device)?,
             wanted: Wanted::Selection(selection),
-            options: engine::Options { route: parse_route(route)?, threads, slot: None },
+            origin,
             verify,
             manifest,
             measure_limit,
@@ -125,6 +195,10 @@ impl Model {
     /// Starts to load the elements of a tensor that a NumPy index of integers and slices names.
     #[pyo3(signature = (name, index, *, device))]
     fn load_part(&self, name: &str, index: &Bound<'_, PyAny>, device: Option<&str>) -> PyResult<Job> {
+        if self.on_drive {
+            let why = "parts of tensors are loaded from files of this machine alone";
+            return Err(Error::Asked(why.into()).into());
+        }
         let tensor = self.tensor(name)?;
         let info = carried(&tensor.info);
         let view = view(index, &info.shape)?;
@@ -135,7 +209,7 @@ impl Model {
             model: self.inner.clone(),
             device: DeviceSpec::parse(device)?,
             wanted: Wanted::Part { tensor, part, view },
-            options: engine::Options::default(),
+            origin: Origin::Files(engine::Options::default()),
             verify: false,
             manifest: None,
             measure_limit: false,

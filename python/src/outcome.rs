@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use onehop_load::Model;
 use onehop_load::engine::Account;
 use onehop_load::outcome;
+use onehop_transfer::Loaded;
 use pyo3::prelude::*;
 
 use crate::device::Device;
+use crate::drive::OpenDrive;
 
 /// When a load began, and how long its GPU took to start.
 pub(crate) struct Start {
@@ -28,9 +30,15 @@ pub(crate) struct Limit {
 #[pyclass(frozen, get_all, module = "onehop")]
 #[derive(Clone)]
 pub(crate) struct WhyNot {
-    route: &'static str,
-    reason: &'static str,
-    fix: &'static str,
+    route: String,
+    reason: String,
+    fix: String,
+}
+
+impl From<onehop_transfer::WhyNot> for WhyNot {
+    fn from(no: onehop_transfer::WhyNot) -> Self {
+        Self { route: no.route, reason: no.reason, fix: no.fix }
+    }
 }
 
 /// How a load went.
@@ -48,12 +56,16 @@ pub(crate) struct Outcome {
     format: &'static str,
     route: &'static str,
     route_why: String,
+    initiator: &'static str,
+    drive: Option<String>,
     simulated: Vec<&'static str>,
     gpu: String,
     gpu_why: String,
     cached_bytes: u64,
     cache_miss_bytes: u64,
     direct_bytes: u64,
+    staged_bytes: u64,
+    retries: u64,
     threads: usize,
     ring_bytes: u64,
     limit: Limit,
@@ -73,7 +85,11 @@ impl Outcome {
         (verified, verified_by): (bool, Option<String>),
     ) -> Self {
         let outcome::Limit { what, gbps, reached } = went.limit;
-        let why_not = |no: outcome::WhyNot| WhyNot { route: no.route, reason: no.reason, fix: no.fix };
+        let why_not = |no: outcome::WhyNot| WhyNot {
+            route: no.route.into(),
+            reason: no.reason.into(),
+            fix: no.fix.into(),
+        };
         Self {
             bytes: went.bytes,
             read_bytes: went.read_bytes,
@@ -86,17 +102,61 @@ impl Outcome {
             format: model.format,
             route: went.route,
             route_why: went.route_why,
+            initiator: "cpu",
+            drive: None,
             simulated: if device.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
             gpu: device.gpu.name().into(),
             gpu_why: device.why.clone(),
             cached_bytes: account.cached_bytes,
             cache_miss_bytes: account.cache_miss_bytes,
             direct_bytes: account.direct_bytes,
+            staged_bytes: 0,
+            retries: account.retries,
             threads: account.threads,
             ring_bytes: account.ring_bytes,
             limit: Limit { what, gbps, reached },
             why_not_better: went.why_not_better.into_iter().map(why_not).collect(),
             warnings: went.warnings,
+            verified,
+            verified_by,
+        }
+    }
+
+    /// How a load from a drive went, of which the bytes took no page cache and no ring.
+    pub(crate) fn of_drive(
+        drive: &OpenDrive,
+        loaded: Loaded,
+        gpu_bytes: u64,
+        start: &Start,
+        (verified, verified_by): (bool, Option<String>),
+    ) -> Self {
+        let Loaded { outcome: went, read_bytes, landed, .. } = loaded;
+        Self {
+            bytes: went.bytes,
+            read_bytes,
+            gpu_bytes,
+            seconds: went.seconds,
+            total_seconds: start.begun.elapsed().as_secs_f64(),
+            gpu_start_seconds: start.gpu.as_secs_f64(),
+            gbps: went.gbps,
+            files: drive.on_drive.model.files.len(),
+            format: drive.on_drive.model.format,
+            route: went.route,
+            route_why: went.route_why.into(),
+            initiator: went.initiator,
+            drive: Some(went.drive),
+            simulated: went.simulated,
+            gpu: went.gpu,
+            gpu_why: went.gpu_why,
+            cached_bytes: 0,
+            cache_miss_bytes: 0,
+            direct_bytes: landed.direct_bytes,
+            staged_bytes: landed.staged_bytes,
+            retries: went.retries,
+            threads: 0,
+            ring_bytes: 0,
+            limit: Limit { what: "the drive", gbps: None, reached: None },
+            why_not_better: went.why_not_better.into_iter().map(WhyNot::from).collect(),
             verified,
             verified_by,
         }

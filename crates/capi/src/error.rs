@@ -22,9 +22,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     NotPossible(String),
     #[error(transparent)]
-    Sim(#[from] onehop_sim::Error),
-    #[error(transparent)]
-    Qtest(#[from] onehop_qtest::Error),
+    Transfer(Box<onehop_transfer::Error>),
     #[error(transparent)]
     Drive(#[from] onehop_drive::Error),
     #[error(transparent)]
@@ -49,9 +47,39 @@ impl Error {
                 | onehop_sdr::Error::Pci(onehop_pci::Error::Refused { .. } | onehop_pci::Error::Module { .. }),
             ) => 2,
             Self::Gpu(_) | Self::Sdr(onehop_sdr::Error::Gpu(_)) => 4,
-            Self::Sim(_) | Self::Qtest(_) | Self::Drive(_) | Self::Sdr(_) => 3,
+            Self::Drive(_) | Self::Sdr(_) => 3,
+            Self::Transfer(error) => transfer_code(error),
             Self::Panicked(_) => 5,
         }
+    }
+}
+
+/// Its errors of drives and GPUs are those of all calls.
+impl From<onehop_transfer::Error> for Error {
+    fn from(error: onehop_transfer::Error) -> Self {
+        match error {
+            onehop_transfer::Error::Drive(error) => Self::Drive(error),
+            onehop_transfer::Error::Gpu(error) => Self::Gpu(error),
+            other => Self::Transfer(Box::new(other)),
+        }
+    }
+}
+
+fn transfer_code(error: &onehop_transfer::Error) -> c_int {
+    use onehop_transfer::{Error as Transfer, ErrorKind};
+    match error {
+        // A name that is a drive's, of a drive that cannot be made.
+        Transfer::Sim(_) | Transfer::Qtest(_) => 3,
+        _ => match error.kind() {
+            ErrorKind::Request => 1,
+            ErrorKind::NotPossible => 2,
+            ErrorKind::Drive => 3,
+            ErrorKind::NoRoom | ErrorKind::Gpu => 4,
+            ErrorKind::Defect => 5,
+            ErrorKind::Files => 6,
+            ErrorKind::Mismatch => 7,
+            ErrorKind::Cancelled => 8,
+        },
     }
 }
 

@@ -46,6 +46,15 @@ pub struct ExportedQueueObject {
     block_bytes: u32,
 }
 
+/// The offset of a range within memory, which has to hold it.
+pub(crate) fn range_within(region: &Region, offset: u64, bytes: usize) -> Result<usize> {
+    let (offset, len) = (usize::try_from(offset).unwrap_or(usize::MAX), region.len());
+    if offset.checked_add(bytes).is_none_or(|end| end > len) {
+        return Err(onehop_gpu::Error::Memory(onehop_os::Error::OutOfRange { offset, bytes, len }).into());
+    }
+    Ok(offset)
+}
+
 /// `value`, or what is usual where it is zero.
 fn or(value: u32, usual: u32) -> u32 {
     if value == 0 { usual } else { value }
@@ -69,7 +78,7 @@ impl ExportedQueueObject {
         };
         let bytes = usize::try_from(options.data_bytes).ok().filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| Error::Argument("the data memory has no bytes".into()))?;
-        let drive = &drive.0;
+        let drive = &drive.drive;
         let ns = drive.namespace(or(options.nsid, 1))?;
         let (region, buffer) = drive.gpu_buffer(&*gpu.gpu, placement.data, bytes)?;
         let queue = drive.gpu_queues(gpu.gpu.clone(), setup)?.export(ns, &buffer, options.writable != 0)?;
@@ -101,11 +110,7 @@ impl ExportedQueueObject {
 
     /// The offset of a range within the data memory.
     pub(crate) fn check_range(&self, offset: u64, bytes: usize) -> Result<usize> {
-        let (offset, len) = (usize::try_from(offset).unwrap_or(usize::MAX), self.region.len());
-        if offset.checked_add(bytes).is_none_or(|end| end > len) {
-            return Err(onehop_gpu::Error::Memory(onehop_os::Error::OutOfRange { offset, bytes, len }).into());
-        }
-        Ok(offset)
+        range_within(&self.region, offset, bytes)
     }
 
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {

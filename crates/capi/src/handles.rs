@@ -6,29 +6,25 @@ use onehop_drive::{Io, Options};
 use onehop_gpu::Emulated;
 use onehop_gpu::cuda::Cuda;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A drive that is open.
-pub struct Drive(pub(crate) onehop_drive::Drive);
+pub struct Drive {
+    pub(crate) drive: onehop_drive::Drive,
+    /// What its user has to know of it.
+    pub(crate) warnings: Vec<String>,
+}
 
 impl Drive {
     pub(crate) fn open(name: &str, writable: bool) -> Result<Self> {
-        let port = if let Some(rest) = name.strip_prefix("sim:") {
-            onehop_sim::open(rest)?.port()
-        } else if let Some(rest) = name.strip_prefix("qtest:") {
-            onehop_qtest::open(rest)?
-        } else {
-            let name = name.escape_debug();
-            return Err(Error::Argument(format!(
-                "'{name}' is no drive: it is sim:mem:64M or sim:IMAGE (a simulated one), or qtest:SOCKET,MEMORY-FILE (QEMU's)"
-            )));
-        };
-        Ok(Self(onehop_drive::Drive::open(port, Options { writable, ..Options::default() })?))
+        let found = onehop_transfer::controllers::find(name)?;
+        let drive = onehop_drive::Drive::open(found.backend, Options { writable, ..Options::default() })?;
+        Ok(Self { drive, warnings: found.warnings })
     }
 
     pub(crate) fn flush(&self, nsid: u32) -> Result<()> {
-        let ns = self.0.namespace(nsid)?;
-        self.0.queue()?.run(ns, &Io::flush())?;
+        let ns = self.drive.namespace(nsid)?;
+        self.drive.queue()?.run(ns, &Io::flush())?;
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ mod export;
 mod handles;
 mod objects;
 mod sdr;
+mod transfer;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

@@ -144,6 +144,73 @@ fn the_example_in_cpp_without_a_gpu() {
     assert!(!content, "{said}");
 }
 
+/// An ext4 image with a file `/m` of bytes that no two blocks have in common, that file, and the image's blocks from 2 to 65.
+/// None, and a line that says so, where there is no mke2fs.
+fn image(name: &str) -> Option<[PathBuf; 3]> {
+    let folder = library().join(format!("capi-image-{name}-{}", std::process::id()));
+    let tree = folder.join("tree");
+    std::fs::create_dir_all(&tree).unwrap();
+    let (image, file, blocks) = (folder.join("drive.img"), tree.join("m"), folder.join("blocks"));
+    let bytes = (0..700_001u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u8);
+    std::fs::write(&file, bytes.collect::<Vec<_>>()).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut make = Command::new("mke2fs");
+    make.env("PATH", path).args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d"]);
+    let Ok(made) = make.arg(&tree).arg(&image).arg("8M").output() else {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: mke2fs is not installed");
+        return None;
+    };
+    assert!(made.status.success(), "{made:?}");
+    let all = std::fs::read(&image).unwrap();
+    std::fs::write(&blocks, &all[1024..1024 + 64 * 512]).unwrap();
+    Some([image, file, blocks])
+}
+
+/// Runs the program that loads by every route from a drive.
+fn load_from(drive: &str, name: &str, files: &[PathBuf; 3]) {
+    let source = top().join("crates/capi/tests/programs/transfer.c");
+    let Some(program) = compile_as(&format!("transfer-{name}"), "cc", &["-std=c99", "-pedantic"], &source)
+    else {
+        return;
+    };
+    let [_, file, blocks] = files.each_ref().map(|path| path.to_str().unwrap());
+    let (content, said) = run(&program, &[drive, "/m", file, blocks]);
+    assert!(content && said == "all of it\n", "{said}");
+}
+
+#[test]
+fn files_and_blocks_of_a_simulated_drive() {
+    let Some(files) = image("sim") else { return };
+    load_from(&format!("sim:{}", files[0].display()), "sim", &files);
+    std::fs::remove_dir_all(files[0].parent().unwrap()).unwrap();
+}
+
+#[test]
+fn files_and_blocks_of_a_drive_that_is_served() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let Some(files) = image("served") else { return };
+    // Sockets have short paths.
+    let socket = std::env::temp_dir().join(format!("onehop-capi-{}.sock", std::process::id()));
+    let sim = onehop_sim::open(files[0].to_str().unwrap()).unwrap();
+    let nvme = onehop_vfio_user::Nvme::new(sim).unwrap();
+    let function = onehop_vfio_user::Function::new(Box::new(nvme));
+    let server = onehop_vfio_user::Server::bind(&socket).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| server.run(&function, &|| stop.load(Ordering::SeqCst), &|_| ()));
+        let loaded = std::panic::catch_unwind(|| {
+            load_from(&format!("vfio-user:{}", socket.display()), "served", &files);
+        });
+        stop.store(true, Ordering::SeqCst);
+        serving.join().unwrap().unwrap();
+        if let Err(failed) = loaded {
+            std::panic::resume_unwind(failed);
+        }
+    });
+    std::fs::remove_dir_all(files[0].parent().unwrap()).unwrap();
+}
+
 /// The names of functions that a header declares.
 fn declared(header: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(top().join("include/onehop").join(header)).unwrap();
@@ -161,8 +228,10 @@ fn declared(header: &str) -> BTreeSet<String> {
 
 #[test]
 fn headers_and_libraries_have_the_same_functions() {
-    for (file, header, least) in [("lib.rs", "onehop.h", 16), ("sdr.rs", "sdr.h", 12)] {
-        let source = std::fs::read_to_string(top().join("crates/capi/src").join(file)).unwrap();
+    let read = |file: &&str| std::fs::read_to_string(top().join("crates/capi/src").join(file)).unwrap();
+    let all = [(&["lib.rs", "transfer.rs"][..], "onehop.h", 23), (&["sdr.rs"], "sdr.h", 12)];
+    for (files, header, least) in all {
+        let source: String = files.iter().map(read).collect();
         let exported: BTreeSet<String> = source
             .lines()
             .filter_map(|line| line.split_once("extern \"C\" fn "))

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use onehop_transfer::{Conflict, WhyNot};
 use serde::Serialize;
 
 use crate::report;
-use crate::route::WhyNot;
+use crate::units;
 
 /// The result of everything here.
 pub(crate) type Result<T> = std::result::Result<T, CliError>;
@@ -181,6 +182,59 @@ impl CliError {
         };
         let (kind, exit_code, message) = (self.kind(), self.code(), report::shown(&self.to_string()));
         ErrorDoc { kind, exit_code, message, reason, fix, tried }
+    }
+}
+
+/// Its errors are the commands' own, in the words of the command line.
+impl From<onehop_transfer::Error> for CliError {
+    fn from(error: onehop_transfer::Error) -> Self {
+        use onehop_transfer::Error as Transfer;
+        match error {
+            Transfer::Conflict(conflict) => Self::Usage(
+                match conflict {
+                    Conflict::GpuOptionsOnCpuRoute => {
+                        "--mode, --threads and --queues are for gpu/ routes; the CPU uses one queue"
+                    }
+                    Conflict::ThreadsOfOwners => {
+                        "--threads is for --mode shared; in owner mode each queue has a warp"
+                    }
+                    Conflict::QueuesShared => {
+                        "--queues is for --mode owner; in shared mode there is one queue"
+                    }
+                }
+                .into(),
+            ),
+            Transfer::Offset { offset, bytes } => {
+                Self::Usage(format!("--offset {offset}: the file has {bytes} bytes"))
+            }
+            Transfer::WhichFile(names) => Self::Usage(format!("--path: the map tells of {names}")),
+            Transfer::NoDrive(_) | Transfer::NoSuchRoute(_) | Transfer::TooManyBlocks { .. } => {
+                Self::Usage(error.to_string())
+            }
+            Transfer::NotPossible { what, reason, fix } => Self::NotPossible { what, reason, fix },
+            Transfer::NoRoom { bytes, gpu, left } => Self::not_possible(
+                format!("holding {} in the memory of GPU {gpu}", units::bytes(bytes)),
+                left.map_or_else(
+                    || "that is more than this machine addresses".into(),
+                    |left| format!("there is {} left for it", units::bytes(left)),
+                ),
+                "Move fewer blocks at a time",
+            ),
+            Transfer::NoRoute(tried) => Self::NoRoute(tried),
+            Transfer::Cancelled | Transfer::Load(onehop_load::Error::Cancelled) => Self::Interrupted,
+            Transfer::Mismatch(why) => Self::Mismatch(why),
+            Transfer::Drive(error) => Self::Drive(error),
+            Transfer::Sim(error) => Self::Sim(error),
+            Transfer::VfioUser(error) => Self::Served(error),
+            Transfer::Qtest(error) => Self::Qtest(error),
+            Transfer::Pci(error) => Self::System(error),
+            Transfer::Gpu(error) => Self::Gpu(error),
+            Transfer::Memory(error) => Self::Memory(error),
+            Transfer::Files(error) => Self::Files(error),
+            Transfer::Load(error) => Self::Load(error),
+            Transfer::File { call, path, source } => Self::File { call, path, source },
+            other => Self::Failed(other.to_string()),
+        }
     }
 }
 

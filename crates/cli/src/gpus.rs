@@ -4,13 +4,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use onehop_gpu::cuda::Cuda;
-use onehop_gpu::{Emulated, Error, Gpu};
+use onehop_gpu::{Emulated, Error};
 use onehop_os::Udmabuf;
 use onehop_pci::Root;
+use onehop_transfer::controllers::is_pci_address;
 
 use crate::error::{CliError, Result};
 use crate::report;
 use crate::units;
+
+pub(crate) use onehop_transfer::Chosen;
 
 /// What udmabuf exports at most at once.
 const EXPORTED: usize = 64 << 20;
@@ -24,12 +27,6 @@ pub(crate) struct GpuArg {
     /// `onehop load` takes several: 0,1
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
-}
-
-/// A GPU, and why it is this one.
-pub(crate) struct Chosen {
-    pub gpu: Arc<dyn Gpu>,
-    pub why: String,
 }
 
 impl GpuArg {
@@ -73,7 +70,7 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
             chosen.push(emulated("an emulated GPU (CPU threads), as asked for".into()));
             continue;
         }
-        let wanted = is_number(name) || units::is_pci_address(name);
+        let wanted = is_number(name) || is_pci_address(name);
         if !wanted {
             return Err(unknown(name));
         }
@@ -114,8 +111,8 @@ pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
         },
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
         Some("emu:udmabuf") => emulated_exported(),
-        Some(name) if name.strip_prefix("emu:").is_some_and(units::is_pci_address) => emulated_on(&name[4..]),
-        Some(name) if is_number(name) || units::is_pci_address(name) => match open(name) {
+        Some(name) if name.strip_prefix("emu:").is_some_and(is_pci_address) => emulated_on(&name[4..]),
+        Some(name) if is_number(name) || is_pci_address(name) => match open(name) {
             Ok(gpu) => Ok(cuda(gpu, "as asked for")),
             Err(error) => Err(refused(name, &error)),
         },

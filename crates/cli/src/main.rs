@@ -7,18 +7,15 @@ mod drives;
 mod error;
 mod fat;
 mod gpus;
-mod memory;
 mod model;
 mod noise;
 mod progress;
 mod report;
-mod route;
 mod sources;
 mod stop;
 mod terminal;
 mod transfer;
 mod units;
-mod volume;
 
 use std::process::ExitCode;
 

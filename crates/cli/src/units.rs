@@ -83,22 +83,6 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Whether this is the address of a PCI function: `0000:0b:00.0`, or `0b:00.0`.
-pub(crate) fn is_pci_address(text: &str) -> bool {
-    let part = |part: &str, most: usize| {
-        (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
-    };
-    let Some((front, function)) = text.rsplit_once('.') else { return false };
-    if !part(function, 1) {
-        return false;
-    }
-    match front.split(':').collect::<Vec<_>>()[..] {
-        [bus, device] => part(bus, 2) && part(device, 2),
-        [domain, bus, device] => part(domain, 8) && part(bus, 2) && part(device, 2),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,16 +127,6 @@ mod tests {
         );
         for bad in ["", "0", "s", "0s", "1h", "99999999999999999999s", "3601s"] {
             assert!(parse_time(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn pci_addresses() {
-        for good in ["0000:0b:00.0", "0b:00.0", "10000:e1:00.0", "0000:AB:1f.7"] {
-            assert!(is_pci_address(good), "{good}");
-        }
-        for bad in ["", ".", "0b:00", "0000:0b:00.10", "x:0b:00.0", ":0b:00.0", "1:2:3:4.5"] {
-            assert!(!is_pci_address(bad), "{bad}");
         }
     }
 }

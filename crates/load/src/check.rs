@@ -1,5 +1,7 @@
 //! Looking at what arrived: the bytes in GPU memory against the files once more, and their check sums.
 
+mod verdict;
+
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -12,6 +14,8 @@ use crate::manifest::Manifest;
 use crate::model::Model;
 use crate::plan::{Chunk, Plan};
 use crate::source::Source;
+
+pub use verdict::{BY_FILES, Verdict};
 
 /// Bytes that are looked at together.
 const PIECE: u64 = 4 << 20;

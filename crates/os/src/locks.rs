@@ -102,7 +102,7 @@ mod tests {
         };
         let (one, other) = (open(), open());
         let (low, high) = (LockRange { start: 0, end: 9 }, LockRange { start: 10, end: i64::MAX as u64 });
-        let set = |file, range, kind| lock_range(file, range, kind).unwrap();
+        let set = |file: &std::fs::File, range, kind| lock_range(file, range, kind).unwrap();
         assert!(set(&one, low, Some(LockKind::Exclusive)));
         assert!(set(&other, high, Some(LockKind::Shared)));
         assert!(!set(&other, LockRange::WHOLE, Some(LockKind::Shared)));

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
@@ -73,6 +74,10 @@ class StreamOptions(TypedDict, total=False):
 class LoadOptions(StreamOptions, total=False):
     """The options of `load`."""
 
+    drive: Optional[str]
+    partition: Union[int, str, None]
+    extent_map: Union[str, "os.PathLike[str]", None]
+    nsid: Optional[int]
     progress: Optional[Callable[[int, int], object]]
 
 
@@ -123,10 +128,14 @@ class Stream:
 
 
 def load(
-    path: Paths,
+    path: Optional[Paths],
     device: Device = None,
     *,
     framework: Optional[str] = None,
+    drive: Optional[str] = None,
+    partition: Union[int, str, None] = None,
+    extent_map: Union[str, "os.PathLike[str]", None] = None,
+    nsid: Optional[int] = None,
     names: Patterns = None,
     without: Patterns = None,
     dtypes: Patterns = None,
@@ -150,36 +159,54 @@ def load(
         `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
         What is asked for is done, or RouteError says why not.
+    drive: a drive that onehop drives by itself, past Linux: "0000:0b:00.0" (a PCI address), "vfio-user:SOCKET", "sim:IMAGE"
+        (a simulated one) or "qtest:SOCKET,MEMORY-FILE". `path` is then a path in the drive's own file system (ext2/3/4, FAT,
+        exFAT), and `route` one of "auto", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct" and "cpu/pinned".
+        `outcome.route` is the route that was taken, `outcome.why_not_better` what kept the better ones from it.
+    partition: the drive's partition that has the files, or "none" for the whole drive; None is the only one with a known
+        file system. extent_map: a file made by `onehop map`, in place of a path, which is None then. nsid: the
+        drive's namespace (1).
     threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of check sums to
         hold the tensors in memory against.
     measure_limit: measures the copy engine after the load, so that outcome.limit has its speed.
     progress: called with the bytes that have arrived and all that are to come, ten times a second at most.
     """
     convert = _converter(framework)
-    model = _open(path)
-    job = _job(
-        model,
-        device,
-        names=names,
-        without=without,
-        dtypes=dtypes,
-        rank=rank,
-        cuts=cuts,
-        route=route,
-        threads=threads,
-        verify=verify,
-        manifest=manifest,
-        measure_limit=measure_limit,
-    )
+    if drive is None:
+        if not (partition is None and extent_map is None and nsid is None):
+            raise errors.RequestError("partition, extent_map and nsid are for drive=")
+        model = _open(path)  # type: ignore[arg-type]
+    else:
+        if threads is not None or measure_limit:
+            raise errors.RequestError("threads and measure_limit are for files of this machine, not for drive=")
+        model = _open_on_drive(drive, path, partition, extent_map, nsid)
     tensors: Dict[str, Any] = {}
     told = 0.0
-    with Stream(job, convert) as arriving:
-        for name, tensor in arriving:
-            tensors[name] = tensor
-            if progress is not None and time.monotonic() - told >= _TELL:
-                told = time.monotonic()
-                progress(*arriving.progress)
-        outcome = arriving.outcome
+    try:
+        job = _job(
+            model,
+            device,
+            names=names,
+            without=without,
+            dtypes=dtypes,
+            rank=rank,
+            cuts=cuts,
+            route=route,
+            threads=threads,
+            verify=verify,
+            manifest=manifest,
+            measure_limit=measure_limit,
+        )
+        with Stream(job, convert) as arriving:
+            for name, tensor in arriving:
+                tensors[name] = tensor
+                if progress is not None and time.monotonic() - told >= _TELL:
+                    told = time.monotonic()
+                    progress(*arriving.progress)
+            outcome = arriving.outcome
+    finally:
+        # Whatever still refers to the model, the next load may open the drive.
+        model.close_drive()
     assert outcome is not None
     if progress is not None:
         progress(outcome.bytes, outcome.bytes)
@@ -188,7 +215,7 @@ def load(
 
 
 def load_file(
-    path: Paths, device: Device = None, *, framework: Optional[str] = None, **options: Unpack[LoadOptions]
+    path: Optional[Paths], device: Device = None, *, framework: Optional[str] = None, **options: Unpack[LoadOptions]
 ) -> Dict[str, Any]:
     """The tensors of model files, by name: what `load` gives, without how it went. Takes the options of `load`."""
     return load(path, device, framework=framework, **options).tensors
@@ -316,6 +343,35 @@ class safe_open:
 def _open(path: Paths) -> _Model:
     paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     return _Model([os.fsdecode(path) for path in paths])
+
+
+def _open_on_drive(
+    drive: str,
+    path: Optional[Paths],
+    partition: Union[int, str, None],
+    extent_map: Union[str, "os.PathLike[str]", None],
+    nsid: Optional[int],
+) -> _Model:
+    if (path is None) == (extent_map is None):
+        raise errors.RequestError("drive= takes a path in its file system, or extent_map= and None as the path")
+    if extent_map is not None and partition is not None:
+        raise errors.RequestError("an extent map knows where its files are: it takes no partition")
+    if nsid is not None and not 1 <= nsid < 2**32:
+        raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
+    paths: List[str] = []
+    if path is not None:
+        many = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+        paths = [os.fsdecode(one) for one in many]
+    model = _Model.on_drive(
+        drive,
+        paths=paths,
+        extent_map=None if extent_map is None else os.fsdecode(extent_map),
+        partition=None if partition is None else str(partition),
+        nsid=1 if nsid is None else nsid,
+    )
+    for warning in model.warnings:
+        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    return model
 
 
 def _device(device: Device) -> Optional[str]:

@@ -1,5 +1,12 @@
 """What can go wrong. Every exception of onehop is an OnehopError, and what a caller of Python would expect beside it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Sequence
+
+if TYPE_CHECKING:
+    from ._native import WhyNot
+
 
 class OnehopError(Exception):
     """Whatever onehop cannot do."""
@@ -37,7 +44,12 @@ class UnknownTensorError(OnehopError, KeyError):
 
 
 class RouteError(OnehopError):
-    """The route that was asked for cannot be had; there is no other that is taken instead."""
+    """The route that was asked for cannot be had; there is no other that is taken instead.
+
+    tried: of a load from a drive for which no route works, the routes that were tried, with what is in their way.
+    """
+
+    tried: Sequence[WhyNot] = ()
 
 
 class VerificationError(OnehopError):
@@ -54,6 +66,10 @@ class CancelledError(OnehopError):
 
 class DeviceError(OnehopError, RuntimeError):
     """There is no such device, or it failed."""
+
+
+class DriveError(DeviceError):
+    """The drive cannot be opened, because it is in use, not there or not allowed, or it failed."""
 
 
 class OutOfGpuMemoryError(DeviceError, MemoryError):

@@ -68,7 +68,7 @@ const REGISTERS: [Register; 21] = [
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
-    let port = drives::find(&args.drive.drive)?.port;
+    let port = drives::find(&args.drive.drive)?.backend;
     let (regs, name, simulated) = (port.regs.clone(), port.name.clone(), port.simulated);
     // Kept alive while its registers are read: it is shut down when it goes.
     let up = if args.up { Some(Drive::open(port, Options::default())?) } else { None };

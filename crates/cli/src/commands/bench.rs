@@ -144,7 +144,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         document["cycles_per_ns"] = json!(clock.ghz());
         for depth in &args.depth {
             context.stop.check()?;
-            let queue = CpuQueue::open(drives::find(drive)?.port, *depth, args.block)?;
+            let queue = CpuQueue::open(drives::find(drive)?.backend, *depth, args.block)?;
             rows.push(QueueRow { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
         }
     }

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use onehop_drive::{Drive, Options};
 use onehop_gpu::{Gpu, Region};
 use onehop_load::plan::Placed;
-use onehop_load::{Dtype, Model, OnVolume, Plan, Selection, check};
+use onehop_load::{Dtype, Plan, Selection, check};
 use onehop_sim::{Config, Fault, Media, Sim};
+use onehop_transfer::{ModelOnDrive, ModelPlace, TransferOutcome, TransferSetup, block_bytes, plan_options};
 use serde::{Serialize, Serializer};
 
 use crate::commands::Context;
-use crate::commands::load::owned;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Fallback, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{self, RouteArgs, TransferOutcome, block_bytes};
-use crate::{fat, model, units, volume};
+use crate::transfer::{self, RouteArgs, Watch};
+use crate::{fat, model, units};
 
 const BLOCK: u64 = 4096;
 /// How long a command may take: short, so that the demo is over soon even where one is lost.
@@ -88,20 +88,22 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         return Err(CliError::Usage("--size: the demo's model has from 64K to 1G bytes".into()));
     }
     let route = RouteArgs { timeout: args.route.timeout.or(Some(PATIENCE)), ..args.route.clone() };
+    let route = route.options()?;
     let gpu = gpus::choose_or(&args.gpu, Fallback::Emulated)?;
     let file = model::make(args.size, args.seed)?;
     let sim = make_drive(args, &file)?;
-    let options = Options { abort_wait: Duration::from_millis(200), ..route.options(false) };
+    let options = Options { abort_wait: Duration::from_millis(200), ..route.drive_options(false) };
     let drive = Drive::open(sim.port(), options)?;
     let ns = drive.namespace(1)?;
-    let blocks = volume::blocks(&drive, ns)?;
-    let volume = volume::open(&blocks, None)?;
-    let file_system = volume.fs_name();
-    let model = Model::open(&OnVolume::new(volume, blocks), &[fat::PATH.into()])?;
-    let with = transfer::TransferSetup { drive: &drive, ns, gpu: &gpu, args: &route };
-    let plan = owned::plan_for(&model, &Selection::default(), ns)?;
-    let owned::Loaded { arena, mut outcome, landed, .. } = owned::carry_out(&with, &model, &plan, context)?;
-    let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&model)?, context)?;
+    let place = ModelPlace::FileSystem { paths: &[fat::PATH.into()], partition: None };
+    let on_drive = ModelOnDrive::open(&drive, ns, place)?;
+    let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &route };
+    let plan = on_drive.plan(&Selection::default(), plan_options(ns))?;
+    let onehop_transfer::Loaded { arena, mut outcome, landed, .. } = {
+        let watch = Watch::new("loading", plan.read_bytes, &context.stop);
+        on_drive.load(&setup, &plan, &watch)?
+    };
+    let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&on_drive.model)?, context)?;
     outcome.crc32c = Some(model::hash(crc32c(&tensors)));
     let verified = check_bytes(&plan, &arena, &file)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
@@ -112,9 +114,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         outcome: &outcome,
         seed: args.seed,
         path: fat::PATH,
-        file_system,
+        file_system: on_drive.file_system.unwrap_or_default(),
         block_bytes: block_bytes(ns),
-        ranges: &landed.stretches,
+        ranges: &landed.extents,
         tensors: &tensors,
         faults: &args.fault,
         faults_struck: sim.stats().faults,
@@ -228,7 +230,7 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
     let ranges: Vec<_> =
         ranges.iter().map(|(lba, blocks)| format!("{lba} to {}", lba + blocks - 1)).collect();
     text.row("plan", format!("one arena in GPU memory, filled from blocks {}", ranges.join(", ")));
-    document.outcome.rows(&mut text);
+    transfer::rows(document.outcome, &mut text);
     if !document.faults.is_empty() {
         text.row(
             "faults",

@@ -4,7 +4,7 @@ mod account;
 pub(crate) mod bench;
 mod descriptors;
 mod local;
-pub(crate) mod owned;
+mod owned;
 mod planned;
 mod verdict;
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     map: Option<PathBuf>,
     /// The partition that holds the model, or none: the whole drive, whatever table it has [default: the only one with a
     /// known file system]
-    #[arg(long, value_name = "N|none", value_parser = crate::volume::parse_partition, requires = "path")]
+    #[arg(long, value_name = "N|none", value_parser = onehop_transfer::volume::parse_partition, requires = "path")]
     partition: Option<Which>,
     /// The drive's namespace
     #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
@@ -192,7 +192,7 @@ fn crc32c(held: &[LoadedShare]) -> Option<u32> {
 fn shares(args: &Args, gpus: Vec<Chosen>, plans: Vec<Plan>) -> Result<Vec<Share>> {
     let of = gpus.len();
     let share = |(i, (gpu, plan)): (usize, (Chosen, Plan))| {
-        let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+        let fit = plan.fit_on(&*gpu.gpu)?;
         Ok(Share { gpu, plan, fit, rank: rank(args, i, of)? })
     };
     gpus.into_iter().zip(plans).enumerate().map(share).collect()

@@ -7,6 +7,7 @@ use onehop_drive::{Drive, Options};
 use onehop_files::live::{LiveFile, Rung, System};
 use onehop_files::{ExtentMap, Which};
 use onehop_load::{Kind, Local, OnVolume, Store};
+use onehop_transfer::volume;
 use serde::Serialize;
 use serde_json::json;
 
@@ -14,7 +15,7 @@ use crate::commands::Context;
 use crate::error::{CliError, Result};
 use crate::report::{Report, Text};
 use crate::sources::refuse_same;
-use crate::{drives, units, volume};
+use crate::{drives, units};
 
 /// Record where files are on their drive, to read them there once onehop drives it
 #[derive(clap::Args)]
@@ -124,7 +125,7 @@ fn of_live_files(paths: &[PathBuf], context: &Context) -> Result<Vec<Made>> {
 fn of_drive(args: &Args, spec: &str, context: &Context) -> Result<Vec<Made>> {
     let found = drives::find(spec)?;
     found.image.iter().try_for_each(|image| refuse_same(&args.out, image))?;
-    let drive = Drive::open(found.port, Options::default())?;
+    let drive = Drive::open(found.backend, Options::default())?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;
     let store = OnVolume::new(volume::open(&blocks, args.partition)?, blocks);

@@ -1,23 +1,21 @@
 //! `onehop read`: blocks of a drive, a file on it, or a file of this machine, into GPU memory.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use onehop_drive::{Drive, GpuJob, Namespace, Op};
-use onehop_files::{Blocks, Extent, ExtentMap, FileKind, Which, read_extents};
+use onehop_drive::Drive;
+use onehop_files::Which;
 use onehop_gpu::Region;
+use onehop_transfer::{FileOnDrive, FileRead, TransferOutcome, TransferSetup, bytes_of, copy, volume};
 use serde::Serialize;
 
 use crate::commands::{Context, load};
 use crate::drives;
 use crate::error::{CliError, Result};
-use crate::gpus::{self, Chosen, GpuArg};
+use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 use crate::sources::refuse_same;
-use crate::transfer::{self, Engine, RouteArgs, TransferOutcome, TransferSetup, block_bytes};
+use crate::transfer::{self, RouteArgs, Watch};
 use crate::units;
-use crate::volume::{self, Span};
 
 /// Read a file, blocks of a drive, or a file of the drive's own file system into GPU memory
 #[derive(clap::Args)]
@@ -84,51 +82,51 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         return load::read(&part, context).map_err(CliError::of_files);
     }
     let gpu = gpus::choose(&args.gpu)?;
-    args.route.gpu_mode()?;
-    args.route.candidates()?;
+    let options = args.route.options()?;
     let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
     for read in args.map.iter().chain(&found.image) {
         args.out.iter().try_for_each(|out| refuse_same(out, read))?;
     }
-    let drive = Drive::open(found.port, args.route.options(false))?;
-    let ns = drive.namespace(args.nsid)?;
+    let drive = Drive::open(found.backend, options.drive_options(false))?;
+    let setup =
+        TransferSetup { drive: &drive, ns: drive.namespace(args.nsid)?, gpu: &gpu, options: &options };
     let path = args.path.as_deref();
     match (path, args.lba, args.blocks) {
-        _ if args.map.is_some() => read_file(args, path, (&drive, ns, &gpu), context),
-        (Some(_), ..) => read_file(args, path, (&drive, ns, &gpu), context),
-        (None, Some(lba), Some(blocks)) => read_blocks(args, (lba, blocks), (&drive, ns, &gpu), context),
+        _ if args.map.is_some() => read_file(args, path, &setup, context),
+        (Some(_), ..) => read_file(args, path, &setup, context),
+        (None, Some(lba), Some(blocks)) => read_blocks(args, (lba, blocks), &setup, context),
         _ => Err(CliError::Usage("either --lba and --blocks, or --path".into())),
     }
 }
 
-type With<'a> = (&'a Drive, &'a Namespace, &'a Chosen);
-
 fn read_blocks(
     args: &Args,
     (lba, blocks): (u64, u64),
-    (drive, ns, gpu): With<'_>,
+    setup: &TransferSetup<'_>,
     context: &Context,
 ) -> Result<Report> {
-    let job = GpuJob { lba, blocks, offset: 0 };
-    let bytes = bytes_of(ns, lba, blocks)?;
-    let plan = TransferSetup { drive, ns, gpu, args: &args.route };
-    let (engine, memory) = Engine::open(&plan, bytes)?;
-    let tally = engine.transfer(Op::Read, ns, &[job], &memory, &context.stop)?;
-    let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = TransferOutcome::new(drive, gpu, &engine, &tally, Some(crc));
-    // Its queues may be all that the drive grants.
-    drop(engine);
-    if let Some(out) = &args.out {
-        transfer::save(&memory.region, bytes as usize, out, &context.stop)?;
-    }
-    let mut failure = None;
-    if args.verify {
-        let differs = transfer::verify(Op::Read, drive, ns, &job, &memory.region, &context.stop)?;
-        outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
-        failure = differs.map(|at| mismatch(at, block_bytes(ns), lba));
-    }
-    let text = rows(&outcome, args);
-    Ok(Report::new(outcome, text)?.failed(failure))
+    let total = bytes_of(setup.ns, lba, blocks)?;
+    let mut read = {
+        let watch = Watch::new("reading", total, &context.stop);
+        onehop_transfer::read_blocks(setup, lba, blocks, &watch)?
+    };
+    read.outcome.note_crc32c(copy::crc32c(&read.data, 0, read.data.len())?);
+    save(&read.data, args, context)?;
+    let failure = if args.verify {
+        let watch = Watch::new("verifying", total, &context.stop);
+        read.verify(setup.drive, setup.ns, &watch)?
+    } else {
+        None
+    };
+    let text = rows(&read.outcome, args);
+    Ok(Report::new(read.outcome, text)?.failed(failure.map(Into::into)))
+}
+
+/// Copies the bytes out of GPU memory into the file that was named.
+fn save(data: &Region, args: &Args, context: &Context) -> Result<()> {
+    let Some(out) = &args.out else { return Ok(()) };
+    let watch = Watch::new("copying out", data.len() as u64, &context.stop);
+    Ok(copy::save(data, data.len(), out, &watch)?)
 }
 
 /// A file's account: that of every transfer, and where the file was.
@@ -140,7 +138,7 @@ struct FileDocument {
     file_system: String,
     file_bytes: u64,
     offset: u64,
-    /// Stretches of the drive that were read.
+    /// Extents of the drive that were read.
     ranges: usize,
     /// Bytes that were read from the drive, whole blocks.
     read_bytes: u64,
@@ -151,93 +149,36 @@ struct FileDocument {
     inline_bytes: u64,
 }
 
-/// A file on the drive, however it was found.
-struct FileOnDrive {
-    path: String,
-    file_system: String,
-    bytes: u64,
-    extents: Vec<Extent>,
-    notes: Vec<String>,
-    map: Option<ExtentMap>,
-    blocks: Arc<dyn Blocks>,
-}
-
-/// Finds the file by the drive's own file system.
-fn by_file_system(args: &Args, path: &Path, blocks: Arc<dyn Blocks>) -> Result<FileOnDrive> {
-    let volume = volume::open(&blocks, args.partition)?;
-    let file = volume.lookup(path.as_os_str().as_bytes())?;
-    if file.kind != FileKind::File {
-        return Err(CliError::Failed(format!("{} is a {}, not a file", path.display(), file.kind.name())));
-    }
-    Ok(FileOnDrive {
-        path: path.display().to_string(),
-        file_system: volume.fs_name().to_owned(),
-        bytes: file.id.len,
-        extents: volume.extents(&file)?.to_vec(),
-        notes: volume.notes().to_vec(),
-        map: None,
-        blocks,
-    })
-}
-
-/// Finds the file by an extent map.
-fn by_map(map: &Path, path: Option<&Path>, (drive, ns): (&Drive, &Namespace)) -> Result<FileOnDrive> {
-    let mut maps = volume::read_maps(map, drive, ns)?;
-    let names: Vec<_> = maps.iter().map(|map| map.file.path.display().to_string()).collect();
-    maps.retain(|map| path.is_none_or(|path| map.file.path == path));
-    let (Some(map), true) = (maps.pop(), maps.is_empty()) else {
-        return Err(CliError::Usage(format!("--path: the map tells of {}", names.join(", "))));
-    };
-    Ok(FileOnDrive {
-        path: map.file.path.display().to_string(),
-        file_system: map.file.fs.clone(),
-        bytes: map.file.id.len,
-        extents: map.extents()?,
-        notes: Vec::new(),
-        map: Some(map),
-        blocks: volume::blocks(drive, ns)?,
-    })
-}
-
 fn read_file(
     args: &Args,
     path: Option<&Path>,
-    (drive, ns, gpu): With<'_>,
+    setup: &TransferSetup<'_>,
     context: &Context,
 ) -> Result<Report> {
+    let TransferSetup { drive, ns, .. } = *setup;
     let found = match &args.map {
-        Some(map) => by_map(map, path, (drive, ns))?,
-        None => by_file_system(args, path.unwrap_or(Path::new("")), volume::blocks(drive, ns)?)?,
+        Some(map) => FileOnDrive::by_map(drive, ns, map, path)?,
+        None => FileOnDrive::by_file_system(drive, ns, path.unwrap_or(Path::new("")), args.partition)?,
     };
-    let span = Span::new(&found.extents, found.bytes, args.offset, args.len, block_bytes(ns))?;
-    let plan = TransferSetup { drive, ns, gpu, args: &args.route };
-    let (engine, memory) = Engine::open(&plan, span.memory)?;
-    let jobs = span.jobs();
-    let mut tally = engine.transfer(Op::Read, ns, &jobs, &memory, &context.stop)?;
-    span.fill(&memory.region)?;
-    let read_bytes = std::mem::replace(&mut tally.bytes, span.bytes);
-    let part = memory.region.slice(span.skip as usize..(span.skip + span.bytes) as usize)?;
-    let crc = transfer::crc32c(&part, 0, span.bytes as usize)?;
-    let outcome = TransferOutcome::new(drive, gpu, &engine, &tally, Some(crc));
-    drop(engine);
-    if let Some(out) = &args.out {
-        transfer::save(&part, span.bytes as usize, out, &context.stop)?;
-    }
-    let mut document = FileDocument {
+    let mut read = {
+        let bytes = found.bytes.saturating_sub(args.offset).min(args.len.unwrap_or(u64::MAX));
+        let watch = Watch::new("reading", bytes, &context.stop);
+        found.read(setup, args.offset, args.len, &watch)?
+    };
+    read.outcome.note_crc32c(copy::crc32c(&read.data, 0, read.data.len())?);
+    save(&read.data, args, context)?;
+    let failure = if args.verify { found.verify(&mut read, &context.stop)? } else { None };
+    let FileRead { span, outcome, ranges, read_bytes, .. } = read;
+    let document = FileDocument {
         outcome,
-        path: found.path.clone(),
-        file_system: found.file_system.clone(),
+        path: found.path,
+        file_system: found.file_system,
         file_bytes: found.bytes,
         offset: args.offset,
-        ranges: jobs.len(),
+        ranges,
         read_bytes,
         hole_bytes: span.parts.zero_bytes(),
         inline_bytes: span.parts.inline_bytes(),
-    };
-    let failure = if args.verify {
-        judge(args, &found, (&span, &memory.region), &mut document, context)?
-    } else {
-        None
     };
     let mut text = Text::default();
     text.row(
@@ -255,58 +196,14 @@ fn read_file(
     }
     let rest = rows(&document.outcome, args);
     text.append(&rest);
-    Ok(Report::new(document, text)?.failed(failure))
-}
-
-/// Compares GPU memory with the file, and the file with what was mapped, if it was; notes it, and gives what is wrong.
-fn judge(
-    args: &Args,
-    found: &FileOnDrive,
-    (span, region): (&Span, &Region),
-    document: &mut FileDocument,
-    context: &Context,
-) -> Result<Option<CliError>> {
-    let by = match &found.map {
-        Some(map) => {
-            if let Err(why) = map.verify(&*found.blocks) {
-                document.outcome.judge(false, "the drive compared with the map's checksums");
-                return Ok(Some(why.into()));
-            }
-            "the drive compared with the map's checksums, and every byte with what the CPU read of the file"
-        }
-        None => "compared with what the CPU read of the file",
-    };
-    let again = |at, out: &mut [u8]| Ok(read_extents(&*found.blocks, &found.extents, args.offset + at, out)?);
-    let differs = volume::verify(span, region, again, || context.stop.check())?;
-    document.outcome.judge(differs.is_none(), by);
-    Ok(differs.map(|at| {
-        let from = args.offset + at;
-        CliError::Mismatch(format!("GPU memory and file differ from byte {from} of the file on"))
-    }))
+    Ok(Report::new(document, text)?.failed(failure.map(Into::into)))
 }
 
 fn rows(outcome: &TransferOutcome, args: &Args) -> Text {
     let mut text = Text::default();
-    outcome.rows(&mut text);
+    transfer::rows(outcome, &mut text);
     if let Some(out) = &args.out {
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }
     text
-}
-
-/// Bytes of so many blocks, which have to be there.
-pub(crate) fn bytes_of(ns: &Namespace, lba: u64, blocks: u64) -> Result<u64> {
-    onehop_proto::format::check_range(ns.blocks, lba, blocks)
-        .map_err(|source| onehop_drive::Error::Range { nsid: ns.nsid, source })?;
-    let bytes = ns.format.transfer_bytes(blocks);
-    bytes.ok_or_else(|| CliError::Usage(format!("{blocks} blocks are more bytes than 64 bits count")))
-}
-
-/// The error for bytes that differ from what the drive holds.
-pub(crate) fn mismatch(at: u64, block: u64, lba: u64) -> CliError {
-    let place = format!("byte {at} (block {})", lba.saturating_add(at / block.max(1)));
-    CliError::Mismatch(format!(
-        "GPU memory and drive differ from {place} on: some write to GPU memory was lost, or somebody wrote to the \
-         drive meanwhile"
-    ))
 }

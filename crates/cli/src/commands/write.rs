@@ -4,14 +4,14 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use onehop_drive::{Drive, GpuJob, Namespace, Op};
+use onehop_transfer::{Engine, TransferOutcome, TransferSetup, block_bytes, bytes_of, copy, verify_blocks};
 
 use crate::commands::Context;
-use crate::commands::read::{bytes_of, mismatch};
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, RouteArgs, TransferOutcome, TransferSetup, block_bytes};
+use crate::transfer::{self, RouteArgs, Watch};
 use crate::units;
 
 /// Write a file, by way of GPU memory, to blocks of a drive
@@ -54,34 +54,35 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
-    args.route.gpu_mode()?;
-    args.route.candidates()?;
+    let options = args.route.options()?;
     let (mut file, file_bytes) = open_input(args)?;
-    let drive = Drive::open(drives::find(&args.drive.drive)?.port, args.route.options(true))?;
+    let drive = Drive::open(drives::find(&args.drive.drive)?.backend, options.drive_options(true))?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = blocks_of(args, ns, file_bytes)?;
     let bytes = bytes_of(ns, args.lba, blocks)?;
     allow(args, &drive, blocks)?;
     let job = GpuJob { lba: args.lba, blocks, offset: 0 };
-    let plan = TransferSetup { drive: &drive, ns, gpu: &gpu, args: &args.route };
+    let plan = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
     let (engine, memory) = Engine::open(&plan, bytes)?;
-    transfer::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
-    let tally = engine.transfer(Op::Write, ns, &[job], &memory, &context.stop)?;
-    let crc = transfer::crc32c(&memory.region, 0, bytes as usize)?;
+    copy::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
+    let tally = {
+        let watch = Watch::new("writing", bytes, &context.stop);
+        engine.transfer(Op::Write, ns, &[job], &memory, &watch)?
+    };
+    let crc = copy::crc32c(&memory.region, 0, bytes as usize)?;
     let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &tally, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     drive.queue()?.flush(ns)?;
     let mut failure = None;
     if args.verify {
-        let differs = transfer::verify(Op::Write, &drive, ns, &job, &memory.region, &context.stop)?;
-        outcome.judge(differs.is_none(), "compared with what the CPU read into host memory");
-        failure = differs.map(|at| mismatch(at, block_bytes(ns), args.lba));
+        let watch = Watch::new("verifying", bytes, &context.stop);
+        failure = verify_blocks(Op::Write, (&drive, ns), &job, &memory.region, &mut outcome, &watch)?;
     }
     let mut text = Text::default();
-    outcome.rows(&mut text);
+    transfer::rows(&outcome, &mut text);
     text.row("flushed", "yes: the drive says that the blocks are durable");
-    Ok(Report::new(outcome, text)?.failed(failure))
+    Ok(Report::new(outcome, text)?.failed(failure.map(Into::into)))
 }
 
 fn open_input(args: &Args) -> Result<(File, u64)> {

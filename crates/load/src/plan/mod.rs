@@ -19,6 +19,7 @@ mod layout;
 
 use std::ops::Range as Indices;
 
+use onehop_gpu::Gpu;
 use serde::{Serialize, Serializer};
 
 pub use chunks::{Chunk, Chunks, Copy, Read};
@@ -274,6 +275,14 @@ impl Plan {
         let peak_gpu_bytes = self.gpu_bytes.saturating_add(self.options.staging);
         let missing_bytes = peak_gpu_bytes.saturating_sub(free_gpu_bytes);
         Fit { peak_gpu_bytes, free_gpu_bytes, fits: missing_bytes == 0, missing_bytes }
+    }
+
+    /// Whether it fits into the memory that a GPU has left; none for a GPU that does not say.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn fit_on(&self, gpu: &dyn Gpu) -> onehop_gpu::Result<Option<Fit>> {
+        Ok(gpu.free_memory()?.map(|free| self.fit(free)))
     }
 
     /// The plan in pieces of at most `bytes` bytes of reading, for the slots of a ring.

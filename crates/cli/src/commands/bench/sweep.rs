@@ -252,7 +252,7 @@ fn drive<'a>(args: &'a Args, gpu: &Chosen) -> Result<(DriveTarget, &'a str)> {
         threads: most(threads(args)),
         depth: most(depths(args)),
     };
-    let target = DriveTarget::open(drives::find(name)?.port, args.nsid, gpu.gpu.clone(), &plan)?;
+    let target = DriveTarget::open(drives::find(name)?.backend, args.nsid, gpu.gpu.clone(), &plan)?;
     let serial = target.drive().identity().serial();
     if asked && args.serial.as_deref() != Some(&serial) {
         return Err(CliError::Usage(format!("--serial is not the serial number of {name}")));

@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{Account, Options, Prepared, RingEngine, Route as Ring};
 use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
+use onehop_transfer::copy;
 
 use super::account::{Document, document, tell};
 use super::planned::show_plan;
-use super::verdict::{self, Verdict, given_up};
+use super::verdict::{self, given_up};
 use super::{
     Args, LoadedShare, Route, Share, descriptors, must_fit, parse_route, read_manifest, selection, shares,
 };
@@ -19,7 +21,7 @@ use crate::gpus::{self, GpuArg};
 use crate::progress::Bar;
 use crate::report::{self, Report};
 use crate::sources;
-use crate::transfer;
+use crate::transfer::Watch;
 use crate::units;
 
 /// Runs it.
@@ -72,7 +74,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
         compared: if verify { Some(verdict::compare(&model, &held, context)?) } else { None },
-        compared_by: verdict::BY_FILES,
+        compared_by: BY_FILES,
         manifest: manifest.map(|manifest| verdict::against(&manifest, &model, &held)),
     };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
@@ -210,17 +212,18 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let prepared = Prepared::new(&plan, &model.files, &options)?;
     let gpu = gpus::require(part.gpu)?;
     let gpu_start = start.elapsed();
-    let fit = gpu.gpu.free_memory()?.map(|free| plan.fit(free));
+    let fit = plan.fit_on(&*gpu.gpu)?;
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
     must_fit(&shares)?;
     let wanted = Wanted { sums: true, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
-    let verdict = Verdict { compared, compared_by: verdict::BY_FILES, manifest: None };
+    let verdict = Verdict { compared, compared_by: BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
     let mut text = tell(&document);
     if let (Some(out), [LoadedShare { arena, .. }]) = (part.out, &held[..]) {
-        transfer::save(arena, bytes as usize, out, &context.stop)?;
+        let watch = Watch::new("copying out", bytes, &context.stop);
+        copy::save(arena, bytes as usize, out, &watch)?;
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }
     Ok(Report::new(document, text)?.failed(verdict.failure()))

@@ -1,58 +1,26 @@
 //! `onehop load -d DRIVE`: a model in the file system of a drive that onehop drives, or in extent maps of it,
 //! straight into one arena.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use onehop_drive::{Drive, Namespace};
-use onehop_files::{Blocks, ExtentMap};
-use onehop_gpu::Region;
-use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
+use onehop_drive::Drive;
+use onehop_load::check::Verdict;
+use onehop_transfer::{
+    Engine, Landed, Loaded, ModelOnDrive, ModelPlace, TransferOutcome, TransferSetup, block_bytes,
+    plan_options,
+};
 use serde::Serialize;
 
 use super::account::OnGpu;
-use super::verdict::{self, Verdict};
+use super::verdict;
 use super::{Args, LoadedShare, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
 use crate::commands::Context;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus;
 use crate::report::{Report, Text};
-use crate::transfer::{self, Engine, Landed, Tally, TransferOutcome, block_bytes};
+use crate::transfer::{self, Watch};
 use crate::units;
-use crate::volume;
-
-/// What was loaded, and how.
-pub(crate) struct Loaded {
-    pub arena: Region,
-    /// The account in which the bytes are those of the tensors.
-    pub outcome: TransferOutcome,
-    /// Bytes that were read, whole blocks.
-    pub read_bytes: u64,
-    pub landed: Landed,
-}
-
-/// The plan for a drive with such blocks.
-pub(crate) fn plan_for(model: &Model, selection: &Selection, ns: &Namespace) -> Result<Plan> {
-    let options = plan::Options { block: block_bytes(ns), ..plan::Options::default() };
-    Ok(Plan::new(model, selection, options).map_err(onehop_load::Error::from)?)
-}
-
-/// Carries a plan out, by the route that was asked for or the best that works.
-pub(crate) fn carry_out(
-    with: &transfer::TransferSetup<'_>,
-    model: &Model,
-    plan: &Plan,
-    context: &Context,
-) -> Result<Loaded> {
-    context.stop.check()?;
-    let (engine, arena) = Engine::open(with, plan.gpu_bytes.max(1))?;
-    let (tally, landed) = transfer::fill(&engine, with.ns, (model, plan), &arena, &context.stop)?;
-    let read_bytes = tally.bytes;
-    let tally = Tally { bytes: plan.tensor_bytes, ..tally };
-    let outcome = TransferOutcome::new(with.drive, with.gpu, &engine, &tally, None);
-    Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
-}
 
 /// The slowest thing on the way.
 #[derive(Serialize)]
@@ -87,25 +55,24 @@ struct Document {
 /// Runs it.
 pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> {
     let start = Instant::now();
-    args.route.gpu_mode()?;
-    args.route.candidates()?;
+    let options = args.route.options()?;
     let wanted = args.gpu.clone();
     // The drive comes up and its file system is read while CUDA starts.
     let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
-    let drive = Drive::open(drives::find(spec)?.port, args.route.options(false))?;
+    let drive = Drive::open(drives::find(spec)?.backend, options.drive_options(false))?;
     let ns = drive.namespace(args.nsid)?;
-    let opened = open(args, &drive, ns)?;
-    let (model, count) = (&opened.model, args.gpu.names().len());
-    let plans =
-        (0..count).map(|i| plan_for(model, &selection(args, i, count)?, ns)).collect::<Result<_>>()?;
+    let opened = ModelOnDrive::open(&drive, ns, place(args))?;
+    let (model, count) = (&*opened.model, args.gpu.names().len());
+    let plan = |i| Ok(opened.plan(&selection(args, i, count)?, plan_options(ns))?);
+    let plans = (0..count).map(plan).collect::<Result<_>>()?;
     let manifest = args.manifest.as_deref().map(read_manifest).transpose()?;
     let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
     if args.plan {
         // Routes are made ready, for one block, because nothing else tells that they can be had.
         let route = |share: &Share| {
-            let with = transfer::TransferSetup { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
-            Ok(Engine::open(&with, block_bytes(ns))?.0.route.name())
+            let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
+            Ok(Engine::open(&setup, block_bytes(ns))?.0.route.name())
         };
         let mut routes = shares.iter().map(route).collect::<Result<Vec<_>>>()?;
         routes.dedup();
@@ -116,8 +83,11 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     // One GPU after the other: a drive is slower than any GPU's link, and gains nothing from two of them at once.
     let (mut held, mut all) = (Vec::new(), None::<Loaded>);
     for share in shares {
-        let with = transfer::TransferSetup { drive: &drive, ns, gpu: &share.gpu, args: &args.route };
-        let loaded = carry_out(&with, model, &share.plan, context)?;
+        let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
+        let loaded = {
+            let watch = Watch::new("loading", share.plan.read_bytes, &context.stop);
+            opened.load(&setup, &share.plan, &watch)?
+        };
         let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
         held.push(LoadedShare { route: Some(route), ..LoadedShare::new(share, arena, sums, context)? });
         match &mut all {
@@ -130,10 +100,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     };
     let verdict = Verdict {
         compared: if args.verify { Some(compare(&opened, &held, context)?) } else { None },
-        compared_by: match &opened.maps[..] {
-            [] => verdict::BY_FILES,
-            _ => "the drive compared with the map's check sums, and every byte with the drive",
-        },
+        compared_by: opened.compared_by(),
         manifest: manifest.map(|manifest| verdict::against(&manifest, model, &held)),
     };
     outcome.crc32c = crc32c(&held).map(|crc| format!("{crc:08x}"));
@@ -156,48 +123,18 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-impl Loaded {
-    /// Adds the account of another GPU that was loaded after this one.
-    fn add(&mut self, other: Self) {
-        self.outcome.add(other.outcome);
-        self.read_bytes += other.read_bytes;
-        self.landed.add(&other.landed);
+/// Where the arguments say that the model is.
+fn place(args: &Args) -> ModelPlace<'_> {
+    match &args.map {
+        Some(map) => ModelPlace::Map(map),
+        None => ModelPlace::FileSystem { paths: &args.path, partition: args.partition },
     }
-}
-
-/// A model on a drive.
-struct Opened {
-    model: Model,
-    /// How its files were found.
-    found_by: String,
-    /// What was said of them when they were mapped.
-    maps: Vec<ExtentMap>,
-    blocks: Arc<dyn Blocks>,
-}
-
-/// The model that the arguments name.
-fn open(args: &Args, drive: &Drive, ns: &Namespace) -> Result<Opened> {
-    let blocks = volume::blocks(drive, ns)?;
-    if let Some(path) = &args.map {
-        let maps = volume::read_maps(path, drive, ns)?;
-        let store = OnMaps::new(maps.clone(), blocks.clone())?;
-        let model = Model::open(&store, &store.roots())?;
-        let found_by = format!("the extent map {}", path.display());
-        return Ok(Opened { model, found_by, maps, blocks });
-    }
-    let volume = volume::open(&blocks, args.partition)?;
-    let found_by = format!("its {} file system", volume.fs_name());
-    let model = Model::open(&OnVolume::new(volume, blocks.clone()), &args.path)?;
-    Ok(Opened { model, found_by, maps: Vec::new(), blocks })
 }
 
 /// Compares what is in GPU memory with the drive, and the drive with what was mapped.
-fn compare(opened: &Opened, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
-    for map in &opened.maps {
-        context.stop.check()?;
-        if let Err(why) = map.verify(&*opened.blocks) {
-            return Ok(Err(why.into()));
-        }
+fn compare(opened: &ModelOnDrive, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
+    if let Some(changed) = opened.check_maps(&context.stop)? {
+        return Ok(Err(changed.into()));
     }
     verdict::compare(&opened.model, held, context)
 }
@@ -207,7 +144,7 @@ fn tell(d: &Document) -> Text {
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}, found by {}", parts[0], parts[1], d.format, d.found_by));
     OnGpu::rows(&d.gpus, &mut text);
-    d.outcome.rows(&mut text);
+    transfer::rows(&d.outcome, &mut text);
     let Landed { direct_bytes, staged_bytes, hole_bytes, .. } = d.landed;
     if direct_bytes > 0 {
         text.row("landed", format!("{} where they belong, with no copy", units::bytes(direct_bytes)));

@@ -10,44 +10,6 @@ use super::LoadedShare;
 use crate::commands::Context;
 use crate::error::{CliError, Result};
 
-/// How the files were compared, where nothing else was looked at for it.
-pub(super) const BY_FILES: &str = "every byte compared with the files, read once more";
-
-/// What was found where it was looked; none where nobody asked.
-pub(super) struct Verdict {
-    pub(super) compared: Option<Result<()>>,
-    /// How that was done.
-    pub(super) compared_by: &'static str,
-    pub(super) manifest: Option<Result<Compared>>,
-}
-
-impl Verdict {
-    /// Nobody can say where a manifest has no check sums of what was loaded.
-    pub(super) fn verified(&self) -> Option<bool> {
-        match (&self.compared, &self.manifest) {
-            (Some(Err(_)), _) | (_, Some(Err(_))) => Some(false),
-            (Some(Ok(())), _) => Some(true),
-            (None, Some(Ok(compared))) => compared.is_all().then_some(true),
-            (None, None) => None,
-        }
-    }
-
-    /// By what it was found: by that which is wrong, if something is.
-    pub(super) fn by(&self) -> Option<String> {
-        match (&self.compared, &self.manifest) {
-            (Some(Err(_)), _) | (Some(Ok(())), None | Some(Ok(_))) => Some(self.compared_by.into()),
-            (_, Some(Err(_))) => Some("the manifest's check sums".into()),
-            (None, Some(Ok(compared))) => Some(compared.words()),
-            (None, None) => None,
-        }
-    }
-
-    pub(super) fn failure(self) -> Option<CliError> {
-        let compared = self.compared.and_then(Result::err);
-        compared.or_else(|| self.manifest.and_then(Result::err))
-    }
-}
-
 /// Compares every GPU's memory with the files once more. The outer error is that it could not be done, the inner that
 /// bytes differ.
 pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {

@@ -17,11 +17,11 @@ pub(crate) use board::simulated;
 use clap::Subcommand;
 use onehop_radio::{BUFFERS, Format, Limits, Shape};
 use onehop_sdr::Route;
+use onehop_transfer::WhyNot;
 
 use super::Context;
 use crate::error::{CliError, Result};
 use crate::report::Report;
-use crate::route::WhyNot;
 use crate::units;
 
 #[derive(Subcommand)]

@@ -1,4 +1,4 @@
-//! Bytes between GPU memory, files and host memory, and their check sums.
+//! Bytes between GPU memory, files and host memory: their checksums, copies, and a comparison with the drive.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,57 +9,60 @@ use onehop_drive::{Drive, GpuJob, Namespace, Op};
 use onehop_gpu::Region;
 use onehop_proto::format::Format;
 
-use crate::error::{CliError, Result};
-use crate::progress::Bar;
-use crate::stop::StopFlag;
-use crate::transfer::engine::block_bytes;
+use crate::chunk::ranges;
+use crate::engine::block_bytes;
+use crate::error::{Error, Result};
+use crate::progress::{Progress, check};
 
 /// How much is copied at a time.
-const PIECE: usize = 256 << 10;
+const COPY_BYTES: u64 = 256 << 10;
 /// How much is read back at a time.
-const BACK: usize = 4 << 20;
+const VERIFY_BYTES: u64 = 4 << 20;
 
-/// Copies `bytes` bytes, a piece at a time.
-pub(crate) fn copy_piece(
+/// Copies `bytes` bytes through a small buffer.
+pub(crate) fn copy(
     bytes: usize,
     mut from: impl FnMut(usize, &mut [u8]) -> Result<()>,
     mut to: impl FnMut(usize, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut piece = vec![0; PIECE.min(bytes)];
-    let mut done = 0;
-    while done < bytes {
-        let count = PIECE.min(bytes - done);
-        from(done, &mut piece[..count])?;
-        to(done, &piece[..count])?;
-        done += count;
+    let mut buffer = vec![0; (COPY_BYTES as usize).min(bytes)];
+    for (at, count) in ranges(bytes as u64, COPY_BYTES) {
+        let (at, part) = (at as usize, &mut buffer[..count as usize]);
+        from(at, part)?;
+        to(at, part)?;
     }
     Ok(())
 }
 
-/// The CRC32C of a part of GPU memory, and of nothing else.
-pub(crate) fn crc32c(region: &Region, offset: usize, bytes: usize) -> Result<u32> {
+/// The CRC32C of a part of GPU memory.
+///
+/// # Errors
+/// When the memory cannot be read.
+pub fn crc32c(region: &Region, offset: usize, bytes: usize) -> Result<u32> {
     let mut crc = 0;
     let add = |_, data: &[u8]| {
         crc = crc32c::crc32c_append(crc, data);
         Ok(())
     };
-    copy_piece(bytes, |from, out| Ok(region.read(offset + from, out)?), add)?;
+    copy(bytes, |from, out| Ok(region.read(offset + from, out)?), add)?;
     Ok(crc)
 }
 
-/// Copies the start of GPU memory into a file.
-pub(crate) fn save(region: &Region, bytes: usize, path: &Path, stop: &StopFlag) -> Result<()> {
-    let mut file = File::create(path).map_err(|e| CliError::file("create", path, e))?;
-    let bar = Bar::new("copying out", bytes as u64);
+/// Copies the first `bytes` bytes of GPU memory into a new file.
+///
+/// # Errors
+/// When the file cannot be written; it is removed then.
+pub fn save(region: &Region, bytes: usize, path: &Path, progress: &dyn Progress) -> Result<()> {
+    let mut file = File::create(path).map_err(|e| Error::file("create", path, e))?;
     let from = |at, out: &mut [u8]| {
-        stop.check()?;
+        check(progress)?;
         Ok(region.read(at, out)?)
     };
     let to = |_, data: &[u8]| {
-        bar.add(data.len() as u64);
-        file.write_all(data).map_err(|e| CliError::file("write", path, e))
+        progress.moved(data.len() as u64);
+        file.write_all(data).map_err(|e| Error::file("write", path, e))
     };
-    copy_piece(bytes, from, to).inspect_err(|_| {
+    copy(bytes, from, to).inspect_err(|_| {
         // Half a file would pass for a whole one; what is no file (a pipe, a device) stays.
         if path.symlink_metadata().is_ok_and(|meta| meta.is_file()) {
             let _ = std::fs::remove_file(path);
@@ -68,18 +71,21 @@ pub(crate) fn save(region: &Region, bytes: usize, path: &Path, stop: &StopFlag) 
 }
 
 /// Copies a file of `bytes` bytes into GPU memory; what the memory has beyond stays zero.
-pub(crate) fn load(
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn load(
     file: &mut File,
     path: &Path,
     bytes: usize,
     region: &Region,
-    stop: &StopFlag,
+    progress: &dyn Progress,
 ) -> Result<()> {
     let from = |_, out: &mut [u8]| {
-        stop.check()?;
-        file.read_exact(out).map_err(|e| CliError::file("read", path, e))
+        check(progress)?;
+        file.read_exact(out).map_err(|e| Error::file("read", path, e))
     };
-    copy_piece(bytes, from, |at, data| Ok(region.write(at, data)?))
+    copy(bytes, from, |at, data| Ok(region.write(at, data)?))
 }
 
 /// The bytes of each block that the controller makes when it is written: protection information that travels.
@@ -93,27 +99,27 @@ fn made_by_controller(ns: &Namespace) -> Range<u64> {
     }
 }
 
-/// Reads the blocks of a job once more, by the CPU into host memory, and says where GPU memory first differs. What was
-/// written may differ in what the controller made.
-pub(crate) fn verify(
+/// Reads the blocks of a job once more, by the CPU into host memory, and returns the offset in GPU memory of the first byte
+/// that differs. Of blocks that were written, what the controller makes itself is not compared.
+///
+/// # Errors
+/// When the blocks or the GPU's memory cannot be read.
+pub fn verify(
     op: Op,
     drive: &Drive,
     ns: &Namespace,
     job: &GpuJob,
     region: &Region,
-    stop: &StopFlag,
+    progress: &dyn Progress,
 ) -> Result<Option<u64>> {
     let block = block_bytes(ns);
     let made = if op.writes() { made_by_controller(ns) } else { 0..0 };
-    let step = (BACK as u64 / block).max(1);
+    let step = (VERIFY_BYTES / block).max(1);
     let queue = drive.queue()?;
     let buffer = drive.buffer((step.min(job.blocks) * block) as usize)?;
     let host = buffer.host()?;
-    let bar = Bar::new("verifying", job.blocks.saturating_mul(block));
-    let mut done = 0;
-    while done < job.blocks {
-        stop.check()?;
-        let blocks = step.min(job.blocks - done);
+    for (done, blocks) in ranges(job.blocks, step) {
+        check(progress)?;
         let (at, bytes) = ((job.offset + done * block) as usize, (blocks * block) as usize);
         queue.read(ns, job.lba + done, blocks, &buffer, 0)?;
         let (mut gpu, mut again) = (vec![0; bytes], vec![0; bytes]);
@@ -123,8 +129,7 @@ pub(crate) fn verify(
         if let Some(first) = (0..bytes).find(differs) {
             return Ok(Some((at + first) as u64));
         }
-        bar.add(bytes as u64);
-        done += blocks;
+        progress.moved(bytes as u64);
     }
     Ok(None)
 }

@@ -1,4 +1,4 @@
-//! Files on a drive that onehop drives: its file system is read by ourselves, and a file becomes commands.
+//! File systems and extent maps of a drive that onehop drives, and how a file becomes commands.
 
 use std::io;
 use std::path::Path;
@@ -12,13 +12,18 @@ use onehop_gpu::Region;
 use onehop_load::{LocalFile, Source};
 use onehop_proto::identify::NamespaceId;
 
-use crate::error::{CliError, Result};
+use crate::chunk::ranges;
+use crate::error::{Error, Result};
+use crate::progress::{Progress, check};
 
 /// Bytes of an extent map that are read: those of some million extents.
 const MOST_MAP: u64 = 100_000_000;
 
 /// How much of a drive is read at a time to find a file.
-const PIECE: u64 = 128 << 10;
+const READ_BYTES: u64 = 128 << 10;
+
+/// How much of a file is compared at a time.
+const VERIFY_BYTES: u64 = 1 << 20;
 
 /// The drive as the CPU reads it: for directories, not for data.
 struct Reader {
@@ -31,7 +36,7 @@ struct Reader {
 impl Reader {
     fn read(&self, lba: u64, out: &mut [u8]) -> io::Result<()> {
         let mut lba = lba;
-        for part in out.chunks_mut(PIECE as usize) {
+        for part in out.chunks_mut(READ_BYTES as usize) {
             let blocks = part.len() as u64 / self.block;
             self.queue.read(&self.ns, lba, blocks, &self.buffer, 0).map_err(io::Error::other)?;
             self.buffer.host().map_err(io::Error::other)?.read(0, part).map_err(io::Error::other)?;
@@ -42,17 +47,20 @@ impl Reader {
 }
 
 /// A drive's bytes, as its file systems see them.
-pub(crate) fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
+///
+/// # Errors
+/// When the namespace's blocks carry metadata, or the drive has no queue left.
+pub fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
     let block = ns.format.lba_bytes();
     if ns.format.transfer_bytes(1) != Some(block) {
-        return Err(CliError::not_possible(
+        return Err(Error::not_possible(
             format!("reading files of namespace {}", ns.nsid),
             "its blocks carry metadata, which no file system knows of",
             "Read its blocks: --lba, --blocks",
         ));
     }
     let reader =
-        Reader { queue: drive.queue()?, ns: ns.clone(), buffer: drive.buffer(PIECE as usize)?, block };
+        Reader { queue: drive.queue()?, ns: ns.clone(), buffer: drive.buffer(READ_BYTES as usize)?, block };
     let reader = Mutex::new(reader);
     let read =
         move |lba: u64, out: &mut [u8]| reader.lock().unwrap_or_else(PoisonError::into_inner).read(lba, out);
@@ -60,12 +68,18 @@ pub(crate) fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
 }
 
 /// Opens the file system on a drive, or on one of its partitions.
-pub(crate) fn open(blocks: &Arc<dyn Blocks>, partition: Option<Which>) -> Result<Volume> {
+///
+/// # Errors
+/// When there is none that is known, or several partitions have one and none was named.
+pub fn open(blocks: &Arc<dyn Blocks>, partition: Option<Which>) -> Result<Volume> {
     Ok(Volume::open(blocks.clone(), partition.unwrap_or_default())?)
 }
 
-/// What `--partition` takes: a number, or `none` for the whole drive.
-pub(crate) fn parse_partition(text: &str) -> std::result::Result<Which, String> {
+/// Reads a partition as people write it: a number, or `none` for the whole drive.
+///
+/// # Errors
+/// When it is neither, in words.
+pub fn parse_partition(text: &str) -> std::result::Result<Which, String> {
     match text {
         "none" => Ok(Which::Whole),
         number => {
@@ -75,7 +89,10 @@ pub(crate) fn parse_partition(text: &str) -> std::result::Result<Which, String> 
 }
 
 /// Which drive it is, as extent maps have it.
-pub(crate) fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
+///
+/// # Errors
+/// When the drive does not answer.
+pub fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
     let (controller, view) = (drive.identity().controller(), ns.identify());
     // As they lie in the identify data: Linux puts the blanks in front into its identifiers.
     let mut ids = NvmeIds {
@@ -100,14 +117,16 @@ pub(crate) fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
     Ok(DriveId::nvme(&ids))
 }
 
-/// The extent maps of a file, which have to be for this drive.
-pub(crate) fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<ExtentMap>> {
+/// Reads extent maps, which have to be of this drive.
+///
+/// # Errors
+/// When the file cannot be read, is no map, or is of another drive.
+pub fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<ExtentMap>> {
     let file = LocalFile::open(path)?;
     let length = file.bytes();
     if length > MOST_MAP {
-        let why =
-            format!("{}: {length} bytes are more than the {MOST_MAP} that are read of a map", path.display());
-        return Err(CliError::Failed(why));
+        let path = path.display().to_string();
+        return Err(Error::LongMap { path, bytes: length, most: MOST_MAP });
     }
     let mut bytes = vec![0; length as usize];
     file.read_at(0, &mut bytes)?;
@@ -118,8 +137,8 @@ pub(crate) fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Ve
 }
 
 /// A part of a file, as whole blocks of the drive and what needs none.
-#[derive(Debug)]
-pub(crate) struct Span {
+#[derive(Clone, Debug)]
+pub struct Span {
     /// What comes with the part in its first and last block goes with it.
     pub parts: Blockwise,
     /// Where the part starts in memory.
@@ -132,16 +151,13 @@ pub(crate) struct Span {
 
 impl Span {
     /// The bytes from `offset` on, `len` or as many as there are, of a file with these extents.
-    pub(crate) fn new(
-        extents: &[Extent],
-        size: u64,
-        offset: u64,
-        len: Option<u64>,
-        block: u64,
-    ) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When the file ends before `offset`, or the drive's blocks are larger than its file system's.
+    pub fn new(extents: &[Extent], size: u64, offset: u64, len: Option<u64>, block: u64) -> Result<Self> {
         let bytes = size.saturating_sub(offset).min(len.unwrap_or(u64::MAX));
         if offset > size {
-            return Err(CliError::Usage(format!("--offset {offset}: the file has {size} bytes")));
+            return Err(Error::Offset { offset, bytes: size });
         }
         let start = offset / block * block;
         let (skip, end) = (offset - start, offset + bytes);
@@ -153,41 +169,46 @@ impl Span {
     }
 
     /// The commands that bring it.
-    pub(crate) fn jobs(&self) -> Vec<GpuJob> {
+    #[must_use]
+    pub fn jobs(&self) -> Vec<GpuJob> {
         jobs(&self.parts.runs, 0)
     }
 
     /// Puts what needs no command into its place. Memory that nothing is read into is zero already.
-    pub(crate) fn fill(&self, region: &Region) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the memory cannot be written.
+    pub fn fill(&self, region: &Region) -> Result<()> {
         self.parts.inline.iter().try_for_each(|(at, data)| Ok(region.write(*at as usize, data)?))
     }
 }
 
 /// Runs of blocks as jobs, `base` bytes further on in memory.
-pub(crate) fn jobs(runs: &[BlockRun], base: u64) -> Vec<GpuJob> {
+#[must_use]
+pub fn jobs(runs: &[BlockRun], base: u64) -> Vec<GpuJob> {
     runs.iter().map(|run| GpuJob { lba: run.lba, blocks: run.blocks, offset: base + run.at }).collect()
 }
 
-/// Where GPU memory first differs from what the CPU reads of the part once more: `read` gives its bytes at a place.
-pub(crate) fn verify(
+/// Compares GPU memory with what the CPU reads of the part once more, and returns the first byte of the part that differs.
+/// `read` fetches the part's bytes from a place on.
+///
+/// # Errors
+/// When either cannot be read.
+pub fn verify(
     span: &Span,
     region: &Region,
     read: impl Fn(u64, &mut [u8]) -> Result<usize>,
-    check: impl Fn() -> Result<()>,
+    progress: &dyn Progress,
 ) -> Result<Option<u64>> {
-    const STEP: u64 = 1 << 20;
-    let mut done = 0;
-    while done < span.bytes {
-        check()?;
-        let count = STEP.min(span.bytes - done) as usize;
-        let (mut want, mut got) = (vec![0; count], vec![0; count]);
+    for (done, count) in ranges(span.bytes, VERIFY_BYTES) {
+        check(progress)?;
+        let (mut want, mut got) = (vec![0; count as usize], vec![0; count as usize]);
         let read = read(done, &mut want)?;
         region.read((span.skip + done) as usize, &mut got)?;
         let differs = want.iter().zip(&got).position(|(a, b)| a != b);
-        if let Some(at) = differs.or((read < count).then_some(read)) {
+        if let Some(at) = differs.or((read < count as usize).then_some(read)) {
             return Ok(Some(done + at as u64));
         }
-        done += count as u64;
     }
     Ok(None)
 }

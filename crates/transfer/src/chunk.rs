@@ -1,4 +1,5 @@
-//! A long job in pieces that take about a tenth of a second, so that bars move and Ctrl-C is heard.
+//! The one place that cuts work into chunks: jobs so that progress is reported and cancellation is heard, ranges of bytes so
+//! that copies need little memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,12 +8,18 @@ use onehop_drive::GpuJob;
 
 /// The first chunk, and the smallest.
 const FIRST_BYTES: u64 = 1 << 20;
-/// The largest.
-const MOST_BYTES: u64 = 256 << 20;
+/// The largest, unless the route has less memory for it.
+pub(crate) const MOST_BYTES: u64 = 256 << 20;
 /// What a chunk should take at most.
 const LONG: Duration = Duration::from_millis(200);
 /// A chunk that takes less may be followed by a longer one.
 const SHORT: Duration = Duration::from_millis(50);
+
+/// `total` cut into ranges of at most `step`: where each begins, and how long it is.
+pub(crate) fn ranges(total: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
+    let step = step.max(1);
+    (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)))
+}
 
 /// What is left of a job, and how much of it to do next.
 pub(crate) struct Chunks {
@@ -21,18 +28,21 @@ pub(crate) struct Chunks {
     /// Blocks of one command: chunks are made of whole commands.
     step: u64,
     bytes: u64,
+    most: u64,
 }
 
 impl Chunks {
-    /// A job on blocks of `block` bytes, of which one command moves `command` bytes.
-    pub(crate) fn new(jobs: &[GpuJob], block: u64, command: u64) -> Self {
-        let step = (command / block.max(1)).clamp(1, 1 << 16);
-        Self { left: jobs.iter().copied().collect(), block, step, bytes: FIRST_BYTES }
+    /// Jobs on blocks of `block` bytes, of which one command moves `command` bytes, in chunks of at most `most` bytes.
+    pub(crate) fn new(jobs: &[GpuJob], block: u64, command: u64, most: u64) -> Self {
+        let block = block.max(1);
+        let step = (command.min(most) / block).clamp(1, 1 << 16);
+        let bytes = FIRST_BYTES.min(most);
+        Self { left: jobs.iter().copied().collect(), block, step, bytes, most }
     }
 
     /// The next chunk; empty when nothing is left.
     pub(crate) fn take(&mut self) -> Vec<GpuJob> {
-        let mut room = (self.bytes / self.block.max(1) / self.step).max(1) * self.step;
+        let mut room = (self.bytes / self.block / self.step).max(1) * self.step;
         let mut chunk = Vec::new();
         while room > 0
             && let Some(job) = self.left.front_mut()
@@ -56,9 +66,9 @@ impl Chunks {
     /// Learns how long a chunk took.
     pub(crate) fn learn(&mut self, took: Duration) {
         if took < SHORT {
-            self.bytes = (self.bytes * 2).min(MOST_BYTES);
+            self.bytes = (self.bytes * 2).min(self.most);
         } else if took > LONG {
-            self.bytes = (self.bytes / 2).max(FIRST_BYTES);
+            self.bytes = (self.bytes / 2).max(FIRST_BYTES.min(self.most));
         }
     }
 }
@@ -69,19 +79,28 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_job_once() {
-        for (block, command) in [(512, 128 << 10), (4096, 4096), (520, 131_072), (65536, 4096)] {
+        let cases = [
+            (512, 128 << 10, MOST_BYTES),
+            (4096, 4096, MOST_BYTES),
+            (520, 131_072, 4 << 20),
+            (65536, 4096, 4 << 20),
+            // A command that is longer than the memory it passes through.
+            (4096, 64 << 20, 4 << 20),
+        ];
+        for (block, command, most) in cases {
             let jobs = [
                 GpuJob { lba: 7, blocks: 10_000, offset: 0 },
                 GpuJob { lba: 50_000, blocks: 1, offset: 10_000 * block },
                 GpuJob { lba: 90_000, blocks: 3, offset: 10_001 * block },
             ];
-            let mut chunks = Chunks::new(&jobs, block, command);
+            let mut chunks = Chunks::new(&jobs, block, command, most);
             let mut seen = Vec::new();
             loop {
                 let chunk = chunks.take();
                 if chunk.is_empty() {
                     break;
                 }
+                assert!(chunk.iter().map(|job| job.blocks * block).sum::<u64>() <= most, "{block}");
                 chunks.learn(Duration::from_millis(seen.len() as u64 * 20 % 300));
                 seen.extend(chunk.iter().flat_map(|j| {
                     let (lba, offset) = (j.lba, j.offset);
@@ -92,5 +111,13 @@ mod tests {
                 jobs.iter().flat_map(|j| (0..j.blocks).map(move |i| (j.lba + i, j.offset + i * block)));
             assert!(seen.into_iter().eq(whole), "{block}");
         }
+    }
+
+    #[test]
+    fn ranges_cover_every_byte_once() {
+        assert_eq!(ranges(0, 4).count(), 0);
+        assert_eq!(ranges(9, 4).collect::<Vec<_>>(), [(0, 4), (4, 4), (8, 1)]);
+        assert_eq!(ranges(8, 4).collect::<Vec<_>>(), [(0, 4), (4, 4)]);
+        assert_eq!(ranges(3, 0).collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 1)]);
     }
 }

@@ -1,25 +1,27 @@
-//! What a transfer reports, always in the same words.
+//! What a transfer reports, the same for every caller.
 
 use std::time::Duration;
 
 use onehop_drive::{Drive, GpuMode, GpuReport};
 use serde::Serialize;
 
-use crate::gpus::Chosen;
-use crate::report::Text;
+use crate::engine::{Chosen, Engine};
 use crate::route::{Places, Route, WhyNot};
-use crate::transfer::Engine;
-use crate::units;
 
 /// What a transfer took.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Tally {
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Tally {
+    /// Bytes that were moved.
     pub bytes: u64,
+    /// Commands.
     pub commands: u64,
+    /// How often one was tried again.
     pub retries: u64,
-    /// Kernel launches, and allocations of memory for them; a CPU's queues need neither.
+    /// Kernel launches; a CPU's queues need none.
     pub launches: u64,
+    /// Allocations of memory for launches.
     pub allocations: u64,
+    /// How long it took.
     pub took: Duration,
 }
 
@@ -38,7 +40,7 @@ impl From<GpuReport> for Tally {
 
 impl Tally {
     /// Adds another, one after the other.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         self.bytes += other.bytes;
         self.commands += other.commands;
         self.retries += other.retries;
@@ -49,61 +51,84 @@ impl Tally {
 }
 
 /// The queues that were used.
-#[derive(Clone, Copy, Serialize)]
-pub(crate) struct QueueUse {
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct QueueUse {
     /// `owner`, `shared`, or `cpu`.
     pub mode: &'static str,
+    /// How many.
     pub count: u16,
+    /// Commands in flight on each.
     pub depth: u32,
     /// GPU threads, where they share a queue.
     pub threads: Option<u32>,
 }
 
-/// A recovery that the drive needed.
-#[derive(Serialize)]
-pub(crate) struct Recovered {
+/// A recovery that the drive needed and got.
+#[derive(Clone, Debug, Serialize)]
+pub struct Recovered {
+    /// What went wrong.
     pub cause: String,
+    /// What recovered it.
     pub by: String,
+    /// How long that took.
     pub seconds: f64,
 }
 
 /// How a transfer went.
-#[derive(Serialize)]
-pub(crate) struct TransferOutcome {
+#[derive(Clone, Debug, Serialize)]
+pub struct TransferOutcome {
+    /// The drive's name.
     pub drive: String,
+    /// Bytes that were moved.
     pub bytes: u64,
+    /// How long it took.
     pub seconds: f64,
     /// 10^9 bytes in a second.
     pub gbps: f64,
+    /// The route's name.
     pub route: &'static str,
+    /// Why it is this route.
     pub route_why: &'static str,
+    /// Who commanded the drive: `gpu` or `cpu`.
     pub initiator: &'static str,
+    /// What was simulated: `drive`, `gpu`.
     pub simulated: Vec<&'static str>,
+    /// Where queues and data lay.
     pub placement: Places,
     /// Where the bytes lie in the end (for writes: where they came from).
     pub memory: &'static str,
+    /// The GPU's name.
     pub gpu: String,
+    /// Why it is this GPU.
     pub gpu_why: String,
+    /// The better routes, and what was in their way.
     pub why_not_better: Vec<WhyNot>,
+    /// The queues.
     pub queues: QueueUse,
     /// Eight hexadecimal digits, where it was asked for.
     pub crc32c: Option<String>,
+    /// Whether the bytes were found to be right; none where nobody looked.
     pub verified: Option<bool>,
     /// How that is known.
     pub verified_by: Option<String>,
+    /// Commands.
     pub commands: u64,
+    /// How often one was tried again.
     pub retries: u64,
-    /// Kernel launches, and allocations of memory for their commands.
+    /// Kernel launches.
     pub launches: u64,
+    /// Allocations of memory for their commands.
     pub allocations: u64,
     /// Commands that failed for good; recoveries that helped are in `incidents`.
     pub errors: u64,
+    /// Recoveries that the drive needed.
     pub incidents: Vec<Recovered>,
 }
 
 impl TransferOutcome {
     /// The account of a transfer; `crc` is that of the bytes in GPU memory, if it is known.
-    pub(crate) fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
+    #[must_use]
+    pub fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
         let seconds = tally.took.as_secs_f64();
         let mut simulated = Vec::new();
         if drive.identity().simulated {
@@ -140,7 +165,7 @@ impl TransferOutcome {
     }
 
     /// Adds another transfer that came after this one, to another GPU.
-    pub(crate) fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         // The drive's, from its beginning on.
         self.incidents = other.incidents;
         let more = other.simulated.into_iter().filter(|part| !self.simulated.contains(part));
@@ -156,81 +181,15 @@ impl TransferOutcome {
         }
     }
 
-    /// The rows that every transfer shows.
-    pub(crate) fn rows(&self, text: &mut Text) {
-        let mark = |part| if self.simulated.contains(&part) { " (simulated)" } else { "" };
-        text.row("drive", format!("{}{}", self.drive, mark("drive")));
-        text.row("gpu", format!("{}: {}", self.gpu, self.gpu_why));
-        let Places { sq, cq, data } = self.placement;
-        let who = if self.initiator == "gpu" { "GPU threads" } else { "the CPU" };
-        text.row(
-            "route",
-            format!("{}: {who} gave the commands; sq in {sq}, cq in {cq}, data in {data}", self.route),
-        );
-        if self.route == "cpu/pinned" {
-            text.row("", "the bytes took a second hop: a copy between host memory and vram");
-        }
-        text.row("", self.route_why);
-        for no in &self.why_not_better {
-            text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
-        }
-        text.row("queues", self.queues.words());
-        text.row(
-            "moved",
-            format!(
-                "{} bytes by {} in {}: {:.2} GB/s{}",
-                self.bytes,
-                units::count(self.commands, "command"),
-                units::time(Duration::from_secs_f64(self.seconds)),
-                self.gbps,
-                if self.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" },
-            ),
-        );
-        text.row("trouble", self.trouble());
-        if let Some(crc) = &self.crc32c {
-            text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
-        }
-        text.row(
-            "verified",
-            match (self.verified, &self.verified_by) {
-                (Some(true), Some(by)) => format!("yes: {by}"),
-                (Some(false), Some(by)) => {
-                    format!("NO, the bytes in GPU memory are not what they should be: {by}")
-                }
-                (None, Some(by)) => format!("not all of it: {by}"),
-                (_, None) => "not asked for (--verify)".into(),
-            },
-        );
+    /// Notes the checksum of the bytes in GPU memory.
+    pub fn note_crc32c(&mut self, crc: u32) {
+        self.crc32c = Some(format!("{crc:08x}"));
     }
 
     /// Notes whether the bytes were found to be right, and how.
-    pub(crate) fn judge(&mut self, right: bool, by: &'static str) {
+    pub fn judge(&mut self, right: bool, by: &'static str) {
         self.verified = Some(right);
         self.verified_by = Some(by.into());
-    }
-
-    fn trouble(&self) -> String {
-        let mut words = units::count(self.retries, "retry").replace("retrys", "retries");
-        for incident in &self.incidents {
-            words.push_str(&format!("; {} was mended by {}", incident.cause, incident.by));
-        }
-        words
-    }
-}
-
-impl QueueUse {
-    fn words(&self) -> String {
-        let depth = units::count(self.depth.into(), "command");
-        match (self.mode, self.threads) {
-            ("cpu", _) => format!("1 queue of the CPU, up to {depth} in flight"),
-            (_, Some(threads)) => {
-                format!("1 queue shared by {threads} GPU threads, up to {depth} in flight")
-            }
-            _ => {
-                let queues = units::count(self.count.into(), "queue");
-                format!("{queues}, each owned by a warp, up to {depth} in flight on each")
-            }
-        }
     }
 }
 

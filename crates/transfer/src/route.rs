@@ -1,13 +1,15 @@
-//! The names of routes, their order, and why one could not be had.
+//! The names of routes, their order, and why one cannot be used.
+
+use std::str::FromStr;
 
 use onehop_drive::{Error, Placement};
 use serde::Serialize;
 
-use crate::error::{CliError, Result};
+use crate::error::Error as Failure;
 
-/// A way for bytes to go that this build has.
+/// A route that this build has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Route {
+pub enum Route {
     /// GPU threads ring the doorbells; SQ, CQ and data lie as the placement says.
     Gpu(Placement),
     /// The CPU commands, the drive writes into GPU memory.
@@ -19,7 +21,7 @@ pub(crate) enum Route {
 impl Route {
     /// Every route, the best first. `gpu/posted` comes as two: its entries lie in the drive's own memory, or in host
     /// memory where the drive has none.
-    pub(crate) const BEST_FIRST: [Self; 7] = [
+    pub const BEST_FIRST: [Self; 7] = [
         Self::Gpu(Placement::TIER3),
         Self::Gpu(Placement::POSTED_CMB),
         Self::Gpu(Placement::POSTED),
@@ -30,7 +32,8 @@ impl Route {
     ];
 
     /// Its name.
-    pub(crate) fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Gpu(placement) => placement.route().unwrap_or("gpu"),
             Self::CpuDirect => "cpu/direct",
@@ -38,13 +41,15 @@ impl Route {
         }
     }
 
-    /// Who gives the commands.
-    pub(crate) fn initiator(self) -> &'static str {
+    /// Who commands the drive: `gpu` or `cpu`.
+    #[must_use]
+    pub fn initiator(self) -> &'static str {
         if matches!(self, Self::Gpu(_)) { "gpu" } else { "cpu" }
     }
 
-    /// Where the parts lie that the drive reaches.
-    pub(crate) fn placement(self) -> Places {
+    /// Where queues and data lie.
+    #[must_use]
+    pub fn placement(self) -> Places {
         match self {
             Self::Gpu(p) => Places { sq: p.sq.name(), cq: p.cq.name(), data: p.data.name() },
             Self::CpuDirect => Places { sq: "host", cq: "host", data: "vram" },
@@ -54,33 +59,39 @@ impl Route {
 }
 
 /// Where the submission queue, the completion queue and the data lie, as the drive reaches them.
-#[derive(Clone, Copy, Serialize)]
-pub(crate) struct Places {
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Places {
+    /// The submission queue.
     pub sq: &'static str,
+    /// The completion queue.
     pub cq: &'static str,
+    /// The data.
     pub data: &'static str,
 }
 
-/// A route that was tried, or looked at, and could not be had.
+/// A better route, and why it cannot be used.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub(crate) struct WhyNot {
+pub struct WhyNot {
+    /// Its name.
     pub route: String,
+    /// What is in the way.
     pub reason: String,
+    /// What would change that.
     pub fix: String,
 }
 
-/// What is asked for by `--route`.
+/// The route that a caller asks for. It parses from `auto` and from the routes' names.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum RouteRequest {
+pub enum RouteRequest {
     /// The best that works.
     Auto,
     /// One of the routes of this name, and no other.
     Only(&'static str),
-    /// A route that this build does not have, and why.
+    /// A route that drives do not have: its name, why, and what to use instead.
     NotHere(&'static str, &'static str, &'static str),
 }
 
-/// Routes of the design that cannot be had here.
+/// Routes of files, which drives do not have.
 const NOT_HERE: [(&str, &str, &str); 2] = [
     (
         "cpu/cached",
@@ -94,26 +105,30 @@ const NOT_HERE: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Reads the value of `--route`.
-pub(crate) fn parse(text: &str) -> std::result::Result<RouteRequest, String> {
-    if text == "auto" {
-        return Ok(RouteRequest::Auto);
+impl FromStr for RouteRequest {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<Self, Failure> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        if let Some(route) = Route::BEST_FIRST.iter().find(|route| route.name() == text) {
+            return Ok(Self::Only(route.name()));
+        }
+        if let Some((name, reason, fix)) = NOT_HERE.iter().find(|(name, ..)| *name == text) {
+            return Ok(Self::NotHere(name, reason, fix));
+        }
+        let mut names: Vec<_> = Route::BEST_FIRST.iter().map(|route| route.name()).collect();
+        names.dedup();
+        names.extend(NOT_HERE.iter().map(|(name, ..)| name));
+        Err(Failure::NoSuchRoute(format!("routes are auto, {}", names.join(", "))))
     }
-    if let Some(route) = Route::BEST_FIRST.iter().find(|route| route.name() == text) {
-        return Ok(RouteRequest::Only(route.name()));
-    }
-    if let Some((name, reason, fix)) = NOT_HERE.iter().find(|(name, ..)| *name == text) {
-        return Ok(RouteRequest::NotHere(name, reason, fix));
-    }
-    let mut names: Vec<_> = Route::BEST_FIRST.iter().map(|route| route.name()).collect();
-    names.dedup();
-    names.extend(NOT_HERE.iter().map(|(name, ..)| name));
-    Err(format!("routes are auto, {}", names.join(", ")))
 }
 
 impl RouteRequest {
     /// As people write it.
-    pub(crate) fn name(&self) -> &'static str {
+    #[must_use]
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Only(name) | Self::NotHere(name, ..) => name,
@@ -121,19 +136,23 @@ impl RouteRequest {
     }
 
     /// The routes to try, in order.
-    pub(crate) fn candidates(&self) -> Result<Vec<Route>> {
+    ///
+    /// # Errors
+    /// When it is a route that drives do not have.
+    pub fn candidates(&self) -> Result<Vec<Route>, Failure> {
         match self {
             Self::Auto => Ok(Route::BEST_FIRST.to_vec()),
             Self::Only(name) => Ok(Route::BEST_FIRST.into_iter().filter(|r| r.name() == *name).collect()),
             Self::NotHere(name, reason, fix) => {
-                Err(CliError::not_possible(format!("route {name}"), *reason, *fix))
+                Err(Failure::not_possible(format!("route {name}"), *reason, *fix))
             }
         }
     }
 }
 
-/// What would mend a route that failed with this error; nothing if the error is the drive's and no other route helps.
-pub(crate) fn remedy(error: &Error) -> Option<&'static str> {
+/// What to do about a route that failed with this error; none if the drive failed, so that no other route helps.
+#[must_use]
+pub fn remedy(error: &Error) -> Option<&'static str> {
     Some(match error {
         Error::Placement { place: "cmb", .. } => {
             "Use a drive with a controller memory buffer (simulated: &cmb=16M)"
@@ -156,12 +175,14 @@ mod tests {
     #[test]
     fn every_name_of_the_table_is_known() {
         for name in ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned"] {
-            assert!(!parse(name).unwrap().candidates().unwrap().is_empty(), "{name}");
+            assert!(!name.parse::<RouteRequest>().unwrap().candidates().unwrap().is_empty(), "{name}");
         }
         for name in ["cpu/cached", "cufile"] {
-            assert_eq!(parse(name).unwrap().candidates().unwrap_err().code(), 3);
+            let refused = name.parse::<RouteRequest>().unwrap().candidates().unwrap_err();
+            assert!(matches!(refused, Failure::NotPossible { .. }), "{refused}");
         }
-        assert_eq!(parse("auto").unwrap().candidates().unwrap().len(), 7);
-        assert!(parse("gpu/tier9").unwrap_err().contains("gpu/tier1"));
+        assert_eq!("auto".parse::<RouteRequest>().unwrap().candidates().unwrap().len(), 7);
+        let unknown = "gpu/tier9".parse::<RouteRequest>().unwrap_err();
+        assert!(unknown.to_string().contains("gpu/tier1"), "{unknown}");
     }
 }

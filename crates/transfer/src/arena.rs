@@ -6,10 +6,10 @@ use onehop_gpu::{Copier, Mark, Place, Rows};
 use onehop_load::{Model, Plan, landing};
 use serde::{Serialize, Serializer};
 
+use crate::engine::{Engine, Memory};
 use crate::error::Result;
-use crate::progress::Bar;
-use crate::stop::StopFlag;
-use crate::transfer::{Engine, Memory, Tally};
+use crate::outcome::Tally;
+use crate::progress::Progress;
 use crate::volume;
 
 /// Slots for what cannot land by itself: one is read into while the other is copied from.
@@ -17,8 +17,8 @@ const SLOTS: usize = 2;
 const SLOT: u64 = 4 << 20;
 
 /// How the bytes came to the arena.
-#[derive(Default, Serialize)]
-pub(crate) struct Landed {
+#[derive(Clone, Default, Debug, Serialize)]
+pub struct Landed {
     /// Bytes that the drive put where they belong, whole blocks.
     pub direct_bytes: u64,
     /// Bytes that it put into host memory, and that were copied from there.
@@ -28,13 +28,13 @@ pub(crate) struct Landed {
     /// Bytes that the CPU puts there after the reads: those that the file system keeps among its own, and the zeros of a
     /// hole that begins within a block.
     pub inline_bytes: u64,
-    /// The stretches of the drive that went to their places as they are: first block, and how many.
+    /// The extents of the drive that went to their places as they are: first block, and how many.
     #[serde(rename = "ranges", serialize_with = "count")]
-    pub stretches: Vec<(u64, u64)>,
+    pub extents: Vec<(u64, u64)>,
 }
 
-fn count<S: Serializer>(stretches: &[(u64, u64)], to: S) -> std::result::Result<S::Ok, S::Error> {
-    stretches.len().serialize(to)
+fn count<S: Serializer>(extents: &[(u64, u64)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    extents.len().serialize(to)
 }
 
 impl Landed {
@@ -44,7 +44,7 @@ impl Landed {
         self.staged_bytes += other.staged_bytes;
         self.hole_bytes += other.hole_bytes;
         self.inline_bytes += other.inline_bytes;
-        self.stretches.extend(&other.stretches);
+        self.extents.extend(&other.extents);
     }
 
     fn take(&mut self, parts: &Blockwise) {
@@ -53,21 +53,23 @@ impl Landed {
     }
 }
 
-/// Fills `arena`, which holds zeros, with what the plan wants of the model.
-pub(crate) fn fill(
+/// Fills `arena`, which holds zeros, with what the plan wants of the model. The tally counts bytes read, in whole blocks.
+///
+/// # Errors
+/// When the model's files are on no drive, the drive or the GPU fails, or the caller cancels.
+pub fn fill(
     engine: &Engine,
     ns: &Namespace,
     (model, plan): (&Model, &Plan),
     arena: &Memory,
-    stop: &StopFlag,
+    progress: &dyn Progress,
 ) -> Result<(Tally, Landed)> {
     let start = std::time::Instant::now();
-    let bar = Bar::new("loading", plan.read_bytes);
     let parts = landing::direct(plan, &model.files)?;
     let jobs = volume::jobs(&parts.runs, 0);
-    let mut tally = engine.moves(Op::Read, ns, &jobs, arena, stop, &bar)?;
-    let stretches = parts.runs.iter().map(|run| (run.lba, run.blocks)).collect();
-    let mut landed = Landed { stretches, ..Landed::default() };
+    let mut tally = engine.transfer(Op::Read, ns, &jobs, arena, progress)?;
+    let extents = parts.runs.iter().map(|run| (run.lba, run.blocks)).collect();
+    let mut landed = Landed { extents, ..Landed::default() };
     if arena.is_reached() {
         landed.direct_bytes = tally.bytes;
     }
@@ -80,7 +82,7 @@ pub(crate) fn fill(
         for staged in landing::staged(plan, &model.files, slots.bytes)? {
             let staged = staged?;
             landed.take(&staged.parts);
-            tally.add(&slots.pass(&staged, stop, &bar)?);
+            tally.add(&slots.pass(&staged, progress)?);
         }
         slots.finish()?;
     }
@@ -110,7 +112,7 @@ impl<'a> Slots<'a> {
     }
 
     /// Reads into the next slot, and begins to copy from it.
-    fn pass(&mut self, staged: &landing::Staged, stop: &StopFlag, bar: &Bar) -> Result<Tally> {
+    fn pass(&mut self, staged: &landing::Staged, progress: &dyn Progress) -> Result<Tally> {
         let slot = self.next;
         self.next = (slot + 1) % SLOTS;
         if let Some(mark) = self.copied[slot].take() {
@@ -118,7 +120,7 @@ impl<'a> Slots<'a> {
         }
         let base = slot as u64 * self.bytes;
         let jobs: Vec<GpuJob> = volume::jobs(&staged.parts.runs, base);
-        let tally = self.engine.moves(Op::Read, self.ns, &jobs, &self.memory, stop, bar)?;
+        let tally = self.engine.transfer(Op::Read, self.ns, &jobs, &self.memory, progress)?;
         for (at, bytes) in &staged.parts.zeros {
             self.memory.region.fill((base + at) as usize, *bytes as usize, 0)?;
         }

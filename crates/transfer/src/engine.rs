@@ -9,28 +9,41 @@ use onehop_drive::{
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::HostMem;
 
-use crate::error::{CliError, Result};
-use crate::gpus::Chosen;
-use crate::progress::Bar;
+use crate::chunk::{self, Chunks};
+use crate::copy::copy;
+use crate::error::{Error, Result, left_words};
+use crate::memory;
+use crate::options::Options;
+use crate::outcome::Tally;
+use crate::progress::{Progress, check};
 use crate::route::{self, Route, RouteRequest, WhyNot};
-use crate::stop::StopFlag;
-use crate::transfer::chunk::Chunks;
-use crate::transfer::copy::copy_piece;
-use crate::transfer::{RouteArgs, Tally};
-use crate::{memory, units};
 
-/// Host memory through which `cpu/pinned` goes.
-const STAGING: usize = 4 << 20;
+/// Host memory through which `cpu/pinned` goes: the longest chunk of that route.
+const STAGING: u64 = 4 << 20;
 
-/// Queues that a GPU gets in owner mode unless somebody says otherwise.
+/// Queues of owner mode unless the options say otherwise.
 const QUEUES: u16 = 2;
 
-/// What a transfer is to be like.
-pub(crate) struct TransferSetup<'a> {
+/// A GPU, and why it is this one.
+#[derive(Clone)]
+pub struct Chosen {
+    /// The GPU.
+    pub gpu: Arc<dyn Gpu>,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// Between what a transfer takes place, and how.
+#[derive(Clone, Copy)]
+pub struct TransferSetup<'a> {
+    /// The drive.
     pub drive: &'a Drive,
+    /// Its namespace.
     pub ns: &'a Namespace,
+    /// The GPU.
     pub gpu: &'a Chosen,
-    pub args: &'a RouteArgs,
+    /// The route, and how its queues are used.
+    pub options: &'a Options,
 }
 
 enum Queues {
@@ -40,43 +53,51 @@ enum Queues {
 }
 
 /// GPU memory for data, and the drive's way to it where the route needs one.
-pub(crate) struct Memory {
+pub struct Memory {
+    /// The memory.
     pub region: Region,
     buffer: Option<Buffer>,
 }
 
 impl Memory {
     /// Whether the drive writes it by itself.
-    pub(crate) fn is_reached(&self) -> bool {
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
         self.buffer.is_some()
     }
 
     fn reached(&self) -> Result<&Buffer> {
-        let why = "this route needs memory that the drive reaches";
-        self.buffer.as_ref().ok_or_else(|| CliError::Failed(why.into()))
+        self.buffer.as_ref().ok_or(Error::Defect("this route needs memory that the drive reaches"))
     }
 }
 
-/// A route made ready.
-pub(crate) struct Engine {
+/// A route made ready: queues of the drive, and what moves blocks between it and the GPU's memory.
+pub struct Engine {
     drive: Drive,
     gpu: Arc<dyn Gpu>,
     queues: Queues,
+    /// The route.
     pub route: Route,
+    /// How GPU threads use the queues, where they do.
     pub mode: GpuMode,
+    /// Queues.
     pub count: u16,
+    /// Commands in flight on each.
     pub depth: u32,
     /// Why it is this route.
     pub why: &'static str,
-    /// What was tried before and could not be had.
+    /// Better routes that were tried before, and what was in their way.
     pub why_not_better: Vec<WhyNot>,
 }
 
 impl Engine {
-    /// Makes the route ready that was asked for, with memory for `bytes` bytes.
-    pub(crate) fn open(plan: &TransferSetup<'_>, bytes: u64) -> Result<(Self, Memory)> {
-        let mode = plan.args.gpu_mode()?;
-        let candidates = plan.args.candidates()?;
+    /// Makes the route ready that the options ask for, or the best that works, with memory for `bytes` bytes.
+    ///
+    /// # Errors
+    /// When the options contradict each other, the GPU has no room, no route works, or the drive fails.
+    pub fn open(plan: &TransferSetup<'_>, bytes: u64) -> Result<(Self, Memory)> {
+        let mode = plan.options.gpu_mode()?;
+        let candidates = plan.options.candidates()?;
         fits(&*plan.gpu.gpu, bytes)?;
         let mut tried = Vec::new();
         for route in candidates {
@@ -94,32 +115,40 @@ impl Engine {
                 }
             }
         }
-        Err(match (&plan.args.route, tried.pop()) {
+        Err(match (&plan.options.route, tried.pop()) {
             (RouteRequest::Only(name), Some(last)) => {
-                CliError::not_possible(format!("route {name}"), last.reason, last.fix)
+                Error::not_possible(format!("route {name}"), last.reason, last.fix)
             }
-            (_, last) => CliError::NoRoute(tried.into_iter().chain(last).collect()),
+            (_, last) => Error::NoRoute(tried.into_iter().chain(last).collect()),
         })
     }
 
     fn attempt(plan: &TransferSetup<'_>, route: Route, mode: GpuMode, bytes: u64) -> Result<(Self, Memory)> {
         let granted = plan.drive.identity().queues.min(u32::from(u16::MAX)) as u16;
         let count = match (route, mode) {
-            (Route::Gpu(_), GpuMode::Owner) => plan.args.queues.unwrap_or(QUEUES.min(granted)).max(1),
+            (Route::Gpu(_), GpuMode::Owner) => plan.options.queues.unwrap_or(QUEUES.min(granted)).max(1),
             _ => 1,
         };
+        let data = data_place(route);
+        if plan.options.in_gpu_memory && plan.gpu.gpu.own_memory() && data != Place::Vram {
+            return Err(Error::not_possible(
+                format!("route {}", route.name()),
+                "it leaves the data in host memory, and the data is wanted in the memory of the GPU",
+                "Use a route whose data lies in vram",
+            ));
+        }
         let queues = match route {
             Route::Gpu(placement) => Queues::Gpu(Box::new(gpu_queues(plan, placement, mode, count)?)),
             Route::CpuDirect => Queues::Direct(plan.drive.queue()?),
             Route::CpuPinned => {
-                let staging = plan.drive.buffer(STAGING)?;
+                let staging = plan.drive.buffer(STAGING as usize)?;
                 let host = staging.host()?.clone();
                 Queues::Pinned(plan.drive.queue()?, staging, host)
             }
         };
         let (drive, gpu) = (plan.drive.clone(), plan.gpu.gpu.clone());
-        let depth = plan.args.depth.min(u32::from(drive.identity().cap.mqes_z()).max(1));
-        let asked = matches!(plan.args.route, RouteRequest::Only(_));
+        let depth = plan.options.depth.min(u32::from(drive.identity().cap.mqes_z()).max(1));
+        let asked = matches!(plan.options.route, RouteRequest::Only(_));
         let why = if asked { "it was asked for by name" } else { "the best of those that work here" };
         let why_not_better = Vec::new();
         let engine = Self { drive, gpu, queues, route, mode, count, depth, why, why_not_better };
@@ -128,12 +157,12 @@ impl Engine {
     }
 
     /// GPU memory for this route.
-    pub(crate) fn memory(&self, bytes: u64) -> Result<Memory> {
+    ///
+    /// # Errors
+    /// When there is no room, or the drive cannot reach it.
+    pub fn memory(&self, bytes: u64) -> Result<Memory> {
         let bytes = fits(&*self.gpu, bytes)?;
-        let place = match self.route {
-            Route::Gpu(placement) => placement.data,
-            Route::CpuDirect | Route::CpuPinned => Place::Vram,
-        };
+        let place = data_place(self.route);
         if matches!(self.queues, Queues::Pinned(..)) {
             return Ok(Memory { region: self.gpu.alloc(place, bytes)?, buffer: None });
         }
@@ -141,58 +170,51 @@ impl Engine {
     }
 
     /// Memory of a kind that the drive reaches, whatever the route.
-    pub(crate) fn reachable(&self, place: Place, bytes: u64) -> Result<Memory> {
+    ///
+    /// # Errors
+    /// As for [`Engine::memory`].
+    pub fn reachable(&self, place: Place, bytes: u64) -> Result<Memory> {
         let bytes = fits(&*self.gpu, bytes)?;
         let (region, buffer) = self.drive.gpu_buffer(&*self.gpu, place, bytes)?;
         Ok(Memory { region, buffer: Some(buffer) })
     }
 
     /// The GPU whose memory it is.
-    pub(crate) fn gpu(&self) -> &dyn Gpu {
+    #[must_use]
+    pub fn gpu(&self) -> &dyn Gpu {
         &*self.gpu
     }
 
-    /// Moves blocks, in chunks between which Ctrl-C is heard.
-    pub(crate) fn transfer(
+    /// Moves the blocks of `jobs` between the drive and `memory`.
+    ///
+    /// # Errors
+    /// When the drive or the GPU fails, or the caller cancels.
+    pub fn transfer(
         &self,
         op: Op,
         ns: &Namespace,
         jobs: &[GpuJob],
         memory: &Memory,
-        stop: &StopFlag,
+        progress: &dyn Progress,
     ) -> Result<Tally> {
-        let block = block_bytes(ns);
-        let total = jobs.iter().map(|job| job.blocks.saturating_mul(block)).fold(0, u64::saturating_add);
-        let bar = Bar::new(if op == Op::Read { "reading" } else { "writing" }, total);
-        self.moves(op, ns, jobs, memory, stop, &bar)
-    }
-
-    /// The same, for a bar that other jobs move too.
-    pub(crate) fn moves(
-        &self,
-        op: Op,
-        ns: &Namespace,
-        jobs: &[GpuJob],
-        memory: &Memory,
-        stop: &StopFlag,
-        bar: &Bar,
-    ) -> Result<Tally> {
-        stop.check()?;
+        check(progress)?;
         if let Queues::Gpu(queues) = &self.queues {
-            let mut progress = |bytes| {
-                bar.add(bytes);
-                !stop.is_set()
+            let mut go_on = |bytes| {
+                progress.moved(bytes);
+                !progress.is_cancelled()
             };
-            return match queues.transfer(op, ns, jobs, memory.reached()?, &mut progress) {
-                Err(onehop_drive::Error::Cancelled { .. }) => Err(CliError::Interrupted),
+            return match queues.transfer(op, ns, jobs, memory.reached()?, &mut go_on) {
+                Err(onehop_drive::Error::Cancelled { .. }) => Err(Error::Cancelled),
                 report => Ok(report?.into()),
             };
         }
-        let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer);
+        let staged = matches!(self.queues, Queues::Pinned(..)) && !memory.is_reached();
+        let most = if staged { STAGING } else { chunk::MOST_BYTES };
+        let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer, most);
         let mut tally = Tally::default();
         let start = Instant::now();
         loop {
-            stop.check()?;
+            check(progress)?;
             let chunk = chunks.take();
             if chunk.is_empty() {
                 break;
@@ -202,7 +224,7 @@ impl Engine {
                 self.move_by_cpu(op, ns, job, memory, &mut tally)?;
             }
             chunks.learn(began.elapsed());
-            bar.add(tally.bytes - before);
+            progress.moved(tally.bytes - before);
         }
         tally.took = start.elapsed();
         Ok(tally)
@@ -221,7 +243,7 @@ impl Engine {
                 return through_staging(op, ns, job, (queue, staging, host), &memory.region, tally);
             }
             Queues::Direct(queue) | Queues::Pinned(queue, ..) => queue,
-            Queues::Gpu(_) => return Err(CliError::Failed("GPU threads drive these queues".into())),
+            Queues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
         };
         tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
         Ok(())
@@ -230,14 +252,11 @@ impl Engine {
 
 /// An emulated GPU's memory may be this machine's: more than there is would take the machine down.
 fn fits(gpu: &dyn Gpu, bytes: u64) -> Result<usize> {
-    let refuse = |why: String| {
-        let what = format!("holding {} in the memory of GPU {}", units::bytes(bytes), gpu.name());
-        CliError::not_possible(what, why, "Move fewer blocks at a time")
-    };
+    let refuse = |left| Error::NoRoom { bytes, gpu: gpu.name().to_owned(), left };
     let available = if gpu.own_memory() { gpu.free_memory()? } else { memory::available() };
     match available {
-        Some(have) if bytes > have => Err(refuse(format!("there is {} left for it", units::bytes(have)))),
-        _ => usize::try_from(bytes).map_err(|_| refuse("that is more than this machine addresses".into())),
+        Some(have) if bytes > have => Err(refuse(Some(have))),
+        _ => usize::try_from(bytes).map_err(|_| refuse(None)),
     }
 }
 
@@ -248,7 +267,7 @@ fn gpu_queues(
     queues: u16,
 ) -> Result<GpuQueues> {
     if plan.ns.format.has_separate_metadata() {
-        return Err(CliError::not_possible(
+        return Err(Error::not_possible(
             "a gpu/ route",
             format!(
                 "namespace {} has metadata apart from its blocks, which GPU threads do not carry",
@@ -261,14 +280,14 @@ fn gpu_queues(
     let setup = GpuSetup {
         mode,
         queues,
-        depth: plan.args.depth,
-        stall: plan.args.patience(),
+        depth: plan.options.depth,
+        stall: plan.options.patience(),
         ..GpuSetup::new(placement)
     };
     Ok(plan.drive.gpu_queues(plan.gpu.gpu.clone(), setup)?)
 }
 
-/// One job in pieces of what the staging memory holds.
+/// One job, which is no longer than the staging memory.
 fn through_staging(
     op: Op,
     ns: &Namespace,
@@ -277,48 +296,45 @@ fn through_staging(
     region: &Region,
     tally: &mut Tally,
 ) -> Result<()> {
-    let block = block_bytes(ns);
-    let step = (STAGING as u64 / block).max(1);
-    let mut done = 0;
-    while done < job.blocks {
-        let blocks = step.min(job.blocks - done);
-        let (lba, at) = (job.lba + done, (job.offset + done * block) as usize);
-        let bytes = (blocks * block) as usize;
-        if op == Op::Write {
-            copy_piece(
-                bytes,
-                |from, out| Ok(region.read(at + from, out)?),
-                |to, data| Ok(host.write(to, data)?),
-            )?;
-        }
-        tally.moved(&queue.transfer(op, ns, lba, blocks, staging, 0)?);
-        if op == Op::Read {
-            copy_piece(
-                bytes,
-                |from, out| Ok(host.read(from, out)?),
-                |to, data| Ok(region.write(at + to, data)?),
-            )?;
-        }
-        done += blocks;
+    let (at, bytes) = (job.offset as usize, (job.blocks * block_bytes(ns)) as usize);
+    if op == Op::Write {
+        copy(bytes, |from, out| Ok(region.read(at + from, out)?), |to, data| Ok(host.write(to, data)?))?;
+    }
+    tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, staging, 0)?);
+    if op == Op::Read {
+        copy(bytes, |from, out| Ok(host.read(from, out)?), |to, data| Ok(region.write(at + to, data)?))?;
     }
     Ok(())
 }
 
+/// Where the data of a route ends.
+fn data_place(route: Route) -> Place {
+    match route {
+        Route::Gpu(placement) => placement.data,
+        Route::CpuDirect | Route::CpuPinned => Place::Vram,
+    }
+}
+
 /// Bytes of a block as it lies in memory.
-pub(crate) fn block_bytes(ns: &Namespace) -> u64 {
+#[must_use]
+pub fn block_bytes(ns: &Namespace) -> u64 {
     ns.format.transfer_bytes(1).unwrap_or(1)
 }
 
 /// The error as a reason why a route cannot be had; the error itself where it is the drive that failed.
-fn why_not(route: Route, error: CliError) -> Result<WhyNot> {
+fn why_not(route: Route, error: Error) -> Result<WhyNot> {
     let route = route.name().to_owned();
     match error {
-        CliError::NotPossible { reason, fix, .. } => Ok(WhyNot { route, reason, fix }),
-        CliError::Drive(error) => match route::remedy(&error) {
+        Error::NotPossible { reason, fix, .. } => Ok(WhyNot { route, reason, fix }),
+        Error::Drive(error) => match route::remedy(&error) {
             Some(fix) => Ok(WhyNot { route, reason: error.to_string(), fix: fix.into() }),
             None => Err(error.into()),
         },
-        CliError::Gpu(_) | CliError::Memory(_) => {
+        Error::NoRoom { left, .. } => {
+            let fix = "Move fewer blocks at a time".into();
+            Ok(WhyNot { route, reason: left_words(left), fix })
+        }
+        Error::Gpu(_) | Error::Memory(_) => {
             Ok(WhyNot { route, reason: error.to_string(), fix: "Move less at a time".into() })
         }
         other => Err(other),

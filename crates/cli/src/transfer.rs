@@ -1,0 +1,173 @@
+//! The route's arguments, what people read of a transfer, and how Ctrl-C and the progress bar reach one.
+
+use std::time::Duration;
+
+use onehop_transfer::{Options, Places, Progress, QueueUse, RouteRequest, TransferOutcome};
+
+use crate::error::{CliError, Result};
+use crate::progress::Bar;
+use crate::report::Text;
+use crate::stop::StopFlag;
+use crate::units;
+
+/// How GPU threads use queues, as people say it.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Mode {
+    /// Each queue is owned by one warp
+    Owner,
+    /// All threads use one queue
+    Shared,
+}
+
+/// The way that bytes are to take.
+#[derive(Clone, clap::Args)]
+pub(crate) struct RouteArgs {
+    /// The way: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
+    /// cpu/pinned
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
+    pub route: RouteRequest,
+    /// How GPU threads use queues [default: owner]
+    #[arg(long)]
+    pub mode: Option<Mode>,
+    /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
+    /// that read out of the page cache, and as many past it [default: one for each processor less an eighth and 16 at most, and 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Queues of --mode owner, each with a warp of its own [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub queues: Option<u16>,
+    /// Commands in flight on each queue
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    pub depth: u32,
+    /// How long a command may take before it is recovered [default: 5s; demo: 500ms]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    pub timeout: Option<Duration>,
+}
+
+fn parse_route(text: &str) -> std::result::Result<RouteRequest, String> {
+    text.parse().map_err(|error: onehop_transfer::Error| error.to_string())
+}
+
+impl RouteArgs {
+    /// The options of a transfer on a drive, which do not contradict each other.
+    pub(crate) fn options(&self) -> Result<Options> {
+        let mode = self.mode.map(|mode| match mode {
+            Mode::Owner => onehop_transfer::Mode::Owner,
+            Mode::Shared => onehop_transfer::Mode::Shared,
+        });
+        let Self { ref route, threads, queues, depth, timeout, .. } = *self;
+        let route = route.clone();
+        let options = Options { route, mode, threads, queues, depth, timeout, ..Options::default() };
+        options.gpu_mode()?;
+        options.candidates()?;
+        Ok(options)
+    }
+
+    /// CPU threads that read files of this machine.
+    pub(crate) fn reading_threads(&self) -> Result<Option<usize>> {
+        match self.threads {
+            Some(threads) if threads > 256 => {
+                Err(CliError::Usage("--threads: no more than 256 read files of this machine".into()))
+            }
+            threads => Ok(threads.map(|threads| threads as usize)),
+        }
+    }
+}
+
+/// A transfer's bar, and the flag that ends it.
+pub(crate) struct Watch<'a> {
+    bar: Bar,
+    stop: &'a StopFlag,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(what: &'static str, bytes: u64, stop: &'a StopFlag) -> Self {
+        Self { bar: Bar::new(what, bytes), stop }
+    }
+}
+
+impl Progress for Watch<'_> {
+    fn moved(&self, bytes: u64) {
+        self.bar.add(bytes);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.stop.is_set()
+    }
+}
+
+/// For what has no bar.
+impl Progress for StopFlag {
+    fn is_cancelled(&self) -> bool {
+        self.is_set()
+    }
+}
+
+/// The rows that every transfer shows.
+pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
+    let mark = |part| if outcome.simulated.contains(&part) { " (simulated)" } else { "" };
+    text.row("drive", format!("{}{}", outcome.drive, mark("drive")));
+    text.row("gpu", format!("{}: {}", outcome.gpu, outcome.gpu_why));
+    let Places { sq, cq, data } = outcome.placement;
+    let who = if outcome.initiator == "gpu" { "GPU threads" } else { "the CPU" };
+    text.row(
+        "route",
+        format!("{}: {who} gave the commands; sq in {sq}, cq in {cq}, data in {data}", outcome.route),
+    );
+    if outcome.route == "cpu/pinned" {
+        text.row("", "the bytes took a second hop: a copy between host memory and vram");
+    }
+    text.row("", outcome.route_why);
+    for no in &outcome.why_not_better {
+        text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
+    }
+    text.row("queues", queue_words(&outcome.queues));
+    text.row(
+        "moved",
+        format!(
+            "{} bytes by {} in {}: {:.2} GB/s{}",
+            outcome.bytes,
+            units::count(outcome.commands, "command"),
+            units::time(Duration::from_secs_f64(outcome.seconds)),
+            outcome.gbps,
+            if outcome.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" },
+        ),
+    );
+    text.row("trouble", trouble(outcome));
+    if let Some(crc) = &outcome.crc32c {
+        text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
+    }
+    text.row(
+        "verified",
+        match (outcome.verified, &outcome.verified_by) {
+            (Some(true), Some(by)) => format!("yes: {by}"),
+            (Some(false), Some(by)) => {
+                format!("NO, the bytes in GPU memory are not what they should be: {by}")
+            }
+            (None, Some(by)) => format!("not all of it: {by}"),
+            (_, None) => "not asked for (--verify)".into(),
+        },
+    );
+}
+
+fn trouble(outcome: &TransferOutcome) -> String {
+    let mut words = units::count(outcome.retries, "retry").replace("retrys", "retries");
+    for incident in &outcome.incidents {
+        words.push_str(&format!("; {} was mended by {}", incident.cause, incident.by));
+    }
+    words
+}
+
+fn queue_words(queues: &QueueUse) -> String {
+    let depth = units::count(queues.depth.into(), "command");
+    match (queues.mode, queues.threads) {
+        ("cpu", _) => format!("1 queue of the CPU, up to {depth} in flight"),
+        (_, Some(threads)) => {
+            format!("1 queue shared by {threads} GPU threads, up to {depth} in flight")
+        }
+        _ => {
+            let queues = units::count(queues.count.into(), "queue");
+            format!("{queues}, each owned by a warp, up to {depth} in flight on each")
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! From a drive's name to its controller.
+
+use std::path::{Path, PathBuf};
+
+use onehop_os::ControllerBackend;
+use onehop_pci::{DriveName, Root, Via};
+use onehop_sim::Media;
+
+use crate::error::{Error, Result};
+
+const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qtest:SOCKET,MEMORY-FILE (QEMU's), \
+                      vfio-user:SOCKET (one that a vfio-user server has), or a PCI address such as 0000:0b:00.0";
+
+/// A controller that was found and, if it is a PCI device, claimed. It is not brought up yet.
+pub struct FoundController {
+    /// What [`onehop_drive::Drive::open`] takes.
+    pub backend: ControllerBackend,
+    /// The file that holds its blocks, where that is a file of this machine.
+    pub image: Option<PathBuf>,
+    /// What its user must know before it is used: which protection is missing.
+    pub warnings: Vec<String>,
+}
+
+impl FoundController {
+    fn new(backend: ControllerBackend) -> Self {
+        Self { backend, image: None, warnings: Vec::new() }
+    }
+}
+
+/// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, or a PCI address.
+///
+/// # Errors
+/// When `spec` names no drive, or the drive cannot be had: it is in use, or nothing serves it.
+pub fn find(spec: &str) -> Result<FoundController> {
+    if let Some(rest) = spec.strip_prefix("sim:") {
+        let sim = onehop_sim::open(rest)?;
+        let image = match &sim.config().media {
+            Media::Image { path, .. } => Some(path.clone()),
+            Media::Memory(_) => None,
+        };
+        return Ok(FoundController { image, ..FoundController::new(sim.port()) });
+    }
+    if let Some(rest) = spec.strip_prefix("qtest:") {
+        return Ok(FoundController::new(onehop_qtest::open(rest)?));
+    }
+    if let Some(socket) = spec.strip_prefix("vfio-user:").filter(|socket| !socket.is_empty()) {
+        return Ok(FoundController::new(onehop_vfio_user::client::open(Path::new(socket))?));
+    }
+    if is_pci_device(spec) {
+        return real(spec);
+    }
+    let unknown = || format!("'{}' is no drive: {WANTED}", spec.escape_debug());
+    Err(Error::NoDrive(block_device(spec).unwrap_or_else(unknown)))
+}
+
+/// Whether a name is that of a PCI device.
+fn is_pci_device(spec: &str) -> bool {
+    is_pci_address(spec.split('?').next().unwrap_or(spec))
+}
+
+/// The PCI device that a name is to be.
+///
+/// # Errors
+/// When it names none, or has an option that there is not.
+pub fn address(spec: &str) -> Result<DriveName> {
+    if is_pci_device(spec) {
+        return spec.parse().map_err(|error: onehop_pci::Error| Error::NoDrive(error.to_string()));
+    }
+    if let Some(hint) = block_device(spec) {
+        return Err(Error::NoDrive(hint));
+    }
+    let what =
+        "is no PCI address such as 0000:0b:00.0; only real drives have a kernel driver to be taken from";
+    Err(Error::NoDrive(format!("'{}' {what}", spec.escape_debug())))
+}
+
+/// What to write in the place of a kernel's name of a drive: `/dev/nvme0n1`, `nvme0n1p2`, `/dev/nvme0`.
+#[must_use]
+pub fn block_device(spec: &str) -> Option<String> {
+    let name = spec.strip_prefix("/dev/").unwrap_or(spec);
+    let is_known =
+        name.strip_prefix("nvme").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    if spec.starts_with("/dev/") && is_plain && !is_known {
+        return Some(format!("'{spec}' is not an NVMe drive; to read a file on it: onehop read FILE"));
+    }
+    (is_plain && is_known).then(|| {
+        let address = controller(&Root::here(), name).map_or_else(
+            || "the PCI address of its controller, which `onehop drive list` shows".to_owned(),
+            |address| format!("the PCI address of its controller: -d {address}"),
+        );
+        format!(
+            "'{spec}' is a device file of the kernel; -d takes {address}. To read a file: onehop read FILE"
+        )
+    })
+}
+
+/// The NVMe controller that has this namespace, partition or name.
+fn controller(root: &Root, name: &str) -> Option<onehop_pci::Address> {
+    if let Some(at) = root.link_name(&format!("/sys/class/nvme/{name}/device")) {
+        return at.parse().ok();
+    }
+    // A namespace's own name may be its subsystem's, so each controller's list is asked.
+    let of = |namespace: &str| match name.strip_prefix(namespace) {
+        Some(rest) => rest.is_empty() || rest.starts_with('p'),
+        None => false,
+    };
+    let all = onehop_pci::Usage::all(root).ok()?;
+    all.into_iter().find(|one| one.namespaces.iter().any(|ns| of(&ns.name))).map(|one| one.address)
+}
+
+/// Claims a real drive from the kernel.
+fn real(spec: &str) -> Result<FoundController> {
+    let name = address(spec)?;
+    let root = Root::here();
+    present(&root, &name)?;
+    let unprotected = unprotected(&root, &name);
+    let backend = onehop_pci::open(&root, name)?;
+    // Whether its group is strict is known only now.
+    let warnings = unprotected.into_iter().chain(flushed_late(&root, &name)).collect();
+    Ok(FoundController { warnings, ..FoundController::new(backend) })
+}
+
+/// The warning for a drive that no IOMMU confines.
+fn unprotected(root: &Root, name: &DriveName) -> Option<String> {
+    let by_module = name.via == Some(Via::Module);
+    let none = name.via == Some(Via::PageMap) || by_module && !onehop_pci::is_translated(root, name.address);
+    none.then(|| {
+        format!(
+            "{}: no IOMMU translates this drive's addresses: only onehop's own checks keep it from writing into any memory \
+             of this machine",
+            name.address
+        )
+    })
+}
+
+/// The warning for a drive that the module has, in a group that could not be made strict.
+fn flushed_late(root: &Root, name: &DriveName) -> Option<String> {
+    (name.via == Some(Via::Module) && onehop_pci::is_lazy(root, name.address)).then(|| {
+        format!(
+            "{}: its IOMMU group is flushed lazily, and was not made strict: what was unmapped the drive still reaches for a while, \
+             when it may be somebody else's. A slot of its own, or booting with iommu.strict=1, mends that",
+            name.address
+        )
+    })
+}
+
+/// Checks that there is such a device.
+///
+/// # Errors
+/// When there is none.
+pub fn present(root: &Root, name: &DriveName) -> Result<()> {
+    if root.exists(&format!("/sys/bus/pci/devices/{}", name.address)) {
+        return Ok(());
+    }
+    Err(Error::not_possible(
+        format!("using {}", name.address),
+        "this machine has no PCI device of this address",
+        "`onehop drive list` shows its drives; one that has left the bus may come back by `onehop drive recover`",
+    ))
+}
+
+/// Whether this is the address of a PCI function: `0000:0b:00.0`, or `0b:00.0`.
+#[must_use]
+pub fn is_pci_address(text: &str) -> bool {
+    let part = |part: &str, most: usize| {
+        (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let Some((front, function)) = text.rsplit_once('.') else { return false };
+    if !part(function, 1) {
+        return false;
+    }
+    match front.split(':').collect::<Vec<_>>()[..] {
+        [bus, device] => part(bus, 2) && part(device, 2),
+        [domain, bus, device] => part(domain, 8) && part(bus, 2) && part(device, 2),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_addresses() {
+        for good in ["0000:0b:00.0", "0b:00.0", "10000:e1:00.0", "0000:AB:1f.7"] {
+            assert!(is_pci_address(good), "{good}");
+        }
+        for bad in ["", ".", "0b:00", "0000:0b:00.10", "x:0b:00.0", ":0b:00.0", "1:2:3:4.5"] {
+            assert!(!is_pci_address(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_no_drive_are_refused() {
+        for bad in ["", "nothing", "vfio-user:", "mem:64M", "0b:00"] {
+            assert!(matches!(find(bad), Err(Error::NoDrive(_))), "{bad}");
+        }
+        assert!(find("sim:mem:1M").unwrap().image.is_none());
+        assert!(matches!(find("sim:mem:1M?mdts=x"), Err(Error::Sim(_))));
+    }
+
+    #[test]
+    fn names_of_the_kernel_lead_to_the_controller() {
+        let folder = std::env::temp_dir().join(format!("onehop-transfer-names-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let put = |path: &str, text: &str| {
+            let path = folder.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let device = "sys/bus/pci/devices/0000:0b:00.0";
+        put(&format!("{device}/class"), "0x010802\n");
+        // With multipath, the namespace is named after its subsystem, 3, and not its controller, 0.
+        put(&format!("{device}/nvme/nvme0/nvme3c0n1/size"), "8\n");
+        put("sys/class/block/nvme3n1/size", "8\n");
+        put("proc/self/mountinfo", "");
+        std::fs::create_dir_all(folder.join("sys/class/nvme/nvme0")).unwrap();
+        let link = folder.join("sys/class/nvme/nvme0/device");
+        std::os::unix::fs::symlink("../../../bus/pci/devices/0000:0b:00.0", link).unwrap();
+        let root = Root::below(&folder);
+        let known = |name: &str| controller(&root, name).map(|at| at.to_string());
+        for name in ["nvme0", "nvme3n1", "nvme3n1p2"] {
+            assert_eq!(known(name).as_deref(), Some("0000:0b:00.0"), "{name}");
+        }
+        for name in ["nvme3", "nvme0n1", "nvme3n11", "nvme1"] {
+            assert_eq!(known(name), None, "{name}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+        let said = |spec| block_device(spec).unwrap_or_default();
+        assert!(said("/dev/nvme99n1").contains("onehop drive list") && said("nvme99").contains("-d takes"));
+        assert!(block_device("nonsense").is_none() && block_device("0000:0b:00.0").is_none());
+    }
+
+    #[test]
+    fn a_group_that_stays_lazy_is_told() {
+        let folder = std::env::temp_dir().join(format!("onehop-transfer-lazy-{}", std::process::id()));
+        let device = folder.join("sys/bus/pci/devices/0000:0b:00.0");
+        let group = folder.join("sys/kernel/iommu_groups/3");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::create_dir_all(&group).unwrap();
+        let root = Root::below(&folder);
+        let told = |spec: &str| flushed_late(&root, &address(spec).unwrap()).is_some();
+        let bare = |spec: &str| unprotected(&root, &address(spec).unwrap()).is_some();
+        assert!(!told("0000:0b:00.0?via=kmod") && bare("0000:0b:00.0?via=kmod"));
+        std::os::unix::fs::symlink("../../../../kernel/iommu_groups/3", device.join("iommu_group")).unwrap();
+        for (kind, late) in [("DMA-FQ\n", true), ("DMA\n", false), ("identity\n", false)] {
+            std::fs::write(group.join("type"), kind).unwrap();
+            // VFIO flushes by itself.
+            assert_eq!(
+                (told("0000:0b:00.0?via=kmod"), told("0000:0b:00.0?via=vfio")),
+                (late, false),
+                "{kind}"
+            );
+            assert_eq!(bare("0000:0b:00.0?via=kmod"), kind == "identity\n", "{kind}");
+            assert!(bare("0000:0b:00.0?via=pagemap") && !bare("0000:0b:00.0?via=vfio"));
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,253 @@
+//! What can go wrong with a transfer.
+
+use std::path::Path;
+
+use crate::route::WhyNot;
+
+/// The result of this crate's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a transfer was not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name is that of no drive.
+    #[error("{0}")]
+    NoDrive(String),
+    /// The name is that of no route.
+    #[error("{0}")]
+    NoSuchRoute(String),
+    /// Two options contradict each other.
+    #[error("{0}")]
+    Conflict(Conflict),
+    /// A part of a file begins behind the file's end.
+    #[error("offset {offset}: the file has {bytes} bytes")]
+    Offset {
+        /// Where the part begins.
+        offset: u64,
+        /// The file's length.
+        bytes: u64,
+    },
+    /// The blocks have more bytes than 64 bits count.
+    #[error("{blocks} blocks are more bytes than 64 bits count")]
+    TooManyBlocks {
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// An extent map holds several files, or not the one that was named.
+    #[error("the extent map holds {0}: name one of them")]
+    WhichFile(String),
+    /// This machine or this drive cannot do it.
+    #[error("{what} is not possible here: {reason}. {fix}")]
+    NotPossible {
+        /// What was asked for.
+        what: String,
+        /// What is in the way.
+        reason: String,
+        /// What would change that.
+        fix: String,
+    },
+    /// The GPU's memory has no room.
+    #[error("holding {bytes} bytes in the memory of GPU {gpu} is not possible here: {}. Move less at a time", left_words(*.left))]
+    NoRoom {
+        /// Bytes that were to be held.
+        bytes: u64,
+        /// The GPU.
+        gpu: String,
+        /// Bytes that are left; none where this machine cannot address so many.
+        left: Option<u64>,
+    },
+    /// No route works here: those that were tried, with reasons.
+    #[error("no route works here: {}", list(.0))]
+    NoRoute(Vec<WhyNot>),
+    /// The caller cancelled the transfer.
+    #[error("cancelled before it was done")]
+    Cancelled,
+    /// The bytes in GPU memory are not those of the drive.
+    #[error("{0}")]
+    Mismatch(String),
+    /// The drive failed.
+    #[error(transparent)]
+    Drive(#[from] onehop_drive::Error),
+    /// A simulated drive could not be made.
+    #[error(transparent)]
+    Sim(#[from] onehop_sim::Error),
+    /// A drive of a vfio-user server could not be opened.
+    #[error(transparent)]
+    VfioUser(#[from] onehop_vfio_user::ClientError),
+    /// QEMU's drive could not be opened.
+    #[error(transparent)]
+    Qtest(#[from] onehop_qtest::Error),
+    /// A PCI device could not be opened.
+    #[error(transparent)]
+    Pci(#[from] onehop_pci::Error),
+    /// The GPU failed.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// Host memory could not be allocated or accessed.
+    #[error(transparent)]
+    Memory(#[from] onehop_os::Error),
+    /// A file system on the drive, or an extent map, is refused or does not hold the file.
+    #[error(transparent)]
+    Files(#[from] onehop_files::Error),
+    /// A model's files are refused, or cannot be loaded as asked.
+    #[error(transparent)]
+    Load(#[from] onehop_load::Error),
+    /// A file of this machine could not be used.
+    #[error("{call} {path}: {source}")]
+    File {
+        /// What failed: `create`, `read`, `write`.
+        call: &'static str,
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A directory or a device was named where a file is wanted.
+    #[error("{path} is a {kind}, not a file")]
+    NoFile {
+        /// Its path.
+        path: String,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// An extent map is longer than any that is read.
+    #[error("{path}: {bytes} bytes are more than the {most} that are read of a map")]
+    LongMap {
+        /// The map.
+        path: String,
+        /// Its length.
+        bytes: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// A defect: memory or queues that do not belong to the route.
+    #[error("{0}")]
+    Defect(&'static str),
+}
+
+/// Options that contradict each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conflict {
+    /// A mode, threads or queues for a route on which the CPU commands the drive.
+    GpuOptionsOnCpuRoute,
+    /// Threads in owner mode.
+    ThreadsOfOwners,
+    /// Queues in shared mode.
+    QueuesShared,
+}
+
+impl std::fmt::Display for Conflict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::GpuOptionsOnCpuRoute => {
+                "mode, threads and queues are for gpu/ routes; the CPU uses one queue"
+            }
+            Self::ThreadsOfOwners => "threads are for shared mode; in owner mode each queue has a warp",
+            Self::QueuesShared => "queues are for owner mode; in shared mode there is one queue",
+        })
+    }
+}
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request makes no sense, or does not fit the drive: ask for something else.
+    Request,
+    /// This machine, drive or build cannot do it; the error says why and what would change that.
+    NotPossible,
+    /// The GPU has no room.
+    NoRoom,
+    /// The drive cannot be opened, or failed.
+    Drive,
+    /// The GPU, or memory, failed.
+    Gpu,
+    /// A file, a file system or a model is missing or refused.
+    Files,
+    /// The bytes are not what they should be.
+    Mismatch,
+    /// The caller cancelled.
+    Cancelled,
+    /// A defect of onehop.
+    Defect,
+}
+
+impl Error {
+    /// What a caller can do about it.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        use onehop_drive::Error as Drive;
+        use onehop_files::Error as Files;
+        use onehop_load::Error as Load;
+        use onehop_pci::Error as Pci;
+        use onehop_sim::Error as Sim;
+        match self {
+            Self::NoDrive(_)
+            | Self::NoSuchRoute(_)
+            | Self::Conflict(_)
+            | Self::Offset { .. }
+            | Self::TooManyBlocks { .. }
+            | Self::WhichFile(_)
+            | Self::Drive(Drive::NoNamespace { .. } | Drive::Range { .. })
+            | Self::Sim(
+                Sim::UnknownOption { .. }
+                | Sim::BadValue { .. }
+                | Sim::UnknownFault { .. }
+                | Sim::BadFault { .. }
+                | Sim::Contradiction(_),
+            )
+            | Self::Qtest(onehop_qtest::Error::Spec { .. })
+            | Self::Files(Files::WhichPartition(_))
+            | Self::Load(Load::Plan(_)) => ErrorKind::Request,
+            Self::NotPossible { .. }
+            | Self::NoRoute(_)
+            | Self::Drive(
+                Drive::Unsupported { .. }
+                | Drive::Protected { .. }
+                | Drive::Placement { .. }
+                | Drive::NoQueue { .. },
+            )
+            | Self::Files(Files::WithinBlock { .. })
+            | Self::Load(
+                Load::OnDrive { why: Files::WithinBlock { .. }, .. }
+                | Load::NotDirect { .. }
+                | Load::NotByCuFile { .. },
+            )
+            | Self::Pci(Pci::Refused { .. } | Pci::Module { .. }) => ErrorKind::NotPossible,
+            Self::NoRoom { .. } => ErrorKind::NoRoom,
+            Self::Drive(_) | Self::Sim(_) | Self::VfioUser(_) | Self::Qtest(_) | Self::Pci(_) => {
+                ErrorKind::Drive
+            }
+            Self::Gpu(_) | Self::Memory(_) | Self::Load(Load::Gpu(_)) => ErrorKind::Gpu,
+            Self::Cancelled | Self::Load(Load::Cancelled) => ErrorKind::Cancelled,
+            Self::Mismatch(_) => ErrorKind::Mismatch,
+            Self::Files(_)
+            | Self::Load(_)
+            | Self::File { .. }
+            | Self::NoFile { .. }
+            | Self::LongMap { .. } => ErrorKind::Files,
+            Self::Defect(_) => ErrorKind::Defect,
+        }
+    }
+
+    /// Something that this machine or this drive cannot do.
+    pub fn not_possible(what: impl Into<String>, reason: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn file(call: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::File { call, path: path.display().to_string(), source }
+    }
+}
+
+pub(crate) fn left_words(left: Option<u64>) -> String {
+    left.map_or_else(
+        || "that is more than this machine addresses".into(),
+        |left| format!("there are {left} bytes left for it"),
+    )
+}
+
+fn list(tried: &[WhyNot]) -> String {
+    let each = |no: &WhyNot| format!("{} ({}; {})", no.route, no.reason, no.fix);
+    tried.iter().map(each).collect::<Vec<_>>().join(", ")
+}

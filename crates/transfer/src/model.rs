@@ -1,0 +1,141 @@
+//! A model on a drive: found, planned, and loaded into one arena.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use onehop_drive::{Drive, Namespace};
+use onehop_files::{Blocks, ExtentMap, Which};
+use onehop_gpu::Region;
+use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
+
+use crate::arena::{self, Landed};
+use crate::engine::{Engine, TransferSetup, block_bytes};
+use crate::error::{Error, Result};
+use crate::outcome::{Tally, TransferOutcome};
+use crate::progress::{Progress, check};
+use crate::volume;
+
+/// Where a model's files are on a drive.
+#[derive(Clone, Copy, Debug)]
+pub enum ModelPlace<'a> {
+    /// By their paths in its file system.
+    FileSystem {
+        /// Files, indexes and directories, which together are one model.
+        paths: &'a [PathBuf],
+        /// The partition, where it is not the only one with a known file system.
+        partition: Option<Which>,
+    },
+    /// By an extent map, whatever file system the drive has.
+    Map(&'a Path),
+}
+
+/// A model on a drive, open.
+pub struct ModelOnDrive {
+    /// Its files and tensors.
+    pub model: Arc<Model>,
+    /// The file system that its files were found by; none for an extent map.
+    pub file_system: Option<&'static str>,
+    /// How its files were found, in words.
+    pub found_by: String,
+    maps: Vec<ExtentMap>,
+    blocks: Arc<dyn Blocks>,
+}
+
+/// Tensors in GPU memory, and how they got there.
+pub struct Loaded {
+    /// The memory that holds the tensors, each where the plan says.
+    pub arena: Region,
+    /// How the transfer went; its bytes are those of the tensors.
+    pub outcome: TransferOutcome,
+    /// Bytes that were read, whole blocks.
+    pub read_bytes: u64,
+    /// How the bytes came to the arena.
+    pub landed: Landed,
+}
+
+impl ModelOnDrive {
+    /// Finds a model's files and reads their headers, by the CPU.
+    ///
+    /// # Errors
+    /// When there is no such file system, map or file, or a file is no model.
+    pub fn open(drive: &Drive, ns: &Namespace, place: ModelPlace<'_>) -> Result<Self> {
+        let blocks = volume::blocks(drive, ns)?;
+        match place {
+            ModelPlace::Map(path) => {
+                let maps = volume::read_maps(path, drive, ns)?;
+                let store = OnMaps::new(maps.clone(), blocks.clone())?;
+                let model = Arc::new(Model::open(&store, &store.roots())?);
+                let found_by = format!("the extent map {}", path.display());
+                Ok(Self { model, file_system: None, found_by, maps, blocks })
+            }
+            ModelPlace::FileSystem { paths, partition } => {
+                let volume = volume::open(&blocks, partition)?;
+                let name = volume.fs_name();
+                let model = Arc::new(Model::open(&OnVolume::new(volume, blocks.clone()), paths)?);
+                let found_by = format!("its {name} file system");
+                Ok(Self { model, file_system: Some(name), found_by, maps: Vec::new(), blocks })
+            }
+        }
+    }
+
+    /// The plan that loads what is selected; [`plan_options`] has the options for a namespace.
+    ///
+    /// # Errors
+    /// When a tensor cannot be cut as asked, or the options contradict each other.
+    pub fn plan(&self, selection: &Selection, options: plan::Options) -> Result<Plan> {
+        Ok(Plan::new(&self.model, selection, options).map_err(onehop_load::Error::from)?)
+    }
+
+    /// Carries a plan out, by the route that was asked for or the best that works.
+    ///
+    /// # Errors
+    /// As for [`Engine::open`] and [`arena::fill`].
+    pub fn load(&self, setup: &TransferSetup<'_>, plan: &Plan, progress: &dyn Progress) -> Result<Loaded> {
+        check(progress)?;
+        let (engine, arena) = Engine::open(setup, plan.gpu_bytes.max(1))?;
+        let (tally, landed) = arena::fill(&engine, setup.ns, (&self.model, plan), &arena, progress)?;
+        let read_bytes = tally.bytes;
+        let tally = Tally { bytes: plan.tensor_bytes, ..tally };
+        let outcome = TransferOutcome::new(setup.drive, setup.gpu, &engine, &tally, None);
+        Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
+    }
+
+    /// Compares the drive with the extent map that the model was opened by, and returns what has changed since it was made.
+    ///
+    /// # Errors
+    /// When the caller cancels.
+    pub fn check_maps(&self, progress: &dyn Progress) -> Result<Option<Error>> {
+        for map in &self.maps {
+            check(progress)?;
+            if let Err(why) = map.verify(&*self.blocks) {
+                return Ok(Some(why.into()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What a comparison of the loaded tensors with their files amounts to, in words.
+    #[must_use]
+    pub fn compared_by(&self) -> &'static str {
+        if self.maps.is_empty() {
+            onehop_load::check::BY_FILES
+        } else {
+            "the drive compared with the map's checksums, and every byte with the drive"
+        }
+    }
+}
+
+/// How plans for a drive with such blocks are made.
+#[must_use]
+pub fn plan_options(ns: &Namespace) -> plan::Options {
+    plan::Options { block: block_bytes(ns), ..plan::Options::default() }
+}
+
+impl Loaded {
+    /// Adds the account of another GPU that was loaded after this one.
+    pub fn add(&mut self, other: Self) {
+        self.outcome.add(other.outcome);
+        self.read_bytes += other.read_bytes;
+        self.landed.add(&other.landed);
+    }
+}

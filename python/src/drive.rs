@@ -1,0 +1,90 @@
+//! A model on a drive that onehop drives by itself: `drive=` of `onehop.load`.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+
+use onehop_drive::Drive;
+use onehop_load::{Plan, Selection, plan};
+use onehop_transfer::{
+    Chosen, Loaded, ModelOnDrive, ModelPlace, Options, Progress, TransferSetup, controllers, plan_options,
+    volume,
+};
+use pyo3::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::job::SIGNAL_POLL_INTERVAL;
+
+/// Which drive, and where on it the model is.
+pub(crate) struct Wanted {
+    pub drive: String,
+    pub paths: Vec<PathBuf>,
+    /// An extent map, in place of paths.
+    pub map: Option<PathBuf>,
+    pub partition: Option<String>,
+    pub nsid: u32,
+}
+
+/// A drive that was brought up, and the model on it.
+pub(crate) struct OpenDrive {
+    drive: Drive,
+    nsid: u32,
+    pub on_drive: ModelOnDrive,
+    /// What the drive's user has to know of it.
+    pub warnings: Vec<String>,
+}
+
+impl OpenDrive {
+    /// Opens it, while Python hears Ctrl-C. Where that comes, the drive is closed as soon as it has answered.
+    pub(crate) fn open(py: Python<'_>, wanted: Wanted) -> PyResult<Self> {
+        let (sender, opened) = channel();
+        let opened = Mutex::new(opened);
+        let thread = std::thread::Builder::new().name("onehop open".into());
+        // Whoever waited may have gone.
+        let open = move || drop(sender.send(Self::bring_up(&wanted)));
+        thread.spawn(open).map_err(|error| PyErr::from(Error::Thread(error)))?;
+        loop {
+            py.check_signals()?;
+            match py.detach(|| {
+                opened.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_POLL_INTERVAL)
+            }) {
+                Ok(result) => return Ok(result?),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::Lost.into()),
+            }
+        }
+    }
+
+    fn bring_up(wanted: &Wanted) -> Result<Self> {
+        let opening = |error| Error::OpenDrive(Box::new(error));
+        let partition = wanted.partition.as_deref().map(volume::parse_partition).transpose();
+        let partition = partition.map_err(|why| Error::Asked(format!("partition: {why}")))?;
+        let found = controllers::find(&wanted.drive).map_err(opening)?;
+        let drive = Drive::open(found.backend, Options::default().drive_options(false))
+            .map_err(|error| opening(error.into()))?;
+        let place = match &wanted.map {
+            Some(map) => ModelPlace::Map(map),
+            None => ModelPlace::FileSystem { paths: &wanted.paths, partition },
+        };
+        let ns = drive.namespace(wanted.nsid).map_err(onehop_transfer::Error::from)?;
+        let on_drive = ModelOnDrive::open(&drive, ns, place)?;
+        Ok(Self { nsid: wanted.nsid, on_drive, warnings: found.warnings, drive })
+    }
+
+    /// The plan of what is selected, whose tensors lie at multiples of `small` at least.
+    pub(crate) fn plan(&self, selection: &Selection, small: u64) -> Result<Plan> {
+        let ns = self.drive.namespace(self.nsid).map_err(onehop_transfer::Error::from)?;
+        Ok(self.on_drive.plan(selection, plan::Options { small, ..plan_options(ns) })?)
+    }
+
+    pub(crate) fn load(
+        &self,
+        gpu: &Chosen,
+        options: &Options,
+        plan: &Plan,
+        progress: &dyn Progress,
+    ) -> Result<Loaded> {
+        let ns = self.drive.namespace(self.nsid).map_err(onehop_transfer::Error::from)?;
+        Ok(self.on_drive.load(&TransferSetup { drive: &self.drive, ns, gpu, options }, plan, progress)?)
+    }
+}
