@@ -6,8 +6,8 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_fuzz::{At, Bed, Post};
 use onehop_proto::kernel::{
-    Exit, Job, ItemOutcome, OwnerQueue, WorkItem, run_group, run_owner, run_shared, scratch_bytes, scratch_init,
-    share,
+    Exit, ItemOutcome, Job, OwnerQueue, WorkItem, run_group, run_owner, run_shared, scratch_bytes,
+    scratch_init, share,
 };
 use onehop_proto::queue::{Address, Memory, Rings, Shared, SharedLayout};
 
@@ -114,7 +114,10 @@ fn run(
                 "commands are in flight that nobody waits for"
             );
         }
-        assert!(!honest || !matches!(exit, Exit::UnexpectedCompletion(_)), "a proper completion is taken for a stray");
+        assert!(
+            !honest || !matches!(exit, Exit::UnexpectedCompletion(_)),
+            "a proper completion is taken for a stray"
+        );
         let in_doubt = mine().filter(|o| *o == ItemOutcome::InDoubt).count();
         assert!(in_doubt as u32 <= rings.capacity());
         // What it owes it may still write to memory: nobody may take that for free.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_gpu::{Emulated, Gpu};
-use onehop_os::{DmaMemory, HostMem, Interrupt, Mapped, Mapper, ControllerBackend, Registers, Run};
+use onehop_os::{ControllerBackend, DmaMemory, HostMem, Interrupt, Mapped, Mapper, Registers, Run};
 use onehop_proto::BusAddr;
 use onehop_radio::{Format, Limits, Ring, Shape, regs};
 use onehop_sdr::{Card, Profile, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};

@@ -92,8 +92,9 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     });
     let mut arena = vec![0xee; plan.gpu_bytes as usize];
     chunks.iter().for_each(|chunk| put(chunk, asked.direct, &mut arena));
+    let selector = selection.selector().expect("the plan was made of it");
     for (placed, tensor) in plan.tensors.iter().filter(|t| t.bytes > 0).map(|t| (t, find(&model, &t.name))) {
-        let part = selection.part(tensor).expect("it was planned");
+        let part = selector.part(tensor).expect("it was planned");
         let from = (0..part.rows).flat_map(|r| (0..part.row).map(move |b| part.offset + r * part.step + b));
         let at = placed.at as usize;
         assert!(from.map(byte).eq(arena[at..at + placed.bytes as usize].iter().copied()), "{}", placed.name);

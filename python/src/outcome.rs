@@ -146,6 +146,7 @@ impl Outcome {
             initiator: went.initiator,
             drive: Some(went.drive),
             simulated: went.simulated,
+            warnings: Vec::new(),
             gpu: went.gpu,
             gpu_why: went.gpu_why,
             cached_bytes: 0,

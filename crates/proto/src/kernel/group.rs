@@ -11,7 +11,8 @@ mod places;
 
 use super::slots::{moment, set_moment};
 use super::{Exit, Job, Phase, Warp};
-use crate::queue::shared::{DONE, FREE, STATE, is_after, was_busy, word};
+use crate::queue::counters::is_after;
+use crate::queue::shared::{DONE, FREE, STATE, was_busy, word};
 use crate::queue::{Address, Shared};
 
 /// The most lanes of a warp.

@@ -11,6 +11,7 @@
 
 mod bounds;
 mod cid;
+pub(crate) mod counters;
 mod memory;
 mod owner;
 mod ring;

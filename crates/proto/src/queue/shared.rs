@@ -5,6 +5,7 @@
 //! and rings once. A waiter who finds its command unfinished tries the completion lock; its holder hands out every
 //! completion that is there. No lock is held while waiting for the controller.
 
+use super::counters::{is_after, without_lowest};
 use super::{Address, Bounds, CidSpace, MAX_SLOTS, Memory, Rings, Stop};
 use crate::{Cqe, Sqe, Status};
 
@@ -585,21 +586,4 @@ impl<M: Memory> Shared<M> {
     pub(crate) fn slot(&self, id: u16) -> M::Addr {
         self.at(self.layout.slots() + u32::from(id) * SLOT_BYTES)
     }
-}
-
-/// `bits` without the `count` lowest of them.
-#[inline(always)]
-const fn without_lowest(mut bits: u32, count: u32) -> u32 {
-    let mut i = 0;
-    while i < count && bits != 0 {
-        bits &= bits - 1;
-        i += 1;
-    }
-    bits
-}
-
-/// Whether `tail` lies after `ticket`, on counters that wrap.
-#[inline(always)]
-pub(crate) fn is_after(tail: u32, ticket: u32) -> bool {
-    tail.wrapping_sub(ticket).wrapping_sub(1) < 1 << 31
 }
