@@ -398,4 +398,55 @@ mod tests {
         std::fs::remove_file(&target).unwrap();
         assert_eq!((mapped, too_long), (Ok(4096), Some(Errno::NOMEM)));
     }
+
+    fn add_of(table: &Table, uid: u32, pid: u32) -> Result<Arc<Buffer>, Errno> {
+        let (owner, id) = (Owner { uid, gid: uid, pid }, Id::random().unwrap());
+        let what = What::Host(HostMem::anonymous(4096).unwrap());
+        table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
+    }
+
+    #[test]
+    fn programs_without_buffers_are_not_watched() {
+        let (table, me) = (Table::default(), std::process::id());
+        let most = lock(&table.mapped).insert(1001, MOST_MAPPED_OF_A_USER);
+        assert_eq!((most, add_of(&table, 1001, 1).err()), (None, Some(Errno::NOMEM)));
+        assert_eq!(table.counts().0, 0);
+        let buffer = add_of(&table, 1000, me).unwrap();
+        assert!(table.sweep().is_empty());
+        assert_eq!(table.counts(), (1, 1, 0));
+        table.remove(buffer.name.id).unwrap();
+        assert!(table.sweep().is_empty());
+        assert_eq!(table.counts(), (0, 0, 0));
+        table.folder_opened(me);
+        assert!(table.sweep().is_empty());
+        assert_eq!(table.counts().0, 1);
+        table.folder_closed(me);
+        table.sweep();
+        assert_eq!(table.counts().0, 0);
+    }
+
+    /// Run by [`who_cannot_be_watched_is_refused`], in a process of its own.
+    #[test]
+    fn without_descriptors() {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        if std::env::var_os("ONEHOP_TEST_NO_DESCRIPTORS").is_none() {
+            return;
+        }
+        let (table, before) = (Table::default(), getrlimit(Resource::Nofile));
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..before }).unwrap();
+        let refused = add_of(&table, 1000, std::process::id()).err();
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert_eq!((refused, table.counts()), (Some(Errno::MFILE), (0, 0, 0)));
+        add_of(&table, 1000, std::process::id()).unwrap();
+        assert!(table.sweep().is_empty());
+    }
+
+    #[test]
+    fn who_cannot_be_watched_is_refused() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "table::tests::without_descriptors"]);
+        let output = alone.env("ONEHOP_TEST_NO_DESCRIPTORS", "yes").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
 }
