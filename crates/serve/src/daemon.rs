@@ -472,12 +472,12 @@ fn remove_leftovers() {
 fn check_apart(point: &Path, root: &Path) -> Result<()> {
     let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
     let (point, root) = (real(point)?, real(root)?);
-    if point.starts_with(&root) {
-        let why = format!("it lies within the folder that it would show, {}", root.display());
-        return Err(Error::Folder { path: point, why });
-    }
     if root.starts_with(&point) {
         let why = format!("the folder that it would show, {}, lies within it", root.display());
+        return Err(Error::Folder { path: point, why });
+    }
+    if point.starts_with(&root) {
+        let why = format!("it lies within the folder that it would show, {}", root.display());
         return Err(Error::Folder { path: point, why });
     }
     Ok(())

@@ -42,6 +42,8 @@ fn folders_that_are_none() {
     refuse(&["mount", here, "--root", &dir.file("nowhere")], 2, "no such folder");
     refuse(&["mount", &dir.file("nowhere"), "--root", here], 2, "no such folder");
     refuse(&["mount", here, "--root", here, "--nonempty"], 2, "lies within it");
+    std::fs::create_dir(dir.file("inner")).unwrap();
+    refuse(&["mount", &dir.file("inner"), "--root", here], 2, "it lies within the folder");
     refuse(&["mount", here], 2, "--root");
     std::fs::write(dir.path().join("a file"), "bytes").unwrap();
     std::fs::create_dir(dir.path().join("root")).unwrap();
