@@ -214,7 +214,7 @@ fn a_drive_is_not_taken_from_a_driver_that_somebody_uses_it_by() {
     let free = server(None, other);
     let bind = fix(&free, "drive.driver");
     assert!(
-        bind.contains(&format!("echo nvme > {AT}/driver_override")) && bind.contains("odd loses it"),
+        bind.contains(&format!("echo nvme > {AT}/driver_override")) && bind.contains("detaches it from odd"),
         "{bind}"
     );
 }
