@@ -85,7 +85,7 @@ fn users(ns: &BlockDevice) -> String {
         words.push_str(", used for swap");
     }
     if let Some(claimed) = ns.claimed.as_ref().filter(|_| words.is_empty()) {
-        words.push_str(&format!(", {claimed} is mounted elsewhere, held or opened exclusively"));
+        words.push_str(&format!(", {claimed} is mounted, held or exclusively open elsewhere"));
     }
     if !ns.opened_by.is_empty() {
         words.push_str(&format!(", open in {}", ns.opened_by.join(", ")));
