@@ -2,7 +2,7 @@
 //!
 //! A model keeps a descriptor of each shard from its header on, because that alone makes sure that all bytes are of one
 //! version of the file; to open shards late would give that up. So the soft limit of the process is raised, but only when a
-//! call needs more than there is, and only as far: whoever loads few files keeps the limit that the program chose.
+//! call needs more than there is, and only as far: a load of few files keeps the limit that the program chose.
 
 use onehop_load::{Error, engine};
 use onehop_os::{descriptor_limit, open_descriptors, raise_descriptor_limit};

@@ -40,7 +40,7 @@ impl OpenDrive {
         let (sender, opened) = channel();
         let opened = Mutex::new(opened);
         let thread = std::thread::Builder::new().name("onehop open".into());
-        // Whoever waited may have gone.
+        // The waiting thread may have gone.
         let open = move || drop(sender.send(Self::bring_up(&wanted)));
         thread.spawn(open).map_err(|error| PyErr::from(Error::Thread(error)))?;
         loop {

@@ -207,7 +207,7 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::Offset { offset, bytes } => {
                 Self::Usage(format!("--offset {offset}: the file has {bytes} bytes"))
             }
-            Transfer::WhichFile(names) => Self::Usage(format!("--path: the map tells of {names}")),
+            Transfer::WhichFile(names) => Self::Usage(format!("--path: the map has {names}")),
             Transfer::NoDrive(_) | Transfer::NoSuchRoute(_) | Transfer::TooManyBlocks { .. } => {
                 Self::Usage(error.to_string())
             }

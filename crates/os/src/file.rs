@@ -113,7 +113,7 @@ struct FsXattr {
     rest: [u32; 6],
 }
 
-/// What an ioctl tells of a file; zeroes where it tells less. A FUSE daemon may answer that all went well, and give fewer bytes
+/// What an ioctl reports about a file, with zeroes behind a short answer: a FUSE daemon may report success and return fewer bytes
 /// than were asked for.
 ///
 /// # Safety

@@ -170,7 +170,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
             && (start..end).contains(&at)
         {
             let from = at / PAGE * PAGE;
-            // SAFETY: the pages from here to the end belong to a mapping that lives: whoever touched it holds a clone of its
+            // SAFETY: the pages from here to the end belong to a live mapping: the thread that touched it holds a clone of its
             // memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
             // reader of memory that others write has to expect.
             if unsafe { replace(from, end - from, slot.ones.load(Ordering::Relaxed)) } {

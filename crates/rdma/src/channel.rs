@@ -6,7 +6,7 @@
 //! side has gone.
 //!
 //! A connection that has failed in any way is broken for good: its queue pair is destroyed, after which the device reaches no
-//! memory for it, and then whoever waits is told. So what a call was given may be used otherwise when it has returned. Where the
+//! memory for it, and then the waiting threads are woken. So what a call was given may be used otherwise when it has returned. Where the
 //! device refuses to destroy the pair, the memory of all that was under way is left to it for good, and slots of a pool do not come
 //! back.
 

@@ -175,6 +175,8 @@ impl TransferOutcome {
         self.gbps = self.bytes as f64 / 1e9 / self.seconds.max(1e-9);
         self.commands += other.commands;
         self.retries += other.retries;
+        self.launches += other.launches;
+        self.allocations += other.allocations;
         self.gpu = format!("{}, {}", self.gpu, other.gpu);
         if other.route != self.route {
             self.route_why = "of the first GPU; those of the others are in gpus";

@@ -44,7 +44,7 @@ fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
     let part = ["--path", "/llama/two.safetensors", "--offset", "777", "--len", "5000"];
     succeed(&[&read[..], &part[..]].concat());
     assert!(fs::read(&out).unwrap() == files[2].1[777..5777]);
-    refuse(&read, 2, "the map tells of /llama/");
+    refuse(&read, 2, "the map has /llama/");
     refuse(&["load", "-d", &drive, "--map", &map, "--path", "/llama"], 2, "cannot be used with");
     refused(&dir, &image, (&drive, &llama));
 }

@@ -188,7 +188,7 @@ impl DeviceMemory {
         let (mut at, mut base, mut bytes) = (0, 0, 0);
         context.attempt(|driver| {
             // SAFETY: `at` lives across the call. The handle is 64 bytes of a ticket that another process gave. NVIDIA does not document
-            // what becomes of nonsense, so whoever gives tickets is trusted to have them of a driver.
+            // what an invalid handle does, so the process that gives tickets is trusted to have them from a driver.
             unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
         })?;
         let mut memory = Self::on(context, stream, (at, 0), Origin::Opened);

@@ -113,7 +113,7 @@ fn files_that_need_not_belong_together_are_refused() {
         let Error::Model(ModelError::Apart { choices: found, .. }) = &why else { panic!("{why}") };
         assert_eq!(found, choices);
         assert!(choices.iter().all(|choice| why.to_string().contains(choice)), "{why}");
-        // Whoever names them has said that they belong together.
+        // Files that the caller names belong together.
         let paths: Vec<_> = files.iter().map(|name| dir.path().join(name)).collect();
         assert_eq!(Model::open(&Local, &paths).unwrap().tensors.len(), files.len());
     };

@@ -346,7 +346,7 @@ fn mount_of(path: &OwnedFd, stat: &Statx) -> Answer<u64> {
     mount_in(&told.map_err(|error| super::errno(&error))?).ok_or(Errno::NOSYS)
 }
 
-/// The mount that the kernel names in what it tells of a descriptor.
+/// The mount ID in `/proc/self/fdinfo` of a descriptor.
 fn mount_in(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
 }
