@@ -56,7 +56,7 @@ pub struct Taken {
 /// local memory.
 ///
 /// Local memory is words that the warp alone has, close to it and gone with the launch. [`Self::take`], [`Self::each`],
-/// [`Self::once`] and [`Self::fetched`] end with a barrier: what lanes stored before is then seen by all of them. They
+/// [`Self::once`] and [`Self::wait_fetches`] end with a barrier: what lanes stored before is then seen by all of them. They
 /// do not begin with one, so a word that all lanes read after such a call is not written in the very next one.
 pub trait Warp: Memory {
     /// How many places of a ring each lane looks after in [`Self::take`].
