@@ -2,11 +2,14 @@
 //! `cargo run --release -p onehop-bench --example long_job -- [emu|0] [GIB] [COMMAND-KIB]`.
 //!
 //! Reads the same bytes by one batch of commands at a time, as `onehop load -d` does, and compares the rate with that of the
-//! longest single launch.
+//! longest single launch. Both overwrite memory that was cleared; every byte is compared after each, outside the measured
+//! time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use onehop_bench::median;
 use onehop_drive::{Drive, GpuJob, GpuReport, GpuSetup, Op, Options, Placement};
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place, Region};
@@ -43,7 +46,10 @@ fn main() -> Result<()> {
     for round in 0..ROUNDS {
         region.fill(0, bytes, 0)?;
         let single = queues.read(ns, &job(one), &buffer)?;
+        check(&region, one)?;
+        region.fill(0, bytes, 0)?;
         let long = queues.transfer(Op::Read, ns, &job(bytes), &buffer, &mut |_| true)?;
+        check(&region, bytes)?;
         let (alone, whole) = (rate(single.bytes, kernel_time(&single)), rate(long.bytes, long.took));
         println!(
             "{round}: one launch over {} MiB {alone:.2} GB/s; {} MiB {whole:.2} GB/s ({:.3}), {} launches, {} allocations, kernels ran {:.3} of the time, {} retries",
@@ -58,8 +64,11 @@ fn main() -> Result<()> {
         ratios.push(whole / alone);
         rates.push(whole);
     }
-    check(&region)?;
-    println!("every byte is right; medians: {:.2} GB/s, {:.3} of one launch", median(rates), median(ratios));
+    println!(
+        "every byte of every round is right; medians of {ROUNDS}: {:.2} GB/s, {:.3} of one launch",
+        median(&mut rates),
+        median(&mut ratios)
+    );
     Ok(())
 }
 
@@ -70,11 +79,6 @@ fn kernel_time(report: &GpuReport) -> Duration {
 
 fn rate(bytes: u64, took: Duration) -> f64 {
     bytes as f64 / 1e9 / took.as_secs_f64()
-}
-
-fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    of[of.len() / 2]
 }
 
 /// Bytes that differ from place to place.
@@ -90,14 +94,27 @@ fn fill(region: &Region) -> Result<()> {
     Ok(())
 }
 
-fn check(region: &Region) -> Result<()> {
-    let mut got = vec![0; PIECE];
-    for at in (0..region.len()).step_by(PIECE) {
-        let got = &mut got[..PIECE.min(region.len() - at)];
-        region.read(at, got)?;
-        if *got != piece(at, got.len()) {
-            return Err(format!("wrong bytes within 64 MiB of {at:#x}").into());
+/// Compares the first bytes of memory, by as many threads as there are CPUs.
+fn check(region: &Region, bytes: usize) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let compare = || -> std::result::Result<(), String> {
+        let mut got = vec![0; PIECE];
+        loop {
+            let at = next.fetch_add(PIECE, Ordering::Relaxed);
+            if at >= bytes {
+                return Ok(());
+            }
+            let got = &mut got[..PIECE.min(bytes - at)];
+            region.read(at, got).map_err(|error| error.to_string())?;
+            if *got != piece(at, got.len()) {
+                return Err(format!("wrong bytes within 64 MiB of {at:#x}"));
+            }
         }
-    }
-    Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let compared: std::result::Result<(), String> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(compare)).collect();
+        all.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked".to_owned())?)
+    });
+    Ok(compared?)
 }

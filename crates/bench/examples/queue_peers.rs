@@ -25,7 +25,8 @@ const LAUNCH: Duration = Duration::from_millis(40);
 const ROUNDS: u32 = 16;
 /// Launches of a turn.
 const LAUNCHES: usize = 2;
-/// Commands in flight on a queue of ours in owner mode; those of shared mode have what their threads keep.
+/// Commands in flight on a queue of ours at most, in owner and in shared mode. Both are also measured with as many as
+/// theirs has: one a thread, or fewer where the ring has no room for them.
 const DEPTH: u32 = 256;
 const SHARED_DEPTH: u32 = 1023;
 
@@ -110,16 +111,24 @@ impl<'a> Theirs<'a> {
     }
 }
 
+/// One of our settings beside theirs.
+struct Ours {
+    name: &'static str,
+    plan: QueueRun,
+    rates: Vec<f64>,
+    registers: u32,
+}
+
 /// What was measured, in commands per second.
 struct Measured {
     theirs: Vec<f64>,
-    owner: Vec<f64>,
-    shared: Vec<f64>,
+    ours: Vec<Ours>,
     clock: f64,
     /// Completions that went to the wrong thread, of so many that were looked at.
     elsewhere: [usize; 2],
     ceiling: f64,
-    registers: [u32; 3],
+    /// Registers of a thread of theirs.
+    registers: u32,
 }
 
 fn rings(args: &Args) -> RingsAt {
@@ -130,15 +139,27 @@ fn controller(args: &Args) -> Controller {
     if args.cpu { Controller::Cpu } else { Controller::Gpu }
 }
 
-/// Our plan for the same queues.
-fn ours(args: &Args, mode: Mode) -> QueueRun {
-    let (depth, of_queue) = match mode {
-        _ if args.threads == 1 => (1, 20_000),
-        Mode::Owner => (DEPTH, 100_000),
-        Mode::Shared(_) => (SHARED_DEPTH, 100_000),
+/// Commands in flight on a queue of theirs: one a thread, as many as the ring has room for.
+fn window(args: &Args) -> u32 {
+    args.threads.min(args.entries.saturating_sub(1)).clamp(1, SHARED_DEPTH)
+}
+
+/// Our settings for the same queues: each mode with the window that it is made for, and with theirs.
+fn ours(args: &Args) -> Vec<Ours> {
+    let shared = Mode::Shared(args.queues * args.threads);
+    let equal = window(args);
+    let settings = match args.threads {
+        1 => vec![("owner", Mode::Owner, 1)],
+        _ => vec![
+            ("owner", Mode::Owner, DEPTH),
+            ("owner, equal window", Mode::Owner, equal),
+            ("shared", shared, SHARED_DEPTH),
+            ("shared, equal window", shared, equal),
+        ],
     };
+    let of_queue = if args.threads == 1 { 20_000 } else { 100_000 };
     let commands = (of_queue * args.queues).min(args.most);
-    QueueRun {
+    let plan = |mode, depth| QueueRun {
         mode,
         queues: args.queues,
         depth,
@@ -146,7 +167,9 @@ fn ours(args: &Args, mode: Mode) -> QueueRun {
         rings: rings(args),
         reverse: args.reverse,
         controller: controller(args),
-    }
+    };
+    let make = |(name, mode, depth)| Ours { name, plan: plan(mode, depth), rates: Vec::new(), registers: 0 };
+    settings.into_iter().map(make).collect()
 }
 
 /// So many commands that a launch of theirs takes about as long as it should.
@@ -172,32 +195,22 @@ fn measure(args: &Args, bench: &GpuBench, kernels: &Theirs<'_>) -> Result<Measur
     let close = theirs(args, None);
     let looked = bench.peer(&close, true, LAUNCHES, &start)?;
     let plan = theirs(args, looked.rates.last().copied());
-    let single = args.threads == 1;
-    let (owner, shared) = (ours(args, Mode::Owner), ours(args, Mode::Shared(args.queues * args.threads)));
-    let mut measured = Measured {
-        theirs: Vec::new(),
-        owner: Vec::new(),
-        shared: Vec::new(),
-        clock: 0.0,
-        elsewhere: [looked.elsewhere, close.commands as usize * LAUNCHES],
-        ceiling: bench.ceiling(&owner)?,
-        registers: [kernels.registers, 0, 0],
-    };
+    let mut ours = ours(args);
+    let ceiling = ours.first().map_or(Ok(0.0), |first| bench.ceiling(&first.plan))?;
+    let elsewhere = [looked.elsewhere, close.commands as usize * LAUNCHES];
+    let (mut rates, mut clock) = (Vec::new(), 0.0);
     for _ in 0..args.turns.max(1) {
-        let (rates, registers) = bench.rates(&owner, LAUNCHES)?;
-        measured.owner.extend(rates);
-        measured.registers[1] = registers;
-        if !single {
-            let (rates, registers) = bench.rates(&shared, LAUNCHES)?;
-            measured.shared.extend(rates);
-            measured.registers[2] = registers;
+        for setting in &mut ours {
+            let (rates, registers) = bench.rates(&setting.plan, LAUNCHES)?;
+            setting.rates.extend(rates);
+            setting.registers = registers;
         }
         // The first one warms up.
         let run = bench.peer(&plan, false, LAUNCHES + 1, &start)?;
-        measured.theirs.extend(&run.rates[1..]);
-        measured.clock = run.clock;
+        rates.extend(&run.rates[1..]);
+        clock = run.clock;
     }
-    Ok(measured)
+    Ok(Measured { theirs: rates, ours, clock, elsewhere, ceiling, registers: kernels.registers })
 }
 
 /// Median, least and most.
@@ -205,6 +218,11 @@ fn spread(rates: &[f64]) -> [f64; 3] {
     let mut rates = rates.to_vec();
     let middle = median(&mut rates);
     [middle, rates.first().copied().unwrap_or(0.0), rates.last().copied().unwrap_or(0.0)]
+}
+
+fn ours_document(ours: &Ours) -> Value {
+    let Ours { name, plan, rates, registers } = ours;
+    json!({ "setting": name, "window": plan.depth, "rates": rates, "registers": registers })
 }
 
 fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
@@ -215,8 +233,8 @@ fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
     match outcome {
         Ok(measured) => {
             document["theirs"] = json!(measured.theirs);
-            document["owner"] = json!(measured.owner);
-            document["shared"] = json!(measured.shared);
+            document["window"] = json!(window(args));
+            document["ours"] = json!(measured.ours.iter().map(ours_document).collect::<Vec<_>>());
             document["controller"] = json!(measured.ceiling);
             document["clock"] = json!(measured.clock);
             document["elsewhere"] = json!(measured.elsewhere);
@@ -229,13 +247,13 @@ fn document(args: &Args, outcome: &Result<Measured, Error>) -> Value {
 
 fn head() {
     println!(
-        "| whose | rings | order | queues | threads a queue | theirs, M/s (least, most) | ours, owner, M/s | times theirs \
-         | ours, shared, same threads, M/s | times theirs | the controller, M/s | ns (cycles) one by one: theirs, ours \
-         | registers: theirs, owner, shared | completions to the wrong thread |"
+        "| whose | rings | order | queues | threads a queue | setting | in flight | M commands/s: median (least, most) \
+         | launches | times theirs | controller alone | ns (cycles) one by one | registers | completions to the wrong thread |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
 }
 
+/// A line for theirs, and one for each setting of ours.
 fn row(args: &Args, outcome: &Result<Measured, Error>) {
     let place = match (args.host, args.cpu) {
         (false, _) => "VRAM",
@@ -243,32 +261,40 @@ fn row(args: &Args, outcome: &Result<Measured, Error>) {
         (true, true) => "host, controllers on CPU threads",
     };
     let order = if args.reverse { "reversed" } else { "in order" };
-    let begin = format!("| {} | {place} | {order} | {} | {} |", args.name, args.queues, args.threads);
+    let begin = format!("| {place} | {order} | {} | {} |", args.queues, args.threads);
     let measured = match outcome {
         Ok(measured) => measured,
-        Err(why) => return println!("{begin} failed: {} |", why.to_string().replace(['|', '\n'], " ")),
+        Err(why) => {
+            return println!(
+                "| {} {begin} failed: {} |",
+                args.name,
+                why.to_string().replace(['|', '\n'], " ")
+            );
+        }
     };
-    let [theirs, least, most] = spread(&measured.theirs);
-    let [owner, ..] = spread(&measured.owner);
-    let beside = |rate: f64| format!("{:.2} | {:.1}", rate / 1e6, rate / theirs);
-    let shared = match measured.shared.is_empty() {
-        true => "– | –".into(),
-        false => beside(spread(&measured.shared)[0]),
+    let [theirs, ..] = spread(&measured.theirs);
+    let line = |whose: &str, setting: &str, window: u32, rates: &[f64], registers: u32, wrong: String| {
+        let [middle, least, most] = spread(rates);
+        let single = match args.queues * args.threads {
+            1 => format!("{:.0} ({:.0})", 1e9 / middle, measured.clock / middle),
+            _ => "–".into(),
+        };
+        println!(
+            "| {whose} {begin} {setting} | {window} | {:.2} ({:.2}, {:.2}) | {} | {:.1} | {:.0} | {single} | {registers} \
+             | {wrong} |",
+            middle / 1e6,
+            least / 1e6,
+            most / 1e6,
+            rates.len(),
+            middle / theirs,
+            measured.ceiling / 1e6,
+        );
     };
-    let one = |rate: f64| format!("{:.0} ({:.0})", 1e9 / rate, measured.clock / rate);
-    let single = match args.queues * args.threads {
-        1 => format!("{}, {}", one(theirs), one(owner)),
-        _ => "–".into(),
-    };
-    let ([mine, first, second], [lost, all]) = (measured.registers, measured.elsewhere);
-    println!(
-        "{begin} {:.2} ({:.2}, {:.2}) | {} | {shared} | {:.0} | {single} | {mine}, {first}, {second} | {lost} of {all} |",
-        theirs / 1e6,
-        least / 1e6,
-        most / 1e6,
-        beside(owner),
-        measured.ceiling / 1e6,
-    );
+    let wrong = format!("{} of {}", measured.elsewhere[0], measured.elsewhere[1]);
+    line(&args.name, "–", window(args), &measured.theirs, measured.registers, wrong);
+    for Ours { name, plan, rates, registers } in &measured.ours {
+        line("onehop", name, plan.depth, rates, *registers, "–".into());
+    }
 }
 
 fn report(args: &Args, outcome: &Result<Measured, Error>) -> Result<(), Error> {
@@ -304,5 +330,29 @@ fn main() -> ExitCode {
             eprintln!("{why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn windows(of: &[&str]) -> Vec<(&'static str, u32)> {
+        let args = Args::try_parse_from([&["queue_peers", "theirs.ptx"], of].concat()).unwrap();
+        ours(&args).iter().map(|ours| (ours.name, ours.plan.depth)).collect()
+    }
+
+    #[test]
+    fn equal_windows_are_measured_beside_our_own() {
+        let few = windows(&["--threads", "32"]);
+        assert_eq!(
+            few,
+            [("owner", 256), ("owner, equal window", 32), ("shared", 1023), ("shared, equal window", 32)]
+        );
+        // A ring holds one command fewer than it has entries.
+        assert!(windows(&["--threads", "1024"]).contains(&("shared, equal window", 1023)));
+        assert!(windows(&["--threads", "256", "--entries", "128"]).contains(&("owner, equal window", 127)));
+        assert_eq!(windows(&["--threads", "1"]), [("owner", 1)]);
     }
 }

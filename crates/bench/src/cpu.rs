@@ -16,6 +16,8 @@ pub const NULL_DRIVE: &str = "mem:64M?null=1&workers=0&mqes=4095";
 const ROW_TIME: Duration = Duration::from_millis(300);
 /// How many pieces a row is measured in; the median of them is given.
 const PIECES: u32 = 15;
+/// How often the controller by itself is measured.
+const CEILINGS: u32 = 5;
 
 /// A queue pair that is to be measured.
 pub struct CpuQueue {
@@ -156,12 +158,14 @@ impl CpuQueue {
             block: self.ns.format.transfer_bytes(self.blocks.into()).unwrap_or(0),
             iops,
             ns_per_command: 1e9 / iops,
-            p50_ns: Some(clock.ns(latencies.at(0.5))),
-            p99_ns: Some(clock.ns(latencies.at(0.99))),
+            p50_ns: latencies.median().map(|cycles| clock.ns(cycles)),
+            p99_ns: latencies.per_mille(990).map(|cycles| clock.ns(cycles)),
+            latency_of: "batch",
+            latency_samples: latencies.count(),
             cycles_submit: Some(median(&mut submits)),
             cycles_complete: Some(median(&mut completes)),
             timed_iops: None,
-            controller_ns: self.null.then(|| ceiling(self.depth)),
+            controller_ns: if self.null { Some(ceiling(self.depth)?) } else { None },
             regs: None,
         })
     }
@@ -187,9 +191,14 @@ impl CpuQueue {
     }
 }
 
-/// What the null controller itself takes for a command, in nanoseconds, when it gets batches of this depth.
-#[must_use]
-pub fn ceiling(depth: u32) -> f64 {
+/// What the null controller by itself takes for a command, in nanoseconds, when it gets batches of this depth: the median
+/// of [`CEILINGS`] measurements.
+///
+/// # Errors
+/// When there is no memory for its queues.
+pub fn ceiling(depth: u32) -> Result<f64> {
     let rounds = (200_000 / depth.max(1)).max(100);
-    onehop_sim::null_ceiling(4096, depth, rounds).map_or(f64::NAN, |each| each.as_nanos() as f64)
+    let one = |_| onehop_sim::null_ceiling(4096, depth, rounds);
+    let mut all = (0..CEILINGS).map(one).collect::<std::result::Result<Vec<f64>, _>>()?;
+    Ok(median(&mut all))
 }

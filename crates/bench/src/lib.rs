@@ -22,7 +22,7 @@ pub use bed::{Controller, RingsAt};
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
 pub use gpu::{GpuBench, Mode, QueueRun};
 pub use peer::{PeerKernel, PeerPlan, PeerRun};
-pub use stats::{Clock, Quantiles, median};
+pub use stats::{BEYOND, Clock, Quantiles, median};
 
 use serde::Serialize;
 
@@ -113,11 +113,15 @@ pub struct Row {
     pub iops: f64,
     /// Nanoseconds of a command: wall time over commands.
     pub ns_per_command: f64,
-    /// Median time. CPU: of a whole batch, from before its first submission until its last completion was taken. GPU: of a
+    /// Median latency. CPU: of a whole batch, from before its first submission until its last completion was taken. GPU: of a
     /// command, from when its warp began to write its entry (one in flight: rang its doorbell) until its outcome was written.
     pub p50_ns: Option<f64>,
-    /// The 99th percentile of the same.
+    /// The 99th percentile of the same; none where fewer than [`BEYOND`] samples lie beyond it.
     pub p99_ns: Option<f64>,
+    /// What latencies are of: a `batch` as deep as the queue (CPU) or a `command` (GPU).
+    pub latency_of: &'static str,
+    /// How many latencies the percentiles are of.
+    pub latency_samples: u64,
     /// Cycles to submit a command, the doorbell's share included. CPU: with whatever the controller does in it. GPU: a
     /// warp's, whose lanes work side by side; all warps' together on a shared queue.
     pub cycles_submit: Option<f64>,
@@ -125,7 +129,7 @@ pub struct Row {
     pub cycles_complete: Option<f64>,
     /// GPU: commands per second of the kernels that took the times; the others took none.
     pub timed_iops: Option<f64>,
-    /// What the controller itself takes for a command, where that is known.
+    /// What the controller by itself takes for a command, where that was measured: a reference, not a limit.
     pub controller_ns: Option<f64>,
     /// Registers of a GPU thread.
     pub regs: Option<u32>,

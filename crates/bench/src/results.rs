@@ -92,7 +92,7 @@ impl IoType {
     }
 }
 
-/// Something that no row can be faster than, or that rows are to be held against.
+/// A limit, which no row can exceed, or a reference, which was measured beside and may be exceeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
     /// What it is.
@@ -101,6 +101,14 @@ pub struct Limit {
     pub gbps: f64,
     /// Whether a row above it is wrong: a link's rate is such a limit, what was measured once is none.
     pub hard: bool,
+}
+
+impl Limit {
+    /// What it is called: a limit only where nothing can exceed it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        if self.hard { "limit" } else { "reference" }
+    }
 }
 
 /// What was measured in a row.
@@ -130,15 +138,21 @@ pub struct Measured {
     pub iops: f64,
     /// Median time of a block; none where only the mean is known.
     pub p50_us: Option<f64>,
-    /// The 99th percentile.
+    /// The 99th percentile; none where fewer than ten samples lie beyond it.
     pub p99_us: Option<f64>,
-    /// The 99.9th percentile.
+    /// The 99.9th percentile, by the same rule.
     pub p999_us: Option<f64>,
+    /// How many blocks these three are of; 0 in files of versions that did not count.
+    #[serde(default)]
+    pub latency_samples: u64,
+    /// Whether those blocks are of one more repeat, by slower kernels that read the clock, and not among `ops`.
+    #[serde(default)]
+    pub latency_apart: bool,
     /// Processor time of this process for a byte, in nanoseconds; simulated parts run in it too.
     pub cpu_ns_per_byte: f64,
-    /// What it is held against.
+    /// The limit or reference that it is compared with.
     pub limit: Option<Limit>,
-    /// How much of that was reached.
+    /// How much of that was reached; of a reference it may be more than all.
     pub of_limit: Option<f64>,
     /// Whether every byte of the last pass of every repeat was compared and was right. Rows with wrong bytes have no figures.
     pub verified: bool,
@@ -319,6 +333,8 @@ pub(crate) mod tests {
                 p50_us: Some(9.0),
                 p99_us: Some(20.0),
                 p999_us: None,
+                latency_samples: 1234,
+                latency_apart: false,
                 cpu_ns_per_byte: 0.5,
                 limit: Some(Limit { what: "a link".into(), gbps: 10.0, hard: true }),
                 of_limit: Some(gbps / 10.0),
@@ -344,6 +360,11 @@ pub(crate) mod tests {
         let bytes = serde_json::to_vec(&results).unwrap();
         assert_eq!(Results::parse(&bytes).unwrap(), results);
         let text = String::from_utf8(bytes).unwrap();
+        // Files of versions that did not count samples are read.
+        let older = text.replace("\"latency_samples\":1234,\"latency_apart\":false,", "");
+        assert_ne!(older, text);
+        let older = Results::parse(older.as_bytes()).unwrap();
+        assert_eq!(older.rows[0].result.as_ref().unwrap().latency_samples, 0);
         for word in
             ["IoType\":\"READ", "XferType", "Threads", "DataSetSize", "IOSize", "Throughput", "Avg_Latency"]
         {

@@ -11,8 +11,10 @@ use crate::stats::{Quantiles, median};
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Times {
     /// Nanoseconds of a command, from when its warp began to write its entry until its outcome was written down.
-    pub(crate) p50_ns: f64,
-    pub(crate) p99_ns: f64,
+    pub(crate) p50_ns: Option<f64>,
+    pub(crate) p99_ns: Option<f64>,
+    /// How many commands these are of.
+    pub(crate) samples: u64,
     /// A warp's cycles for a command.
     pub(crate) cycles_submit: f64,
     pub(crate) cycles_complete: f64,
@@ -53,8 +55,9 @@ fn evaluate(items: &[u64], warps: &[u64]) -> Result<Times> {
     let sum =
         |which: usize| warps.iter().map(|warp| warp[which] as f64).sum::<f64>() / items.len().max(1) as f64;
     Ok(Times {
-        p50_ns: all.at(0.5) * nanos,
-        p99_ns: all.at(0.99) * nanos,
+        p50_ns: all.median().map(|cycles| cycles * nanos),
+        p99_ns: all.per_mille(990).map(|cycles| cycles * nanos),
+        samples: all.count(),
         cycles_submit: sum(1),
         cycles_complete: sum(2),
     })
@@ -66,11 +69,13 @@ mod tests {
 
     #[test]
     fn cycles_become_nanoseconds_and_shares() {
-        let items: Vec<u64> = (0..100).flat_map(|i| [1000, 1000 + 2 * i]).collect();
-        let warps = [500, 300, 200, 1000, 500, 7, 7, 0, 100, 100, 2000, 1000, 7, 7];
+        let items: Vec<u64> = (1..=1000).flat_map(|i| [1000, 1000 + 2 * i]).collect();
+        let warps = [500, 3000, 2000, 1000, 500, 7, 7, 0, 1000, 1000, 2000, 1000, 7, 7];
         let times = evaluate(&items, &warps).unwrap();
-        assert_eq!((times.p50_ns, times.p99_ns), (50.0, 99.0));
+        assert_eq!((times.p50_ns, times.p99_ns, times.samples), (Some(500.5), Some(990.0), 1000));
         assert_eq!((times.cycles_submit, times.cycles_complete), (4.0, 3.0));
+        let few = evaluate(&items[..200], &warps).unwrap();
+        assert_eq!((few.p50_ns, few.p99_ns, few.samples), (Some(50.5), None, 100));
     }
 
     #[test]

@@ -25,6 +25,8 @@ fn measured(block: u64, gbps: f64, limit: f64) -> Measured {
         p50_us: Some(900.0 / gbps),
         p99_us: Some(2e3 / gbps),
         p999_us: None,
+        latency_samples: 123_456,
+        latency_apart: block == 512,
         cpu_ns_per_byte: 0.3,
         limit: Some(Limit {
             what: "the drive's link, Gen4 x4, by sysfs & friends".into(),
@@ -89,6 +91,8 @@ fn queues_and_loads_are_well_formed() {
             ns_per_command: ns,
             p50_ns: p50,
             p99_ns: p99,
+            latency_of: if side == "cpu" { "batch" } else { "command" },
+            latency_samples: 200_000,
             cycles_submit: None,
             cycles_complete: None,
             timed_iops: None,
@@ -113,7 +117,7 @@ fn queues_and_loads_are_well_formed() {
             seconds: 0.1,
             prepare_seconds: 0.01,
             route: "cpu/cached".into(),
-            limit: (
+            reference: (
                 if i.is_multiple_of(2) { "the copy engine" } else { "the disk" }.into(),
                 Some(46.0 + (i % 2) as f64),
             ),

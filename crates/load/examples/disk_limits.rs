@@ -32,18 +32,25 @@ fn main() {
             groups[which].extend(together);
         }
     }
-    for ((setting, rates), mut groups) in settings.iter().zip(&rates).zip(groups) {
-        let mut sorted = rates.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        groups.sort_unstable();
+    for ((setting, rates), groups) in settings.iter().zip(&rates).zip(groups) {
         let each: Vec<_> = rates.iter().map(|rate| format!("{rate:.2}")).collect();
-        let (median, together) = (sorted[sorted.len() / 2], groups[groups.len() / 2]);
-        println!("{setting:<12} median {median:.2} GB/s, {together} end together: {}", each.join(" "));
+        let (middle, together) = (median(rates.clone()), median(groups));
+        println!(
+            "{setting:<12} median of {rounds} {middle:.2} GB/s, {together:.0} end together: {}",
+            each.join(" ")
+        );
     }
 }
 
+/// The median, of an even count the mean of the middle two; 0 of nothing.
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_unstable_by(f64::total_cmp);
+    let at = |i: usize| of.get(i).copied().unwrap_or(0.0);
+    f64::midpoint(at(of.len().saturating_sub(1) / 2), at(of.len() / 2))
+}
+
 /// GB/s by this setting, and for each read how many ended together with it, itself among them.
-fn read(setting: &str, files: &[File]) -> (f64, Vec<usize>) {
+fn read(setting: &str, files: &[File]) -> (f64, Vec<f64>) {
     let numbers: Vec<usize> = setting.split('x').map(|n| n.parse().unwrap()).collect();
     let (threads, bytes, buffers) = (numbers[0], numbers[1] << 10, numbers.get(2).copied().unwrap_or(1));
     let memory = HostMem::touched(threads * buffers * bytes).unwrap();
@@ -72,5 +79,17 @@ fn read(setting: &str, files: &[File]) -> (f64, Vec<usize>) {
     let rate = (pieces.len() * bytes) as f64 / 1e9 / start.elapsed().as_secs_f64();
     ends.sort_unstable();
     let together = ends.chunk_by(|a, b| *b - *a < APART);
-    (rate, together.flat_map(|group| vec![group.len(); group.len()]).collect())
+    (rate, together.flat_map(|group| vec![group.len() as f64; group.len()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn of_an_even_count_the_mean_of_the_middle_two() {
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(Vec::new()), 0.0);
+    }
 }

@@ -1,4 +1,4 @@
-//! The page of a model's loads: each beside what limits it.
+//! The page of a model's loads: each beside its reference.
 
 use super::chart::Scale;
 use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, machine_facts};
@@ -15,8 +15,8 @@ pub struct LoadRow {
     pub prepare_seconds: f64,
     /// The way that the bytes took.
     pub route: String,
-    /// What limits it, and how much that is where it is known.
-    pub limit: (String, Option<f64>),
+    /// What was measured beside it, and its rate where it is known; a load may exceed it.
+    pub reference: (String, Option<f64>),
 }
 
 /// What a page of loads is made of.
@@ -34,7 +34,7 @@ pub struct Loads<'a> {
 const METHOD: [&str; 3] = [
     "The time of a load is from when it is asked for, with the files' headers read and the GPU up, until the last tensor lies in GPU memory. Loads to one GPU find the ring of pinned memory that the first has made; several GPUs share one that each load makes anew.",
     "The first load's bytes are compared with the files, every later one's with the first's. One wrong byte ends the command, and there is no page.",
-    "What a load is held against is measured after it, by the same process; GB/s are 10^9 bytes.",
+    "A reference is measured after each load, by the same process; a load may exceed it. GB/s are 10^9 bytes.",
 ];
 /// Names along the axis at most.
 const NAMES: usize = 16;
@@ -52,7 +52,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
         ),
     };
     let mut limits: Vec<Line> = Vec::new();
-    for (what, gbps) in loads.rows.iter().map(|row| &row.limit) {
+    for (what, gbps) in loads.rows.iter().map(|row| &row.reference) {
         // Of several measurements the highest.
         match (gbps, limits.iter_mut().find(|line| line.name == *what)) {
             (Some(gbps), Some(line)) => line.y = line.y.max(*gbps),
@@ -81,7 +81,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
     };
     Page {
         title: "Loading a model into GPU memory".into(),
-        lead: format!("Load after load of the same files, each checked, beside what limits it.{models}"),
+        lead: format!("Load after load of the same files, each checked, beside a reference.{models}"),
         facts,
         sections: vec![Section {
             title: "Loads".into(),
@@ -97,14 +97,14 @@ fn table(rows: &[LoadRow]) -> Table {
     let columns = vec![
         Column::new("load", "in their order"),
         Column::new("GB/s", "10^9 bytes a second"),
-        Column::new("seconds", "from when the ring was there"),
+        Column::new("seconds", "from when the load is asked for"),
         Column::minor("prepare", "seconds of them, until the memory and the ring were there"),
         Column::new("route", "the way that the bytes took"),
-        Column::new("of limit", "how much of what it is held against"),
-        Column::minor("limit", "what it is held against"),
+        Column::new("reached", "share of the reference"),
+        Column::minor("reference", "what was measured beside it"),
     ];
     let cells = |(i, row): (usize, &LoadRow)| {
-        let (what, gbps) = &row.limit;
+        let (what, gbps) = &row.reference;
         let of = |limit: f64| Cell::number(row.gbps / limit, format!("{:.0} %", row.gbps / limit * 100.0));
         let limit = gbps.map_or_else(|| what.clone(), |gbps| format!("{gbps:.2} GB/s: {what}"));
         vec![
@@ -125,19 +125,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_load_is_a_point_beside_its_limit() {
+    fn every_load_is_a_point_beside_its_reference() {
         let row = |gbps: f64, limit| LoadRow {
             gbps,
             seconds: 1.0 / gbps,
             prepare_seconds: 0.01,
             route: "cpu/cached".into(),
-            limit: ("the copy engine".into(), limit),
+            reference: ("the copy engine".into(), limit),
         };
         let rows: Vec<_> =
             (1..=40).map(|i| row(f64::from(i) / 10.0, Some(5.0))).chain([row(1.0, None)]).collect();
         let facts = vec![("Model".into(), "a & b".into())];
         let loads = Loads { machine: &Machine::default(), facts, simulated: &["gpu"], rows: &rows };
         let html = load_page(&loads).to_html();
+        assert!(html.contains("from when the load is asked for") && !html.contains("of limit"));
         assert_eq!(html.matches("class=\"point\"").count(), 41);
         assert!(
             html.contains("the copy engine: 5.00") && html.contains("80 %") && html.contains("a &amp; b")

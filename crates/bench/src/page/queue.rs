@@ -28,10 +28,11 @@ pub struct Queues<'a> {
     pub rows: &'a [QueueRow],
 }
 
-const METHOD: [&str; 5] = [
+const METHOD: [&str; 6] = [
     "The controller is one that answers at once and moves nothing, unless a drive was named: what is left is the cost of submission and completion. Its own share is measured beside it.",
-    "CPU: one thread, batches as deep as the queue, one doorbell for each batch; medians of 15 pieces of 20 ms. The times are those of whole batches.",
-    "GPU: the median of five launches, by the GPU's own events. Times and cycles are those of one more launch, by slower kernels that read the clock at each command.",
+    "CPU: one thread, batches as deep as the queue, one doorbell for each batch; medians of 15 pieces of 20 ms. Latencies are those of all whole batches of all pieces.",
+    "A p99 is left out where fewer than ten samples lie beyond it. The controller by itself is a reference, the median of five measurements (CPU) or the best of three (GPU); a row may exceed it.",
+    "GPU: the median of five launches, by the GPU's own events. Latencies and cycles are those of one more launch, by slower kernels that read the clock at each command.",
     "Every outcome is checked; of a drive that keeps data, a block that was written is read back first.",
     "Cycles are those of the processor that runs the queue: the time-stamp counter's on a CPU, the clock of its multiprocessor on a GPU.",
 ];
@@ -48,7 +49,7 @@ pub fn queue_page(queues: &Queues<'_>) -> Page {
     for (side, what) in [("cpu", "a whole batch"), ("gpu", "a command")] {
         let rows: Vec<QueueRow> = queues.rows.iter().filter(|row| row.row.side == side).cloned().collect();
         if rows.iter().any(|row| row.row.p99_ns.is_some()) {
-            let title = format!("99 of 100 take no longer: {what}, by the {}", side.to_uppercase());
+            let title = format!("p99 latency: {what}, by the {}", side.to_uppercase());
             charts.push(chart(&title, "ns", Scale::Log, &rows, |row| row.p99_ns));
         }
     }
@@ -118,9 +119,12 @@ fn tip(row: &QueueRow) -> String {
         figures(row.ns_per_command),
         figures(row.iops)
     );
-    if let (Some(p50), Some(p99)) = (row.p50_ns, row.p99_ns) {
-        tip.push_str(&format!("\np50 {} ns, p99 {} ns", figures(p50), figures(p99)));
+    for (name, value) in [("p50", row.p50_ns), ("p99", row.p99_ns)] {
+        if let Some(value) = value {
+            tip.push_str(&format!("\n{name} of a {} {} ns", row.latency_of, figures(value)));
+        }
     }
+    tip.push_str(&format!("\n{} samples", row.latency_samples));
     if let Some(own) = row.controller_ns {
         tip.push_str(&format!("\nthe controller by itself {} ns", figures(own)));
     }
@@ -138,12 +142,14 @@ fn table(rows: &[QueueRow]) -> Table {
         Column::minor("block", "bytes of a command"),
         Column::new("ns/command", "wall time by commands"),
         Column::new("commands/s", "commands a second"),
-        Column::minor("p50 ns", "median time: CPU of a batch, GPU of a command"),
-        Column::minor("p99 ns", "99 of 100 take no longer"),
+        Column::minor("latency of", "what the latencies are of: a whole batch, or a command"),
+        Column::minor("p50 ns", "median latency"),
+        Column::minor("p99 ns", "p99 latency; of 1000 samples or more"),
+        Column::minor("samples", "how many the latencies are of"),
         Column::minor("submit", "cycles to submit a command"),
         Column::minor("complete", "cycles to take a completion"),
         Column::minor("registers", "of a GPU thread"),
-        Column::new("controller", "what the controller by itself takes for a command, ns"),
+        Column::new("reference", "what the controller by itself takes for a command, ns"),
         Column::minor("where", "on what the controller ran"),
     ];
     let whole = |value: u64| Cell::number(value as f64, value.to_string());
@@ -158,8 +164,10 @@ fn table(rows: &[QueueRow]) -> Table {
             whole(row.block),
             Cell::maybe(Some(row.ns_per_command)),
             Cell::maybe(Some(row.iops)),
+            Cell::text(row.latency_of),
             Cell::maybe(row.p50_ns),
             Cell::maybe(row.p99_ns),
+            whole(row.latency_samples),
             Cell::maybe(row.cycles_submit),
             Cell::maybe(row.cycles_complete),
             row.regs.map_or_else(|| Cell::maybe(None), |regs| whole(regs.into())),
@@ -186,6 +194,8 @@ mod tests {
             ns_per_command: ns,
             p50_ns: Some(ns),
             p99_ns: Some(ns * 2.0),
+            latency_of: if side == "cpu" { "batch" } else { "command" },
+            latency_samples: 4321,
             cycles_submit: None,
             cycles_complete: None,
             timed_iops: None,
@@ -209,6 +219,7 @@ mod tests {
         assert_eq!(html.matches("class=\"point\"").count(), 12);
         assert_eq!(html.matches("<tr>").count(), 1 + rows.len());
         assert!(html.contains("GPU, 16 queues, rings vram") && html.contains("&lt;sim&gt;"));
+        assert!(html.contains("p99 latency: a whole batch, by the CPU") && html.contains("4321 samples"));
         assert!(!html.contains("NaN"));
         let none = Queues { machine: &Machine::default(), facts: Vec::new(), rows: &[] };
         assert!(queue_page(&none).to_html().contains("</html>"));

@@ -47,11 +47,13 @@ fn simulated(results: &Results) -> Vec<&str> {
     results.simulated.iter().map(|part| if part == "gpu" { "GPU" } else { part }).collect()
 }
 
-const METHOD: [&str; 7] = [
+const METHOD: [&str; 9] = [
     "A pass moves each block of the row once; a repeat is as many passes as take the row's time. The first passes warm up and do not count.",
-    "A figure is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
-    "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads of the drive or file by itself. A row with a wrong byte has no figures.",
-    "A block's time is from when it is asked for until it lies in GPU memory. Where the GPU gives the commands, the mean follows from what is in flight and how much comes in a second; p50, p99 and p99.9 are those of one more repeat, by slower kernels that read the GPU's clock at each command.",
+    "A result is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
+    "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads of the drive or file by itself. A row with a wrong byte has no result.",
+    "A block's latency is from when it is asked for until it lies in GPU memory. Where the GPU gives the commands, the mean follows from what is in flight and how much comes in a second; p50, p99 and p99.9 are those of one more repeat, by slower kernels that read the GPU's clock at each command: a star marks their samples. Elsewhere all are of the blocks of all repeats.",
+    "A percentile is left out where fewer than ten samples lie beyond it: p99 needs 1000 samples, p99.9 needs 10 000.",
+    "A limit cannot be exceeded: a row above it fails. A reference was measured beside the rows, which may exceed it.",
     "CPU time is that of the whole process, all threads, waiting by polling included; simulated drives and GPUs run in it.",
     "What waits for each block (cuFile, cpu/memcpy, cpu/cached) has a thread for each block in flight.",
     "DataSetSize, IOSize (KiB), Throughput (GiB/s), Avg_Latency (us) and total_time (s) are named and counted as gdsio does; GB/s are 10^9 bytes.",
@@ -71,14 +73,19 @@ fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
     let lacking = results.rows.len() - measured;
     facts.push(pair("Rows", format!("{measured} measured, {lacking} not possible here")));
     facts.extend(results.limits.iter().map(|limit| {
-        let name = if limit.hard { "Limit" } else { "Held against" };
-        pair(name, held_against(limit))
+        let name = if limit.hard { "Limit" } else { "Reference" };
+        pair(name, format!("{:.1} GB/s: {}", limit.gbps, limit.what))
     }));
     facts
 }
 
 fn held_against(limit: &Limit) -> String {
-    format!("{:.1} GB/s: {}", limit.gbps, limit.what)
+    format!("{}, {:.1} GB/s: {}", limit.kind(), limit.gbps, limit.what)
+}
+
+/// How many blocks a row's percentiles are of; with a star where they are of a repeat of their own.
+fn samples(m: &Measured) -> String {
+    format!("{}{}", m.latency_samples, if m.latency_apart { "*" } else { "" })
 }
 
 fn sections(results: &Results) -> Vec<Section> {
@@ -105,10 +112,10 @@ fn in_flight(row: &Row) -> u32 {
 
 fn section(io: IoType, rows: &[&Row]) -> Section {
     let title = match io {
-        IoType::Read => "Reading in order, into GPU memory",
-        IoType::RandRead => "Reading anywhere, into GPU memory",
-        IoType::Write => "Writing in order, out of GPU memory",
-        IoType::RandWrite => "Writing anywhere, out of GPU memory",
+        IoType::Read => "Sequential read, into GPU memory",
+        IoType::RandRead => "Random read, into GPU memory",
+        IoType::Write => "Sequential write, out of GPU memory",
+        IoType::RandWrite => "Random write, out of GPU memory",
     };
     let mut by_flight: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
     for row in rows {
@@ -123,15 +130,15 @@ fn section(io: IoType, rows: &[&Row]) -> Section {
         }));
     }
     if let Some((count, rows)) = by_flight.first_key_value() {
-        let title = format!("Time of a block, mean, {}", flying(*count));
+        let title = format!("Mean latency, {}", flying(*count));
         charts.push(chart(&title, "µs", Scale::Log, rows, |m| Some([m.avg_latency_us; 3])));
     }
     if let Some((count, rows)) = by_flight.last_key_value() {
         if rows.iter().any(|row| row.result.as_ref().is_some_and(|m| m.p99_us.is_some())) {
-            let title = format!("Time of a block, 99 of 100 take no longer, {}", flying(*count));
+            let title = format!("p99 latency, {}", flying(*count));
             charts.push(chart(&title, "µs", Scale::Log, rows, |m| m.p99_us.map(|p99| [p99; 3])));
         }
-        let title = format!("CPU time for a KiB, {}", flying(*count));
+        let title = format!("CPU time per KiB, {}", flying(*count));
         charts.push(chart(&title, "ns of CPU", Scale::Log, rows, |m| Some([m.cpu_ns_per_byte * 1024.0; 3])));
     }
     Section { title: title.into(), charts, ..Section::default() }
@@ -201,10 +208,15 @@ fn tip(row: &Row, m: &Measured) -> String {
         figures(m.iops)
     );
     tip.push_str(&format!("\nmean {} µs", figures(m.avg_latency_us)));
-    if let (Some(p50), Some(p99), Some(p999)) = (m.p50_us, m.p99_us, m.p999_us) {
-        tip.push_str(&format!(", p50 {}, p99 {}, p99.9 {}", figures(p50), figures(p99), figures(p999)));
+    for (name, value) in [("p50", m.p50_us), ("p99", m.p99_us), ("p99.9", m.p999_us)] {
+        if let Some(value) = value {
+            tip.push_str(&format!(", {name} {}", figures(value)));
+        }
     }
-    tip.push_str(&format!("\nCPU {} ns a KiB", figures(m.cpu_ns_per_byte * 1024.0)));
+    if m.p50_us.is_some() {
+        tip.push_str(&format!(" (of {} blocks)", samples(m)));
+    }
+    tip.push_str(&format!("\nCPU time {} ns per KiB", figures(m.cpu_ns_per_byte * 1024.0)));
     if let (Some(limit), Some(share)) = (&m.limit, m.of_limit) {
         tip.push_str(&format!("\n{:.0} % of {}", share * 100.0, limit.what));
     }
@@ -221,21 +233,22 @@ fn table(results: &Results) -> Table {
         Column::new("Threads", "threads, or queues that a warp owns each"),
         Column::new("GB/s", "10^9 bytes a second: the median of the repeats"),
         Column::minor("±", "half of the way from the slowest to the fastest repeat"),
-        Column::new("of limit", "how much of what it is held against"),
+        Column::new("reached", "share of the limit or reference"),
         Column::minor("Throughput", "GiB a second, as gdsio counts"),
         Column::new("IOPS", "blocks a second"),
-        Column::minor("Avg_Latency", "mean time of a block, us"),
-        Column::minor("p50", "median time of a block, us"),
-        Column::minor("p99", "99 of 100 take no longer, us"),
-        Column::minor("p99.9", "999 of 1000 take no longer, us"),
-        Column::minor("CPU ns/KiB", "processor time of the process for 1024 bytes"),
-        Column::minor("limit", "what it is held against"),
+        Column::minor("Avg_Latency", "mean latency of a block, µs"),
+        Column::minor("p50", "median latency, µs"),
+        Column::minor("p99", "p99 latency, µs; of 1000 samples or more"),
+        Column::minor("p99.9", "p99.9 latency, µs; of 10 000 samples or more"),
+        Column::minor("samples", "blocks that the percentiles are of; * of one more repeat"),
+        Column::minor("CPU ns/KiB", "CPU time of the process per KiB"),
+        Column::minor("beside", "the limit or reference"),
         Column::minor("note", "what else is to be known"),
     ];
     let measured = || results.rows.iter().filter_map(|row| Some((row, row.result.as_ref()?)));
     let limits: HashSet<String> =
         measured().filter_map(|(_, m)| Some(held_against(m.limit.as_ref()?))).collect();
-    // What holds for all rows stands above, under "Held against".
+    // What holds for all rows is among the facts above.
     let several = limits.len() > 1;
     let rows = measured().map(|(row, m)| cells(row, m, several)).collect();
     Table { columns, rows }
@@ -267,6 +280,7 @@ fn cells(row: &Row, m: &Measured, several: bool) -> Vec<Cell> {
         Cell::maybe(m.p50_us),
         Cell::maybe(m.p99_us),
         Cell::maybe(m.p999_us),
+        Cell::number(m.latency_samples as f64, samples(m)),
         Cell::maybe(Some(m.cpu_ns_per_byte * 1024.0)),
         Cell { class: "note dim", ..Cell::text(limit) },
         Cell { class: "note dim", ..Cell::text(note) },
@@ -310,6 +324,8 @@ mod tests {
         let html = sweep_page(&results).to_html();
         assert_eq!(html.matches("<td class=\"\">cpu/direct</td>").count(), 3);
         assert!(html.contains("no &lt;such&gt; thing") && html.contains("class=\"bad number\""));
+        assert!(html.contains("Sequential read") && html.contains("p99 latency, 2 blocks in flight"));
+        assert!(html.contains("CPU time per KiB") && html.contains("1234"));
         assert!(html.contains("say what the software costs") && html.contains("2 blocks in flight"));
         assert!(!html.contains("NaN"));
         results.rows.clear();

@@ -2,6 +2,7 @@
 //! there; or NVIDIA's cuFile does it all.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +33,11 @@ const MOST_THREADS: u32 = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Parts of the memory that a thread reads the page cache into: one is filled while the other is copied.
 const SLOTS: usize = 2;
+/// What direct I/O wants of memory, at most.
+const ALIGNMENT: usize = 4096;
+const UPPER_BOUNDS: &str =
+    "latencies are upper bounds: the end of a block's copy is noticed after the next block's read";
+const SYNC_APART: &str = "latencies leave out the sync at the end of a pass, which the rate includes";
 
 /// A file that may be read, and perhaps written.
 pub struct FileTarget {
@@ -144,9 +150,14 @@ impl FileTarget {
             Err(Lacking::Why(why)) => (self.cached.clone(), Some(format!("out of the page cache: {why}"))),
             Err(failed) => return Err(failed),
         };
-        let host = HostMem::touched(cell.block as usize)?;
-        let (memory, block, writes) = (memory.clone(), cell.block as usize, cell.io.writes());
-        Ok((Box::new(CopyLane { file, host, memory, block, writes, sync: note.is_some() }), note))
+        let (memory, block) = (memory.clone(), cell.block as usize);
+        if !cell.io.writes() {
+            return Ok((Box::new(CopyLane { file, data: Aligned::new(block), memory }), note));
+        }
+        // What may have come to the page cache only is to be made durable.
+        let sync = note.is_some();
+        let note = note.map(|note| format!("{note}; {SYNC_APART}"));
+        Ok((Box::new(CopyOutLane { file, host: HostMem::touched(block)?, memory, block, sync }), note))
     }
 
     fn by_cache(
@@ -157,11 +168,13 @@ impl FileTarget {
         let block = cell.block as usize;
         if cell.io.writes() {
             let (file, host, memory) = (self.cached.clone(), HostMem::touched(block)?, memory.clone());
-            return Ok((Box::new(CopyLane { file, host, memory, block, writes: true, sync: true }), None));
+            let lane = CopyOutLane { file, host, memory, block, sync: true };
+            return Ok((Box::new(lane), Some(SYNC_APART.into())));
         }
         let ring = self.gpu.alloc(Place::PinnedHost, block * SLOTS)?;
         let (host, copier) = (host_of(&ring)?, self.gpu.copier(&ring, memory)?);
-        Ok((Box::new(CacheLane { file: self.cached.clone(), host, copier, block }), None))
+        let lane = CacheLane { file: self.cached.clone(), host, copier, block };
+        Ok((Box::new(lane), Some(UPPER_BOUNDS.into())))
     }
 
     fn by_cufile(&self, cell: &Cell, bytes: usize) -> std::result::Result<Way, Lacking> {
@@ -417,38 +430,81 @@ impl CacheLane {
     }
 }
 
-/// Reads into ordinary memory and copies from there, or the other way round, one block after the other.
+/// Memory of the process that direct I/O takes, all of it touched.
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(len: usize) -> Self {
+        let memory = vec![1; len + ALIGNMENT];
+        let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { memory, start, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.len]
+    }
+}
+
+/// Reads into ordinary memory and copies from there, one block after the other.
 struct CopyLane {
     file: Arc<File>,
-    host: HostMem,
+    data: Aligned,
     memory: Region,
-    block: usize,
-    writes: bool,
-    /// Whether what was written is to be made durable: it may have come to the page cache only.
-    sync: bool,
 }
 
 impl Lane for CopyLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
-        let mut data = vec![0; self.block];
+        let block = self.data.len;
         for m in moves {
             let begun = cycles();
-            if self.writes {
-                self.memory.read(m.slot as usize, &mut data)?;
-                self.host.write(0, &data)?;
-                let put = self.host.write_file(0, self.block, &self.file, m.at)?;
-                whole(put, self.block)?;
-            } else {
-                let got = self.host.read_file(0, self.block, &self.file, m.at)?;
-                if got != self.block {
-                    return Err(short(m.at, got, self.block));
-                }
-                self.host.read(0, &mut data)?;
-                self.memory.write(m.slot as usize, &data)?;
+            let got = read_up_to(&self.file, self.data.bytes(), m.at)?;
+            if got != block {
+                return Err(short(m.at, got, block));
             }
+            self.memory.write(m.slot as usize, self.data.bytes())?;
             times.add(cycles().saturating_sub(begun));
         }
-        if self.writes && self.sync {
+        Ok(())
+    }
+}
+
+/// Reads as much as there is.
+fn read_up_to(file: &File, to: &mut [u8], at: u64) -> Result<usize> {
+    let mut done = 0;
+    while done < to.len() {
+        match file.read_at(&mut to[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::File { call: "read", path: String::new(), source }),
+        }
+    }
+    Ok(done)
+}
+
+/// Copies into ordinary memory and writes from there, one block after the other.
+struct CopyOutLane {
+    file: Arc<File>,
+    host: HostMem,
+    memory: Region,
+    block: usize,
+    /// Whether what was written is to be made durable: it may have come to the page cache only.
+    sync: bool,
+}
+
+impl Lane for CopyOutLane {
+    fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
+        for m in moves {
+            let begun = cycles();
+            self.memory.read_to(m.slot as usize, &self.host, 0, self.block)?;
+            whole(self.host.write_file(0, self.block, &self.file, m.at)?, self.block)?;
+            times.add(cycles().saturating_sub(begun));
+        }
+        if self.sync {
             let failed = |source| Error::File { call: "sync", path: String::new(), source };
             self.file.sync_data().map_err(failed)?;
         }
@@ -479,5 +535,48 @@ impl Lane for CuFileLane {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use onehop_gpu::Emulated;
+
+    use super::*;
+    use crate::results::IoType;
+    use crate::sweep::{Effort, Sweep};
+
+    #[test]
+    fn memory_for_direct_io_is_aligned() {
+        for len in [1, 4096, 123_457] {
+            let mut data = Aligned::new(len);
+            assert_eq!((data.bytes().len(), data.bytes().as_ptr().addr() % ALIGNMENT), (len, 0));
+        }
+    }
+
+    #[test]
+    fn rows_say_what_their_latencies_leave_out() {
+        let path = std::env::temp_dir().join(format!("onehop-bench-file-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..256_u32 << 10).map(|i| (i.wrapping_mul(77_777) >> 9) as u8).collect();
+        std::fs::write(&path, bytes).unwrap();
+        let target = FileTarget::open(&path, true, None, Arc::new(Emulated::new())).unwrap();
+        let effort = Effort { bytes: 64 << 10, ops: 16, time: Duration::from_millis(1), repeats: 2 };
+        let none = |_: &str, _: IoType| None;
+        let row = |io, route| {
+            let cell = Cell { io, block: 4096, depth: 2, threads: 1 };
+            Sweep::new(&target, effort, &none).cell(&cell, &[route], &mut |_| true).unwrap().remove(0)
+        };
+        for (io, route, words) in [
+            (IoType::Read, "cpu/cached", "upper bounds"),
+            (IoType::RandWrite, "cpu/cached", "leave out the sync"),
+        ] {
+            let row = row(io, route);
+            assert!(row.result.is_some() && row.note.as_deref().unwrap().contains(words), "{row:?}");
+        }
+        // Right bytes both ways, without a copy more than a plain program has.
+        assert!(row(IoType::Read, "cpu/memcpy").result.unwrap().verified);
+        assert!(row(IoType::Write, "cpu/memcpy").result.unwrap().verified);
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -129,8 +129,7 @@ pub(crate) fn measure(
     }
     let ops = passes * order.places.len() as u64;
     let in_flight = (f64::from(way.threads) * f64::from(way.depth)).min(order.places.len() as f64);
-    let mean = (!apart).then(|| clock.ns(times.mean()) / 1e3);
-    Ok(evaluate(&all, (mean, &mut times), ops, order.block, in_flight, clock))
+    Ok(evaluate(&all, (apart, &mut times), ops, order.block, in_flight, clock))
 }
 
 /// Runs every lane on a thread of its own, all from one moment on; with a clock, those take times that else do not.
@@ -187,7 +186,7 @@ fn cpu_time() -> Duration {
 
 fn evaluate(
     all: &[(f64, f64)],
-    (mean, times): (Option<f64>, &mut Quantiles),
+    (apart, times): (bool, &mut Quantiles),
     ops: u64,
     block: u64,
     in_flight: f64,
@@ -199,10 +198,9 @@ fn evaluate(
     let iops = gbps * 1e9 / block as f64;
     let mut cpu: Vec<f64> = all.iter().map(|(_, nanos)| nanos / bytes).collect();
     let repeats = all.len() as u64;
-    let known = !times.is_empty();
+    let us = |cycles: f64| clock.ns(cycles) / 1e3;
     // Little's law: what is in flight is what comes in a second, times how long each stays.
-    let mean = mean.unwrap_or(in_flight / iops * 1e6);
-    let mut at = |share: f64| known.then(|| clock.ns(times.at(share)) / 1e3);
+    let mean = if apart { in_flight / iops * 1e6 } else { us(times.mean()) };
     Measured {
         data_set_kib: bytes * repeats as f64 / 1024.0,
         io_size_kib: block as f64 / 1024.0,
@@ -213,12 +211,39 @@ fn evaluate(
         gbps,
         gbps_each,
         iops,
-        p50_us: at(0.5),
-        p99_us: at(0.99),
-        p999_us: at(0.999),
+        p50_us: times.median().map(us),
+        p99_us: times.per_mille(990).map(us),
+        p999_us: times.per_mille(999).map(us),
+        latency_samples: times.count(),
+        latency_apart: apart,
         cpu_ns_per_byte: median(&mut cpu),
         limit: None,
         of_limit: None,
         verified: true,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_say_of_how_many_blocks_they_are_and_from_where() {
+        let clock = Clock::calibrate();
+        let all = [(1.0, 1e9), (2.0, 1e9)];
+        let mut times = Quantiles::default();
+        (0..1500).for_each(|_| times.add(clock.cycles(Duration::from_micros(10))));
+        // The same set for mean and percentiles; p99.9 would need more of it.
+        let with = evaluate(&all, (false, &mut times), 1000, 4096, 4.0, &clock);
+        assert_eq!((with.ops, with.latency_samples, with.latency_apart), (2000, 1500, false));
+        assert!((with.avg_latency_us - 10.0).abs() < 0.1 && (with.p99_us.unwrap() - 10.0).abs() < 0.1);
+        assert_eq!(with.p999_us, None);
+        // The median of two repeats is their mean.
+        assert!((with.gbps - (4.096e-3 + 2.048e-3) / 2.0).abs() < 1e-9, "{}", with.gbps);
+        // Percentiles of a repeat of its own say so; the mean is of the others.
+        let apart = evaluate(&all, (true, &mut times), 1000, 4096, 4.0, &clock);
+        assert!(apart.latency_apart && apart.latency_samples == 1500);
+        assert!((apart.avg_latency_us - 4.0 / apart.iops * 1e6).abs() < 1e-6);
     }
 }

@@ -55,6 +55,7 @@ fn times_make_sense_in_every_mode_and_place() {
             let told = format!("{mode:?} {depth} {rings:?}: {row:?}");
             println!("{told}");
             let (p50, p99) = (row.p50_ns.unwrap(), row.p99_ns.unwrap());
+            assert_eq!((row.latency_samples, row.latency_of), (20_000, "command"), "{told}");
             // A round trip through memory at least. A command stays no longer than those before it in the queue take.
             assert!(p50 > 300.0 && p50 <= p99, "{told}");
             let by_the_rate = 1e9 / row.timed_iops.unwrap() * f64::from(depth);

@@ -226,16 +226,16 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
 fn table(text: &mut Text, lines: &[QueueRow]) {
     text.line("");
     text.line(
-        "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc         p50 ns         p99 ns \
-         regs   limit",
+        "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc         p50 ns         p99 ns  \
+         samples of       regs   reference",
     );
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
     for QueueRow { row, rings, controller } in lines {
-        let limit = row.controller_ns.map_or("the drive".to_owned(), |ns| {
+        let reference = row.controller_ns.map_or("none: a drive".to_owned(), |ns| {
             format!("the controller ({controller}): {ns:.2} ns, {:.0} M/s", 1e3 / ns)
         });
         text.line(format!(
-            "{:<4} {:<6} {:<5} {:>6} {:>5} {:>7} {:>11.2} {:>7.2} {:>11} {:>13} {:>14} {:>14} {:>4}   {limit}",
+            "{:<4} {:<6} {:<5} {:>6} {:>5} {:>7} {:>11.2} {:>7.2} {:>11} {:>13} {:>14} {:>14} {:>8} {:<7} {:>5}   {reference}",
             row.side,
             row.mode,
             rings,
@@ -248,6 +248,8 @@ fn table(text: &mut Text, lines: &[QueueRow]) {
             or_none(row.cycles_complete),
             or_none(row.p50_ns),
             or_none(row.p99_ns),
+            row.latency_samples,
+            row.latency_of,
             row.regs.map_or_else(|| "-".to_owned(), |regs| regs.to_string()),
         ));
     }

@@ -34,8 +34,18 @@ fn every_route_of_a_simulated_drive_has_a_row_or_a_reason() {
                 }
                 assert!(result["limit"]["what"].is_string() && result["of_limit"].is_number(), "{row}");
                 assert!(result["cpu_ns_per_byte"].as_f64().unwrap() >= 0.0);
-                let times = ["p50_us", "p99_us", "p999_us"].map(|field| result[field].as_f64().unwrap());
+                // A percentile is there exactly where ten samples lie beyond it.
+                let samples = result["latency_samples"].as_u64().unwrap();
+                let times: Vec<f64> = ["p50_us", "p99_us", "p999_us"]
+                    .iter()
+                    .filter_map(|field| result[field].as_f64())
+                    .collect();
+                assert_eq!(times.len(), [1, 1000, 10_000].iter().filter(|least| samples >= **least).count());
                 assert!(times[0] > 0.0 && times.is_sorted(), "{row}");
+                assert_eq!(result["latency_apart"], route.starts_with("gpu/"), "{row}");
+                if !route.starts_with("gpu/") {
+                    assert_eq!(result["ops"], samples, "percentiles are of all blocks: {row}");
+                }
             }
         }
     }

@@ -74,5 +74,5 @@ fn forgets_its_queues_at_a_reset() {
 #[test]
 fn its_own_cost_can_be_measured() {
     let each = onehop_sim::null_ceiling(1024, 32, 100).unwrap();
-    assert!(each.as_micros() < 50, "{each:?}");
+    assert!(each > 0.0 && each < 50_000.0, "{each} ns");
 }

@@ -1,10 +1,10 @@
-//! `onehop bench sweep`: every way that blocks can go between a drive or file and GPU memory, each beside its limit.
+//! `onehop bench sweep`: every way that blocks can go between a drive or file and GPU memory, each beside its limit or reference.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onehop_bench::page::{size, sweep_page};
-use onehop_bench::results::{IoType, Limit, Measured, Results, Row};
+use onehop_bench::results::{IoType, Measured, Results, Row};
 use onehop_bench::sweep::{
     Cell, DrivePlan, DriveTarget, Effort, FileTarget, Sweep, Target, impossible, unmeasured,
 };
@@ -20,7 +20,7 @@ use crate::progress::Bar;
 use crate::report::{Report, Text};
 use crate::units;
 
-/// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, each beside its limit
+/// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, each beside a limit or reference
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop bench sweep\n  onehop bench sweep --report here --full\n  onehop bench sweep --file \
@@ -404,13 +404,12 @@ fn text(results: &Results, gpu: &Chosen) -> Text {
 
 /// The limits, and a line for each row.
 pub(super) fn rows(results: &Results, text: &mut Text) {
-    for Limit { what, gbps, hard } in &results.limits {
-        let kind = if *hard { "limit" } else { "beside" };
-        text.row(kind, format!("{gbps:.2} GB/s: {what}"));
+    for limit in &results.limits {
+        text.row(limit.kind(), format!("{:.2} GB/s: {}", limit.gbps, limit.what));
     }
     text.line("");
     text.line(format!(
-        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8} {:>7} {:>10} {:>9} {:>9} {:>9} {:>9} {:>8}  {:>5}",
+        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8} {:>7} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}  {:>7}",
         "route",
         "IoType",
         "IOSize",
@@ -423,13 +422,17 @@ pub(super) fn rows(results: &Results, text: &mut Text) {
         "p50 us",
         "p99 us",
         "p99.9 us",
+        "samples",
         "ns/KiB",
-        "limit"
+        "reached"
     ));
     for row in &results.rows {
         if let Some(measured) = &row.result {
             text.line(line(row, measured));
         }
+    }
+    if results.rows.iter().any(|row| row.result.as_ref().is_some_and(|m| m.latency_apart)) {
+        text.row("*", "percentiles of one more repeat, by kernels that read the clock");
     }
     let mut said = std::collections::HashSet::new();
     for row in results.rows.iter().filter(|row| row.result.is_none()) {
@@ -449,7 +452,7 @@ fn line(row: &Row, m: &Measured) -> String {
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
     let share = m.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", share * 100.0));
     format!(
-        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8.3} {:>7.3} {:>10.0} {:>9.1} {:>9} {:>9} {:>9} {:>8.0}  {:>5}",
+        "{:<10} {:<9} {:>6} {:>5} {:>7} {:>8.3} {:>7.3} {:>10.0} {:>9.1} {:>9} {:>9} {:>9} {:>9} {:>8.0}  {:>7}",
         row.route,
         row.io.name(),
         size(row.block),
@@ -462,6 +465,7 @@ fn line(row: &Row, m: &Measured) -> String {
         or_none(m.p50_us),
         or_none(m.p99_us),
         or_none(m.p999_us),
+        format!("{}{}", m.latency_samples, if m.latency_apart { "*" } else { "" }),
         m.cpu_ns_per_byte * 1024.0,
         share
     )

@@ -1,8 +1,9 @@
 //! `onehop bench target`: what goes over a connection to a target, by TCP and by RDMA, for sizes and depths.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use onehop_bench::results::{IoType, Limit, Results};
@@ -16,7 +17,8 @@ use onehop_target::transport::Acceptor;
 use onehop_target::tree::{OpenFile, Tree};
 use onehop_target::wire::{Access, Caller, Name, ROOT};
 
-use super::{limits, report, sweep};
+use super::limits::{self, TRIES};
+use super::{report, sweep};
 use crate::commands::Context;
 use crate::commands::target::{Transport, connector, key_of_target, ports, refused};
 use crate::error::{CliError, Result};
@@ -82,6 +84,10 @@ pub(crate) struct Args {
 
 /// Bytes that are written at once when the file is made.
 const PIECE: usize = 1 << 20;
+/// Bytes of a try of the reference, over all connections.
+const LOOPBACK_BYTES: usize = 256 << 20;
+/// How long one piece of them may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a pass at most, which all lie in memory.
 const PASS: u64 = 64 << 20;
 const READ_WRITE: Access = Access {
@@ -258,7 +264,8 @@ fn measure(
     };
     let target = RemoteTarget::new(file(&tcp), file(&rdma), check, args.size);
     let local = args.target.is_none();
-    let (memory, loopback) = (limits::memory_rate()?, if local { Some(loopback_rate()?) } else { None });
+    let (memory, loopback) =
+        (limits::memory_rate()?, if local { Some(loopback_rate(args.connections)?) } else { None });
     let limit = |route: &str, _: IoType| match (route, &loopback) {
         ("tcp/host", Some(loopback)) => Some(loopback.clone()),
         _ => Some(memory.clone()),
@@ -289,27 +296,62 @@ fn measure(
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
-/// What one TCP connection of this machine to itself carries, with nothing done to the bytes.
-fn loopback_rate() -> Result<Limit> {
-    use std::io::{Read, Write};
-    const BYTES: usize = 256 << 20;
-    let io = |e: std::io::Error| CliError::Failed(format!("a connection to this machine itself: {e}"));
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(io)?;
-    let mut near = TcpStream::connect(listener.local_addr().map_err(io)?).map_err(io)?;
-    let mut far = listener.accept().map_err(io)?.0;
-    let sender = std::thread::spawn(move || {
-        let piece = vec![7; PIECE];
-        (0..BYTES / PIECE).try_for_each(|_| near.write_all(&piece))
-    });
-    let (start, mut piece, mut came) = (Instant::now(), vec![0; PIECE], 0);
-    loop {
-        match far.read(&mut piece).map_err(io)? {
-            0 => break,
-            count => came += count,
+/// What as many TCP connections of this machine to itself carry as the target has, with nothing done to the bytes.
+fn loopback_rate(connections: u32) -> Result<Limit> {
+    let gbps = limits::best_of(TRIES, || loopback_once(connections))?;
+    let connections = units::count(connections.into(), "TCP connection");
+    let what = format!("{connections} of this machine to itself, the best of {TRIES}");
+    Ok(Limit { what, gbps, hard: false })
+}
+
+fn loopback_once(connections: u32) -> Result<f64> {
+    let failed = |e: std::io::Error| CliError::Failed(format!("a connection to this machine itself: {e}"));
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let pair = |_| {
+        let (near, far) = (TcpStream::connect(address)?, listener.accept()?.0);
+        near.set_write_timeout(Some(PATIENCE))?;
+        far.set_read_timeout(Some(PATIENCE))?;
+        Ok((near, far))
+    };
+    let pairs: Vec<_> = (0..connections).map(pair).collect::<std::io::Result<_>>().map_err(failed)?;
+    let pieces = (LOOPBACK_BYTES / PIECE).div_ceil(pairs.len().max(1));
+    let together = Barrier::new(pairs.len());
+    let spans: Result<Vec<_>> = std::thread::scope(|scope| {
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+        for (mut near, mut far) in pairs {
+            senders.push(scope.spawn(move || {
+                let piece = vec![7; PIECE];
+                (0..pieces).try_for_each(|_| near.write_all(&piece))
+            }));
+            let together = &together;
+            receivers.push(scope.spawn(move || {
+                let mut piece = vec![0; PIECE];
+                together.wait();
+                let begun = Instant::now();
+                (0..pieces).try_for_each(|_| far.read_exact(&mut piece))?;
+                Ok((begun, Instant::now()))
+            }));
         }
+        let panicked =
+            |_| CliError::Failed("a thread of a connection to this machine itself panicked".into());
+        let spans = receivers.into_iter().map(|thread| thread.join().map_err(panicked)?.map_err(failed));
+        let spans = spans.collect();
+        senders.into_iter().try_for_each(|thread| thread.join().map_err(panicked)?.map_err(failed))?;
+        spans
+    });
+    Ok(limits::rate_of(pieces * PIECE, &spans?))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_has_as_many_connections_as_the_run() {
+        let limit = loopback_rate(3).unwrap();
+        assert!(limit.gbps > 0.0 && limit.kind() == "reference", "{limit:?}");
+        assert_eq!(limit.what, "3 TCP connections of this machine to itself, the best of 5");
     }
-    let seconds = start.elapsed().as_secs_f64().max(1e-9);
-    sender.join().map_err(|_| CliError::Failed("a thread that sends panicked".into()))?.map_err(io)?;
-    let what = "one TCP connection of this machine to itself, as measured".into();
-    Ok(Limit { what, gbps: came as f64 / 1e9 / seconds, hard: false })
 }

@@ -1,4 +1,4 @@
-//! `onehop bench load`: load after load of the same files, each checked, beside what limits them.
+//! `onehop bench load`: load after load of the same files, each checked, beside a reference.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -216,8 +216,8 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         );
     }
     let reached =
-        |limit: f64| format!("{what}: {limit:.2} GB/s; {:.1} % of it were reached", middle / limit * 100.0);
-    text.row("limit", limit.map_or(format!("{what}; nobody measured it"), reached));
+        |rate: f64| format!("{what}: {rate:.2} GB/s; {:.1} % of it were reached", middle / rate * 100.0);
+    text.row("reference", limit.map_or(format!("{what}; its rate was not measured"), reached));
     text.row("verified", "yes: the first load's bytes with the files, the others' with the first's");
     if let Some(folder) = &args.report {
         let loads: Vec<LoadRow> = rows.iter().map(row_of_page).collect();
@@ -244,6 +244,6 @@ fn row_of_page(row: &Row) -> LoadRow {
         seconds: *seconds,
         prepare_seconds: *prepare_seconds,
         route: (*route).to_owned(),
-        limit: (limit.what.to_owned(), limit.gbps),
+        reference: (limit.what.to_owned(), limit.gbps),
     }
 }
