@@ -1,116 +1,160 @@
 """How each loader brings a model's files into one GPU's memory, with the settings that its makers give for that.
 
-Each takes a list of safetensors files and gives a dict of torch tensors on cuda:0, or for those that know nothing of
-tensors a dict of files to the uint8 tensors of their bytes; with it, where tensors lie in a loader's buffers, what keeps those.
-Nothing may be lazy: every byte has arrived at the end.
+A loader's `ready` imports what it needs and returns the load: a function of a list of safetensors files. That gives a
+dict of torch tensors on cuda:0, or for loaders that know nothing of tensors a dict of files to uint8 tensors of their
+bytes; and, where tensors lie in a loader's own buffers, what keeps those. Nothing may be lazy: every byte has arrived
+when the load and a synchronisation of the device have ended.
 """
 
-import json
 import os
-import subprocess
-
-import torch
+from dataclasses import dataclass
+from typing import Callable
 
 DEVICE = "cuda:0"
 
 
-def safetensors(files):
+class ShortRead(Exception):
+    """A loader brought fewer bytes than the file has."""
+
+
+def safetensors():
     from safetensors.torch import load_file
 
-    tensors = {}
-    for file in files:
-        tensors.update(load_file(file, device=DEVICE))
-    return tensors
+    def load(files):
+        tensors = {}
+        for file in files:
+            tensors.update(load_file(file, device=DEVICE))
+        return tensors, None
+
+    return load
 
 
-def fastsafetensors(files):
+def fastsafetensors():
     from fastsafetensors import SafeTensorsFileLoader
 
-    # Without GPUDirect Storage, which these machines do not have: by default sixteen threads that read 512 KiB each into its
-    # bounce buffers; more would read less at a time.
-    loader = SafeTensorsFileLoader(None, device=DEVICE, nogds=True)
-    loader.add_filenames({0: files})
-    buffers = loader.copy_files_to_device()
-    # They lie in its buffers, and stay only as long as those do.
-    return {name: buffers.get_tensor(name) for name in loader.get_keys()}, (loader, buffers)
+    def load(files):
+        # Without GPUDirect Storage, which takes nvidia-fs. By default sixteen threads read 512 KiB each into its bounce
+        # buffers.
+        loader = SafeTensorsFileLoader(None, device=DEVICE, nogds=True)
+        loader.add_filenames({0: files})
+        buffers = loader.copy_files_to_device()
+        # Tensors lie in its buffers, and stay only as long as those do.
+        return {name: buffers.get_tensor(name) for name in loader.get_keys()}, (loader, buffers)
+
+    return load
 
 
-def fastsafetensors_cached(files):
-    """Through the page cache, past which it reads by default."""
+def fastsafetensors_cached():
+    """Through the page cache, past which it reads files of disks by default."""
     os.environ["FASTSAFETENSORS_ODIRECT"] = "0"
-    return fastsafetensors(files)
+    return fastsafetensors()
 
 
-def instanttensor(files):
+def instanttensor(**options):
     from instanttensor import safe_open
 
-    with safe_open(files, framework="pt", device=0) as opened:
-        return dict(opened.tensors())
+    def load(files):
+        with safe_open(files, framework="pt", device=0, **options) as opened:
+            return dict(opened.tensors()), None
+
+    return load
 
 
-def runai(files):
+def instanttensor_buffered():
+    """Its policy for files in the page cache; by default it reads files of disks past that, and maps those of tmpfs."""
+    from instanttensor import BackendPolicy
+
+    return instanttensor(backend=BackendPolicy.BUFFERED)
+
+
+def runai():
     from runai_model_streamer import SafetensorsStreamer
 
-    tensors = {}
-    with SafetensorsStreamer() as streamer:
-        streamer.stream_files(files)
-        for name, tensor in streamer.get_tensors():
-            tensors[name] = tensor.to(DEVICE)
-    return tensors
+    def load(files):
+        tensors = {}
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files(files)
+            for name, tensor in streamer.get_tensors():
+                tensors[name] = tensor.to(DEVICE)
+        return tensors, None
+
+    return load
 
 
-def kvikio(files, past_the_cache=False):
+def kvikio(past_the_cache=False):
     import kvikio
     import kvikio.defaults
+    import torch
 
-    kvikio.defaults.set({"num_threads": os.cpu_count(), "auto_direct_io_read": past_the_cache})
-    whole = {}
-    for file in files:
-        bytes_ = torch.empty(os.path.getsize(file), dtype=torch.uint8, device=DEVICE)
-        with kvikio.CuFile(file, "r") as opened:
-            assert opened.read(bytes_) == len(bytes_)
-        whole[file] = bytes_
-    return whole
+    threads = len(os.sched_getaffinity(0))
+    kvikio.defaults.set({"num_threads": threads, "auto_direct_io_read": past_the_cache})
+
+    def load(files):
+        whole = {}
+        for file in files:
+            memory = torch.empty(os.path.getsize(file), dtype=torch.uint8, device=DEVICE)
+            with kvikio.CuFile(file, "r") as opened:
+                count = opened.read(memory)
+            if count != len(memory):
+                raise ShortRead(f"{file}: {count} of {len(memory)} bytes")
+            whole[file] = memory
+        return whole, None
+
+    return load
 
 
-def kvikio_direct(files):
-    """Its way past the page cache, which is off by default."""
-    return kvikio(files, past_the_cache=True)
+def kvikio_direct():
+    """Past the page cache, which is off by default."""
+    return kvikio(past_the_cache=True)
 
 
-def onehop(files):
+def onehop():
     import onehop.torch
 
-    tensors = {}
-    for file in files if len(files) == 1 else [os.path.dirname(files[0])]:
-        tensors.update(onehop.torch.load_file(file, device=DEVICE))
-    return tensors
+    def load(files):
+        path = files[0] if len(files) == 1 else os.path.dirname(files[0])
+        return onehop.torch.load_file(path, device=DEVICE), None
+
+    return load
 
 
-# The wheels' names, whose versions are reported.
-PACKAGES = {
-    "safetensors": (safetensors, "safetensors"),
-    "fastsafetensors": (fastsafetensors, "fastsafetensors"),
-    "fastsafetensors-cached": (fastsafetensors_cached, "fastsafetensors"),
-    "instanttensor": (instanttensor, "instanttensor"),
-    "runai": (runai, "runai-model-streamer"),
-    "kvikio": (kvikio, "kvikio-cu13"),
-    "kvikio-direct": (kvikio_direct, "kvikio-cu13"),
-    "onehop": (onehop, "onehop"),
+@dataclass(frozen=True)
+class Loader:
+    """A loader in Python: how it is shown, its wheel, and in which states it is measured unless asked otherwise."""
+
+    title: str
+    wheel: str
+    states: tuple
+    ready: Callable
+
+
+MEMORY, DISK = ("tmpfs", "cached"), ("cold",)
+LOADERS = {
+    "onehop": Loader("onehop.torch.load_file", "onehop", MEMORY + DISK, onehop),
+    "instanttensor": Loader("InstantTensor", "instanttensor", ("tmpfs",) + DISK, instanttensor),
+    "instanttensor-buffered": Loader("InstantTensor, buffered", "instanttensor", ("cached",), instanttensor_buffered),
+    "kvikio": Loader("KvikIO, raw read", "kvikio-cu13", MEMORY, kvikio),
+    "kvikio-direct": Loader("KvikIO, raw read, direct", "kvikio-cu13", DISK, kvikio_direct),
+    "fastsafetensors": Loader("fastsafetensors, no GDS", "fastsafetensors", ("tmpfs",) + DISK, fastsafetensors),
+    "fastsafetensors-cached": Loader(
+        "fastsafetensors, no GDS, cached", "fastsafetensors", ("cached",), fastsafetensors_cached
+    ),
+    "runai": Loader("Run:ai streamer", "runai-model-streamer", MEMORY + DISK, runai),
+    "safetensors": Loader("safetensors", "safetensors", MEMORY + DISK, safetensors),
 }
 
 
-def onehop_program(program, path, route):
-    """The command, a process for a load; `seconds` count from when CUDA is up, as for the others."""
-    run = subprocess.run([program, "load", path, "--route", route, "--json"], capture_output=True, text=True)
-    outcome = json.loads(run.stdout)
-    if run.returncode:
-        raise SystemExit(outcome["error"]["message"])
-    return {"seconds": outcome["seconds"], "bytes": outcome["bytes"], "route": outcome["route_why"], "wrong": 0}
+@dataclass(frozen=True)
+class Command:
+    """The command, a process for each load: how it is shown, the route that it is asked for, its states."""
+
+    title: str
+    route: str
+    states: tuple
 
 
-def onehop_verifies(program, path, route):
-    """Whether a load that compares every byte in GPU memory with the files finds them the same."""
-    command = [program, "load", path, "--route", route, "--verify", "--json"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    return run.returncode == 0 and json.loads(run.stdout)["verified"] is True
+COMMANDS = {
+    "program": Command("onehop load", "auto", MEMORY + DISK),
+    "cufile": Command("onehop load --route cufile", "cufile", ("tmpfs",)),
+}
+ALL = {**COMMANDS, **LOADERS}

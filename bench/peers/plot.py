@@ -1,96 +1,104 @@
-"""Draws what run.py measured: a panel for each state, two bars for each loader (first and second load), and the limit.
+"""Draws what run.py measured. For each state two panels: GB/s of first and later loads of the Python loaders, which have
+the same clock, and seconds of a whole process until the first load's last byte, the command's too. A bar is a median; a
+line across it goes from the lowest to the highest sample.
 
     python3 plot.py results.json loaders.svg
 """
 
 import html
-import json
-import statistics
 import sys
 
-NAMES = {
-    "program": "onehop load",
-    "cufile": "onehop load --route cufile",
-    "onehop": "onehop.torch.load_file",
-    "instanttensor": "InstantTensor",
-    "kvikio": "KvikIO, raw read",
-    "kvikio-direct": "KvikIO, past the cache",
-    "fastsafetensors": "fastsafetensors",
-    "fastsafetensors-cached": "fastsafetensors, cached",
-    "runai": "Run:ai streamer",
-    "safetensors": "safetensors",
-}
-STATES = {"tmpfs": "tmpfs", "cached": "page cache", "cold": "cold disk"}
-WIDTH, LEFT, RIGHT, BAR, GAP, TOP, FOOT = 760, 190, 96, 11, 12, 44, 34
-STYLE = """text{font:12px system-ui,sans-serif;fill:#222}.h{font-weight:600;font-size:14px}.v{font-size:11px}.l{font-size:11px;fill:#555}
-.first{fill:#9fb8d8}.again{fill:#3f6fae}.ours .first{fill:#f0b27a}.ours .again{fill:#d3691b}.limit{stroke:#333;stroke-dasharray:4 3}.axis{stroke:#bbb}
-@media(prefers-color-scheme:dark){text{fill:#ddd}.l{fill:#aaa}.limit{stroke:#ccc}}"""
+import loaders
+import results
+
+WIDTH, LEFT, RIGHT, BAR, GAP, TOP, FOOT = 760, 212, 120, 12, 12, 44, 30
+STYLE = """text{font:12px system-ui,sans-serif;fill:#222}.h{font-weight:600;font-size:14px}.v{font-size:11px}
+.l{font-size:11px;fill:#555}.first{fill:#9fb8d8}.later{fill:#3f6fae}.ours .first{fill:#f0b27a}.ours .later{fill:#d3691b}
+.range{stroke:#222}.reference{stroke:#333;stroke-dasharray:4 3}.axis{stroke:#bbb}
+@media(prefers-color-scheme:dark){text{fill:#ddd}.l{fill:#aaa}.reference,.range{stroke:#ccc}}"""
+SHADES = ("first", "later")
 
 
-def figures(result):
-    """GB/s of the first load and the median of the later ones; or why there are none."""
-    if "error" in result:
-        return None, result["error"]
-    if any(row.get("wrong") for row in result["loads"]):
-        return None, "wrong bytes"
-    rates = [row["bytes"] / row["seconds"] / 1e9 for row in result["loads"]]
-    return (rates[0], statistics.median(rates[1:]) if rates[1:] else None), None
+def step_of(most):
+    """A round number of which at most seven reach so far."""
+    return next(s for s in (10.0**e * m for e in range(-3, 6) for m in (1, 2, 5)) if most / s <= 7)
 
 
-def limit(state, limits):
-    """What no loader can be faster than, and its name: cold, a second disk reads as fast as it likes, so this one is a measure only."""
-    if state == "cold":
-        return limits.get("disk"), "O_DIRECT, " + limits.get("disk_by", "16 threads")
-    return limits.get("copy_engine"), "copy engine"
-
-
-def panel(state, top):
-    """A panel's SVG, and its height."""
-    rows = [(name, *figures(result)) for name, result in state["loaders"].items()]
-    bound, bound_name = limit(state["state"], state["limits"])
-    most = max([bound or 0] + [rate for _, rates, _ in rows if rates for rate in rates if rate])
-    step = next((s for s in (0.5, 1, 2, 5, 10, 20, 50, 100) if most / s <= 7), 200)
-    scale = (WIDTH - LEFT - RIGHT) / most
-    bottom = top + TOP + len(rows) * (2 * BAR + GAP)
-    out = [f'<text class="h" x="12" y="{top + 18}">{STATES[state["state"]]}, GB/s</text>']
-    for i in range(int(most / step) + 1):
+def panel(title, rows, reference, digits, top):
+    """A panel's SVG and its height. A row is a name, a title and up to two numbers; a reference a name and a rate."""
+    most = max([number.high for _, _, numbers in rows for number in numbers if number] + [reference[1] if reference else 0])
+    step, scale = step_of(most), (WIDTH - LEFT - RIGHT) / most
+    bottom = top + TOP + sum(BAR * len(numbers) + GAP for _, _, numbers in rows)
+    out = [f'<text class="h" x="12" y="{top + 18}">{html.escape(title)}</text>']
+    for i in range(int(most / step + 1e-9) + 1):
         x = LEFT + i * step * scale
         out.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{top + TOP - 6}" y2="{bottom - GAP + 4}"/>')
         out.append(f'<text class="l" x="{x:.1f}" y="{bottom + 8}" text-anchor="middle">{i * step:g}</text>')
-    for i, (name, rates, why) in enumerate(rows):
-        y = top + TOP + i * (2 * BAR + GAP)
-        own = ' class="ours"' if name in ("program", "cufile", "onehop") else ""
-        out.append(f'<g{own}><text x="{LEFT - 8}" y="{y + BAR + 4}" text-anchor="end">{NAMES[name]}</text>')
-        if rates is None:
-            out.append(f'<text class="l" x="{LEFT + 4}" y="{y + BAR + 4}">{html.escape(why[:70])}</text>')
-        for j, (kind, rate) in enumerate(zip(("first", "again"), rates or ())):
-            if rate is not None:
-                at = y + j * BAR
-                out.append(f'<rect class="{kind}" x="{LEFT}" y="{at}" width="{rate * scale:.1f}" height="{BAR - 1}"/>')
-                out.append(f'<text class="v" x="{LEFT + rate * scale + 5:.1f}" y="{at + BAR - 2}">{rate:.1f}</text>')
+    y = top + TOP
+    for name, shown, numbers in rows:
+        own = ' class="ours"' if loaders.ALL[name].title.startswith("onehop") else ""
+        middle = y + BAR * len(numbers) / 2 + 4
+        out.append(f'<g{own}><text x="{LEFT - 8}" y="{middle}" text-anchor="end">{html.escape(shown)}</text>')
+        for shade, number in zip(SHADES, numbers):
+            if number:
+                end, line = LEFT + number.high * scale, y + (BAR - 1) / 2
+                out.append(f'<rect class="{shade}" x="{LEFT}" y="{y}" width="{number.median * scale:.1f}" height="{BAR - 1}"/>')
+                out.append(
+                    f'<line class="range" x1="{LEFT + number.low * scale:.1f}" x2="{end:.1f}" y1="{line}" y2="{line}"/>'
+                )
+                words = f"{number.median:.{digits}f}, n = {number.samples}"
+                out.append(f'<text class="v" x="{end + 5:.1f}" y="{y + BAR - 2}">{words}</text>')
+            y += BAR
         out.append("</g>")
-    if bound:
-        x = LEFT + bound * scale
-        out.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{top + TOP - 10}" y2="{bottom - GAP + 4}"/>')
-        out.append(f'<text class="l" x="{min(x, WIDTH - 8):.1f}" y="{top + TOP - 14}" text-anchor="end">{bound_name} {bound:.1f}</text>')
+        y += GAP
+    if reference:
+        x = LEFT + reference[1] * scale
+        out.append(f'<line class="reference" x1="{x:.1f}" x2="{x:.1f}" y1="{top + TOP - 10}" y2="{bottom - GAP + 4}"/>')
+        words = f"{reference[0]} {reference[1]:.1f}"
+        out.append(f'<text class="l" x="{min(x + 4, WIDTH - 8):.1f}" y="{top + TOP - 14}" text-anchor="end">{words}</text>')
     return out, bottom - top + FOOT
 
 
-def draw(results):
+def panels(state, references, found):
+    """The two panels of a state: title, rows, reference, digits. A loader without a number has no row."""
+    bound = references.get("disk" if state == "cold" else "copy_engine")
+    name = "O_DIRECT reads" if state == "cold" else "copy engine"
+    alike = [(o.name, o.title, (o.first, o.later)) for o in found if o.name in loaders.LOADERS and o.first]
+    whole = sorted((o for o in found if o.whole), key=lambda o: o.whole.median)
+    shown = results.STATES[state]
+    both = []
+    if alike:
+        reference = (name, bound.median) if bound else None
+        both.append((f"{shown}: GB/s of a load, imports and CUDA's start before the clock", alike, reference, 1))
+    if whole:
+        rows = [(o.name, o.title, (o.whole,)) for o in whole]
+        both.append((f"{shown}: seconds from the start of the process to the last byte", rows, None, 2))
+    return both
+
+
+def draw(document, states):
     height, body = 8, []
-    for state in results["states"]:
-        more, taken = panel(state, height)
-        body += more
-        height += taken
-    body.append(f'<text class="l" x="12" y="{height + 4}">light: first load in a fresh process; dark: the later ones; seconds from when CUDA is up</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 16}" width="{WIDTH}" height="{height + 16}" role="img">'
+    for state, (references, found) in states.items():
+        for one in panels(state, references, found):
+            more, taken = panel(*one, height)
+            body += more
+            height += taken
+    c = document["conditions"]
+    words = [
+        "light: first load in a fresh process; dark: later loads in it; bars are medians, lines go from lowest to highest",
+        f"{c['gpu'].split(',')[0]}, {c['cpus']} CPUs, {c['date'][:10]}, onehop {c['commit'][:7]}",
+    ]
+    for line in words:
+        body.append(f'<text class="l" x="12" y="{height + 4}">{html.escape(line)}</text>')
+        height += 16
+    size = f'viewBox="0 0 {WIDTH} {height + 4}" width="{WIDTH}" height="{height + 4}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([head, f"<title>Model loaders beside each other</title><style>{STYLE}</style>", *body, "</svg>\n"])
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    with open(sys.argv[1]) as file:
-        drawn = draw(json.load(file))
+    drawn = draw(*results.load(sys.argv[1]))
     with open(sys.argv[2], "w") as file:
         file.write(drawn)

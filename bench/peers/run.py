@@ -1,100 +1,215 @@
-"""Measures model loaders beside each other on one GPU: each in a fresh process, first and second load, every byte checked.
+"""Measures model loaders beside each other on one GPU, every byte of every timed load checked.
 
     python3 run.py --program target/release/onehop --tmpfs /dev/shm/model --disk /data/model --out results.json
 
-The models are directories of safetensors files (crates/load/examples/make_model makes them). States: "tmpfs" is the model of
---tmpfs; "cached" and "cold" are the model of --disk after it was read once, and after the kernel was asked to forget it before every
-load. Time counts from when CUDA is up until the last tensor is in GPU memory. Loaders that are not installed are named with the reason.
+The models are directories of safetensors files (crates/load/examples/make_model makes them). States: "tmpfs" is the
+model of --tmpfs; "cached" and "cold" are the model of --disk with all of its pages in the page cache, and with none:
+mincore(2) is asked before every load. Each loader has a process of its own in each round, in random order. Its clock
+begins with everything imported and CUDA up and ends when the last tensor is in GPU memory; the time from the start of
+the process is taken beside. The command has a process for each load and a clock of its own; its whole process counts
+until its exit. Needs torch, and google-crc32c for the command. Loaders that cannot run are named with the reason.
 """
 
 import argparse
+import datetime
 import json
 import os
 import platform
+import random
 import subprocess
 import sys
+import time
+
+import digest
+import gpu
+import loaders
+import pages
+import results
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOADERS = ["program", "cufile", "onehop", "instanttensor", "kvikio", "kvikio-direct"]
-LOADERS += ["fastsafetensors", "fastsafetensors-cached", "runai", "safetensors"]
 
 
-def child(args, timeout):
-    command = [sys.executable, os.path.join(HERE, "measure.py"), *args]
+class Failed(Exception):
+    """A process of the measurement failed."""
+
+
+def last_line(command, timeout):
+    """Runs a command whose last line is JSON; gives that, when it was started and how long it took."""
+    started = time.monotonic()
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {timeout} s"}
-    if run.returncode:
-        lines = run.stderr.strip().splitlines()
-        return {"error": lines[-1] if lines else f"exit {run.returncode}"}
+        raise Failed(f"no answer within {timeout} s") from None
+    took = time.monotonic() - started
     lines = run.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if lines else None
+    if run.returncode:
+        said = run.stderr.strip().splitlines()
+        raise Failed(said[-1] if said else f"exit {run.returncode}")
+    return json.loads(lines[-1]), took
 
 
-def needed(*args):
-    """What nothing can be said without."""
-    answer = child(args, 600)
-    if answer and "error" in answer:
-        sys.exit(f"{args[0]}: {answer['error']}")
-    return answer
+def child(args, timeout):
+    # The time is taken as late as can be: what comes before belongs to nobody's load.
+    command = [sys.executable, os.path.join(HERE, "measure.py"), *args]
+    return last_line([*command, "--started", repr(time.monotonic())], timeout)[0]
 
 
-def rates(result):
-    if "error" in result:
-        return result["error"][:90]
-    wrong = [row.get("first_wrong") for row in result["loads"] if row.get("wrong")]
-    if wrong:
-        return f"WRONG BYTES, first in {wrong[0]}: no figure"
-    return "  ".join(f"{row['bytes'] / row['seconds'] / 1e9:6.2f}" for row in result["loads"])
+def of_program(program, args, timeout):
+    """What the command says, with --json: one document of many lines."""
+    started = time.monotonic()
+    try:
+        run = subprocess.run([program, *args, "--json"], capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"no answer within {timeout} s") from None
+    took = time.monotonic() - started
+    document = json.loads(run.stdout)
+    if run.returncode:
+        raise Failed(document["error"]["message"])
+    return document, took
 
 
-def main():
+def measured_loader(name, model, state, args, expected):
+    more = ["--state", state, "--loads", str(args.loads), "--expected", expected]
+    files = pages.model_files(model)
+    gpu.overwrite_free_memory()
+    resident = pages.prepare(files, state)
+    found = child([name, model, *more], args.timeout)
+    found["loads"][0]["resident"] = resident
+    return found
+
+
+def measured_command(name, model, state, args, wanted):
+    """The same number of loads, each in a process of its own."""
+    files, rows = pages.model_files(model), []
+    route = loaders.COMMANDS[name].route
+    for _ in range(args.loads):
+        gpu.overwrite_free_memory()
+        resident = pages.prepare(files, state)
+        outcome, took = of_program(args.program, ["load", model, "--route", route, *args.device], args.timeout)
+        same = outcome["crc32c"] == wanted
+        row = {"seconds": outcome["seconds"], "whole_seconds": took, "bytes": outcome["bytes"], "resident": resident}
+        row |= {"wrong": 0 if same else 1, "first_wrong": [] if same else ["the checksum of all tensors"]}
+        rows.append(row | {"route": outcome["route"], "why": outcome["route_why"]})
+    return {"loads": rows, "version": args.version}
+
+
+def git(*words):
+    run = subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True)
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def conditions(args):
+    """What someone needs to judge the run, and to repeat it."""
+    commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    with open("/proc/cpuinfo") as info:
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    with open("/proc/meminfo") as info:
+        memory = info.readline().split()[1]
+    return {
+        "commit": args.commit or (commit and commit + (" with changes" if changed else "")) or "unknown",
+        "onehop": args.version,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
+        "seed": args.seed,
+        "cpu": names[0] if names else "unknown",
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_kib": int(memory),
+        "gpu": gpu.describe(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def tell(state, model, found):
+    disk = ""
+    if "disk" in found:
+        disk = f", the disk past the page cache {found['disk']:.2f} GB/s by {found['disk_by']}"
+    elif "disk_error" in found:
+        disk = f", no reads past the page cache: {found['disk_error']}"
+    print(f"\n{state}: {model}; reference: the copy engine {found['copy_engine']:.2f} GB/s{disk}", flush=True)
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", required=True, help="the onehop binary")
     parser.add_argument("--tmpfs", help="a model's directory in tmpfs")
     parser.add_argument("--disk", help="a model's directory on a disk")
     parser.add_argument("--out", required=True)
-    parser.add_argument("--loads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=LOADERS, choices=LOADERS)
-    parser.add_argument("--states", nargs="*", default=["tmpfs", "cached", "cold"])
-    parser.add_argument("--rounds", type=int, default=1, help="of all loaders in all states; a disk's speed changes by the minute")
+    parser.add_argument("--loads", type=int, default=3, help="of a process; of the command as many processes")
+    parser.add_argument("--only", nargs="*", choices=list(loaders.ALL), help="also in states not its own")
+    parser.add_argument("--states", nargs="*", default=list(results.STATES), choices=list(results.STATES))
+    parser.add_argument("--rounds", type=int, default=2, help="of all loaders in all states")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of the order")
     parser.add_argument("--timeout", type=int, default=90, help="seconds of one process")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no loader begins")
+    parser.add_argument("--commit", help="of the onehop that is measured; without it that of this checkout")
+    parser.add_argument("--gpu", help="for `onehop load -g`; the Python loaders use the first GPU")
     args = parser.parse_args()
-    states = [("tmpfs", args.tmpfs)] if args.tmpfs else []
-    states += [("cached", args.disk), ("cold", args.disk)] if args.disk else []
-    states = [state for state in states if state[0] in args.states]
-    results = {"machine": {"kernel": platform.release(), "processors": len(os.sched_getaffinity(0))}, "states": []}
-    wanted, told = args.out + ".expected", None
-    for turn, (state, model) in enumerate(states * args.rounds):
-        # Whoever goes first finds the disk as nobody else does: each round begins with another.
-        first = turn // len(states) % len(args.only)
-        if model != told:
-            with open(wanted, "w") as out:
-                json.dump(needed("expected", model), out)
-            told = model
-        needed("drop" if state == "cold" else "read", model)
-        limits = needed("ceilings", model, *(["--cold"] if state == "cold" else []))
-        disk = ""
-        if "disk" in limits:
-            disk = f", disk past the cache {limits['disk']} GB/s by {limits['disk_by']} of {limits['disks']}"
-        elif "disk_error" in limits:
-            disk = f", no reads past the cache: {limits['disk_error']}"
-        print(f"\n{state}: {model}; copy engine {limits['copy_engine']} GB/s{disk}", flush=True)
-        rows = {}
-        for loader in args.only[first:] + args.only[:first]:
-            more = ["--expected", wanted, "--program", args.program, "--loads", str(args.loads)]
-            more += ["--cold"] if state == "cold" else []
-            if state == "cached":
-                needed("read", model)
-            rows[loader] = child([loader, model, *more], args.timeout)
-            print(f"  {loader:16} {rows[loader].get('version', ''):10} GB/s: {rates(rows[loader])}", flush=True)
-        results["states"].append({"state": state, "model": os.path.basename(model), "limits": limits, "loaders": rows})
-        with open(args.out, "w") as out:
-            json.dump(results, out, indent=1)
-    if told:
-        os.remove(wanted)
+    args.device = ["-g", args.gpu] if args.gpu else []
+    args.version = subprocess.run([args.program, "--version"], capture_output=True, text=True).stdout.strip()
+    return args
+
+
+def prepared(model, args, expected):
+    """Writes what every loader has to bring into a file; gives the checksum of the command, or why there is none."""
+    with open(expected, "w") as out:
+        json.dump(child(["expected", model], 600), out)
+    try:
+        plan, _ = of_program(args.program, ["load", model, "--plan", *args.device], 60)
+        return digest.crc32c(pages.model_files(model), [tensor["name"] for tensor in plan["arena"]])
+    except (Failed, ImportError, ValueError) as error:
+        return error
+
+
+def measured(name, model, state, args, expected, crc):
+    try:
+        if name in loaders.LOADERS:
+            return measured_loader(name, model, state, args, expected)
+        if isinstance(crc, Exception):
+            raise Failed(f"no checksum to compare with: {crc}")
+        return measured_command(name, model, state, args, crc)
+    except (Failed, pages.NotPrepared, gpu.GpuError, OSError) as error:
+        return {"error": str(error)}
+
+
+def save(document, path):
+    with open(path, "w") as out:
+        json.dump(document, out, indent=1)
+
+
+def main():
+    args = parse()
+    began = time.monotonic()
+    places = {"tmpfs": args.tmpfs, "cached": args.disk, "cold": args.disk}
+    states = [(state, places[state]) for state in args.states if places[state]]
+    order = random.Random(args.seed)
+    document = {"onehop_peers": results.VERSION, "conditions": conditions(args), "runs": []}
+    print(json.dumps(document["conditions"], indent=1), flush=True)
+    known = {}
+    for turn in range(args.rounds):
+        for state, model in order.sample(states, len(states)):
+            if model not in known:
+                expected = f"{args.out}.expected-{len(known)}"
+                known[model] = (expected, prepared(model, args, expected))
+            found = child(["references", model, "--state", state, "--seed", str(order.randrange(1 << 32))], 300)
+            tell(state, model, found)
+            names = args.only or [name for name, loader in loaders.ALL.items() if state in loader.states]
+            run = {"round": turn, "state": state, "references": found, "loaders": {}}
+            document["runs"].append(run)
+            for name in order.sample(names, len(names)):
+                if time.monotonic() - began > args.budget:
+                    print(f"  {name}: not run, --budget is over", flush=True)
+                    continue
+                one = run["loaders"][name] = measured(name, model, state, args, *known[model])
+                print(f"  {name:24} {one.get('version', ''):12} {results.told(one)}", flush=True)
+                save(document, args.out)
+            save(document, args.out)
+    for expected, _ in known.values():
+        os.remove(expected)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (Failed, pages.NotPrepared) as error:
+        sys.exit(f"{error}")
