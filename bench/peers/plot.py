@@ -11,7 +11,7 @@ import sys
 import loaders
 import results
 
-WIDTH, LEFT, RIGHT, BAR, GAP, TOP, FOOT = 760, 212, 120, 12, 12, 44, 30
+WIDTH, LEFT, RIGHT, BAR, GAP, TOP, FOOT = 760, 212, 104, 12, 12, 44, 30
 STYLE = """text{font:12px system-ui,sans-serif;fill:#222}.h{font-weight:600;font-size:14px}.v{font-size:11px}
 .l{font-size:11px;fill:#555}.first{fill:#9fb8d8}.later{fill:#3f6fae}.ours .first{fill:#f0b27a}.ours .later{fill:#d3691b}
 .range{stroke:#222}.reference{stroke:#333;stroke-dasharray:4 3}.axis{stroke:#bbb}
@@ -47,7 +47,7 @@ def panel(title, rows, reference, digits, top):
                     f'<line class="range" x1="{LEFT + number.low * scale:.1f}" x2="{end:.1f}" y1="{line}" y2="{line}"/>'
                 )
                 words = f"{number.median:.{digits}f}, n = {number.samples}"
-                out.append(f'<text class="v" x="{end + 5:.1f}" y="{y + BAR - 2}">{words}</text>')
+                out.append(f'<text class="v" x="{WIDTH - 12}" y="{y + BAR - 2}" text-anchor="end">{words}</text>')
             y += BAR
         out.append("</g>")
         y += GAP
@@ -72,7 +72,7 @@ def panels(state, references, found):
         both.append((f"{shown}: GB/s of a load, imports and CUDA's start before the clock", alike, reference, 1))
     if whole:
         rows = [(o.name, o.title, (o.whole,)) for o in whole]
-        both.append((f"{shown}: seconds from the start of the process to the last byte", rows, None, 2))
+        both.append((f"{shown}: seconds from the start of the process to the last byte (the command: to its exit)", rows, None, 2))
     return both
 
 
