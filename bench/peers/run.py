@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import random
+import re
 import subprocess
 import sys
 import time
@@ -93,20 +94,20 @@ def measured_command(name, model, state, args, wanted):
     return {"loads": rows, "version": args.version}
 
 
-def git(*words):
-    run = subprocess.run(["git", "-C", HERE, *words], capture_output=True, text=True)
-    return run.stdout.strip() if run.returncode == 0 else None
+def commit_of(version):
+    """The commit in what `onehop --version` says: that of the program which is measured, not of this checkout."""
+    found = re.search(r"\(([0-9a-f]{7,40})\b", version)
+    return found[1] if found else "unknown"
 
 
 def conditions(args):
     """What someone needs to judge the run, and to repeat it."""
-    commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
     with open("/proc/cpuinfo") as info:
         names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
     with open("/proc/meminfo") as info:
         memory = info.readline().split()[1]
     return {
-        "commit": args.commit or (commit and commit + (" with changes" if changed else "")) or "unknown",
+        "commit": args.commit or commit_of(args.version),
         "onehop": args.version,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join([os.path.basename(sys.executable), *sys.argv]),
@@ -142,7 +143,7 @@ def parse():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of the order")
     parser.add_argument("--timeout", type=int, default=90, help="seconds of one process")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no loader begins")
-    parser.add_argument("--commit", help="of the onehop that is measured; without it that of this checkout")
+    parser.add_argument("--commit", help="of the onehop that is measured; without it what `onehop --version` says")
     parser.add_argument("--gpu", help="for `onehop load -g`; the Python loaders use the first GPU")
     args = parser.parse_args()
     args.device = ["-g", args.gpu] if args.gpu else []

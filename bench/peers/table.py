@@ -38,10 +38,8 @@ def gib(count_):
 
 def conditions(document, raw):
     c = document["conditions"]
-    short = c["commit"][:7] if len(c["commit"].split()[0]) == 40 else c["commit"]
-    changed = ", with changes" if c["commit"].endswith("with changes") else ""
     lines = [
-        f"**Commit:** {short}{changed} ({c['onehop']}). **Date:** {c['date']}.",
+        f"**Commit:** {c['commit'][:7]}. **Date:** {c['date']}.",
         f"**Machine:** {c['gpu']}; {c['cpus']} CPUs ({c['cpu']}), {gib(c['memory_kib'] << 10)}, Linux {c['kernel']}.",
         f"**Command:** `{c['command']}`",
         f"**Order:** random, seed {c['seed']}.",

@@ -221,6 +221,10 @@ class WholeRun(unittest.TestCase):
             if what in loaders.ALL:
                 self.assertEqual(asked[i - 1], "overwritten", asked)
 
+    def test_the_commit_is_that_of_the_program(self):
+        self.assertEqual(run.commit_of("onehop 0.1.0 (108e80b8ddec)"), "108e80b8ddec")
+        self.assertEqual(run.commit_of("onehop 0.1.0"), "unknown")
+
     def test_the_order_is_random_and_the_seed_repeats_it(self):
         orders = [[list(one["loaders"]) for one in self.run_with(["--seed", seed])[0]["runs"]] for seed in "556"]
         self.assertEqual(orders[0], orders[1])
@@ -272,7 +276,7 @@ class Shown(unittest.TestCase):
     def test_the_table_says_everything(self):
         text = table.write(self.document, self.states, "history/raw/x.json")
         for words in (
-            "ccccccc (onehop 0.1)",
+            "**Commit:** ccccccc.",
             "2026-11-25 12:00 UTC",
             "`python3 run.py`",
             "seed 7",

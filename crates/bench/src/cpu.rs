@@ -192,7 +192,7 @@ impl CpuQueue {
 }
 
 /// What the null controller by itself takes for a command, in nanoseconds, when it gets batches of this depth: the median
-/// of [`CEILINGS`] measurements.
+/// of five measurements.
 ///
 /// # Errors
 /// When there is no memory for its queues.

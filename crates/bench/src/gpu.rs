@@ -122,7 +122,7 @@ impl GpuBench {
     }
 
     /// What the null controller by itself answers with so many queues, commands per second: the best of
-    /// [`CEILINGS`] measurements. A reference: a queue that is kept full may come a little above it.
+    /// three measurements. A reference: a queue that is kept full may come a little above it.
     ///
     /// # Errors
     /// When the GPU fails.
