@@ -66,6 +66,17 @@ fn the_four_snippets() {
 }
 
 #[test]
+fn every_round_of_a_rate_is_compared() {
+    let Some(bed) = Bed::start() else { return };
+    let Some(program) = compile("examples/3fs/gpu_rate.c") else { return };
+    let mut rate = command(&program);
+    rate.arg(bed.mount()).arg(bed.file()).args(["6000011", "0", "3"]);
+    let said = run(rate);
+    assert_eq!(said.matches("round ").count(), 3, "{said}");
+    assert!(said.ends_with("every byte of every round is right\n"), "{said}");
+}
+
+#[test]
 fn as_fio_does() {
     let Some(bed) = Bed::start() else { return };
     let Some(program) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
