@@ -149,7 +149,7 @@ mod tests {
         assert_eq!((all.per_mille(990), all.per_mille(999)), (Some(9900.0), Some(9990.0)));
         assert_eq!((all.median(), all.mean(), all.count()), (Some(5000.5), 5000.5, 10_000));
         // What is added later counts, too.
-        all.append(&mut of([0; 10_000]));
+        all.append(&mut of(std::iter::repeat_n(0, 10_000)));
         assert_eq!(all.median(), Some(0.5));
         assert_eq!(all.per_mille(990), Some(9800.0));
     }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn long_latencies_are_not_clipped() {
         let long = u64::from(u32::MAX) * 8;
-        assert_eq!(of([long; 2000]).per_mille(990), Some(long as f64));
+        assert_eq!(of(std::iter::repeat_n(long, 2000)).per_mille(990), Some(long as f64));
         assert_eq!(of([long; 2]).mean(), long as f64);
     }
 }
