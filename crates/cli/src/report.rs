@@ -70,7 +70,25 @@ trait Streamed {
 
 impl<T: Serialize> Streamed for T {
     fn write(&self, out: &mut dyn Write) -> serde_json::Result<()> {
-        serde_json::to_writer_pretty(out, self)
+        serde_json::to_writer_pretty(out, &Versioned::new(self))
+    }
+}
+
+/// The version of all documents: fields may be added to it, and none is removed or changed.
+const SCHEMA: u32 = 1;
+
+/// A document with its version.
+#[derive(Serialize)]
+pub(crate) struct Versioned<'a, T> {
+    schema: u32,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+impl<'a, T> Versioned<'a, T> {
+    /// The document in today's version.
+    pub(crate) fn new(document: &'a T) -> Self {
+        Self { schema: SCHEMA, document }
     }
 }
 
@@ -84,7 +102,7 @@ pub(crate) struct Report {
 impl Report {
     /// A command that did what it was asked.
     pub(crate) fn new(document: impl Serialize, text: Text) -> Result<Self> {
-        let document = serde_json::to_value(document)
+        let document = serde_json::to_value(Versioned::new(&document))
             .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
         Ok(Self { document: Document::Whole(document), text, failure: None })
     }
@@ -129,7 +147,7 @@ pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
 /// Prints the document of an error.
 pub(crate) fn print_error_document(error: &CliError) {
     // It stands on stderr, too.
-    let _ = print_document(&json!({ "error": error.document() }));
+    let _ = print_document(&json!(Versioned::new(&json!({ "error": error.document() }))));
 }
 
 fn print_document(document: &Value) -> Result<()> {

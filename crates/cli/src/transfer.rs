@@ -153,7 +153,7 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
 fn trouble(outcome: &TransferOutcome) -> String {
     let mut words = units::count(outcome.retries, "retry").replace("retrys", "retries");
     for incident in &outcome.incidents {
-        words.push_str(&format!("; {} was mended by {}", incident.cause, incident.by));
+        words.push_str(&format!("; {} was recovered by {}", incident.cause, incident.by));
     }
     words
 }

@@ -149,7 +149,7 @@ fn document(drive: &Drive) -> Value {
         "capacity_bytes": number(view.tnvmcap()),
         "max_transfer_bytes": identity.max_transfer,
         "mdts": view.mdts(),
-        "queues": identity.queues,
+        "queue_count": identity.queues,
         "queue_entries": u32::from(cap.mqes_z()) + 1,
         "doorbell_stride_bytes": 4u64 << cap.dstrd(),
         "page_min_bytes": 4096u64 << cap.mpsmin(),

@@ -65,7 +65,7 @@ fn shells_can_complete_every_command() {
 fn every_command_has_a_manual_page() {
     let folder = std::env::temp_dir().join(format!("onehop-man-{}", std::process::id()));
     let document = succeed(&["man", folder.to_str().unwrap()]);
-    let files: Vec<_> = document["files"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
+    let files: Vec<_> = document["pages"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
     let mut there: Vec<_> =
         std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     there.retain(|name| !name.contains("help"));

@@ -19,7 +19,7 @@ fn identify_tells_who_and_what() {
         ("model", "\"Thing\""),
         ("version", "\"1.4\""),
         ("max_transfer_bytes", "32768"),
-        ("queues", "5"),
+        ("queue_count", "5"),
         ("queue_entries", "64"),
         ("doorbell_stride_bytes", "16"),
         ("cmb", "true"),

@@ -91,7 +91,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 const IO_URING_SETUP: &str = "425";
 const IO_URING_REGISTER: &str = "427";
 
-/// Loads a model past the page cache without a system call; gives the account of the ways, or skips it.
+/// Loads a model past the page cache without a system call; gives the account of its reads, or skips it.
 fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
@@ -115,21 +115,21 @@ fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     assert_eq!(loaded["verified"], json!(true), "{loaded:#}");
     assert_eq!((&loaded["route"], &loaded["crc32c"]), (&json!("cpu/pinned"), &json!(format!("{crc:08x}"))));
     assert!(loaded["route_why"].as_str().unwrap().contains("asked for"), "{loaded:#}");
-    Some(loaded["ways"].clone())
+    Some(loaded["io"].clone())
 }
 
 #[test]
 fn without_io_uring_the_disk_is_read_all_the_same() {
-    let Some(ways) = past_the_cache_without(IO_URING_SETUP) else { return };
-    assert!(ways["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{ways:#}");
-    assert_eq!(ways["why_unregistered"], json!(null));
+    let Some(io) = past_the_cache_without(IO_URING_SETUP) else { return };
+    assert!(io["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{io:#}");
+    assert_eq!(io["why_unregistered"], json!(null));
 }
 
 #[test]
 fn memory_that_io_uring_does_not_register_is_told_of() {
-    let Some(ways) = past_the_cache_without(IO_URING_REGISTER) else { return };
-    assert!(ways["why_unregistered"].as_str().unwrap().contains("not permitted"), "{ways:#}");
-    assert_eq!(ways["why_calls"], json!(null));
+    let Some(io) = past_the_cache_without(IO_URING_REGISTER) else { return };
+    assert!(io["why_unregistered"].as_str().unwrap().contains("not permitted"), "{io:#}");
+    assert_eq!(io["why_calls"], json!(null));
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn files_of_this_machine_are_read_whatever_they_hold() {
     assert!(std::fs::read(&out).unwrap() == data);
     assert_eq!(read["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&data))));
     let by_one = succeed(&["read", &file, "-g", "emu", "--threads", "1", "--route", "cpu/cached"]);
-    assert_eq!(by_one["ways"]["threads"], json!(1));
+    assert_eq!(by_one["io"]["threads"], json!(1));
     refuse(&["read", &file, "-g", "emu", "--threads", "257"], 2, "256");
     refuse(&["read", &file, "-g", "emu", "--nsid", "2"], 2, "cannot be used with");
     let part = [
