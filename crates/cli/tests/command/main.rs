@@ -12,6 +12,8 @@ mod mounted;
 mod owned;
 mod refusals;
 mod run;
+mod reports;
+mod schemas;
 mod sdr;
 mod see;
 mod serve;
