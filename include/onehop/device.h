@@ -1,7 +1,7 @@
 /*
  * Functions for GPU kernels that read and write an NVMe drive themselves.
  *
- * The host creates a queue and exports it to kernels (onehop_lend in onehop.h, or onehop_drive::GpuQueues::lend in Rust). A
+ * The host creates a queue and exports it to kernels (onehop_lend in onehop.h, or onehop_drive::GpuQueues::export in Rust). A
  * kernel gets the queue's address in GPU memory. Link the functions with your kernels: they are in the library's PTX
  * (onehop_library_ptx, crates/device/ptx/library.ptx). docs/gpu-kernels.md has examples for CUDA C++, Numba and Rust.
  *

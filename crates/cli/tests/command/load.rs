@@ -295,10 +295,14 @@ fn a_directory_of_several_models_is_refused() {
         model(&dir.path().join(format!("{name}.safetensors")), &[(name, 100)], 1);
     }
     let load = ["load", text(dir.path()), "-g", "emu"];
-    refuse(&load, 1, "(consolidated.safetensors, model.safetensors); name those of one model");
+    refuse(&load, 2, "(consolidated.safetensors, model.safetensors); name those of one model");
     let index = r#"{"weight_map":{"consolidated":"consolidated.safetensors"}}"#;
     std::fs::write(dir.path().join("consolidated.safetensors.index.json"), index).unwrap();
-    refuse(&load, 1, "(consolidated.safetensors.index.json, model.safetensors)");
+    refuse(&load, 2, "(consolidated.safetensors.index.json, model.safetensors)");
+    // The same of files that are named.
+    let twice = [text(&dir.path().join("model.safetensors")).to_owned(), dir.file("twin.safetensors")];
+    std::fs::copy(&twice[0], &twice[1]).unwrap();
+    refuse(&["load", &twice[0], &twice[1], "-g", "emu"], 2, "name the files that belong together");
 }
 
 /// Most shells allow 1024 descriptors at first, and a load takes up to three a shard.

@@ -324,7 +324,7 @@ fn a_file_whose_name_is_no_text_is_not_passed_over() {
     }
     let drive = format!("sim:{image}");
     let both = ["load", "-d", &drive, "--path", "/m", "-g", "emu"];
-    refuse(&both, 1, "need not belong together (a.safetensors, \u{fffd}.safetensors)");
+    refuse(&both, 2, "need not belong together (a.safetensors, \u{fffd}.safetensors)");
     let one = succeed(&["load", "-d", &drive, "--path", "/m/a.safetensors", "-g", "emu", "--verify"]);
     assert_eq!((&one["tensors"], &one["verified"]), (&json!(1), &json!(true)));
 }
