@@ -69,7 +69,7 @@ pub(crate) enum CliError {
     #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
     /// The same, of files of this machine, where no device was driven.
-    #[error("stopped before it was done; the memory that was filled is given back")]
+    #[error("stopped before the end; the memory that was filled is freed")]
     Stopped,
     /// The same, of a server, which has no other end.
     #[error("stopped; the socket is removed")]

@@ -188,9 +188,9 @@ fn print_text(text: &str) -> Result<()> {
 fn printed(written: std::io::Result<()>) -> Result<()> {
     match written {
         // A reader that has seen enough closes the pipe; that is no failure of ours.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::Failed(format!(
-            "what there is to say cannot be written to standard output: {error}"
-        ))),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(CliError::Failed(format!("the result cannot be written to standard output: {error}")))
+        }
         _ => Ok(()),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Files and directories of this machine, on a file system that Linux has mounted
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
-    /// A drive that onehop already drives: onehop reads its file system
+    /// A drive whose file system onehop reads itself: a PCI address such as 0000:0b:00.0, or sim:IMAGE?lba=4096
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
     drive: Option<String>,
     /// A file or directory in the drive's file system; may be given more than once

@@ -16,6 +16,7 @@ use crate::commands::Context;
 use crate::commands::bench::report::machine;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
+use crate::gpus::GpuArg;
 use crate::report::{self, Report, Text, Versioned};
 use crate::units;
 use archive::Archive;
@@ -33,9 +34,8 @@ use private::Private;
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one [default: 0, else emu]
-    #[arg(short = 'g', long = "gpu", value_name = "GPU")]
-    gpu: Option<String>,
+    #[command(flatten)]
+    gpu: GpuArg,
     /// The archive to write, which must not exist
     #[arg(long, value_name = "FILE", default_value = "onehop-report.tar.gz")]
     out: PathBuf,
@@ -81,12 +81,18 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let bytes = archive.write(&members)?;
     let mut text = Text::default();
     for step in &steps {
-        let how = step.error.as_ref().map_or("done".to_owned(), |why| format!("exit code {}: {why}", step.exit_code));
+        let how = step
+            .error
+            .as_ref()
+            .map_or("done".to_owned(), |why| format!("exit code {}: {why}", step.exit_code));
         text.row(step.name, how);
     }
     text.row("archive", format!("{}, {}", args.out.display(), units::bytes(bytes)));
     let removed = private.removed();
-    text.row("removed", units::count(removed, "name or number").replace("numbers", "numbers of this machine"));
+    text.row(
+        "removed",
+        units::count(removed, "name or number").replace("numbers", "numbers of this machine"),
+    );
     text.row("next", "read it, then attach it to a hardware report");
     let names: Vec<_> = members.iter().map(|(name, _)| name).collect();
     let document = json!({
@@ -108,8 +114,9 @@ fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
         Err(_) => {}
     }
     // Without -g the commands choose one by themselves; the emulated one is none that doctor could find.
-    let gpu: Vec<_> = args.gpu.iter().flat_map(|gpu| ["-g".to_owned(), gpu.clone()]).collect();
-    if args.gpu.as_deref().is_some_and(|gpu| !gpu.starts_with("emu")) {
+    let named = args.gpu.gpu.as_deref();
+    let gpu: Vec<_> = named.iter().flat_map(|gpu| ["-g".to_owned(), gpu.to_string()]).collect();
+    if named.is_some_and(|gpu| !gpu.starts_with("emu")) {
         about.extend(gpu.clone());
     }
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
@@ -131,8 +138,9 @@ fn step(name: &'static str, line: &[String], context: &Context) -> Result<(Step,
     report::note(&command);
     let start = Instant::now();
     let words = std::iter::once("onehop").chain(line.iter().map(String::as_str));
-    let parsed = args::Args::try_parse_from(words)
-        .map_err(|error| CliError::Usage(error.to_string().split("\n\n").next().unwrap_or_default().to_owned()))?;
+    let parsed = args::Args::try_parse_from(words).map_err(|error| {
+        CliError::Usage(error.to_string().split("\n\n").next().unwrap_or_default().to_owned())
+    })?;
     let inner = Context { stop: context.stop.clone(), json: true };
     let (document, text, failed) = match crate::run(&parsed.command, &inner) {
         Ok(report) => report.into_parts()?,

@@ -25,7 +25,10 @@ fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
     let made =
         succeed(&["map", "-d", &drive, "--path", "/llama", "--path", "/tiny.safetensors", "--out", &map]);
     let mapped = made["maps"].as_array().unwrap();
-    assert_eq!((mapped.len(), &mapped[0]["stability"], &mapped[3]["file_system"]), (4, &json!(5), &json!("ext4")));
+    assert_eq!(
+        (mapped.len(), &mapped[0]["stability"], &mapped[3]["file_system"]),
+        (4, &json!(5), &json!("ext4"))
+    );
     let llama = dir.file("only.map");
     succeed(&["map", "-d", &drive, "--path", "/llama", "--out", &llama]);
     for route in ["gpu/tier3", "gpu/tier1", "cpu/direct", "cpu/pinned"] {

@@ -15,7 +15,8 @@ fn report(dir: &Dir, name: &str, drive: &str, more: &[&str]) -> (i32, Value, BTr
     let out = dir.file(name);
     let args = [&["--json", "report", "-d", drive, "--out", &out, "--budget", "2s"], more].concat();
     let output = command(&args).env("USER", USER).env("HOME", dir.path()).output().unwrap();
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
+    let document: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
     schema::check("report", &document);
     let bytes = std::fs::read(&out).unwrap();
     assert_eq!(document["bytes"], bytes.len());
@@ -50,7 +51,15 @@ fn a_report_holds_results_and_no_names() {
     assert_eq!(code, 0, "{document:#}");
     assert!(document["removed"].as_u64().unwrap() > 3, "{document:#}");
     let names: Vec<_> = files.keys().map(String::as_str).collect();
-    for name in ["README.txt", "check-p2p.txt", "doctor.json", "identify.json", "report.json", "sweep.json", "topo.txt"] {
+    for name in [
+        "README.txt",
+        "check-p2p.txt",
+        "doctor.json",
+        "identify.json",
+        "report.json",
+        "sweep.json",
+        "topo.txt",
+    ] {
         assert!(names.contains(&name), "{name}: {names:?}");
     }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
@@ -62,9 +71,13 @@ fn a_report_holds_results_and_no_names() {
         assert!(host == "localhost" || !has_word(text, host), "{name} holds {host}: {text}");
     }
     // Every document is still one of its command, and says what it is for.
-    for (file, command) in
-        [("doctor", "doctor"), ("topo", "topo"), ("identify", "drive identify"), ("check-p2p", "drive check-p2p"), ("sweep", "bench sweep")]
-    {
+    for (file, command) in [
+        ("doctor", "doctor"),
+        ("topo", "topo"),
+        ("identify", "drive identify"),
+        ("check-p2p", "drive check-p2p"),
+        ("sweep", "bench sweep"),
+    ] {
         let document: Value = serde_json::from_str(&files[&format!("{file}.json")]).unwrap();
         schema::check(command, &document);
         assert!(document.get("error").is_none(), "{document:#}");

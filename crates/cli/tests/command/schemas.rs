@@ -18,7 +18,8 @@ fn every_command_has_a_schema() {
         let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
         let rows = list.lines().take_while(|line| !line.is_empty());
         let below = rows.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-        let below: Vec<_> = below.filter_map(|line| line.split_whitespace().next()).filter(|w| *w != "help").collect();
+        let below: Vec<_> =
+            below.filter_map(|line| line.split_whitespace().next()).filter(|w| *w != "help").collect();
         if below.is_empty() {
             all.push(words.join(" "));
         }
@@ -43,7 +44,10 @@ fn every_schema_stands_alone() {
         let text = printed.to_string();
         assert!(!text.contains("common.json"), "{name} refers to a file");
         // Both fail where a reference leads nowhere.
-        schema::check(&name, &json!({ "schema": 1, "error": { "kind": "failed", "exit_code": 1, "message": "no" } }));
+        schema::check(
+            &name,
+            &json!({ "schema": 1, "error": { "kind": "failed", "exit_code": 1, "message": "no" } }),
+        );
         assert!(!schema::is_valid(&name, &json!({})), "{name} takes anything");
         assert!(!schema::is_valid(&name, &json!({ "schema": 2 })), "{name} takes any version");
     }

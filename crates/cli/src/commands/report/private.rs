@@ -155,7 +155,8 @@ impl Private {
         for (at, found) in lower.match_indices(&secret.text) {
             let end = at + found.len();
             let (before, after) = (text[..at].chars().next_back(), text[end..].chars().next());
-            let is_word = !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric);
+            let is_word =
+                !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric);
             if secret.anywhere || is_word {
                 self.count();
                 out.push_str(&text[done..at]);
@@ -211,7 +212,8 @@ const SERIAL: &str = "[serial]";
 
 /// How long an identifier is that begins here; none where none does.
 fn id_length(bytes: &[u8]) -> Option<usize> {
-    let run = |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_hexdigit()).count();
+    let run =
+        |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_hexdigit()).count();
     let ends = |at: usize| !bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
     let uuid = {
         let (mut at, mut is) = (0, true);
@@ -256,7 +258,9 @@ mod tests {
         private.add_folder("/srv/weights/", "[mount]");
         private.add("root", "[user]");
         private.add("0000", SERIAL);
-        private.learn(&json!({ "drive": { "serial": " S6XYNS0T1 " }, "namespaces": [{ "eui64": "0000000000000000" }] }));
+        private.learn(
+            &json!({ "drive": { "serial": " S6XYNS0T1 " }, "namespaces": [{ "eui64": "0000000000000000" }] }),
+        );
         private
     }
 

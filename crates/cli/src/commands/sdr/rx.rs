@@ -65,7 +65,7 @@ pub(crate) struct Args {
 
 fn bins(text: &str) -> std::result::Result<u32, String> {
     let bins = text.parse().ok().filter(|bins: &u32| bins.is_power_of_two() && (64..=4096).contains(bins));
-    bins.ok_or_else(|| "a power of two from 64 to 4096 is wanted".into())
+    bins.ok_or_else(|| "expected a power of two from 64 to 4096".into())
 }
 
 /// What came of it.

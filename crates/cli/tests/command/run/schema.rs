@@ -78,7 +78,9 @@ fn close_one(schema: &mut Value, may_close: bool) {
     let Some(fields) = schema.as_object_mut() else { return };
     for (name, value) in fields.iter_mut() {
         match name.as_str() {
-            "properties" => value.as_object_mut().unwrap().values_mut().for_each(|field| close_one(field, true)),
+            "properties" => {
+                value.as_object_mut().unwrap().values_mut().for_each(|field| close_one(field, true))
+            }
             "items" | "additionalProperties" => close_one(value, true),
             "anyOf" => value.as_array_mut().unwrap().iter_mut().for_each(|one| close_one(one, true)),
             _ => {}
@@ -98,7 +100,9 @@ fn command_of(args: &[&str], document: &Value) -> String {
     let groups = ["bench", "drive", "sdr", "sim"];
     let name = if groups.contains(&first) { two } else { first.to_owned() };
     // What is refused before there is a command is refused alike everywhere.
-    let known = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas").join(name.replace(' ', "-") + ".json");
+    let known = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("schemas")
+        .join(name.replace(' ', "-") + ".json");
     match known.exists() {
         true if name != "common" => name,
         _ => {
