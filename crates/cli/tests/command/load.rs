@@ -6,7 +6,9 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::run::{Dir, assert_page, code, command, json, onehop, refuse, skip, stderr, stdout, succeed};
+use crate::run::{
+    Dir, assert_page, code, command, document, json, onehop, refuse, skip, stderr, stdout, succeed,
+};
 
 /// A safetensors file of bytes that are all different; gives their check sum.
 fn model(path: &Path, tensors: &[(&str, usize)], seed: u32) -> u32 {
@@ -108,7 +110,7 @@ fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     if code(&output) == 99 {
         return skipped("no seccomp filter can be set");
     }
-    let loaded: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let loaded = document("load", &output);
     if code(&output) == 1 && loaded["error"]["message"].as_str().unwrap().contains("past the page cache") {
         return skipped("a file system with O_DIRECT for the tests' directory");
     }
@@ -258,7 +260,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
     // A drive's blocks are, and it is said.
     let blocks = ["--json", "read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"];
     let output = onehop(&blocks);
-    let read: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let read = document("read", &output);
     let emulated = read["simulated"].as_array().unwrap().contains(&json!("gpu"));
     assert_eq!(
         stderr(&output).contains("warning: no GPU is used, but the emulated one"),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::load::text;
 use crate::mounted::Mounted;
 use crate::owned::{crc, image, noise, sharded};
-use crate::run::{Dir, code, command, refuse, skip, succeed};
+use crate::run::{Dir, code, command, document, refuse, skip, succeed};
 
 #[test]
 fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
@@ -151,9 +151,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
 /// What a command with arguments of any bytes does; its JSON.
 fn with_bytes(args: &[&OsStr]) -> (i32, Value) {
     let output = command(&["--json"]).args(args).output().unwrap();
-    let document =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"));
-    (code(&output), document)
+    (code(&output), document(args[0].to_str().unwrap(), &output))
 }
 
 fn args<'a>(words: &[&'a str], raw: &[&'a OsStr]) -> Vec<&'a OsStr> {

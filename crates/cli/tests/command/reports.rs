@@ -5,7 +5,7 @@ use std::io::Read;
 
 use serde_json::{Value, json};
 
-use crate::run::{Dir, code, command, refuse, schema, stderr};
+use crate::run::{Dir, code, command, document, refuse, schema};
 
 const SERIAL: &str = "PRIVATE-S6XYNS0T12";
 const USER: &str = "ada-of-the-lab";
@@ -15,9 +15,7 @@ fn report(dir: &Dir, name: &str, drive: &str, more: &[&str]) -> (i32, Value, BTr
     let out = dir.file(name);
     let args = [&["--json", "report", "-d", drive, "--out", &out, "--budget", "2s"], more].concat();
     let output = command(&args).env("USER", USER).env("HOME", dir.path()).output().unwrap();
-    let document: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
-    schema::check("report", &document);
+    let document = document("report", &output);
     let bytes = std::fs::read(&out).unwrap();
     assert_eq!(document["bytes"], bytes.len());
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(&bytes[..]));

@@ -41,6 +41,14 @@ pub fn json(args: &[&str]) -> (i32, Value) {
     (code(&output), document)
 }
 
+/// What a command that ran by itself has printed, which has to be a document of it.
+pub fn document(command: &str, output: &Output) -> Value {
+    let document =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command}: {e}: {output:?}"));
+    schema::check(command, &document);
+    document
+}
+
 /// As [`json`], and it has to succeed.
 pub fn succeed(args: &[&str]) -> Value {
     let (code, document) = json(args);

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
-use crate::run::{Dir, command, refuse};
+use crate::run::{Dir, command, document, refuse};
 
 fn first_line(child: &mut Child) -> String {
     let mut line = String::new();
@@ -17,7 +17,7 @@ fn end(child: Child) -> serde_json::Value {
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    document("target", &output)
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_connection_is_measured() {
     let more = ["--io", "randread,write", "--time", "1ms", "--transport", "tcp"];
     let output = command(&[&of[..], &more].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = document("bench target", &output);
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{report:#}");
     for row in rows {
