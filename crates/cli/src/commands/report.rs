@@ -89,10 +89,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     text.row("archive", format!("{}, {}", args.out.display(), units::bytes(bytes)));
     let removed = private.removed();
-    text.row(
-        "removed",
-        units::count(removed, "name or number").replace("numbers", "numbers of this machine"),
-    );
+    text.row("removed", format!("names and numbers of this machine, in {}", units::count(removed, "place")));
     text.row("next", "read it, then attach it to a hardware report");
     let names: Vec<_> = members.iter().map(|(name, _)| name).collect();
     let document = json!({

@@ -66,7 +66,11 @@ fn a_report_holds_results_and_no_names() {
         for secret in [SERIAL, USER, dir.path().to_str().unwrap()] {
             assert!(!text.to_lowercase().contains(&secret.to_lowercase()), "{name} holds {secret}: {text}");
         }
-        assert!(host == "localhost" || !has_word(text, host), "{name} holds {host}: {text}");
+        // A short name, such as vm, is a word of ours too.
+        assert!(
+            host.len() < 4 || host == "localhost" || !has_word(text, host),
+            "{name} holds {host}: {text}"
+        );
     }
     // Every document is still one of its command, and says what it is for.
     for (file, command) in [

@@ -21,8 +21,24 @@ const ID_FILES: [&str; 5] = [
 ];
 /// Who runs this, and for whom.
 const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "SUDO_USER"];
-/// Names that many machines have, and that say nothing.
-const COMMON_NAMES: [&str; 4] = ["root", "localhost", "localdomain", "(none)"];
+/// Fields that hold words of our own, whatever the machine is called.
+const WORDS: [&str; 8] = ["class", "direction", "group", "id", "kind", "route", "status", "verdict"];
+/// Names that many machines and users have, and that say nothing.
+const COMMON_NAMES: [&str; 13] = [
+    "root",
+    "user",
+    "ubuntu",
+    "debian",
+    "linux",
+    "localhost",
+    "localdomain",
+    "(none)",
+    "host",
+    "server",
+    "pc",
+    "vm",
+    "gpu",
+];
 /// Mount points that many machines have, and folders whose mount points belong to the system.
 const COMMON_MOUNTS: [&str; 9] = ["/", "/boot", "/efi", "/home", "/mnt", "/opt", "/srv", "/tmp", "/var"];
 const SYSTEM_MOUNTS: [&str; 7] = ["/boot/", "/dev", "/etc/", "/proc", "/run", "/sys", "/usr"];
@@ -129,6 +145,7 @@ impl Private {
                             self.count();
                             SERIAL.clone_into(text);
                         }
+                        Value::String(_) if WORDS.contains(&name.as_str()) => {}
                         value => self.clean(value),
                     }
                 }
@@ -303,11 +320,11 @@ mod tests {
     #[test]
     fn documents_are_cleaned_by_field_and_by_text() {
         let mut document = json!({
-            "serial": "SHORT", "nguid": "", "drive": "sim:/home/ada/a.img", "list": [{ "why": "ada has it" }], "count": 7,
+            "serial": "SHORT", "nguid": "", "drive": "sim:/home/ada/a.img", "list": [{ "why": "ada has it", "id": "place.ada" }], "count": 7,
         });
         private().clean(&mut document);
         let clean = json!({
-            "serial": "[serial]", "nguid": "", "drive": "sim:/home/[user]/a.img", "list": [{ "why": "[user] has it" }],
+            "serial": "[serial]", "nguid": "", "drive": "sim:/home/[user]/a.img", "list": [{ "why": "[user] has it", "id": "place.ada" }],
             "count": 7,
         });
         assert_eq!(document, clean);
