@@ -194,7 +194,8 @@ mod tests {
         assert_eq!(all.unmatched(names.iter().map(String::as_str)), None);
         assert!(!all.any("model.layers.32000.self_attn.q_proj.weight"));
         assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
-        // Far more patterns than anybody passes, on the names of a large model.
+        // Far more patterns than a frontend passes, on the names of a large model.
+        let names = &names[..8000];
         let start = std::time::Instant::now();
         let patterns: Vec<_> = (0..200).map(|i| format!("model.*.{i}.*.q_proj.weight")).collect();
         let all = NamePatterns::new(&patterns);
