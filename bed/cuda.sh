@@ -1,16 +1,15 @@
 #!/bin/bash
-# Takes the tests that drive a GPU, and the onehop binary, to a machine with one, which needs neither Rust nor CUDA's
-# toolkit nor QEMU.
+# Packs the GPU tests and the onehop binary for a machine with a GPU, which needs neither Rust, the CUDA toolkit nor QEMU.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-bed/cuda.sh pack DIR   builds the tests and the binary here, and puts them into DIR with this script, QEMU and compute-sanitizer
+bed/cuda.sh pack DIR   builds the tests and the binary, and packs them into DIR with this script, QEMU and compute-sanitizer
 DIR/cuda.sh run        on the GPU machine: runs all of it; each part has a time limit
-DIR/cuda.sh sanitize   there: every kernel under compute-sanitizer's memcheck, racecheck and synccheck, on less work
+DIR/cuda.sh sanitize   there: runs every kernel under compute-sanitizer (memcheck, racecheck, synccheck), with less work
 
-Both exit 1 if a test fails, or a transfer that should work does not; the whole log is DIR/log or DIR/sanitizer-log.
-Where there is no GPU the tests use the emulated one, or say that they were skipped.
+Both exit with 1 if a test or a required transfer fails. The log is DIR/log or DIR/sanitizer-log. Without a GPU, tests use
+the emulated one or say that they were skipped.
 TEXT
 }
 

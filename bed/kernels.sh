@@ -1,8 +1,8 @@
-# What all beds know of Linux under QEMU without KVM. Sourced by bed/run and bed/served.sh.
+# Settings for Linux under QEMU without KVM. Sourced by bed/run and bed/served.sh.
 
-# On a busy machine a kernel may take its timer or its clock for a broken one, and give up, or patch its own code, which QEMU's
-# threads do not always survive: it is not to look. The rest is a third of the boot: what a kernel does against attackers that an
-# emulated processor cannot have, tests of its own cryptography, and grace periods that nobody hurries.
+# On a busy machine a kernel may find its timer or clock broken and give up, or patch its own code, which QEMU's threads do not
+# always survive: these checks are off. So is what takes a third of the boot: mitigations that an emulated CPU does not need,
+# self-tests of cryptography, and long grace periods.
 fewer="tsc=reliable no_timer_check mitigations=off cryptomgr.notests rcupdate.rcu_expedited=1"
 
 # died_of_qemu SERIAL: whether the kernel gave up for a reason that is QEMU's, so that the guest may be booted once more: before

@@ -1,5 +1,5 @@
-# What the beds share whose guests have devices that `onehop sim serve` serves. Sourced by bed/vfio-user and bed/sdr, which
-# set bed, onehop, limit (seconds that a guest may take) and, for each guest, dir.
+# Shared by bed/vfio-user and bed/sdr, whose guests have devices that `onehop sim serve` serves. They set bed, onehop, limit
+# (a guest's time limit in seconds) and, for each guest, dir.
 
 . "$bed/kernels.sh"
 

@@ -2,8 +2,8 @@
  * usrbio with buffers in GPU memory.
  *
  * The functions that end in _gpu are those of the first proposal for 3FS, those that end in _device of the second; both do the
- * same. There is no silent way back to host memory: where a GPU buffer cannot be had, the call fails, unless the variable
- * HF3FS_GDR_FALLBACK is `host` or `auto`: then it is host memory, a line on stderr says so, and hf3fs_iov_is_gpu is false.
+ * same. There is no silent fallback to host memory: if a GPU buffer is not possible, the call fails, unless the variable
+ * HF3FS_GDR_FALLBACK is `host` or `auto`. Then the buffer is host memory, a line on stderr says so, and hf3fs_iov_is_gpu is false.
  * HF3FS_GDR_ENABLED=0 switches GPU buffers off; HF3FS_GDR_ENABLED=emulated gives the program an emulated GPU, number 0.
  */
 #pragma once
@@ -18,8 +18,8 @@ extern "C" {
 bool hf3fs_gdr_available(void);
 int hf3fs_gdr_device_count(void);
 
-/* Makes a buffer of the GPU's memory; opens one of the same user by its id; makes one of memory that the program has, which
- * may lie anywhere in its allocation. -ENODEV: no such GPU. -ENOTSUP: the daemon or the platform cannot. -ENOMEM: no memory.
+/* Creates a buffer in GPU memory; opens one of the same user by its id; wraps memory of the program, which may be anywhere in
+ * its allocation. -ENODEV: no such GPU. -ENOTSUP: the daemon or the platform cannot. -ENOMEM: no memory.
  * -ENOENT: nothing to open. */
 int hf3fs_iovcreate_gpu(struct hf3fs_iov *iov, const char *hf3fs_mount_point, size_t size, size_t block_size, int gpu_device_id);
 int hf3fs_iovopen_gpu(struct hf3fs_iov *iov, const uint8_t id[16], const char *hf3fs_mount_point, size_t size,
@@ -27,8 +27,8 @@ int hf3fs_iovopen_gpu(struct hf3fs_iov *iov, const uint8_t id[16], const char *h
 int hf3fs_iovwrap_gpu(struct hf3fs_iov *iov, void *gpu_ptr, const uint8_t id[16], const char *hf3fs_mount_point, size_t size,
                       size_t block_size, int gpu_device_id);
 
-/* Takes it from the daemon; gives it back. Memory that was wrapped stays. When the memory behind a wrapped buffer was freed,
- * hf3fs_prep_io gives -ESTALE, also where other memory has its address by now. */
+/* Removes a buffer from the daemon; frees it. Wrapped memory stays. If the memory of a wrapped buffer was freed, hf3fs_prep_io
+ * returns -ESTALE, also if other memory has its address now. */
 void hf3fs_iovunlink_gpu(struct hf3fs_iov *iov);
 void hf3fs_iovdestroy_gpu(struct hf3fs_iov *iov);
 
@@ -39,8 +39,8 @@ int hf3fs_iov_gpu_device(const struct hf3fs_iov *iov);
 /* 0: what kernels wrote is ready to be read by the daemon. 1: what the daemon wrote is ready for kernels. */
 int hf3fs_iovsync_gpu(const struct hf3fs_iov *iov, int direction);
 
-/* What names a buffer to another program, which may be another user's: who has it can use the memory, so keep it from others.
- * It holds no handle of CUDA; the daemon hands the memory over. */
+/* Identifies a buffer to another program, also of another user. Anyone who has it can use the memory: keep it secret. It holds
+ * no CUDA handle; the daemon passes the memory on. */
 typedef struct {
     uint8_t data[80];
 } hf3fs_gpu_ipc_handle_t;
@@ -48,7 +48,7 @@ typedef struct {
 int hf3fs_iov_export_gpu(const struct hf3fs_iov *iov, hf3fs_gpu_ipc_handle_t *handle);
 int hf3fs_iov_import_gpu(struct hf3fs_iov *iov, const hf3fs_gpu_ipc_handle_t *handle, const char *hf3fs_mount_point);
 
-/* The later names. hf3fs_iovunlink and hf3fs_iovdestroy take buffers of either kind. */
+/* The newer names. hf3fs_iovunlink and hf3fs_iovdestroy accept buffers of either kind. */
 enum hf3fs_mem_type { HF3FS_MEM_HOST = 0, HF3FS_MEM_DEVICE = 1, HF3FS_MEM_MANAGED = 2 };
 
 int hf3fs_iovcreate_device(struct hf3fs_iov *iov, const char *hf3fs_mount_point, size_t size, size_t block_size, int device_id);
@@ -61,9 +61,9 @@ int hf3fs_iov_device_id(const struct hf3fs_iov *iov);
 int hf3fs_iovsync(const struct hf3fs_iov *iov, int direction);
 
 /*
- * Not of 3FS: what tests and programs without CUDA need to look at GPU memory, emulated or real.
+ * Not part of 3FS: access to GPU memory, emulated or real, for tests and programs without CUDA.
  */
-/* Copies out of a GPU buffer, and into one. */
+/* Copy out of a GPU buffer, and into one. */
 int onehop_iov_read(const struct hf3fs_iov *iov, size_t offset, void *to, size_t bytes);
 int onehop_iov_write(const struct hf3fs_iov *iov, size_t offset, const void *from, size_t bytes);
 /* Memory of the emulated GPU, as frameworks allocate it; -ENOTSUP for a real GPU, which has cudaMalloc. */

@@ -92,7 +92,7 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     });
     let mut arena = vec![0xee; plan.gpu_bytes as usize];
     chunks.iter().for_each(|chunk| put(chunk, asked.direct, &mut arena));
-    let selector = selection.selector().expect("the plan was made of it");
+    let selector = selection.selector();
     for (placed, tensor) in plan.tensors.iter().filter(|t| t.bytes > 0).map(|t| (t, find(&model, &t.name))) {
         let part = selector.part(tensor).expect("it was planned");
         let from = (0..part.rows).flat_map(|r| (0..part.row).map(move |b| part.offset + r * part.step + b));

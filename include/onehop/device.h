@@ -1,18 +1,17 @@
 /*
- * Functions that GPU kernels call to read and write an NVMe drive by themselves.
+ * Functions for GPU kernels that read and write an NVMe drive themselves.
  *
- * The host makes a queue and lends it to kernels (onehop.h, or onehop_drive::GpuQueues::lend in Rust); what a kernel gets is
- * the queue's address in GPU memory. Link the functions with your kernels: they are in the library's PTX
+ * The host creates a queue and exports it to kernels (onehop_lend in onehop.h, or onehop_drive::GpuQueues::export in Rust). A
+ * kernel gets the queue's address in GPU memory. Link the functions with your kernels: they are in the library's PTX
  * (onehop_library_ptx, crates/device/ptx/library.ptx). docs/gpu-kernels.md has examples for CUDA C++, Numba and Rust.
  *
- * Any thread of any block may call any function; threads of a warp need not come together. Every call ends: by the drive's
- * answer, by the times that the host set, or when the host stops the queue.
+ * Any thread of any block may call any function; the threads of a warp may diverge. Every call ends: with the drive's
+ * completion, at the time limits that the host set, or when the host stops the queue.
  *
- * Order. What a thread stored before it begins a write is what the drive reads. After a command has ended with ONEHOP_OK, the
- * thread that was told so sees the data. Between threads of a block, __syncthreads() hands both on; between blocks,
- * whatever hands on a store does: a release and an acquire.
+ * Ordering. The drive reads what a thread stored before it begins a write. The thread that gets ONEHOP_OK sees the data.
+ * __syncthreads() extends both to the threads of a block; a release and an acquire extend them to other blocks.
  *
- * This header needs no other. In code for a CPU it has the types and numbers, and no functions.
+ * This header needs no other. In CPU code it declares the types and constants, and no functions.
  */
 #ifndef ONEHOP_DEVICE_H
 #define ONEHOP_DEVICE_H
@@ -21,25 +20,25 @@
 extern "C" {
 #endif
 
-/* A queue that the host has lent: its address in GPU memory is all that a kernel needs. */
+/* A queue that the host has exported. A kernel needs only its address in GPU memory. */
 typedef struct onehop_queue onehop_queue;
 
 /*
- * What a function answers. A positive number is the status that the drive ended the command with, after it was tried again
- * as often as the host allows: the NVMe status field, with the status code in bits 7:0, its type in 10:8, DNR in bit 14.
+ * Results. A positive number is the drive's status of the command, after as many retries as the host allows: the NVMe status
+ * field, with the status code in bits 7:0, its type in 10:8, DNR in bit 14.
  */
 enum onehop_answer {
-    /* The command was carried out: its data is there. */
+    /* The command succeeded, and its data has arrived. */
     ONEHOP_OK = 0,
-    /* It has not ended yet. */
+    /* The command has not ended yet. */
     ONEHOP_PENDING = -1,
-    /* It was not carried out in time. The drive has let go of its memory. */
+    /* The command did not complete in time. The drive no longer uses its memory. */
     ONEHOP_TIMED_OUT = -2,
-    /* The same, and the drive may still write its memory until the host takes the queue back, or has recovered the drive. */
+    /* The outcome is unknown: the drive may still use the memory until the host has recovered the drive or deleted the queue. */
     ONEHOP_IN_DOUBT = -3,
-    /* The host has stopped the queue, for good: what was in flight is in doubt. */
+    /* The host has stopped the queue for good. The outcome of commands in flight is unknown. */
     ONEHOP_STOPPED = -4,
-    /* The queue had no room until the command's time was over; nothing was done. */
+    /* The queue had no room within the command's time limit; nothing was submitted. */
     ONEHOP_FULL = -5,
     /* The namespace does not have these blocks. */
     ONEHOP_BAD_RANGE = -6,
@@ -47,13 +46,13 @@ enum onehop_answer {
     ONEHOP_BAD_LENGTH = -7,
     /* The data memory ends before the transfer does. */
     ONEHOP_BAD_OFFSET = -8,
-    /* The offset is no multiple of four. */
+    /* The offset is not a multiple of four. */
     ONEHOP_BAD_ALIGNMENT = -9,
-    /* The queue was lent for reading only. */
+    /* The queue was exported for reading only. */
     ONEHOP_READ_ONLY = -10,
-    /* This is no queue, or one of another version of onehop. */
+    /* Not a queue, or one of another version of onehop. */
     ONEHOP_NO_QUEUE = -11,
-    /* This command was never begun, or has ended and was told of. */
+    /* The command was never begun, or its end was already reported. */
     ONEHOP_SPENT = -12,
     /* Neither ONEHOP_READ nor ONEHOP_WRITE. */
     ONEHOP_NO_OPERATION = -13
@@ -67,7 +66,7 @@ enum onehop_operation {
     ONEHOP_WRITE = 1
 };
 
-/* A command under way. It belongs to the thread that began it, or to another that it is handed to. */
+/* A command in flight. It belongs to the thread that began it, or to one that it is passed to. */
 typedef struct onehop_command {
     unsigned long long opaque[8];
 } onehop_command;
@@ -78,38 +77,38 @@ typedef struct onehop_command {
 #endif
 
 /*
- * Reads `blocks` blocks from block `lba` on into the data memory, from byte `offset` on, and waits until they are there.
+ * Reads `blocks` blocks, starting at block `lba`, into the data memory at byte `offset`, and waits for the end.
  */
 ONEHOP_DEVICE_FUNCTION int onehop_read(const onehop_queue *queue, unsigned long long lba, unsigned int blocks,
                                        unsigned long long offset);
 
-/* Writes blocks from the data memory, and waits until the drive has them: in its cache, if it has one. */
+/* Writes blocks from the data memory, and waits for the end. The drive may still have them in its volatile cache. */
 ONEHOP_DEVICE_FUNCTION int onehop_write(const onehop_queue *queue, unsigned long long lba, unsigned int blocks,
                                         unsigned long long offset);
 
 /*
- * Begins to move blocks, once the queue has room for the command. ONEHOP_PENDING if it is under way: then `command` must be
- * waited for, or tested until it ends, or its place in the queue is lost. Any other answer is its end.
+ * Begins a command once the queue has room. ONEHOP_PENDING: it is in flight, and `command` must be waited for, or tested until
+ * it ends; otherwise its slot in the queue is lost. Any other result is its end.
  *
- * A queue has room for as many commands as the host asked for. Threads that hold commands and begin more without ever
- * testing can fill it, and are then told ONEHOP_FULL.
+ * A queue has room for as many commands as the host requested. Threads that begin commands without ever testing them can fill
+ * it, and then get ONEHOP_FULL.
  */
 ONEHOP_DEVICE_FUNCTION int onehop_submit(const onehop_queue *queue, unsigned int operation, unsigned long long lba,
                                          unsigned int blocks, unsigned long long offset, onehop_command *command);
 
-/* How a command has ended, or ONEHOP_PENDING. An end is told once. */
+/* The result of a command, or ONEHOP_PENDING. A result is reported once. */
 ONEHOP_DEVICE_FUNCTION int onehop_test(const onehop_queue *queue, onehop_command *command);
 
-/* Waits for a command's end. */
+/* Waits for a command, and returns its result. */
 ONEHOP_DEVICE_FUNCTION int onehop_wait(const onehop_queue *queue, onehop_command *command);
 
-/* Blocks of the namespace. This and the following answer 0 if this is no queue. */
+/* Blocks of the namespace. This and the following functions return 0 if it is not a queue. */
 ONEHOP_DEVICE_FUNCTION unsigned long long onehop_blocks(const onehop_queue *queue);
 
-/* Bytes that a block takes in memory. */
+/* Bytes of a block in memory. */
 ONEHOP_DEVICE_FUNCTION unsigned int onehop_block_bytes(const onehop_queue *queue);
 
-/* The most blocks of one command: what the drive moves at once, and 1 MiB at most where pages have 4 KiB. */
+/* The most blocks of one command: the drive's limit, and at most 1 MiB with pages of 4 KiB. */
 ONEHOP_DEVICE_FUNCTION unsigned int onehop_most_blocks(const onehop_queue *queue);
 
 /* Bytes of the data memory. */

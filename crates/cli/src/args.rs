@@ -40,6 +40,7 @@ pub(crate) enum Command {
     },
     Doctor(commands::doctor::Args),
     Topo(commands::topo::Args),
+    Report(commands::report::Args),
     Mount(commands::mount::Args),
     Target(commands::target::Args),
     Bench(commands::bench::Args),
@@ -63,6 +64,7 @@ pub(crate) enum Command {
     },
     Completions(commands::completions::Args),
     Man(commands::man::Args),
+    Schema(commands::schema::Args),
 }
 
 #[derive(Subcommand)]

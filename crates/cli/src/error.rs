@@ -69,7 +69,7 @@ pub(crate) enum CliError {
     #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
     /// The same, of files of this machine, where no device was driven.
-    #[error("stopped before it was done; the memory that was filled is given back")]
+    #[error("stopped before the end; the memory that was filled is freed")]
     Stopped,
     /// The same, of a server, which has no other end.
     #[error("stopped; the socket is removed")]
@@ -122,6 +122,7 @@ impl CliError {
 
     fn kind(&self) -> &'static str {
         use onehop_drive::Error as Drive;
+        use onehop_load::model::Error as Model;
         use onehop_sim::Error as Sim;
         match self {
             Self::Usage(_)
@@ -134,9 +135,15 @@ impl CliError {
                 | Sim::Contradiction(_),
             )
             | Self::Files(onehop_files::Error::WhichPartition(_))
-            | Self::Load(onehop_load::Error::Plan(
-                onehop_load::plan::Error::NoMatch { .. } | onehop_load::plan::Error::NothingLeft,
-            ))
+            | Self::Load(
+                onehop_load::Error::Plan(
+                    onehop_load::plan::Error::NoMatch { .. } | onehop_load::plan::Error::NothingLeft,
+                )
+                // Other names would do.
+                | onehop_load::Error::Model(
+                    Model::Several { .. } | Model::Apart { .. } | Model::TwoFiles { .. } | Model::Mixed { .. },
+                ),
+            )
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }

@@ -41,7 +41,8 @@ fn main() -> ExitCode {
     })
 }
 
-fn run(command: &Command, context: &Context) -> Result<Report> {
+/// Runs a command.
+pub(crate) fn run(command: &Command, context: &Context) -> Result<Report> {
     match command {
         Command::Demo(args) => commands::demo::run(args, context),
         Command::Load(args) => commands::load::run(args, context),
@@ -50,6 +51,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Write(args) => commands::write::run(args, context),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Topo(args) => commands::topo::run(args),
+        Command::Report(args) => commands::report::run(args, context),
         Command::Mount(args) => commands::mount::run(args, context),
         Command::Target(args) => commands::target::run(args, context),
         Command::Bench(args) => commands::bench::run(args, context),
@@ -57,6 +59,7 @@ fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Sdr { command } => commands::sdr::run(command, context),
         Command::Completions(args) => commands::completions::run(args),
         Command::Man(args) => commands::man::run(args),
+        Command::Schema(args) => commands::schema::run(args),
         Command::Drive { command } => match command {
             DriveCommand::List(args) => commands::list::run(args),
             DriveCommand::Identify(args) => commands::identify::run(args),

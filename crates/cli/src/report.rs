@@ -70,7 +70,30 @@ trait Streamed {
 
 impl<T: Serialize> Streamed for T {
     fn write(&self, out: &mut dyn Write) -> serde_json::Result<()> {
-        serde_json::to_writer_pretty(out, self)
+        serde_json::to_writer_pretty(out, &Versioned::new(self))
+    }
+}
+
+/// The version of all documents: fields may be added to it, and none is removed or changed.
+const SCHEMA: u32 = 1;
+
+/// A document with its version.
+#[derive(Serialize)]
+pub(crate) struct Versioned<'a, T> {
+    schema: u32,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+impl<'a, T: Serialize> Versioned<'a, T> {
+    /// The document in today's version.
+    pub(crate) fn new(document: &'a T) -> Self {
+        Self { schema: SCHEMA, document }
+    }
+
+    /// The document as a value.
+    pub(crate) fn to_value(&self) -> Result<Value> {
+        serde_json::to_value(self).map_err(not_json)
     }
 }
 
@@ -84,8 +107,7 @@ pub(crate) struct Report {
 impl Report {
     /// A command that did what it was asked.
     pub(crate) fn new(document: impl Serialize, text: Text) -> Result<Self> {
-        let document = serde_json::to_value(document)
-            .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
+        let document = Versioned::new(&document).to_value()?;
         Ok(Self { document: Document::Whole(document), text, failure: None })
     }
 
@@ -101,6 +123,18 @@ impl Report {
         }
         self.failure = failure;
         self
+    }
+
+    /// The document, the text for people, and the failure that it tells of.
+    pub(crate) fn into_parts(self) -> Result<(Value, String, Option<CliError>)> {
+        let document = match self.document {
+            Document::Whole(document) => document,
+            Document::Streamed(document) => {
+                let mut bytes = Vec::new();
+                document.write(&mut bytes).and_then(|()| serde_json::from_slice(&bytes)).map_err(not_json)?
+            }
+        };
+        Ok((document, self.text.shown(None), self.failure))
     }
 
     /// Prints it; gives the exit code.
@@ -129,7 +163,11 @@ pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
 /// Prints the document of an error.
 pub(crate) fn print_error_document(error: &CliError) {
     // It stands on stderr, too.
-    let _ = print_document(&json!({ "error": error.document() }));
+    let _ = print_document(&json!(Versioned::new(&json!({ "error": error.document() }))));
+}
+
+fn not_json(error: serde_json::Error) -> CliError {
+    CliError::Failed(format!("the report cannot be written as JSON: {error}"))
 }
 
 fn print_document(document: &Value) -> Result<()> {
@@ -150,9 +188,9 @@ fn print_text(text: &str) -> Result<()> {
 fn printed(written: std::io::Result<()>) -> Result<()> {
     match written {
         // A reader that has seen enough closes the pipe; that is no failure of ours.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::Failed(format!(
-            "what there is to say cannot be written to standard output: {error}"
-        ))),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(CliError::Failed(format!("the result cannot be written to standard output: {error}")))
+        }
         _ => Ok(()),
     }
 }

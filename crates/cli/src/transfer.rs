@@ -19,10 +19,10 @@ pub(crate) enum Mode {
     Shared,
 }
 
-/// The way that bytes are to take.
+/// The route that bytes are to take.
 #[derive(Clone, clap::Args)]
 pub(crate) struct RouteArgs {
-    /// The way: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
+    /// The route: auto (the best that works), or exactly gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct,
     /// cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
     pub route: RouteRequest,
@@ -30,7 +30,7 @@ pub(crate) struct RouteArgs {
     #[arg(long)]
     pub mode: Option<Mode>,
     /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
-    /// that read out of the page cache, and as many past it [default: one for each processor less an eighth and 16 at most, and 16]
+    /// that read out of the page cache, and as many past it [default: one for each CPU less an eighth, 16 at most, and 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
     /// Queues of --mode owner, each with a warp of its own [default: 2]
@@ -153,7 +153,7 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
 fn trouble(outcome: &TransferOutcome) -> String {
     let mut words = units::count(outcome.retries, "retry").replace("retrys", "retries");
     for incident in &outcome.incidents {
-        words.push_str(&format!("; {} was mended by {}", incident.cause, incident.by));
+        words.push_str(&format!("; {} was recovered by {}", incident.cause, incident.by));
     }
     words
 }

@@ -15,7 +15,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         _ => None,
     };
     let size = shift.and_then(|shift| number.parse::<u64>().ok()?.checked_mul(1 << shift));
-    size.ok_or_else(|| "a size is wanted, such as 4096, 64K, 1M or 2GiB".into())
+    size.ok_or_else(|| "expected a size such as 4096, 64K, 1M or 2GiB".into())
 }
 
 /// A count or an address: decimal, or hexadecimal after `0x`.
@@ -26,7 +26,7 @@ pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
         None if all(text, u8::is_ascii_digit) => text.parse().ok(),
         _ => None,
     };
-    number.ok_or_else(|| "a whole number below 2^64 is wanted, decimal or 0x…".into())
+    number.ok_or_else(|| "expected a whole number below 2^64, decimal or hexadecimal after 0x".into())
 }
 
 /// A time: `500ms`, `10s`; a number without a unit is in seconds.

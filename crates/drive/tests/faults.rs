@@ -1,5 +1,5 @@
 //! Every fault, met by the CPU and by the GPU in every placement and mode: what the caller sees, how long it takes to
-//! notice and to mend. `ONEHOP_FAULT_TABLE=FILE` writes the table of docs/faults.md.
+//! notice and to recover. `ONEHOP_FAULT_TABLE=FILE` writes the rows of docs/faults.md.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -94,7 +94,7 @@ struct Seen {
     text: String,
     took: Duration,
     recovery: Option<Recovery>,
-    mending: Duration,
+    recovering: Duration,
 }
 
 fn options() -> Options {
@@ -129,7 +129,7 @@ fn meet(bed: Bed, mode: Mode, fault: &str) -> (Sim, Seen) {
     let took = start.elapsed();
     let incidents = drive.incidents();
     let recovery = incidents.last().map(|i| i.recovery);
-    let mending = incidents.iter().map(|i| i.took).sum();
+    let recovering = incidents.iter().map(|i| i.took).sum();
     let (sees, text) = match result {
         Ok(()) if got != data => (Sees::WrongData, "wrong data, no error".to_owned()),
         Ok(()) if incidents.is_empty() => (Sees::Data, "the data".to_owned()),
@@ -153,7 +153,7 @@ fn meet(bed: Bed, mode: Mode, fault: &str) -> (Sim, Seen) {
             .read(ns, BLOCKS + 8, 1, &buffer, 0)
             .unwrap_or_else(|e| panic!("after {fault} in {mode:?}: {e}"));
     }
-    (sim, Seen { sees, text, took, recovery, mending })
+    (sim, Seen { sees, text, took, recovery, recovering })
 }
 
 fn by_cpu(drive: &Drive) -> (Result<(), Error>, Vec<u8>) {
@@ -213,7 +213,7 @@ struct Line {
     sees: &'static str,
     recoveries: Vec<String>,
     noticed: Vec<String>,
-    mended: Vec<String>,
+    recovered: Vec<String>,
 }
 
 impl Line {
@@ -225,17 +225,17 @@ impl Line {
             self.recoveries.push(recovery);
         }
         let ms = |time: Duration| format!("{:.0}", time.as_secs_f64() * 1e3);
-        self.noticed.push(ms(seen.took.saturating_sub(seen.mending)));
-        self.mended.push(if seen.recovery.is_some() { ms(seen.mending) } else { "–".to_owned() });
+        self.noticed.push(ms(seen.took.saturating_sub(seen.recovering)));
+        self.recovered.push(if seen.recovery.is_some() { ms(seen.recovering) } else { "–".to_owned() });
     }
 
     fn write(&self, fault: &str, mode: &str, table: &mut String) {
         let fault = shown(fault);
         let (placements, recoveries) = (self.placements.join(" / "), self.recoveries.join("; "));
-        let (noticed, mended) = (self.noticed.join(" / "), self.mended.join(" / "));
+        let (noticed, recovered) = (self.noticed.join(" / "), self.recovered.join(" / "));
         let _ = writeln!(
             table,
-            "| `{fault}` | {mode} | {placements} | {} | {recoveries} | {noticed} | {mended} |",
+            "| `{fault}` | {mode} | {noticed} | {recovered} | {placements} | {} | {recoveries} |",
             self.sees
         );
     }
@@ -249,11 +249,11 @@ fn shown(fault: &str) -> String {
 impl Sees {
     fn text(self) -> &'static str {
         match self {
-            Self::Data | Self::DataAfterRecovery => "the right data",
-            Self::CommandError => "an error that names the command, its blocks and the status",
-            Self::TimedOut => "an error: not completed, and by what its memory was got back",
-            Self::Gone => "an error: the device is gone",
-            Self::WrongData => "wrong data",
+            Self::Data | Self::DataAfterRecovery => "data",
+            Self::CommandError => "*command failed*",
+            Self::TimedOut => "*timed out*",
+            Self::Gone => "*gone*",
+            Self::WrongData => "**wrong data**",
         }
     }
 }

@@ -105,6 +105,7 @@ pub struct Account {
     /// Bytes that cuFile moved.
     pub cufile_bytes: u64,
     /// What is known of the way that cuFile moved them.
+    #[serde(rename = "cufile_path")]
     pub cufile_way: Option<&'static str>,
     /// Bytes that came from servers.
     pub remote_bytes: u64,

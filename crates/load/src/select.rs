@@ -66,21 +66,19 @@ impl Selection {
         Ok(self)
     }
 
-    /// The same with its patterns compiled, to be asked about tensors.
-    ///
-    /// # Errors
-    /// When a pattern is too long.
-    pub fn selector(&self) -> Result<Selector<'_>, Error> {
-        Ok(Selector {
-            only: NamePatterns::new(&self.only)?,
-            except: NamePatterns::new(&self.except)?,
-            cuts: NamePatterns::new(&self.cuts)?,
+    /// The same with its patterns taken apart, to be asked about tensors.
+    #[must_use]
+    pub fn selector(&self) -> Selector<'_> {
+        Selector {
+            only: NamePatterns::new(&self.only),
+            except: NamePatterns::new(&self.except),
+            cuts: NamePatterns::new(&self.cuts),
             selection: self,
-        })
+        }
     }
 }
 
-/// A [`Selection`] whose patterns are compiled.
+/// A [`Selection`] whose patterns are taken apart.
 pub struct Selector<'a> {
     only: NamePatterns<'a>,
     except: NamePatterns<'a>,

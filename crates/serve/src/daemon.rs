@@ -220,14 +220,14 @@ impl Shared {
         let target = self.options.source.target();
         let mut document = self.stats.document(target.map(|tree| tree.via()).as_ref());
         if let Some(target) = target {
-            document["target"] = json!(target.report());
+            document["remote"] = json!(target.report());
         }
         document["programs"] = json!(programs);
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);
         document["open_files"] = json!(self.opens.count());
         let gpus = lock(&self.engines);
-        document["gpus"] = gpus.values().map(|engine| json!(engine.device.gpu().name())).collect();
+        document["gpus"] = gpus.values().map(|engine| json!({ "gpu": engine.device.gpu().name() })).collect();
         format!("{document:#}\n").into_bytes()
     }
 

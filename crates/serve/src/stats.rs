@@ -87,7 +87,7 @@ impl Stats {
         }
         ways.retain(|way| way["transfers"] != 0);
         json!({
-            "ways": ways,
+            "routes": ways,
             "refused": self.refused.load(Ordering::Relaxed),
             "failed": self.failed.load(Ordering::Relaxed),
             "broken_rings": self.broken_rings.load(Ordering::Relaxed),

@@ -29,7 +29,7 @@ pub struct Landed {
     /// hole that begins within a block.
     pub inline_bytes: u64,
     /// The extents of the drive that went to their places as they are: first block, and how many.
-    #[serde(rename = "ranges", serialize_with = "count")]
+    #[serde(rename = "extent_count", serialize_with = "count")]
     pub extents: Vec<(u64, u64)>,
 }
 

@@ -11,8 +11,8 @@ use crate::report::{Report, Text};
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop drive bind -d 0000:0b:00.0\n  onehop drive bind -d 0000:0b:00.0 --driver onehop\n\nOther commands detach a drive from its driver \
-                  and rebind it when they end, which needs root. After this command, users other than root can do that: \
-                  give them the file that it prints (chown USER /dev/vfio/N)."
+                  and rebind it at the end, which needs root. A drive that is bound by this command can also be used by other \
+                  users: give them the file that it prints (chown USER /dev/vfio/N)."
 )]
 pub(crate) struct BindArgs {
     #[command(flatten)]

@@ -72,8 +72,10 @@ struct Document<'a> {
     path: &'static str,
     file_system: &'static str,
     block_bytes: u64,
-    ranges: &'a [(u64, u64)],
-    tensors: &'a [Loaded],
+    /// First block, and how many.
+    extents: &'a [(u64, u64)],
+    tensors: usize,
+    tensor_checks: &'a [Loaded],
     faults: &'a [String],
     faults_struck: u64,
     /// Rules of NVMe that the strict simulator saw broken: none, or it is a defect of onehop.
@@ -116,8 +118,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         path: fat::PATH,
         file_system: on_drive.file_system.unwrap_or_default(),
         block_bytes: block_bytes(ns),
-        ranges: &landed.extents,
-        tensors: &tensors,
+        extents: &landed.extents,
+        tensors: tensors.len(),
+        tensor_checks: &tensors,
         faults: &args.fault,
         faults_struck: sim.stats().faults,
         violations: sim.violations().iter().map(|v| format!("{v:?}")).collect(),
@@ -197,23 +200,23 @@ fn judge(document: &Document<'_>, verified: bool) -> Option<CliError> {
 }
 
 fn tell(document: &Document<'_>, drive: &Drive) -> Text {
-    let Document { tensors, ranges, .. } = document;
+    let Document { tensors, extents, .. } = document;
     let mut text = Text::default();
     text.row(
         "model",
         format!(
             "{} tensors drawn from seed {}: {} on {}, in {} of '{}' (serial {}, blocks of {} bytes)",
-            tensors.len(),
+            tensors,
             document.seed,
             document.path,
             document.file_system,
-            units::count(ranges.len() as u64, "range"),
+            units::count(extents.len() as u64, "extent"),
             drive.identity().model(),
             drive.identity().serial(),
             document.block_bytes,
         ),
     );
-    for tensor in *tensors {
+    for tensor in document.tensor_checks {
         text.row(
             "",
             format!(
@@ -227,9 +230,9 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
             ),
         );
     }
-    let ranges: Vec<_> =
-        ranges.iter().map(|(lba, blocks)| format!("{lba} to {}", lba + blocks - 1)).collect();
-    text.row("plan", format!("one arena in GPU memory, filled from blocks {}", ranges.join(", ")));
+    let extents: Vec<_> =
+        extents.iter().map(|(lba, blocks)| format!("{lba} to {}", lba + blocks - 1)).collect();
+    text.row("plan", format!("one arena in GPU memory, filled from blocks {}", extents.join(", ")));
     transfer::rows(document.outcome, &mut text);
     if !document.faults.is_empty() {
         text.row(

@@ -149,7 +149,7 @@ fn document(drive: &Drive) -> Value {
         "capacity_bytes": number(view.tnvmcap()),
         "max_transfer_bytes": identity.max_transfer,
         "mdts": view.mdts(),
-        "queues": identity.queues,
+        "queue_count": identity.queues,
         "queue_entries": u32::from(cap.mqes_z()) + 1,
         "doorbell_stride_bytes": 4u64 << cap.dstrd(),
         "page_min_bytes": 4096u64 << cap.mpsmin(),
@@ -161,7 +161,7 @@ fn document(drive: &Drive) -> Value {
         "volatile_cache": view.vwc().present(),
         "retry_delays_ms": (1..=3).map(|crd| view.retry_delay_ms(crd)).collect::<Vec<_>>(),
         "host_memory_pages_wanted": view.hmpre(),
-        "error_log_entries": u16::from(view.elpe_z()) + 1,
+        "error_log_size": u16::from(view.elpe_z()) + 1,
         "abilities": abilities(&view),
         "active_namespaces": drive.namespaces().iter().map(|ns| ns.nsid).collect::<Vec<_>>(),
     })

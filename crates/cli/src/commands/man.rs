@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     names(&command, "onehop", &mut files);
     let mut text = Text::default();
     text.row("pages", format!("{} in {}", files.len(), args.dir.display()));
-    Report::new(json!({ "dir": args.dir.display().to_string(), "files": files }), text)
+    Report::new(json!({ "dir": args.dir.display().to_string(), "pages": files }), text)
 }
 
 /// The file of a command's page, and those of its subcommands.

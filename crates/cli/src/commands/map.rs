@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Files and directories of this machine, on a file system that Linux has mounted
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
-    /// A drive that onehop already drives: onehop reads its file system
+    /// A drive whose file system onehop reads itself: a PCI address such as 0000:0b:00.0, or sim:IMAGE?lba=4096
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]
     drive: Option<String>,
     /// A file or directory in the drive's file system; may be given more than once
@@ -61,8 +61,9 @@ struct About<'a> {
     extents: usize,
     checked_pieces: usize,
     drive: &'a onehop_files::DriveId,
-    rung: u8,
-    rung_text: &'static str,
+    /// From 1 to 5: how firmly the places held while they were read.
+    stability: u8,
+    stability_text: &'static str,
 }
 
 /// Runs it.
@@ -76,9 +77,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
     std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
-    let files = made.iter().map(about).collect::<Result<Vec<_>>>()?;
+    let maps = made.iter().map(about).collect::<Result<Vec<_>>>()?;
     let mut text = Text::default();
-    for file in &files {
+    for file in &maps {
         text.row(
             "mapped",
             format!(
@@ -90,10 +91,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
                 file.file_system,
             ),
         );
-        text.row("stability", file.rung_text);
+        text.row("stability", file.stability_text);
     }
     text.row("out", args.out.display());
-    Report::new(json!({ "out": args.out.display().to_string(), "files": files }), text)
+    Report::new(json!({ "out": args.out.display().to_string(), "maps": maps }), text)
 }
 
 fn about(made: &Made) -> Result<About<'_>> {
@@ -105,8 +106,8 @@ fn about(made: &Made) -> Result<About<'_>> {
         extents: map.extents()?.len(),
         checked_pieces: map.pieces().iter().filter(|piece| piece.crc32c.is_some()).count(),
         drive: &map.drive,
-        rung: rung.number(),
-        rung_text: rung.text(),
+        stability: rung.number(),
+        stability_text: rung.text(),
     })
 }
 

@@ -139,7 +139,7 @@ fn text(document: &Value) -> Text {
     let counts = ["programs", "buffers", "rings", "open_files"].map(number);
     let [programs, buffers, rings, files] = counts;
     text.row("now", format!("{programs} programs, {buffers} buffers, {rings} rings, {files} open files"));
-    for way in document["ways"].as_array().into_iter().flatten() {
+    for way in document["routes"].as_array().into_iter().flatten() {
         let name = |field: &str| way[field].as_str().unwrap_or_default();
         let simulated =
             if way["simulated"].as_array().is_some_and(|list| !list.is_empty()) { ", simulated" } else { "" };
@@ -148,7 +148,7 @@ fn text(document: &Value) -> Text {
         let (direction, memory) = (name("direction"), name("memory"));
         text.row(name("route"), format!("{direction} {memory}{simulated}: {bytes} in {transfers} transfers"));
     }
-    if let Some(target) = document.get("target") {
+    if let Some(target) = document.get("remote") {
         let name = |field: &str| target[field].as_str().unwrap_or_default();
         let count = |field: &str| target[field].as_u64().unwrap_or(0);
         let connections =

@@ -139,7 +139,7 @@ struct FileDocument {
     file_bytes: u64,
     offset: u64,
     /// Extents of the drive that were read.
-    ranges: usize,
+    extent_count: usize,
     /// Bytes that were read from the drive, whole blocks.
     read_bytes: u64,
     /// Bytes of holes, which no drive is asked for.
@@ -175,7 +175,7 @@ fn read_file(
         file_system: found.file_system,
         file_bytes: found.bytes,
         offset: args.offset,
-        ranges,
+        extent_count: ranges,
         read_bytes,
         hole_bytes: span.parts.zero_bytes(),
         inline_bytes: span.parts.inline_bytes(),
@@ -188,7 +188,7 @@ fn read_file(
             document.path,
             document.file_system,
             units::bytes(span.bytes),
-            units::count(document.ranges as u64, "extent"),
+            units::count(document.extent_count as u64, "extent"),
         ),
     );
     for note in &found.notes {

@@ -185,7 +185,7 @@ fn drive_account(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
         "errors": stats.errors,
         "interrupts": stats.interrupts,
         "resets": stats.resets,
-        "faults": stats.faults,
+        "faults_struck": stats.faults,
     });
     (vec![("commands", row)], fields)
 }

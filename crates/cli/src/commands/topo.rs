@@ -45,33 +45,33 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.
     let patience = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
     let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience })?;
-    let ways = if args.explain { ways(args, &facts)? } else { Vec::new() };
+    let paths = if args.explain { paths(args, &facts)? } else { Vec::new() };
     let missing = if args.explain { topo::missing(&facts) } else { None };
     if let Some(path) = &args.svg {
         write(path, &picture(&facts, args.all))?;
     }
     if let Some(path) = &args.html {
-        write(path, &topo::page(&facts, args.all, root.about(), &ways, missing))?;
+        write(path, &topo::page(&facts, args.all, root.about(), &paths, missing))?;
     }
     let mut text = Text::default();
     if let Some(about) = root.about() {
         text.line(format_args!("recorded system: {about}"));
     }
     text.line(topo::tree(&facts, args.all).trim_end());
-    for way in &ways {
-        text.line(format_args!("\n{}", explain_text(way).trim_end()));
+    for path in &paths {
+        text.line(format_args!("\n{}", explain_text(path).trim_end()));
     }
     if let Some(why) = missing {
         text.line(format_args!(
             "\n{why}\nonehop topo --explain --from example shows a recorded machine that has both"
         ));
     }
-    let document = json!({ "system": root.about(), "tree": facts.tree, "ways": ways, "missing": missing });
+    let document = json!({ "system": root.about(), "tree": facts.tree, "paths": paths, "missing": missing });
     Report::new(document, text)
 }
 
 /// The pairs to explain.
-fn ways(args: &Args, facts: &Facts) -> Result<Vec<Explanation>> {
+fn paths(args: &Args, facts: &Facts) -> Result<Vec<Explanation>> {
     let gpus = match &args.gpu {
         Some(name) => vec![gpu(facts, name)?],
         None => facts.gpus.iter().map(|gpu| gpu.address).collect(),

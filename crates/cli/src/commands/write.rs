@@ -14,7 +14,7 @@ use crate::report::{Report, Text};
 use crate::transfer::{self, RouteArgs, Watch};
 use crate::units;
 
-/// Write a file, by way of GPU memory, to blocks of a drive
+/// Write a file through GPU memory to blocks of a drive
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  onehop write -d sim:disk.img --lba 16 --in part.bin --serial ONEHOP-SIM-1 --yes \

@@ -24,6 +24,8 @@ const COMMANDS: &[&[&str]] = &[
     &["drive", "unbind"],
     &["drive", "recover"],
     &["drive", "check-p2p"],
+    &["report"],
+    &["schema"],
 ];
 
 #[test]
@@ -42,6 +44,54 @@ fn every_command_has_help_with_an_example() {
     assert_eq!(number.unwrap_or(version.trim().trim_start_matches("onehop ")), env!("CARGO_PKG_VERSION"));
     let hexadecimal = |commit: &str| commit.len() > 9 && commit.bytes().all(|b| b.is_ascii_hexdigit());
     assert!(commit.is_none_or(|commit| hexadecimal(commit.trim_matches(['(', ')']))), "{version}");
+}
+
+/// People learn an option once.
+#[test]
+fn an_option_is_described_alike_everywhere() {
+    let help = |words: &[&str]| {
+        let text = stdout(&onehop(&[words, &["--help"]].concat()));
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let after = |text: &str, option: &str| {
+        let at = text.find(option).unwrap_or_else(|| panic!("no {option}: {text}"));
+        text[at + option.len()..].split(" -").next().unwrap().to_owned()
+    };
+    let gpu = after(&help(&["read"]), "-g, --gpu <GPU>");
+    assert!(gpu.contains("CUDA ordinal") && gpu.contains("PCI address") && gpu.contains("emu"), "{gpu}");
+    let others: [&[&str]; 8] = [
+        &["load"],
+        &["report"],
+        &["write"],
+        &["demo"],
+        &["drive", "check-p2p"],
+        &["sdr", "rx"],
+        &["bench", "sweep"],
+        &["bench", "load"],
+    ];
+    for words in others {
+        assert_eq!(after(&help(words), "-g, --gpu <GPU>"), gpu, "{words:?}");
+    }
+    for words in [&["read"][..], &["write"], &["load"], &["drive", "identify"], &["bench", "sweep"], &["map"]]
+    {
+        assert!(help(words).contains("0000:0b:00.0"), "{words:?} shows no PCI address");
+    }
+    for words in [&["read"][..], &["write"], &["load"], &["demo"], &["bench", "sweep"]] {
+        let text = help(words);
+        for route in ["gpu/tier3", "gpu/posted", "cpu/direct", "cpu/pinned"] {
+            assert!(text.contains(route), "{words:?}: {route}");
+        }
+    }
+    assert!(help(&["load"]).contains("manifest of checksums, which --write-manifest makes"));
+    let times: [(&[&str], &str); 4] = [
+        (&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "--timeout"], "soon"),
+        (&["doctor", "--patience"], "1h"),
+        (&["mount", "/mnt", "--target", "a:1", "--give-up"], "-"),
+        (&["report", "-d", "sim:mem:16M", "--budget"], "0"),
+    ];
+    for (words, bad) in times {
+        refuse(&[words, &[bad]].concat(), 2, "such as 500ms, 10s or 10 (seconds)");
+    }
 }
 
 #[test]
@@ -65,7 +115,7 @@ fn shells_can_complete_every_command() {
 fn every_command_has_a_manual_page() {
     let folder = std::env::temp_dir().join(format!("onehop-man-{}", std::process::id()));
     let document = succeed(&["man", folder.to_str().unwrap()]);
-    let files: Vec<_> = document["files"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
+    let files: Vec<_> = document["pages"].as_array().unwrap().iter().map(|f| f.as_str().unwrap()).collect();
     let mut there: Vec<_> =
         std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     there.retain(|name| !name.contains("help"));
@@ -87,7 +137,9 @@ fn commands_that_are_not_there_are_unknown() {
     refuse(&["teapot"], 2, "teapot");
     refuse(&["drive", "teapot"], 2, "teapot");
     refuse(&["read", "FILE", "--lba", "0"], 2, "--lba");
-    for words in COMMANDS.iter().filter(|words| !matches!(words, [_, "list"] | ["demo" | "doctor" | "topo"]))
+    for words in COMMANDS
+        .iter()
+        .filter(|words| !matches!(words, [_, "list"] | ["demo" | "doctor" | "topo" | "schema"]))
     {
         let output = onehop(words);
         assert_eq!(code(&output), 2, "{words:?}");

@@ -14,7 +14,7 @@ fn the_demo_verifies_every_tensor() {
     assert_eq!((&demo["verified"], &demo["route"]), (&json!(true), &json!("gpu/tier3")));
     assert_eq!(demo["simulated"], json!(["drive", "gpu"]));
     assert_eq!(demo["violations"], json!([]));
-    let tensors = demo["tensors"].as_array().unwrap();
+    let tensors = demo["tensor_checks"].as_array().unwrap();
     assert!(tensors.len() >= 5);
     assert!(tensors.iter().all(|t| t["verified"] == true && t["crc32c"] == t["expected"]));
     assert_eq!((&demo["path"], &demo["file_system"]), (&json!("/models/model.safetensors"), &json!("FAT16")));

@@ -1,6 +1,6 @@
 //! `onehop drive …`.
 
-use crate::run::{Dir, assert_page, code, onehop, refuse, stdout, succeed};
+use crate::run::{Dir, assert_page, code, document, onehop, refuse, stdout, succeed};
 
 #[test]
 fn list_finds_nothing_to_complain_about() {
@@ -19,7 +19,7 @@ fn identify_tells_who_and_what() {
         ("model", "\"Thing\""),
         ("version", "\"1.4\""),
         ("max_transfer_bytes", "32768"),
-        ("queues", "5"),
+        ("queue_count", "5"),
         ("queue_entries", "64"),
         ("doorbell_stride_bytes", "16"),
         ("cmb", "true"),
@@ -145,7 +145,7 @@ fn check_p2p_ends_when_nothing_answers() {
     let spec = "sim:mem:8M?fault=lost@op=read";
     let out = onehop(&["drive", "check-p2p", "-d", spec, "-g", "emu", "--timeout", "100ms", "--json"]);
     assert_eq!(code(&out), 1);
-    let check: serde_json::Value = serde_json::from_str(&stdout(&out)).unwrap();
+    let check = document("drive check-p2p", &out);
     let steps = verdicts(&check, "steps", "id");
     assert_eq!(steps[2], ("host-read".into(), "no".into()));
     assert!(steps[3..].iter().all(|(_, verdict)| verdict == "untested"), "{steps:?}");

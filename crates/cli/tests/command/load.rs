@@ -6,7 +6,9 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::run::{Dir, assert_page, code, command, json, onehop, refuse, skip, stderr, stdout, succeed};
+use crate::run::{
+    Dir, assert_page, code, command, document, json, onehop, refuse, skip, stderr, stdout, succeed,
+};
 
 /// A safetensors file of bytes that are all different; gives their check sum.
 fn model(path: &Path, tensors: &[(&str, usize)], seed: u32) -> u32 {
@@ -91,7 +93,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 const IO_URING_SETUP: &str = "425";
 const IO_URING_REGISTER: &str = "427";
 
-/// Loads a model past the page cache without a system call; gives the account of the ways, or skips it.
+/// Loads a model past the page cache without a system call; gives the account of its reads, or skips it.
 fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
@@ -108,28 +110,28 @@ fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     if code(&output) == 99 {
         return skipped("no seccomp filter can be set");
     }
-    let loaded: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let loaded = document("load", &output);
     if code(&output) == 1 && loaded["error"]["message"].as_str().unwrap().contains("past the page cache") {
         return skipped("a file system with O_DIRECT for the tests' directory");
     }
     assert_eq!(loaded["verified"], json!(true), "{loaded:#}");
     assert_eq!((&loaded["route"], &loaded["crc32c"]), (&json!("cpu/pinned"), &json!(format!("{crc:08x}"))));
     assert!(loaded["route_why"].as_str().unwrap().contains("asked for"), "{loaded:#}");
-    Some(loaded["ways"].clone())
+    Some(loaded["io"].clone())
 }
 
 #[test]
 fn without_io_uring_the_disk_is_read_all_the_same() {
-    let Some(ways) = past_the_cache_without(IO_URING_SETUP) else { return };
-    assert!(ways["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{ways:#}");
-    assert_eq!(ways["why_unregistered"], json!(null));
+    let Some(io) = past_the_cache_without(IO_URING_SETUP) else { return };
+    assert!(io["why_calls"].as_str().unwrap().contains("io_uring_setup"), "{io:#}");
+    assert_eq!(io["why_unregistered"], json!(null));
 }
 
 #[test]
 fn memory_that_io_uring_does_not_register_is_told_of() {
-    let Some(ways) = past_the_cache_without(IO_URING_REGISTER) else { return };
-    assert!(ways["why_unregistered"].as_str().unwrap().contains("not permitted"), "{ways:#}");
-    assert_eq!(ways["why_calls"], json!(null));
+    let Some(io) = past_the_cache_without(IO_URING_REGISTER) else { return };
+    assert!(io["why_unregistered"].as_str().unwrap().contains("not permitted"), "{io:#}");
+    assert_eq!(io["why_calls"], json!(null));
 }
 
 #[test]
@@ -142,7 +144,7 @@ fn files_of_this_machine_are_read_whatever_they_hold() {
     assert!(std::fs::read(&out).unwrap() == data);
     assert_eq!(read["crc32c"], json!(format!("{:08x}", crc32c::crc32c(&data))));
     let by_one = succeed(&["read", &file, "-g", "emu", "--threads", "1", "--route", "cpu/cached"]);
-    assert_eq!(by_one["ways"]["threads"], json!(1));
+    assert_eq!(by_one["io"]["threads"], json!(1));
     refuse(&["read", &file, "-g", "emu", "--threads", "257"], 2, "256");
     refuse(&["read", &file, "-g", "emu", "--nsid", "2"], 2, "cannot be used with");
     let part = [
@@ -258,7 +260,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
     // A drive's blocks are, and it is said.
     let blocks = ["--json", "read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"];
     let output = onehop(&blocks);
-    let read: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let read = document("read", &output);
     let emulated = read["simulated"].as_array().unwrap().contains(&json!("gpu"));
     assert_eq!(
         stderr(&output).contains("warning: no GPU is used, but the emulated one"),
@@ -295,10 +297,14 @@ fn a_directory_of_several_models_is_refused() {
         model(&dir.path().join(format!("{name}.safetensors")), &[(name, 100)], 1);
     }
     let load = ["load", text(dir.path()), "-g", "emu"];
-    refuse(&load, 1, "(consolidated.safetensors, model.safetensors); name those of one model");
+    refuse(&load, 2, "(consolidated.safetensors, model.safetensors); name those of one model");
     let index = r#"{"weight_map":{"consolidated":"consolidated.safetensors"}}"#;
     std::fs::write(dir.path().join("consolidated.safetensors.index.json"), index).unwrap();
-    refuse(&load, 1, "(consolidated.safetensors.index.json, model.safetensors)");
+    refuse(&load, 2, "(consolidated.safetensors.index.json, model.safetensors)");
+    // The same of files that are named.
+    let twice = [text(&dir.path().join("model.safetensors")).to_owned(), dir.file("twin.safetensors")];
+    std::fs::copy(&twice[0], &twice[1]).unwrap();
+    refuse(&["load", &twice[0], &twice[1], "-g", "emu"], 2, "name the files that belong together");
 }
 
 /// Most shells allow 1024 descriptors at first, and a load takes up to three a shard.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::load::text;
 use crate::mounted::Mounted;
 use crate::owned::{crc, image, noise, sharded};
-use crate::run::{Dir, code, command, refuse, skip, succeed};
+use crate::run::{Dir, code, command, document, refuse, skip, succeed};
 
 #[test]
 fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
@@ -24,8 +24,11 @@ fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
     let (drive, map) = (format!("sim:{}", text(&image)), dir.file("llama.map"));
     let made =
         succeed(&["map", "-d", &drive, "--path", "/llama", "--path", "/tiny.safetensors", "--out", &map]);
-    let mapped = made["files"].as_array().unwrap();
-    assert_eq!((mapped.len(), &mapped[0]["rung"], &mapped[3]["file_system"]), (4, &json!(5), &json!("ext4")));
+    let mapped = made["maps"].as_array().unwrap();
+    assert_eq!(
+        (mapped.len(), &mapped[0]["stability"], &mapped[3]["file_system"]),
+        (4, &json!(5), &json!("ext4"))
+    );
     let llama = dir.file("only.map");
     succeed(&["map", "-d", &drive, "--path", "/llama", "--out", &llama]);
     for route in ["gpu/tier3", "gpu/tier1", "cpu/direct", "cpu/pinned"] {
@@ -137,7 +140,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
         return skip(&format!("files here have no places: {error}"));
     }
     let made = succeed(&["map", text(dir.path()), "--out", &out]);
-    assert_eq!((&made["files"][0]["path"], &made["files"][0]["bytes"]), (&json!(file), &json!(data.len())));
+    assert_eq!((&made["maps"][0]["path"], &made["maps"][0]["bytes"]), (&json!(file), &json!(data.len())));
     let maps = ExtentMap::parse_all(&fs::read(&out).unwrap()).unwrap();
     assert_eq!(maps.len(), 1);
     refuse(&["load", "-d", "sim:mem:16M", "--map", &out, "-g", "emu"], 1, "the drive is not as it was");
@@ -148,9 +151,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
 /// What a command with arguments of any bytes does; its JSON.
 fn with_bytes(args: &[&OsStr]) -> (i32, Value) {
     let output = command(&["--json"]).args(args).output().unwrap();
-    let document =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {output:?}"));
-    (code(&output), document)
+    (code(&output), document(args[0].to_str().unwrap(), &output))
 }
 
 fn args<'a>(words: &[&'a str], raw: &[&'a OsStr]) -> Vec<&'a OsStr> {
@@ -174,8 +175,8 @@ fn names_that_are_no_utf8_are_mapped_read_and_loaded() {
     let on_drive = ["-d", &drive, "--path"];
     let (status, made) =
         with_bytes(&args(&[&["map"], &on_drive[..]].concat(), &[raw, "--out".as_ref(), map.as_ref()]));
-    assert_eq!((status, made["files"][0]["bytes"].as_u64()), (0, Some(one.len() as u64)), "{made:#}");
-    assert_eq!(made["files"][0]["path"], json!("/m\u{fffd}del/w\u{fffd}.safetensors"));
+    assert_eq!((status, made["maps"][0]["bytes"].as_u64()), (0, Some(one.len() as u64)), "{made:#}");
+    assert_eq!(made["maps"][0]["path"], json!("/m\u{fffd}del/w\u{fffd}.safetensors"));
     let read = ["read", "-d", &drive, "-g", "emu", "--verify", "--out", &out];
     let path = args(&["--path"], &[file.as_ref()]);
     for more in [path.clone(), [path, args(&["--map"], &[map.as_ref()])].concat()] {
@@ -192,7 +193,7 @@ fn names_that_are_no_utf8_are_mapped_read_and_loaded() {
     assert_eq!((status, &got["crc32c"]), (0, &crc(&tensors[..2])), "{got:#}");
     let (status, got) = with_bytes(&args(&["map"], &[tree.as_ref(), "--out".as_ref(), map.as_ref()]));
     match LiveFile::open(tree.join(name), &System::default()) {
-        Ok(_) => assert_eq!((status, &got["files"][0]["bytes"]), (0, &json!(one.len())), "{got:#}"),
+        Ok(_) => assert_eq!((status, &got["maps"][0]["bytes"]), (0, &json!(one.len())), "{got:#}"),
         Err(error) => skip(&format!("files here have no places: {error}")),
     }
 }
@@ -257,7 +258,7 @@ fn what_was_mapped_while_mounted_is_loaded_once_the_drive_is_ours() {
     let Some(image) = image(&dir, "4096", "^inline_data", &[("here", noise(9000, 1))]) else { return };
     let drive = format!("sim:{}", text(&image));
     let id = dir.file("id.map");
-    let id = succeed(&["map", "-d", &drive, "--path", "/here", "--out", &id])["files"][0]["drive"].clone();
+    let id = succeed(&["map", "-d", &drive, "--path", "/here", "--out", &id])["maps"][0]["drive"].clone();
     let mounted = match Mounted::new(&image, dir.path().join("mounted")) {
         Ok(mounted) => mounted,
         Err(said) => return skip(&format!("nothing can be mounted here: {said}")),

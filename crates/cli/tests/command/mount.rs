@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use crate::run::{Dir, command, refuse, succeed};
+use crate::run::{Dir, command, document, refuse, succeed};
 
 #[test]
 fn a_folder_is_served_until_sigterm() {
@@ -29,7 +29,7 @@ fn a_folder_is_served_until_sigterm() {
     assert!(sent.success());
     let output = daemon.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = document("mount", &output);
     assert_eq!(report["broken_rings"], 0);
     assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "it is still mounted");
     refuse(&["mount", &point, "--status"], 1, "no onehop mount");

@@ -1,5 +1,7 @@
 //! Runs the binary, in a directory of its own.
 
+pub mod schema;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -29,13 +31,22 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs with `--json`; the code, and the one document on stdout.
+/// Runs with `--json`; the code, and the one document on stdout, which has to be as `onehop schema` says.
 pub fn json(args: &[&str]) -> (i32, Value) {
     let output = onehop(&[&["--json"], args].concat());
     let document = serde_json::from_str(&stdout(&output))
         .unwrap_or_else(|e| panic!("{args:?}: {e}: {} {}", stdout(&output), stderr(&output)));
     assert!(!stderr(&output).contains("panicked"), "{args:?}: {}", stderr(&output));
+    schema::check_output(args, &document);
     (code(&output), document)
+}
+
+/// What a command that ran by itself has printed, which has to be a document of it.
+pub fn document(command: &str, output: &Output) -> Value {
+    let document =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{command}: {e}: {output:?}"));
+    schema::check(command, &document);
+    document
 }
 
 /// As [`json`], and it has to succeed.

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command, onehop, refuse, stderr, stdout, succeed};
+use crate::run::{Dir, command, document, onehop, refuse, stderr, stdout, succeed};
 
 const EMU: [&str; 2] = ["-g", "emu"];
 
@@ -241,6 +241,6 @@ fn ctrl_c_ends_in_order() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let document = document("sdr rx", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
 }

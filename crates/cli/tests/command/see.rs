@@ -64,7 +64,7 @@ fn the_tree_is_drawn() {
         .any(|word| page.replace("http://www.w3.org/2000/svg", "").contains(word));
     assert!(page.contains("Directly: one hop") && !loaded, "the page loads something");
     let document = succeed(&["topo", "--explain", "--from", &from]);
-    assert_eq!(document["ways"].as_array().unwrap().len(), 2);
+    assert_eq!(document["paths"].as_array().unwrap().len(), 2);
     assert_eq!(document["tree"]["devices"]["0000:18:00.0"]["vendor"], 0x10de);
 }
 
@@ -81,7 +81,7 @@ fn a_tree_without_a_gpu_is_shown_and_says_what_is_missing() {
     let document = succeed(&["topo", "--explain", "--from", &from]);
     assert!(
         document["missing"].as_str().unwrap().contains("no NVIDIA GPU")
-            && document["ways"] == serde_json::json!([])
+            && document["paths"] == serde_json::json!([])
     );
     assert!(succeed(&["topo", "--from", &from])["missing"].is_null());
 }
@@ -92,7 +92,7 @@ fn the_example_can_be_tried() {
     assert!(document["system"].as_str().unwrap().starts_with("composed: "));
     assert!(!document["routes"].as_array().unwrap().is_empty());
     let document = succeed(&["topo", "--explain", "--from", "example"]);
-    assert!(!document["ways"].as_array().unwrap().is_empty() && document["missing"].is_null());
+    assert!(!document["paths"].as_array().unwrap().is_empty() && document["missing"].is_null());
 }
 
 #[test]

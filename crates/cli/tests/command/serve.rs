@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command, refuse, succeed};
+use crate::run::{Dir, command, document, refuse, succeed};
 
 fn start(drive: &str, socket: &str, more: &[&str]) -> Child {
     let args = [&["--json", "sim", "serve", "-d", drive, "--socket", socket], more].concat();
@@ -28,7 +28,7 @@ fn ctrl_c_removes_the_socket() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let document = document("sim serve", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
     // The other server looked whether somebody is there.
     assert_eq!((document["clients"].as_u64(), document["breaches"].as_array().unwrap().len()), (Some(1), 0));
@@ -48,7 +48,7 @@ fn once_ends_with_its_client_and_replaces_what_is_left_over() {
     }
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let document = document("sim serve", &output);
     assert_eq!((document["clients"].as_u64(), document["io_commands"].as_u64()), (Some(1), Some(0)));
     assert!(!Path::new(&socket).exists());
 }
@@ -80,8 +80,7 @@ fn commands_drive_what_is_served() {
         let sweep = ["bench", "sweep", "-d", &drive, "--io", "read", "--time", "2ms", "--repeats", "1"];
         succeed(&[&sweep[..], &["--block", "4K", "-g", "emu"]].concat());
         assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-        let document: serde_json::Value =
-            serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+        let document = document("sim serve", &child.wait_with_output().unwrap());
         assert_eq!(document["breaches"].as_array().unwrap().len(), 0, "{more:?}: {document:#}");
     }
     refuse(&["drive", "identify", "-d", "vfio-user:/nowhere/cntrl"], 1, "start its server first");

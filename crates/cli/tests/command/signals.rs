@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command};
+use crate::run::{Dir, command, document};
 
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
@@ -33,7 +33,7 @@ fn ctrl_c_ends_in_order() {
             let output = child.wait_with_output().unwrap();
             assert_eq!(output.status.code(), Some(130), "{route}: {output:?}");
             assert!(asked.elapsed() < Duration::from_secs(10), "{route} took {:?}", asked.elapsed());
-            let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let document = document("read", &output);
             assert_eq!(document["error"]["kind"], "interrupted");
             assert!(String::from_utf8_lossy(&output.stderr).starts_with("onehop: stopped"));
         }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
-use crate::run::{Dir, command, refuse};
+use crate::run::{Dir, command, document, refuse};
 
 fn first_line(child: &mut Child) -> String {
     let mut line = String::new();
@@ -12,12 +12,12 @@ fn first_line(child: &mut Child) -> String {
     line
 }
 
-fn end(child: Child) -> serde_json::Value {
+fn end(child: Child, name: &str) -> serde_json::Value {
     let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    document(name, &output)
 }
 
 #[test]
@@ -46,14 +46,14 @@ fn a_folder_is_served_to_a_mount() {
         assert_eq!(std::fs::read_to_string(format!("{point}/a")).unwrap(), "bytes");
         std::fs::write(format!("{point}/b"), "more").unwrap();
         assert_eq!(std::fs::read_to_string(format!("{root}/b")).unwrap(), "more");
-        let report = end(mount);
+        let report = end(mount, "mount");
         assert_eq!((&report["target"]["transport"], &report["failed"]), (&"tcp".into(), &0.into()));
     } else {
         // Not eprintln: a test that passes would not show it.
         let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {}", line.trim());
         assert_eq!(mount.wait().unwrap().code(), Some(3));
     }
-    let report = end(target);
+    let report = end(target, "target");
     assert_eq!(report["address"], address, "{report}");
     assert!(report["sessions"].as_u64().unwrap() <= 1);
 }
@@ -110,7 +110,7 @@ fn a_connection_is_measured() {
     let more = ["--io", "randread,write", "--time", "1ms", "--transport", "tcp"];
     let output = command(&[&of[..], &more].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = document("bench target", &output);
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{report:#}");
     for row in rows {

@@ -36,7 +36,7 @@ fn every_function_in_c() {
         ("cpu/cached", "vram", "write"),
         ("gpu/zeroed", "vram", "read"),
     ] {
-        let known = report["ways"]
+        let known = report["routes"]
             .as_array()
             .unwrap()
             .iter()

@@ -134,7 +134,7 @@ fn a_silent_target_is_given_up_in_time() {
     drop(target);
     // Its successor serves the same mount.
     let _target = Killed::target(&bed, &address);
-    bed.until("it is connected again", |report| report["target"]["connections"] != 0);
+    bed.until("it is connected again", |report| report["remote"]["connections"] != 0);
     let mut again = Journal::both(&program, &bed, first);
     again.iter_mut().for_each(|journal| journal.more(50));
     drop(again);
@@ -176,7 +176,7 @@ fn a_mount_says_that_its_target_is_gone() {
     let options = Options::of_target(&bed.mount(), tree);
     let Some(bed) = bed.mounted(options) else { return };
     drop(target);
-    bed.until("nothing is connected", |report| report["target"]["connections"] == 0);
+    bed.until("nothing is connected", |report| report["remote"]["connections"] == 0);
     // By now the kernel has forgotten what it knew of the root.
     std::thread::sleep(Duration::from_secs(2));
     let start = Instant::now();
@@ -185,5 +185,5 @@ fn a_mount_says_that_its_target_is_gone() {
     let said = crate::bed::run(status);
     assert!(start.elapsed() < give_up / 3, "{:?}", start.elapsed());
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert!(said["target"]["why"].is_string(), "{said:#}");
+    assert!(said["remote"]["why"].is_string(), "{said:#}");
 }

@@ -61,7 +61,7 @@ fn programs_notice_nothing() {
         assert!(run(example).contains("all of them right"), "{name}");
     }
     let report = bed.report();
-    let ways = report["ways"].as_array().unwrap();
+    let ways = report["routes"].as_array().unwrap();
     for (route, memory, direction) in
         [("tcp/host", "host", "read"), ("tcp/host", "host", "write"), ("tcp/pinned", "vram", "read")]
     {
@@ -71,8 +71,8 @@ fn programs_notice_nothing() {
         let way = ways.iter().find(is).unwrap_or_else(|| panic!("{route} {memory} {direction}: {report:#}"));
         assert!(way["why_not_better"][0]["reason"].as_str().unwrap().contains("TCP"), "{way:#}");
     }
-    assert_eq!(report["target"]["transport"], "tcp");
-    assert_eq!((&report["target"]["reconnects"], &report["failed"]), (&0.into(), &0.into()), "{report:#}");
+    assert_eq!(report["remote"]["transport"], "tcp");
+    assert_eq!((&report["remote"]["reconnects"], &report["failed"]), (&0.into(), &0.into()), "{report:#}");
     assert!(target.report().read_bytes > 18_000_033);
     // What was made is there.
     assert!(bed.dir.join("root/folder").is_dir());
@@ -126,5 +126,5 @@ fn programs_go_on_when_the_target_is_started_anew() {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("all of them right"), "{output:?}");
     let report = bed.report();
-    assert!(report["target"]["sessions_lost"].as_u64().unwrap() >= 1, "{report:#}");
+    assert!(report["remote"]["sessions_lost"].as_u64().unwrap() >= 1, "{report:#}");
 }

@@ -90,14 +90,6 @@ pub enum Error {
     /// The patterns and types together exclude every tensor.
     #[error("the names and types that are asked for leave no tensor of the model to be loaded")]
     NothingLeft,
-    /// A pattern that cannot be compiled.
-    #[error("{pattern:?} cannot be used as a pattern: {why}")]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// Why not.
-        why: String,
-    },
     /// Indices that a tensor does not have.
     #[error("the tensor {tensor:?} has the dimensions {shape:?}, which do not hold all of these indices")]
     Indices {

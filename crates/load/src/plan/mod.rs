@@ -228,7 +228,7 @@ impl Plan {
     /// # Errors
     /// When the options contradict each other, a pattern matches no tensor, or a tensor cannot be cut as asked.
     pub fn new(model: &Model, selection: &Selection, options: Options) -> Result<Self, Error> {
-        let selector = selection.selector()?;
+        let selector = selection.selector();
         selector.check(&model.tensors)?;
         let mut wants = Vec::new();
         for tensor in model.tensors.iter().filter(|t| selector.wants(&t.info)) {

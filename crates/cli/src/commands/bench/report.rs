@@ -9,7 +9,7 @@ use onehop_bench::results::{MOST_BYTES, Machine, Results, ResultsError};
 use serde::Serialize;
 
 use crate::error::{CliError, Result};
-use crate::report::Text;
+use crate::report::{Text, Versioned};
 
 /// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
 pub(crate) fn folder(folder: Option<&Path>) -> Result<()> {
@@ -45,7 +45,7 @@ pub(crate) fn write(
     text: &mut Text,
 ) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
-    let json = serde_json::to_vec_pretty(document)
+    let json = serde_json::to_vec_pretty(&Versioned::new(document))
         .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
     for (ending, bytes) in [("html", page.to_html().into_bytes()), ("json", json)] {
         let path = folder.join(format!("{name}.{ending}"));

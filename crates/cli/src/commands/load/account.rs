@@ -31,7 +31,7 @@ pub(super) struct Document {
     gpu_why: String,
     /// What each GPU holds.
     gpus: Vec<OnGpu>,
-    ways: Account,
+    io: Account,
     /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
     crc32c: Option<String>,
     pub(super) verified: Option<bool>,
@@ -112,7 +112,7 @@ pub(super) fn document(
         gpu: names(held.iter().map(|held| &held.share.gpu)),
         gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
         gpus: OnGpu::list(held),
-        ways: account.clone(),
+        io: account.clone(),
         crc32c: crc32c(held).map(|crc| format!("{crc:08x}")),
         verified: None,
         verified_by: None,
@@ -135,28 +135,28 @@ pub(super) fn tell(d: &Document) -> Text {
     text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
     OnGpu::rows(&d.gpus, &mut text);
     text.row("route", format!("{}: {}", went.route, went.route_why));
-    let ways = &d.ways;
-    let threads = units::count(ways.threads as u64, "thread");
-    let moved = if ways.cufile_way.is_some() {
-        format!("{} by cuFile, for {threads}", units::bytes(ways.cufile_bytes))
+    let io = &d.io;
+    let threads = units::count(io.threads as u64, "thread");
+    let moved = if io.cufile_way.is_some() {
+        format!("{} by cuFile, for {threads}", units::bytes(io.cufile_bytes))
     } else {
         format!(
             "{} out of the page cache, {} from the disk through it, {} past it, {} from servers, by {threads} through {} of pinned memory",
-            units::bytes(ways.cached_bytes),
-            units::bytes(ways.cache_miss_bytes),
-            units::bytes(ways.direct_bytes),
-            units::bytes(ways.remote_bytes),
-            units::bytes(ways.ring_bytes),
+            units::bytes(io.cached_bytes),
+            units::bytes(io.cache_miss_bytes),
+            units::bytes(io.direct_bytes),
+            units::bytes(io.remote_bytes),
+            units::bytes(io.ring_bytes),
         )
     };
     text.row("", moved);
-    if let Some(why) = &ways.why_unknown {
+    if let Some(why) = &io.why_unknown {
         text.row("", format!("what the page cache had is not known: {why}"));
     }
-    if let Some(why) = &ways.why_calls {
+    if let Some(why) = &io.why_calls {
         text.row("", format!("past the page cache by plain calls: {why}"));
     }
-    if let (Some(why), None) = (&ways.why_unregistered, ways.cufile_way) {
+    if let (Some(why), None) = (&io.why_unregistered, io.cufile_way) {
         text.row("", format!("the kernel pins memory for each read past the page cache: {why}"));
     }
     for no in &went.why_not_better {

@@ -180,7 +180,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         "files": model.files.len(),
         "tensors": tensors,
         "gpu": gpu,
-        "gpus": shares.iter().map(|share| share.gpu.gpu.name()).collect::<Vec<_>>(),
+        "gpus": shares.iter().map(|share| json!({ "gpu": share.gpu.gpu.name() })).collect::<Vec<_>>(),
         "pause_ms": args.pause,
         "memory": if args.keep { "kept" } else { "new" },
         "simulated": simulated,

@@ -1,4 +1,4 @@
-//! From what people write after `--device` to a board.
+//! From the value of `--device` to a board.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,12 @@ pub(super) struct BoardArg {
         long,
         value_name = "DEVICE",
         default_value = "sim:usdr",
-        long_help = "The board: a PCI address, or sim:usdr, a simulated one, with options behind '?', parted by '&':\n\
+        long_help = "The board: a PCI address, or sim:usdr, a simulated one, with options after '?', joined by '&':\n\
                      rate=10M, signal=tone|noise|chirp|counter, freq=0.125 (of the rate), level=-6 (dBFS), dc=0, patient=1 \
-                     (waits instead of losing samples), id=10ee:7045, max=1048576, mask=32, time=1 (events tell the clock), \
-                     missing=0+3-5@n=7 (these bursts of every seventh block), untold=0 (losses are not reported), \
+                     (waits instead of losing samples), id=10ee:7045, max=1048576, mask=32, time=1 (events carry the board's clock), \
+                     missing=0+3-5@n=7 (these bursts of every seventh block), untold=1 (losses are not reported), \
                      iommu=translated|off, bar=low|high, p2p=works|writes|dropped|refused, flr=1.\n\
-                     A PCI address may have rate=10M (what the board was set to) and signal=counter (what it is known to send) \
-                     behind its '?'"
+                     A PCI address takes rate=10M (what the board was set to) and signal=counter (what it is known to send)"
     )]
     device: String,
 }

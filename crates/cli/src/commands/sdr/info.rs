@@ -24,6 +24,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let card = opened.session.card();
     let id = opened.model.as_ref().map(|model| (model.config().vendor, model.config().device)).or(card.id);
+    let hex = |id: u16| format!("{id:#06x}");
     let (rx, tx) = (card.profile.rx, card.profile.tx);
     let shape = args.packing.shape(&rx, opened.rate)?;
     let mut text = Text::default();
@@ -62,8 +63,8 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let document = json!({
         "device": card.name,
         "simulated": if card.simulated { vec!["board"] } else { vec![] },
-        "vendor": id.map(|id| id.0),
-        "device_id": id.map(|id| id.1),
+        "vendor": id.map(|id| hex(id.0)),
+        "device_id": id.map(|id| hex(id.1)),
         "rate": opened.rate,
         "buffers": BUFFERS,
         "mask_bits": rx.mask_bits,

@@ -45,11 +45,10 @@ pub(crate) fn run(command: &SdrCommand, context: &Context) -> Result<Report> {
 /// How samples are packed.
 #[derive(Clone, clap::Args)]
 struct Packing {
-    /// How samples come over the wire
+    /// The format of samples on the wire: ci16 or ci12
     #[arg(long, value_name = "FORMAT", default_value = "ci16", value_parser = format)]
     format: Format,
-    /// Bytes of a buffer, of which there are 32 [default: samples of 1/32 s where the rate is known, at most what the board
-    /// can fill]
+    /// Bytes of each of 32 buffers [default: samples of 1/32 s if the rate is known; at most what the board can fill]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     buffer: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! `onehop sdr rx`: samples from a board into GPU memory, looked at by the GPU.
+//! `onehop sdr rx`: samples from a board into GPU memory, analysed by the GPU.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ const SHOW_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the end is thought of while no block comes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Receive samples into GPU memory, and show what they are
+/// Receive samples into GPU memory, and show rate, losses, level and spectrum
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  onehop sdr rx -d 'sim:usdr?signal=chirp&rate=1M' -g emu --png spectrum.png\n  \
@@ -40,16 +40,16 @@ pub(crate) struct Args {
     packing: Packing,
     #[command(flatten)]
     gpu: GpuArg,
-    /// The way that samples go: auto, cpu/direct or cpu/pinned
+    /// The route: auto (the best that works), cpu/direct or cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
     route: std::option::Option<Route>,
-    /// How long
-    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = check_seconds)]
+    /// How long to receive: 2, 0.5, 500ms
+    #[arg(long, value_name = "TIME", default_value = "2", value_parser = check_seconds)]
     seconds: f64,
-    /// What samples are multiplied with when they are converted
+    /// Multiply converted samples by this
     #[arg(long, value_name = "FACTOR", default_value = "1")]
     gain: f32,
-    /// Leave the direct current in
+    /// Keep the DC component
     #[arg(long)]
     keep_dc: bool,
     /// Bins of the spectrum: a power of two from 64 to 4096
@@ -65,7 +65,7 @@ pub(crate) struct Args {
 
 fn bins(text: &str) -> std::result::Result<u32, String> {
     let bins = text.parse().ok().filter(|bins: &u32| bins.is_power_of_two() && (64..=4096).contains(bins));
-    bins.ok_or_else(|| "a power of two from 64 to 4096 is wanted".into())
+    bins.ok_or_else(|| "expected a power of two from 64 to 4096".into())
 }
 
 /// What came of it.

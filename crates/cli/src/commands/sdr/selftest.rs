@@ -1,4 +1,4 @@
-//! `onehop sdr selftest`: what has to be seen before samples are believed.
+//! `onehop sdr selftest`: tries every route with data.
 
 use onehop_sdr::SelfTest;
 use serde_json::json;
@@ -11,7 +11,7 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{Report, Text};
 
-/// Try every way between a board and a GPU with data, and count
+/// Test every route between a board and a GPU with data
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  onehop sdr selftest -d 'sim:usdr?signal=counter&rate=50M' -g emu")]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! `onehop sdr tx`: samples from a file by way of GPU memory to a board.
+//! `onehop sdr tx`: samples from a file through GPU memory to a board.
 
 use std::fs::File;
 use std::io::Read;
@@ -27,10 +27,10 @@ pub(crate) struct Args {
     /// Samples of 16 bits, I first, little-endian: ci16, the data of a SigMF recording
     #[arg(long = "in", value_name = "FILE")]
     input: PathBuf,
-    /// Bytes of a buffer [default: 64K, or samples of 1/32 s where those are fewer]
+    /// Bytes of a buffer [default: samples of 1/32 s, at most 64K]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     buffer: Option<u64>,
-    /// The way that samples go: auto, cpu/direct or cpu/pinned
+    /// The route: auto (the best that works), cpu/direct or cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
     route: std::option::Option<Route>,
 }
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 fn silent() -> CliError {
-    CliError::Failed("the board does not take samples: it has told nothing for a long time".into())
+    CliError::Failed("the board does not take samples: it has reported nothing for a long time".into())
 }
 
 /// Reads as much as there is.

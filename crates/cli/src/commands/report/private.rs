@@ -1,0 +1,340 @@
+//! What is only of this machine or of its owner, and is taken out of everything that is published: names, serial numbers,
+//! identifiers of hardware, places of files.
+
+use std::cell::Cell;
+use std::fs::read_to_string;
+
+use onehop_pci::{Root, Usage};
+use serde_json::Value;
+
+/// Fields whose values identify a piece of hardware.
+const FIELDS: [&str; 6] = ["serial", "subsystem_nqn", "nguid", "eui64", "wwid", "uuid"];
+/// Where the kernel and the distribution keep the names of this machine.
+const HOST_FILES: [&str; 3] = ["/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname", "/etc/hostname"];
+/// Where its numbers are; most of them for root only.
+const ID_FILES: [&str; 5] = [
+    "/etc/machine-id",
+    "/sys/class/dmi/id/product_serial",
+    "/sys/class/dmi/id/product_uuid",
+    "/sys/class/dmi/id/board_serial",
+    "/sys/class/dmi/id/chassis_serial",
+];
+/// Who runs this, and for whom.
+const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "SUDO_USER"];
+/// Fields that hold words of our own, whatever the machine is called.
+const WORDS: [&str; 8] = ["class", "direction", "group", "id", "kind", "route", "status", "verdict"];
+/// Names that many machines and users have, and that say nothing.
+const COMMON_NAMES: [&str; 13] = [
+    "root",
+    "user",
+    "ubuntu",
+    "debian",
+    "linux",
+    "localhost",
+    "localdomain",
+    "(none)",
+    "host",
+    "server",
+    "pc",
+    "vm",
+    "gpu",
+];
+/// Mount points that many machines have, and folders whose mount points belong to the system.
+const COMMON_MOUNTS: [&str; 9] = ["/", "/boot", "/efi", "/home", "/mnt", "/opt", "/srv", "/tmp", "/var"];
+const SYSTEM_MOUNTS: [&str; 7] = ["/boot/", "/dev", "/etc/", "/proc", "/run", "/sys", "/usr"];
+/// A serial number as long as this is replaced within words too: others carry it, such as NVMe qualified names.
+const LONG: usize = 6;
+
+/// What is taken out, and by what it is replaced.
+#[derive(Default)]
+pub(super) struct Private {
+    /// The longest first, because one may hold another.
+    secrets: Vec<Secret>,
+    removed: Cell<u64>,
+}
+
+struct Secret {
+    /// In lower case.
+    text: String,
+    label: &'static str,
+    /// Whether it may be a part of a word.
+    anywhere: bool,
+}
+
+impl Private {
+    /// What this machine tells of itself.
+    pub(super) fn of_this_machine() -> Self {
+        let mut private = Self::default();
+        let read = |path: &str| read_to_string(path).unwrap_or_default();
+        for name in HOST_FILES.map(read) {
+            private.add(&name, "[host]");
+            private.add(name.split('.').next().unwrap_or_default(), "[host]");
+        }
+        // Boards without a number have words there, such as "Default string".
+        for id in ID_FILES.map(read).iter().filter(|id| !id.trim().contains(' ')) {
+            private.add(id, SERIAL);
+        }
+        for drive in Usage::all(&Root::here()).unwrap_or_default() {
+            private.add(drive.serial.as_deref().unwrap_or_default(), SERIAL);
+        }
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        for name in USER_VARIABLES.map(variable) {
+            private.add(&name, "[user]");
+        }
+        let user = rustix::process::getuid().as_raw().to_string();
+        let users = read("/etc/passwd");
+        for fields in users.lines().map(|line| line.split(':').collect::<Vec<_>>()) {
+            if let [name, _, id, _, _, home, ..] = fields[..]
+                && id == user
+            {
+                private.add(name, "[user]");
+                private.add_folder(home, "[home]");
+            }
+        }
+        private.add_folder(&variable("HOME"), "[home]");
+        for line in read("/proc/self/mountinfo").lines() {
+            let point = line.split(' ').nth(4).unwrap_or_default().replace("\\040", " ");
+            private.add_folder(&point, "[mount]");
+        }
+        private
+    }
+
+    /// What a document says of the hardware.
+    pub(super) fn learn(&mut self, document: &Value) {
+        match document {
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| match value {
+                Value::String(text) if FIELDS.contains(&name.as_str()) => self.add(text, SERIAL),
+                value => self.learn(value),
+            }),
+            Value::Array(list) => list.iter().for_each(|value| self.learn(value)),
+            _ => {}
+        }
+    }
+
+    /// How much was taken out so far.
+    pub(super) fn removed(&self) -> u64 {
+        self.removed.get()
+    }
+
+    fn add(&mut self, text: &str, label: &'static str) {
+        let text = text.trim().to_ascii_lowercase();
+        let says_nothing = text.len() < 2 || text.bytes().all(|b| matches!(b, b'0' | b'-' | b':'));
+        if says_nothing || COMMON_NAMES.contains(&&*text) || self.secrets.iter().any(|s| s.text == text) {
+            return;
+        }
+        let anywhere = label == SERIAL && text.len() >= LONG;
+        self.secrets.push(Secret { text, label, anywhere });
+        self.secrets.sort_by_key(|secret| std::cmp::Reverse(secret.text.len()));
+    }
+
+    fn add_folder(&mut self, path: &str, label: &'static str) {
+        let path = path.trim_end_matches('/');
+        let is_system = SYSTEM_MOUNTS.iter().any(|folder| path.starts_with(folder));
+        if path.starts_with('/') && !is_system && !COMMON_MOUNTS.contains(&path) {
+            self.add(path, label);
+        }
+    }
+
+    /// Takes everything out of a document.
+    pub(super) fn clean(&self, document: &mut Value) {
+        match document {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if FIELDS.contains(&name.as_str()) && !text.is_empty() => {
+                            self.count();
+                            SERIAL.clone_into(text);
+                        }
+                        Value::String(_) if WORDS.contains(&name.as_str()) => {}
+                        value => self.clean(value),
+                    }
+                }
+            }
+            Value::Array(list) => list.iter_mut().for_each(|value| self.clean(value)),
+            Value::String(text) => *text = self.text(text),
+            _ => {}
+        }
+    }
+
+    /// Takes everything out of a text.
+    pub(super) fn text(&self, text: &str) -> String {
+        let known = self.secrets.iter().fold(text.to_owned(), |text, secret| self.without(&text, secret));
+        self.without_ids(&self.without_users(&known))
+    }
+
+    fn count(&self) {
+        self.removed.set(self.removed.get() + 1);
+    }
+
+    fn without(&self, text: &str, secret: &Secret) -> String {
+        let lower = text.to_ascii_lowercase();
+        let (mut out, mut done) = (String::with_capacity(text.len()), 0);
+        for (at, found) in lower.match_indices(&secret.text) {
+            let end = at + found.len();
+            let (before, after) = (text[..at].chars().next_back(), text[end..].chars().next());
+            let is_word =
+                !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric);
+            if secret.anywhere || is_word {
+                self.count();
+                out.push_str(&text[done..at]);
+                out.push_str(secret.label);
+                done = end;
+            }
+        }
+        out + &text[done..]
+    }
+
+    /// Without the names of users in the paths of their files.
+    fn without_users(&self, text: &str) -> String {
+        let mut parts = text.split("/home/");
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let name = part.find(|c: char| !c.is_alphanumeric() && !"._-".contains(c)).unwrap_or(part.len());
+            out.push_str("/home/");
+            if name > 0 {
+                self.count();
+                out.push_str("[user]");
+            }
+            out.push_str(&part[name..]);
+        }
+        out
+    }
+
+    /// Without numbers whose form says that they identify something: UUIDs, MAC addresses, GUIDs of InfiniBand, EUIs.
+    fn without_ids(&self, text: &str) -> String {
+        let bytes = text.as_bytes();
+        let (mut out, mut done, mut at) = (String::with_capacity(text.len()), 0, 0);
+        while at < bytes.len() {
+            if !bytes[at].is_ascii_alphanumeric() {
+                at += 1;
+                continue;
+            }
+            let word = &bytes[at..];
+            match id_length(word) {
+                Some(length) => {
+                    self.count();
+                    out.push_str(&text[done..at]);
+                    out.push_str("[id]");
+                    at += length;
+                    done = at;
+                }
+                None => at += word.iter().take_while(|b| b.is_ascii_alphanumeric()).count(),
+            }
+        }
+        out + &text[done..]
+    }
+}
+
+const SERIAL: &str = "[serial]";
+
+/// How long an identifier is that begins here; none where none does.
+fn id_length(bytes: &[u8]) -> Option<usize> {
+    let run =
+        |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_hexdigit()).count();
+    let ends = |at: usize| !bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
+    let uuid = {
+        let (mut at, mut is) = (0, true);
+        for (part, length) in [8, 4, 4, 4, 12].into_iter().enumerate() {
+            is &= part == 0 || bytes.get(at) == Some(&b'-');
+            at += usize::from(part > 0);
+            is &= run(at) == length;
+            at += length;
+        }
+        (is && ends(at)).then_some(at)
+    };
+    // Six or more bytes with signs between them, or four or more pairs of bytes.
+    let groups = |length: usize, least: usize| {
+        let sign = *bytes.get(length).filter(|sign| matches!(sign, b':' | b'-'))?;
+        let (mut at, mut count) = (0, 0);
+        while run(at) == length {
+            count += 1;
+            at += length;
+            if bytes.get(at) != Some(&sign) || run(at + 1) != length {
+                break;
+            }
+            at += 1;
+        }
+        (count >= least && ends(at)).then_some(at)
+    };
+    // A number as long as a EUI-64. Addresses begin with 0x, which is no hexadecimal digit.
+    let long = (run(0) >= 16 && ends(run(0))).then(|| run(0));
+    uuid.or_else(|| groups(2, 6)).or_else(|| groups(4, 4)).or(long)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn private() -> Private {
+        let mut private = Private::default();
+        private.add("build-7.example.org\n", "[host]");
+        private.add("build-7", "[host]");
+        private.add("ada", "[user]");
+        private.add_folder("/srv/weights/", "[mount]");
+        private.add("root", "[user]");
+        private.add("0000", SERIAL);
+        private.learn(
+            &json!({ "drive": { "serial": " S6XYNS0T1 " }, "namespaces": [{ "eui64": "0000000000000000" }] }),
+        );
+        private
+    }
+
+    #[test]
+    fn names_and_numbers_are_taken_out() {
+        let private = private();
+        for (text, clean) in [
+            ("on Build-7.example.org.", "on [host]."),
+            ("build-7: 0000:0b:00.0 needs root", "[host]: 0000:0b:00.0 needs root"),
+            ("/dev/mapper/build-7--vg", "/dev/mapper/[host]--vg"),
+            ("adam is not ada's", "adam is not [user]'s"),
+            ("mounted at /srv/weights/a, /srv/weights2", "mounted at [mount]/a, /srv/weights2"),
+            ("nqn:144dS6XYNS0T1x", "nqn:144d[serial]x"),
+            ("in /home/eve/x and /home/eve", "in /home/[user]/x and /home/[user]"),
+            ("GPU-5fd4f087-86f3-7a43-b711-4771313afc50,", "GPU-[id],"),
+            ("mac 04:42:1a:00:ff:fe up", "mac [id] up"),
+            ("gid fe80:0000:0000:0000:0442:1aff:fe00:0001", "gid [id]"),
+            ("eui.0025385b71b00c31", "eui.[id]"),
+        ] {
+            assert_eq!(private.text(text), clean);
+        }
+        assert!(private.removed() >= 12, "{}", private.removed());
+    }
+
+    #[test]
+    fn what_a_report_is_for_stays() {
+        let private = private();
+        for text in [
+            "0000:0b:00.0 behind 0000:00:01.1",
+            "BAR1 at 0x0000220000000000, 128 GiB",
+            "Linux 6.12.1-arch1-1, driver 580.95.05, at 18:20:21 on 2026-11-25",
+            "gpu/tier3: vram-write, 4096 bytes; NVIDIA H100 80GB HBM3 äöü",
+            "",
+        ] {
+            assert_eq!(private.text(text), text);
+        }
+        assert_eq!(private.removed(), 0);
+    }
+
+    #[test]
+    fn documents_are_cleaned_by_field_and_by_text() {
+        let mut document = json!({
+            "serial": "SHORT", "nguid": "", "drive": "sim:/home/ada/a.img", "list": [{ "why": "ada has it", "id": "place.ada" }], "count": 7,
+        });
+        private().clean(&mut document);
+        let clean = json!({
+            "serial": "[serial]", "nguid": "", "drive": "sim:/home/[user]/a.img", "list": [{ "why": "[user] has it", "id": "place.ada" }],
+            "count": 7,
+        });
+        assert_eq!(document, clean);
+    }
+
+    #[test]
+    fn this_machine_has_something_to_hide() {
+        let name = read_to_string(HOST_FILES[0]).unwrap();
+        let name = name.trim();
+        let text = Private::of_this_machine().text(&format!("on {name} here"));
+        assert!(name.len() < 2 || COMMON_NAMES.contains(&name) || text == "on [host] here", "{text}");
+    }
+}

@@ -1,0 +1,107 @@
+//! The schemas of all documents: which there are, what they refer to, and that a name means one thing.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::run::{code, onehop, refuse, schema, stdout, succeed};
+
+fn names() -> Vec<String> {
+    let list = succeed(&["schema"]);
+    list["command_names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_command_has_a_schema() {
+    fn leaves(words: &[&str], all: &mut Vec<String>) {
+        let help = stdout(&onehop(&[words, &["--help"]].concat()));
+        let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
+        let rows = list.lines().take_while(|line| !line.is_empty());
+        let below = rows.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        let below: Vec<_> =
+            below.filter_map(|line| line.split_whitespace().next()).filter(|w| *w != "help").collect();
+        if below.is_empty() {
+            all.push(words.join(" "));
+        }
+        below.iter().for_each(|word| leaves(&[words, &[*word]].concat(), all));
+    }
+    let mut all = Vec::new();
+    leaves(&[], &mut all);
+    let mut known = names();
+    all.sort();
+    known.sort();
+    assert_eq!(all, known);
+}
+
+#[test]
+fn every_schema_stands_alone() {
+    for name in names() {
+        let words: Vec<_> = name.split(' ').collect();
+        let output = onehop(&[&["schema"], &words[..]].concat());
+        assert_eq!(code(&output), 0, "{name}");
+        let printed: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(printed, succeed(&[&["schema"], &words[..]].concat())["json_schema"], "{name}");
+        let text = printed.to_string();
+        assert!(!text.contains("common.json"), "{name} refers to a file");
+        // Both fail where a reference leads nowhere.
+        schema::check(
+            &name,
+            &json!({ "schema": 1, "error": { "kind": "failed", "exit_code": 1, "message": "no" } }),
+        );
+        assert!(!schema::is_valid(&name, &json!({})), "{name} takes anything");
+        assert!(!schema::is_valid(&name, &json!({ "schema": 2 })), "{name} takes any version");
+    }
+    refuse(&["schema", "teapot"], 2, "no command 'teapot'");
+    refuse(&["schema", "drive"], 2, "drive identify");
+}
+
+/// Scripts that read several commands need one rule for each name.
+#[test]
+fn a_field_has_one_type_in_all_documents() {
+    fn types(schema: &Value, defs: &Value) -> Vec<String> {
+        match schema["$ref"].as_str().and_then(|to| to.rsplit('/').next()) {
+            // An integer that may be too long for a reader, everywhere it is.
+            Some("big") => return vec!["big".into()],
+            Some(name) => return types(&defs[name], defs),
+            None => {}
+        }
+        if let Some(any) = schema["anyOf"].as_array() {
+            return any.iter().flat_map(|one| types(one, defs)).collect();
+        }
+        let of_value = |value: &Value| match value {
+            Value::Number(_) => "number",
+            Value::String(_) => "string",
+            Value::Bool(_) => "boolean",
+            other => panic!("{other}"),
+        };
+        let list = match (&schema["type"], &schema["const"]) {
+            (Value::String(one), _) => vec![one.clone()],
+            (Value::Array(list), _) => list.iter().map(|one| one.as_str().unwrap().to_owned()).collect(),
+            (_, value) => vec![of_value(value).to_owned()],
+        };
+        let list = list.into_iter().filter(|one| one != "null");
+        list.map(|one| if one == "integer" { "number".to_owned() } else { one }).collect()
+    }
+    fn fields(schema: &Value, defs: &Value, found: &mut BTreeMap<String, Vec<String>>) {
+        if let Some(to) = schema["$ref"].as_str() {
+            return fields(&defs[to.rsplit('/').next().unwrap()], defs, found);
+        }
+        for part in ["anyOf", "allOf"].iter().flat_map(|name| schema[*name].as_array()).flatten() {
+            fields(part, defs, found);
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            found.entry(name.clone()).or_default().extend(types(field, defs));
+        }
+    }
+    let mut of_all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names() {
+        let schema = schema::of(&name);
+        fields(&schema, &schema["$defs"], &mut of_all);
+    }
+    assert!(of_all.len() > 150, "{} fields", of_all.len());
+    for (name, mut types) in of_all {
+        types.sort();
+        types.dedup();
+        assert_eq!(types.len(), 1, "{name} is {types:?}");
+    }
+}
