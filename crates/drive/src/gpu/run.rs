@@ -204,11 +204,12 @@ impl<'a, 'm> Run<'a, 'm> {
         };
         let items: Vec<_> = batch.works.iter().map(item).collect();
         self.mark(&items, nonce)?;
-        let memory = match self.spare.launch.pop() {
+        let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
+        // One that was allocated for a batch that is carried out again may be shorter than others.
+        let memory = match self.spare.launch.extract_if(.., |region| region.len() >= bytes).next() {
             Some(region) => region,
             None => {
                 self.report.allocations += 1;
-                let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
                 self.queues.gpu.alloc(Place::PinnedHost, bytes)?
             }
         };
