@@ -36,6 +36,8 @@ pack() {
             sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
         strip -o "$dir/test-$name" "$built"
     done
+    cargo build --release -p onehop-transfer --example long_load
+    strip -o "$dir/long_load" "${CARGO_TARGET_DIR:-target}/release/examples/long_load"
     cp bed/cuda.sh "$dir"
     kernels "$dir"
     pack_sanitizer "$dir"
@@ -102,7 +104,7 @@ pack_sanitizer() {
 
 failed=0
 # Seconds that all of it may take.
-budget=${ONEHOP_BUDGET:-700}
+budget=${ONEHOP_BUDGET:-600}
 # A command that should succeed within so many seconds; what it said is in the log.
 expect() {
     local seconds=$1 begun=$SECONDS
@@ -177,6 +179,9 @@ checks() {
     expect 300 ./test-faults --test-threads=1 --nocapture on_the_gpu
     expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
     expect 120 ./test-gpu --test-threads=1 --nocapture
+    if [ -n "${ONEHOP_TEST_GPU:-}" ]; then
+        expect 60 ./long_load 0 2 128
+    fi
     echo "= (c) QEMU's drive"
     expect 90 ./test-qtest_matrix --test-threads=4
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"

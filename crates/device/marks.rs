@@ -3,10 +3,11 @@
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |
 //! |---|---|---|---|
-//! | `onehop_mark` | `first: u64, count: u64, word: u64` | any | 0 |
-//! | `onehop_marks_left` | `first: u64, count: u64, word: u64, left: u64` | any | 0 |
+//! | `onehop_mark` | `first: u64, word: u64, permit: u64, count: u32, launch: u32` | at most `Permit::MOST_BLOCKS` × any | 0 |
+//! | `onehop_marks_left` | `first: u64, word: u64, left: u64, count: u32` | any | 0 |
 //!
-//! `count` neighbouring words of eight bytes from `first` on, a multiple of eight; `left` is a zeroed word of four bytes.
+//! `count` neighbouring words of eight bytes from `first` on, a multiple of eight; `permit` and `launch` are those of
+//! `onehop_proto::kernel::Marking`; `left` is a zeroed word of four bytes.
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
 
@@ -14,6 +15,7 @@ use core::arch::{asm, nvptx};
 
 use onehop_device::gpu::Gpu;
 use onehop_proto::GpuAddr;
+use onehop_proto::kernel::{Marking, Seat, count_marks, run_mark};
 use onehop_proto::queue::Memory;
 
 #[panic_handler]
@@ -22,29 +24,27 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     unsafe { asm!("trap;", options(noreturn)) }
 }
 
-/// Calls `f` with the address of each word that is this thread's.
 #[inline(always)]
-fn each(first: u64, count: u64, mut f: impl FnMut(GpuAddr)) {
+fn seat() -> Seat {
     // SAFETY: these read registers.
-    let (block, blocks, thread, threads) = unsafe {
-        let (block, blocks) = (nvptx::_block_idx_x() as u64, nvptx::_grid_dim_x() as u64);
-        (block, blocks, nvptx::_thread_idx_x() as u64, nvptx::_block_dim_x() as u64)
-    };
-    let mut index = block * threads + thread;
-    while index < count {
-        f(GpuAddr(first).plus(index * 8));
-        index += blocks * threads;
+    unsafe {
+        Seat {
+            block: (nvptx::_block_idx_x() as u32, nvptx::_grid_dim_x() as u32),
+            thread: (nvptx::_thread_idx_x() as u32, nvptx::_block_dim_x() as u32),
+        }
     }
 }
 
-/// Writes the word to each place.
+/// Writes the word to each place, unless the host has taken the permit back before.
 ///
 /// # Safety
-/// The words are there, and nobody else writes them meanwhile.
+/// The permit is there; so are the words, which nobody else writes, as long as the host permits the launch.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, count: u64, word: u64) {
-    each(first, count, |at| Gpu.store_pair(at, [word as u32, (word >> 32) as u32]));
+pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64, count: u32, launch: u32) {
+    let marking = Marking { first: GpuAddr(first), count, word, permit: GpuAddr(permit), launch };
+    // SAFETY: every thread of the block comes to each of its barriers.
+    run_mark(&Gpu, &marking, seat(), || unsafe { nvptx::_syncthreads() });
 }
 
 /// Adds the number of places that hold the word to `left`.
@@ -53,11 +53,8 @@ pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, count: u64, word: u64)
 /// The words and `left` are there.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_marks_left(first: u64, count: u64, word: u64, left: u64) {
-    let mut mine = 0;
-    each(first, count, |at| {
-        mine += u32::from(Gpu.load_pair(at) == [word as u32, (word >> 32) as u32]);
-    });
+pub unsafe extern "ptx-kernel" fn onehop_marks_left(first: u64, word: u64, left: u64, count: u32) {
+    let mine = count_marks(&Gpu, (GpuAddr(first), count), word, seat());
     if mine > 0 {
         Gpu.fetch_add(GpuAddr(left), mine);
     }

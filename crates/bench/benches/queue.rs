@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use onehop_bench::{CpuQueue, NULL_DRIVE};
@@ -31,15 +32,10 @@ fn guard(c: &mut Criterion) {
         let mut at = 0;
         group.bench_function(BenchmarkId::new("bytes", bytes), |b| {
             b.iter(|| {
-                let marks = Marks {
-                    first: at * bytes,
-                    step: Marks::BYTES,
-                    count: bytes / Marks::BYTES,
-                    word: at + 1,
-                };
+                let marks = Marks { first: at * bytes, count: bytes / Marks::BYTES, word: at + 1 };
                 at = (at + 1) % reads;
-                mem.mark(&marks).unwrap();
-                mem.marks_left(&marks).unwrap()
+                mem.mark(&marks, Duration::ZERO).unwrap();
+                mem.marks_left(&marks, Duration::ZERO).unwrap()
             })
         });
     }

@@ -109,7 +109,8 @@ pub mod control {
     /// End.
     pub const STOP: u32 = 1;
     /// Let go of every command, say so in [`Report::resting`](super::Report::resting), and wait; at the next `RUN` the
-    /// descriptor is read again and the queues are new ones. What deleting and creating a queue pair amounts to.
+    /// descriptor is read again and the queues are new ones. What deleting and creating a queue pair amounts to. Data of
+    /// reads that were completed before it still comes when it is due, as it may from a drive; only `STOP` ends that.
     pub const REST: u32 = 2;
 }
 
@@ -248,11 +249,13 @@ pub enum FaultKind {
     Dead = 10,
     /// As [`FaultKind::WrongCid`], with the identifier of another command that is outstanding, where there is one.
     OtherCid = 11,
+    /// A read brings the first blocks of the namespace instead of its own, and fails with status `value`.
+    Garbled = 12,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Late,
         Self::Reorder,
         Self::Lost,
@@ -264,6 +267,7 @@ impl FaultKind {
         Self::SqhdLag,
         Self::Dead,
         Self::OtherCid,
+        Self::Garbled,
     ];
 
     pub(crate) const fn from_code(code: u32) -> Option<Self> {
@@ -279,6 +283,7 @@ impl FaultKind {
             9 => Self::SqhdLag,
             10 => Self::Dead,
             11 => Self::OtherCid,
+            12 => Self::Garbled,
             _ => return None,
         })
     }
@@ -319,8 +324,10 @@ layout! {
     sq_head 88 u32;
     /// The next completion queue entry to be posted.
     cq_tail 92 u32;
-    /// Zero.
-    reserved0 96 u64;
+    /// Commands, and data of completed reads, that wait for their time. While it rests that is data alone.
+    waiting 96 u32;
+    /// Zeroed when a new queue pair has been looked through.
+    unread 100 u32;
     /// Zero.
     reserved3 104 u64;
     /// Zero.

@@ -9,6 +9,8 @@
 //! its writes nor the `memcpy` of a simulated one, so a word that has arrived proves nothing about its neighbours. What
 //! remains is the assumption that an aligned word arrives whole.
 
+use std::time::Duration;
+
 use onehop_os::Marks;
 
 use crate::{Buffer, Result};
@@ -25,22 +27,27 @@ impl Canary {
         let at = buffer.at(offset).map_or(offset, |run| run.addr.0);
         let first = offset + (at.next_multiple_of(Marks::BYTES) - at);
         let count = (offset + len).saturating_sub(first) / Marks::BYTES;
-        Self(Marks { first, step: Marks::BYTES, count, word: nonce })
+        Self(Marks { first, count, word: nonce })
     }
 
-    /// Writes the nonces into memory that the controller does not write meanwhile.
+    /// Writes the nonces, within `limit`, into memory that the controller does not write meanwhile. Host memory needs no
+    /// time.
+    ///
+    /// # Errors
+    /// When the memory cannot be written in time; a GPU that other kernels fill does not come to write the nonces into its
+    /// own.
     #[inline]
-    pub(crate) fn place(&self, buffer: &Buffer) -> Result<()> {
-        Ok(buffer.memory().mark(&self.0)?)
+    pub(crate) fn place(&self, buffer: &Buffer, limit: Duration) -> Result<()> {
+        Ok(buffer.memory().mark(&self.0, limit)?)
     }
 
     /// Whether all data has taken the nonces' places.
     ///
     /// # Errors
-    /// When the memory cannot be read; a GPU that other kernels fill does not come to count the nonces in its own.
+    /// As for [`Self::place`].
     #[inline]
-    pub(crate) fn is_gone(&self, buffer: &Buffer) -> Result<bool> {
-        Ok(buffer.memory().marks_left(&self.0)? == 0)
+    pub(crate) fn is_gone(&self, buffer: &Buffer, limit: Duration) -> Result<bool> {
+        Ok(buffer.memory().marks_left(&self.0, limit)? == 0)
     }
 }
 

@@ -67,7 +67,7 @@ impl Entry {
     pub(crate) fn has_data(&self, holds: &Holds) -> bool {
         let Some(canary) = &self.canary else { return true };
         // Only host memory has a canary here, and that can always be read.
-        self.data(holds).is_none_or(|buffer| canary.is_gone(buffer).unwrap_or(false))
+        self.data(holds).is_none_or(|buffer| canary.is_gone(buffer, Duration::ZERO).unwrap_or(false))
     }
 
     /// Keeps its memory until the controller is reset.
@@ -87,7 +87,7 @@ impl Entry {
     /// Marks the memory of a read anew: an earlier try may have brought a part of the data.
     pub(crate) fn mark_again(&self, holds: &Holds) -> Result<()> {
         match (&self.canary, self.data(holds)) {
-            (Some(canary), Some(buffer)) => canary.place(buffer),
+            (Some(canary), Some(buffer)) => canary.place(buffer, Duration::ZERO),
             _ => Ok(()),
         }
     }

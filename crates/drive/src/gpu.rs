@@ -194,7 +194,7 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn read(&self, ns: &Namespace, jobs: &[GpuJob], into: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Read, ns, jobs, into, None, None)
+        self.run(Op::Read, ns, jobs, into, None, &mut |_| true)
     }
 
     /// Has the GPU write blocks from a buffer.
@@ -202,11 +202,11 @@ impl GpuQueues {
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
     pub fn write(&self, ns: &Namespace, jobs: &[GpuJob], from: &Buffer) -> Result<GpuReport> {
-        self.run(Op::Write, ns, jobs, from, None, None)
+        self.run(Op::Write, ns, jobs, from, None, &mut |_| true)
     }
 
-    /// As [`read`](Self::read) or [`write`](Self::write), in batches of at most some tenths of a second. `progress` gets the
-    /// bytes of each batch; when it returns false, the job is cancelled.
+    /// As [`read`](Self::read) or [`write`](Self::write), with a watcher. `progress` is called every few hundredths of a second
+    /// with the bytes that were moved since; when it returns false, the job is cancelled.
     ///
     /// # Errors
     /// As for the others; and [`Error::Cancelled`].
@@ -218,7 +218,7 @@ impl GpuQueues {
         buffer: &Buffer,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<GpuReport> {
-        self.run(op, ns, jobs, buffer, None, Some(progress))
+        self.run(op, ns, jobs, buffer, None, progress)
     }
 
     /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that take the times
@@ -240,7 +240,7 @@ impl GpuQueues {
             return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why });
         }
         let mut meter = Meter::new(metered, self.setup.queues.max(1).into(), jobs.len());
-        let report = self.run(op, ns, jobs, buffer, Some(&mut meter), None)?;
+        let report = self.run(op, ns, jobs, buffer, Some(&mut meter), &mut |_| true)?;
         Ok((report, meter.times()))
     }
 
@@ -251,7 +251,7 @@ impl GpuQueues {
         jobs: &[GpuJob],
         buffer: &Buffer,
         meter: Option<&mut Meter<'_>>,
-        progress: Option<&mut dyn FnMut(u64) -> bool>,
+        progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<GpuReport> {
         if op.writes() {
             self.drive.allow_writes()?;
@@ -262,11 +262,7 @@ impl GpuQueues {
         let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         let mut plan = BatchPlan::new(&self.drive, op, ns, jobs, buffer)?;
         let _writing = op.writes().then(|| ns.account.writing());
-        let run = Run::new(self, op, ns, buffer, meter, &mut spare);
-        match progress {
-            Some(progress) => run.transfer(&mut plan.paced(), progress),
-            None => run.transfer(&mut plan, &mut |_| true),
-        }
+        Run::new(self, op, ns, buffer, meter, &mut spare, progress).transfer(&mut plan)
     }
 
     /// Gets everything that is in flight out of the controller's hands.

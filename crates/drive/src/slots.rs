@@ -198,7 +198,7 @@ impl Slots {
         }
         let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
         let canary = Canary::new(buffer, offset, bytes, nonces.next());
-        canary.place(buffer)?;
+        canary.place(buffer, Duration::ZERO)?;
         Ok(Some(canary))
     }
 

@@ -73,6 +73,8 @@ const ROWS: &[Row] = &[
     row("fail-once@n=5", Sees::Data),
     row("fail-once@n=5,crd=1", Sees::Data),
     row("fail-once@n=4&fault=lost@n=5", Sees::DataAfterRecovery),
+    row("garbled@n=5", Sees::Data),
+    row("garbled@lba=9-9&fault=torn@lba=9-9,n=2,delay=15ms", Sees::Data),
     row("fail@lba=9-9", Sees::CommandError),
     row("media@lba=9-9", Sees::CommandError),
     row("wrong-cid@n=5", Sees::DataAfterRecovery),

@@ -1,6 +1,7 @@
 //! What can go wrong with a GPU.
 
 use std::io::ErrorKind;
+use std::time::Duration;
 
 use onehop_proto::GpuAddr;
 
@@ -76,6 +77,24 @@ pub enum Error {
         what: String,
         /// How long it was waited for.
         seconds: u64,
+    },
+    /// A kernel did not end in time, and was cancelled: it writes nothing any more, even if it starts later.
+    #[error("{what} did not end within {limit:?} and was cancelled")]
+    Cancelled {
+        /// What was started.
+        what: String,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// A kernel did not end in time, and could not be cancelled because it was writing.
+    #[error(
+        "{what} did not end within {limit:?} and is still writing: do not use this memory before the GPU is idle"
+    )]
+    StillWriting {
+        /// What was started.
+        what: String,
+        /// How long it was waited for.
+        limit: Duration,
     },
     /// The GPU, its driver or the platform cannot do it.
     #[error("{what} is not possible here: {why}")]

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use onehop_os::{DmaBuf, DmaMemory, HostMem, Marks, Udmabuf};
 use onehop_proto::GpuAddr;
@@ -47,10 +48,10 @@ pub(crate) trait DeviceBytes: Send + Sync {
     fn write(&self, offset: usize, data: &[u8]) -> Result<()>;
     /// Sets every byte of a range.
     fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()>;
-    /// Puts a word in several places.
-    fn mark(&self, marks: &Marks) -> Result<()>;
+    /// Puts a word in several places, as [`DmaMemory::mark`] does.
+    fn mark(&self, marks: &Marks, limit: Duration) -> Result<()>;
     /// How many of them still hold it.
-    fn marks_left(&self, marks: &Marks) -> Result<u64>;
+    fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64>;
     /// A dma-buf of a range.
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
     /// A file descriptor by which another process opens all of it, where it is shared that way.
@@ -257,11 +258,19 @@ impl Region {
     }
 
     fn check_word(&self, offset: usize) -> Result<()> {
-        self.check(offset, 4)?;
-        if self.addr.plus(offset as u64).0.is_multiple_of(4) {
+        self.check_aligned(offset, 4, 4)
+    }
+
+    fn check_marks(&self, marks: &Marks) -> Result<()> {
+        self.check_aligned(marks.first as usize, marks.span() as usize, Marks::BYTES)
+    }
+
+    fn check_aligned(&self, offset: usize, bytes: usize, align: u64) -> Result<()> {
+        self.check(offset, bytes)?;
+        if self.addr.plus(offset as u64).0.is_multiple_of(align) {
             Ok(())
         } else {
-            Err(onehop_os::Error::OutOfRange { offset, bytes: 4, len: self.len }.into())
+            Err(onehop_os::Error::OutOfRange { offset, bytes, len: self.len }.into())
         }
     }
 }
@@ -293,22 +302,23 @@ impl DmaMemory for Region {
         }
     }
 
-    fn mark(&self, marks: &Marks) -> onehop_os::Result<()> {
+    fn mark(&self, marks: &Marks, limit: Duration) -> onehop_os::Result<()> {
         match &self.backing {
-            Backing::Host { mem, .. } => mem.mark(marks),
+            Backing::Host { mem, .. } => mem.mark(marks, limit),
             Backing::Device { mem, start } => {
-                self.check(marks.first as usize, marks.span() as usize).map_err(refused)?;
-                mem.mark(&Marks { first: *start as u64 + marks.first, ..*marks }).map_err(refused)
+                self.check_marks(marks).map_err(refused)?;
+                mem.mark(&Marks { first: *start as u64 + marks.first, ..*marks }, limit).map_err(refused)
             }
         }
     }
 
-    fn marks_left(&self, marks: &Marks) -> onehop_os::Result<u64> {
+    fn marks_left(&self, marks: &Marks, limit: Duration) -> onehop_os::Result<u64> {
         match &self.backing {
-            Backing::Host { mem, .. } => mem.marks_left(marks),
+            Backing::Host { mem, .. } => mem.marks_left(marks, limit),
             Backing::Device { mem, start } => {
-                self.check(marks.first as usize, marks.span() as usize).map_err(refused)?;
-                mem.marks_left(&Marks { first: *start as u64 + marks.first, ..*marks }).map_err(refused)
+                self.check_marks(marks).map_err(refused)?;
+                let marks = Marks { first: *start as u64 + marks.first, ..*marks };
+                mem.marks_left(&marks, limit).map_err(refused)
             }
         }
     }
@@ -342,17 +352,13 @@ mod tests {
             self.0.lock().unwrap()[offset..offset + bytes].fill(value);
             Ok(())
         }
-        fn mark(&self, marks: &Marks) -> Result<()> {
-            marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_le_bytes()))
+        fn mark(&self, marks: &Marks, _: Duration) -> Result<()> {
+            self.write(marks.first as usize, &marks.word.to_le_bytes().repeat(marks.count as usize))
         }
-        fn marks_left(&self, marks: &Marks) -> Result<u64> {
-            let mut word = [0; 8];
-            let mut left = 0;
-            for at in marks.places() {
-                self.read(at as usize, &mut word)?;
-                left += u64::from(u64::from_le_bytes(word) == marks.word);
-            }
-            Ok(left)
+        fn marks_left(&self, marks: &Marks, _: Duration) -> Result<u64> {
+            let mut bytes = vec![0; marks.span() as usize];
+            self.read(marks.first as usize, &mut bytes)?;
+            Ok(bytes.chunks(8).filter(|word| **word == marks.word.to_le_bytes()).count() as u64)
         }
         fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {
             Ok(DmaBuf {
@@ -396,25 +402,30 @@ mod tests {
 
     #[test]
     fn marks_show_what_was_not_overwritten() {
+        const LIMIT: Duration = Duration::from_secs(5);
         for region in both() {
-            // Aligned to eight bytes and not.
-            for start in [0, 4] {
+            // The marks are aligned where the region is not.
+            for (start, first) in [(0, 504), (4, 508)] {
                 let part = region.slice(start..start + 2000).unwrap();
-                let marks = Marks { first: 504, step: 512, count: 3, word: 0x0123_4567_89ab_cdef };
+                let marks = Marks { first, count: 3, word: 0x0123_4567_89ab_cdef };
                 part.fill(0, 2000, 0).unwrap();
-                part.mark(&marks).unwrap();
-                assert_eq!(part.marks_left(&marks).unwrap(), 3);
-                part.write(1016, &[0xff; 8]).unwrap();
-                assert_eq!(part.marks_left(&marks).unwrap(), 2);
+                part.mark(&marks, LIMIT).unwrap();
+                assert_eq!(part.marks_left(&marks, LIMIT).unwrap(), 3);
+                part.write(first as usize + 8, &[0xff; 8]).unwrap();
+                assert_eq!(part.marks_left(&marks, LIMIT).unwrap(), 2);
                 let mut all = [0; 2000];
                 part.read(0, &mut all).unwrap();
                 assert_eq!(all.iter().filter(|byte| **byte != 0).count(), 24);
                 for bad in [
-                    Marks { count: 4, ..marks },
-                    Marks { first: 970, ..marks },
-                    Marks { step: u64::MAX, ..marks },
+                    Marks { count: 200, ..marks },
+                    Marks { first: first + 1480, ..marks },
+                    Marks { first: first + 4, ..marks },
+                    Marks { count: u64::MAX, ..marks },
                 ] {
-                    assert!(part.mark(&bad).is_err() && part.marks_left(&bad).is_err(), "{bad:?}");
+                    assert!(
+                        part.mark(&bad, LIMIT).is_err() && part.marks_left(&bad, LIMIT).is_err(),
+                        "{bad:?}"
+                    );
                 }
             }
         }

@@ -337,48 +337,26 @@ impl HostMem {
 
     pub(crate) fn mark(&self, marks: &Marks) -> Result<()> {
         self.check_writable()?;
-        let is_aligned = self.check_marks(marks)?;
-        if is_aligned && marks.is_dense() {
-            self.qwords(marks).iter().for_each(|place| place.store(marks.word, Ordering::Relaxed));
-        } else if is_aligned {
-            marks.places().for_each(|at| self.qword(at as usize).store(marks.word, Ordering::Relaxed));
-        } else {
-            marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_ne_bytes()))?;
-        }
+        self.marked(marks)?.iter().for_each(|place| place.store(marks.word, Ordering::Relaxed));
         Ok(())
     }
 
     pub(crate) fn marks_left(&self, marks: &Marks) -> Result<u64> {
-        let is_aligned = self.check_marks(marks)?;
-        if is_aligned && marks.is_dense() {
-            let is_left = |place: &&AtomicU64| place.load(Ordering::Relaxed) == marks.word;
-            return Ok(self.qwords(marks).iter().filter(is_left).count() as u64);
-        }
-        if is_aligned {
-            let is_left = |at: &u64| self.qword(*at as usize).load(Ordering::Relaxed) == marks.word;
-            return Ok(marks.places().filter(is_left).count() as u64);
-        }
-        let mut left = 0;
-        for at in marks.places() {
-            let mut word = [0; 8];
-            self.read(at as usize, &mut word)?;
-            left += u64::from(u64::from_ne_bytes(word) == marks.word);
-        }
-        Ok(left)
+        let is_left = |place: &&AtomicU64| place.load(Ordering::Relaxed) == marks.word;
+        Ok(self.marked(marks)?.iter().filter(is_left).count() as u64)
     }
 
-    /// The places of dense marks that were checked to be aligned.
-    fn qwords(&self, marks: &Marks) -> &[AtomicU64] {
-        let first = self.host_ptr().wrapping_add(marks.first as usize);
-        // SAFETY: the caller has checked that `count` aligned words from `first` on are in range; the mapping outlives &self.
-        // References to it are of atomics alone; see `Mapping`'s Sync for those who take the pointer.
-        unsafe { std::slice::from_raw_parts(first.cast(), marks.count as usize) }
-    }
-
-    /// Checks that all of them lie within, and tells whether all are aligned.
-    fn check_marks(&self, marks: &Marks) -> Result<bool> {
-        self.check(marks.first as usize, marks.span() as usize)?;
-        Ok((self.offset as u64 + marks.first).is_multiple_of(8) && marks.step.is_multiple_of(8))
+    /// The places of marks.
+    fn marked(&self, marks: &Marks) -> Result<&[AtomicU64]> {
+        let (offset, bytes) = (marks.first as usize, marks.span() as usize);
+        self.check(offset, bytes)?;
+        let first = self.host_ptr().wrapping_add(offset);
+        if !first.cast::<AtomicU64>().is_aligned() {
+            return Err(Error::OutOfRange { offset, bytes, len: self.len });
+        }
+        // SAFETY: `count` aligned words from `first` on are in range; the mapping outlives &self. References to it are of atomics
+        // alone; see `Mapping`'s Sync for those who take the pointer.
+        Ok(unsafe { std::slice::from_raw_parts(first.cast(), marks.count as usize) })
     }
 
     /// Sets every byte of a range.

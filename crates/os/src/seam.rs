@@ -70,29 +70,32 @@ pub trait DmaMemory {
     fn dma_buf(&self) -> Option<Result<DmaBuf>> {
         None
     }
-    /// Puts a word in places that a device is about to write.
+    /// Puts a word in all places that a device is about to write, within `limit`.
     ///
     /// # Errors
-    /// When one of them does not lie within the memory, or it cannot be written.
-    fn mark(&self, marks: &Marks) -> Result<()> {
+    /// When they do not lie within the memory, or it was not written in time. Unless the error says otherwise, nothing is
+    /// written any more when this returns.
+    fn mark(&self, marks: &Marks, limit: Duration) -> Result<()> {
+        let _ = limit;
         self.host().ok_or(Error::NotReachable)?.mark(marks)
     }
-    /// How many of the places still hold the word.
+    /// How many of the places still hold the word, answered within `limit`.
     ///
     /// # Errors
-    /// When one of them does not lie within the memory, or it cannot be read.
-    fn marks_left(&self, marks: &Marks) -> Result<u64> {
+    /// When they do not lie within the memory, or it was not read in time.
+    fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64> {
+        let _ = limit;
         self.host().ok_or(Error::NotReachable)?.marks_left(marks)
     }
 }
 
-/// Places at equal distances that hold the same word: they show which memory a device has not written yet.
+/// Neighbouring words that all hold the same: they show which memory a device has not written yet.
+///
+/// They leave no byte out, because a device may write in any order: a word that it has written proves nothing about the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
-    /// Where the first word lies, in bytes.
+    /// Where the first word lies, in bytes: a multiple of eight in memory.
     pub first: u64,
-    /// From one to the next.
-    pub step: u64,
     /// How many.
     pub count: u64,
     /// The word.
@@ -103,22 +106,10 @@ impl Marks {
     /// Bytes of a word.
     pub const BYTES: u64 = 8;
 
-    /// Whether they cover every byte between the first and the last.
+    /// Bytes of all.
     #[must_use]
-    pub const fn is_dense(&self) -> bool {
-        self.step == Self::BYTES
-    }
-
-    /// Where they lie.
-    pub fn places(&self) -> impl Iterator<Item = u64> + use<> {
-        let Self { first, step, count, .. } = *self;
-        (0..count).map(move |i| first.saturating_add(i.saturating_mul(step)))
-    }
-
-    /// From the first word's start to the last one's end.
-    #[must_use]
-    pub fn span(&self) -> u64 {
-        self.count.checked_sub(1).map_or(0, |gaps| gaps.saturating_mul(self.step).saturating_add(Self::BYTES))
+    pub const fn span(&self) -> u64 {
+        self.count.saturating_mul(Self::BYTES)
     }
 }
 

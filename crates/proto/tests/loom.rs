@@ -5,6 +5,8 @@
 
 #[path = "loom/gate.rs"]
 mod gate;
+#[path = "loom/marks.rs"]
+mod marks;
 
 use std::cell::Cell;
 

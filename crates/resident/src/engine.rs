@@ -1,7 +1,8 @@
 //! Creates, deletes and rings queue pairs that resident warps serve.
 //!
 //! The warps start with the first pair and end with the last one: memory that is given back while a GPU's kernel stays is
-//! put off until it has gone.
+//! put off until it has gone. Where data of completed reads is still to come when the last pair is deleted, they stay until the
+//! controller is reset, or a later pair has been deleted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -148,7 +149,12 @@ impl Engine {
                 armed.fault.fired += after.fired.saturating_sub(before.fired);
             }
         }
-        if state.slots.iter().all(|slot| slot.served.is_none()) {
+    }
+
+    /// Stops the warps when they have nothing to do any more.
+    fn stop_if_idle(&self, state: &mut State) {
+        let is_late = |qid| self.pairs.report(qid).is_ok_and(|report| report.waiting > 0);
+        if state.slots.iter().all(|slot| slot.served.is_none()) && !self.pairs.numbers().any(is_late) {
             self.stop(state);
         }
     }
@@ -210,7 +216,9 @@ impl IoEngine for Engine {
     }
 
     fn delete_sq(&self, qid: u16) {
-        self.end(&mut locked(&self.state), qid);
+        let mut state = locked(&self.state);
+        self.end(&mut state, qid);
+        self.stop_if_idle(&mut state);
     }
 
     fn delete_cq(&self, qid: u16) {
@@ -224,6 +232,8 @@ impl IoEngine for Engine {
         for qid in self.pairs.numbers() {
             self.end(&mut state, qid);
         }
+        // Nothing is written to the host's memory after a reset.
+        self.stop(&mut state);
         state.slots.iter_mut().for_each(|slot| slot.cq = None);
     }
 

@@ -81,6 +81,7 @@ fn kind(kind: Sim) -> Result<(FaultKind, Option<Strike>)> {
         Sim::Reorder => (FaultKind::Reorder, None),
         Sim::Lost => (FaultKind::Lost, None),
         Sim::Torn => (FaultKind::Torn, None),
+        Sim::Garbled => (FaultKind::Garbled, None),
         Sim::FailOnce | Sim::Fail | Sim::Media => (FaultKind::Fail, None),
         Sim::WrongCid => (FaultKind::WrongCid, None),
         Sim::OtherCid => (FaultKind::OtherCid, None),
@@ -108,7 +109,7 @@ fn value(fault: &onehop_sim::Fault) -> u32 {
     match fault.kind {
         Sim::Reorder => fault.by.unwrap_or(1),
         Sim::SqhdLag => fault.by.unwrap_or(4),
-        Sim::FailOnce => status(Status::INTERNAL_ERROR).with_crd(fault.crd).0.into(),
+        Sim::FailOnce | Sim::Garbled => status(Status::INTERNAL_ERROR).with_crd(fault.crd).0.into(),
         Sim::Fail => status(Status::INTERNAL_ERROR).with_dnr().0.into(),
         Sim::Media => status(Status::UNRECOVERED_READ).with_dnr().0.into(),
         _ => 0,

@@ -1,5 +1,5 @@
-//! The self-test of a receiver: words in every part of every buffer have to be overwritten by samples. That everything was
-//! set up without an error shows nothing.
+//! The self-test of a receiver: every word of every buffer has to be overwritten by samples. That everything was set up
+//! without an error shows nothing, and a word that was written nothing about its neighbours.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,11 +18,10 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Receives until every buffer was filled from its start to its end; `limit` is how long each block may take to come.
 pub(crate) fn prove(receiver: &mut Receiver, limit: Duration, watch: Watch<'_>) -> Result<()> {
     let memory = receiver.ring()?;
-    let (bytes, burst) = (u64::from(memory.shape.bytes()), u64::from(memory.shape.burst_bytes()));
-    let step = burst.min(512);
-    let marks = Marks { first: 0, step, count: bytes / step, word: random_word() };
+    let bytes = u64::from(memory.shape.bytes());
+    let marks = Marks { first: 0, count: bytes / Marks::BYTES, word: random_word() };
     for buffer in 0..BUFFERS {
-        memory.block(buffer)?.mark(&marks)?;
+        memory.block(buffer)?.mark(&marks, limit)?;
     }
     receiver.start()?;
     let proved = fill(receiver, &marks, limit, watch);
@@ -47,13 +46,13 @@ fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_
         };
         // What there is of a block lies at the start of its buffer.
         let there = u64::from(arrival.extents.samples()) * u64::from(receiver.ring()?.shape.format.bytes());
-        let marks = Marks { count: there.div_ceil(marks.step).min(marks.count), ..*marks };
-        let left = block.marks_left(&marks)?;
+        let marks = Marks { count: (there / Marks::BYTES).min(marks.count), ..*marks };
+        let left = block.marks_left(&marks, limit)?;
         receiver.card().write(regs::RX_CONFIRM, 0);
         if left > 0 {
             return Err(Error::Lost {
                 what: format!(
-                    "the board says that buffer {buffer} is filled, and {left} of {} parts of it were not written: the \
+                    "the board says that buffer {buffer} is filled, and {left} of {} words of it were not written: the \
                      machine drops what the board writes there",
                     marks.count
                 ),

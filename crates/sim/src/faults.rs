@@ -51,6 +51,8 @@ kinds! {
     FailOnce, "fail-once";
     /// The command fails with `status` (0/06) and is not to be retried.
     Fail, "fail";
+    /// A read brings the first blocks of the namespace instead of its own and fails with `status` (0/06), to be retried.
+    Garbled, "garbled";
     /// The completion carries an identifier that is not outstanding; the command itself never completes.
     WrongCid, "wrong-cid";
     /// As wrong-cid, with the identifier of another command that is outstanding, where there is one.
@@ -159,10 +161,10 @@ impl Fault {
     /// How often it strikes at most, if that is limited.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        use FaultKind::{Cfs, FailOnce, Gone, PowerLoss};
+        use FaultKind::{Cfs, FailOnce, Garbled, Gone, PowerLoss};
         let repeated = self.when.every.is_some() || self.when.p.is_some();
         match self.kind {
-            Cfs | Gone | PowerLoss | FailOnce if !repeated => self.count.or(Some(1)),
+            Cfs | Gone | PowerLoss | FailOnce | Garbled if !repeated => self.count.or(Some(1)),
             _ => self.count,
         }
     }

@@ -204,19 +204,23 @@ impl Device {
         let mptr = self.meta_pointer(command, &layout)?;
         let spans = self.find_spans(command.sqid, &command.sqe, layout.transfer(), Way::ToHost)?;
         let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
-        let loaded = self.load(rw, &layout, &mut mixed, &mut meta);
+        let effects = command.effects.as_deref();
+        let garbled = effects.and_then(|effects| effects.garbled);
+        let from = Rw { lba: if garbled.is_some() { 0 } else { rw.lba }, ..*rw };
+        let loaded = self.load(&from, &layout, &mut mixed, &mut meta);
         let done = loaded.and_then(|()| {
             if let Some(mptr) = mptr {
                 let put = self.space.write(mptr, &meta);
                 put.map_err(|at| self.transfer_failed(command.sqid, "metadata of a read", at))?;
             }
-            if let Some((wait, order)) = command.effects.as_deref().and_then(|e| e.torn) {
+            if let (Some((wait, order)), None) = (effects.and_then(|effects| effects.torn), garbled) {
                 let late = LateData::new(command.sqid, &spans, &mixed, wait, order, &mut self.rng);
                 self.after(late.wait, Task::Data(late));
                 return Ok(());
             }
             let put = self.scatter(&spans, &mixed);
-            put.map_err(|at| self.transfer_failed(command.sqid, "data of a read", at))
+            put.map_err(|at| self.transfer_failed(command.sqid, "data of a read", at))?;
+            garbled.map_or(Ok(()), |status| Err(self.crd_allowed(command, status).into()))
         });
         (self.buffer, self.meta) = (mixed, meta);
         self.give_back(spans);

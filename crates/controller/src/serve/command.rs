@@ -120,9 +120,7 @@ impl<W: Engine> Server<'_, W> {
             }
             Ok(false) => self.finish(cid, Status::SUCCESS, effect),
             Err(refusal) => {
-                if let Some((rule, detail)) = refusal.breach
-                    && effect != Effect::QUIET
-                {
+                if let Some((rule, detail)) = refusal.breach {
                     self.breach(rule, cid, detail);
                 }
                 self.finish(cid, refusal.status, effect);
@@ -144,7 +142,8 @@ impl<W: Engine> Server<'_, W> {
             return Ok(false);
         };
         let bytes = u64::from(blocks) << pair.lba_shift;
-        self.set_long(word::PLACE, pair.namespace.plus(lba << pair.lba_shift).0);
+        let from = if effect.kind() == Some(FaultKind::Garbled) { 0 } else { lba };
+        self.set_long(word::PLACE, pair.namespace.plus(from << pair.lba_shift).0);
         self.set(word::UNITS, (bytes / 16) as u32);
         self.set(word::DIFFERENT, 0);
         let (work, counter) = match opcode {
@@ -203,7 +202,11 @@ impl<W: Engine> Server<'_, W> {
         let effect = Effect(self.get(word::EFFECT));
         let cid = self.get(self.get(word::JOB)) >> 16;
         let differs = self.get(word::TASK) == task::COMPARE && self.get(word::DIFFERENT) != 0;
-        let status = if differs { Status::COMPARE_FAILURE.with_dnr() } else { Status::SUCCESS };
+        let status = match effect.kind() {
+            Some(FaultKind::Garbled) => Status(self.value_of(effect) as u16),
+            _ if differs => Status::COMPARE_FAILURE.with_dnr(),
+            _ => Status::SUCCESS,
+        };
         self.finish(cid, status, effect);
     }
 

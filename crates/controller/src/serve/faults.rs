@@ -57,8 +57,9 @@ impl<W: Engine> Server<'_, W> {
     fn fits(&self, index: u32, sqe: &Sqe) -> bool {
         let op = sqe.opcode();
         let opcodes = self.fault(index, OPCODES);
-        let torn = self.fault(index, KIND) == FaultKind::Torn as u32;
-        if opcodes != 0 && (op >= 32 || opcodes >> op & 1 == 0) || torn && op != opcode::READ {
+        let kind = self.fault(index, KIND);
+        let of_reads = kind == FaultKind::Torn as u32 || kind == FaultKind::Garbled as u32;
+        if opcodes != 0 && (op >= 32 || opcodes >> op & 1 == 0) || of_reads && op != opcode::READ {
             return false;
         }
         let (first, last) = (self.long(at(index, FIRST)), self.long(at(index, LAST)));

@@ -18,6 +18,8 @@ mod finish;
 mod moving;
 mod parked;
 
+use core::mem::offset_of;
+
 use onehop_proto::GpuAddr;
 
 use crate::layout::{Fault, LOCAL_SPANS, MAX_FAULTS, Pair, Report};
@@ -147,7 +149,14 @@ pub fn serve<W: Engine>(warp: &W, at: W::Addr) -> Exit {
 impl<W: Engine> Server<'_, W> {
     /// Clears what outlives a rest.
     fn begin(&self) {
-        let warp = self.warp;
+        let (warp, pair) = (self.warp, &self.pair);
+        warp.each(|lane| {
+            let mut i = lane;
+            while i < pair.parked_count {
+                warp.store(self.parked_at(i, parked::KIND), parked::NONE);
+                i += warp.lanes();
+            }
+        });
         warp.once(|| {
             for at in 0..word::STATE {
                 warp.set_local(at, 0);
@@ -185,7 +194,7 @@ impl<W: Engine> Server<'_, W> {
         true
     }
 
-    /// New queues: nothing is in flight, nothing waits.
+    /// New queues: nothing is in flight, and nothing waits but data of reads that an earlier pair completed.
     fn prepare(&self) {
         let (warp, pair) = (self.warp, &self.pair);
         warp.each(|lane| {
@@ -195,26 +204,25 @@ impl<W: Engine> Server<'_, W> {
                 at += warp.lanes();
             }
             let mut i = lane;
-            while i < pair.parked_count {
-                warp.store(self.parked_at(i, parked::KIND), parked::NONE);
-                i += warp.lanes();
-            }
-            let mut i = lane;
             while i < pair.fault_count * FAULT_WORDS {
                 warp.set_local(FAULTS + i, warp.load(pair.faults.plus(4 * u64::from(i))));
                 i += warp.lanes();
             }
         });
         warp.once(|| {
+            let late = self.get(word::PARKED);
             for at in word::WISH..word::DUE {
                 self.set(at, 0);
             }
+            self.set(word::PARKED, late);
             self.set(word::PHASE, 1);
             self.set(word::WRONG_TAIL, u32::MAX);
             self.set(word::WRONG_HEAD, u32::MAX);
-            self.set_long(word::DUE, u64::MAX);
+            // To be found out.
+            self.set_long(word::DUE, 0);
             let spare = self.may_complete_twice() && pair.cq_entries > 2;
             self.set(word::SPARE, u32::from(spare));
+            warp.store_release(pair.report.plus(offset_of!(Report, unread) as u64), 0);
         });
     }
 
@@ -250,33 +258,41 @@ impl<W: Engine> Server<'_, W> {
         }
     }
 
-    /// Waits until the host wants to go on; gives the end if it comes first.
+    /// Lets go of every command, and brings the data of those that were completed, until the host wants to go on; gives
+    /// the end if it comes first.
     fn rest(&self) -> Option<Exit> {
         let (warp, report) = (self.warp, self.pair.report);
-        let resting = report.plus(core::mem::offset_of!(Report, resting) as u64);
-        warp.once(|| warp.store_release(resting, 1));
-        let mut turn = 0;
+        let resting = report.plus(offset_of!(Report, resting) as u64);
+        warp.once(|| {
+            self.let_go();
+            self.tell();
+            warp.store_release(resting, 1);
+        });
         let exit = loop {
-            // Two words in turns, neither written by anything else here: a slow lane still reads the one.
-            turn ^= 1;
-            let at = word::COUNT + turn;
-            warp.once(|| {
-                self.look();
-                self.set(at, self.get(word::WISH));
-            });
-            let wish = warp.local(at);
+            warp.once(|| self.look());
+            let wish = warp.local(word::WISH);
             match wish.checked_sub(wish::EXIT) {
                 Some(code) => break Exit::from_code(code),
-                None if wish == wish::REST => warp.pause(),
+                None if wish == wish::REST => {}
                 None => break None,
             }
+            // Also a barrier: a slow lane has read the wish before the next look.
+            warp.once(|| self.think());
+            match warp.local(word::TASK) {
+                task::NOTHING => warp.pause(),
+                work => warp.each(|lane| self.work(work, lane)),
+            }
         };
-        warp.once(|| warp.store_release(resting, 0));
+        // What the lanes were moving has been moved.
+        warp.once(|| {
+            self.set(word::MOVING, 0);
+            warp.store_release(resting, 0);
+        });
         exit
     }
 
     fn end(&self, exit: Exit) -> Exit {
-        let at = self.pair.report.plus(core::mem::offset_of!(Report, exit) as u64);
+        let at = self.pair.report.plus(offset_of!(Report, exit) as u64);
         self.warp.once(|| {
             self.tell();
             self.warp.store_release(at, exit as u32);
@@ -286,7 +302,6 @@ impl<W: Engine> Server<'_, W> {
 
     /// Writes the counters down.
     fn tell(&self) {
-        use core::mem::offset_of;
         let (warp, at) = (self.warp, self.pair.report);
         for (offset, counter) in [
             (offset_of!(Report, commands), word::COMMANDS),
@@ -304,6 +319,7 @@ impl<W: Engine> Server<'_, W> {
         put(warp, at, offset_of!(Report, elapsed), warp.now().wrapping_sub(self.long(word::BEGUN)));
         warp.store(at.plus(offset_of!(Report, fired) as u64), self.get(word::FIRED));
         warp.store(at.plus(offset_of!(Report, crowded) as u64), self.get(word::CROWDED));
+        warp.store(at.plus(offset_of!(Report, waiting) as u64), self.get(word::PARKED));
     }
 
     #[inline(never)]

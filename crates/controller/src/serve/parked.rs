@@ -107,6 +107,23 @@ impl<W: Engine> Server<'_, W> {
         (kind, Effect(warp.load(self.parked_at(index, EFFECT))), extra)
     }
 
+    /// Lets go of all that waits but data: its reads were completed, and nothing but a reset keeps it from coming.
+    pub(super) fn let_go(&self) {
+        let mut late = 0;
+        for index in 0..self.pair.parked_count {
+            let kind = self.parked_at(index, KIND);
+            match self.warp.load(kind) {
+                DATA => late += 1,
+                NONE => {}
+                _ => self.warp.store(kind, NONE),
+            }
+        }
+        for at in [word::COUNT, word::NEXT, word::DONE, word::OWED, word::HELD] {
+            self.set(at, 0);
+        }
+        self.set(word::PARKED, late);
+    }
+
     /// The command that is being executed.
     pub(super) fn job(&self) -> Sqe {
         let at = self.get(word::JOB);

@@ -16,7 +16,6 @@ use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::Inner;
-use crate::durability::Writes;
 use crate::ladder::Participant;
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Recovery, Result};
@@ -174,16 +173,6 @@ impl GpuCell {
         Ok(false)
     }
 
-    /// The count of completions that threads have taken, where they share a queue.
-    pub(crate) fn completions(&self) -> Result<Option<Region>> {
-        let pairs = self.lock();
-        let Some(pair) = pairs.list.first() else { return Ok(None) };
-        let rings = &pair.queue.rings;
-        let layout = SharedLayout::new(rings.sq_entries, rings.cq_entries);
-        let at = layout.map(|layout| layout.completions() as usize);
-        Ok(at.map(|at| pair.control.slice(at..at + 4)).transpose()?)
-    }
-
     /// The pairs, created on the controller if they are not there. When this fails, none of them is.
     pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState) -> Result<Vec<KernelQueue>> {
         let (queues, taken) = {
@@ -204,15 +193,12 @@ impl GpuCell {
                 let why = "threads of a kernel did not come out of the queue that was lent to them";
                 return Err(Error::Gpu(why.into()));
             }
-            // What threads have written in the queue's last life, before its count goes.
-            gate.iter().for_each(|gate| gate.count());
             let mut made = Vec::new();
             let created = self.create_all(drive, state, &mut made);
             if let Err(error) = created.and_then(|()| self.prepare(drive)) {
                 self.undo(drive, state, &made);
                 return Err(error);
             }
-            gate.iter().for_each(|gate| gate.restart_count());
             self.lock().taken = None;
         }
         self.poison(0);

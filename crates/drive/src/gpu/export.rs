@@ -101,11 +101,8 @@ impl GpuQueues {
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
         let inside = memory.handle.slice(INSIDE..INSIDE + 128)?;
-        let writes = match (writable, self.cell.completions()?) {
-            (true, Some(completions)) => Some((ns.account.clone(), completions)),
-            _ => None,
-        };
-        let gate = HostGate::new(self.cell.signals().clone(), inside, writes);
+        let account = writable.then(|| ns.account.clone());
+        let gate = HostGate::new(self.cell.signals().clone(), inside, account);
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use onehop_gpu::Region;
-use onehop_proto::kernel::{Gate, signal};
+use onehop_proto::kernel::{Gate, signal, tally};
 
 use crate::Result;
 use crate::durability::{Account, Writes};
@@ -12,11 +12,11 @@ use crate::durability::{Account, Writes};
 /// Says who may go in, and knows whether anybody is inside.
 pub(crate) struct HostGate {
     signals: Region,
-    /// The count of threads inside lies in the first word.
-    inside: Region,
+    /// The words in which threads count.
+    tally: Region,
     state: Mutex<State>,
-    /// Where threads may write: what counts their writes, and the count of completions that they have taken.
-    writes: Option<(Arc<Account>, Region)>,
+    /// Where threads may write: the account of their writes.
+    account: Option<Arc<Account>>,
 }
 
 #[derive(Clone, Copy)]
@@ -26,21 +26,19 @@ struct State {
     open: bool,
     /// It is never opened again.
     shut: bool,
-    /// Completions of this life that the account covers.
+    /// Acknowledged writes that the account covers.
     counted: u32,
 }
 
 impl HostGate {
-    /// A gate that is closed, before the queue's first life. With `writes` the account asks the gate, before each flush and
-    /// each loss, whether threads have written; the region is the queue's count of completions.
-    pub(crate) fn new(signals: Region, inside: Region, writes: Option<(Arc<Account>, Region)>) -> Arc<Self> {
-        // What the queue completed before it was exported is accounted for.
-        let counted = writes.as_ref().and_then(|(_, taken)| taken.word(0).ok()).unwrap_or(0);
-        let state = Mutex::new(State { epoch: 1, open: false, shut: false, counted });
-        let gate = Arc::new(Self { signals, inside, state, writes });
+    /// A gate that is closed, before the queue's first life; `tally` is zeroed. An account asks the gate, before each flush
+    /// and each loss, whether threads have written.
+    pub(crate) fn new(signals: Region, tally: Region, account: Option<Arc<Account>>) -> Arc<Self> {
+        let state = Mutex::new(State { epoch: 1, open: false, shut: false, counted: 0 });
+        let gate = Arc::new(Self { signals, tally, state, account });
         gate.say(signal::LOST, 0);
         gate.change(|_| ());
-        if let Some((account, _)) = &gate.writes {
+        if let Some(account) = &gate.account {
             let weak: Weak<Self> = Arc::downgrade(&gate);
             account.ask(weak);
         }
@@ -105,27 +103,21 @@ impl HostGate {
     pub(crate) fn is_busy(&self) -> bool {
         // The other half of the bargain: the gate was closed before this looks at the count.
         fence(Ordering::SeqCst);
-        self.inside.word(0).is_ok_and(|count| count != 0)
-    }
-
-    /// The queue begins a new life, in which it has taken no completion. Its threads are outside.
-    pub(crate) fn restart_count(&self) {
-        self.lock().counted = 0;
+        self.tally.word(tally::INSIDE as usize).is_ok_and(|count| count != 0)
     }
 }
 
 impl Writes for HostGate {
-    /// Counts the completions that threads have taken since the last call as one write. Threads learn of a completion after
-    /// it was taken, so all writes that they know to be acknowledged are covered. Reads count too: the host does not see
-    /// what a completion stood for. So does a count that cannot be read.
+    /// Counts the writes that threads have had acknowledged since the last call as one write. A count that cannot be read
+    /// stands for a write, too.
     fn count(&self) {
-        let Some((account, completions)) = &self.writes else { return };
+        let Some(account) = &self.account else { return };
         let mut state = self.lock();
-        let taken = completions.word(0);
-        if taken.as_ref().is_ok_and(|taken| *taken == state.counted) {
+        let writes = self.tally.word(tally::WRITES as usize);
+        if writes.as_ref().is_ok_and(|writes| *writes == state.counted) {
             return;
         }
-        state.counted = taken.unwrap_or(state.counted);
+        state.counted = writes.unwrap_or(state.counted);
         account.wrote();
     }
 }

@@ -15,8 +15,8 @@ use crate::{Error, Namespace, Result};
 
 /// How often a launch is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// How often its ended commands are counted.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+/// How often its ended commands are looked at.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a kernel may take to start, beside other programs' kernels.
 const LAUNCH_GRACE: Duration = Duration::from_secs(5);
 /// How long a kernel that was told to end may take. Kernels look at the word all the time.
@@ -30,11 +30,24 @@ pub(super) struct LaunchMemory {
 }
 
 impl LaunchMemory {
+    /// The outcome of each of the first `count` commands so far.
+    pub(super) fn outcomes(&self, count: u32) -> impl Iterator<Item = ItemOutcome> {
+        let word = |i: u32| self.region.word(self.outcomes + (i * ItemOutcome::BYTES) as usize);
+        (0..count).map(move |i| word(i).map_or(ItemOutcome::Pending, ItemOutcome::from_word))
+    }
+
     /// How many of the first `count` commands have an outcome.
     fn ended(&self, count: u32) -> u32 {
-        let outcome = |i: u32| self.region.word(self.outcomes + (i * ItemOutcome::BYTES) as usize);
-        (0..count).filter(|i| outcome(*i).is_ok_and(|word| word != 0)).count() as u32
+        self.outcomes(count).filter(|outcome| *outcome != ItemOutcome::Pending).count() as u32
     }
+}
+
+/// How a launch is watched.
+pub(super) struct Watching<'a> {
+    /// How long it may take.
+    pub(super) limit: Duration,
+    /// Is called now and then; the launch is cancelled when this returns false.
+    pub(super) progress: &'a mut dyn FnMut(&LaunchMemory) -> bool,
 }
 
 impl GpuQueues {
@@ -63,12 +76,12 @@ impl GpuQueues {
         Ok(LaunchMemory { region, outcomes })
     }
 
-    /// Starts a kernel. When this fails, the controller has let go of what the kernel gave it.
+    /// Starts a kernel, which tries commands again up to `retries` times. When this fails, the controller has let go of what the kernel gave it.
     pub(super) fn start(
         &self,
         gpu: &dyn Gpu,
         ns: &Namespace,
-        count: u32,
+        (count, retries): (u32, u32),
         memory: &LaunchMemory,
         limit: Duration,
     ) -> Result<Box<dyn Running>> {
@@ -81,7 +94,7 @@ impl GpuQueues {
             outcomes: memory.region.addr().plus(memory.outcomes as u64),
             count,
             nsid: ns.nsid,
-            retries: self.drive.options.retries,
+            retries,
             retry_delay: retry_delays(&self.drive),
             stall: self.setup.stall,
             limit,
@@ -104,9 +117,9 @@ impl GpuQueues {
         running: Box<dyn Running>,
         memory: &LaunchMemory,
         count: u32,
-        limit: Duration,
+        watching: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
-        self.watch(running, memory, count, limit).or_else(|error| self.failed(error))
+        self.watch(running, memory, count, watching).or_else(|error| self.failed(error))
     }
 
     /// Nobody knows what a launch handed over before it failed.
@@ -122,14 +135,14 @@ impl GpuQueues {
         running: Box<dyn Running>,
         memory: &LaunchMemory,
         count: u32,
-        limit: Duration,
+        Watching { limit, progress }: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
         // One that has not even begun when its time is over is not waited for any longer.
         let most = limit.saturating_add(self.setup.stall);
         let mut idle = Idle::new(self.longest_idle_time().min(most));
         while !running.is_done() {
             std::thread::sleep(POLL_INTERVAL);
-            if idle.is_too_long(|| memory.ended(count)) {
+            if idle.is_due() && (idle.is_too_long(memory.ended(count)) || !progress(memory)) {
                 self.cell.poison(poison::OVER);
                 if !ends_within(&*running, POISON_TIMEOUT) {
                     return Err(self.abandon(running, memory, idle.limit));
@@ -161,7 +174,7 @@ impl GpuQueues {
 
     /// How long a healthy kernel may go without ending a command: it ends by itself when the controller stalls, but may wait
     /// before it tries a command again.
-    fn longest_idle_time(&self) -> Duration {
+    pub(super) fn longest_idle_time(&self) -> Duration {
         let delay = retry_delays(&self.drive).into_iter().max().unwrap_or_default();
         self.setup.stall.saturating_add(delay).saturating_add(LAUNCH_GRACE)
     }
@@ -199,14 +212,19 @@ impl Idle {
         Self { limit, since: now, looked: now, ended: 0 }
     }
 
-    /// Counts the ended commands now and then.
-    fn is_too_long(&mut self, ended: impl FnOnce() -> u32) -> bool {
+    /// Whether it is time to look again.
+    fn is_due(&mut self) -> bool {
         let now = Instant::now();
-        if now - self.looked < (self.limit / 8).min(PROGRESS_INTERVAL) {
-            return false;
+        let is_due = now - self.looked >= (self.limit / 8).min(PROGRESS_INTERVAL);
+        if is_due {
+            self.looked = now;
         }
-        self.looked = now;
-        let ended = ended();
+        is_due
+    }
+
+    /// Whether no command has ended for too long; `ended` have by now.
+    fn is_too_long(&mut self, ended: u32) -> bool {
+        let now = Instant::now();
         if ended != self.ended {
             (self.ended, self.since) = (ended, now);
         }

@@ -1,7 +1,5 @@
 //! From jobs to work items: which commands, where their data lies, and the lists that describe it.
 
-use std::time::Duration;
-
 use onehop_proto::Sqe;
 use onehop_proto::kernel::WorkItem;
 
@@ -15,12 +13,10 @@ use crate::{Buffer, Error, Namespace, Op, Result};
 const MOST_COMMANDS: u64 = 8192;
 /// Most bytes of PRP lists for them.
 const MOST_LISTS: u64 = 32 << 20;
-/// Bytes of the first batch of a job that may be cancelled.
-const FIRST_BYTES: u64 = 16 << 20;
-/// What a batch should take at most, where the job may be cancelled.
-const LONG: Duration = Duration::from_millis(200);
-/// A batch that takes less may be followed by a longer one.
-const SHORT: Duration = Duration::from_millis(50);
+/// Most commands of the first batch, which is described while no kernel runs.
+const FIRST: u64 = 256;
+/// A batch is described while the one before runs: much faster than a drive carries out as many commands.
+const GROWTH: u64 = 4;
 
 /// The commands of some jobs, a batch at a time.
 pub(super) struct BatchPlan<'a> {
@@ -37,8 +33,8 @@ pub(super) struct BatchPlan<'a> {
     step: u64,
     /// List pages of one command.
     pages: u64,
-    /// Most commands of the next batch, where that changes with the time that batches take.
-    pace: Option<u64>,
+    /// Most commands of the next batch.
+    next: u64,
     /// Commands in all.
     pub(super) commands: u64,
     /// Bytes in all.
@@ -96,28 +92,10 @@ impl<'a> BatchPlan<'a> {
             },
             step,
             pages: list_pages(identity.page_shift, identity.max_transfer),
-            pace: None,
+            next: FIRST,
             commands,
             bytes,
         })
-    }
-
-    /// The same, in batches after each of which it may be cancelled.
-    pub(super) fn paced(mut self) -> Self {
-        let bytes = self.ns.format.transfer_bytes(self.step).unwrap_or(u64::MAX);
-        self.pace = Some((FIRST_BYTES / bytes.max(1)).max(1));
-        self
-    }
-
-    /// Learns how long a batch took.
-    pub(super) fn learn(&mut self, took: Duration) {
-        if let Some(pace) = &mut self.pace {
-            match took {
-                _ if took < SHORT => *pace = (*pace * 2).min(MOST_COMMANDS),
-                _ if took > LONG => *pace = (*pace / 2).max(1),
-                _ => {}
-            }
-        }
     }
 
     /// Most commands of a batch.
@@ -129,7 +107,7 @@ impl<'a> BatchPlan<'a> {
 
     /// Whether it takes more than one batch.
     pub(super) fn is_long(&self) -> bool {
-        self.commands > self.room() as u64 || self.pace.is_some_and(|pace| self.commands > pace)
+        self.commands > FIRST
     }
 
     /// Bytes of the lists of a batch.
@@ -145,7 +123,8 @@ impl<'a> BatchPlan<'a> {
 
     /// What the next batch moves; none when all was planned.
     pub(super) fn next_pieces(&mut self) -> Option<Vec<Piece>> {
-        let most = self.pace.map_or(self.room(), |pace| self.room().min(pace as usize));
+        let most = self.room().min(self.next as usize);
+        self.next = self.next.saturating_mul(GROWTH);
         let pieces: Vec<_> = std::iter::from_fn(|| self.next_piece()).take(most).collect();
         (!pieces.is_empty()).then_some(pieces)
     }

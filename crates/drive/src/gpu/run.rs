@@ -5,17 +5,15 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Place, Running};
 use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 
-use super::launch::LaunchMemory;
+use super::launch::{LaunchMemory, Watching};
 use super::meter::Meter;
 use super::plan::{Batch, BatchPlan};
 use super::{GpuQueues, GpuReport, Spare};
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
+use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
-/// What a caller has to know of a kernel that may wait for room on the GPU.
-const MAY_STILL_MARK: &str =
-    ". Do not use the memory of this read before the GPU is idle: until then it may still be marked";
 const MISSING: &str = "a GPU-driven read that was completed without its data";
 
 /// A command of a job, and how it stands.
@@ -26,6 +24,8 @@ pub(super) struct Item {
     /// Where in the buffer its data starts, and how long it is.
     data: (u64, u64),
     recoveries: u32,
+    /// It has failed, and may be tried again from this moment on.
+    due: Option<Instant>,
 }
 
 /// A batch on its way: described, marked, and written down for a launch.
@@ -40,6 +40,24 @@ struct Prepared {
     launched: Instant,
     /// Ranges of the buffer whose commands have succeeded and whose data was not seen, neighbours joined.
     missing: Vec<(u64, u64)>,
+}
+
+/// Who is told what was moved, and may cancel.
+struct Watcher<'a> {
+    progress: &'a mut dyn FnMut(u64) -> bool,
+    /// Bytes of the current batch that were told.
+    told: u64,
+    cancelled: bool,
+}
+
+impl Watcher<'_> {
+    /// Tells how many bytes of the current batch were moved; whether to go on.
+    fn tell(&mut self, moved: u64) -> bool {
+        let more = moved.saturating_sub(self.told);
+        self.told += more;
+        self.cancelled |= !(self.progress)(more);
+        !self.cancelled
+    }
 }
 
 /// A launch under way.
@@ -57,6 +75,7 @@ pub(super) struct Run<'a, 'm> {
     buffer: &'a Buffer,
     /// Where times are to be taken.
     meter: Option<&'a mut Meter<'m>>,
+    watcher: Watcher<'a>,
     start: Instant,
     /// Where reads are guarded.
     nonces: Option<Nonces>,
@@ -77,6 +96,7 @@ impl<'a, 'm> Run<'a, 'm> {
         buffer: &'a Buffer,
         meter: Option<&'a mut Meter<'m>>,
         spare: &'a mut Spare,
+        progress: &'a mut dyn FnMut(u64) -> bool,
     ) -> Self {
         let guarded = queues.drive.options.canary && op == Op::Read;
         Self {
@@ -85,6 +105,7 @@ impl<'a, 'm> Run<'a, 'm> {
             ns,
             buffer,
             meter,
+            watcher: Watcher { progress, told: 0, cancelled: false },
             start: Instant::now(),
             nonces: guarded.then(Nonces::new),
             count: 0,
@@ -98,11 +119,7 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Carries out all batches of a plan, one launch after the other. While one runs, the data of the batch before is
     /// looked for and the next batch prepared. When this returns, the controller has let go of all commands and of their
     /// memory, or the drive is dead.
-    pub(super) fn transfer(
-        mut self,
-        plan: &mut BatchPlan<'_>,
-        progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<GpuReport> {
+    pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<GpuReport> {
         self.report = GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() };
         self.count = plan.commands;
         self.reserve(plan)?;
@@ -113,7 +130,6 @@ impl<'a, 'm> Run<'a, 'm> {
                 Ok(started) => started,
                 Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
             };
-            let begun = started.at;
             let looked = before.as_mut().map_or(Ok(false), |ended| self.look_for_data(ended));
             if matches!(looked, Ok(true))
                 && let Some(ended) = before.take()
@@ -125,9 +141,9 @@ impl<'a, 'm> Run<'a, 'm> {
                 Ok(prepared) => next = prepared,
                 Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
             }
-            plan.learn(begun.elapsed());
             self.done += current.batch.works.len() as u64;
-            let goes_on = progress(current.batch.bytes);
+            let goes_on = self.watcher.tell(current.batch.bytes);
+            self.watcher.told = 0;
             if before.is_some() || next.is_none() || !goes_on {
                 self.settle(before.take().into_iter().chain([current]).collect())?;
             } else {
@@ -184,14 +200,16 @@ impl<'a, 'm> Run<'a, 'm> {
             job: *job,
             data: (*at, bytes(work)),
             recoveries: 0,
+            due: None,
         };
         let items: Vec<_> = batch.works.iter().map(item).collect();
         self.mark(&items, nonce)?;
-        let memory = match self.spare.launch.pop() {
+        let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
+        // One that was allocated for a batch that is carried out again may be shorter than others.
+        let memory = match self.spare.launch.extract_if(.., |region| region.len() >= bytes).next() {
             Some(region) => region,
             None => {
                 self.report.allocations += 1;
-                let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
                 self.queues.gpu.alloc(Place::PinnedHost, bytes)?
             }
         };
@@ -250,6 +268,8 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Carries out a batch again whose data did not come, after a reset. `waited` is how long it was waited for.
     fn carry_out_again(&mut self, mut batch: Batch, mut waited: Duration) -> Result<()> {
         let drive = &self.queues.drive;
+        // All of it was told before.
+        self.watcher.told = batch.bytes;
         for _ in 0..drive.options.retries {
             self.report.retries += 1;
             let mut current = self.ready(batch)?;
@@ -262,6 +282,7 @@ impl<'a, 'm> Run<'a, 'm> {
             match self.data_arrives(&mut current) {
                 Ok(true) => {
                     current.into_iter().for_each(|batch| self.reuse(batch));
+                    self.watcher.told = 0;
                     return Ok(());
                 }
                 Ok(false) => {}
@@ -287,18 +308,22 @@ impl<'a, 'm> Run<'a, 'm> {
         }
         let mut ranges = Vec::new();
         items.iter().for_each(|item| join(&mut ranges, item.data));
-        let place = |range: &(u64, u64)| self.canary(*range, nonce).place(self.buffer);
-        ranges
-            .iter()
-            .try_for_each(place)
-            .map_err(|error| self.unmarked("mark memory", &error, MAY_STILL_MARK))
+        let place = |range: &(u64, u64)| self.canary(*range, nonce).place(self.buffer, self.patience());
+        ranges.iter().try_for_each(place).map_err(|error| self.unmarked("mark memory", &error))
+    }
+
+    /// How long the GPU may take for marks: as long as for a command of a launch, and no longer than the job may.
+    fn patience(&self) -> Duration {
+        let setup = &self.queues.setup;
+        let left = setup.limit.saturating_sub(self.start.elapsed());
+        self.queues.longest_idle_time().min(left.max(setup.stall))
     }
 
     /// The error of a GPU that did not get to marks in its memory, with the likely cause.
-    fn unmarked(&self, what: &str, error: &Error, effect: &str) -> Error {
+    fn unmarked(&self, what: &str, error: &Error) -> Error {
         Error::Gpu(format!(
             "{} did not {what} for a read: {error}. Another kernel may occupy the whole GPU: a kernel that waits for this \
-             transfer must leave room for it{effect}",
+             transfer must leave room for it",
             self.queues.gpu.name()
         ))
     }
@@ -318,12 +343,12 @@ impl<'a, 'm> Run<'a, 'm> {
         if self.blind && !batch.missing.is_empty() {
             return Err(Error::Gpu("it is unknown whether the data of a read has arrived".to_owned()));
         }
-        let (nonce, mut failed) = (batch.nonce, None);
+        let (nonce, patience, mut failed) = (batch.nonce, self.patience(), None);
         batch.missing.retain(|range| {
             if failed.is_some() {
                 return true;
             }
-            let gone = self.canary(*range, nonce).is_gone(self.buffer);
+            let gone = self.canary(*range, nonce).is_gone(self.buffer, patience);
             !gone.unwrap_or_else(|error| {
                 failed = Some(error);
                 false
@@ -333,7 +358,7 @@ impl<'a, 'm> Run<'a, 'm> {
             None => Ok(batch.missing.is_empty()),
             Some(error) => {
                 self.blind = true;
-                Err(self.unmarked("look for data", &error, ""))
+                Err(self.unmarked("look for data", &error))
             }
         }
     }
@@ -369,7 +394,10 @@ impl<'a, 'm> Run<'a, 'm> {
         let at = Instant::now();
         batch.launched = at;
         self.report.launches += 1;
-        let running = queues.start(gpu, self.ns, batch.items.len() as u32, &batch.memory, limit)?;
+        // A kernel cannot mark memory again before a retry.
+        let retries = if self.nonces.is_some() { 0 } else { queues.drive.options.retries };
+        let count = (batch.items.len() as u32, retries);
+        let running = queues.start(gpu, self.ns, count, &batch.memory, limit)?;
         Ok(Started { running, at, limit })
     }
 
@@ -379,7 +407,12 @@ impl<'a, 'm> Run<'a, 'm> {
         loop {
             let Started { running, at, limit } = started;
             let count = batch.items.len() as u32;
-            let (exits, took) = queues.finish(running, &batch.memory, count, limit)?;
+            let (watcher, items) = (&mut self.watcher, &batch.items);
+            let left: u64 = items.iter().map(|item| item.data.1).sum();
+            let before = batch.batch.bytes.saturating_sub(left);
+            let mut progress = |memory: &LaunchMemory| watcher.tell(before + moved(items, memory));
+            let watching = Watching { limit, progress: &mut progress };
+            let (exits, took) = queues.finish(running, &batch.memory, count, watching)?;
             self.report.kernel_time += took;
             if let Some(meter) = self.meter.as_deref_mut() {
                 meter.read(&batch.items, &batch.memory)?;
@@ -389,23 +422,27 @@ impl<'a, 'm> Run<'a, 'm> {
             let stray = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             let again = &batch.items;
-            let Some(exit) = exit else {
-                if again.is_empty() {
-                    return Ok(());
+            if let Some(exit) = exit {
+                let waited = at.elapsed();
+                let recovery =
+                    queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
+                if let Some(item) = again.iter().find(|item| item.recoveries > queues.drive.options.retries) {
+                    let (command, retries) = (self.describe(&item.work), item.recoveries);
+                    return Err(Error::TimedOut { command, waited, retries, recovery });
                 }
+            } else if again.iter().any(|item| item.due.is_none()) {
                 let cause = "a GPU launch that left commands without an outcome";
                 queues.recover(cause.to_owned(), true)?;
                 return Err(self.stopped(batch, format!("it was {cause}; this is a defect of onehop")));
-            };
-            let waited = at.elapsed();
-            let recovery =
-                queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
-            if let Some(item) = again.iter().find(|item| item.recoveries > queues.drive.options.retries) {
-                let (command, retries) = (self.describe(&item.work), item.recoveries);
-                return Err(Error::TimedOut { command, waited, retries, recovery });
             }
             if again.is_empty() {
                 return Ok(());
+            }
+            if self.watcher.cancelled {
+                return Err(Error::Cancelled { done: self.ended(batch), count: self.count });
+            }
+            if let Some(due) = again.iter().filter_map(|item| item.due).max() {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
             }
             // An earlier try may have brought a part of the data.
             self.mark(again, batch.nonce)?;
@@ -420,13 +457,18 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     fn stopped(&self, batch: &Prepared, why: String) -> Error {
-        let done = self.done + (batch.batch.works.len() - batch.items.len()) as u64;
-        Error::Launch { done, count: self.count, why }
+        Error::Launch { done: self.ended(batch), count: self.count, why }
     }
 
-    /// Adds up what ended and gives back what did not.
+    /// How many commands have ended, with those of the current batch.
+    fn ended(&self, batch: &Prepared) -> u64 {
+        self.done + (batch.batch.works.len() - batch.items.len()) as u64
+    }
+
+    /// Adds up what ended and gives back what did not, or is to be tried again.
     fn read_outcomes(&mut self, batch: &mut Prepared) -> Result<Vec<Item>> {
         let Prepared { items, memory, missing, .. } = batch;
+        let drive = &self.queues.drive;
         let mut again = Vec::new();
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
@@ -435,8 +477,17 @@ impl<'a, 'm> Run<'a, 'm> {
             let retries = memory.region.word(at + 4)?.max(item.work.tries());
             self.report.retries += u64::from(retries - item.work.tries());
             item.work = item.work.with_tries(retries);
+            item.due = None;
             match ItemOutcome::from_word(memory.region.word(at)?) {
                 ItemOutcome::Done(status) if status.is_ok() => join(missing, item.data),
+                // Only where the kernel does not try it again itself.
+                ItemOutcome::Done(status) if status.may_retry() && retries < drive.options.retries => {
+                    let delay = retry_delays(drive)[usize::from(status.crd())];
+                    item.due = Some(Instant::now() + delay);
+                    item.work = item.work.with_tries(retries + 1);
+                    self.report.retries += 1;
+                    again.push(item);
+                }
                 ItemOutcome::Done(status) => {
                     let command = self.describe(&item.work);
                     failed = failed.or(Some(Error::Command { command, status }));
@@ -459,6 +510,13 @@ impl<'a, 'm> Run<'a, 'm> {
             None => Ok(again),
         }
     }
+}
+
+/// Bytes of the items that have succeeded by now.
+fn moved(items: &[Item], memory: &LaunchMemory) -> u64 {
+    let ended = items.iter().zip(memory.outcomes(items.len() as u32));
+    let well = ended.filter(|(_, outcome)| matches!(outcome, ItemOutcome::Done(status) if status.is_ok()));
+    well.map(|(item, _)| item.data.1).sum()
 }
 
 /// Adds a range, to its neighbour where it has one.

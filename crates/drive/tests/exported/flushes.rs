@@ -24,6 +24,11 @@ impl Writer {
         assert_eq!(self.bed.run(&self.exported, 1, write), [Answer::Done]);
     }
 
+    fn read(&self, lba: u64) {
+        let read = move |mem: &_, queue: &DeviceQueue<_>, _| queue.run(mem, DeviceOp::Read, lba, 1, 0);
+        assert_eq!(self.bed.run(&self.exported, 1, read), [Answer::Done]);
+    }
+
     /// Whether a flush reports that everything is durable.
     fn flush(&self) -> bool {
         match self.queue.flush(self.bed.drive.namespace(1).unwrap()) {
@@ -45,6 +50,21 @@ fn writes_that_a_flush_covered_are_not_lost() {
     writer.bed.drive.reset().unwrap();
     writer.bed.sim.power_cycle();
     assert!(writer.flush());
+}
+
+#[test]
+fn reads_after_a_flush_lose_nothing() {
+    let writer = Writer::new();
+    writer.write(1);
+    assert!(writer.flush());
+    writer.read(1);
+    writer.bed.sim.power_cycle();
+    assert!(writer.flush());
+    // Nor do reads hide a write.
+    writer.write(2);
+    writer.read(2);
+    writer.bed.sim.power_cycle();
+    assert!(!writer.flush());
 }
 
 #[test]

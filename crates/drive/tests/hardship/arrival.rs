@@ -7,15 +7,68 @@ use std::time::Duration;
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::{DmaMemory, HostMem, Marks};
+use onehop_sim::Sim;
 
 use super::{open, options};
 
 const BLOCK: usize = 512;
 
+/// Who carries out a simulated drive's commands.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum By {
+    CpuThreads,
+    GpuWarps,
+}
+
+fn opened(by: By, spec: &str, options: Options) -> (Sim, Drive) {
+    let (sim, port) = match by {
+        By::CpuThreads => {
+            let sim = onehop_sim::open(spec).unwrap();
+            (sim.clone(), sim.port())
+        }
+        By::GpuWarps => {
+            let resident = onehop_resident::open(spec, Arc::new(Emulated::new())).unwrap();
+            (resident.sim().clone(), resident.port())
+        }
+    };
+    (sim, Drive::open(port, options).unwrap())
+}
+
+/// Without a reset, a drive may write data after it has completed the read and its queue was deleted. A drive that does not
+/// would hide hosts that give memory back too early.
+#[test]
+fn late_data_outlives_its_queue_and_not_a_reset() {
+    for by in [By::CpuThreads, By::GpuWarps] {
+        for reset in [false, true] {
+            let spec = "mem:1M?to=1&fault=torn@op=read,n=1,delay=400ms";
+            let (sim, drive) = opened(by, spec, Options { canary: false, ..options() });
+            sim.write_media(1, 0, &[7; BLOCK]).unwrap();
+            let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(BLOCK).unwrap());
+            queue.read(drive.namespace(1).unwrap(), 0, 1, &buffer, 0).unwrap();
+            drop(queue);
+            // Another pair of the same number begins meanwhile, or the controller does.
+            if reset {
+                drive.reset().unwrap();
+            }
+            let queue = drive.queue().unwrap();
+            let other = drive.buffer(BLOCK).unwrap();
+            queue.read(drive.namespace(1).unwrap(), 0, 1, &other, 0).unwrap();
+            drop(queue);
+            buffer.host().unwrap().fill(0, BLOCK, 0xa5).unwrap();
+            std::thread::sleep(Duration::from_millis(900));
+            let expected = if reset { 0xa5 } else { 7 };
+            let got = buffer.host().unwrap().to_vec(0, BLOCK).unwrap();
+            assert!(got.iter().all(|byte| *byte == expected), "{by:?}, reset {reset}: {:x?}", &got[..8]);
+            assert_eq!(sim.violations(), [], "{by:?}, reset {reset}");
+        }
+    }
+}
+
 /// Data of one read is late while another is lost each time: the queues are deleted before anybody looks for the data.
-fn late_data_beside_a_lost_command(mode: GpuMode) {
+fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
     const BLOCKS: usize = 64;
-    let (sim, drive) = open("mem:1M?mdts=1&to=1&fault=torn@n=5,delay=1500ms&fault=lost@lba=9-9");
+    let spec = "mem:1M?mdts=1&to=1&fault=torn@n=5,delay=1500ms&fault=lost@lba=9-9";
+    let (sim, drive) = opened(by, spec, options());
     let data: Vec<u8> =
         (0..(BLOCKS * BLOCK) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     sim.write_media(1, 0, &data).unwrap();
@@ -40,12 +93,14 @@ fn late_data_beside_a_lost_command(mode: GpuMode) {
 
 #[test]
 fn a_failed_job_does_not_give_memory_back_before_late_data_was_stopped() {
-    late_data_beside_a_lost_command(GpuMode::Owner);
+    late_data_beside_a_lost_command(By::CpuThreads, GpuMode::Owner);
+    late_data_beside_a_lost_command(By::GpuWarps, GpuMode::Owner);
 }
 
 #[test]
 fn neither_does_one_of_a_shared_queue() {
-    late_data_beside_a_lost_command(GpuMode::Shared { threads: 8 });
+    late_data_beside_a_lost_command(By::CpuThreads, GpuMode::Shared { threads: 8 });
+    late_data_beside_a_lost_command(By::GpuWarps, GpuMode::Shared { threads: 8 });
 }
 
 /// Memory that can be marked, and then cannot be read: as GPU memory beside a kernel that fills the GPU.
@@ -61,7 +116,7 @@ impl DmaMemory for Unreadable {
     fn host(&self) -> Option<&HostMem> {
         Some(&self.mem)
     }
-    fn marks_left(&self, _: &Marks) -> onehop_os::Result<u64> {
+    fn marks_left(&self, _: &Marks, _: Duration) -> onehop_os::Result<u64> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Err(onehop_os::Error::CannotMap { mapper: "the test".into(), why: "no room for a kernel".into() })
     }

@@ -1,7 +1,7 @@
 //! GPU-driven jobs that take several launches.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Buffer, Drive, Error, GpuJob, GpuQueues, GpuSetup, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place, Region};
@@ -9,7 +9,7 @@ use onehop_sim::Sim;
 
 use crate::options;
 
-/// Several batches: the first has 16 MiB.
+/// Two batches: the first has 256 commands.
 const BYTES: usize = 40 << 20;
 const JOB: [GpuJob; 1] = [GpuJob { lba: 0, blocks: BYTES as u64 / 512, offset: 0 }];
 
@@ -67,12 +67,36 @@ fn two_batches_of_memory_serve_any_number() {
 }
 
 #[test]
-fn a_job_is_cancelled_between_two_batches() {
-    let bench = Bench::new("", Duration::from_secs(5));
+fn a_job_is_cancelled_within_a_launch() {
+    // The first launch alone would take two seconds.
+    let bench = Bench::new("bandwidth=8M", Duration::from_secs(5));
+    let start = Instant::now();
     let Err(Error::Cancelled { done, count }) = bench.read(&mut |_| false) else { panic!("not cancelled") };
-    assert_eq!((done, count), (256, BYTES as u64 >> 16));
-    assert!(bench.drive.incidents().is_empty());
-    bench.read(&mut |_| true).unwrap();
+    assert!(done < 256 && count == BYTES as u64 >> 16, "{done} of {count}");
+    assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+    // The controller has let go of the memory.
+    bench.region.fill(0, BYTES, 0xa5).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let mut got = vec![0; BYTES];
+    bench.region.read(0, &mut got).unwrap();
+    assert!(got.iter().all(|byte| *byte == 0xa5));
+    let (ns, few) = (bench.drive.namespace(1).unwrap(), [GpuJob { lba: 0, blocks: 64, offset: 0 }]);
+    bench.queues.read(ns, &few, &bench.buffer).unwrap();
+    assert_eq!(bench.sim.violations(), []);
+}
+
+#[test]
+fn progress_is_told_within_a_launch() {
+    let bench = Bench::new("bandwidth=64M", Duration::from_secs(5));
+    let (mut told, mut moved) = (0, 0);
+    let report = bench.read(&mut |bytes| {
+        told += u64::from(bytes > 0);
+        moved += bytes;
+        true
+    });
+    let report = report.unwrap();
+    assert!(report.launches == 2 && told >= 6, "{report:?}, told {told} times");
+    assert_eq!(moved, BYTES as u64);
     assert!(bench.is_right());
 }
 

@@ -90,6 +90,23 @@ fn every_queue_reports_what_was_lost() {
     assert!(host.flush(0, 1) && host.flush(1, 1));
 }
 
+#[test]
+fn reads_after_a_flush_lose_nothing() {
+    let mut host = Host::new("mem:1M?vwc=1&ns=2&to=2");
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let setup = GpuSetup { queues: 1, ..GpuSetup::new(Placement::TIER1) };
+    let queues = host.drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (_region, data) = host.drive.gpu_buffer(&*gpu, Placement::TIER1.data, BYTES).unwrap();
+    let jobs = [GpuJob { lba: 0, blocks: 1, offset: 0 }];
+    host.write(0, 1, 0, 7);
+    queues.write(host.drive.namespace(1).unwrap(), &jobs, &data).unwrap();
+    assert!(host.flush(0, 1));
+    host.queues[0].read(host.drive.namespace(1).unwrap(), 0, 1, &host.buffer, 0).unwrap();
+    queues.read(host.drive.namespace(1).unwrap(), &jobs, &data).unwrap();
+    host.sim.power_cycle();
+    assert!(host.flush(0, 1) && host.flush(1, 1));
+}
+
 /// Random writes, flushes and power losses on two namespaces by two queues.
 #[test]
 fn a_flush_that_succeeds_is_true_wherever_the_power_was_lost() {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use onehop_controller::layout::{
-    KEPT, LOCAL_SPANS, MAX_FAULTS, PARKED_BYTES, PARKED_KIND, REPORT_BYTES, SPAN_BYTES, Violation, control,
+    KEPT, LOCAL_SPANS, MAX_FAULTS, PARKED_BYTES, REPORT_BYTES, SPAN_BYTES, Violation, control,
 };
 use onehop_controller::{Fault, Pair, Report};
 use onehop_proto::{Cqe, GpuAddr, Sqe};
@@ -289,14 +289,14 @@ impl Pairs {
         }
         self.rest.signal(self.at(qid, self.places.sq_door), 0)?;
         self.rest.signal(self.at(begin.cqid, self.places.cq_door), 0)?;
-        // Whoever has looked and is content clears the places for commands that wait.
-        let waiting = self.at(qid, self.places.parked) + PARKED_KIND as usize;
-        self.rest.signal(waiting, u32::MAX)?;
+        // Whoever has looked and is content clears it.
+        let unread = self.at(qid, self.places.report + core::mem::offset_of!(Report, unread));
+        self.rest.signal(unread, 1)?;
         self.rest.signal(self.at(qid, self.places.control), control::RUN)?;
-        Ok(self.wait(qid, 0)? && self.wait_for(waiting, 0)?)
+        Ok(self.wait(qid, 0)? && self.wait_for(unread, 0)?)
     }
 
-    /// Has a warp let go of its pair; false if it does not answer.
+    /// Has a warp let go of its pair; false if it does not answer. Data of reads that it has completed may come later.
     ///
     /// # Errors
     /// When the GPU fails.

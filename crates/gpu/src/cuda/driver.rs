@@ -142,8 +142,6 @@ functions! {
         first_of_each: *mut usize, ways: usize, stream: sys::CUstream);
     copy_out = "cuMemcpyDtoHAsync_v2" since "3.2" (
         to: *mut c_void, from: DevicePtr, bytes: usize, stream: sys::CUstream);
-    set_column = "cuMemsetD2D32Async" since "3.2" (
-        at: DevicePtr, pitch: usize, value: c_uint, width: usize, height: usize, stream: sys::CUstream);
     copy_column = "cuMemcpy2DAsync_v2" since "3.2" (copy: *const sys::CUDA_MEMCPY2D, stream: sys::CUstream);
     set_bytes = "cuMemsetD8Async" since "3.2" (at: DevicePtr, value: u8, bytes: usize, stream: sys::CUstream);
     module_load = "cuModuleLoadDataEx" since "2.1" (

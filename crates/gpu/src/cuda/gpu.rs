@@ -326,7 +326,7 @@ impl Gpu for CudaGpu {
     }
 
     fn load_kernels(&self) -> Result<()> {
-        self.0.copies.load_marker()?;
+        self.0.copies.marker()?;
         self.kernels().map(|_| ())
     }
 
@@ -454,7 +454,7 @@ impl Gpu for CudaGpu {
     }
 
     fn load_controllers(&self) -> Result<()> {
-        self.0.copies.load_marker()?;
+        self.0.copies.marker()?;
         self.rig().map(|_| ())
     }
 

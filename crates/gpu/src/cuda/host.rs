@@ -111,8 +111,21 @@ pub(super) fn register(
     mem: &HostMem,
     kind: Kind,
 ) -> Result<(Registration, DevicePtr)> {
-    let what = || format!("registering {} bytes of host memory with the GPU", mem.len());
-    let flags = flags(can, mem, kind).map_err(|why| Error::NotSupported { what: what(), why })?;
+    let flags = flags(can, mem, kind).map_err(|why| Error::NotSupported { what: registering(mem), why })?;
+    register_with(context, mem, kind, flags)
+}
+
+fn registering(mem: &HostMem) -> String {
+    format!("registering {} bytes of host memory with the GPU", mem.len())
+}
+
+fn register_with(
+    context: &Arc<Context>,
+    mem: &HostMem,
+    kind: Kind,
+    flags: u32,
+) -> Result<(Registration, DevicePtr)> {
+    let what = || registering(mem);
     let pages = register_pages(context, mem, flags).map_err(|refused| match refused {
         Refused::Overlaps => Error::NotSupported {
             what: what(),
@@ -125,6 +138,11 @@ pub(super) fn register(
     // SAFETY: `at` lives across the call, and the page that the pointer lies in is registered.
     context.call(&what(), |driver| unsafe { driver.host_pointer(&mut at, pointer, 0) })?;
     Ok((pages, at))
+}
+
+/// Registers memory of ours that host and kernels talk by; gives the address on the GPU.
+pub(super) fn share(context: &Arc<Context>, mem: &HostMem) -> Result<(Registration, DevicePtr)> {
+    register_with(context, mem, Kind::Memory, PORTABLE | DEVICE_MAP)
 }
 
 /// Registers registers; the failure is for the caller to explain.

@@ -407,14 +407,14 @@ impl DeviceBytes for DeviceMemory {
         unsafe { self.stream.fill(self.at + offset as u64, bytes, value) }
     }
 
-    fn mark(&self, marks: &Marks) -> Result<()> {
-        // SAFETY: as for `read`.
-        unsafe { self.stream.mark(self.at, marks) }
+    fn mark(&self, marks: &Marks, limit: Duration) -> Result<()> {
+        // SAFETY: as for `read`. A kernel that comes late writes nothing, and memory is freed only when all kernels have ended.
+        unsafe { self.stream.marker()?.mark(self.at, marks, limit) }
     }
 
-    fn marks_left(&self, marks: &Marks) -> Result<u64> {
-        // SAFETY: as for `read`.
-        unsafe { self.stream.marks_left(self.at, marks) }
+    fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64> {
+        // SAFETY: as for `mark`.
+        unsafe { self.stream.marker()?.left(self.at, marks, limit) }
     }
 
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {

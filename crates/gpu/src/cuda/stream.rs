@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use onehop_os::{HostMem, Marks};
+use onehop_os::HostMem;
 
 use super::context::{Context, Event, Progress, Raw};
 use super::driver::{Calls, DevicePtr, Failure};
@@ -16,8 +16,10 @@ use crate::{Error, Result};
 
 /// The stream does not wait for the default stream, which other code in this process may use.
 const NON_BLOCKING: u32 = 1;
-/// A priority above that of all other streams; lower numbers come first.
+/// A priority above that of ordinary streams; lower numbers come first.
 const ABOVE_OTHERS: i32 = -1;
+/// Another one, above that.
+const ABOVE_ALL: i32 = -2;
 /// How long copies and fills may take: a thousand times what they do.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes of callers that are copied at a time: small enough for a CPU's cache.
@@ -133,30 +135,37 @@ impl Stream {
         let mut raw = null_mut();
         // SAFETY: `raw` lives across the call, and the context is current in it.
         context.call("making a stream", |driver| unsafe { driver.stream_create(&mut raw, NON_BLOCKING) })?;
-        Ok(Self {
-            context: context.clone(),
-            raw,
-            bounces: Mutex::default(),
-            idle: Mutex::default(),
-            marker: Mutex::default(),
-        })
+        Ok(Self::of(context, raw))
     }
 
     /// A stream for a kernel that stays. Streams share a few channels of the GPU, in which the mark of a kernel's end holds
     /// up whatever comes after it; those of another priority have channels of their own.
     pub(super) fn apart(context: &Arc<Context>) -> Result<Self> {
+        Self::with_priority(context, "making a stream for a kernel that stays", ABOVE_OTHERS)
+    }
+
+    /// A stream for kernels that may not start for a long time, which would hold up others in the same way.
+    pub(super) fn for_marks(context: &Arc<Context>) -> Result<Self> {
+        Self::with_priority(context, "making a stream for marks", ABOVE_ALL)
+    }
+
+    fn with_priority(context: &Arc<Context>, what: &str, priority: i32) -> Result<Self> {
         let mut raw = null_mut();
-        context.call("making a stream for a kernel that stays", |driver| {
+        context.call(what, |driver| {
             // SAFETY: `raw` lives across the call, and the context is current in it; a priority is clamped.
-            unsafe { driver.stream_create_apart(&mut raw, NON_BLOCKING, ABOVE_OTHERS) }
+            unsafe { driver.stream_create_apart(&mut raw, NON_BLOCKING, priority) }
         })?;
-        Ok(Self {
+        Ok(Self::of(context, raw))
+    }
+
+    fn of(context: &Arc<Context>, raw: sys::CUstream) -> Self {
+        Self {
             context: context.clone(),
             raw,
             bounces: Mutex::default(),
             idle: Mutex::default(),
             marker: Mutex::default(),
-        })
+        }
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -182,17 +191,19 @@ impl Stream {
     pub(super) fn error(&self, what: &str, end: End, limit: Duration) -> Error {
         match end {
             End::Lost(failure) | End::Unended(Some(failure)) => self.context.driver.error(what, failure),
-            End::Over | End::Unended(None) => Error::Unended { what: what.into(), seconds: limit.as_secs() },
+            End::Over | End::Unended(None) => {
+                Error::Unended { what: what.into(), seconds: limit.as_secs_f64().ceil() as u64 }
+            }
         }
     }
 
     /// Waits for the end of what is in it now.
-    fn end(&self) -> End {
+    pub(super) fn end(&self, limit: Duration) -> End {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let event = idle().pop().map_or_else(|| Event::silent(&self.context), Ok);
         let marked = event.and_then(|event| event.record(self).map(|()| event));
-        let Ok(event) = marked else { return wait(LONGEST, COPIES, || self.progress()) };
-        let end = wait(LONGEST, COPIES, || event.progress());
+        let Ok(event) = marked else { return wait(limit, COPIES, || self.progress()) };
+        let end = wait(limit, COPIES, || event.progress());
         idle().push(event);
         end
     }
@@ -205,7 +216,7 @@ impl Stream {
         f: impl FnOnce(&Calls) -> std::result::Result<(), Failure>,
     ) -> Result<U> {
         let queued = self.context.call(what, f);
-        match self.end() {
+        match self.end(LONGEST) {
             End::Over => queued.map(|()| used),
             end => {
                 if matches!(end, End::Unended(_)) {
@@ -331,101 +342,14 @@ impl Stream {
         copied.map(|_| ())
     }
 
-    /// Loads the kernels for marks: while a kernel runs that stays, the driver would wait for its end before it loads any.
-    pub(super) fn load_marker(&self) -> Result<()> {
-        self.marker(&mut self.marker.lock().unwrap_or_else(PoisonError::into_inner)).map(|_| ())
-    }
-
-    fn marker(&self, slot: &mut Option<Arc<Marker>>) -> Result<Arc<Marker>> {
-        if let Some(marker) = slot {
+    /// The kernels for marks, loaded on first use. While a kernel runs that stays, the driver would wait for its end before it
+    /// loads any.
+    pub(super) fn marker(&self) -> Result<Arc<Marker>> {
+        let mut slot = self.marker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(marker) = &*slot {
             return Ok(marker.clone());
         }
         Ok(slot.insert(Arc::new(Marker::load(&self.context)?)).clone())
-    }
-
-    /// Runs a kernel for marks that stand side by side, and `after` when it has ended. One at a time: they share a counter. What
-    /// the kernel uses is left to the GPU if it does not end.
-    fn by_marker<R, T>(
-        self: &Arc<Self>,
-        what: &str,
-        begin: impl FnOnce(&Marker) -> Result<R>,
-        after: impl FnOnce(R) -> Result<T>,
-    ) -> Result<T> {
-        let mut slot = self.marker.lock().unwrap_or_else(PoisonError::into_inner);
-        let marker = self.marker(&mut slot)?;
-        let begun = begin(&marker);
-        match self.end() {
-            End::Over => begun.and_then(after),
-            end => {
-                if matches!(end, End::Unended(_)) {
-                    self.outlasted(marker);
-                }
-                Err(self.error(what, end, LONGEST))
-            }
-        }
-    }
-
-    /// Puts a word in several places of GPU memory.
-    ///
-    /// # Safety
-    /// All of them are allocated, until the call returns.
-    pub(super) unsafe fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
-        if Marker::takes(memory, marks) {
-            // SAFETY: the caller's promise; `by_marker` waits for the end, or leaves the kernel what it uses.
-            let begin = |marker: &Marker| unsafe { marker.mark(self, memory, marks) };
-            return self.by_marker("marking GPU memory", begin, Ok);
-        }
-        let (at, pitch, height) = (memory + marks.first, marks.step as usize, marks.count as usize);
-        self.run("marking GPU memory", (), |driver| {
-            [(0, marks.word as u32), (4, (marks.word >> 32) as u32)].into_iter().try_for_each(
-                |(half, value)| {
-                    // SAFETY: the caller has checked that every place is allocated.
-                    unsafe { driver.set_column(at + half, pitch, value, 1, height, self.raw) }
-                },
-            )
-        })
-    }
-
-    /// How many of the places still hold the word.
-    ///
-    /// # Safety
-    /// As for [`Self::mark`].
-    pub(super) unsafe fn marks_left(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<u64> {
-        if Marker::takes(memory, marks) {
-            // SAFETY: as for `mark`.
-            let begin = |marker: &Marker| unsafe { marker.count(self, memory, marks) };
-            return self.by_marker("counting marks in GPU memory", begin, |counter| {
-                let mut left = [0; 4];
-                // SAFETY: the counter has four bytes and lives as long as the marker.
-                unsafe { self.copy_out(counter, &mut left) }?;
-                Ok(u32::from_le_bytes(left).into())
-            });
-        }
-        let mut words = vec![0_u64; marks.count as usize];
-        let copy = sys::CUDA_MEMCPY2D {
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            srcDevice: memory + marks.first,
-            srcPitch: marks.step as usize,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-            dstHost: words.as_mut_ptr().cast(),
-            dstPitch: Marks::BYTES as usize,
-            WidthInBytes: Marks::BYTES as usize,
-            Height: marks.count as usize,
-            srcXInBytes: 0,
-            srcY: 0,
-            srcHost: std::ptr::null(),
-            srcArray: null_mut(),
-            dstXInBytes: 0,
-            dstY: 0,
-            dstDevice: 0,
-            dstArray: null_mut(),
-        };
-        let words = self.run("looking at marks in GPU memory", words, |driver| {
-            // SAFETY: there is a word for each place, and they are left to the GPU if the copy does not end; the caller has
-            // checked that every place is allocated.
-            unsafe { driver.copy_column(&copy, self.raw) }
-        })?;
-        Ok(words.iter().filter(|word| **word == marks.word).count() as u64)
     }
 
     /// Sets bytes of GPU memory.

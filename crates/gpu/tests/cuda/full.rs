@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Options, Placement};
-use onehop_gpu::cuda::{Arg, Shape};
-use onehop_gpu::{Gpu, Place};
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_os::{DmaMemory, Marks};
 
-use crate::{bench, random, tell};
+use crate::raw::{self, Kernel, Stream};
+use crate::{Bench, bench, bytes_of, random, tell};
 
 /// Waits on all threads for a word that is not zero, 20 seconds at most.
 const SPIN: &str = r"
@@ -35,33 +36,56 @@ DONE:
 }
 ";
 
-#[test]
-fn a_transfer_that_finds_no_room_ends_with_an_error() {
-    let Some(bench) = bench("a_transfer_that_finds_no_room_ends_with_an_error") else { return };
+/// Somebody else's kernel that takes every place on the GPU, and waits for a word.
+struct Filler {
+    kernel: Kernel,
+    stream: Stream,
+    flag: Region,
+    blocks: u32,
+}
+
+impl Filler {
+    /// Loads it: the driver loads no kernel beside one that stays.
+    fn new(bench: &Bench) -> Self {
+        raw::enter();
+        let flag = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
+        // Small blocks, so that they also fit beside others: there are no places left, whatever the size of a block.
+        let blocks = 64 * bench.gpu.capabilities().multiprocessors as u32;
+        let filler = Self { kernel: Kernel::load(SPIN, "spin"), stream: Stream::new(), flag, blocks };
+        filler.run(|| ());
+        filler
+    }
+
+    /// Does something while the GPU is full.
+    fn run<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.flag.write(0, &0u32.to_le_bytes()).unwrap();
+        self.stream.start(&self.kernel, (self.blocks, 32), &mut [self.flag.addr().0]);
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!self.stream.is_over().unwrap());
+        let result = f();
+        assert!(!self.stream.is_over().unwrap(), "the GPU was not full all the time");
+        self.flag.write(0, &1u32.to_le_bytes()).unwrap();
+        self.stream.wait().unwrap();
+        result
+    }
+}
+
+/// A read of a drive on CPU threads by queues in host memory: prepared by an earlier read, or not.
+fn a_transfer_that_finds_no_room(bench: &Bench, filler: &Filler, prepared: bool) {
     let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
     let sim = onehop_sim::open("mem:1M").unwrap();
     let data = random(7, 4096);
     sim.write_media(1, 0, &data).unwrap();
     let drive = Drive::open(sim.port(), Options::default()).unwrap();
     let ns = drive.namespace(1).unwrap();
-    let stall = Duration::from_millis(500);
-    let setup =
-        GpuSetup { queues: 1, stall, limit: Duration::from_secs(1), ..GpuSetup::new(Placement::TIER1) };
+    let setup = setup(Placement::TIER1);
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
     let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
-    queues.read(ns, &job, &buffer).unwrap();
-
-    let flag = gpu.alloc(Place::PinnedHost, 4096).unwrap();
-    let blocks = 2 * bench.gpu.capabilities().multiprocessors as u32;
-    std::thread::scope(|scope| {
-        let (args, spinner) = ([Arg::U64(flag.addr().0)], &bench.gpu);
-        let spin = scope.spawn(move || {
-            let shape = Shape { blocks, threads: 1024, shared: 0 };
-            // SAFETY: the argument is the kernel's, and it writes nothing.
-            unsafe { spinner.run_ptx(SPIN, "spin", shape, &args, Duration::from_secs(30)) }
-        });
-        std::thread::sleep(Duration::from_millis(500));
+    if prepared {
+        queues.read(ns, &job, &buffer).unwrap();
+    }
+    filler.run(|| {
         let start = Instant::now();
         let end = queues.read(ns, &job, &buffer);
         let took = start.elapsed();
@@ -69,14 +93,10 @@ fn a_transfer_that_finds_no_room_ends_with_an_error() {
         drive.reset().unwrap();
         let host = drive.buffer(4096).unwrap();
         drive.queue().unwrap().read(ns, 0, 8, &host, 0).unwrap();
-        flag.write(0, &1u32.to_le_bytes()).unwrap();
-        spin.join().unwrap().unwrap();
         assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
         assert!(took < Duration::from_secs(8), "{took:?}");
-        tell(&format!(
-            "beside a kernel that fills the GPU a read ended after {took:?}: {}",
-            end.unwrap_err()
-        ));
+        let error = end.unwrap_err();
+        tell(&format!("beside a kernel that fills the GPU a read ended after {took:?}: {error}"));
     });
     // The kernel that was left behind finds its poison word set, and its memory where it was.
     std::thread::sleep(Duration::from_secs(1));
@@ -85,7 +105,84 @@ fn a_transfer_that_finds_no_room_ends_with_an_error() {
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     region.write(0, &[0; 4096]).unwrap();
     queues.read(ns, &job, &buffer).unwrap();
-    let mut got = vec![0; 4096];
-    region.read(0, &mut got).unwrap();
-    assert!(got == data);
+    assert!(bytes_of(&region)[..4096] == data);
+}
+
+fn setup(placement: Placement) -> GpuSetup {
+    let (stall, limit) = (Duration::from_millis(500), Duration::from_secs(1));
+    GpuSetup { queues: 1, stall, limit, ..GpuSetup::new(placement) }
+}
+
+#[test]
+fn a_transfer_that_finds_no_room_ends_with_an_error() {
+    let Some(bench) = bench("a_transfer_that_finds_no_room_ends_with_an_error") else { return };
+    let filler = Filler::new(&bench);
+    for prepared in [true, false] {
+        a_transfer_that_finds_no_room(&bench, &filler, prepared);
+    }
+}
+
+/// The GPU is full, and the memory belongs to somebody else when there is room again.
+#[test]
+fn a_kernel_that_comes_late_writes_nothing() {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let Some(bench) = bench("a_kernel_that_comes_late_writes_nothing") else { return };
+    let filler = Filler::new(&bench);
+    let region = bench.gpu.alloc(Place::Vram, 8 << 20).unwrap();
+    let marks = Marks { first: 0, count: 1 << 20, word: 0x0123_4567_89ab_cdef };
+    region.mark(&marks, 10 * LIMIT).unwrap();
+    let others = random(11, 8 << 20);
+    for _ in 0..3 {
+        let took = filler.run(|| {
+            let start = Instant::now();
+            let why = region.mark(&marks, LIMIT).unwrap_err().to_string();
+            assert!(why.contains("was cancelled"), "{why}");
+            assert!(region.marks_left(&marks, LIMIT).is_err());
+            let took = start.elapsed();
+            region.write(0, &others).unwrap();
+            took
+        });
+        tell(&format!("marks were cancelled, and a question given up, after {took:?}"));
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(bytes_of(&region) == others, "memory was marked that others have again");
+        region.mark(&marks, 10 * LIMIT).unwrap();
+        assert_eq!(region.marks_left(&marks, 10 * LIMIT).unwrap(), marks.count);
+    }
+}
+
+/// Everything lies in GPU memory, and so does the drive; the queues were never used before.
+#[test]
+fn a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone() {
+    let Some(bench) = bench("a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone") else { return };
+    let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
+    let filler = Filler::new(&bench);
+    gpu.load_kernels().unwrap();
+    let resident = onehop_resident::open("mem:1M?queues=4", gpu.clone()).unwrap();
+    let data = random(7, 65536);
+    resident.sim().write_media(1, 0, &data).unwrap();
+    let drive = Drive::open(resident.port(), Options::default()).unwrap();
+    let ns = drive.namespace(1).unwrap();
+    // The drive's warps begin with its first queue, and keep their places.
+    let _queue = drive.queue().unwrap();
+    let queues = drive.gpu_queues(gpu.clone(), setup(Placement::TIER3)).unwrap();
+    let (region, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, 65536).unwrap();
+    let job = [GpuJob { lba: 0, blocks: 128, offset: 0 }];
+    let others = random(11, region.len());
+    filler.run(|| {
+        let start = Instant::now();
+        let end = queues.read(ns, &job, &buffer);
+        let took = start.elapsed();
+        region.write(0, &others).unwrap();
+        assert!(
+            matches!(&end, Err(Error::Gpu(why)) if why.contains("cancelled") && why.contains("occupy")),
+            "{end:?}"
+        );
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        tell(&format!("a read into GPU memory ended after {took:?}: {}", end.unwrap_err()));
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(bytes_of(&region) == others, "memory was written that others have again");
+    queues.read(ns, &job, &buffer).unwrap();
+    assert!(bytes_of(&region)[..65536] == data);
 }

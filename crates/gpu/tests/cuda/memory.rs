@@ -1,6 +1,7 @@
 //! Kinds of memory: that bytes written by one side are read by the other, and what cannot be had says why.
 
 use std::fs::File;
+use std::time::Duration;
 
 use onehop_gpu::cuda::{Arg, DeviceKind, Need};
 use onehop_gpu::{Error, Gpu, Place, Region, Rows};
@@ -99,53 +100,33 @@ fn pages_are_registered_once_and_given_back() {
     }
 }
 
-/// Kernels, for marks that leave no byte out.
 #[test]
 fn marks_side_by_side_show_what_was_not_overwritten() {
     let Some(bench) = bench("marks_side_by_side_show_what_was_not_overwritten") else { return };
+    const LIMIT: Duration = Duration::from_secs(10);
     let region = bench.gpu.alloc(Place::Vram, 3 << 20).unwrap();
     for (first, count) in [(0, 1), (8, 511), (64, 300_000), (4096, 100)] {
-        let marks = Marks { first, step: 8, count, word: 0x0123_4567_89ab_cdef };
+        let marks = Marks { first, count, word: 0x0123_4567_89ab_cdef };
         region.fill(0, region.len(), 0).unwrap();
-        region.mark(&marks).unwrap();
-        assert_eq!(region.marks_left(&marks).unwrap(), count);
+        region.mark(&marks, LIMIT).unwrap();
+        assert_eq!(region.marks_left(&marks, LIMIT).unwrap(), count);
         let mut all = vec![0; region.len()];
         region.read(0, &mut all).unwrap();
         assert_eq!(all.iter().filter(|byte| **byte != 0).count() as u64, 8 * count);
         assert!(all[first as usize..][..8 * count as usize].iter().all(|byte| *byte != 0));
         region.write((first + 8 * (count - 1)) as usize + 7, &[0]).unwrap();
-        assert_eq!(region.marks_left(&marks).unwrap(), count - 1);
+        assert_eq!(region.marks_left(&marks, LIMIT).unwrap(), count - 1);
         region.fill(first as usize, 8 * count as usize, 1).unwrap();
-        assert_eq!(region.marks_left(&marks).unwrap(), 0);
-        assert!(region.mark(&Marks { count: 1 << 20, ..marks }).is_err());
+        assert_eq!(region.marks_left(&marks, LIMIT).unwrap(), 0);
+        assert!(region.mark(&Marks { count: 1 << 20, ..marks }, LIMIT).is_err());
     }
     let start = std::time::Instant::now();
-    let marks = Marks { first: 0, step: 8, count: 3 << 17, word: 1 };
+    let marks = Marks { first: 0, count: 3 << 17, word: 1 };
     for _ in 0..20 {
-        region.mark(&marks).unwrap();
-        assert_eq!(region.marks_left(&marks).unwrap(), marks.count);
+        region.mark(&marks, LIMIT).unwrap();
+        assert_eq!(region.marks_left(&marks, LIMIT).unwrap(), marks.count);
     }
     tell(&format!("3 MiB marked and counted in {:?}", start.elapsed() / 20));
-}
-
-/// The driver's two-dimensional calls, which look at a column of words.
-#[test]
-fn marks_in_gpu_memory_show_what_was_not_overwritten() {
-    let Some(bench) = bench("marks_in_gpu_memory_show_what_was_not_overwritten") else { return };
-    let region = bench.gpu.alloc(Place::Vram, 3 << 20).unwrap();
-    for (first, count) in [(504, 4096), (508, 1), (1 << 20 | 12, 3000)] {
-        let part = region.slice(4..3 << 20).unwrap();
-        let marks = Marks { first, step: 512, count, word: 0x0123_4567_89ab_cdef };
-        part.fill(0, part.len(), 0).unwrap();
-        part.mark(&marks).unwrap();
-        assert_eq!(part.marks_left(&marks).unwrap(), count);
-        let mut all = vec![0; part.len()];
-        part.read(0, &mut all).unwrap();
-        assert_eq!(all.iter().filter(|byte| **byte != 0).count() as u64, 8 * count);
-        part.write(first as usize, &[0]).unwrap();
-        assert_eq!(part.marks_left(&marks).unwrap(), count - 1);
-        assert!(part.mark(&Marks { count: 8192, ..marks }).is_err());
-    }
 }
 
 #[test]

@@ -69,30 +69,36 @@ impl Stream {
         Ok(graph)
     }
 
-    /// Starts a kernel of `ptx::TOOLS`; its module is never unloaded.
-    pub fn launch(&self, name: &str, (blocks, threads): (u32, u32), args: &mut [u64]) {
-        let (image, name) = (CString::new(ptx::TOOLS).unwrap(), CString::new(name).unwrap());
-        let (mut module, mut function) = (null_mut(), null_mut());
+    /// Starts a kernel of `ptx::TOOLS`.
+    pub fn launch(&self, name: &str, shape: (u32, u32), args: &mut [u64]) {
+        self.start(&Kernel::load(ptx::TOOLS, name), shape, args);
+    }
+
+    /// Starts a kernel.
+    pub fn start(&self, kernel: &Kernel, (blocks, threads): (u32, u32), args: &mut [u64]) {
         let mut list: Vec<*mut c_void> = args.iter_mut().map(|arg| (&raw mut *arg).cast()).collect();
-        // SAFETY: all of it lives across the calls; numbers are little-endian, so that a word of 32 bits is read right too.
+        let list = list.as_mut_ptr();
+        // SAFETY: all of it lives across the call; numbers are little-endian, so that a word of 32 bits is read right too.
+        let started = unsafe {
+            sys::cuLaunchKernel(kernel.0, blocks, 1, 1, threads, 1, 1, 0, self.0, list, null_mut())
+        };
+        ok("launch", started).unwrap();
+    }
+}
+
+/// A kernel whose module is never unloaded.
+pub struct Kernel(sys::CUfunction);
+
+impl Kernel {
+    pub fn load(ptx: &str, name: &str) -> Self {
+        let (image, name) = (CString::new(ptx).unwrap(), CString::new(name).unwrap());
+        let (mut module, mut function) = (null_mut(), null_mut());
+        // SAFETY: all of it lives across the calls.
         unsafe {
             ok("load", sys::cuModuleLoadData(&mut module, image.as_ptr().cast())).unwrap();
             ok("find", sys::cuModuleGetFunction(&mut function, module, name.as_ptr())).unwrap();
-            let started = sys::cuLaunchKernel(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                self.0,
-                list.as_mut_ptr(),
-                null_mut(),
-            );
-            ok("launch", started).unwrap();
         }
+        Self(function)
     }
 }
 

@@ -1,5 +1,6 @@
-/* A model of CUDA's driver for one GPU whose memory is the host's: what it does during captures, and when freeing waits.
- * Copies are over when they are begun. Functions that are not here are missing, as in an old driver. */
+/* A model of CUDA's driver for one GPU whose memory is the host's: what it does during captures, when freeing waits, and
+ * kernels that find no room. Copies are over when they are begun. Functions that are not here are missing, as in an old
+ * driver. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,9 +13,9 @@ typedef uint64_t at;
 enum { OK = 0, INVALID = 1, NOT_READY = 600, CAPTURE = 900 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, and
- * what mapping memory does. */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer;
+/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
+ * mapping memory does, and whether kernels find no room (1) or begin and do not end (2). */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, full;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
  * early, calls of the thread that is watched. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls;
@@ -70,7 +71,30 @@ static void brief(void) {
 
 static void made(long n) { __atomic_fetch_add(&live, n, __ATOMIC_SEQ_CST); }
 
+/* Streams are never freed, so that one may go before its work has ended. */
+struct stream { volatile long pending; };
+struct event { struct stream *stream; };
+
+/* The kernels for marks, which the test carries out. */
+enum { MARK = 1, LEFT = 2, MOST = 16 };
+struct launch { int kernel; at args[5]; unsigned blocks; struct stream *stream; };
+static struct launch waiting[MOST];
+static int waits;
+static void (*kernel)(int begins, const struct launch *);
+
+void model_kernel(void (*run)(int, const struct launch *)) { kernel = run; }
+
+static void set_full(long value) {
+    full = value;
+    for (int i = 0; !full && i < waits; i++) {
+        kernel(0, &waiting[i]);
+        waiting[i].stream->pending--;
+    }
+    if (!full) waits = 0;
+}
+
 long model(const char *what, long value) {
+    if (!strcmp(what, "set full")) { set_full(value); return 0; }
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
@@ -161,20 +185,49 @@ int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { WARY; (voi
 int cuMemHostUnregister(void *where) { (void)where; int r = freeing(__func__); if (!r) made(-1); return r; }
 int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { ENTER; (void)flags; *out = (at)where; return OK; }
 
-int cuStreamCreate(void **stream, unsigned flags) { WARY; (void)flags; brief(); *stream = malloc(1); made(1); return OK; }
-int cuStreamDestroy_v2(void *stream) { WARY; brief(); free(stream); made(-1); return OK; }
-int cuStreamQuery(void *stream) { WARY; (void)stream; return (int)answer; }
-int cuEventCreate(void **event, unsigned flags) { WARY; (void)flags; brief(); *event = malloc(1); made(1); return OK; }
-int cuEventDestroy_v2(void *event) { WARY; brief(); free(event); made(-1); return OK; }
-int cuEventRecord(void *event, void *stream) { WARY; (void)event; (void)stream; return OK; }
-int cuEventQuery(void *event) { WARY; (void)event; return (int)answer; }
+static struct stream *stream_made(void) { made(1); return calloc(1, sizeof(struct stream)); }
+int cuStreamCreate(struct stream **stream, unsigned flags) { WARY; (void)flags; brief(); *stream = stream_made(); return OK; }
+int cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority) { WARY; (void)flags; (void)priority; brief(); *stream = stream_made(); return OK; }
+int cuStreamDestroy_v2(struct stream *stream) { WARY; brief(); (void)stream; made(-1); return OK; }
+static int queried(struct stream *stream) { return answer ? (int)answer : stream && stream->pending ? NOT_READY : OK; }
+int cuStreamQuery(struct stream *stream) { WARY; return queried(stream); }
+int cuEventCreate(struct event **event, unsigned flags) { WARY; (void)flags; brief(); *event = calloc(1, sizeof(struct event)); made(1); return OK; }
+int cuEventDestroy_v2(struct event *event) { WARY; brief(); free(event); made(-1); return OK; }
+int cuEventRecord(struct event *event, struct stream *stream) { WARY; event->stream = stream; return OK; }
+int cuEventQuery(struct event *event) { WARY; return queried(event->stream); }
 int cuMemcpyHtoDAsync_v2(at to, const void *from, size_t bytes, void *stream) { WARY; (void)stream; memcpy((void *)to, from, bytes); return OK; }
 int cuMemcpyDtoHAsync_v2(void *to, at from, size_t bytes, void *stream) { WARY; (void)stream; memcpy(to, (void *)from, bytes); return OK; }
 int cuMemsetD8Async(at to, unsigned char value, size_t bytes, void *stream) { WARY; (void)stream; memset((void *)to, value, bytes); return OK; }
-int cuMemsetD2D32Async(at to, size_t pitch, unsigned value, size_t width, size_t height, void *stream) {
+
+int cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     WARY;
-    (void)stream;
-    for (size_t y = 0; y < height; y++)
-        for (size_t x = 0; x < width; x++) memcpy((char *)to + y * pitch + 4 * x, &value, 4);
+    (void)image; (void)count; (void)options; (void)values;
+    *module = &lock;
+    made(1);
+    return OK;
+}
+int cuModuleUnload(void *module) { (void)module; int r = freeing(__func__); if (!r) made(-1); return r; }
+int cuModuleGetFunction(at *function, void *module, const char *name) {
+    ENTER;
+    (void)module;
+    *function = !strcmp(name, "onehop_mark") ? MARK : !strcmp(name, "onehop_marks_left") ? LEFT : 0;
+    return *function ? OK : INVALID;
+}
+int cuFuncGetAttribute(int *value, int which, at function) { ENTER; (void)which; (void)function; *value = 32; return OK; }
+int cuLaunchKernel(at function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
+                   unsigned shared, struct stream *stream, void **args, void **more) {
+    WARY;
+    (void)y; (void)z; (void)threads; (void)ty; (void)tz; (void)shared; (void)more;
+    struct launch launch = { (int)function, {0}, x, stream };
+    for (int i = 0; i < 3; i++) launch.args[i] = *(at *)args[i];
+    for (int i = 3; i < (function == MARK ? 5 : 4); i++) launch.args[i] = *(uint32_t *)args[i];
+    if (!full) {
+        kernel(0, &launch);
+        return OK;
+    }
+    if (waits == MOST) return INVALID;
+    if (full == 2) kernel(1, &launch);
+    stream->pending++;
+    waiting[waits++] = launch;
     return OK;
 }

@@ -8,12 +8,16 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
 use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind};
 use onehop_gpu::{Error, Gpu, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, Marks};
+use onehop_proto::GpuAddr;
+use onehop_proto::kernel::{Marking, Permit, Seat, count_marks, run_mark};
+use onehop_proto::queue::Memory;
 
 const MODEL: &str = include_str!("libcuda.c");
 const CHILD: &str = "ONEHOP_TEST_MODEL";
@@ -29,7 +33,10 @@ impl Model {
     fn or_child(test: &str) -> Option<Self> {
         if std::env::var_os(CHILD).is_some() {
             // SAFETY: the model's initialisers do nothing.
-            return Some(Self(unsafe { Library::new("libcuda.so.1") }.unwrap()));
+            let model = Self(unsafe { Library::new("libcuda.so.1") }.unwrap());
+            // SAFETY: the model's function of this signature.
+            unsafe { model.0.get::<unsafe extern "C" fn(RunKernel)>(b"model_kernel\0").unwrap()(run_kernel) };
+            return Some(model);
         }
         let folder = std::env::temp_dir().join(format!("onehop-model-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -133,6 +140,92 @@ impl Model {
     }
 }
 
+/// A launch of a kernel for marks, as the model hands it over.
+#[repr(C)]
+struct ModelLaunch {
+    kernel: c_int,
+    args: [u64; 5],
+    blocks: u32,
+    stream: *mut c_void,
+}
+
+// SAFETY: called with a launch that lives across the call.
+type RunKernel = unsafe extern "C" fn(c_int, *const ModelLaunch);
+
+/// What a GPU does with the kernels for marks; with `begins` it gets stuck in its first block.
+unsafe extern "C" fn run_kernel(begins: c_int, launch: *const ModelLaunch) {
+    // SAFETY: the model hands over a launch that lives across the call.
+    let &ModelLaunch { kernel, args: [first, word, shared, count, launch], blocks, .. } = unsafe { &*launch };
+    let (first, shared, count) = (GpuAddr(first), GpuAddr(shared), count as u32);
+    let seats = (0..blocks).map(|block| Seat { block: (block, blocks), thread: (0, 1) });
+    match (kernel, begins) {
+        (1, 0) => {
+            let marking = Marking { first, count, word, permit: shared, launch: launch as u32 };
+            seats.for_each(|seat| run_mark(&Raw, &marking, seat, || ()));
+        }
+        (1, _) => Raw.store(shared.plus(Permit::block(0).into()), 1),
+        (_, 0) => {
+            let left: u32 = seats.map(|seat| count_marks(&Raw, (first, count), word, seat)).sum();
+            Raw.fetch_add(shared, left);
+        }
+        _ => {}
+    }
+}
+
+/// Memory by its address, as the model's GPU sees it.
+struct Raw;
+
+impl Raw {
+    fn word(&self, at: GpuAddr) -> &AtomicU32 {
+        // SAFETY: the code under test gives kernels addresses of memory that is there, on multiples of four.
+        unsafe { AtomicU32::from_ptr(at.0 as *mut u32) }
+    }
+}
+
+impl Memory for Raw {
+    type Addr = GpuAddr;
+    type Door = GpuAddr;
+
+    fn load(&self, at: GpuAddr) -> u32 {
+        self.word(at).load(Ordering::Relaxed)
+    }
+    fn load_acquire(&self, at: GpuAddr) -> u32 {
+        self.word(at).load(Ordering::Acquire)
+    }
+    fn store(&self, at: GpuAddr, value: u32) {
+        self.word(at).store(value, Ordering::Relaxed);
+    }
+    fn store_release(&self, at: GpuAddr, value: u32) {
+        self.word(at).store(value, Ordering::Release);
+    }
+    fn store_entry(&self, _: GpuAddr, _: &[u32; 16]) {
+        unreachable!("kernels for marks submit nothing")
+    }
+    fn fetch_add(&self, at: GpuAddr, value: u32) -> u32 {
+        self.word(at).fetch_add(value, Ordering::AcqRel)
+    }
+    fn fetch_or(&self, at: GpuAddr, bits: u32) -> u32 {
+        self.word(at).fetch_or(bits, Ordering::AcqRel)
+    }
+    fn fetch_and(&self, at: GpuAddr, mask: u32) -> u32 {
+        self.word(at).fetch_and(mask, Ordering::AcqRel)
+    }
+    fn compare_exchange(&self, at: GpuAddr, old: u32, new: u32) -> u32 {
+        let done = self.word(at).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        done.unwrap_or_else(|seen| seen)
+    }
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+    fn ring(&self, _: GpuAddr, _: u32) {
+        unreachable!("kernels for marks ring nothing")
+    }
+    fn pause(&self) {}
+    fn now(&self) -> u64 {
+        0
+    }
+}
+
 fn gpu() -> CudaGpu {
     Cuda::load().unwrap().open("0").unwrap()
 }
@@ -172,7 +265,7 @@ fn every_call_is_relaxed_and_the_thread_s_mode_comes_back() {
         copier.wait(mark).unwrap();
         arena.read(0, &mut bytes[..1 << 20]).unwrap();
         assert!(bytes[..1 << 20] == data[..1 << 20]);
-        plain.mark(&Marks { first: 504, step: 512, count: 100, word: 7 }).unwrap();
+        plain.mark(&Marks { first: 504, count: 100, word: 7 }, TEST_TIMEOUT).unwrap();
         gpu.memory_info().unwrap();
         gpu.wait_for_all().unwrap();
         drop((adopted, copier));
@@ -359,4 +452,86 @@ fn memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost() {
         model.wait_for("live", 0);
         model.set("answer", 0);
     }
+}
+
+const WORDS: u64 = 40_000;
+const MARKS: Marks = Marks { first: 16, count: WORDS, word: 0x0123_4567_89ab_cdef };
+const BRIEF: Duration = Duration::from_millis(50);
+
+/// Memory for marks that holds something else, and what that is.
+fn unmarked(gpu: &CudaGpu) -> (Region, Vec<u8>) {
+    let region = gpu.alloc_device(DeviceKind::Plain, 8 * WORDS as usize + 64).unwrap();
+    let others = vec![0xa5; region.len()];
+    region.write(0, &others).unwrap();
+    (region, others)
+}
+
+fn bytes(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// The GPU is full of others' kernels, and the memory belongs to somebody else when there is room again.
+#[test]
+fn a_kernel_that_comes_late_marks_nothing() {
+    let Some(model) = Model::or_child("a_kernel_that_comes_late_marks_nothing") else { return };
+    let gpu = gpu();
+    let (region, others) = unmarked(&gpu);
+    for round in 0..3 {
+        model.set("full", 1);
+        let start = Instant::now();
+        let why = region.mark(&MARKS, BRIEF).unwrap_err().to_string();
+        assert!(why.contains("was cancelled") && start.elapsed() < Duration::from_secs(2), "{why}");
+        // Copies do not wait behind it.
+        region.write(0, &others).unwrap();
+        model.set("full", 0);
+        assert!(bytes(&region) == others, "round {round}: memory was marked that others have again");
+        region.mark(&MARKS, TEST_TIMEOUT).unwrap();
+        assert_eq!(region.marks_left(&MARKS, TEST_TIMEOUT).unwrap(), WORDS);
+        region.write(16, &others[16..]).unwrap();
+        assert_eq!(region.marks_left(&MARKS, TEST_TIMEOUT).unwrap(), 0);
+    }
+    drop((region, gpu));
+    model.wait_for("live", 0);
+}
+
+/// The error says that the memory may not be used; the next marks are placed in order.
+#[test]
+fn a_kernel_that_writes_is_not_cancelled() {
+    let Some(model) = Model::or_child("a_kernel_that_writes_is_not_cancelled") else { return };
+    let gpu = gpu();
+    let (region, _) = unmarked(&gpu);
+    model.set("full", 2);
+    let why = region.mark(&MARKS, BRIEF).unwrap_err().to_string();
+    assert!(why.contains("still writing"), "{why}");
+    // What it uses is not freed before it has ended.
+    let live = model.get("live");
+    drop(region);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(model.get("live"), live);
+    model.set("full", 0);
+    let (region, _) = unmarked(&gpu);
+    region.mark(&MARKS, TEST_TIMEOUT).unwrap();
+    assert_eq!(region.marks_left(&MARKS, TEST_TIMEOUT).unwrap(), WORDS);
+    drop((region, gpu));
+    model.wait_for("live", 0);
+}
+
+#[test]
+fn a_question_for_marks_is_answered_in_time() {
+    let Some(model) = Model::or_child("a_question_for_marks_is_answered_in_time") else { return };
+    let gpu = gpu();
+    let (region, _) = unmarked(&gpu);
+    region.mark(&MARKS, TEST_TIMEOUT).unwrap();
+    model.set("full", 1);
+    let start = Instant::now();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = || region.marks_left(&MARKS, 4 * BRIEF).map_err(|error| error.to_string());
+        let threads = [scope.spawn(ask), scope.spawn(ask)];
+        threads.map(|thread| thread.join().unwrap()).into()
+    });
+    assert!(answers.iter().all(Result::is_err) && start.elapsed() < Duration::from_secs(5), "{answers:?}");
+    model.set("full", 0);
+    assert_eq!(region.marks_left(&MARKS, TEST_TIMEOUT).unwrap(), WORDS);
 }

@@ -15,7 +15,7 @@
 
 use super::handle::HandleAt;
 use super::job::{again, due};
-use super::{Answer, Gate, signal};
+use super::{Answer, Gate, signal, tally};
 use crate::GpuAddr;
 use crate::nvm::opcode;
 use crate::prp::PrebuiltPrpLists;
@@ -291,9 +291,8 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         } else {
             self.outside(mem, command, gate)
         };
-        // The word behind stands for coming out.
         let come_out = |count: u32| u64::from(mem.fetch_add(inside, count.wrapping_neg()));
-        mem.combine(Address::plus(inside, 4), come_out);
+        mem.combine(Address::plus(inside, tally::OUT), come_out);
         answer
     }
 
@@ -395,7 +394,14 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
     fn settle(&self, mem: &M, command: &mut Command, status: Status) -> Answer {
         if !again(status, command.retries, self.handle.retries(mem)) {
             command.phase = phase::ENDED;
-            return if status.is_ok() { Answer::Done } else { Answer::Failed(status) };
+            if !status.is_ok() {
+                return Answer::Failed(status);
+            }
+            if command.opcode == opcode::WRITE as u32 {
+                // The host, which flushes, learns of writes here alone.
+                mem.fetch_add(Address::plus(GpuAddr(self.handle.inside(mem)), tally::WRITES), 1);
+            }
+            return Answer::Done;
         }
         command.retries += 1;
         command.due = due(mem, status, self.handle.retry_delay(mem));

@@ -22,7 +22,7 @@ pub struct Handle {
     pub cq_entries: u32,
     /// The words of [`signal`]: host memory, so that the host reads and writes them whatever the GPU does.
     pub signals: u64,
-    /// A word that counts the threads that are inside, zeroed before. In the GPU's memory: every call changes it.
+    /// The words of [`tally`], zeroed before. In the GPU's memory: every call changes them.
     pub inside: u64,
     /// The bus address of each page of the data memory, eight bytes each.
     pub pages: u64,
@@ -61,6 +61,16 @@ pub mod signal {
     pub const GATE: u32 = 128;
     /// The life in which a thread has given up a command; the host then recovers the controller.
     pub const LOST: u32 = 256;
+}
+
+/// Words in which threads count, all on one line.
+pub mod tally {
+    /// The threads that are inside.
+    pub const INSIDE: u32 = 0;
+    /// Stands for coming out, and is never written.
+    pub(crate) const OUT: u32 = 4;
+    /// The writes that were acknowledged. A thread counts its own before it comes out and says that it is done.
+    pub const WRITES: u32 = 8;
 }
 
 /// Whether threads may go in, and how often the queue has been created: from 1 on. When that changes, the controller has

@@ -103,13 +103,6 @@ impl SharedLayout {
         word::UNEXPECTED
     }
 
-    /// Where the count of completions that were taken lies within the control block; it begins at 0 with each life of the
-    /// queue. A command is reported as completed only after its completion was counted here.
-    #[must_use]
-    pub const fn completions(&self) -> u32 {
-        word::CQ_HEAD
-    }
-
     /// Where the count of submission doorbells lies within the control block.
     #[must_use]
     pub const fn doorbells(&self) -> u32 {

@@ -57,6 +57,8 @@ pub(crate) struct Effects {
     pub stale: Option<Duration>,
     /// SQHD lags by this.
     pub lag: u16,
+    /// It brings other blocks and fails with this status.
+    pub garbled: Option<Status>,
     /// It is an Abort that aborts nothing.
     pub abort_ignored: bool,
     /// Something befalls the whole controller.
@@ -107,14 +109,14 @@ impl Armed {
     }
 
     fn fits(&self, seen: &Seen<'_>, now: u64) -> bool {
-        use FaultKind::{AbortIgnored, Media, SlowStart, StuckRdy, Torn};
+        use FaultKind::{AbortIgnored, Garbled, Media, SlowStart, StuckRdy, Torn};
         let (when, kind) = (&self.fault.when, self.fault.kind);
         let abort = seen.sqid == 0 && seen.sqe.opcode() == onehop_proto::admin::opcode::ABORT;
         let kind_fits = match kind {
             StuckRdy | SlowStart => return false,
             AbortIgnored => return abort,
             Media => seen.reads || !when.ops.is_empty(),
-            Torn => seen.reads && seen.sqe.opcode() == onehop_proto::nvm::opcode::READ,
+            Torn | Garbled => seen.reads && seen.sqe.opcode() == onehop_proto::nvm::opcode::READ,
             _ => !self.fault.is_timed(),
         };
         let queue = when.q.map_or(seen.sqid != 0, |q| q == seen.sqid);
@@ -241,6 +243,9 @@ impl Effects {
             FaultKind::Lost => self.lost = true,
             FaultKind::Torn => self.torn = Some((fault.delay_or(MS), fault.order)),
             FaultKind::FailOnce => self.fail = Some(status(Status::INTERNAL_ERROR).with_crd(fault.crd)),
+            FaultKind::Garbled => {
+                self.garbled = Some(status(Status::INTERNAL_ERROR).with_crd(fault.crd));
+            }
             FaultKind::Fail => self.fail = Some(status(Status::INTERNAL_ERROR).with_dnr()),
             FaultKind::WrongCid => self.wrong_cid = true,
             FaultKind::OtherCid => self.other_cid = true,
