@@ -144,6 +144,8 @@ pub(super) fn import(
     if ticket.gpu != gpu {
         return Err(foreign("it is on another GPU than the one it is opened on; open that one".into()));
     }
+    let end = ticket.offset.checked_add(ticket.bytes).filter(|end| *end <= ticket.allocation);
+    let end = end.ok_or_else(|| foreign("the ticket's memory does not lie within its allocation".into()))?;
     let memory = match (ticket.by_fd, fd) {
         (false, _) => DeviceMemory::open(context, stream, ticket.handle).map_err(|failure| {
             let hint =
@@ -173,7 +175,7 @@ pub(super) fn import(
         )));
     }
     let whole = context.region(GpuAddr(memory.at), memory);
-    whole.slice(ticket.offset as usize..(ticket.offset + ticket.bytes) as usize)
+    whole.slice(ticket.offset as usize..end as usize)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use onehop_os::{DmaBuf, HostMem, Marks};
 
-use super::capabilities::{Capabilities, allocation};
+use super::capabilities::{Capabilities, allocation, owner};
 use super::context::Context;
 use super::dmabuf;
 use super::driver::{Calls, DevicePtr, Failure};
@@ -169,6 +169,12 @@ impl DeviceMemory {
         at: DevicePtr,
         bytes: usize,
     ) -> Result<Self> {
+        if owner(context, at)? != Some(context.device) {
+            return Err(Error::NotSupported {
+                what: format!("using the memory at {at:#x} as memory of GPU {}", context.device),
+                why: "the memory is host memory, or of another GPU".into(),
+            });
+        }
         let (base, whole) = allocation(context, at)?;
         let offset = at.saturating_sub(base) as usize;
         if bytes == 0 || offset > whole || bytes > whole - offset {
