@@ -193,8 +193,9 @@ impl DeviceMemory {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
         let (mut at, mut base, mut bytes) = (0, 0, 0);
         context.attempt(|driver| {
-            // SAFETY: `at` lives across the call. The handle is 64 bytes of a ticket that another process gave. NVIDIA does not document
-            // what an invalid handle does, so the process that gives tickets is trusted to have them from a driver.
+            // SAFETY: `at` lives across the call, and the handle is 64 bytes. NVIDIA does not document what one does that no driver made:
+            // tests/cuda/sharing.rs shows that it is refused. Which programs may name memory by handles is the caller's decision, since
+            // one that is guessed opens another's.
             unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
         })?;
         let mut memory = Self::on(context, stream, (at, 0), Origin::Opened);

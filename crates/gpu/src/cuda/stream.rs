@@ -371,7 +371,8 @@ impl Stream {
     /// All of them are allocated, until the call returns.
     pub(super) unsafe fn mark(self: &Arc<Self>, memory: DevicePtr, marks: &Marks) -> Result<()> {
         if Marker::takes(memory, marks) {
-            // SAFETY: the caller's promise; `by_marker` waits for the end, or leaves the kernel what it uses.
+            // SAFETY: the caller's promise. `by_marker` waits for the end. A kernel that does not end keeps the marker, and nothing of this
+            // process is freed until it has.
             let begin = |marker: &Marker| unsafe { marker.mark(self, memory, marks) };
             return self.by_marker("marking GPU memory", begin, Ok);
         }
