@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::capabilities::{Capabilities, allocation, buffer_id};
+use super::capabilities::{Capabilities, allocation, buffer_id, owner};
 use super::context::Context;
 use super::memory::DeviceMemory;
 use super::stream::Stream;
@@ -166,6 +166,9 @@ pub(super) fn import(
             return Err(Error::NotSupported { what, why });
         }
     };
+    if owner(context, memory.at)? != Some(context.device) {
+        return Err(foreign("it is on another GPU than its ticket says".into()));
+    }
     let (_, allocated) = allocation(context, memory.at)?;
     if allocated as u64 != ticket.allocation {
         return Err(foreign(format!(

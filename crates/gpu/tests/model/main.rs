@@ -409,7 +409,11 @@ fn a_gpu_gives_away_its_own_memory_alone() {
 #[test]
 fn tickets_that_lie_are_refused_and_leave_nothing_open() {
     let Some(model) = Model::or_child("tickets_that_lie_are_refused_and_leave_nothing_open") else { return };
-    let gpu = gpu();
+    let cuda = Cuda::load().unwrap();
+    let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
+    let theirs = other.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
+    let mut elsewhere = [0; 64];
+    elsewhere[..8].copy_from_slice(&theirs.addr().0.to_le_bytes());
     let bytes = 4 << 20;
     let whole = gpu.alloc_device(DeviceKind::Plain, bytes).unwrap();
     let mut handle = [0; 64];
@@ -426,6 +430,7 @@ fn tickets_that_lie_are_refused_and_leave_nothing_open() {
     nowhere[0] ^= 1;
     let lies = [
         Ticket { gpu: [9; 16], ..ticket },
+        Ticket { handle: elsewhere, ..ticket },
         // Of an allocation that was freed, another one in its place, or never there.
         Ticket { allocation: allocation + (2 << 20), ..ticket },
         Ticket { allocation: allocation - (2 << 20), ..ticket },
