@@ -533,7 +533,8 @@ mod tests {
             rustix::fs::fcntl_add_seals(&huge, SEALS).unwrap();
             let mut other = memory.offer().unwrap();
             (other.fd, other.ticket.allocation) = (Some(huge), 2 << 20);
-            assert!(gpus.accept(&other).unwrap_err().to_string().contains("huge pages"));
+            let refused = gpus.accept(&other).err().unwrap();
+            assert!(refused.to_string().contains("huge pages"), "{refused}");
         }
     }
 
