@@ -14,7 +14,8 @@ mod tensor;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+// Without a word a free-threaded Python would take the module for one that needs no GIL, and it has not been tested without.
+#[pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]
     use super::job::Job;

@@ -9,6 +9,8 @@ mod handle;
 mod host;
 mod rings;
 mod state;
+#[cfg(test)]
+mod tests;
 mod types;
 
 pub use types::{Cqe, GPU_MARK, GpuHandle, Ior, Iov};

@@ -237,7 +237,7 @@ pub unsafe extern "C" fn hf3fs_prep_io(
 }
 
 /// Where in a buffer a pointer points, with so many bytes behind it.
-fn place_in(buffer: &Iov, at: *const c_void, len: u64) -> Result<u64> {
+pub(crate) fn place_in(buffer: &Iov, at: *const c_void, len: u64) -> Result<u64> {
     if buffer.base.is_null() || at.is_null() || len == 0 {
         return Err(wrong("there is nothing to be transferred, or nowhere"));
     }

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
 };
+use rustix::process::geteuid;
 
 use crate::daemon::{Shared, of_users};
 use crate::error::{Error, Result};
@@ -146,6 +147,7 @@ fn refused(errno: Errno, why: &str) -> Error {
 fn carry_out(shared: &Arc<Shared>, owner: Owner, ask: Ask) -> Result<Answer> {
     match ask {
         Ask::Register { id, device, block, offer } => {
+            check_handle(owner, geteuid().as_raw(), &offer)?;
             let secret = register(shared, owner, (id, device, block), offer)?;
             Ok(Answer::Registered { secret })
         }
@@ -163,6 +165,17 @@ fn carry_out(shared: &Arc<Shared>, owner: Owner, ask: Ask) -> Result<Answer> {
 /// Compares without telling by its time where they differ.
 fn same(a: &[u8; 16], b: &[u8; 16]) -> bool {
     a.iter().zip(b).fold(0, |seen, (a, b)| seen | (a ^ b)) == 0
+}
+
+/// A CUDA IPC handle is a number that a program can make up, and CUDA opens what it names with the rights of the daemon: a program
+/// could have others' memory written. A descriptor is its own.
+fn check_handle(owner: Owner, own_uid: u32, offer: &Offer) -> Result<()> {
+    if offer.ticket.by_fd || owner.uid == 0 || owner.uid == own_uid {
+        return Ok(());
+    }
+    let why = "memory of cudaMalloc is named by a CUDA IPC handle, and the daemon takes those from its own user alone; use \
+               memory of hf3fs_iovcreate_gpu, or mount as this user";
+    Err(refused(Errno::PERM, why))
 }
 
 fn register(
@@ -218,8 +231,38 @@ fn copy(offer: &Offer) -> Result<Offer> {
 
 #[cfg(test)]
 mod tests {
+    use onehop_gpu::cuda::Ticket;
+
     use super::*;
     use crate::daemon::Options;
+
+    #[test]
+    fn handles_that_can_be_made_up_are_the_daemon_s_own_user_s() {
+        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let own = geteuid().as_raw();
+        let ask = |uid, by_fd| {
+            let ticket = Ticket {
+                by_fd,
+                gpu: [3; 16],
+                allocation: 8192,
+                offset: 0,
+                bytes: 4096,
+                buffer: 1,
+                handle: [7; 64],
+            };
+            let offer = Offer { ticket, fd: None, dma_buf: None };
+            let ask = Ask::Register { id: Id::random().unwrap(), device: 0, block: 0, offer };
+            carry_out(&shared, Owner { uid, gid: 1, pid: 1 }, ask).err().unwrap()
+        };
+        let error = ask(own + 1, false);
+        assert!(error.errno() == Errno::PERM.raw_os_error(), "{error}");
+        assert!(error.to_string().contains("hf3fs_iovcreate_gpu"), "{error}");
+        // All else fails for want of such a GPU.
+        for (uid, by_fd) in [(own, false), (0, false), (own + 1, true)] {
+            let error = ask(uid, by_fd);
+            assert!(error.errno() != Errno::PERM.raw_os_error(), "{error}");
+        }
+    }
 
     #[test]
     fn who_connects_and_says_nothing_keeps_nobody_waiting() {

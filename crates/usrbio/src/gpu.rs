@@ -23,6 +23,8 @@ const EMULATED: [u8; 16] = *b"onehop emulated.";
 const PAGE: usize = 4096;
 /// Without these a memfd could be cut short under those who have mapped it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// The file system of memfds of ordinary pages.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Which GPUs a program has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -424,12 +426,16 @@ impl EmulatedGpu {
         if !seals.contains(SEALS) {
             return Err(foreign("it can be cut short by whoever made it: it is no sealed memfd"));
         }
+        // Huge pages that were punched out may be missing when they are touched again, which is a SIGBUS.
+        if rustix::fs::fstatfs(fd).map(|system| system.f_type).ok() != Some(TMPFS_MAGIC) {
+            return Err(foreign("it is a memfd of huge pages, which may be taken away"));
+        }
         let ticket = &offer.ticket;
         let fits =
             |n: u64| usize::try_from(n).map_err(|_| foreign("it is longer than this machine addresses"));
         let (whole, offset, bytes) = (fits(ticket.allocation)?, fits(ticket.offset)?, fits(ticket.bytes)?);
         let file = File::from(fd.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?);
-        if file.metadata().is_ok_and(|data| data.len() != ticket.allocation) {
+        if file.metadata().map(|data| data.len()).ok() != Some(ticket.allocation) {
             return Err(foreign("it has another length than its name says"));
         }
         let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
@@ -495,8 +501,59 @@ mod tests {
         // One that its maker could cut short.
         let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 8192).unwrap();
-        let mut other = memory.offer().unwrap();
-        other.fd = Some(unsealed);
-        assert!(gpus.accept(&other).is_err());
+        let with = |fd: OwnedFd| {
+            let mut other = memory.offer().unwrap();
+            other.fd = Some(fd);
+            gpus.accept(&other)
+        };
+        assert!(with(unsealed).is_err());
+        // Files that are no memory, memory that cannot be written, and seals that leave it free to be cut.
+        assert!(with(rustix::pipe::pipe().unwrap().0).is_err());
+        assert!(with(File::open("/dev/zero").unwrap().into()).is_err());
+        let sealed = |flags, seals| {
+            let fd = rustix::fs::memfd_create("sealed", MemfdFlags::ALLOW_SEALING.union(flags)).ok()?;
+            rustix::fs::ftruncate(&fd, 8192).ok()?;
+            rustix::fs::fcntl_add_seals(&fd, seals).ok()?;
+            Some(fd)
+        };
+        for seals in
+            [SealFlags::SHRINK, SealFlags::GROW, SEALS | SealFlags::WRITE, SEALS | SealFlags::FUTURE_WRITE]
+        {
+            assert!(with(sealed(MemfdFlags::empty(), seals).unwrap()).is_err(), "{seals:?}");
+        }
+        let whole = sealed(MemfdFlags::empty(), SEALS).unwrap();
+        let reading = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&whole));
+        assert!(with(File::open(reading).unwrap().into()).is_err());
+        assert!(with(whole).is_ok());
+        // There may be no huge pages here.
+        if let Some(huge) =
+            rustix::fs::memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB).ok()
+        {
+            rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
+            rustix::fs::fcntl_add_seals(&huge, SEALS).unwrap();
+            let mut other = memory.offer().unwrap();
+            (other.fd, other.ticket.allocation) = (Some(huge), 2 << 20);
+            let refused = gpus.accept(&other).err().unwrap();
+            assert!(refused.to_string().contains("huge pages"), "{refused}");
+        }
+    }
+
+    /// A program takes pages out of memory that a daemon has opened, and ends: the daemon finds zeros, and no signal.
+    #[test]
+    fn memory_that_is_punched_out_or_left_stays_mapped() {
+        let (maker, daemon) = (Gpus::new(Mode::Emulated), Gpus::new(Mode::Emulated));
+        let memory = Memory::create(&maker.open(0).unwrap(), 8192).unwrap();
+        memory.region().write(0, &[7; 8192]).unwrap();
+        let offer = memory.offer().unwrap();
+        let (_, region) = daemon.accept(&offer).unwrap();
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        let fd = offer.fd.as_ref().unwrap();
+        rustix::fs::fallocate(fd, hole, 0, 4096).unwrap();
+        assert!(rustix::fs::ftruncate(fd, 4096).is_err(), "it can be cut short");
+        drop((memory, offer, maker));
+        let mut seen = [1; 8192];
+        region.read(0, &mut seen).unwrap();
+        assert!(seen[..4096].iter().all(|byte| *byte == 0) && seen[4096..].iter().all(|byte| *byte == 7));
+        region.write(0, &[9; 8192]).unwrap();
     }
 }

@@ -247,6 +247,21 @@ pub(super) fn buffer_id(context: &Context, at: DevicePtr) -> Result<u64> {
     Ok(id)
 }
 
+/// The GPU whose memory lies at an address; none for host memory that the GPUs reach.
+pub(super) fn owner(context: &Context, at: DevicePtr) -> Result<Option<i32>> {
+    const MEMORY_TYPE: i32 = 2;
+    const DEVICE_ORDINAL: i32 = 9;
+    /// CU_MEMORYTYPE_DEVICE
+    const DEVICE: u32 = 2;
+    let (mut kind, mut device) = (0u32, 0i32);
+    // SAFETY: both attributes are 32-bit numbers, and live across the calls.
+    context.call("asking whose the memory is", |driver| unsafe {
+        driver.pointer_get((&raw mut kind).cast(), MEMORY_TYPE, at)?;
+        driver.pointer_get((&raw mut device).cast(), DEVICE_ORDINAL, at)
+    })?;
+    Ok((kind == DEVICE).then_some(device))
+}
+
 /// The allocation that an address lies in: its start and its length.
 pub(super) fn allocation(context: &Context, at: DevicePtr) -> Result<(DevicePtr, usize)> {
     let (mut base, mut bytes) = (0, 0);

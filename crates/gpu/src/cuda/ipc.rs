@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::capabilities::{Capabilities, allocation, buffer_id};
+use super::capabilities::{Capabilities, allocation, buffer_id, owner};
 use super::context::Context;
 use super::memory::DeviceMemory;
 use super::stream::Stream;
@@ -144,6 +144,8 @@ pub(super) fn import(
     if ticket.gpu != gpu {
         return Err(foreign("it is on another GPU than the one it is opened on; open that one".into()));
     }
+    let end = ticket.offset.checked_add(ticket.bytes).filter(|end| *end <= ticket.allocation);
+    let end = end.ok_or_else(|| foreign("the ticket's memory does not lie within its allocation".into()))?;
     let memory = match (ticket.by_fd, fd) {
         (false, _) => DeviceMemory::open(context, stream, ticket.handle).map_err(|failure| {
             let hint =
@@ -164,6 +166,9 @@ pub(super) fn import(
             return Err(Error::NotSupported { what, why });
         }
     };
+    if owner(context, memory.at)? != Some(context.device) {
+        return Err(foreign("it is on another GPU than its ticket says".into()));
+    }
     let (_, allocated) = allocation(context, memory.at)?;
     if allocated as u64 != ticket.allocation {
         return Err(foreign(format!(
@@ -173,7 +178,7 @@ pub(super) fn import(
         )));
     }
     let whole = context.region(GpuAddr(memory.at), memory);
-    whole.slice(ticket.offset as usize..(ticket.offset + ticket.bytes) as usize)
+    whole.slice(ticket.offset as usize..end as usize)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use onehop_os::{DmaBuf, HostMem, Marks};
 
-use super::capabilities::{Capabilities, allocation};
+use super::capabilities::{Capabilities, allocation, owner};
 use super::context::Context;
 use super::dmabuf;
 use super::driver::{Calls, DevicePtr, Failure};
@@ -169,6 +169,12 @@ impl DeviceMemory {
         at: DevicePtr,
         bytes: usize,
     ) -> Result<Self> {
+        if owner(context, at)? != Some(context.device) {
+            return Err(Error::NotSupported {
+                what: format!("using the memory at {at:#x} as memory of GPU {}", context.device),
+                why: "the memory is host memory, or of another GPU".into(),
+            });
+        }
         let (base, whole) = allocation(context, at)?;
         let offset = at.saturating_sub(base) as usize;
         if bytes == 0 || offset > whole || bytes > whole - offset {
@@ -187,8 +193,9 @@ impl DeviceMemory {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
         let (mut at, mut base, mut bytes) = (0, 0, 0);
         context.attempt(|driver| {
-            // SAFETY: `at` lives across the call. The handle is 64 bytes of a ticket that another process gave. NVIDIA does not document
-            // what an invalid handle does, so the process that gives tickets is trusted to have them from a driver.
+            // SAFETY: `at` lives across the call, and the handle is 64 bytes. NVIDIA does not document what one does that no driver made:
+            // tests/cuda/sharing.rs shows that it is refused. Which programs may name memory by handles is the caller's decision, since
+            // one that is guessed opens another's.
             unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
         })?;
         let mut memory = Self::on(context, stream, (at, 0), Origin::Opened);

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::Duration;
 
-use onehop_gpu::cuda::{Arg, DeviceKind, Need};
+use onehop_gpu::cuda::{Arg, Cuda, DeviceKind, Need};
 use onehop_gpu::{Error, Gpu, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, Marks};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -98,6 +98,25 @@ fn pages_are_registered_once_and_given_back() {
         let mem = HostMem::anonymous(4096).unwrap();
         assert_eq!(gpu.adopt(place, mem).is_ok(), place == Place::Cmb);
     }
+}
+
+/// Two parts of a program each start the driver: registered pages are the process's.
+#[test]
+fn two_that_started_the_driver_share_registered_pages() {
+    let Some(bench) = bench("two_that_started_the_driver_share_registered_pages") else { return };
+    let second = Cuda::load().unwrap().open("0").unwrap();
+    let pages = HostMem::touched(64 << 10).unwrap();
+    let whole = bench.gpu.adopt(Place::PinnedHost, pages.clone()).unwrap();
+    let part = second.adopt(Place::PinnedHost, pages.slice(4096..12_288).unwrap()).unwrap();
+    assert_eq!(part.addr().0 - whole.addr().0, 4096);
+    drop(whole);
+    part.write(0, &[9; 8192]).unwrap();
+    let copy = second.alloc(Place::Vram, 8192).unwrap();
+    gpu_copy(&second, &copy, &part);
+    assert!(bytes_of(&copy).iter().all(|byte| *byte == 9));
+    drop((part, copy, second));
+    bench.gpu.memory_info().unwrap();
+    bench.gpu.adopt(Place::PinnedHost, pages).unwrap();
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! GPU memory for other devices and other processes, from the middle of an allocation.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use onehop_gpu::cuda::{Cuda, DeviceKind, Span, Ticket};
+use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind, Exported, Span, Ticket};
 use onehop_gpu::{Error, Gpu, Place, Region};
 use onehop_os::DmaMemory;
 
@@ -49,14 +52,36 @@ fn dma_bufs_know_where_the_memory_starts() {
     assert!(error.to_string().contains("udmabuf"), "{error}");
 }
 
-fn send(ticket: &Ticket, fd: Option<OwnedFd>) -> std::process::Output {
+/// Another process with a ticket, which runs one of the tests here.
+fn other(test: &str, ticket: &Ticket, fd: Option<OwnedFd>) -> Command {
     let hex: String = ticket.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sharing::the_other_process", "--nocapture"])
-        .env(CHILD, hex)
-        .stdin(fd.map_or_else(Stdio::null, Stdio::from))
-        .output()
-        .unwrap()
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, hex);
+    command.stdin(fd.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// The GPU and the ticket of such a process, with the descriptor that came along; none in all others.
+fn received() -> Option<(CudaGpu, Ticket, Option<OwnedFd>)> {
+    let hex = std::env::var(CHILD).ok()?;
+    let bytes: Vec<u8> =
+        (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+    let ticket = Ticket::from_bytes(&bytes).unwrap();
+    let fd = ticket.by_fd.then(|| std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    Some((Cuda::load().unwrap().open("0").unwrap(), ticket, fd))
+}
+
+/// Exports memory; a line that says why where this system does not share such.
+fn exported(gpu: &CudaGpu, kind: DeviceKind, region: &Region) -> Option<Exported> {
+    match gpu.export_ipc(region) {
+        Ok(exported) => Some(exported),
+        Err(error) => {
+            // Virtual machines and containers may lack one of the two ways; the error has to say so.
+            tell(&format!("{kind:?} memory cannot be shared here: {error}"));
+            assert!(matches!(error, Error::Driver { .. }), "{error}");
+            None
+        }
+    }
 }
 
 #[test]
@@ -66,28 +91,20 @@ fn another_process_opens_the_middle_of_an_allocation() {
     for kind in [DeviceKind::Plain, DeviceKind::Exportable] {
         let whole = gpu.alloc_device(kind, 4 << 20).unwrap();
         let part = whole.slice(1_234_568..1_234_568 + BYTES).unwrap();
-        let exported = match gpu.export_ipc(&part) {
-            Ok(exported) => exported,
-            Err(error) => {
-                // Virtual machines and containers may lack one of the two ways; the error has to say so.
-                tell(&format!("{kind:?} memory cannot be shared here: {error}"));
-                assert!(matches!(error, Error::Driver { .. }), "{error}");
-                continue;
-            }
-        };
+        let Some(exported) = exported(gpu, kind, &part) else { continue };
         part.write(0, &random(9, BYTES)).unwrap();
         let ticket = exported.ticket;
         assert_eq!((ticket.offset, ticket.by_fd), (1_234_568, kind == DeviceKind::Exportable));
         assert!(gpu.ticket_is_current(&ticket, &part).unwrap());
-        let other = gpu.alloc_device(kind, 4 << 20).unwrap();
-        assert!(!gpu.ticket_is_current(&ticket, &other).unwrap());
+        let another = gpu.alloc_device(kind, 4 << 20).unwrap();
+        assert!(!gpu.ticket_is_current(&ticket, &another).unwrap());
         if ticket.by_fd {
             let error = gpu.import_ipc(&ticket, None).unwrap_err();
             assert!(error.to_string().contains("descriptor is missing"), "{error}");
         }
         let abroad = Ticket { gpu: [1; 16], ..ticket };
         assert!(matches!(gpu.import_ipc(&abroad, None), Err(Error::Foreign { .. })));
-        let output = send(&ticket, exported.fd);
+        let output = other("sharing::the_other_process", &ticket, exported.fd).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         tell(&format!("{kind:?}, the other process: {}", said.trim()));
         assert!(output.status.success(), "{said}");
@@ -102,12 +119,7 @@ fn another_process_opens_the_middle_of_an_allocation() {
 /// The other process of the test above; nothing when it runs by itself.
 #[test]
 fn the_other_process() {
-    let Ok(hex) = std::env::var(CHILD) else { return };
-    let bytes: Vec<u8> =
-        (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect();
-    let ticket = Ticket::from_bytes(&bytes).unwrap();
-    let gpu = Cuda::load().unwrap().open("0").unwrap();
-    let fd = ticket.by_fd.then(|| std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let Some((gpu, ticket, fd)) = received() else { return };
     // A ticket for memory of another length is noticed.
     let longer = Ticket { allocation: ticket.allocation + (2 << 20), ..ticket };
     let refused = gpu.import_ipc(&longer, fd.as_ref());
@@ -117,4 +129,186 @@ fn the_other_process() {
     assert_eq!(region.len(), BYTES);
     assert!(bytes_of(&region) == random(9, BYTES), "the other process's bytes are not there");
     region.write(0, &random(10, BYTES)).unwrap();
+}
+
+/// What the process after it has as its deadline, and where the two meet.
+const MEETING: &str = "ONEHOP_TEST_MEETING";
+const LONGEST: Duration = Duration::from_secs(30);
+
+fn wait_for(file: &std::path::Path) {
+    let start = Instant::now();
+    while !file.exists() {
+        assert!(start.elapsed() < LONGEST, "{} does not come", file.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A program may free memory that a daemon has opened, and get new memory. The daemon's writes must not get there.
+#[test]
+fn memory_that_its_maker_has_freed_is_nobody_else_s() {
+    let Some(bench) = bench("memory_that_its_maker_has_freed_is_nobody_else_s") else { return };
+    let gpu = &bench.gpu;
+    for kind in [DeviceKind::Plain, DeviceKind::Exportable] {
+        let region = gpu.alloc_device(kind, 4 << 20).unwrap();
+        let Some(exported) = exported(gpu, kind, &region) else { continue };
+        let meeting = std::env::temp_dir().join(format!("onehop-freed-{}-{kind:?}", std::process::id()));
+        std::fs::create_dir_all(&meeting).unwrap();
+        let mut command =
+            other("sharing::the_process_that_outlives_the_memory", &exported.ticket, exported.fd);
+        let child = command.env(MEETING, &meeting).spawn().unwrap();
+        drop(command);
+        wait_for(&meeting.join("opened"));
+        drop(region);
+        gpu.memory_info().unwrap();
+        let next: Vec<_> = (0..16).map(|_| gpu.alloc_device(kind, 4 << 20).unwrap()).collect();
+        for one in &next {
+            one.fill(0, one.len(), 0x11).unwrap();
+        }
+        File::create(meeting.join("freed")).unwrap();
+        let output = child.wait_with_output().unwrap();
+        std::fs::remove_dir_all(&meeting).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        tell(&format!("{kind:?}, memory freed by its maker: {}", said.trim()));
+        assert!(output.status.success(), "{said}");
+        assert!(next.iter().all(|one| bytes_of(one).iter().all(|byte| *byte == 0x11)), "{kind:?}");
+        assert_eq!(gpu.refusals(), (0, None));
+    }
+}
+
+/// The other process of the test above; nothing when it runs by itself.
+#[test]
+fn the_process_that_outlives_the_memory() {
+    let Some(meeting) = std::env::var_os(MEETING).map(PathBuf::from) else { return };
+    let (gpu, ticket, fd) = received().unwrap();
+    let region = gpu.import_ipc(&ticket, fd.as_ref()).unwrap();
+    File::create(meeting.join("opened")).unwrap();
+    wait_for(&meeting.join("freed"));
+    let written = region.write(0, &random(11, BYTES));
+    let mut bytes = vec![0; BYTES];
+    let read = region.read(0, &mut bytes);
+    drop(region);
+    // Whatever became of it, this process goes on.
+    gpu.alloc_device(DeviceKind::Plain, 4096).unwrap().write(0, &[1; 4096]).unwrap();
+    let (same, refused) = (bytes == random(11, BYTES), gpu.refusals());
+    tell(&format!("write {written:?}, read {read:?}, the same bytes: {same}, frees refused: {refused:?}"));
+}
+
+/// A daemon takes handles and descriptors from programs: those that name nothing are errors, and it goes on.
+#[test]
+fn handles_and_descriptors_of_nothing_are_refused() {
+    let Some(bench) = bench("handles_and_descriptors_of_nothing_are_refused") else { return };
+    let gpu = &bench.gpu;
+    let region = gpu.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
+    if let Some(exported) = exported(gpu, DeviceKind::Plain, &region) {
+        let mut command = other("sharing::the_process_that_gets_broken_handles", &exported.ticket, None);
+        let output = command.env(MEETING, "").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        tell(&format!("broken handles: {}", said.trim()));
+        assert!(output.status.success(), "{said}");
+    }
+    if !gpu.capabilities().vmm {
+        return;
+    }
+    let pipe = rustix::pipe::pipe().unwrap().0;
+    let memfd = rustix::fs::memfd_create("no GPU's", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memfd, 4 << 20).unwrap();
+    let [null, gpus] = ["/dev/null", "/dev/nvidiactl"].map(|path| File::open(path).ok().map(OwnedFd::from));
+    let ticket = Ticket {
+        by_fd: true,
+        gpu: gpu.device().uuid,
+        allocation: 4 << 20,
+        offset: 0,
+        bytes: 4096,
+        buffer: 1,
+        handle: [0; 64],
+    };
+    for fd in [Some(pipe), Some(memfd), null, gpus].into_iter().flatten() {
+        let start = Instant::now();
+        let refused = gpu.import_ipc(&ticket, Some(&fd));
+        tell(&format!("{fd:?}: {:?} after {:?}", refused.as_ref().err(), start.elapsed()));
+        assert!(refused.is_err() && start.elapsed() < Duration::from_secs(5));
+    }
+    // The right descriptor, and tickets that lie about it.
+    let region = gpu.alloc_device(DeviceKind::Exportable, 4 << 20).unwrap();
+    let Some(exported) = exported(gpu, DeviceKind::Exportable, &region) else { return };
+    for allocation in [4096, 2 << 20, (4 << 20) + 1, 6 << 20, 1 << 45, u64::MAX] {
+        let lie = Ticket { allocation, bytes: 4096, offset: 0, ..exported.ticket };
+        let opened = gpu.import_ipc(&lie, exported.fd.as_ref());
+        tell(&format!("{allocation} bytes of 4 MiB: {:?}", opened.as_ref().err()));
+        // A part of it is the maker's own as well.
+        assert!(opened.is_err() || allocation == 2 << 20, "{allocation}");
+    }
+    region.write(0, &[1; 4096]).unwrap();
+    assert_eq!(gpu.refusals(), (0, None));
+}
+
+/// The other process of the test above; nothing when it runs by itself.
+#[test]
+fn the_process_that_gets_broken_handles() {
+    if std::env::var_os(MEETING).is_none_or(|meeting| !meeting.is_empty()) {
+        return;
+    }
+    let (gpu, ticket, _) = received().unwrap();
+    let noise = (0..64).map(|seed| random(seed, 64).try_into().unwrap());
+    let broken = (0..64).map(|at| {
+        let mut handle = ticket.handle;
+        handle[at] ^= 0x15;
+        handle
+    });
+    let (mut refused, mut taken) = (0, 0);
+    for handle in [[0; 64], [0xff; 64]].into_iter().chain(noise).chain(broken) {
+        match gpu.import_ipc(&Ticket { handle, ..ticket }, None) {
+            Ok(region) => {
+                // Bytes that mean nothing, or a place in the same allocation: memory of this length all the same.
+                assert_eq!(region.len(), ticket.bytes as usize);
+                taken += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error, Error::Driver { .. } | Error::Foreign { .. }), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    tell(&format!("{refused} handles refused, {taken} taken"));
+    assert!(refused > 64, "{refused} handles refused, {taken} taken");
+    // None of them has cost the GPU.
+    let region = gpu.import_ipc(&ticket, None).unwrap();
+    region.write(0, &[7; 4096]).unwrap();
+    assert_eq!(gpu.refusals(), (0, None));
+}
+
+/// What is said of memory to other devices and processes would be said of another GPU's.
+#[test]
+fn a_gpu_gives_away_its_own_memory_alone() {
+    let Some(bench) = bench("a_gpu_gives_away_its_own_memory_alone") else { return };
+    if bench.cuda.devices().unwrap().len() < 2 {
+        tell(
+            "SKIPPED: cuda a_gpu_gives_away_its_own_memory_alone: there is one GPU here, and two are needed",
+        );
+        return;
+    }
+    let (gpu, other) = (&bench.gpu, bench.cuda.open("1").unwrap());
+    let theirs = other.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
+    let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let of_another = |error: Error| {
+        assert!(matches!(&error, Error::NotSupported { why, .. } if why.contains("another GPU")), "{error}");
+    };
+    let check = || {
+        of_another(gpu.export_ipc(&theirs).unwrap_err());
+        of_another(gpu.export_dma_buf(&theirs, Span::Allocation, false).unwrap_err());
+        // SAFETY: the memory lives until the end of the test.
+        of_another(unsafe { gpu.lend(theirs.addr(), 4096) }.err().unwrap());
+    };
+    check();
+    of_another(gpu.copier(&ring, &theirs).err().unwrap());
+    // SAFETY: as above.
+    assert_eq!(unsafe { other.lend(theirs.addr(), 4096) }.unwrap().addr(), theirs.addr());
+    // Also where kernels of the first reach it.
+    match other.served_by(gpu) {
+        Ok(_reached) => {
+            check();
+            assert!(gpu.copier(&ring, &theirs).is_ok());
+        }
+        Err(error) => tell(&format!("the second GPU's memory is not reached: {error}")),
+    }
 }

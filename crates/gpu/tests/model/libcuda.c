@@ -1,4 +1,4 @@
-/* A model of CUDA's driver for one GPU whose memory is the host's: what it does during captures, when freeing waits, and
+/* A model of CUDA's driver for two GPUs whose memory is the host's: what it does during captures, when freeing waits, and
  * kernels that find no room. Copies are over when they are begun. Functions that are not here are missing, as in an old
  * driver. */
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 typedef uint64_t at;
 
-enum { OK = 0, INVALID = 1, NOT_READY = 600, CAPTURE = 900 };
+enum { OK = 0, INVALID = 1, NOT_READY = 600, ALREADY_REGISTERED = 712, CAPTURE = 900, GPUS = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
@@ -125,11 +125,59 @@ int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERRO
 int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was told to"; return OK; }
 int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
 
-int cuDeviceGetCount(int *count) { ENTER; *count = 1; return OK; }
-int cuDeviceGet(int *device, int ordinal) { ENTER; *device = ordinal; return OK; }
+/* What lies where: allocations, which are a GPU's, and host memory that is registered. */
+static struct { at where; size_t bytes; int device; } known[256];
+static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;
+enum { NOBODY = -1, HOST = -2 };
+static int contexts[GPUS];
+/* The GPUs whose contexts are current on this thread, the last one last. */
+static __thread int current[16], depth;
+
+static int here(void) { return depth ? current[depth - 1] : NOBODY; }
+
+/* Whether it could be noted: host memory is registered once. */
+static int note(at where, size_t bytes, int device) {
+    int free_place = -1, is_new = 1;
+    pthread_mutex_lock(&knowing);
+    for (int i = 0; i < 256; i++) {
+        if (!known[i].bytes) free_place = i;
+        else if (where < known[i].where + known[i].bytes && known[i].where < where + bytes) is_new = 0;
+    }
+    if (is_new && free_place >= 0) {
+        known[free_place].where = where;
+        known[free_place].bytes = bytes;
+        known[free_place].device = device;
+    }
+    pthread_mutex_unlock(&knowing);
+    return is_new;
+}
+
+static void forget(at where) {
+    pthread_mutex_lock(&knowing);
+    for (int i = 0; i < 256; i++)
+        if (known[i].bytes && known[i].where == where) known[i].bytes = 0;
+    pthread_mutex_unlock(&knowing);
+}
+
+/* What an address lies in: whose, and all of it. */
+static int find(at where, at *base, size_t *bytes) {
+    int device = NOBODY;
+    pthread_mutex_lock(&knowing);
+    for (int i = 0; i < 256; i++)
+        if (known[i].bytes && where - known[i].where < known[i].bytes) {
+            device = known[i].device;
+            if (base) *base = known[i].where;
+            if (bytes) *bytes = known[i].bytes;
+        }
+    pthread_mutex_unlock(&knowing);
+    return device;
+}
+
+int cuDeviceGetCount(int *count) { ENTER; *count = GPUS; return OK; }
+int cuDeviceGet(int *device, int ordinal) { ENTER; *device = ordinal; return ordinal < GPUS ? OK : INVALID; }
 int cuDeviceGetName(char *name, int len, int device) { ENTER; (void)device; strncpy(name, "model", len); return OK; }
-int cuDeviceGetPCIBusId(char *id, int len, int device) { ENTER; (void)device; strncpy(id, "0000:01:00.0", len); return OK; }
-int cuDeviceGetUuid(unsigned char *uuid, int device) { ENTER; (void)device; memset(uuid, 1, 16); return OK; }
+int cuDeviceGetPCIBusId(char *id, int len, int device) { ENTER; strncpy(id, device ? "0000:02:00.0" : "0000:01:00.0", len); return OK; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { ENTER; memset(uuid, device + 1, 16); return OK; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { ENTER; (void)device; *bytes = 1ul << 30; return OK; }
 int cuDeviceGetAttribute(int *value, int which, int device) {
     ENTER;
@@ -138,10 +186,20 @@ int cuDeviceGetAttribute(int *value, int which, int device) {
     *value = which == 19 || which == 99 || which == 102 || which == 103;
     return OK;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { WARY; (void)device; *context = &lock; made(1); return OK; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { WARY; *context = &contexts[device]; made(1); return OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__func__); if (!r) made(-1); return r; }
-int cuCtxPushCurrent_v2(void *context) { ENTER; (void)context; return OK; }
-int cuCtxPopCurrent_v2(void **context) { ENTER; *context = &lock; return OK; }
+int cuCtxPushCurrent_v2(void *context) {
+    ENTER;
+    if (depth == 16) return INVALID;
+    current[depth++] = (int)((int *)context - contexts);
+    return OK;
+}
+int cuCtxPopCurrent_v2(void **context) {
+    ENTER;
+    if (!depth) return INVALID;
+    *context = &contexts[current[--depth]];
+    return OK;
+}
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { WARY; *free_ = *total = 1ul << 30; return OK; }
 
 int cuMemAlloc_v2(at *where, size_t bytes) {
@@ -150,14 +208,39 @@ int cuMemAlloc_v2(at *where, size_t bytes) {
     if (posix_memalign(&memory, 65536, bytes)) return 2;
     memset(memory, 0xa5, bytes);
     *where = (at)memory;
+    note(*where, bytes, here());
     made(1);
     return OK;
 }
 int cuMemFree_v2(at where) {
     int r = freeing(__func__);
-    if (!r) { free((void *)where); made(-1); }
+    if (!r) { forget(where); free((void *)where); made(-1); }
     return r;
 }
+int cuMemGetAddressRange_v2(at *base, size_t *bytes, at where) { ENTER; return find(where, base, bytes) == NOBODY ? INVALID : OK; }
+int cuPointerGetAttribute(void *out, int which, at where) {
+    ENTER;
+    int device = find(where, 0, 0);
+    if (device == NOBODY) return INVALID;
+    switch (which) {
+    case 2: *(unsigned *)out = device == HOST ? 1 : 2; return OK;
+    case 9: *(int *)out = device == HOST ? 0 : device; return OK;
+    default: return INVALID;
+    }
+}
+/* A handle is the address, for the processes that there are: this one. */
+struct handle { char bytes[64]; };
+int cuIpcGetMemHandle(struct handle *handle, at where) { ENTER; memset(handle, 0, 64); memcpy(handle, &where, 8); return OK; }
+int cuIpcOpenMemHandle_v2(at *where, struct handle handle, unsigned flags) {
+    WARY;
+    (void)flags;
+    at base = 0;
+    memcpy(where, &handle, 8);
+    if (find(*where, &base, 0) < 0 || base != *where) return INVALID;
+    made(1);
+    return OK;
+}
+int cuIpcCloseMemHandle(at where) { (void)where; int r = freeing(__func__); if (!r) made(-1); return r; }
 int cuPointerSetAttribute(const void *value, int which, at where) { WARY; (void)value; (void)which; (void)where; return OK; }
 int cuMemGetAllocationGranularity(size_t *bytes, const void *how, int which) { ENTER; (void)how; (void)which; *bytes = 2 << 20; return OK; }
 int cuMemCreate(at *handle, size_t bytes, const void *how, at flags) { WARY; (void)how; (void)flags; *handle = bytes; made(1); return OK; }
@@ -181,8 +264,8 @@ int cuMemUnmap(at where, size_t bytes) {
     return OK;
 }
 int cuMemSetAccess(at where, size_t bytes, const void *access, size_t count) { ENTER; (void)where; (void)bytes; (void)access; (void)count; return OK; }
-int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { WARY; (void)where; (void)bytes; (void)flags; made(1); return OK; }
-int cuMemHostUnregister(void *where) { (void)where; int r = freeing(__func__); if (!r) made(-1); return r; }
+int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { WARY; (void)flags; if (!note((at)where, bytes, HOST)) return ALREADY_REGISTERED; made(1); return OK; }
+int cuMemHostUnregister(void *where) { int r = freeing(__func__); if (!r) { forget((at)where); made(-1); } return r; }
 int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { ENTER; (void)flags; *out = (at)where; return OK; }
 
 static struct stream *stream_made(void) { made(1); return calloc(1, sizeof(struct stream)); }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use libloading::Library;
-use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind};
+use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind, Span, Ticket};
 use onehop_gpu::{Error, Gpu, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, Marks};
 use onehop_proto::GpuAddr;
@@ -534,4 +534,95 @@ fn a_question_for_marks_is_answered_in_time() {
     assert!(answers.iter().all(Result::is_err) && start.elapsed() < Duration::from_secs(5), "{answers:?}");
     model.set("full", 0);
     assert_eq!(region.marks_left(&MARKS, TEST_TIMEOUT).unwrap(), WORDS);
+}
+
+/// Two parts of a program each start the driver, and register the same pages: the driver takes them once.
+#[test]
+fn two_that_started_the_driver_share_registered_pages() {
+    let Some(model) = Model::or_child("two_that_started_the_driver_share_registered_pages") else { return };
+    let (first, second) = (gpu(), gpu());
+    let before = model.get("live");
+    let pages = HostMem::anonymous(64 << 10).unwrap();
+    let whole = first.adopt(Place::PinnedHost, pages.clone()).unwrap();
+    let part = second.adopt(Place::PinnedHost, pages.slice(4096..12_288).unwrap()).unwrap();
+    assert_eq!(part.addr().0 - whole.addr().0, 4096);
+    assert_eq!(model.get("live"), before + 1, "registered twice");
+    drop((whole, first));
+    // The part still holds all of it, which another region joins.
+    drop(second.adopt(Place::PinnedHost, pages.clone()).unwrap());
+    drop(part);
+    drop(second);
+    model.wait_for("live", 0);
+    assert!(gpu().adopt(Place::PinnedHost, pages).is_ok(), "the pages are still registered");
+}
+
+/// What is said of memory to others would be said of another GPU's.
+#[test]
+fn a_gpu_gives_away_its_own_memory_alone() {
+    let Some(model) = Model::or_child("a_gpu_gives_away_its_own_memory_alone") else { return };
+    let cuda = Cuda::load().unwrap();
+    let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
+    let theirs = other.alloc_device(DeviceKind::Plain, 1 << 20).unwrap();
+    let of_another = |error: Error| {
+        assert!(matches!(&error, Error::NotSupported { why, .. } if why.contains("another GPU")), "{error}");
+    };
+    of_another(gpu.export_ipc(&theirs).unwrap_err());
+    of_another(gpu.export_dma_buf(&theirs, Span::Allocation, false).unwrap_err());
+    let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    of_another(gpu.copier(&ring, &theirs).err().unwrap());
+    // SAFETY: the memory lives until the end of the test.
+    let lend = |gpu: &CudaGpu, at: GpuAddr, bytes| unsafe { gpu.lend(at, bytes) };
+    assert_eq!(lend(&other, theirs.addr().plus(4096), 4096).unwrap().addr(), theirs.addr().plus(4096));
+    of_another(lend(&gpu, theirs.addr(), 4096).err().unwrap());
+    assert!(lend(&other, ring.addr(), 4096).is_err(), "host memory was taken for a GPU's");
+    drop((theirs, ring, gpu, other));
+    model.wait_for("live", 0);
+}
+
+/// Tickets are other programs': one that lies is an error, and nothing of it stays open.
+#[test]
+fn tickets_that_lie_are_refused_and_leave_nothing_open() {
+    let Some(model) = Model::or_child("tickets_that_lie_are_refused_and_leave_nothing_open") else { return };
+    let cuda = Cuda::load().unwrap();
+    let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
+    let theirs = other.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
+    let mut elsewhere = [0; 64];
+    elsewhere[..8].copy_from_slice(&theirs.addr().0.to_le_bytes());
+    let bytes = 4 << 20;
+    let whole = gpu.alloc_device(DeviceKind::Plain, bytes).unwrap();
+    let mut handle = [0; 64];
+    handle[..8].copy_from_slice(&whole.addr().0.to_le_bytes());
+    let [allocation, offset, length] = [bytes as u64, 70_000, 4096];
+    let uuid = gpu.device().uuid;
+    let ticket = Ticket { by_fd: false, gpu: uuid, allocation, offset, bytes: length, buffer: 1, handle };
+    let live = model.get("live");
+    let opened = gpu.import_ipc(&ticket, None).unwrap();
+    assert_eq!((opened.addr().0 - whole.addr().0, opened.len()), (70_000, 4096));
+    drop(opened);
+    model.wait_for("live", live);
+    let mut nowhere = handle;
+    nowhere[0] ^= 1;
+    let lies = [
+        Ticket { gpu: [9; 16], ..ticket },
+        Ticket { handle: elsewhere, ..ticket },
+        // Of an allocation that was freed, another one in its place, or never there.
+        Ticket { allocation: allocation + (2 << 20), ..ticket },
+        Ticket { allocation: allocation - (2 << 20), ..ticket },
+        Ticket { handle: nowhere, ..ticket },
+        Ticket { handle: [0; 64], ..ticket },
+        Ticket { handle: [0xff; 64], ..ticket },
+        // Beyond the allocation, and beyond all numbers.
+        Ticket { offset: allocation - 4095, ..ticket },
+        Ticket { offset: u64::MAX, bytes: 2, ..ticket },
+        Ticket { offset: 1, bytes: u64::MAX, ..ticket },
+        Ticket { by_fd: true, ..ticket },
+    ];
+    for lie in lies {
+        let error = gpu.import_ipc(&lie, None).err().unwrap_or_else(|| panic!("{lie:?} was taken"));
+        assert!(!matches!(error, Error::Silent { .. }), "{error}");
+        model.wait_for("live", live);
+    }
+    drop(whole);
+    model.wait_for("live", live - 1);
+    assert!(gpu.import_ipc(&ticket, None).is_err(), "freed memory was opened");
 }
