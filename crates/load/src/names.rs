@@ -1,7 +1,7 @@
-//! Names of tensors, and patterns of them, in which `*` stands for any text and `?` for any one character.
+//! Names of tensors, and patterns in which `*` stands for any text and `?` for any one character.
 //!
-//! A name without either is looked up in a hash table, because frontends pass tens of thousands of them. The others are one
-//! set of globs.
+//! Names without wildcards are looked up in a hash table, because frontends pass tens of thousands of them. The others
+//! are compiled into sets of globs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,22 +9,22 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::plan::Error;
 
-/// Patterns that are compiled into one set. More could exceed the limit of its automaton.
+/// Patterns per set. More could exceed the limit of its automaton.
 const SET: usize = 256;
 
-/// A list of patterns, ready to be matched.
+/// A compiled list of patterns.
 pub(crate) struct NamePatterns<'a> {
     patterns: &'a [String],
-    /// Names without wildcards, each with its first place in the list.
+    /// Names without wildcards, each with its first index in the list.
     literals: HashMap<&'a str, usize>,
-    /// The others, each set with their places in the list.
+    /// The other patterns: sets of globs, with their indices in the list.
     globs: Vec<(GlobSet, Vec<usize>)>,
-    /// The places of those with a `?`. The globs match bytes, so of a name beyond ASCII they see more than its characters.
+    /// Indices of patterns with a `?`. The globs match bytes, so for a non-ASCII name they match too much.
     by_character: Vec<usize>,
 }
 
 impl<'a> NamePatterns<'a> {
-    /// Compiles them.
+    /// Compiles a list of patterns.
     ///
     /// # Errors
     /// When a pattern is too long.
@@ -47,7 +47,7 @@ impl<'a> NamePatterns<'a> {
         Ok(Self { patterns, literals, globs, by_character })
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
@@ -63,14 +63,14 @@ impl<'a> NamePatterns<'a> {
         self.globs.iter().any(|(set, _)| set.is_match(name))
     }
 
-    /// The place of the first that matches this name.
+    /// The index of the first pattern that matches this name.
     pub fn first(&self, name: &str) -> Option<usize> {
         let mut found = Vec::new();
         self.wild_matches(name, &mut found);
         found.into_iter().chain(self.literals.get(name).copied()).min()
     }
 
-    /// Adds the places of all patterns with wildcards that match this name.
+    /// Adds the indices of all patterns with wildcards that match this name.
     fn wild_matches(&self, name: &str, found: &mut Vec<usize>) {
         let by_byte = name.is_ascii();
         let mut hits = Vec::new();
@@ -85,7 +85,7 @@ impl<'a> NamePatterns<'a> {
         }
     }
 
-    /// The first pattern that matches none of these names. One of `*` alone asks for nothing, so it is never the one.
+    /// The first pattern that matches none of these names. A pattern `*` requires nothing, so it is never returned.
     pub fn unmatched<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<&'a str> {
         let mut unseen: HashSet<&str> = self.literals.keys().copied().collect();
         let mut met = vec![false; self.patterns.len()];
@@ -108,12 +108,12 @@ impl<'a> NamePatterns<'a> {
     }
 }
 
-/// Whether a pattern may match more than the name that it is.
+/// Whether a pattern contains wildcards.
 fn is_wild(pattern: &str) -> bool {
     pattern.contains(['*', '?'])
 }
 
-/// Adds the patterns at these places as one set, or as several where one would become too large.
+/// Compiles the patterns at these indices into one set, or into several if one would be too large.
 fn compile(
     patterns: &[String],
     places: &[usize],
@@ -140,12 +140,12 @@ fn compile(
     Ok(())
 }
 
-/// The same in the syntax of globs, which has more than these two wildcards.
+/// The pattern in glob syntax, which has more wildcards than these two.
 fn as_glob(pattern: &str) -> String {
     let mut glob = String::with_capacity(pattern.len());
     for c in pattern.chars() {
         match c {
-            // Two of them would stand for folders.
+            // Two of them would match across folders.
             '*' if glob.ends_with('*') => {}
             '[' | ']' | '{' | '}' => glob.extend(['[', c, ']']),
             _ => glob.push(c),
@@ -157,7 +157,7 @@ fn as_glob(pattern: &str) -> String {
 /// Whether a pattern matches a name, character by character.
 fn matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.chars(), name.chars());
-    // Where to go on when the rest does not match: the last `*` takes a character more.
+    // Where to continue after a mismatch: the last `*` takes one more character.
     let mut again = None;
     loop {
         let (mut next, mut rest) = (pattern.clone(), name.clone());
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(unmatched(&["a"], &[]).as_deref(), Some("a"));
     }
 
-    /// 32 000 names took seconds when each was compared with each tensor's; as many patterns are more than one set holds.
+    /// 32 000 names took seconds when each was compared with every tensor's; they also exceed what one set holds.
     #[test]
     fn very_many_patterns_are_matched_in_no_time() {
         let names: Vec<_> =
