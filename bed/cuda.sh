@@ -50,8 +50,8 @@ pack() {
     echo "now run $dir/cuda.sh run there"
 }
 
-# QEMU with all that it needs to model a drive: its libraries and their loader, its one accelerator that needs no
-# rights, and the firmware without which it does not start, though no processor ever runs it.
+# QEMU with everything it needs to model a drive: its libraries and their loader, its one accelerator that needs no
+# privileges, and the firmware without which it does not start, although no CPU ever runs it.
 pack_qemu() {
     local dir=$1 work program file
     work=$(mktemp -d)
@@ -77,8 +77,8 @@ TEXT
     rm -rf "$work"
 }
 
-# Other people's kernels: their tests, and the example in C++. A driver links PTX of its own CUDA version or older, so the
-# kernels are compiled by an older compiler than the newest.
+# Third-party kernels: their tests, and the example in C++. A driver links PTX of its own CUDA version or older, so the
+# kernels are compiled by a compiler that is not the newest.
 kernels() {
     local dir=$1 target=${CARGO_TARGET_DIR:-target} nvrtc file test
     nvrtc=$target/nvrtc/nvidia/cuda_nvrtc/lib
@@ -95,7 +95,7 @@ kernels() {
     strip -o "$dir/kernels-test" "$test"
 }
 
-# What of NVIDIA's package runs programs of 64 bits.
+# The 64-bit parts of NVIDIA's package.
 pack_sanitizer() {
     local dir=$1 from=${CARGO_TARGET_DIR:-target}/sanitizer
     [ -d "$from" ] || python3 -m pip install --quiet --no-deps --target "$from" nvidia-cuda-sanitizer-api==13.5.25
@@ -123,7 +123,7 @@ expect() {
     echo "-- $((SECONDS - begun)) s"
 }
 
-# QEMU lets the GPU into the memory of its guest, which has to be a file in memory.
+# QEMU shares its guest's memory with the GPU, so it must be a file in memory.
 prepare_qemu() {
     if command -v qemu-system-x86_64 >/dev/null || [ ! -e qemu.tgz ]; then
         return
@@ -159,7 +159,7 @@ kernels_of_others() {
 checks() {
     uname -a
     prepare_qemu
-    # Kernels that work together must not be loaded one after the other.
+    # Kernels that work together must not be loaded one after another.
     export CUDA_MODULE_LOADING=EAGER
     if nvidia-smi --query-gpu=name,driver_version,pci.bus_id,memory.total --format=csv; then
         export ONEHOP_TEST_GPU=0
@@ -187,11 +187,11 @@ checks() {
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 
-# Kernels of the queues, of the rig, of check sums and registers, of samples, and those that link with other people's.
+# Kernels of the queues, the rig, checksums and registers, samples, and those linked with third-party code.
 sanitized() {
     local tool=$1
     shift
-    # It does not know the attributes that older drivers do not have.
+    # It does not know attributes that older drivers lack.
     expect 120 compute-sanitizer/compute-sanitizer --tool "$tool" --error-exitcode 9 --report-api-errors no "$@"
 }
 
@@ -209,7 +209,7 @@ sanitize() {
     export ONEHOP_GPU_ITEMS=512 ONEHOP_GPU_COMMANDS=1024 ONEHOP_GPU_SECONDS=4 ONEHOP_GPU_QUEUES=2
     export ONEHOP_GPU_RANGES=40 ONEHOP_GPU_MIB=16
     for tool in memcheck racecheck synccheck; do
-        # Under racecheck threads of one warp keep each other waiting (seen with 13.5.25).
+        # Under racecheck, threads of one warp deadlock (observed with 13.5.25).
         if [ $tool = racecheck ]; then export ONEHOP_GPU_UNFAIR=1; else unset ONEHOP_GPU_UNFAIR; fi
         sanitized $tool ./test-gpu --test-threads=1 every_kernel_once many_commands each_of_the_kernels_ends_by_itself
         sanitized $tool ./test-cuda --test-threads=1 sums:: registers_are_read_one_by_one marks_
@@ -230,7 +230,7 @@ pack)
     ;;
 run)
     cd "$(dirname "$0")"
-    # The file of the tests must lie where a disk's file system is.
+    # The tests' file must be on a disk's file system.
     checks > >(tee log) 2>&1
     [ $failed -eq 0 ]
     ;;

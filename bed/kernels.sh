@@ -5,9 +5,9 @@
 # self-tests of cryptography, and long grace periods.
 fewer="tsc=reliable no_timer_check mitigations=off cryptomgr.notests rcupdate.rcu_expedited=1"
 
-# died_of_qemu SERIAL: whether the kernel gave up for a reason that is QEMU's, so that the guest may be booted once more: before
-# anything of ours ran in it, or at a breakpoint of its own. It sets one where it patches its code while it runs, and takes it away
-# when all processors have seen that; a thread of QEMU's may meet it later. Nothing of ours sets any.
+# died_of_qemu SERIAL: whether the kernel failed because of QEMU, so that the guest may be booted once more: before our
+# code ran, or at a breakpoint of its own. The kernel sets one where it patches its code at run time, and removes it
+# when all CPUs have seen that; a QEMU thread may hit it later. Our code sets none.
 died_of_qemu() {
     grep -aq 'Kernel panic' "$1" || return 1
     grep -aq 'Oops: int3' "$1" || ! grep -aqE '^(==|PASS|FAIL|SKIP)' "$1"

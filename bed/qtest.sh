@@ -5,14 +5,14 @@ set -euo pipefail
 usage() {
     cat <<'TEXT'
 bed/qtest.sh start DIR [OPTIONS] [NVME-OPTION=VALUE ...]   prints the drive's name: qtest:DIR/qt.sock,DIR/ram
-bed/qtest.sh stop DIR                                      ends QEMU; the images stay
+bed/qtest.sh stop DIR                                      stops QEMU; the images are kept
 
-  --size 64M       size of each namespace's image; DIR/disk.img (disk2.img ...) is kept and used where it exists
+  --size 64M       size of each namespace's image; DIR/disk.img (disk2.img ...) is kept, and reused if it exists
   --ram 256M       guest memory, which is all the memory that the drive can reach; at most 2G
   --lba 512        logical block size
   --ms 0           metadata bytes per block
-  --extended       metadata follow each block's data, instead of lying in a buffer of their own
-  --namespaces 1   how many
+  --extended       metadata follows each block's data, instead of being in a separate buffer
+  --namespaces 1   number of namespaces
 
 Everything with a = goes to QEMU's nvme device: serial=X mdts=5 max_ioqpairs=8 cmb_size_mb=16 legacy-cmb=on
 (`qemu-system-x86_64 -device nvme,help` lists them; mqes=63 needs QEMU 9 or later). QEMU=PROGRAM chooses another QEMU.
@@ -25,7 +25,7 @@ die() {
     exit 1
 }
 
-# The process id of the QEMU that runs in DIR; fails where there is none. A stale file may name another program's.
+# The process ID of the QEMU in DIR; fails if there is none. A stale file may name another process.
 running() {
     local pid
     pid=$(cat "$1/qemu.pid" 2>/dev/null) || return 1
@@ -33,7 +33,7 @@ running() {
     echo "$pid"
 }
 
-# Guest memory in /dev/shm never gets written to a disk. Where that is too small it would end QEMU by a signal later.
+# Guest memory in /dev/shm is never written to a disk. If that is too small, QEMU would later be killed by a signal.
 make_ram() {
     local dir=$1 bytes=$2 room
     rm -f "$dir/ram"

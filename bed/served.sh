@@ -4,12 +4,12 @@
 . "$bed/kernels.sh"
 
 work=$(mktemp -d)
-# Of this shell: the guest and the servers that it waits for, and shells that do the same beside it.
+# Of this shell: the guest and the servers that it waits for, and shells that do the same in parallel.
 guest='' servers=() served=() running=()
 finish() {
     end_guest
     [ ${#servers[@]} -eq 0 ] || kill "${servers[@]}" 2>/dev/null || true
-    # Each ends its own guest.
+    # Each stops its own guest.
     [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null || true
     wait
     rm -rf "$work"
@@ -21,7 +21,7 @@ end_guest() { [ -z "$guest" ] || kill "$guest" 2>/dev/null || true; }
 sid=$("$bed/sid")
 busybox=$sid/usr/bin/busybox
 
-# modules FROM INTO NAME...: kernel modules with all that they need, in the order in which they are to be loaded.
+# modules FROM INTO NAME...: kernel modules with their dependencies, in load order.
 modules() {
     local from=$1 into=$2 name line file base
     shift 2
@@ -40,12 +40,12 @@ modules() {
     done
 }
 
-# archive DIR: a folder as a piece of an initramfs. Pieces can follow one another.
+# archive DIR: a folder as a part of an initramfs. Parts can be concatenated.
 archive() {
     (cd "$1" && find . | "$busybox" cpio -o -H newc 2>/dev/null)
 }
 
-# serve NAME SPEC: a server for one client; what it says goes to DIR/NAME.log, what it reports to DIR/NAME.json.
+# serve NAME SPEC: a server for one client; its output goes to DIR/NAME.log, its report to DIR/NAME.json.
 serve() {
     local name=$1 waited=0
     "$onehop" --json sim serve -d "$2" --socket "$dir/$name.sock" --once >"$dir/$name.json" 2>"$dir/$name.log" &
@@ -57,7 +57,8 @@ serve() {
     done
 }
 
-# boot KERNEL APPEND [QEMU-OPTION...]: the guest with all that is served; its lines go to DIR/serial, QEMU's own to DIR/qemu.
+# boot KERNEL APPEND [QEMU-OPTION...]: the guest with all served devices; its lines go to DIR/serial, QEMU's own to
+# DIR/qemu.
 boot() {
     local kernel=$1 append=$2 name devices=()
     shift 2
@@ -69,12 +70,12 @@ boot() {
         "$@" "${devices[@]}" -kernel "$ONEHOP_BED/kernel-$kernel/vmlinuz" -initrd "$dir/initramfs" \
         -append "console=ttyS0 panic=-1 quiet $fewer $append" \
         -nodefaults -serial "file:$dir/serial" -display none -no-reboot </dev/null >"$dir/qemu" 2>&1 &
-    # Waited for like this, a signal ends the wait, and QEMU with it.
+    # In this form, a signal ends the wait, and QEMU with it.
     guest=$!
     wait $guest
 }
 
-# The guest's lines, in DIR/log, and whether it came to its end.
+# The guest's lines, in DIR/log, and whether it ran to its end.
 heard() {
     local status=$1
     tr -d '\r' <"$dir/serial" >"$dir/log" || touch "$dir/log"
@@ -87,7 +88,7 @@ heard() {
     grep -E '^(PASS|FAIL|SKIP|    )' "$dir/log" || true
 }
 
-# Each ends by itself when QEMU has gone; one that no QEMU came to does not.
+# Each ends by itself when QEMU has ended; a server without a client does not.
 end_servers() {
     local server left=100
     for server in "${servers[@]}"; do
@@ -99,12 +100,12 @@ end_servers() {
 }
 
 passed=0 failed=0
-# tell WHAT SECONDS: shows DIR/verdict and counts it.
+# tell WHAT SECONDS: prints DIR/verdict and counts it.
 tell() {
     local p f
     p=$(grep -c '^PASS' "$dir/verdict" || true)
     f=$(grep -c '^FAIL' "$dir/verdict" || true)
-    # Nothing tested is nothing proven.
+    # A run without tests proves nothing.
     [ $((p + f)) -gt 0 ] || { f=1; echo "FAIL guest: ran no test" >>"$dir/verdict"; }
     echo "== $1: $p passed, $f failed, $2 s"
     cat "$dir/verdict"

@@ -1,6 +1,6 @@
-# What the jobs kmod-* share: the module, the drive that it gets and gives back, and what must hold after each of them.
+# Shared by the jobs kmod-*: the module, the drive that it claims and releases, and invariants after each job.
 
-# What an unprivileged user would miss on this machine, as the module names it.
+# What an unprivileged user would lack on this machine, in the module's words.
 case $BED_IOMMU in
 on) missing=nothing ;;
 lazy) missing=strict ;;
@@ -9,7 +9,7 @@ direct) missing=direct ;;
 *) missing="translation alone msi" ;;
 esac
 
-# The drive with a pattern on it by the kernel's own driver, then in the module's hands.
+# Writes a pattern to the drive with the kernel's driver, then binds it to the module.
 kmod_begin() {
     load irqbypass nvme
     within 5 drives_it "$NVME"
@@ -18,7 +18,7 @@ kmod_begin() {
     check "it binds the drive" bind_to "$NVME" onehop
 }
 
-# Back to the kernel's driver, which finds what was there. $1: verify if the tests wrote the disk.
+# Rebinds the drive to the kernel's driver and checks its contents. $1: verify if the tests wrote to the disk.
 kmod_end() {
     bind_to "$NVME" ''
     check "the drive goes back to the kernel's driver" within 5 drives_it "$NVME"
@@ -28,7 +28,7 @@ kmod_end() {
     check "all pinned pages are given back" \
         test "$(sed -n 's/nr_foll_pin_acquired //p' /proc/vmstat)" = "$(sed -n 's/nr_foll_pin_released //p' /proc/vmstat)"
     check "the module can be unloaded" rmmod onehop
-    # It goes off at its first complaint.
+    # It stops at its first complaint.
     [ ! -e /proc/lockdep_stats ] || check "lockdep was on" grep -q 'debug_locks: *1' /proc/lockdep_stats
 }
 

@@ -1,10 +1,10 @@
-# What the jobs of a guest share. Sourced by its init.
+# Shared by the jobs of a guest. Sourced by init.
 
 pass() { echo "PASS $JOB: $*"; }
 fail() { echo "FAIL $JOB: $*"; }
 skip() { echo "SKIP $JOB: $*"; }
 
-# check WHAT COMMAND...: passes if the command succeeds; what it said is shown if it does not.
+# check WHAT COMMAND...: passes if the command succeeds; otherwise prints its output.
 check() {
     local what=$1
     shift
@@ -32,7 +32,7 @@ status() {
     fi
 }
 
-# answered COMMAND...: its end is an answer, neither a panic nor a signal.
+# answered COMMAND...: whether it ends with an answer, not with a panic or a signal.
 answered() {
     "$@" >/tmp/said 2>&1
     local got=$?
@@ -50,7 +50,7 @@ device() {
     done
 }
 
-# Loads modules by name, with all that they need; what is built in is there already.
+# Loads modules by name, with their dependencies; built-in ones need no loading.
 load() {
     local module for file name
     for module in "$@"; do
@@ -61,10 +61,10 @@ load() {
     done
 }
 
-# Older kernels' ext4 asks for its sums by name.
+# Older kernels' ext4 requests its checksums by name.
 load_ext4() { load crc32c_generic ext4; }
 
-# The driver that has a device; nothing if none has.
+# The driver of a device; empty if it has none.
 driver() {
     local link
     link=$(readlink "/sys/bus/pci/devices/$1/driver") && echo "${link##*/}"
@@ -81,17 +81,17 @@ within() {
     done
 }
 
-# Where the modules are that we have built for this kernel.
+# Where the modules built for this kernel are.
 modules_dir=/kmod/$(uname -r)
 
-# Loads the drivers by which ours reaches a device: the kernel's own, and our module where this machine was given it.
+# Loads the drivers through which ours reaches a device: the kernel's own, and our module if this machine has it.
 load_ways() {
     local module=$modules_dir/onehop.ko
     load nvme vfio_iommu_type1 vfio-pci irqbypass
     [ ! -e "$module" ] || [ -e /sys/module/onehop ] || check "the module loads" insmod "$module"
 }
 
-# Binds a device to a driver, or with '' to the one that wants it.
+# Binds a device to a driver, or with '' to its default one.
 bind_to() {
     local at=/sys/bus/pci/devices/$1
     [ ! -e "$at/driver" ] || echo "$1" >"$at/driver/unbind"
@@ -100,7 +100,7 @@ bind_to() {
     [ -z "$2" ] || [ "$(driver "$1")" = "$2" ]
 }
 
-# exporter DRIVER [OPTION]: the VRAM with a driver that exports it, vramexp or vfio-pci.
+# exporter DRIVER [OPTION]: the VRAM, with a driver that exports it: vramexp or vfio-pci.
 exporter() {
     case $1 in
     vramexp) [ -e /sys/module/vramexp ] || insmod "$modules_dir/vramexp.ko" $2 ;;
@@ -109,7 +109,7 @@ exporter() {
     [ "$(driver "$VRAM")" = "$1" ] || check "the VRAM is bound to $1" bind_to "$VRAM" "$1"
 }
 
-# Runs our tests; a program that ends badly is a failure, whatever it printed before.
+# Runs our tests; a bad exit status is a failure, whatever was printed before.
 ours() {
     load_ways
     within 5 drives_it "$NVME"
@@ -118,7 +118,7 @@ ours() {
     [ $status = 0 ] || fail "onehop-bed $* ended with status $status"
 }
 
-# The same beside a program that exports memory and passes it on: ours_beside KIND ARGUMENT...
+# The same, next to a program that exports memory and passes it on: ours_beside KIND ARGUMENT...
 ours_beside() {
     local kind=$1 status
     shift
@@ -139,18 +139,18 @@ nvme_of() {
     done
 }
 
-# The kernel's driver has the drive.
+# Whether the kernel's driver has the drive.
 drives_it() {
     [ "$(driver "$1")" = nvme ] && [ -b "$(nvme_of "$1")" ]
 }
 
-# The device is driven by the kernel, which can read it.
+# Whether the kernel drives the device and can read it.
 kernel_has() {
     check "the kernel's driver has $1" within 5 drives_it "$1"
     check "and reads it" dd if="$(nvme_of "$1")" of=/dev/null bs=4096 count=1 iflag=direct
 }
 
-# What the kernel had to complain about, from its log; fails if there is nothing.
+# The kernel's complaints in its log; fails if there are none.
 complaints() {
     dmesg | grep -v 'mitigation options' |
         grep -E 'BUG:|WARNING:|Oops:|KASAN|DMAR:.*fault|soft lockup|possible .* deadlock'

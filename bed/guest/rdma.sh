@@ -1,10 +1,10 @@
-# What the jobs of RDMA share: two network namespaces, this one and `far`, joined by a cable of two veth ends, each with a
-# soft-RoCE device of its own. Or `one`: both sides on one device in this namespace, for kernels whose soft-RoCE listens in the
-# first namespace alone.
+# Shared by the RDMA jobs: two network namespaces, this one and `far`, joined by a veth cable, each with its own
+# soft-RoCE device. Or `one`: both sides on one device in this namespace, for kernels whose soft-RoCE only listens in
+# the first namespace.
 
 PATH=/rdma:/bin
 near=10.9.0.1 far=10.9.0.2 devices=2
-# Busybox's shell takes its own `ip` first.
+# Busybox's shell prefers its own `ip`.
 ip() { /rdma/ip "$@"; }
 
 rdma_begin() {
@@ -42,9 +42,9 @@ one_device() {
 in_far() { ip netns exec far "$@"; }
 both_up() { [ "$(cat /sys/class/infiniband/*/ports/1/state | grep -c ACTIVE)" = $devices ]; }
 
-# Starts the far side's program for tests, and waits until it listens.
+# Starts the far side's test program, and waits until it listens.
 far_serves() {
-    # What an earlier one said is no sign of this one.
+    # The output of an earlier run must not count.
     rm -f /tmp/far
     if [ $devices = 1 ]; then
         onehop-bed rdma-far near $far:7000 >/tmp/far 2>&1 &

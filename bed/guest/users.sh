@@ -1,4 +1,4 @@
-# What the jobs share that use a drive and see that it is refused. Sourced by them, with VIA.
+# Shared by the jobs that use a drive and check that it is refused. Sourced by them, with VIA.
 
 load_ways
 load_ext4
@@ -7,8 +7,8 @@ d="$NVME2?via=$1"
 disk=$(nvme_of "$NVME2")
 mkdir -p /mnt
 
-# refused WHAT NAME: nothing that would take it from its driver is let through. All are tried at once, since each waits for two
-# seconds for a program that has it open.
+# refused WHAT NAME: every attempt to detach it from its driver is refused. All are made in parallel, because each waits
+# two seconds for a program that has the drive open.
 refused() {
     local command at=/tmp/refused- number=0 pids=
     set -- "$1" "$2" "read --lba 0 --blocks 8 -g emu -d $d" "drive bind -d $NVME2" "drive recover -d $NVME2"
@@ -45,7 +45,7 @@ mke2fs "${disk}p1" >/tmp/said 2>&1
 check "a partition is mounted" mount -t ext4 "${disk}p1" /mnt
 check "what is mounted can be written" sh -c "echo kept >/mnt/kept && sync"
 
-# The drive is free again, and has on it what it had.
+# The drive is free again and has its former contents.
 users_end() {
     free "after all that"
     check "and what was on it is" sh -c "mount -t ext4 ${disk}p1 /mnt && grep -q kept /mnt/kept && umount /mnt"

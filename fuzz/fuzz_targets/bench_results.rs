@@ -1,4 +1,4 @@
-//! Figures of earlier runs: what is accepted can be held against itself, drawn, and written again.
+//! Results of earlier runs: accepted ones can be compared with themselves, drawn, and written again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! What people write after `sim:` and `qtest:`, and faults: understood or refused with a reason, and what is understood can be built.
+//! Drive names after `sim:` and `qtest:`, and faults: accepted or refused with a reason, and accepted ones can be
+//! built.
 #![no_main]
 
 use std::time::Duration;
@@ -23,7 +24,7 @@ fuzz_target!(|text: &str| {
 fn build(config: Config) {
     config.check().expect("what was parsed is checked");
     let _ = config.longest_ready();
-    // No files of this machine, no threads, no gigabytes.
+    // No local files, no threads, no gigabytes.
     if !matches!(config.media, Media::Memory(_)) || config.cmb > 1 << 20 {
         return;
     }

@@ -1,4 +1,4 @@
-//! exFAT volumes with changed bytes, with and without checksums that are right again.
+//! exFAT volumes with changed bytes, with and without corrected checksums.
 #![no_main]
 
 #[allow(dead_code)]
@@ -10,7 +10,7 @@ mod template;
 
 use std::sync::{Arc, LazyLock};
 
-use exfat_image::{Item, Maker, mend};
+use exfat_image::{Item, Maker, fix_checksums};
 use libfuzzer_sys::fuzz_target;
 use onehop_files::Blocks;
 use template::{Patch, Sparse, explore};
@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut image = vec![0; IMAGE.0.len()];
     changed.read_at(0, &mut image).expect("memory can be read");
     if how % 4 != 0 {
-        mend(&mut image);
+        fix_checksums(&mut image);
     }
     let size = image.len() as u64;
     explore(Arc::new(image), 0, size);

@@ -1,4 +1,4 @@
-//! ext2 and ext4 volumes with changed bytes: everything that is found on them keeps its promises.
+//! ext2 and ext4 volumes with changed bytes: everything found on them keeps the API's guarantees.
 #![no_main]
 
 #[allow(dead_code)]

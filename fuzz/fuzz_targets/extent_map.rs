@@ -1,10 +1,10 @@
-//! Extent maps from strangers: what is taken covers its file without gaps, lies on its drive, and is stored the same.
+//! Untrusted extent maps: an accepted map covers its file without gaps, lies on its drive, and survives a round trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use onehop_files::{ExtentMap, Place};
 
-/// Around the fuzzer's pieces, so that it need not find the fields.
+/// Wraps the fuzzer's extents, so that it need not find the fields.
 const HEAD: &str = r#"{"file":{"path":"f","fs":"ext4","fs_uuid":"u","ino":1,"generation":0,"len":5000,"mtime":[0,0],"ctime":[0,0]},"drive":{"serial":"s","nsid":1,"wwid":"","lba_bytes":512,"bytes":1000000},"pieces":["#;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! FAT volumes of all three kinds with changed bytes: everything that is found on them keeps its promises.
+//! FAT volumes of all three kinds with changed bytes: everything found on them keeps the API's guarantees.
 #![no_main]
 
 #[allow(dead_code)]

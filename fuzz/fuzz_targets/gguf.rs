@@ -1,4 +1,4 @@
-//! GGUF headers: an error or a header whose tensors lie in the file, apart from one another and on their alignment.
+//! GGUF headers: an error, or a header whose tensors are within the file, disjoint and aligned.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! GUID partition tables with changed bytes, with and without checksums that are right again: partitions lie on the drive
-//! and apart.
+//! GUID partition tables with changed bytes, with and without corrected checksums: partitions are on the drive and
+//! disjoint.
 #![no_main]
 
 #[allow(dead_code)]
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut image = vec![0; table.size() as usize];
     table.read_at(0, &mut image).expect("memory can be read");
     if how & 6 != 0 {
-        table::mend_gpt(&mut image, *lba);
+        table::fix_gpt_checksums(&mut image, *lba);
     }
     let Ok(found) = partitions::read(&image) else { return };
     let mut places: Vec<_> = found.partitions.iter().map(|p| (p.start, p.len)).collect();

@@ -1,4 +1,4 @@
-//! Tickets for another process's GPU memory: refused, or memory that lies within its allocation.
+//! Tickets for another process's GPU memory: refused, or memory within its allocation.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What Identify returns, read as every kind of page that there is.
+//! Identify data, parsed as every kind of page.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

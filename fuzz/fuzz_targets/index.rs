@@ -1,4 +1,4 @@
-//! Indexes of sharded models: no shard outside of the directory, no tensor twice.
+//! Indexes of sharded models: no shard outside of the directory, no duplicate tensor.
 #![no_main]
 
 use std::collections::HashSet;

@@ -1,5 +1,4 @@
-//! What GPU threads run, against a controller that lies: they come back, stay within their memory, and say the truth
-//! about each command.
+//! GPU kernels against a faulty controller: they return, stay within their memory, and report each command correctly.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -28,7 +27,7 @@ struct Input {
     script: Vec<Post>,
 }
 
-/// Ticks of the clock for each launch.
+/// Clock ticks per launch.
 const LIMIT: u64 = 3000;
 
 fuzz_target!(|input: Input| {
@@ -120,10 +119,10 @@ fn run(
         );
         let in_doubt = mine().filter(|o| *o == ItemOutcome::InDoubt).count();
         assert!(in_doubt as u32 <= rings.capacity());
-        // What it owes it may still write to memory: nobody may take that for free.
+        // The controller may still write to memory of unfinished commands: it must not be reported as free.
         assert!(!honest || in_doubt >= bed.controller.borrow().owes(), "memory in use is given up");
         if exit != Exit::Finished {
-            // The queue is reset then: what was in flight stays the controller's.
+            // The queue is then reset, but commands in flight remain with the controller.
             return;
         }
     }

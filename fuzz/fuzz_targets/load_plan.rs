@@ -1,4 +1,4 @@
-//! Plans of arbitrary tensors under arbitrary options: carried out chunk by chunk, every byte is where it belongs.
+//! Plans of arbitrary tensors and options: executed chunk by chunk, every byte ends up in its place.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use onehop_fuzz::model::{self, Asked};
 use onehop_load::{Dtype, TensorInfo};
 
-/// Bytes of the file: enough for many blocks of each size, few enough for many files a second.
+/// Bytes of the file: enough for many blocks of each size, and few enough for many files per second.
 const MOST: u64 = 64 << 10;
 
 #[derive(Arbitrary, Debug)]

@@ -1,4 +1,4 @@
-//! Manifests: what is accepted is what would be written.
+//! Manifests: an accepted one is written identically.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Old partition tables with changed bytes: chains end, partitions lie on the drive and apart.
+//! MBR partition tables with changed bytes: chains end, partitions are on the drive and disjoint.
 #![no_main]
 
 #[allow(dead_code)]

@@ -1,4 +1,4 @@
-//! Owner mode against a controller that lies: no command completes twice, none in flight is lost count of.
+//! Owner mode against a faulty controller: no command completes twice, and none in flight is forgotten.
 #![no_main]
 
 use std::collections::BTreeMap;

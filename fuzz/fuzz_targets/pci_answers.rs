@@ -1,4 +1,4 @@
-//! What the kernel answers about memory: VFIO's ranges, the process's mappings, the page map, our module's words.
+//! The kernel's answers about memory: VFIO's ranges, the process's mappings, the page map, our module's words.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use onehop_pci::{Content, Record, Root, parsers};
 
-/// Where the only BAR is that any address can lie in.
+/// Address of the only BAR.
 const BAR: (u64, u64) = (0xf800_0000, 0xfbff_ffff);
 
 /// A machine with that BAR, as number 2 of the device 00:02.0.
@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
         1 => {
             let Some((numbers, maps)) = rest.split_at_checked(16) else { return };
             let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| numbers[at + i]));
-            // A length is that of memory that is there.
+            // A length is that of existing memory.
             let (start, len) = (number(0) as usize, number(8) as usize % (1 << 40) + 1);
             let maps = String::from_utf8_lossy(maps);
             if let Some(Ok((device, bar, offset, bus))) = parsers::peer_place(&ROOT, &maps, start, len) {

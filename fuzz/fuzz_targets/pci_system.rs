@@ -1,4 +1,4 @@
-//! What devices and the system's files say of themselves: config spaces, BARs, whole recorded systems.
+//! Untrusted devices and system files: config spaces, BARs, whole recorded systems.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

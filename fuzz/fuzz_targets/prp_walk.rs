@@ -1,5 +1,5 @@
-//! PRP lists: whatever lies in memory, a walk ends, covers each byte once and stays within the pages' rules; and what
-//! we build is walked back.
+//! PRP lists: for any memory contents, a walk ends, covers each byte once and obeys the rules for pages; and lists that
+//! we build are walked back.
 #![no_main]
 
 use std::collections::HashMap;
@@ -16,11 +16,11 @@ struct Input {
     prp2: u64,
     len: u64,
     first_index: u16,
-    /// What lies in memory from address 0 on, again and again.
+    /// Memory contents from address 0 on, repeated.
     memory: Vec<u64>,
 }
 
-/// Segments after which the fuzzer loses interest; drivers bound them by MDTS.
+/// Limit of segments, which drivers bound by MDTS.
 const MOST: usize = 4096;
 
 fuzz_target!(|input: Input| {
@@ -66,7 +66,7 @@ fn build(input: &Input) {
     };
     let page_addr = |index| BusAddr(base(index, 1) + if index == 0 { input.prp1 & (page - 1) } else { 0 });
     let mut lists = HashMap::new();
-    // Pages of the list must not coincide: they are numbered instead of scattered.
+    // Pages of the list must be distinct, so they are numbered instead of scattered.
     let list_page = |index: u32| (1 << 61) + u64::from(index) * page;
     let put = |list: u32, slot: u32, entry: u64| {
         let old = lists.insert(list_page(list) + u64::from(slot) * 8, entry);

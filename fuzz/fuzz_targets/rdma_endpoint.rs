@@ -1,4 +1,4 @@
-//! What the other side of an RDMA connection tells of its end, and the memory that it names.
+//! The peer's description of its end of an RDMA connection, and the memory that it names.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! safetensors headers: what is accepted keeps every promise and the reference accepts it too; what the reference accepts
-//! is accepted, but for the rules that are stricter on purpose. The plan of what is accepted can be walked.
+//! safetensors headers: an accepted header keeps every guarantee, and the reference accepts it too; headers that the
+//! reference accepts are accepted, except by deliberately stricter rules. The plan of an accepted header can be walked.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -18,7 +18,7 @@ fuzz_target!(|input: (u16, &[u8])| {
     file.resize(length as usize, 0);
     match (parse(json, length), SafeTensors::read_metadata(&file)) {
         (Err(error), Err(_)) => assert!(!error.to_string().is_empty()),
-        // A description as a list, or a type as an object, is no JSON of a header for us.
+        // We refuse a description as a list, or a type as an object.
         (
             Err(
                 Error::Twice(_)

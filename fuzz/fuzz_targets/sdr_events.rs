@@ -1,5 +1,5 @@
-//! What a board may tell: registers and events of a stranger, and its ring of bus addresses. Nothing panics or waits for
-//! ever, and no buffer is lent out that lies outside of the ring.
+//! Untrusted registers and events of a board, and its ring of bus addresses. Nothing panics or hangs, and no buffer
+//! outside of the ring is lent out.
 #![no_main]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use onehop_gpu::{Emulated, Gpu};
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Interrupt, Mapped, Mapper, Registers, Run};
 use onehop_proto::BusAddr;
-use onehop_radio::{Format, Limits, Ring, Shape, regs};
+use onehop_radio::{Format, Limits, RingAddresses, Shape, regs};
 use onehop_sdr::{Card, Profile, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
 
 #[derive(Arbitrary, Debug)]
@@ -40,7 +40,7 @@ enum Step {
     },
 }
 
-/// A board without a mind of its own.
+/// A board that only replays input.
 struct Stranger {
     lost: u32,
     late: u32,
@@ -78,7 +78,7 @@ impl Mapper for Stranger {
     }
     fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
         let memory = HostMem::anonymous(bytes)?;
-        // The first that is asked for is the event page.
+        // The first request is for the event page.
         self.page.lock().unwrap().get_or_insert_with(|| memory.clone());
         Ok(memory)
     }
@@ -105,7 +105,7 @@ fuzz_target!(|input: Input| {
     let format = if input.ci12 { Format::Ci12 } else { Format::Ci16 };
     let shape = Shape { format, burst_samples: 256, bursts: 4 };
     let runs = input.runs.iter().map(|(addr, len)| (*addr, u64::from(*len)));
-    if let Ok(Ring(addresses)) = Ring::plan(&shape, &limits, runs) {
+    if let Ok(RingAddresses(addresses)) = RingAddresses::plan(&shape, &limits, runs) {
         assert!(
             addresses.iter().all(|addr| addr.checked_add(shape.bytes() - 1).is_some() && addr % 4096 == 0)
         );

@@ -1,4 +1,4 @@
-//! SGLs: whatever lies in memory, loops and all, a walk ends within its bound and hands out the transfer or less.
+//! SGLs: for any memory contents, including loops, a walk ends within its bound and returns the transfer or less.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -13,11 +13,11 @@ struct Input {
     support: u32,
     is_source: bool,
     max_descriptors: u16,
-    /// What lies in memory from address 0 on, again and again.
+    /// Memory contents from address 0 on, repeated.
     memory: Vec<Words>,
 }
 
-/// A descriptor, more often right than not.
+/// A descriptor, mostly valid.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Words {
     Raw(u64, u64),

@@ -1,4 +1,4 @@
-//! Shared mode against a controller that lies: every wait ends, no command completes twice, no slot has two owners.
+//! Shared mode against a faulty controller: every wait ends, no command completes twice, no slot has two owners.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -11,7 +11,7 @@ use onehop_proto::queue::{Address, Memory, NO_CID, Shared, SharedLayout, SubmitE
 struct Input {
     sq_shift: u8,
     cq_shift: u8,
-    /// Completions that come by themselves, while the queue waits or rings.
+    /// Completions posted while the queue waits or rings.
     script: Vec<Post>,
     steps: Vec<Step>,
 }

@@ -1,5 +1,5 @@
-//! The simulated drive under a host that does anything: any command, register write, doorbell and memory content.
-//! It neither panics nor hangs, and after a power cycle it works.
+//! The simulated drive under an arbitrary host: any command, register write, doorbell and memory contents. It neither
+//! panics nor hangs, and works after a power cycle.
 #![no_main]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use onehop_proto::regs::{self, Aqa, Cc, Csts, offset};
 use onehop_proto::{BusAddr, Cqe, Sqe};
 use onehop_sim::{Config, Fault, FaultKind, Sim};
 
-/// Drives of every kind; one MiB of media and all work done within the calls.
+/// Drives of every kind: 1 MiB of media, and all work done within the calls.
 const DRIVES: &[&str] = &[
     "mem:1M?workers=0",
     "mem:1M?workers=0&lba=4096&ms=8&sgl=1&mdts=0&version=2.0&crto=3",
@@ -22,7 +22,7 @@ const DRIVES: &[&str] = &[
     "mem:1M?workers=0&null=reverse&latency=5us&bandwidth=1M&vwc=0&mpsmin=1&mpsmax=2",
 ];
 
-/// Memory that the drive reaches: the admin queues, a pair of I/O queues, and room for data and lists.
+/// Memory that the drive can reach: the admin queues, a pair of I/O queues, and room for data and lists.
 const MEMORY: usize = 1 << 20;
 const ADMIN: [usize; 2] = [0, 0x2000];
 const IO: [usize; 2] = [0x4000, 0x6000];
@@ -128,7 +128,7 @@ impl Host {
         }
     }
 
-    /// The bus address of an offset in memory; past the end there is none.
+    /// The bus address of an offset in memory; `None` past the end.
     fn bus(&self, offset: u32) -> u64 {
         let offset = u64::from(offset) % (MEMORY as u64 + 4096);
         self.map.at(offset).map_or(offset, |run| run.addr.0)
@@ -151,7 +151,7 @@ impl Host {
         self.regs.write32(regs::doorbell(qid, is_cq, self.sim.config().dstrd), value);
     }
 
-    /// Up to an enabled controller with one pair of I/O queues; gives up where it does not answer.
+    /// Enables the controller with one pair of I/O queues; gives up if it does not respond.
     fn bring_up(&mut self) {
         (self.tails, self.heads, self.phases) = ([0; 2], [0; 2], [true; 2]);
         let shift = 12 + u32::from(self.sim.config().mpsmin);

@@ -1,5 +1,5 @@
-//! What a stranger sends to a storage service, and what one sends to its clients: heads, messages of every kind, and requests that are
-//! well formed and carried out on a folder.
+//! Untrusted input of a storage service and of its clients: heads, messages of every kind, and well-formed requests
+//! executed on a folder.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -10,13 +10,13 @@ use onehop_target::wire::{
     HEAD_BYTES, Head, Hello, HelloBack, Join, Reply, Request, VERSION, Welcome, pack, unpack,
 };
 
-/// Room for few files, so that its end is reached.
+/// Room for few files, so that the limit is reached.
 fn folder() -> &'static Folder {
     static FOLDER: OnceLock<Folder> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let path = std::env::temp_dir().join("onehop-fuzz-target");
         std::fs::create_dir_all(path.join("folder")).unwrap();
-        // It may be there from the last time.
+        // May be left over from the last run.
         let _ = std::os::unix::fs::symlink("/", path.join("link"));
         let root = std::fs::File::open(&path).unwrap();
         Folder::new(root.into(), Rules { for_others: true, most_open: 8 }).unwrap()
@@ -53,7 +53,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Carries out what changes nothing; nothing outside of the folder may be found.
+/// Executes read-only requests; nothing outside of the folder may be found.
 fn look(request: &Request) {
     let folder = folder();
     match request {

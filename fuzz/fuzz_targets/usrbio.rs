@@ -1,5 +1,5 @@
-//! What programs give the daemon of a mount: names of links, messages without descriptors, and rings in whose memory anything
-//! is, written while it is looked at.
+//! Untrusted input of a mount's daemon: names of links, messages without descriptors, and rings with arbitrary memory,
+//! modified while it is read.
 #![no_main]
 
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ struct Input {
     depth: i8,
     millis: u8,
     memory: Vec<u8>,
-    /// Marks and words that the program stores between two looks of the daemon.
+    /// Marks and words that the program stores between two reads of the daemon.
     stores: Vec<(u16, u32)>,
 }
 
@@ -59,7 +59,7 @@ fn ring(input: &Input) {
     mem.write(0, &input.memory[..input.memory.len().min(len)]).unwrap();
     let (start, mut out, mut under_way) = (Instant::now(), Vec::new(), 0);
     for (turn, (place, value)) in input.stores.iter().enumerate().take(64) {
-        // A quarter goes to the marks, and half of that is possible.
+        // A quarter goes to the marks, half of it with plausible values.
         let place = usize::from(*place);
         let (at, value) = match place % 8 {
             0 => (place / 8 % 4 * 4, *value % (ENTRIES as u32 + 1)),

@@ -1,5 +1,5 @@
-//! A served drive under a client that sends anything: sound messages, unsound ones, any access to any region, memory that
-//! comes and goes under a controller that uses it. The server neither panics nor hangs, and answers the next client.
+//! A served drive under an arbitrary client: valid and invalid messages, any access to any region, memory that is
+//! shared and unshared while the controller uses it. The server neither panics nor hangs, and serves the next client.
 #![no_main]
 
 use std::fs::File;
@@ -35,7 +35,7 @@ enum Step {
     Reset,
 }
 
-/// What the file descriptors are that come along.
+/// The kind of the message's file descriptors.
 struct Fds {
     memory: File,
     event: OwnedFd,
@@ -47,7 +47,7 @@ static FDS: LazyLock<Fds> = LazyLock::new(|| {
     let memory = File::from(memory);
     memory.set_len(MEMORY).expect("a length");
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an event fd");
-    // Only the end that is written to, so that writes fail.
+    // Only the write end, so that writes fail.
     let (_, pipe) = std::io::pipe().expect("a pipe");
     Fds { memory, event, pipe: pipe.into() }
 });
@@ -61,7 +61,7 @@ fuzz_target!(|steps: Vec<Step>| {
     let (mine, yours) = UnixStream::pair().expect("sockets");
     let mut reader = mine.try_clone().expect("a socket");
     std::thread::scope(|scope| {
-        // Replies have to be taken, or the server waits.
+        // Replies must be received, or the server blocks.
         scope.spawn(move || _ = std::io::copy(&mut reader, &mut std::io::sink()));
         scope.spawn(move || {
             let version = [0, 0, 1, 0];
@@ -76,7 +76,7 @@ fuzz_target!(|steps: Vec<Step>| {
     answers_the_next();
 });
 
-/// The function works for the client after this one.
+/// The function works for the next client.
 fn answers_the_next() {
     let (mut mine, yours) = UnixStream::pair().expect("sockets");
     message(&mine, command::VERSION, 0, &[0, 0, 1, 0], &[]);
@@ -164,7 +164,7 @@ fn send_step(stream: &UnixStream, step: &Step) {
     }
 }
 
-/// Memory from address 0 on, and a controller with its admin queues in there.
+/// Memory from address 0 on, and a controller with its admin queues in it.
 fn bring_up(stream: &UnixStream, fds: &Fds) {
     let words = [32 | 3 << 32, 0, 0, MEMORY];
     message(stream, command::DMA_MAP, 0, &words.map(u64::to_le_bytes).concat(), &[fds.memory.as_fd()]);
@@ -181,7 +181,7 @@ fn message(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &
     send(stream, &[header.encode().as_slice(), payload].concat(), fds);
 }
 
-/// Sends as much as the server takes; it closes when it cannot follow.
+/// Sends as much as the server accepts; it closes when it cannot follow.
 fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! Registers, statuses and commands: every bit pattern means something or is refused.
+//! Registers, statuses and commands: every bit pattern is decoded or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,7 +16,7 @@ fuzz_target!(|input: (u64, [u32; 16], [u8; 16])| {
         for dstrd in 0..=15 {
             for is_cq in [false, true] {
                 let at = regs::doorbell(qid, is_cq, dstrd);
-                // Far doorbells of a wide stride do not fit in the 32-bit offset; none may pass for another's.
+                // Far doorbells of a wide stride exceed the 32-bit offset; none may be mistaken for another's.
                 let back = regs::doorbell_of(at, dstrd);
                 assert!(dstrd > 13 || back == Some((qid, is_cq)), "{qid} {is_cq} {dstrd}: {back:?}");
                 let _ = regs::doorbell_of(high, dstrd);

@@ -1,4 +1,4 @@
-//! Memory for queues: regions with guards between them, and a clock that every look moves on.
+//! Memory for queues: regions with guards between them, and a clock that every read advances.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -28,24 +28,24 @@ pub enum Door {
     Cq,
 }
 
-/// Bytes between two regions, which nobody may touch.
+/// Bytes between two regions, which must not be accessed.
 const GUARD: u32 = 256;
 
-/// Memory with a controller in it. Single-threaded: what threads do to each other is loom's business.
+/// Memory with a controller. Single-threaded: loom tests what threads do to each other.
 pub struct Bed {
     words: Vec<Cell<u32>>,
     regions: Vec<Range<u32>>,
     clock: Cell<u64>,
     local: Vec<Cell<u32>>,
     lanes: u32,
-    /// The controller, which reads and writes the same memory.
+    /// The controller, which accesses the same memory.
     pub controller: RefCell<Controller>,
     /// Completions that the controller posts by itself, the next one last.
     pub script: RefCell<Vec<Post>>,
 }
 
 impl Bed {
-    /// A bed with a queue pair of these sizes and `extra` regions of so many bytes; gives where all of them lie.
+    /// A bed with a queue pair of these sizes and `extra` regions of these sizes; returns their places.
     pub fn new(sq_entries: u32, cq_entries: u32, extra: &[u32]) -> (Self, Rings<Self>, Vec<At>) {
         let mut regions = Vec::new();
         let mut next = GUARD;
@@ -70,7 +70,7 @@ impl Bed {
         (bed, rings, extra)
     }
 
-    /// The same bed with warps of so many lanes.
+    /// The same bed with warps of this many lanes.
     pub fn with_lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
         self

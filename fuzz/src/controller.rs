@@ -1,6 +1,6 @@
-//! A controller that completes commands as the fuzzer says: properly, twice, under foreign identifiers, with any SQHD.
+//! A controller that completes commands as the fuzzer says: correctly, twice, with foreign identifiers, with any SQHD.
 //!
-//! As long as it has kept to the rules itself, it insists that the driver does too.
+//! As long as it has obeyed the rules itself, it checks that the driver does too.
 
 use arbitrary::Arbitrary;
 use onehop_proto::queue::{Address, Memory};
@@ -11,19 +11,19 @@ use crate::{At, Bed, Door};
 /// A completion to post.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct Post {
-    /// How many commands to fetch before.
+    /// How many commands to fetch first.
     fetch: u8,
-    /// Which of the fetched commands it is for.
+    /// Which fetched command it completes.
     pick: u8,
-    /// Status and phase; the phase only counts where `raw` is set.
+    /// Status and phase; the phase only counts if `raw` is set.
     status: u16,
     /// The result.
     result: u32,
-    /// Breaks the rules.
+    /// Violates the rules.
     forge: Option<Forgery>,
 }
 
-/// How a completion breaks the rules.
+/// How a completion violates the rules.
 #[derive(Arbitrary, Clone, Debug)]
 enum Forgery {
     /// The command is not done yet, and will be completed again.
@@ -45,7 +45,7 @@ pub struct Controller {
     /// The doorbells.
     tail: u32,
     head: u32,
-    /// The next entry to fetch, and to post.
+    /// The next entry to fetch, and the next to post.
     fetched: u32,
     posted: u32,
     phase: bool,
@@ -70,12 +70,12 @@ impl Controller {
         }
     }
 
-    /// Whether it has kept to the rules so far.
+    /// Whether it has obeyed the rules so far.
     pub fn is_honest(&self) -> bool {
         self.honest
     }
 
-    /// Commands that it was told of and has not completed.
+    /// Commands that were submitted to it and are not completed.
     pub fn owes(&self) -> usize {
         self.pending.len() + ((self.tail + self.sq_entries - self.fetched) % self.sq_entries) as usize
     }
@@ -145,7 +145,7 @@ impl Controller {
     }
 }
 
-/// The last dword, which holds the phase, comes last.
+/// The last dword, which holds the phase, is written last.
 fn write(bed: &Bed, at: At, dw: &[u32; 4]) {
     for (i, value) in dw.iter().enumerate() {
         bed.store(at.plus(i as u32 * 4), *value);

@@ -1,11 +1,11 @@
-//! Models out of nothing, planned and carried out.
+//! Synthetic models, planned and executed.
 
 use arbitrary::Arbitrary;
 use onehop_load::model::Tensor;
 use onehop_load::plan::{Chunk, Options};
 use onehop_load::{Model, Plan, Selection, Source, TensorInfo};
 
-/// A file whose byte at every place is told by the place.
+/// A file whose bytes are a function of their offset.
 struct File(u64);
 
 fn byte(at: u64) -> u8 {
@@ -32,7 +32,7 @@ fn model(tensors: Vec<TensorInfo>, length: u64) -> Model {
     Model { files: vec![Box::new(File(length))], metadata: vec![], tensors, format: "safetensors" }
 }
 
-/// What a plan is asked for.
+/// Parameters of a plan.
 #[derive(Arbitrary, Debug)]
 pub struct Asked {
     /// The options, as exponents.
@@ -40,19 +40,19 @@ pub struct Asked {
     block: u8,
     landing: u8,
     slack: u16,
-    /// The cut: dimension, rank, ranks.
+    /// The slice: dimension, rank, ranks.
     dim: u8,
     rank: u8,
     ranks: u8,
-    /// Bytes of a slot.
+    /// Size of a slot.
     slot: u16,
-    /// Whether whole blocks go straight to the arena where the plan lets them.
+    /// Whether whole blocks go directly to the arena if the plan allows it.
     direct: bool,
-    /// Which chunk comes when.
+    /// The order of the chunks.
     order: u64,
 }
 
-/// Plans everything, whole, and looks at the chunks that a stranger's header leads to.
+/// Plans everything, whole, and checks the chunks that result from an untrusted header.
 pub fn walk(tensors: Vec<TensorInfo>, length: u64) {
     let model = model(tensors, length);
     let plan = Plan::new(&model, &Selection::default(), Options::default()).expect("sizes were checked");
@@ -65,7 +65,7 @@ pub fn walk(tensors: Vec<TensorInfo>, length: u64) {
     }
 }
 
-/// Plans as asked, and moves all bytes in some order into an arena without a byte to spare.
+/// Plans as requested, and moves all bytes in some order into an arena of exactly the planned size.
 pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     let model = model(tensors, length);
     let block = 1u64 << (asked.block % 13);
@@ -82,7 +82,7 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     let selection = Selection::default().cut("*", dim).rank(u64::from(asked.rank) % ranks, ranks);
     let selection = selection.expect("the rank is below the ranks");
     let Ok(plan) = Plan::new(&model, &selection, options) else { return };
-    // Not so small that one input takes thousands of chunks.
+    // Large enough that one input does not take thousands of chunks.
     let slot = block.max(asked.slot.into()).max(length / 64);
     let mut chunks: Vec<_> = plan.chunks(slot).expect("a block fits").collect();
     let mut order = asked.order | 1;

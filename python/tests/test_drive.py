@@ -119,7 +119,7 @@ def test_an_extent_map_in_place_of_a_path(on_drive, tmp_path):
     # What changed on the drive since is found.
     start = tensors["large"][2][:4000]
     image.write_bytes(image.read_bytes().replace(start, bytes([start[0] ^ 1]) + start[1:]))
-    with pytest.raises(errors.ChangedFileError, match="not as it was"):
+    with pytest.raises(errors.ChangedFileError, match="has changed"):
         onehop.load(None, "cpu", drive=drive, extent_map=extent_map, verify=True)
 
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::{HostMem, Registers};
 use onehop_pci::kmod::{Access, Refusal, Session};
-use onehop_pci::{Error, Kind, Root, is_translated};
+use onehop_pci::{DeviceKind, Error, Root, is_translated};
 
 use crate::report::{Failed, check, ensure, noise};
 
@@ -31,12 +31,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(device: &str) -> Result<(), Failed> {
     let (root, address) = (Root::here(), device.parse()?);
-    let drive = Session::take(&root, Kind::Drive, address).err();
+    let drive = Session::take(&root, DeviceKind::Drive, address).err();
     check("edu is not taken for a drive", || {
         let refused = matches!(drive, Some(Error::Refused { .. }));
         ensure(refused, || format!("{drive:?}"))
     });
-    let session = Session::take(&root, Kind::Board, address)?;
+    let session = Session::take(&root, DeviceKind::Board, address)?;
     check("it cannot be reset, and says so", || {
         let info = session.info()?;
         ensure(!info.can_reset && info.bars[0] == 1 << 20, || format!("{info:?}"))?;

@@ -288,7 +288,8 @@ fn refusal(opened: onehop_sdr::Result<Receiver>) -> Result<String, Failed> {
 fn clean(board: &str) -> Result<(), Failed> {
     check("nothing is left mapped for the board", || {
         let name: BoardName = board.parse()?;
-        let module = onehop_pci::kmod::Session::take(&Root::here(), onehop_pci::Kind::Board, name.address)?;
+        let module =
+            onehop_pci::kmod::Session::take(&Root::here(), onehop_pci::DeviceKind::Board, name.address)?;
         let info = module.info()?;
         ensure(info.mappings == 0 && !info.dma_on, || {
             format!("{} mappings, DMA {}", info.mappings, info.dma_on)

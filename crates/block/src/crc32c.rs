@@ -1,13 +1,13 @@
 //! CRC32C of memory by blocks of threads.
 //!
-//! The remainder of a sum of polynomials is the sum of the remainders. So a piece of memory is dealt to a block's threads 16
-//! bytes at a time, row by row, as loads like them; each thread keeps the remainder of its own column, as if the others'
-//! were zeroes, and steps over their bytes with a table; at the end columns are joined two by two. What is left is the
-//! *bare* remainder of each piece, without CRC32C's inversions, which the host joins and turns into the check sum
-//! ([`Range::finish`]).
+//! The remainder of a sum of polynomials is the sum of the remainders. So a chunk of memory is dealt to a block's
+//! threads 16 bytes at a time, row by row, which suits coalesced loads. Each thread keeps the remainder of its own
+//! column, as if the others' bytes were zeros, and steps over them with a table; at the end columns are joined
+//! pairwise. The result is the *bare* remainder of each chunk, without CRC32C's inversions. The host joins these and
+//! makes the checksum ([`Range::finish`]).
 //!
-//! Zeroes in front change nothing in a bare remainder. So the pieces of a range are counted from its end, and the first may
-//! reach over its beginning; and where a range ends within 16 bytes, zeroes behind it are taken back by the host.
+//! Leading zeros do not change a bare remainder. So the chunks of a range are counted from its end, and the first may
+//! extend beyond its beginning. If a range ends within 16 bytes, the host takes the zeros behind it back out.
 
 use core::mem::{offset_of, size_of};
 
@@ -19,15 +19,15 @@ use crate::{Block, THREADS, pair};
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// Bytes that a thread takes at a time.
 const GRANULE: u32 = 16;
-/// Times that it takes some of a piece.
+/// Granules that a thread takes from a chunk.
 const ROWS: u32 = 64;
 /// Bytes of a row of a block's threads.
 const ROW: u32 = GRANULE * THREADS;
-/// Bytes of a piece.
+/// Bytes of a chunk.
 pub const PIECE: u64 = (ROW * ROWS) as u64;
 
-/// Where the tables lie: for each byte of a granule what it comes to at the granule's end, for each byte of a remainder what it
-/// comes to a row further on, and for each bit of a remainder what it comes to so many granules further on as are joined.
+/// Offsets of the tables: the effect of each byte of a granule at the granule's end, of each byte of a remainder one
+/// row further on, and of each bit of a remainder after as many granules as are joined.
 const STEP: u32 = 16 * 256;
 const JOIN: u32 = STEP + 4 * 256;
 const JOINS: u32 = THREADS.trailing_zeros();
@@ -36,58 +36,58 @@ pub const TABLE_WORDS: u32 = JOIN + JOINS * 32;
 /// Words of local memory of a block: the tables, and a remainder for each thread.
 pub const LOCAL_WORDS: u32 = TABLE_WORDS + THREADS;
 
-/// What to sum.
+/// The kernel's arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Sum {
-    /// The range's first granule.
+    /// Address of the range's first granule.
     pub first: u64,
-    /// How many granules it touches.
+    /// Number of granules that it touches.
     pub granules: u64,
-    /// [`tables`], on a multiple of 16.
+    /// [`tables`], aligned to 16.
     pub tables: u64,
-    /// A word for each piece.
+    /// A word for each chunk.
     pub out: u64,
-    /// Bytes of the first granule that do not belong to it.
+    /// Bytes of the first granule that are not in the range.
     pub before: u32,
-    /// Bytes of the last.
+    /// Bytes of the last granule that are not in the range.
     pub after: u32,
 }
 
 const _: () = assert!(size_of::<Sum>() == 40 && offset_of!(Sum, before) == 32);
 
 impl Sum {
-    /// Its words.
+    /// The arguments as words.
     #[must_use]
     pub const fn words(&self) -> [u64; 5] {
         let Self { first, granules, tables, out, before, after } = *self;
         [first, granules, tables, out, pair(before, after)]
     }
 
-    /// How many pieces it has.
+    /// Number of chunks.
     #[must_use]
     pub const fn pieces(&self) -> u64 {
         self.granules.div_ceil(PIECE / GRANULE as u64)
     }
 }
 
-/// Bytes of memory to be summed.
+/// A range of GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// Where.
+    /// Its address.
     pub at: GpuAddr,
-    /// How many.
+    /// Its length.
     pub bytes: u64,
 }
 
 impl Range {
-    /// How many pieces they are; none if there are no bytes.
+    /// Number of chunks; zero for an empty range.
     #[must_use]
     pub const fn pieces(&self) -> u64 {
         if self.bytes == 0 { 0 } else { self.job(GpuAddr(0), GpuAddr(0)).pieces() }
     }
 
-    /// The job for them.
+    /// The kernel's arguments for it.
     #[must_use]
     pub const fn job(&self, tables: GpuAddr, out: GpuAddr) -> Sum {
         let granule = GRANULE as u64;
@@ -98,7 +98,7 @@ impl Range {
         Sum { first, granules, tables, out, before: before as u32, after: after as u32 }
     }
 
-    /// The CRC32C out of what the blocks left for each piece.
+    /// Computes the CRC32C from the blocks' results for each chunk.
     #[must_use]
     pub fn finish(&self, pieces: impl IntoIterator<Item = u32>) -> u32 {
         let step = shift(PIECE);
@@ -109,7 +109,7 @@ impl Range {
     }
 }
 
-/// Sums: each block whole pieces.
+/// The kernel: each block sums whole chunks.
 #[inline(always)]
 pub fn sum<B: Block>(block: &B, job: &Sum) {
     block.each(|thread| {
@@ -150,10 +150,10 @@ pub fn sum<B: Block>(block: &B, job: &Sum) {
     }
 }
 
-/// The bare remainder of one thread's column of a piece.
+/// The bare remainder of one thread's column of a chunk.
 #[inline(always)]
 fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
-    // Where the range begins, counted in granules from where its first piece does.
+    // Granules between the start of the first chunk and that of the range.
     let lead = job.pieces() * (PIECE / u64::from(GRANULE)) - job.granules;
     let mut at = piece * (PIECE / u64::from(GRANULE)) + u64::from(thread);
     let (mut left, mut row) = (0, 0);
@@ -166,7 +166,7 @@ fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
     left
 }
 
-/// The granule of this number, zeroes where it does not belong to the range.
+/// The granule with this number; zeros where it is outside of the range.
 #[inline(always)]
 fn taken<B: Block>(block: &B, job: &Sum, number: u64) -> [u32; 4] {
     let mut words = block.load_four(GpuAddr(job.first).plus(number * u64::from(GRANULE)));
@@ -179,7 +179,7 @@ fn taken<B: Block>(block: &B, job: &Sum, number: u64) -> [u32; 4] {
     words
 }
 
-/// The bytes `from` up to `to` of four words; zeroes for the others.
+/// The bytes `from` up to `to` of four words; zeros for the others.
 #[inline(always)]
 fn masked(words: [u32; 4], from: u32, to: u32) -> [u32; 4] {
     let keep = |word: u32| {
@@ -190,20 +190,21 @@ fn masked(words: [u32; 4], from: u32, to: u32) -> [u32; 4] {
     [words[0] & keep(0), words[1] & keep(1), words[2] & keep(2), words[3] & keep(3)]
 }
 
-/// What four words come to.
+/// The remainder of four words.
 #[inline(always)]
 fn granule<B: Block>(block: &B, words: &[u32; 4]) -> u32 {
     let [a, b, c, d] = *words;
     bytes(block, 12 * 256, a) ^ bytes(block, 8 * 256, b) ^ bytes(block, 4 * 256, c) ^ bytes(block, 0, d)
 }
 
-/// What a remainder comes to a row further on.
+/// A remainder one row further on.
 #[inline(always)]
 fn stepped<B: Block>(block: &B, left: u32) -> u32 {
     bytes(block, STEP, left)
 }
 
-/// The entries of the four tables from `tables` on for the four bytes of a word, the last of which has the first table.
+/// Combines the entries of four tables, starting at `tables`, for the bytes of a word; the last byte uses the first
+/// table.
 #[inline(always)]
 fn bytes<B: Block>(block: &B, tables: u32, word: u32) -> u32 {
     block.local(tables + 3 * 256 + (word & 0xff))
@@ -212,7 +213,7 @@ fn bytes<B: Block>(block: &B, tables: u32, word: u32) -> u32 {
         ^ block.local(tables + (word >> 24))
 }
 
-/// A remainder by the 32 words of a table of bits.
+/// Applies a table of 32 words, one for each bit, to a remainder.
 #[inline(always)]
 fn moved<B: Block>(block: &B, table: u32, left: u32) -> u32 {
     let (mut sum, mut bit) = (0, 0);
@@ -223,14 +224,14 @@ fn moved<B: Block>(block: &B, table: u32, left: u32) -> u32 {
     sum
 }
 
-/// The tables that [`sum`] takes along, [`TABLE_WORDS`] of them; each is given once to `put`.
+/// The tables for [`sum`]: [`TABLE_WORDS`] words, each passed to `put` once.
 pub fn tables(mut put: impl FnMut(u32)) {
-    // The last byte of a granule is the first table: it has no bytes behind it.
+    // The first table is for the last byte of a granule, which has no bytes behind it.
     for behind in 0..GRANULE {
         let further = shift(u64::from(behind) + 1);
         (0..256).for_each(|byte| put(times(byte, further)));
     }
-    // Within a remainder the first byte is the one that is stepped on the least: a table for each, the last byte's first.
+    // Within a remainder, the first byte is stepped the least: a table for each byte, the last byte's first.
     let row = shift(u64::from(ROW));
     for byte in (0..4).rev() {
         (0..256).for_each(|value: u32| put(times(value << (byte * 8), row)));
@@ -258,9 +259,9 @@ const fn with_a_zero_bit(a: u32) -> u32 {
     a >> 1 ^ (POLYNOMIAL & 0u32.wrapping_sub(a & 1))
 }
 
-/// The remainder that stands for so many bytes of zeroes behind.
+/// The factor that appends this many bytes of zeros.
 const fn shift(bytes: u64) -> u32 {
-    // One, then x^8, x^16, x^32 and so on, as the bits of `bytes` want them.
+    // Square and multiply: x^8, x^16, x^32 and so on, selected by the bits of `bytes`.
     let (mut product, mut power, mut left) = (1u32 << 31, 1u32 << 23, bytes);
     while left != 0 {
         if left & 1 != 0 {
@@ -272,7 +273,7 @@ const fn shift(bytes: u64) -> u32 {
     product
 }
 
-/// A remainder as it was before a byte of zeroes.
+/// A remainder before a byte of zeros was appended.
 fn without_a_zero(bare: u32) -> u32 {
     (0..8).fold(bare, |bare, _| if bare >> 31 == 0 { bare << 1 } else { (bare ^ POLYNOMIAL) << 1 | 1 })
 }
@@ -285,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory from address 0 on; all of a block's threads in turn.
+    /// Memory from address 0 on; runs a block's threads in turn.
     struct Model<'a> {
         memory: &'a [u8],
         tables: &'a [u32],
@@ -355,7 +356,7 @@ mod tests {
             at in 0_u64..40, bytes in prop_oneof![0_u64..70, 0..PIECE * 3], count in 1_u32..4, seed: u64
         ) {
             let mut state = seed | 1;
-            // What lies around the range is no part of it.
+            // Bytes around the range must not count.
             let memory: Vec<u8> = (0..(at + bytes).next_multiple_of(16))
                 .map(|_| {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

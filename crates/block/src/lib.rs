@@ -1,7 +1,27 @@
-//! Kernels that work on data in GPU memory: ordinary generic functions over [`Block`]. The emulated GPU calls them on the
-//! CPU, the device crate wraps them into kernel entries. Jobs are plain words, laid out alike on both sides, passed by value.
+//! Kernels that work on data in GPU memory: generic functions over [`Block`]. The emulated GPU calls them on the CPU,
+//! the device crate wraps them into kernel entries. Their arguments are plain words of the same layout on both sides,
+//! passed by value.
 //!
-//! Here are the blocks themselves, and [`crc32c`], the check sum of whatever lies in GPU memory.
+//! This crate has the trait, and [`crc32c`], the checksum of data in GPU memory. To sum a range:
+//!
+//! 1. [`crc32c::tables`] writes the tables, once per GPU.
+//! 2. [`crc32c::Range::job`] makes the kernel's arguments.
+//! 3. [`crc32c::sum`] is the kernel.
+//! 4. [`crc32c::Range::finish`] makes the checksum from its results.
+//!
+//! ```
+//! use onehop_block::crc32c::{Range, TABLE_WORDS, tables};
+//! use onehop_proto::GpuAddr;
+//!
+//! let mut words = Vec::new();
+//! tables(|word| words.push(word));
+//! assert_eq!(words.len(), TABLE_WORDS as usize);
+//!
+//! let range = Range { at: GpuAddr(0x1000), bytes: 3 << 20 };
+//! let job = range.job(GpuAddr(0x100_0000), GpuAddr(0x200_0000));
+//! // After a launch with `job.words()`, `out` holds a word for each chunk.
+//! assert_eq!(job.pieces(), range.pieces());
+//! ```
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -14,24 +34,24 @@ pub const THREADS: u32 = 256;
 
 /// Threads that share local memory and meet at barriers.
 ///
-/// Code between two calls is run by every thread with the same values; only the closures of [`Self::each`] see single
-/// threads, and what one of them leaves in local memory is seen by all in the next.
+/// Code between two calls is run by every thread with the same values. Only the closures of [`Self::each`] are per
+/// thread; what one of them leaves in local memory is visible to all in the next.
 pub trait Block {
-    /// Which block of the launch this is.
+    /// Index of this block in the launch.
     fn number(&self) -> u32;
-    /// How many blocks there are.
+    /// Number of blocks.
     fn count(&self) -> u32;
-    /// How many threads: a power of two, at most [`THREADS`].
+    /// Number of threads: a power of two, at most [`THREADS`].
     fn threads(&self) -> u32;
-    /// Runs `f` on every thread, and lets them meet.
+    /// Runs `f` on every thread, followed by a barrier.
     fn each(&self, f: impl FnMut(u32));
     /// Reads a word.
     fn load(&self, at: GpuAddr) -> u32;
-    /// Reads four words, on an address that is a multiple of 16.
+    /// Reads four words, at an address that is a multiple of 16.
     fn load_four(&self, at: GpuAddr) -> [u32; 4];
     /// Writes a word.
     fn store(&self, at: GpuAddr, value: u32);
-    /// Writes four words, on an address that is a multiple of 16.
+    /// Writes four words, at an address that is a multiple of 16.
     fn store_four(&self, at: GpuAddr, words: [u32; 4]);
     /// Reads a word of local memory.
     fn local(&self, index: u32) -> u32;
@@ -39,7 +59,7 @@ pub trait Block {
     fn set_local(&self, index: u32, value: u32);
 }
 
-/// Two words as they lie in memory.
+/// Two words in memory order.
 #[must_use]
 pub const fn pair(first: u32, second: u32) -> u64 {
     first as u64 | (second as u64) << 32

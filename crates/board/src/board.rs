@@ -1,4 +1,4 @@
-//! The board: its thread, its registers, and what it has to say.
+//! The board: its thread, its registers and its statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,49 +10,49 @@ use onehop_radio::{Limits, regs};
 
 use crate::config::Iommu;
 use crate::mapper::BoardMapper;
-use crate::registers::State;
-use crate::space::Space;
+use crate::registers::BoardState;
+use crate::space::BoardBus;
 use crate::violation::{Book, Rule};
 use crate::{Config, Error, Reached, Result, Violation, engine};
 
-/// What a board has done since it was made.
+/// Statistics of a board since it was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// How often samples were started.
     pub starts: u64,
-    /// Blocks that the converter made: those that were written and those that were lost.
+    /// Blocks that the converter produced, both written and lost.
     pub sent_blocks: u64,
-    /// Blocks that were lost as a whole.
+    /// Blocks that were lost entirely.
     pub lost_blocks: u64,
-    /// Samples of bursts that are missing in the others.
+    /// Samples of missing bursts in the other blocks.
     pub missing_samples: u64,
-    /// How far the generator was behind its clock at worst: this machine is too slow for the rate then.
+    /// The generator's largest delay. If it is large, this machine is too slow for the rate.
     pub most_behind: Duration,
-    /// Samples that were transmitted.
+    /// Transmitted samples.
     pub transmitted_samples: u64,
 }
 
-/// What flowed from a start to the stop after it.
+/// Statistics of the samples between a start and the next stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow {
-    /// Samples of each block.
+    /// Samples per block.
     pub block_samples: u32,
-    /// Blocks that the converter made.
+    /// Blocks that the converter produced.
     pub sent_blocks: u64,
-    /// Those that were lost as a whole.
+    /// Blocks that were lost entirely.
     pub lost_blocks: u64,
-    /// Samples of bursts that are missing in the others.
+    /// Samples of missing bursts in the other blocks.
     pub missing_samples: u64,
 }
 
-/// Whom an interrupt is told.
+/// Called at each interrupt.
 type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
-pub(crate) struct Inner {
+pub(crate) struct BoardInner {
     pub config: Arc<Config>,
-    pub space: Arc<Space>,
+    pub space: Arc<BoardBus>,
     pub book: Arc<Book>,
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     pub wake: Condvar,
     raised: AtomicU64,
     listener: Mutex<Option<Listener>>,
@@ -60,15 +60,15 @@ pub(crate) struct Inner {
     rang: Condvar,
 }
 
-impl Inner {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+impl BoardInner {
+    pub(crate) fn state(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As after power-on.
+    /// Restores the power-on state.
     pub(crate) fn reset(&self) {
         self.state().reset();
-        // Nothing of what was under way reaches memory after this returns.
+        // No transfer reaches memory after this returns.
         loop {
             let state = self.state();
             if !state.rx.busy && !state.tx.busy {
@@ -92,22 +92,22 @@ impl Inner {
 
 /// A simulated board. It stops when it is dropped.
 pub struct Board {
-    inner: Arc<Inner>,
+    inner: Arc<BoardInner>,
     mapper: Arc<BoardMapper>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Board {
-    /// A new board, as after power-on.
+    /// Creates a board in its power-on state.
     ///
     /// # Errors
-    /// When the machine has no thread for it.
+    /// When its thread cannot be started.
     pub fn new(config: Config) -> Result<Self> {
         let config = Arc::new(config);
-        let (space, book) = (Space::new(config.p2p, config.mask_bits), Arc::<Book>::default());
+        let (space, book) = (BoardBus::new(config.p2p, config.mask_bits), Arc::<Book>::default());
         let mapper = Arc::new(BoardMapper::new(space.clone(), &config));
-        let state = State::new(config.clone(), space.clone(), book.clone());
-        let inner = Arc::new(Inner {
+        let state = BoardState::new(config.clone(), space.clone(), book.clone());
+        let inner = Arc::new(BoardInner {
             config,
             space,
             book,
@@ -123,26 +123,26 @@ impl Board {
         Ok(Self { inner, mapper, thread: Some(thread.map_err(Error::Thread)?) })
     }
 
-    /// What it is.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
     }
 
-    /// What its receiver can do.
+    /// Limits of its receiver.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let Config { max_bytes, mask_bits, .. } = *self.inner.config;
         Limits { max_bytes, mask_bits, ..Limits::USDR_RX }
     }
 
-    /// How a driver gets at it.
+    /// The backend for a driver.
     #[must_use]
     pub fn port(&self) -> ControllerBackend {
         ControllerBackend {
-            regs: Arc::new(Bar(self.inner.clone())),
+            regs: Arc::new(RegisterBar(self.inner.clone())),
             mapper: self.mapper.clone() as Arc<dyn Mapper>,
-            reset: self.inner.config.flr.then(|| Arc::new(Bar(self.inner.clone())) as _),
+            reset: self.inner.config.flr.then(|| Arc::new(RegisterBar(self.inner.clone())) as _),
             name: "sim:usdr".into(),
             simulated: true,
         }
@@ -157,62 +157,62 @@ impl Board {
     /// Its interrupt, for a driver in this process.
     #[must_use]
     pub fn interrupt(&self) -> Arc<dyn Interrupt> {
-        Arc::new(Bar(self.inner.clone()))
+        Arc::new(RegisterBar(self.inner.clone()))
     }
 
-    /// Calls `listener` with the vector, which is always 0, at every interrupt.
+    /// Calls `listener` with the vector, which is always 0, at each interrupt.
     pub fn on_interrupt(&self, listener: impl Fn(u16) + Send + Sync + 'static) {
         *self.inner.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(listener));
     }
 
-    /// Whether the function may reach memory.
+    /// Enables or disables the board's access to memory.
     pub fn set_bus_master(&self, on: bool) {
         self.inner.space.set_master(on);
     }
 
-    /// Power-on, which even a board has that cannot be reset from outside.
+    /// Power-on reset, which also works for boards without function level reset.
     pub fn power_on(&self) {
         self.inner.reset();
     }
 
-    /// Lets the board reach memory at a bus address of the caller's choice; none if something lies there. Without an
-    /// IOMMU, what lies where a GPU's BAR does is taken for one's.
+    /// Maps memory for the board at a bus address of the caller's choice; `None` if the address is in use. Without an
+    /// IOMMU, memory at the address of the GPU's BAR counts as GPU memory.
     #[must_use]
     pub fn reach(&self, at: u64, memory: HostMem) -> Option<Reached> {
         let Config { iommu, bar, .. } = *self.inner.config;
         self.inner.space.add(vec![(at, memory)], iommu == Iommu::Off && at >= bar)
     }
 
-    /// Writes down an access that is none of whole registers, for those who see such accesses before the registers do.
-    pub fn note_odd_access(&self, offset: u64, bytes: usize) {
+    /// Records an access that does not cover whole registers, for callers that see accesses before the registers do.
+    pub fn note_irregular_access(&self, offset: u64, bytes: usize) {
         self.inner.book.note(Rule::Access, format!("{bytes} bytes at {offset:#x}"));
     }
 
-    /// What it has done.
+    /// Its statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.state().stats
     }
 
-    /// The last times that samples flowed, the latest of them at the end.
+    /// The most recent periods of flowing samples, the latest at the end.
     #[must_use]
     pub fn flows(&self) -> Vec<Flow> {
         self.inner.state().flows.iter().copied().collect()
     }
 
-    /// The rules that were broken.
+    /// The recorded violations.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.inner.book.list()
     }
 
-    /// How many times rules were broken.
+    /// Number of violations.
     #[must_use]
     pub fn violation_count(&self) -> u64 {
         self.inner.book.count()
     }
 
-    /// The end of what was transmitted, as it came out of the buffers.
+    /// The last transmitted samples, as they were in the buffers.
     #[must_use]
     pub fn transmitted(&self) -> Vec<u8> {
         self.inner.state().tx.sent.iter().copied().collect()
@@ -230,10 +230,10 @@ impl Drop for Board {
 }
 
 /// BAR0: big-endian registers.
-struct Bar(Arc<Inner>);
+struct RegisterBar(Arc<BoardInner>);
 
-impl Bar {
-    /// The register at an offset, where there is one.
+impl RegisterBar {
+    /// The register at an offset, if it exists.
     fn register(&self, offset: u32, what: &str) -> Option<u32> {
         if offset.is_multiple_of(4) && offset < regs::BAR_BYTES {
             return Some(offset / 4);
@@ -243,7 +243,7 @@ impl Bar {
     }
 }
 
-impl Registers for Bar {
+impl Registers for RegisterBar {
     fn read32(&self, offset: u32) -> u32 {
         let Some(register) = self.register(offset, "read") else { return u32::MAX };
         let state = self.0.state();
@@ -264,14 +264,14 @@ impl Registers for Bar {
     }
 }
 
-impl FunctionReset for Bar {
+impl FunctionReset for RegisterBar {
     fn function_reset(&self) -> onehop_os::Result<()> {
         self.0.reset();
         Ok(())
     }
 }
 
-impl Interrupt for Bar {
+impl Interrupt for RegisterBar {
     fn wait(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,48 +1,48 @@
-//! What kind of board it is, and in what kind of machine it sits.
+//! Configuration of the board and its machine.
 
 use onehop_radio::Limits;
 
 use crate::{Error, Result, Signal};
 
-/// How memory gets its bus addresses.
+/// How bus addresses of memory are assigned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
-    /// An IOMMU that translates: everything is one run below 4 GiB.
+    /// A translating IOMMU: all memory is contiguous and below 4 GiB.
     Translated,
-    /// None: memory of a GPU lies where its BAR does, memory that the mapper did not allocate is scattered.
+    /// No IOMMU: GPU memory is at its BAR's address, and memory that the mapper did not allocate is scattered.
     Off,
 }
 
-/// What becomes of accesses to a GPU's memory.
+/// What happens to accesses to GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum P2p {
     /// They arrive.
     Works,
-    /// Writes arrive, reads do not: as with root ports that forward only posted writes.
+    /// Writes arrive, reads do not: as with root ports that only forward posted writes.
     WritesOnly,
-    /// Nothing arrives, and nobody says so.
+    /// Accesses are dropped silently.
     Dropped,
     /// The mapping is refused.
     Refused,
 }
 
-/// Bursts that never arrive, as where a FIFO ran over.
+/// Bursts that never arrive, as after a FIFO overflow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missing {
-    /// Which of a block, a bit for each, the first burst's lowest.
+    /// Which bursts of a block, one bit each, starting with the lowest.
     pub bursts: u32,
-    /// One block of so many lacks them.
+    /// Every how many blocks they are missing.
     pub every: u64,
 }
 
 impl Missing {
-    /// Those of a block's bursts that arrive, the blocks being counted from 0.
+    /// The bursts of a block that arrive; blocks are counted from 0.
     pub(crate) fn arriving(self, block: u64, bursts: u32) -> u32 {
         let all = u32::MAX.checked_shr(32 - bursts.min(32)).unwrap_or(0);
         if block % self.every == self.every - 1 { all & !self.bursts } else { all }
     }
 
-    /// From bursts and ranges of them, counted from 0, with `+` between, and `@n=EVERY` behind: `0+3-5@n=7`.
+    /// Parses bursts and ranges of them, counted from 0 and separated by `+`, followed by `@n=EVERY`: `0+3-5@n=7`.
     fn parse(text: &str) -> Option<Self> {
         let (list, every) = text.split_once("@n=").unwrap_or((text, "1"));
         let mut bursts = 0;
@@ -58,36 +58,37 @@ impl Missing {
     }
 }
 
-/// A board, and its machine.
+/// A board and its machine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    /// PCI vendor.
+    /// PCI vendor ID.
     pub vendor: u16,
-    /// PCI device.
+    /// PCI device ID.
     pub device: u16,
-    /// Samples a second.
+    /// Samples per second.
     pub rate: f64,
-    /// What it receives.
+    /// The received signal.
     pub signal: Signal,
-    /// Whether its clock waits for software instead of losing samples: no board does, a measurement of the way does.
+    /// Whether its clock waits for software instead of losing samples: unlike any board, but useful for measuring the
+    /// path.
     pub patient: bool,
-    /// Most bytes of a receive buffer.
+    /// Maximum size of a receive buffer.
     pub max_bytes: u32,
-    /// Address bits that its DMA engines drive.
+    /// Address bits of its DMA engines.
     pub mask_bits: u8,
-    /// Whether events tell the sample clock.
-    pub tells_time: bool,
-    /// Bursts that never arrive, where some do not.
+    /// Whether events contain the sample clock.
+    pub reports_time: bool,
+    /// Bursts that never arrive.
     pub missing: Option<Missing>,
-    /// Whether blocks are lost without a word: a fault, by which a check of losses is checked.
+    /// Whether losses are not reported: a fault that tests the detection of losses.
     pub untold: bool,
-    /// How memory gets its bus addresses.
+    /// How bus addresses of memory are assigned.
     pub iommu: Iommu,
-    /// Where a GPU's memory lies on the bus without an IOMMU.
+    /// Bus address of GPU memory without an IOMMU.
     pub bar: u64,
-    /// What becomes of accesses to a GPU's memory.
+    /// What happens to accesses to GPU memory.
     pub p2p: P2p,
-    /// Whether the function can be reset from outside.
+    /// Whether it supports function level reset.
     pub flr: bool,
 }
 
@@ -101,7 +102,7 @@ impl Default for Config {
             patient: false,
             max_bytes: 1 << 20,
             mask_bits: 32,
-            tells_time: true,
+            reports_time: true,
             missing: None,
             untold: false,
             iommu: Iommu::Translated,
@@ -116,7 +117,7 @@ const OPTIONS: &str =
     "rate, signal, freq, level, dc, patient, id, max, mask, time, missing, untold, iommu, bar, p2p, flr";
 
 impl Config {
-    /// From what stands behind `sim:`: a name, which is `usdr`, and options behind a `?`, parted by `&`.
+    /// Parses what follows `sim:`: the name `usdr`, and options behind a `?`, separated by `&`.
     ///
     /// # Errors
     /// Which option is wrong, and what it takes.
@@ -136,15 +137,15 @@ impl Config {
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match name {
             "rate" => {
-                self.rate =
-                    number(value, 1e3, 4e9).ok_or_else(|| bad("rate", value, "samples a second: 1k to 4G"))?
+                self.rate = number(value, 1e3, 4e9)
+                    .ok_or_else(|| bad("rate", value, "samples per second: 1k to 4G"))?
             }
             "signal" => {
                 self.signal.kind = Signal::kind(value).ok_or_else(|| bad("signal", value, Signal::KINDS))?;
             }
             "freq" => {
                 self.signal.freq = number(value, -0.5, 0.5)
-                    .ok_or_else(|| bad("freq", value, "a part of the rate: -0.5 to 0.5"))?;
+                    .ok_or_else(|| bad("freq", value, "a fraction of the rate: -0.5 to 0.5"))?;
             }
             "level" => {
                 self.signal.level =
@@ -152,10 +153,10 @@ impl Config {
             }
             "dc" => {
                 self.signal.dc = number(value, -1.0, 1.0)
-                    .ok_or_else(|| bad("dc", value, "a part of full scale: -1 to 1"))?;
+                    .ok_or_else(|| bad("dc", value, "a fraction of full scale: -1 to 1"))?;
             }
             "patient" => self.patient = flag("patient", value)?,
-            "time" => self.tells_time = flag("time", value)?,
+            "time" => self.reports_time = flag("time", value)?,
             "missing" => {
                 let missing = Missing::parse(value)
                     .ok_or_else(|| bad("missing", value, "bursts of a block, 0 to 31, as in 0+3-5@n=7"))?;
@@ -217,7 +218,7 @@ fn flag(name: &'static str, value: &str) -> Result<bool> {
     }
 }
 
-/// A number with k, M or G behind it, within bounds.
+/// Parses a number with a suffix k, M or G, within bounds.
 fn number(text: &str, least: f64, most: f64) -> Option<f64> {
     let (digits, unit) = match text.as_bytes().last()? {
         b'k' => (&text[..text.len() - 1], 1e3),
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!((config.p2p, config.iommu, config.device), (P2p::WritesOnly, Iommu::Off, 0x7031));
         let config = Config::parse("usdr?missing=0+3-5@n=7&untold=1&time=0").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: 0b11_1001, every: 7 }));
-        assert!(config.untold && !config.tells_time);
+        assert!(config.untold && !config.reports_time);
         let config = Config::parse("usdr?missing=0-31").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: u32::MAX, every: 1 }));
         assert_eq!(Config::parse("").unwrap(), Config::default());
@@ -259,7 +260,7 @@ mod tests {
             ("usdr?rate=0", "samples"),
             ("usdr?rate=nan", "samples"),
             ("usdr?rate=é", "samples"),
-            ("usdr?freq=1", "part of the rate"),
+            ("usdr?freq=1", "fraction of the rate"),
             ("usdr?max=5000", "pages"),
             ("usdr?mask=12", "24 to 64"),
             ("usdr?colour=red", "p2p"),

@@ -1,4 +1,4 @@
-//! The thread that moves samples: blocks into receive buffers when they are due, transmit buffers out.
+//! The thread that moves samples: into receive buffers when blocks are due, and out of transmit buffers.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use onehop_radio::event::{self, RxReport};
 use onehop_radio::{BUFFERS, Format};
 
-use crate::board::Inner;
-use crate::registers::{Made, Setup, State};
+use crate::board::BoardInner;
+use crate::registers::{BlockResult, BoardState, Setup};
 use crate::signal::Generator;
 use crate::space::Missed;
-use crate::transmit::Buffer;
+use crate::transmit::TxBuffer;
 use crate::violation::Rule;
 
-/// How long nothing is looked at when nothing is due: whoever changes a register wakes the thread.
+/// Longest sleep: register accesses wake the thread.
 const IDLE: Duration = Duration::from_millis(100);
 
 impl Missed {
@@ -27,37 +27,37 @@ impl Missed {
     }
 }
 
-/// What there is to do.
+/// The thread's next step.
 enum PlayerStep {
     /// Fill a buffer with a block.
-    Fill(Block),
+    Fill(DueBlock),
     /// Play a buffer.
-    Play(Buffer),
-    /// Nothing for so long.
+    Play(TxBuffer),
+    /// Sleep.
     Wait(Duration),
     End,
 }
 
 /// A block to be filled.
-struct Block {
+struct DueBlock {
     setup: Setup,
     buffer: usize,
     first: u64,
-    /// The bursts that arrive, a bit for each, the first one's lowest.
+    /// The bursts that arrive, one bit each, starting with the lowest.
     bursts: u32,
     epoch: u64,
-    /// What was transmitted, where that is received.
+    /// Transmitted samples, if those are received.
     looped: Option<Vec<u8>>,
 }
 
-/// Generators that were used, and room for a block.
+/// Generators in use, and a buffer for a block.
 #[derive(Default)]
 struct Tools {
     generators: Vec<(Format, Generator)>,
     room: Vec<u8>,
 }
 
-pub(crate) fn run(inner: &Inner) {
+pub(crate) fn run(inner: &BoardInner) {
     let mut tools = Tools::default();
     let mut state = inner.state();
     loop {
@@ -93,7 +93,7 @@ pub(crate) fn run(inner: &Inner) {
     }
 }
 
-fn next(state: &mut State) -> PlayerStep {
+fn next(state: &mut BoardState) -> PlayerStep {
     if state.ended {
         return PlayerStep::End;
     }
@@ -107,12 +107,12 @@ fn next(state: &mut State) -> PlayerStep {
     }
 }
 
-/// The buffer that has been played by now, or for how long there is none.
-fn next_played(state: &mut State) -> Result<Buffer, Duration> {
+/// The next buffer that has been played by now; otherwise the time until there may be one.
+fn next_played(state: &mut BoardState) -> Result<TxBuffer, Duration> {
     let waiting = state.tx.queue.front().copied().filter(|_| state.tx.running);
     let Some(buffer) = waiting else { return Err(IDLE) };
     let now = Instant::now();
-    let time = |buffer: &Buffer| state.block_time(u64::from(buffer.samples()));
+    let time = |buffer: &TxBuffer| state.block_time(u64::from(buffer.samples()));
     let due = state.tx.due.unwrap_or_else(|| now + time(&buffer));
     let next = state.tx.queue.get(1).map(|next| due + time(next));
     if now < due {
@@ -124,7 +124,7 @@ fn next_played(state: &mut State) -> Result<Buffer, Duration> {
     Ok(buffer)
 }
 
-fn next_block(state: &mut State) -> PlayerStep {
+fn next_block(state: &mut BoardState) -> PlayerStep {
     let Some(setup) = state.rx.setup else { return PlayerStep::Wait(IDLE) };
     if state.loopback {
         return next_looped(state, setup);
@@ -139,7 +139,7 @@ fn next_block(state: &mut State) -> PlayerStep {
         }
         let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
         if full && state.config.patient {
-            // The clock stands still until software has given a buffer back.
+            // The clock stands still until software has released a buffer.
             state.rx.origin = Some(now.checked_sub(state.block_time(samples)).unwrap_or(now));
             return PlayerStep::Wait(IDLE);
         }
@@ -147,9 +147,9 @@ fn next_block(state: &mut State) -> PlayerStep {
         // A clock that waits does not catch up either.
         state.rx.origin = Some(if state.config.patient { now } else { due });
         let bursts = state.arriving(setup.shape.bursts);
-        // A block of which nothing arrives has no buffer.
+        // A block without any burst takes no buffer.
         if full || bursts == 0 {
-            state.made(Made::Lost);
+            state.made(BlockResult::Lost);
             state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
             continue;
         }
@@ -157,8 +157,8 @@ fn next_block(state: &mut State) -> PlayerStep {
     }
 }
 
-/// What was transmitted is received as soon as it makes a block, and all of it.
-fn next_looped(state: &mut State, setup: Setup) -> PlayerStep {
+/// In loopback, samples are received as soon as they fill a block, and none is lost.
+fn next_looped(state: &mut BoardState, setup: Setup) -> PlayerStep {
     let bytes = setup.shape.bytes() as usize;
     let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
     if full || state.looped.len() < bytes {
@@ -168,15 +168,15 @@ fn next_looped(state: &mut State, setup: Setup) -> PlayerStep {
     fill_next(state, setup, u32::MAX, Some(block))
 }
 
-fn fill_next(state: &mut State, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> PlayerStep {
+fn fill_next(state: &mut BoardState, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> PlayerStep {
     let first = state.rx.blocks * u64::from(setup.shape.samples());
     let buffer = (state.rx.filled % u64::from(BUFFERS)) as usize;
     state.rx.busy = true;
-    PlayerStep::Fill(Block { setup, buffer, first, bursts, epoch: state.rx.epoch, looped })
+    PlayerStep::Fill(DueBlock { setup, buffer, first, bursts, epoch: state.rx.epoch, looped })
 }
 
-/// Writes the bursts of a block that arrive into its buffer, one behind the other.
-fn fill(inner: &Inner, block: &Block, tools: &mut Tools) {
+/// Writes the present bursts of a block into its buffer, contiguously.
+fn fill(inner: &BoardInner, block: &DueBlock, tools: &mut Tools) {
     let shape = block.setup.shape;
     tools.room.resize(shape.bytes() as usize, 0);
     match &block.looped {
@@ -206,8 +206,8 @@ impl Tools {
     }
 }
 
-/// A block lies in its buffer: tells it, unless the receiver was stopped meanwhile.
-fn filled(state: &mut State, block: &Block) {
+/// Reports a filled buffer, unless the receiver was stopped meanwhile.
+fn filled(state: &mut BoardState, block: &DueBlock) {
     state.rx.busy = false;
     if state.rx.epoch != block.epoch {
         return;
@@ -215,19 +215,19 @@ fn filled(state: &mut State, block: &Block) {
     let shape = block.setup.shape;
     let bursts = RxReport::holding(shape.bursts, block.bursts);
     let missing = (shape.bursts - bursts.count_ones()) * shape.burst_samples;
-    state.made(Made::Filled { missing: missing.into() });
+    state.made(BlockResult::Filled { missing: missing.into() });
     state.rx.filled += 1;
     let report = RxReport {
         lost: state.lost_since(),
         bursts,
-        time: if state.config.tells_time { block.first as u32 } else { 0 },
+        time: if state.config.reports_time { block.first as u32 } else { 0 },
     };
     state.rx.lost_since = 0;
     state.tell(event::RX, report.data());
 }
 
 /// Reads a transmit buffer.
-fn fetch(inner: &Inner, buffer: &Buffer) -> Vec<u8> {
+fn fetch(inner: &BoardInner, buffer: &TxBuffer) -> Vec<u8> {
     let mut data = vec![0; buffer.bytes as usize];
     if let Err(missed) = inner.space.read(u64::from(buffer.addr), &mut data) {
         inner.book.note(missed.rule(), format!("{} bytes to transmit at bus {:#x}", data.len(), buffer.addr));

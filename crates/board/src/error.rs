@@ -1,31 +1,31 @@
-//! Why a board could not be made.
+//! Errors of this crate.
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a board could not be made.
+/// Why a board could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option that there is not.
+    /// An unknown option.
     #[error("a simulated board has no option '{name}'; it has {have}")]
     UnknownOption {
         /// Its name.
         name: String,
-        /// The options that there are.
+        /// The known options.
         have: &'static str,
     },
-    /// A value that an option does not take.
+    /// An invalid value of an option.
     #[error("the board's option {name} takes {takes}, not '{value}'")]
     BadValue {
         /// The option.
         name: &'static str,
         /// The value.
         value: String,
-        /// What it takes.
+        /// Its valid values.
         takes: &'static str,
     },
     /// Its thread could not be started.
-    #[error("this machine gave no thread for the board: {0}")]
+    #[error("the board's thread could not be started: {0}")]
     Thread(std::io::Error),
     /// Memory could not be mapped for it.
     #[error(transparent)]

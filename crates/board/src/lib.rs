@@ -1,10 +1,28 @@
-//! A simulated SDR board like the uSDR: its registers, its DMA engines and its event page, behind the seams that every
-//! device here has. It is strict: what the real board could not do, or what would make it write where it should not, is
-//! written down as a [`Violation`] and not done.
+//! A simulated SDR board like the uSDR: registers, DMA engines and event page, behind the same seams as any device.
 //!
-//! Samples come from a generator ([`Signal`]) at a rate, by a clock that does not wait for software: where no buffer is
-//! free a block is lost, and counted. What cannot be known of a real board without one (identifiers, limits, what its
-//! loopback does) is configuration.
+//! 1. [`Config::parse`] describes the board and its machine.
+//! 2. [`Board::new`] creates it.
+//! 3. [`Board::port`] and [`Board::interrupt`] are what a driver needs.
+//! 4. [`Board::stats`] counts blocks and samples.
+//! 5. [`Board::violations`] lists what a real board could not have done.
+//!
+//! ```
+//! use onehop_board::{Board, Config};
+//!
+//! # fn main() -> Result<(), onehop_board::Error> {
+//! let board = Board::new(Config::parse("usdr?rate=10M&signal=counter")?)?;
+//! let (backend, interrupt) = (board.port(), board.interrupt());
+//! // A driver uses both.
+//! assert!(board.violations().is_empty());
+//! # drop((backend, interrupt));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The board is strict: what a real board could not do, or what would make it write to wrong places, is recorded as a
+//! [`Violation`] and not done. Samples come from a generator ([`Signal`]) at a fixed rate, and its clock does not wait
+//! for software: without a free buffer, a block is lost and counted. Properties that only a real board can show (IDs,
+//! limits, behaviour of the loopback) are configuration.
 #![forbid(unsafe_code)]
 
 mod board;

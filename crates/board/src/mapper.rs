@@ -1,4 +1,4 @@
-//! Bus addresses for the board, as the machine that it sits in would give them.
+//! Bus addresses for the board, as its machine would assign them.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,29 +8,29 @@ use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
 use onehop_proto::BusAddr;
 
 use crate::config::{Config, Iommu, P2p};
-use crate::space::Space;
+use crate::space::BoardBus;
 
-/// Where addresses begin that an IOMMU gives, and those of memory that a driver allocates.
+/// First address of an IOMMU, and of memory that a driver allocates.
 const FIRST: u64 = 0x1000_0000;
-/// Where scattered memory lies without an IOMMU; every other page.
+/// First address of scattered memory without an IOMMU; every other page is used.
 const SCATTERED: u64 = 0x8000_0000;
 const PAGE: usize = 4096;
 
-/// Gives the bus addresses of memory as the simulated board sees it.
+/// Assigns the simulated board's bus addresses.
 pub struct BoardMapper {
-    space: Arc<Space>,
+    space: Arc<BoardBus>,
     iommu: Iommu,
     p2p: P2p,
     bar: u64,
     next: AtomicU64,
     next_scattered: AtomicU64,
     next_peer: AtomicU64,
-    /// Memory that [`Mapper::alloc`] gave: contiguous, as a driver's coherent memory is.
+    /// Memory from [`Mapper::alloc`]: contiguous, like a driver's coherent memory.
     own: Arc<Mutex<HashSet<usize>>>,
 }
 
 impl BoardMapper {
-    pub(crate) fn new(space: Arc<Space>, config: &Config) -> Self {
+    pub(crate) fn new(space: Arc<BoardBus>, config: &Config) -> Self {
         Self {
             space,
             iommu: config.iommu,
@@ -43,7 +43,7 @@ impl BoardMapper {
         }
     }
 
-    /// How many pieces are mapped now.
+    /// Number of mapped ranges.
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.space.count()
@@ -53,7 +53,7 @@ impl BoardMapper {
         Error::CannotMap { mapper: self.name().into(), why: why.into() }
     }
 
-    /// The pieces of memory, each with its address.
+    /// The ranges of some memory, with their addresses.
     fn place(&self, mem: &HostMem, peer: bool) -> Result<Vec<(u64, HostMem)>> {
         let bytes = (mem.len() as u64).next_multiple_of(PAGE as u64);
         let take = |from: &AtomicU64| from.fetch_add(bytes + PAGE as u64, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl Mapper for BoardMapper {
             ));
         }
         let mem = memory.host().ok_or_else(|| {
-            self.refuse("the simulated board writes by the CPU, which does not reach this GPU's memory")
+            self.refuse("the simulated board writes through the CPU, which cannot access this GPU's memory")
         })?;
         let pieces = self.place(mem, peer)?;
         let runs = pieces.iter().map(|(at, mem)| Run { addr: BusAddr(*at), len: mem.len() as u64 }).collect();

@@ -1,18 +1,18 @@
-//! The board's state as registers show and change it.
+//! The board's state, as registers show and change it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_radio::event::{self, Entry};
+use onehop_radio::event::{self, EventEntry};
 use onehop_radio::{BUFFERS, Format, Limits, Shape, regs};
 
-use crate::space::Space;
+use crate::space::BoardBus;
 use crate::transmit::Tx;
 use crate::violation::{Book, Rule};
 use crate::{Config, Flow, Stats};
 
-/// How the receiver fills blocks, as it was set when it started.
+/// The receiver's settings when it was started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Setup {
     pub shape: Shape,
@@ -22,40 +22,40 @@ pub(crate) struct Setup {
 /// The receiver.
 #[derive(Default)]
 pub(crate) struct Rx {
-    /// DMA was started, the front end was, and software is ready: samples flow once all three are.
+    /// Samples flow once DMA and front end are started and software is ready.
     pub dma: bool,
     pub front: bool,
     pub ready: bool,
     pub samples_z: u32,
     pub format: u32,
     pub setup: Option<Setup>,
-    /// Counts starts and stops, so that a block that is being filled knows that it is no longer wanted.
+    /// Counts starts and stops, so that a block being filled is dropped after a stop.
     pub epoch: u64,
     /// A block is being filled.
     pub busy: bool,
     pub filled: u64,
     pub confirmed: u64,
-    /// Blocks since the start, lost ones too.
+    /// Blocks since the start, including lost ones.
     pub blocks: u64,
     pub lost_since: u32,
     pub origin: Option<Instant>,
 }
 
-/// What became of a block.
-pub(crate) enum Made {
-    /// There was no buffer for it, or nothing of it arrived.
+/// The result of a block.
+pub(crate) enum BlockResult {
+    /// It had no buffer, or no burst of it arrived.
     Lost,
-    /// It lies in a buffer, but for so many samples.
+    /// It was written, except for `missing` samples.
     Filled { missing: u64 },
 }
 
-/// Times that samples flowed which are kept.
+/// Number of remembered flows.
 const FLOWS: usize = 64;
 
-/// Everything behind the lock.
-pub(crate) struct State {
+/// The state behind the lock.
+pub(crate) struct BoardState {
     pub config: Arc<Config>,
-    pub space: Arc<Space>,
+    pub space: Arc<BoardBus>,
     pub book: Arc<Book>,
     pub stats: Stats,
     pub flows: VecDeque<Flow>,
@@ -66,7 +66,7 @@ pub(crate) struct State {
     written: u64,
     acked: u64,
     pub loopback: bool,
-    /// What was transmitted and not received yet.
+    /// Transmitted samples that have not been received yet.
     pub looped: VecDeque<u8>,
     pub rx: Rx,
     pub tx: Tx,
@@ -75,8 +75,8 @@ pub(crate) struct State {
     pub ended: bool,
 }
 
-impl State {
-    pub(crate) fn new(config: Arc<Config>, space: Arc<Space>, book: Arc<Book>) -> Self {
+impl BoardState {
+    pub(crate) fn new(config: Arc<Config>, space: Arc<BoardBus>, book: Arc<Book>) -> Self {
         Self {
             config,
             space,
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// As after power-on. What was counted stays.
+    /// Restores the power-on state. Statistics are kept.
     pub(crate) fn reset(&mut self) {
         let epoch = self.rx.epoch + 1;
         let (stats, flows) = (self.stats, std::mem::take(&mut self.flows));
@@ -233,14 +233,14 @@ impl State {
                 }
                 self.rx.epoch += 1;
                 self.rx.origin = Some(Instant::now());
-                // The clock of samples goes on; only a reset sets it back.
+                // The sample clock continues; only a reset sets it back.
                 self.stats.starts += 1;
             }
             Err((rule, why)) => self.breach(rule, why),
         }
     }
 
-    /// What all the settings add up to.
+    /// Checks the settings, and combines them.
     fn setup(&self) -> Result<Setup, (Rule, String)> {
         let (width, channels, words) = regs::front::format_parts(self.rx.format);
         let wrong = |why: String| (Rule::Shape, why);
@@ -280,8 +280,10 @@ impl State {
 
     fn confirm(&mut self) {
         if self.rx.confirmed >= self.rx.filled {
-            return self
-                .breach(Rule::Confirm, format!("buffer {} was given back unfilled", self.rx.confirmed));
+            return self.breach(
+                Rule::Confirm,
+                format!("buffer {} was released without being filled", self.rx.confirmed),
+            );
         }
         self.rx.confirmed += 1;
     }
@@ -298,13 +300,13 @@ impl State {
         self.acked += ahead;
     }
 
-    /// Tells an event, if it is routed.
+    /// Writes an event, if it is routed.
     pub(crate) fn tell(&mut self, what: u32, data: [u32; 3]) {
         let Some(page) = self.page.filter(|_| self.routed & 1 << what != 0) else { return };
         if self.written - self.acked >= u64::from(event::ENTRIES) {
             return self.breach(Rule::EventOverrun, format!("{} events, {} read", self.written, self.acked));
         }
-        let Entry(words) = Entry::new((self.written % 512) as u32, what, data);
+        let EventEntry(words) = EventEntry::new((self.written % 512) as u32, what, data);
         let at = page + self.written % u64::from(event::ENTRIES) * event::ENTRY_BYTES as u64;
         let mut bytes = [0; 12];
         for (part, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&words[1..]) {
@@ -318,12 +320,12 @@ impl State {
         self.raised = true;
     }
 
-    /// The converter made a block.
-    pub(crate) fn made(&mut self, block: Made) {
+    /// Records a block of the converter.
+    pub(crate) fn made(&mut self, block: BlockResult) {
         self.rx.blocks += 1;
         let (lost, missing) = match block {
-            Made::Lost => (1, 0),
-            Made::Filled { missing } => (0, missing),
+            BlockResult::Lost => (1, 0),
+            BlockResult::Filled { missing } => (0, missing),
         };
         self.stats.sent_blocks += 1;
         self.stats.lost_blocks += lost;
@@ -335,17 +337,17 @@ impl State {
         }
     }
 
-    /// The next block's bursts that arrive, a bit for each, the first one's lowest.
+    /// The bursts of the next block that arrive, one bit each, starting with the lowest.
     pub(crate) fn arriving(&self, bursts: u32) -> u32 {
         self.config.missing.map_or(u32::MAX, |missing| missing.arriving(self.rx.blocks, bursts))
     }
 
-    /// Blocks that were lost since the last event, as far as this board says.
+    /// Blocks lost since the last event, if this board reports them.
     pub(crate) fn lost_since(&self) -> u32 {
         if self.config.untold { 0 } else { self.rx.lost_since }
     }
 
-    /// How long a block lasts.
+    /// Duration of a block.
     pub(crate) fn block_time(&self, samples: u64) -> Duration {
         Duration::from_secs_f64(samples as f64 / self.config.rate)
     }

@@ -1,26 +1,26 @@
-//! What the board receives: a generator, whose samples are the same in every run.
+//! The received signal: a generator whose samples are the same in every run.
 
 use std::f64::consts::TAU;
 
 use onehop_radio::{Format, Sample};
 
-/// Samples after which a signal begins again.
+/// Period of a signal in samples.
 const PERIOD: usize = 1 << 16;
 
 /// A signal.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Signal {
-    pub(crate) kind: Kind,
-    /// Of a tone, as a part of the rate; rounded so that a whole number of its periods fits the generator's.
+    pub(crate) kind: SignalKind,
+    /// Frequency of a tone as a fraction of the rate, rounded to a whole number of periods per [`PERIOD`].
     pub freq: f64,
-    /// In dB of full scale: of a tone or a chirp its amplitude, of noise its root mean square.
+    /// Level in dBFS: amplitude of a tone or chirp, root mean square of noise.
     pub level: f64,
-    /// Direct current, as a part of full scale.
+    /// DC offset as a fraction of full scale.
     pub dc: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum SignalKind {
     Tone,
     Noise,
     Chirp,
@@ -29,7 +29,7 @@ pub(crate) enum Kind {
 
 impl Default for Signal {
     fn default() -> Self {
-        Self { kind: Kind::Tone, freq: 0.125, level: -6.0, dc: 0.0 }
+        Self { kind: SignalKind::Tone, freq: 0.125, level: -6.0, dc: 0.0 }
     }
 }
 
@@ -37,20 +37,20 @@ impl Signal {
     /// Whether sample `n` has the bits of `n`.
     #[must_use]
     pub fn is_counter(&self) -> bool {
-        self.kind == Kind::Counter
+        self.kind == SignalKind::Counter
     }
 
     pub(crate) const KINDS: &str = "tone, noise, chirp or counter";
 
-    /// Sample `n` has the bits of `n`: what shows that every sample arrived.
-    pub const COUNTER: Self = Self { kind: Kind::Counter, freq: 0.0, level: 0.0, dc: 0.0 };
+    /// Sample `n` has the bits of `n`, which proves that every sample arrived.
+    pub const COUNTER: Self = Self { kind: SignalKind::Counter, freq: 0.0, level: 0.0, dc: 0.0 };
 
-    pub(crate) fn kind(name: &str) -> Option<Kind> {
+    pub(crate) fn kind(name: &str) -> Option<SignalKind> {
         Some(match name {
-            "tone" => Kind::Tone,
-            "noise" => Kind::Noise,
-            "chirp" => Kind::Chirp,
-            "counter" => Kind::Counter,
+            "tone" => SignalKind::Tone,
+            "noise" => SignalKind::Noise,
+            "chirp" => SignalKind::Chirp,
+            "counter" => SignalKind::Counter,
             _ => return None,
         })
     }
@@ -63,10 +63,10 @@ impl Signal {
         let at = |n: usize| {
             let turn = |phase: f64| (amplitude * (TAU * phase).cos(), amplitude * (TAU * phase).sin());
             let (i, q) = match self.kind {
-                Kind::Tone => turn(cycles * n as f64 / PERIOD as f64 % 1.0),
+                SignalKind::Tone => turn(cycles * n as f64 / PERIOD as f64 % 1.0),
                 // From the lowest frequency to the highest in one period.
-                Kind::Chirp => turn((n as f64 / PERIOD as f64 - 1.0) * n as f64 / 2.0 % 1.0),
-                Kind::Noise | Kind::Counter => {
+                SignalKind::Chirp => turn((n as f64 / PERIOD as f64 - 1.0) * n as f64 / 2.0 % 1.0),
+                SignalKind::Noise | SignalKind::Counter => {
                     let scale = amplitude / 2f64.sqrt();
                     (noise.normal() * scale, noise.normal() * scale)
                 }
@@ -80,14 +80,14 @@ impl Signal {
 /// A generator of one signal in one format.
 pub(crate) struct Generator {
     format: Format,
-    /// One period as it goes over the wire; none of a counter.
+    /// One period in wire format; empty for a counter.
     period: Vec<u8>,
 }
 
 impl Generator {
     pub(crate) fn new(signal: &Signal, format: Format) -> Self {
         let mut period = Vec::new();
-        if signal.kind != Kind::Counter {
+        if signal.kind != SignalKind::Counter {
             let bytes = format.bytes() as usize;
             for sample in signal.samples() {
                 period.extend_from_slice(&format.bits(sample).to_le_bytes()[..bytes]);
@@ -96,7 +96,7 @@ impl Generator {
         Self { format, period }
     }
 
-    /// The bytes of the samples from `first` on.
+    /// Writes the samples from `first` on.
     pub(crate) fn fill(&self, first: u64, out: &mut [u8]) {
         let bytes = self.format.bytes() as usize;
         if self.period.is_empty() {
@@ -126,7 +126,7 @@ impl Generator {
     }
 }
 
-/// Xorshift, and sums of twelve for a bell.
+/// Xorshift; sums of twelve approximate a normal distribution.
 struct Noise(u64);
 
 impl Noise {
@@ -158,7 +158,7 @@ mod tests {
     fn a_tone_turns_by_its_frequency() {
         let signal = Signal { freq: 0.25, level: 0.0, ..Signal::default() };
         for format in Format::ALL {
-            // Across the end of the generator's period.
+            // Across the end of the period.
             let got = samples(&signal, format, PERIOD as u64 - 2, 4);
             let near = |sample: Sample, i: i32, q: i32| {
                 (i32::from(sample.i) - i).abs() <= 16 && (i32::from(sample.q) - q).abs() <= 16
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn noise_has_its_level() {
-        let signal = Signal { kind: Kind::Noise, level: -20.0, ..Signal::default() };
+        let signal = Signal { kind: SignalKind::Noise, level: -20.0, ..Signal::default() };
         let got = samples(&signal, Format::Ci16, 0, PERIOD);
         let power = |s: &Sample| f64::from(s.i).powi(2) + f64::from(s.q).powi(2);
         let mean = got.iter().map(power).sum::<f64>() / got.len() as f64 / 32768f64.powi(2);

@@ -5,21 +5,21 @@ use std::time::Instant;
 
 use onehop_radio::{BUFFERS, Limits, event, regs};
 
-use crate::registers::State;
+use crate::registers::BoardState;
 use crate::violation::Rule;
 
-/// What is kept of what was transmitted.
+/// Number of transmitted bytes to keep.
 const KEPT: usize = 1 << 20;
 
-/// A buffer that was handed over.
+/// A submitted buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct TxBuffer {
     pub addr: u32,
     pub bytes: u32,
     pub time: Option<u64>,
 }
 
-impl Buffer {
+impl TxBuffer {
     pub(crate) fn samples(&self) -> u32 {
         self.bytes / 4
     }
@@ -30,18 +30,18 @@ impl Buffer {
 pub(crate) struct Tx {
     pub entry: u32,
     pub running: bool,
-    pub queue: VecDeque<Buffer>,
+    pub queue: VecDeque<TxBuffer>,
     /// When the first of them has been played.
     pub due: Option<Instant>,
     pub busy: bool,
-    /// The buffer that is being played is one from before a reset.
+    /// The buffer being played was submitted before a reset.
     pub stale: bool,
     pub posted: u64,
     pub played: u64,
     pub late: u32,
-    /// Samples that have been played.
+    /// Played samples.
     pub clock: u64,
-    /// The end of what was transmitted.
+    /// The last transmitted samples.
     pub sent: VecDeque<u8>,
 }
 
@@ -65,8 +65,8 @@ impl Tx {
     }
 }
 
-impl State {
-    /// Takes a buffer that software hands over.
+impl BoardState {
+    /// Submits a buffer.
     pub(crate) fn post(&mut self, time: u32) {
         let (samples, time) = regs::tx_parts(self.tx.entry, time);
         let breach = |why: String| self.book.note(Rule::Transmit, why);
@@ -81,11 +81,11 @@ impl State {
         let buffer = (self.tx.posted % u64::from(BUFFERS)) as u32;
         let addr = self.indexed(regs::TX_BASE + regs::ADDRESSES + buffer);
         self.tx.posted += 1;
-        self.tx.queue.push_back(Buffer { addr, bytes, time });
+        self.tx.queue.push_back(TxBuffer { addr, bytes, time });
     }
 
-    /// What was in a buffer has been played.
-    pub(crate) fn played(&mut self, buffer: &Buffer, data: &[u8]) {
+    /// Records the samples of a played buffer.
+    pub(crate) fn played(&mut self, buffer: &TxBuffer, data: &[u8]) {
         self.tx.late += u32::from(buffer.time.is_some_and(|time| time < self.tx.clock));
         let samples = u64::from(buffer.samples());
         self.tx.clock += samples;

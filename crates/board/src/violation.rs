@@ -1,8 +1,8 @@
-//! What software did that the board could not have followed.
+//! Rules of the board that software violated.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Of each rule: enough to see what goes wrong, and none hides another.
+/// Recorded violations per rule: enough for a diagnosis, and no rule displaces another.
 const KEPT: usize = 64;
 
 macro_rules! rules {
@@ -25,49 +25,48 @@ macro_rules! rules {
 }
 
 rules! {
-    /// A register access that is not four bytes on a multiple of four within the BAR.
+    /// A register access that is not four aligned bytes within the BAR.
     Access, "access";
-    /// A register of the indexed space that there is not.
+    /// A register that does not exist in the indexed space.
     Index, "index";
     /// An address, a size or a format was changed while samples flow.
     Running, "running";
-    /// The front end was started with a burst that its FIFO or its counters cannot hold, or with settings that contradict
-    /// each other.
+    /// The front end was started with a burst that exceeds its FIFO or counters, or with contradictory settings.
     Shape, "shape";
-    /// A block is longer than the limit that was set for buffers.
+    /// A block exceeds the buffer limit.
     Limit, "limit";
-    /// A buffer's address is no multiple of a page.
+    /// A buffer's address is not page-aligned.
     Alignment, "alignment";
-    /// DMA reached beyond the address bits that the engine drives.
+    /// DMA beyond the engine's address bits.
     Mask, "mask";
-    /// DMA reached where nothing is mapped.
+    /// DMA to an unmapped address.
     Unmapped, "unmapped";
-    /// DMA wrote memory that must not be written.
+    /// DMA to read-only memory.
     ReadOnly, "read-only";
-    /// DMA while the function is no bus master.
+    /// DMA while bus mastering is disabled.
     BusMaster, "bus-master";
-    /// More buffers were given back than had been filled.
+    /// More buffers were released than had been filled.
     Confirm, "confirm";
-    /// Samples flow and no event page was given, or the event is not routed to it.
+    /// Samples flow without an event page, or the event is not routed to it.
     Events, "events";
     /// Events were not read for so long that the page would have been overwritten.
     EventOverrun, "event-overrun";
-    /// An acknowledgement of events that have not been written.
+    /// Acknowledgement of events that have not been written.
     Ack, "ack";
-    /// A transmit buffer was handed over that had not been played yet, or that holds more than its limit.
+    /// A transmit buffer was submitted before it had been played, or exceeds its limit.
     Transmit, "transmit";
 }
 
-/// A rule that was broken.
+/// A violation of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which.
+    /// The rule.
     pub rule: Rule,
-    /// How.
+    /// The details.
     pub detail: String,
 }
 
-/// The rules that were broken, the first of them at least.
+/// The violations, at least the first of each rule.
 #[derive(Default)]
 pub(crate) struct Book(Mutex<(Vec<Violation>, u64)>);
 

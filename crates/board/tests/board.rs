@@ -1,5 +1,4 @@
-//! The board under a driver that does as little as one can: it fills, counts, loses and stops as the real one would, and
-//! writes down what the real one could not do.
+//! The board under a minimal driver: it fills, counts, loses and stops as a real one would, and records violations.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -8,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use onehop_board::{Board, Config, Rule};
 use onehop_os::{ControllerBackend, HostMem, Interrupt, Mapped};
-use onehop_radio::event::{self, Entry, RxReport};
-use onehop_radio::{BUFFERS, Format, Limits, Ring, Shape, regs};
+use onehop_radio::event::{self, EventEntry, RxReport};
+use onehop_radio::{BUFFERS, Format, Limits, RingAddresses, Shape, regs};
 
 struct Host {
     board: Board,
@@ -52,7 +51,8 @@ impl Host {
     fn set_up(&self, runs: &[(u64, u64)]) {
         self.write(regs::NOTIFY_PAGE, self.mapped[0].contiguous().unwrap().0 as u32);
         self.write(regs::ROUTE, regs::route(event::RX, 0));
-        let Ring(addresses) = Ring::plan(&self.shape, &Limits::USDR_RX, runs.iter().copied()).unwrap();
+        let RingAddresses(addresses) =
+            RingAddresses::plan(&self.shape, &Limits::USDR_RX, runs.iter().copied()).unwrap();
         for (buffer, addr) in (0..).zip(addresses) {
             self.write(regs::RX_BASE + buffer, addr);
         }
@@ -86,12 +86,12 @@ impl Host {
         }
     }
 
-    /// The next event that is there.
+    /// The next event, if there is one.
     fn event(&mut self) -> Option<RxReport> {
         let at = (self.read % event::ENTRIES) as usize * 16;
         let mut words = [0; 4];
         words[0] = self.page.word(at).unwrap().load(std::sync::atomic::Ordering::Acquire);
-        if !Entry(words).is(self.read % 512) {
+        if !EventEntry(words).is(self.read % 512) {
             return None;
         }
         for (i, word) in words.iter_mut().enumerate().skip(1) {
@@ -101,7 +101,7 @@ impl Host {
         if self.read.is_multiple_of(event::ACK_EVERY) {
             self.write(regs::NOTIFY_ACK, regs::ack(0, self.read));
         }
-        Some(RxReport::from_data(Entry(words).data()))
+        Some(RxReport::from_data(EventEntry(words).data()))
     }
 
     fn next(&mut self) -> RxReport {
@@ -136,7 +136,7 @@ fn every_sample_is_sent_once_or_counted_as_lost() {
         let (mut delivered, mut lost) = (0u64, 0u64);
         for block in 0..300u64 {
             if block % 100 == 99 {
-                // Longer than the ring: blocks are lost meanwhile.
+                // Longer than the ring lasts, so blocks are lost.
                 std::thread::sleep(Duration::from_millis(20));
             }
             let report = host.next();
@@ -166,7 +166,7 @@ fn every_sample_is_sent_once_or_counted_as_lost() {
 
 #[test]
 fn bursts_that_are_missing_leave_the_others_packed() {
-    // At every moment of a block of four: its start, its middle, its end, all but one.
+    // At every position in a block of four bursts: start, middle, end, all but one.
     for (missing, there) in
         [("0", 0b1110), ("1-2", 0b1001), ("3", 0b0111), ("0+2", 0b1010), ("0-2", 0b1000), ("1-3", 0b0001)]
     {
@@ -318,7 +318,7 @@ fn dma_reaches_what_is_mapped_and_nothing_else() {
         ("usdr?rate=10M&mask=24", Rule::Mask),
     ] {
         let host = Host::new(options, Format::Ci16, 8192);
-        // Addresses at which there is nothing, set by a driver that believes in 32 bits.
+        // Unmapped addresses, set by a driver that assumes 32 bits.
         host.set_up(&[(0x4000_0000, host.shape.ring_bytes())]);
         host.board.set_bus_master(rule != Rule::BusMaster);
         host.start();
@@ -335,7 +335,7 @@ fn dma_reaches_what_is_mapped_and_nothing_else() {
 fn unread_events_are_not_overwritten() {
     let mut host = Host::new("usdr?rate=100M", Format::Ci16, 4096);
     host.start();
-    // Buffers are given back and events are not acknowledged.
+    // Buffers are released, but events are not acknowledged.
     for _ in 0..256 {
         let until = Instant::now() + Duration::from_secs(20);
         while (host.read(regs::RX_STATUS) & 0x3f) == (host.read(regs::RX_STATUS) >> 8 & 0x3f) {

@@ -127,7 +127,7 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
     let config = Config::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
     let model = Board::new(config).map_err(|error| Error::NotPossible(error.to_string()))?;
     let config = model.config();
-    let profile = Profile { rx: model.limits(), tells_time: config.tells_time, ..Profile::SIMULATED };
+    let profile = Profile { rx: model.limits(), reports_time: config.reports_time, ..Profile::SIMULATED };
     let (card, rate) = (Card::new(&model.port(), model.interrupt(), profile), config.rate);
     Ok((card, Some(model), Some(rate)))
 }

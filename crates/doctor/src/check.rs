@@ -1,25 +1,25 @@
-//! A check is data: what was examined, what was found, why it matters, how to fix it.
+//! A check as data: what was examined, what was found, why it matters, how to fix it.
 
 use serde::Serialize;
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As it should be.
     Pass,
-    /// Worth knowing, neither good nor bad.
+    /// Information only.
     Info,
     /// It could not be determined; `fix` says how to.
     Unknown,
     /// It costs speed, or some routes.
     Warn,
-    /// It keeps all direct routes from working.
+    /// It prevents all direct routes.
     Fail,
 }
 
 impl Status {
-    /// Its word.
+    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Status {
     }
 }
 
-/// What a check is about, in the order in which people read them.
+/// The subject of a check, in display order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
@@ -44,9 +44,9 @@ pub enum Group {
     Drive,
     /// Network cards.
     Nic,
-    /// Radios.
+    /// SDR boards.
     Sdr,
-    /// Between two devices.
+    /// The path between two devices.
     Path,
     /// Address translation.
     Iommu,
@@ -54,7 +54,7 @@ pub enum Group {
     Kernel,
     /// Memory.
     Memory,
-    /// Files that were named.
+    /// Named files.
     File,
     /// NVIDIA's own library.
     Cufile,
@@ -80,29 +80,29 @@ impl Group {
     }
 }
 
-/// One thing that was examined.
+/// A check and its result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// Its name, which stays: `gpu.bar1`.
+    /// Its stable identifier, such as `gpu.bar1`.
     pub id: &'static str,
-    /// The device or file that it is about; none for the whole machine.
+    /// The device or file concerned; `None` for the whole machine.
     pub about: Option<String>,
-    /// What it is about.
+    /// Its subject.
     pub group: Group,
-    /// How it came out.
+    /// Its result.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// Why that matters.
+    /// Why it matters.
     pub why: &'static str,
-    /// How to fix it, or find out.
+    /// How to fix it, or to determine it.
     pub fix: Option<String>,
-    /// Where it was read.
+    /// The sources of the result.
     pub evidence: Vec<String>,
 }
 
 impl Check {
-    /// A check that came out so.
+    /// A check with this result.
     pub(crate) fn new(
         id: &'static str,
         group: Group,
@@ -113,31 +113,31 @@ impl Check {
         Self { id, about: None, group, status, found: found.into(), why, fix: None, evidence: Vec::new() }
     }
 
-    /// What it is about.
+    /// Sets the device or file concerned.
     pub(crate) fn about(mut self, what: impl ToString) -> Self {
         self.about = Some(what.to_string());
         self
     }
 
-    /// How to fix it.
+    /// Sets the fix.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
         self
     }
 
-    /// The same, if there is something to fix.
+    /// Sets the fix if `wanted`.
     pub(crate) fn fix_if(self, wanted: bool, fix: impl Into<String>) -> Self {
         if wanted { self.fix(fix) } else { self }
     }
 
-    /// Where it was read.
+    /// Adds a source.
     pub(crate) fn by(mut self, evidence: impl Into<String>) -> Self {
         self.evidence.push(evidence.into());
         self
     }
 }
 
-/// Bytes for people.
+/// Formats bytes.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
@@ -149,7 +149,7 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit as usize - 1])
 }
 
-/// A rate for people.
+/// Formats a rate.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     format!("{:.1} GB/s", bytes_per_second / 1e9)
 }

@@ -1,4 +1,4 @@
-//! Everything that can be said about a machine.
+//! The complete diagnosis of a machine.
 
 use onehop_pci::Address;
 use serde::Serialize;
@@ -11,23 +11,23 @@ use crate::{checks, near, topo};
 /// All checks and routes of a machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
-    /// What was recorded, or composed; none for the running machine.
+    /// The description of a recorded or composed machine; `None` for the running one.
     pub system: Option<String>,
     /// The checks, by group.
     pub checks: Vec<Check>,
     /// The routes, the best of each pair first.
     pub routes: Vec<Row>,
-    /// For each GPU, device and direction what to do.
+    /// Recommendation for each GPU, device and direction.
     pub advice: Vec<Advice>,
-    /// Names for addresses: for people.
+    /// Names by address, for display.
     #[serde(skip)]
     pub(crate) names: Vec<(String, String)>,
-    /// Pairs of a GPU and a device for which another GPU is closer to the device: for people.
+    /// Pairs of a GPU and a device that has a closer GPU, for display.
     #[serde(skip)]
     pub(crate) distant: Vec<(String, String)>,
 }
 
-/// Which devices matter; none for all.
+/// Restricts a diagnosis to some devices; `None` means all.
 #[derive(Clone, Debug, Default)]
 pub struct Only {
     /// This GPU.
@@ -36,7 +36,7 @@ pub struct Only {
     pub device: Option<Address>,
 }
 
-/// Judges a machine.
+/// Diagnoses a machine.
 #[must_use]
 pub fn examine(facts: &Facts, only: &Only, system: Option<&str>) -> Diagnosis {
     let wanted = |wish: Option<Address>, address: &str| wish.is_none_or(|wish| wish.to_string() == address);
@@ -55,7 +55,7 @@ pub fn examine(facts: &Facts, only: &Only, system: Option<&str>) -> Diagnosis {
 }
 
 impl Diagnosis {
-    /// The worst of all checks.
+    /// The worst result of all checks.
     #[must_use]
     pub fn worst(&self) -> Status {
         self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Pass)

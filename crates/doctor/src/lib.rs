@@ -1,8 +1,24 @@
-//! Can this machine move bytes from a device straight into GPU memory, and what keeps it from it?
+//! Determines whether this machine can move bytes from a device directly into GPU memory, and what prevents it.
 //!
-//! [`Facts`] are what the machine is, read through a [`onehop_pci::Root`]: the running machine, or one that was recorded.
-//! [`examine`] makes [`Check`]s of them, which are data, and a [`Row`] for each GPU, device, direction and route. What can
-//! be tried is tried; what cannot is `unknown` or `untested`, never a guess.
+//! 1. [`Root::here`](onehop_pci::Root::here) reads the running machine, [`Root::open`](onehop_pci::Root::open) a
+//!    recorded one.
+//! 2. [`Facts::gather`] collects the facts.
+//! 3. [`examine`] makes [`Check`]s of them, and a [`Row`] for each GPU, device, direction and route.
+//! 4. [`Diagnosis::worst`] is the overall result.
+//! 5. [`render`] makes it readable.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), onehop_pci::Error> {
+//! use onehop_doctor::{Facts, FactsRequest, Only, examine};
+//!
+//! let facts = Facts::gather(&onehop_pci::Root::here(), &FactsRequest::default())?;
+//! let diagnosis = examine(&facts, &Only::default(), None);
+//! println!("{}", diagnosis.worst().name());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whatever can be tried is tried. Anything else is `unknown` or `untested`, never a guess.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -15,7 +31,7 @@ mod routes;
 mod text;
 pub mod topo;
 
-/// A composed machine to try `onehop doctor --from` with: an H100 and a drive behind one PCIe switch.
+/// A composed machine for `onehop doctor --from`: an H100 and a drive behind one PCIe switch.
 pub const EXAMPLE: &str = include_str!("../fixtures/h100-switch-acs-on.json");
 
 pub use check::{Check, Group, Status};

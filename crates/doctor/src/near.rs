@@ -1,12 +1,12 @@
-//! What a person is shown of a machine with many GPUs and devices: of each device the GPUs that are closest to it.
+//! Reduces the display for a machine with many GPUs and devices to the closest GPUs of each device.
 
 use crate::diagnosis::Diagnosis;
 use crate::facts::Facts;
 
-/// So many pairs are shown whatever lies between them.
+/// With up to this many pairs, all are shown.
 const FEW: usize = 8;
 
-/// Pairs of a GPU and a device, by their addresses, for which another GPU is closer to the device.
+/// Pairs of a GPU and a device that has a closer GPU, by their addresses.
 pub(crate) fn distant(facts: &Facts) -> Vec<(String, String)> {
     let class = |gpu, device| Some(facts.tree.path(device, gpu)?.class);
     let mut far = Vec::new();
@@ -19,7 +19,7 @@ pub(crate) fn distant(facts: &Facts) -> Vec<(String, String)> {
     far
 }
 
-/// A diagnosis without distant pairs, and how many they are: none where there are few pairs in all.
+/// A diagnosis without distant pairs, and their number: zero if there are few pairs in all.
 pub(crate) fn nearest(diagnosis: &Diagnosis) -> (Diagnosis, usize) {
     let pairs = diagnosis.routes.chunk_by(|a, b| (&a.gpu, &a.device) == (&b.gpu, &b.device));
     let pairs: Vec<_> = pairs.map(|rows| (rows[0].gpu.clone(), rows[0].device.clone())).collect();

@@ -1,4 +1,4 @@
-//! A GPU and another device: the path between them, and what it forwards in which direction.
+//! A GPU and another device: the path between them, and whether it forwards transfers in each direction.
 
 use onehop_pci::{Address, Device, Link, Path, PathClass};
 
@@ -6,12 +6,12 @@ use crate::facts::Facts;
 use crate::facts::gpu::Gpu;
 use crate::facts::vm::Virtual;
 
-/// Host bridges of Intel servers that the kernel's P2PDMA trusts: all of one machine with each other.
+/// Intel server host bridges that the kernel's P2PDMA trusts, also with each other.
 const INTEL_TRUSTED: [u16; 6] = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2];
 /// Those that it trusts below one host bridge only.
 const INTEL_SAME_BRIDGE: [u16; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
 const INTEL: u16 = 0x8086;
-/// The first family of AMD's Zen.
+/// The first CPU family of AMD's Zen.
 const ZEN: u32 = 0x17;
 
 /// A GPU and another device.
@@ -28,26 +28,26 @@ pub struct Pair<'a> {
     pub path: Option<Path>,
 }
 
-/// Whether packets get through.
+/// Whether transfers are forwarded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Passes {
-    /// Hardware or kernel says that they do.
+    /// Hardware or kernel say so.
     Expected(String),
-    /// It works on some machines like this one.
+    /// It works on some similar machines.
     Perhaps(String),
-    /// On machines like this one they were seen to be lost.
+    /// Transfers were lost on similar machines.
     Doubtful(String),
 }
 
 impl<'a> Pair<'a> {
-    /// A GPU and another device of the same machine.
+    /// Pairs a GPU and another device of the same machine.
     pub fn new(facts: &'a Facts, gpu: &'a Gpu, device: Address) -> Option<Self> {
         let (gpu_device, device) = (facts.device(gpu.address)?, facts.device(device)?);
         let path = facts.tree.path(device.address, gpu.address);
         Some(Self { facts, gpu, gpu_device, device, path })
     }
 
-    /// The narrowest link on the path: bytes per second, the link, and its device. None where links bound nothing.
+    /// The narrowest link on the path: bytes per second, the link, and its device. `None` if links set no limit.
     pub fn narrowest(&self) -> Option<(f64, Link, Address)> {
         let path = self.path.as_ref()?;
         if self.unbounded().is_some() {
@@ -61,7 +61,7 @@ impl<'a> Pair<'a> {
         links.min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
-    /// A link as it is when bytes pass it: an idle GPU slows its own, and so both of its ends.
+    /// A link in its active state: an idle GPU slows down its own link, and so both ends.
     fn awake(&self, address: Address) -> Option<Link> {
         let link = self.facts.link(self.facts.device(address)?);
         let ends = [Some(self.gpu_device.address), self.gpu_device.parents.last().copied()];
@@ -69,7 +69,7 @@ impl<'a> Pair<'a> {
         Some(Link { speed, ..link })
     }
 
-    /// Why the links on the path set no limit, and the source of that.
+    /// Why the links on the path set no limit, and the source.
     pub fn unbounded(&self) -> Option<(String, &str)> {
         if let Virtual::Yes(by) = &self.facts.machine {
             let why = "a virtual machine's ports need not show the real links";
@@ -81,7 +81,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// Ends of the path whose links are unknown.
+    /// Devices on the path whose links are unknown.
     pub fn links_not_told(&self) -> Vec<Address> {
         let ends = [self.device, self.gpu_device];
         ends.iter().filter(|end| self.facts.link(end).rate().is_none()).map(|end| end.address).collect()
@@ -97,12 +97,12 @@ impl<'a> Pair<'a> {
         (pick(|acs| acs.is_some_and(|acs| acs.redirects())), pick(Option::is_none))
     }
 
-    /// Whether writes of one of them reach the other: posted packets, the direction that works more often.
+    /// Whether writes of one reach the other: posted packets, the direction that works more often.
     pub fn writes(&self) -> Passes {
         self.passes(true)
     }
 
-    /// Whether reads do.
+    /// Whether reads work.
     pub fn reads(&self) -> Passes {
         self.passes(false)
     }
@@ -137,7 +137,7 @@ impl<'a> Pair<'a> {
         self.root_complex(path, write)
     }
 
-    /// What the CPU's root complex does with packets from one device to another.
+    /// Whether the CPU's root complex forwards packets from one device to another.
     fn root_complex(&self, path: &Path, write: bool) -> Passes {
         let cpu = &self.facts.kernel.cpu;
         let name = if cpu.name.is_empty() { "this CPU" } else { &cpu.name };
@@ -175,7 +175,7 @@ impl<'a> Pair<'a> {
 
     /// Whether the kernel's list has this machine's host bridge.
     fn trusted_intel(&self, path: &Path) -> bool {
-        // The kernel looks at the function 00.0 of the host bridge's first bus.
+        // The kernel checks function 00.0 of the host bridge's first bus.
         let bridge = |device: &Device| {
             let bus = u8::from_str_radix(device.host.rsplit_once(':')?.1, 16).ok()?;
             let domain =
@@ -191,13 +191,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Whether a processor is an EPYC 4004 or 4005: a desktop's die, with its root complex, under a server's name.
+/// Whether a CPU is an EPYC 4004 or 4005: a desktop die and root complex with a server's name.
 fn is_desktop_epyc(name: &str) -> bool {
     let number = |word: &str| word.len() >= 4 && word.as_bytes()[..4].iter().all(u8::is_ascii_digit);
     name.contains("EPYC") && name.split(' ').any(|word| word.starts_with('4') && number(word))
 }
 
-/// Addresses in a sentence.
+/// Formats addresses as part of a sentence.
 pub fn list(addresses: &[Address]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,5 +1,5 @@
-//! The table of routes: for each GPU, device and direction, which routes work, which do not and why, and which nobody has
-//! tried; and the one change that would help most.
+//! The table of routes: for each GPU, device and direction, which routes work, which do not and why, and which are
+//! untested; and the change that would help most.
 
 pub(crate) mod needs;
 
@@ -36,16 +36,16 @@ impl Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It was tried, and worked.
+    /// It was tried and worked.
     Yes,
-    /// Something that it needs is not there.
+    /// Something that it needs is missing.
     No,
-    /// Nothing known prevents it, and it was not tried.
+    /// Nothing known prevents it, but it was not tried.
     Untested,
 }
 
 impl Verdict {
-    /// Its word.
+    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,14 +56,14 @@ impl Verdict {
     }
 }
 
-/// A route of a GPU, a device and a direction.
+/// A route for a GPU, a device and a direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The GPU's address.
     pub gpu: String,
     /// The device's address.
     pub device: String,
-    /// What kind of device: `nvme`, `rdma`, `sdr`.
+    /// The kind of device: `nvme`, `rdma`, `sdr`.
     pub kind: &'static str,
     /// The direction of the bytes.
     pub direction: Direction,
@@ -71,16 +71,16 @@ pub struct Row {
     pub route: &'static str,
     /// Whether it works.
     pub verdict: Verdict,
-    /// Why that is said.
+    /// The reason.
     pub reason: String,
-    /// What would change it, or test it.
+    /// How to fix or test it.
     pub fix: Option<String>,
-    /// How much keeps it from working: what is missing, then what is doubtful.
+    /// Number of missing, then of doubtful needs.
     #[serde(skip)]
     missing: (usize, usize),
 }
 
-/// What to do for a GPU, a device and a direction.
+/// The recommendation for a GPU, a device and a direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
     /// The GPU's address.
@@ -93,18 +93,18 @@ pub struct Advice {
     pub now: Option<&'static str>,
     /// A better one.
     pub next: Option<&'static str>,
-    /// The one change, or the trial, that is between the two.
+    /// The change or test that leads from one to the other.
     pub change: Option<String>,
 }
 
 /// Routes of a drive, the best first.
 const NVME: [&str; 8] =
     ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct", "cpu/pinned", "cpu/cached", "cufile"];
-/// Routes of a card whose memory engine the CPU commands.
+/// Routes of a card that is commanded by the CPU.
 const CARD: [&str; 2] = ["cpu/direct", "cpu/pinned"];
 const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
 
-/// All rows of a machine.
+/// All rows for a machine.
 pub(crate) fn table(facts: &Facts) -> Vec<Row> {
     let mut rows = Vec::new();
     for gpu in &facts.gpus {
@@ -136,7 +136,7 @@ fn card_rows(pair: &Pair<'_>, kind: &'static str) -> Vec<Row> {
     BOTH.into_iter().flat_map(of).collect()
 }
 
-/// What a route asks of the machine. They are in the order in which to fix them.
+/// What a route needs, in the order in which to fix it.
 fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str) -> Vec<Need> {
     let needs = Needs { pair, drive: Some(drive) };
     let mut list = vec![needs.cuda()];
@@ -158,11 +158,11 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
     }
     if route != "gpu/tier1" {
         list.push(needs.window());
-        // Completions, or data, are written into GPU memory by all but a CPU-driven write.
+        // Completions or data are written into GPU memory, except for a CPU-driven write.
         if direction == Direction::ToGpu || matches!(route, "gpu/tier3" | "gpu/posted") {
             list.push(needs.writes());
         }
-        // Entries in GPU memory, and data on their way out of it, are read by the drive.
+        // The drive reads entries in GPU memory, and data that leaves it.
         if direction == Direction::FromGpu || route == "gpu/tier3" {
             list.push(needs.reads());
         }
@@ -170,7 +170,7 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
     list
 }
 
-/// Whether the drive was taken from the kernel for drivers like onehop's.
+/// Whether the drive was detached from the kernel for drivers like onehop's.
 fn is_ours(pair: &Pair<'_>) -> bool {
     matches!(pair.device.driver.as_deref(), Some("vfio-pci" | "onehop"))
 }
@@ -224,7 +224,7 @@ fn said(needs: &[Need]) -> String {
     needs.last().map_or_else(String::new, |need| need.reason.clone())
 }
 
-/// The command that tests it, where this build has one.
+/// The command that tests it, if this build has one.
 fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
     if kind != "nvme" || route == "cpu/cached" {
         return None;
@@ -258,7 +258,7 @@ fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Opti
     })
 }
 
-/// For each GPU, device and direction: the best that works, and the least that would make it better.
+/// For each GPU, device and direction: the best route that works, and the smallest change for a better one.
 pub(crate) fn advice(rows: &[Row]) -> Vec<Advice> {
     let key = |row: &Row| (row.gpu.clone(), row.device.clone(), row.direction);
     rows.chunk_by(|a, b| key(a) == key(b)).map(advise).collect()
@@ -267,7 +267,7 @@ pub(crate) fn advice(rows: &[Row]) -> Vec<Advice> {
 fn advise(rows: &[Row]) -> Advice {
     let best = rows.iter().position(|row| row.verdict == Verdict::Yes);
     let better = rows[..best.unwrap_or(rows.len())].iter().filter(|row| row.fix.is_some());
-    // Fewest fixes; of equals the better route.
+    // The fewest fixes; among equals, the better route.
     let next = better.min_by_key(|row| row.missing);
     let first = &rows[0];
     Advice {
@@ -280,7 +280,7 @@ fn advise(rows: &[Row]) -> Advice {
     }
 }
 
-/// A GPU in a few words.
+/// A GPU's name for display.
 pub(crate) fn gpu_title(gpu: &Gpu) -> String {
     match gpu.ordinal {
         Some(ordinal) => format!("GPU {ordinal} {} ({})", gpu.name, gpu.address),

@@ -1,4 +1,4 @@
-//! A diagnosis for people: checks by group, routes, and recommended fixes.
+//! A diagnosis as text: checks by group, routes, and recommended fixes.
 
 use std::fmt::Write;
 
@@ -7,12 +7,12 @@ use crate::diagnosis::Diagnosis;
 use crate::near::nearest;
 use crate::routes::{Advice, Direction, Row, Verdict};
 
-/// How it is shown.
+/// Display options.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// With colours.
     pub colour: bool,
-    /// Every check with its reason and where it was read.
+    /// Shows every check with its reason and sources.
     pub all: bool,
 }
 
@@ -20,7 +20,7 @@ pub struct Style {
 #[must_use]
 pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
     let (mut diagnosis, hidden) = if style.all { (diagnosis.clone(), 0) } else { nearest(diagnosis) };
-    // Before any colour is added: names of devices and files may hold what a terminal would obey.
+    // Before colours are added: names of devices and files may contain terminal escapes.
     make_visible(&mut diagnosis);
     let diagnosis = &diagnosis;
     let mut text = String::new();
@@ -100,7 +100,7 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
     }
 }
 
-/// The rows of one direction; neighbours with the same reason share a line.
+/// The rows of one direction; neighbouring rows with the same reason share a line.
 fn table(text: &mut String, direction: Direction, rows: &[&Row], style: Style) {
     let arrow = match direction {
         Direction::ToGpu => "into GPU memory",

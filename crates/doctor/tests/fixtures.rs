@@ -1,4 +1,4 @@
-//! Composed machines and what has to be said of them.
+//! Composed machines and their expected diagnoses.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -13,7 +13,7 @@ use onehop_doctor::{
 };
 use onehop_pci::{Record, Root};
 
-/// Where the files are that people can look at with `onehop doctor --from`.
+/// The folder of machines for `onehop doctor --from`.
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
@@ -111,7 +111,7 @@ fn every_check_says_what_to_do() {
     }
 }
 
-/// Programs read this: fields and words stay, and every id stands in the documentation.
+/// Programs read this: fields and values are stable, and every id is in the documentation.
 #[test]
 fn the_json_is_as_documented() {
     let documented = fs::read_to_string(folder().join("../../../docs/doctor.md")).unwrap();
@@ -228,7 +228,7 @@ fn a_drive_that_the_module_has() {
     let (verdict, reason, fix) = found.route(drive, ToGpu, "cpu/direct");
     assert_eq!(verdict, Untested, "{reason}");
     assert!(fix.contains(&format!("onehop read -d '{drive}?via=kmod'")), "{fix}");
-    // The module lets a user have the drive; NVIDIA's driver does not let one have its doorbells.
+    // The module allows the user's access to the drive; NVIDIA's driver refuses the doorbells.
     let (verdict, _, fix) = found.route(drive, ToGpu, "gpu/tier3");
     assert!(verdict == No && fix.contains("PeerMappingOverride"), "{fix}");
     let (verdict, reason, _) = found.route(drive, ToGpu, "cpu/cached");
@@ -285,7 +285,7 @@ fn an_sdr_host() {
 fn other_places() {
     let vm = machine("vm-a100-passthrough");
     assert_eq!((vm.status("place.vm"), vm.status("path.p2p_write")), (Status::Info, Status::Unknown));
-    // There is no port above it.
+    // It has no port above it.
     assert_eq!(vm.status("gpu.link"), Status::Pass);
     assert_eq!(vm.route("0000:00:06.0", ToGpu, "cpu/pinned").0, Yes);
     let inside = machine("container-h100");
@@ -437,7 +437,7 @@ fn functions_that_are_lent_are_no_gpus() {
     assert!(limits.unwrap().fix.as_deref().unwrap().contains("-d 0000:18:00.1"));
     let tree = topo::tree(&facts(&Root::recorded(rare::vgpu_host().0)), false);
     assert!(tree.contains("virtual function of 0000:17:00.0"), "{tree}");
-    // One that CUDA shows is one.
+    // A GPU that CUDA shows counts.
     let mut machine = rare::vgpu_host();
     machines::cuda(
         &mut machine,

@@ -1,5 +1,5 @@
-//! Nothing passes that was not seen, and no fix harms: each names one device, is withheld where that is in use, and says
-//! what it costs.
+//! Nothing passes without evidence, and no fix does harm: each names one device, is withheld if that is in use, and
+//! states its cost.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -27,7 +27,7 @@ fn status(found: &Diagnosis, id: &str) -> Status {
 
 const ARM: &str = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
 
-/// A GPU and a drive behind one switch without access control: bare metal passes it on.
+/// A GPU and a drive behind one switch without ACS: physical machines forward transfers.
 fn behind_a_switch(files: &[(&str, &str)]) -> Diagnosis {
     let mut machine = servers::h100("a server", true, 0);
     for (path, text) in files {
@@ -85,7 +85,7 @@ fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
     }
 }
 
-/// In a virtual machine that hides itself, the ports that count are the host's.
+/// In a virtual machine that conceals itself, the relevant ports are the host's.
 #[test]
 fn access_control_stays_on_where_the_machine_may_be_virtual() {
     let acs = |place: Status| {
@@ -132,7 +132,7 @@ fn a_machine_of_its_own_is_known_as_one() {
 const DRIVE: &str = "0000:19:00.0";
 const AT: &str = "/sys/bus/pci/devices/0000:19:00.0";
 
-/// A server whose drive is mounted at a place, or nowhere.
+/// A server whose drive is mounted, or not.
 fn server(mounted: Option<&str>, change: impl Fn(&mut Machine)) -> Diagnosis {
     let mut machine = servers::h100("a server", true, ACS_ON);
     nvme(&mut machine, DRIVE, 0, "KIOXIA KCM7DRJE3T84", mounted);
@@ -144,7 +144,7 @@ fn fix(found: &Diagnosis, id: &str) -> String {
     check(found, id).fix.clone().unwrap_or_else(|| panic!("{id} has no fix"))
 }
 
-/// All that is recommended anywhere.
+/// All recommended fixes.
 fn fixes(found: &Diagnosis) -> Vec<String> {
     let checks = found.checks.iter().filter_map(|check| check.fix.clone());
     let rows = found.routes.iter().filter_map(|row| row.fix.clone());
@@ -219,7 +219,7 @@ fn a_drive_is_not_taken_from_a_driver_that_somebody_uses_it_by() {
     );
 }
 
-/// Which devices a fix writes to, by their addresses in it.
+/// The devices that a fix writes to, by their addresses in it.
 fn writes_to(fix: &str) -> Vec<&str> {
     let is_address = |word: &&str| {
         let b = word.as_bytes();
@@ -228,7 +228,7 @@ fn writes_to(fix: &str) -> Vec<&str> {
     fix.split(|c: char| !(c.is_ascii_hexdigit() || ":.".contains(c))).filter(is_address).collect()
 }
 
-/// What opens something, and the word by which its fix has to say what.
+/// Fixes that weaken protection, and the word that must name the cost.
 const COSTS: [(&str, &str); 9] = [
     ("iomem=relaxed", "overwrites"),
     ("PeerMappingOverride", "every user"),
@@ -295,7 +295,7 @@ fn access_control_is_the_hosts_in_a_virtual_machine() {
     assert!(off.contains("groups become one") && off.contains("VFIO"), "{off}");
 }
 
-/// The kernel keeps nothing apart behind ports without access control.
+/// Behind ports without ACS, the kernel isolates nothing.
 #[test]
 fn access_control_that_is_off_costs_vfio_the_drive() {
     let mut machine = servers::h100("a server", true, 0);
@@ -311,7 +311,7 @@ fn access_control_that_is_off_costs_vfio_the_drive() {
 #[test]
 fn what_else_is_in_a_group_is_given_away_only_where_nobody_uses_it() {
     let second = |machine: &mut Machine, driver: &str, mounted: Option<&str>| {
-        // A second drive takes the network card's place, in the first one's group.
+        // A second drive in place of the network card, in the first one's group.
         let card = "/sys/bus/pci/devices/0000:1a:00.0";
         machine.file(&format!("{card}/class"), "0x010802\n");
         machine.link(&format!("{card}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
@@ -340,7 +340,7 @@ fn vfio_without_an_iommu_does_not_pass() {
     let mut machine = odd::arm_smmu();
     machine.file(unsafe_mode, "Y\n").there("/sys/module/vfio_pci").there("/dev/vfio/vfio");
     assert_eq!(status(&judge(machine), "iommu.vfio"), Status::Warn);
-    // Beside an IOMMU it is a remark, and VFIO is there by other signs alone.
+    // With an IOMMU it is a remark, and VFIO shows in other ways.
     let beside = server(None, |machine| {
         machine.file(unsafe_mode, "Y\n");
     });
@@ -358,10 +358,10 @@ fn a_divided_gpu_is_known() {
     assert_eq!(status(&divided, "gpu.mig"), Status::Info);
     assert!(check(&divided, "gpu.mig").found.contains("MIG 1g.10gb"));
     assert!(fix(&divided, "gpu.mig").contains("-i 0000:18:00.0") && fix(&divided, "gpu.mig").contains("end"));
-    // The window is the GPU's, and the memory an instance's.
+    // The BAR is the GPU's, and the memory an instance's.
     assert_eq!(status(&divided, "gpu.bar1"), Status::Info);
     assert!(check(&divided, "gpu.bar1").found.contains("MIG"));
-    // By either sign alone, and where CUDA shows no instance.
+    // Either sign suffices, even if CUDA shows no instance.
     for (gpus, mig) in [(&["NVIDIA H100 80GB HBM3 MIG 1g.10gb"][..], false), (&[], true)] {
         let mut machine = servers::h100_mig();
         let gpus: Vec<_> =

@@ -1,4 +1,4 @@
-//! Systems that lie, break off, run in circles: nothing panics, and what is odd is said.
+//! Systems with false, truncated or circular files: nothing panics, and anomalies are reported.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -11,7 +11,7 @@ use onehop_pci::{Content, Record, Root};
 use proptest::prelude::*;
 use serde_json::json;
 
-/// Everything that can be asked of a system.
+/// Runs everything on a system.
 fn all(record: Record) -> Diagnosis {
     let root = Root::recorded(record);
     let facts =
@@ -110,7 +110,7 @@ fn links_that_run_in_circles() {
             all(record);
         }
     }
-    // Each is said to be below the other.
+    // Each claims to be below the other.
     let mut machine = Machine::new("circle");
     machine.add(&Function::port("0000:00:01.0", (1, 1), DOWNSTREAM).under(&["0000:00:02.0"]));
     machine.add(&Function::port("0000:00:02.0", (1, 1), DOWNSTREAM).under(&["0000:00:01.0"]));
@@ -185,7 +185,7 @@ fn without_a_list_of_mounts_no_drive_counts_as_free() {
     assert_eq!(used.status, Status::Unknown);
 }
 
-/// What is done to a record, at a place that a number picks.
+/// A change to a record, at a place that a number selects.
 #[derive(Clone, Debug)]
 enum Harm {
     Remove,
@@ -193,7 +193,7 @@ enum Harm {
     Text(String),
     /// The file's own text with one number in it replaced.
     Number(String),
-    /// The file's own text, cut off.
+    /// The file's own text, truncated.
     Cut(usize),
     Link(String),
     Unlink,
@@ -235,7 +235,7 @@ fn harm() -> impl Strategy<Value = Harm> {
     ]
 }
 
-/// The key that a number picks.
+/// The key that a number selects.
 fn pick<V>(map: &std::collections::BTreeMap<String, V>, at: prop::sample::Index) -> Option<String> {
     (!map.is_empty()).then(|| map.keys().nth(at.index(map.len())).cloned()).flatten()
 }
@@ -272,7 +272,7 @@ fn harmed(record: &mut Record, harm: Harm, at: prop::sample::Index) {
     }
 }
 
-/// What holds whatever a system says: who reads it is told what to do, and nothing is promised that was not tried.
+/// Invariants for any system: checks come with fixes, and nothing is promised without a trial.
 fn sensible(diagnosis: &Diagnosis) {
     for check in &diagnosis.checks {
         let bad = matches!(check.status, Status::Fail | Status::Warn | Status::Unknown);
@@ -295,7 +295,7 @@ proptest! {
     ) {
         let mut record = which.get(&machines::ALL).1().0;
         harms.into_iter().for_each(|(harm, at)| harmed(&mut record, harm, at));
-        // Also as it is read from a file.
+        // Also after a round trip through a file.
         let record = Record::parse(&record.to_bytes()).unwrap();
         sensible(&all(record));
     }

@@ -1,4 +1,4 @@
-//! The pages of composed machines: nothing overlaps, nothing leaves its box.
+//! Pages of composed machines: no overlaps, and nothing exceeds its box.
 #![allow(clippy::unwrap_used)]
 
 mod machines;
@@ -8,7 +8,7 @@ mod page;
 use onehop_doctor::{Facts, FactsRequest, topo};
 use onehop_pci::Root;
 
-/// Width of a letter of the tree's font, 12 pixels high, about.
+/// Approximate width of a character of the tree's font, 12 pixels high.
 const LETTER: f64 = 7.25;
 
 #[test]

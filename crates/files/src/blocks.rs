@@ -1,22 +1,22 @@
-//! The seam to whatever holds the bytes: an image, memory, a drive.
+//! The seam to the bytes that hold a volume: an image, memory, a drive.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes that can be read anywhere. A drive answers in its own error type, put into [`io::Error::other`].
+/// A source of bytes, readable at any offset. A drive wraps its own error type in [`io::Error::other`].
 pub trait Blocks: Send + Sync {
-    /// How many bytes there are.
+    /// The number of bytes.
     fn size(&self) -> u64;
 
-    /// Fills `out` from byte `offset` on. Any offset and length within the size will be asked for.
+    /// Fills `out` from byte `offset` on. Any offset and length within the size may be requested.
     ///
     /// # Errors
     /// When not all of it could be read.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// Bytes of a logical block, which partition tables count in. Where it is not known, both usual sizes are tried.
+    /// Bytes of a logical block, the unit of partition tables. If `None`, both usual sizes are tried.
     fn lba_bytes(&self) -> Option<u32> {
         None
     }
@@ -42,20 +42,20 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens an image to be read.
+    /// Opens an image for reading.
     ///
     /// # Errors
-    /// When it cannot be opened, or has no size.
+    /// When it cannot be opened, or its size cannot be determined.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::from_file(File::open(path)?)
     }
 
-    /// An image that is open already.
+    /// Wraps an image that is already open.
     ///
     /// # Errors
-    /// When it has no size.
+    /// When its size cannot be determined.
     pub fn from_file(mut file: File) -> io::Result<Self> {
-        // A block device has no length in its metadata.
+        // Metadata reports no length for a block device.
         let size = file.seek(SeekFrom::End(0))?;
         Ok(Self { file, size })
     }
@@ -71,21 +71,21 @@ impl Blocks for Image {
     }
 }
 
-/// A drive that reads whole blocks, as bytes: what lies between is cut out of a copy.
+/// Byte access to a drive that reads whole blocks; unaligned reads go through a buffer.
 pub struct WholeBlocks<F> {
     lba_bytes: u32,
     blocks: u64,
     read: F,
 }
 
-/// Bytes that are copied at once, where a read does not begin and end with a block.
+/// Size of the buffer for unaligned reads.
 const COPY_BYTES: u64 = 1 << 20;
 
 impl<F: Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync> WholeBlocks<F> {
-    /// A drive of `blocks` blocks. `read` fills a buffer of whole blocks, from a block on.
+    /// A drive of `blocks` blocks. `read` fills a buffer of whole blocks, starting at the given block.
     ///
     /// # Panics
-    /// When a block has no bytes.
+    /// If `lba_bytes` is zero.
     pub fn new(lba_bytes: u32, blocks: u64, read: F) -> Self {
         assert!(lba_bytes > 0, "a block has bytes");
         Self { lba_bytes, blocks, read }

@@ -1,39 +1,39 @@
-//! A part of a file as a drive gives it: whole blocks, and what no drive is asked for.
+//! A part of a file as block reads: runs of whole blocks, and bytes that need no read.
 
 use std::ops::Range;
 
 use crate::extent::from_offset;
 use crate::{Error, Extent, Place, Result};
 
-/// Blocks that follow each other on the drive and in memory.
+/// Blocks that are adjacent both on the drive and in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRun {
     /// The first block.
     pub lba: u64,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Where in memory the first one goes.
+    /// Offset in memory of the first block.
     pub at: u64,
 }
 
-/// A part of a file, with places in the memory that is to hold it.
+/// A part of a file, with its places in the destination memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Blockwise {
-    /// What the drive is asked for. The last block of a part may reach beyond it.
+    /// Reads from the drive. The last block of a part may extend beyond it.
     pub runs: Vec<BlockRun>,
-    /// Holes, and what was never written, in blocks that the drive is not asked for: where in memory, and how many bytes.
+    /// Holes and unwritten extents, in whole blocks that are not read: offset in memory and length in bytes.
     pub zeros: Vec<(u64, u64)>,
-    /// Bytes that are put there after the reads, where in memory, and they themselves: those that the file system keeps
-    /// among its own, and the zeros of a hole that begins within a block, behind bytes that are read.
+    /// Bytes to be written after the reads, with their offset in memory: inline data of the file system, and the zeros
+    /// of a hole that begins inside a block that is read.
     pub inline: Vec<(u64, Vec<u8>)>,
 }
 
 impl Blockwise {
-    /// Adds the bytes `part` of a file with these extents. The first of them, at a multiple of `block`, goes to byte `to`
-    /// of the memory, the others behind it.
+    /// Adds the bytes `part` of a file with these extents. Its first byte, at a multiple of `block`, lands at byte `to`
+    /// of the memory, and the rest follows.
     ///
     /// # Errors
-    /// When a place is within a block: the drive's blocks are larger than the file system's.
+    /// When an extent begins inside a block: the drive's blocks are larger than the file system's.
     pub fn add(&mut self, extents: &[Extent], part: Range<u64>, to: u64, block: u64) -> Result<()> {
         for extent in from_offset(extents, part.start).iter().take_while(|e| e.offset < part.end) {
             let first = extent.offset.max(part.start);
@@ -42,7 +42,7 @@ impl Blockwise {
             match &extent.place {
                 _ if len == 0 => {}
                 Place::Zeros => {
-                    // The block that the hole begins in was read whole, and what is behind the file's bytes is anybody's.
+                    // The hole's first block was read whole; what follows the file's bytes in it is undefined.
                     let begun =
                         ((first - part.start).next_multiple_of(block) - (first - part.start)).min(len);
                     if begun > 0 {
@@ -68,7 +68,7 @@ impl Blockwise {
         Ok(())
     }
 
-    /// One more run, joined to the last where it goes on from there.
+    /// Adds a run, merged with the last one if it continues it.
     fn run(&mut self, run: BlockRun, block: u64) {
         match self.runs.last_mut() {
             Some(last) if last.lba + last.blocks == run.lba && last.at + last.blocks * block == run.at => {
@@ -78,13 +78,13 @@ impl Blockwise {
         }
     }
 
-    /// Bytes of all holes, but those that are put there after the reads.
+    /// Bytes of all holes, without those in [`Self::inline`].
     #[must_use]
     pub fn zero_bytes(&self) -> u64 {
         self.zeros.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes that are put there after the reads.
+    /// Bytes of [`Self::inline`].
     #[must_use]
     pub fn inline_bytes(&self) -> u64 {
         self.inline.iter().map(|(_, data)| data.len() as u64).sum()
@@ -110,7 +110,7 @@ mod tests {
         all.add(&extents, 0..17_288, 256, 512).unwrap();
         let runs = [BlockRun { lba: 2048, blocks: 16, at: 256 }, BlockRun { lba: 8, blocks: 10, at: 12_544 }];
         assert_eq!((&all.runs[..], &all.zeros[..]), (&runs[..], &[(8448, 4096)][..]));
-        // What goes on where the last ended is one run; what is elsewhere in memory is not.
+        // A run that continues the last one on the drive is merged only if it also does so in memory.
         let mut joined = Blockwise::default();
         joined.add(&extents, 0..4096, 0, 512).unwrap();
         joined.add(&extents, 4096..8192, 4096, 512).unwrap();
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!((inline.inline_bytes(), inline.inline[0].0), (30, 7));
     }
 
-    /// What a drive and whoever follows the plan leave in memory that held 5Ah.
+    /// What a drive and a caller that follows the plan leave in memory that was filled with 5Ah.
     fn landed(parts: &Blockwise, drive: &[u8], block: u64, memory: usize) -> Vec<u8> {
         let mut memory = vec![0x5A; memory];
         for &(at, bytes) in &parts.zeros {
@@ -148,7 +148,7 @@ mod tests {
                 let extents = [extent(0, data, Place::Drive(4096)), extent(data, hole, Place::Zeros)];
                 let mut want = drive[4096..][..data as usize].to_vec();
                 want.resize(len as usize, 0);
-                // In one piece and in pieces of a block, to a place that is no multiple of one.
+                // Whole and block by block, to an offset that is not block-aligned.
                 let (mut whole, mut pieces) = (Blockwise::default(), Blockwise::default());
                 whole.add(&extents, 0..len, 260, block).unwrap();
                 for at in (0..len).step_by(block as usize) {
@@ -162,12 +162,12 @@ mod tests {
                 }
             }
         }
-        // A hole that is a list's first, or comes in two, is no other.
+        // Neither a hole at the beginning of a list nor one in two parts is special.
         let holes = [extent(0, 100, Place::Zeros), extent(100, 900, Place::Zeros)];
         let mut parts = Blockwise::default();
         parts.add(&holes, 0..1000, 0, 512).unwrap();
         assert!(landed(&parts, &drive, 512, 1000) == [0; 1000]);
-        // Behind the hole's part in that block there can be no bytes of the drive.
+        // No drive bytes can follow the hole within that block.
         let back =
             [extent(0, 10, Place::Drive(0)), extent(10, 90, Place::Zeros), extent(100, 9, Place::Drive(100))];
         assert!(Blockwise::default().add(&back, 0..109, 0, 512).is_err());

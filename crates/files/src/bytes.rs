@@ -1,4 +1,4 @@
-//! Little-endian words out of bytes. The offsets are constants of a format: the caller has made sure of the length.
+//! Little-endian integers from byte slices. Offsets are constants of a format; the caller has checked the length.
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
@@ -12,31 +12,31 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
-/// Two halves that a format keeps apart.
+/// Joins the two halves of a number.
 pub(crate) fn wide(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Text that ends at the first zero, as far as it is text.
+/// Text up to the first zero; invalid UTF-8 is replaced.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// UTF-16 that ends at the first zero.
+/// UTF-16 text up to the first zero.
 pub(crate) fn text16(units: impl Iterator<Item = u16>) -> String {
     char::decode_utf16(units.take_while(|&u| u != 0))
         .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER))
         .collect()
 }
 
-/// A UUID as it is written, from bytes in the order of the text.
+/// The text form of a UUID, from bytes in the order of the text.
 pub(crate) fn uuid_text(bytes: &[u8; 16]) -> String {
     let hex = |part: &[u8]| part.iter().map(|b| format!("{b:02x}")).collect::<String>();
     [&bytes[..4], &bytes[4..6], &bytes[6..8], &bytes[8..10], &bytes[10..]].map(hex).join("-")
 }
 
-/// A GUID of Microsoft's kind, whose first three fields are little-endian.
+/// The text form of a GUID, whose first three fields are little-endian.
 pub(crate) fn guid_text(bytes: &[u8; 16]) -> String {
     let mut b = *bytes;
     b[..4].reverse();
@@ -45,14 +45,14 @@ pub(crate) fn guid_text(bytes: &[u8; 16]) -> String {
     uuid_text(&b)
 }
 
-/// CRC-32 as in GPT and zlib (reflected 04C11DB7h). Done over kilobytes, so bit by bit is quick enough.
+/// CRC-32 as in GPT and zlib (reflected 04C11DB7h). Bit by bit is fast enough for kilobytes.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |c, _| (c >> 1) ^ (0xEDB8_8320 & (c & 1).wrapping_neg()))
     })
 }
 
-/// CRC-16 (reflected 8005h) going on from `crc`.
+/// CRC-16 (reflected 8005h), continued from `crc`.
 pub(crate) fn crc16(crc: u16, bytes: &[u8]) -> u16 {
     bytes.iter().fold(crc, |crc, &byte| {
         (0..8).fold(crc ^ u16::from(byte), |c, _| (c >> 1) ^ (0xA001 & (c & 1).wrapping_neg()))

@@ -1,82 +1,84 @@
-//! What FAT and exFAT share: clusters in chains, directories as plain lists, times in local calendar form.
+//! What FAT and exFAT share: cluster chains, linear directories, local calendar times.
 
 use crate::extent::Builder;
-use crate::volume::{FileId, FileKind, Node, foreign};
+use crate::volume::{FileId, FileKind, FsNode, foreign};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 
 /// The volume's clusters; the first has number 2.
 pub(crate) struct Heap {
     pub fs: &'static str,
-    /// The byte of the volume that cluster 2 begins at.
+    /// Byte offset of cluster 2 within the volume.
     pub start: u64,
     /// Bytes of a cluster.
     pub cluster: u64,
     pub count: u32,
 }
 
-/// What follows a cluster.
+/// What the table says about a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum NextCluster {
     Next(u32),
     End,
-    /// It is marked as free or bad: not part of any chain.
+    /// The cluster is marked free or bad, so it is part of no chain.
     Broken(u32),
 }
 
-/// Neighbouring bytes of the volume.
+/// Adjacent bytes of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ClusterRun {
     pub at: u64,
     pub len: u64,
 }
 
-/// How FAT and exFAT find a file again: all that its directory entry says.
+/// How FAT and exFAT find a file again: the contents of its directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FatNode {
     pub kind: FileKind,
     pub id: FileId,
     pub first: u32,
-    /// Bytes that were written; the rest are zeros.
+    /// Bytes that were written; the rest reads as zeros.
     pub valid: u64,
-    /// Whether the table has a chain for it; else its clusters lie in a row.
+    /// Whether the table has a chain for it; otherwise its clusters are contiguous.
     pub chained: bool,
 }
 
 impl FatNode {
-    /// The root directory, which no entry describes.
+    /// The root directory, which has no entry.
     pub(crate) fn root(first: u32) -> Self {
         let id = FileId { ino: 0, generation: 0, len: 0, mtime: (0, 0), ctime: (0, 0) };
         Self { kind: FileKind::Directory, id, first, valid: 0, chained: true }
     }
 
     pub(crate) fn is_root(&self) -> bool {
-        // Entries lie behind the boot sector.
+        // An entry never begins at byte 0, where the boot sector is.
         self.id.ino == 0
     }
 
-    /// What a FAT or exFAT has given out itself.
-    pub(crate) fn of(node: &Node) -> Result<&Self> {
+    /// The node of a FAT or exFAT volume.
+    pub(crate) fn of(node: &FsNode) -> Result<&Self> {
         match node {
-            Node::Fat(node) => Ok(node),
-            Node::Ext(_) => Err(foreign()),
+            FsNode::Fat(node) => Ok(node),
+            FsNode::Ext(_) => Err(foreign()),
         }
     }
 }
 
 impl Heap {
     /// The run of one cluster.
-    fn run(&self, cluster: u32) -> Result<Run> {
+    fn run(&self, cluster: u32) -> Result<ClusterRun> {
         match cluster.checked_sub(2).filter(|&index| index < self.count) {
-            Some(index) => Ok(Run { at: self.start + u64::from(index) * self.cluster, len: self.cluster }),
+            Some(index) => {
+                Ok(ClusterRun { at: self.start + u64::from(index) * self.cluster, len: self.cluster })
+            }
             None => {
                 Err(Error::damaged(self.fs, format!("a chain leads to cluster {cluster} of {}", self.count)))
             }
         }
     }
 
-    /// `len` bytes in a row from a cluster on.
-    pub(crate) fn row(&self, first: u32, len: u64) -> Result<Vec<Run>> {
+    /// `len` contiguous bytes, starting at a cluster.
+    pub(crate) fn row(&self, first: u32, len: u64) -> Result<Vec<ClusterRun>> {
         let at = self.run(first)?.at;
         let room = (u64::from(self.count) + 2 - u64::from(first)) * self.cluster;
         if len > room {
@@ -85,21 +87,21 @@ impl Heap {
                 format!("{len} bytes from cluster {first} on leave the volume"),
             ));
         }
-        Ok(vec![Run { at, len: len.next_multiple_of(self.cluster) }])
+        Ok(vec![ClusterRun { at, len: len.next_multiple_of(self.cluster) }])
     }
 
-    /// The chain from a cluster on: as many clusters as `len` bytes need, or all of at most `most` bytes.
+    /// The chain that starts at a cluster: as many clusters as `len` bytes need, or all of at most `most` bytes.
     pub(crate) fn chain(
         &self,
         first: u32,
         len: Option<u64>,
         most: u64,
-        next: impl Fn(u32) -> Result<Link>,
-    ) -> Result<Vec<Run>> {
+        next: impl Fn(u32) -> Result<NextCluster>,
+    ) -> Result<Vec<ClusterRun>> {
         let bad = |why: String| Error::damaged(self.fs, format!("the chain from cluster {first} on {why}"));
         let wanted = len.map(|len| len.div_ceil(self.cluster));
-        let (mut runs, mut at, mut done): (Vec<Run>, _, _) = (Vec::new(), first, 0_u64);
-        // A mark is left behind at ever longer distances: in a loop, the chain comes upon it.
+        let (mut runs, mut at, mut done): (Vec<ClusterRun>, _, _) = (Vec::new(), first, 0_u64);
+        // Brent's cycle detection: a loop comes back to the mark.
         let (mut mark, mut leap) = (first, 1_u64);
         loop {
             let run = self.run(at)?;
@@ -112,12 +114,12 @@ impl Heap {
                 return Ok(runs);
             }
             match next(at)? {
-                Link::Next(cluster) => at = cluster,
-                Link::End if wanted.is_none() => return Ok(runs),
-                Link::End => {
+                NextCluster::Next(cluster) => at = cluster,
+                NextCluster::End if wanted.is_none() => return Ok(runs),
+                NextCluster::End => {
                     return Err(bad(format!("has {done} clusters and should have {}", wanted.unwrap_or(0))));
                 }
-                Link::Broken(value) => {
+                NextCluster::Broken(value) => {
                     return Err(bad(format!("leads to cluster {at}, which is marked {value:#x}")));
                 }
             }
@@ -133,8 +135,13 @@ impl Heap {
         }
     }
 
-    /// A file's extents, from the clusters that it has.
-    pub(crate) fn extents(&self, node: &FatNode, runs: &[Run], window: &Window) -> Result<Vec<Extent>> {
+    /// A file's extents, from its clusters.
+    pub(crate) fn extents(
+        &self,
+        node: &FatNode,
+        runs: &[ClusterRun],
+        window: &Window,
+    ) -> Result<Vec<Extent>> {
         let mut out = Builder::new(self.fs, node.id.len);
         let mut offset = 0;
         for run in runs {
@@ -146,8 +153,8 @@ impl Heap {
     }
 }
 
-/// The first `len` bytes of some runs. The caller bounds `len`.
-pub(crate) fn bytes_of(window: &Window, runs: &[Run], len: usize) -> Result<Vec<u8>> {
+/// The first `len` bytes of the runs. The caller bounds `len`.
+pub(crate) fn bytes_of(window: &Window, runs: &[ClusterRun], len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for run in runs {
         let part = (len - bytes.len()).min(run.len as usize);
@@ -156,22 +163,22 @@ pub(crate) fn bytes_of(window: &Window, runs: &[Run], len: usize) -> Result<Vec<
     Ok(bytes)
 }
 
-/// A directory's bytes, as far as it is used; they know where they came from.
+/// The used bytes of a directory, with their places on the volume.
 pub(crate) struct List {
     pub bytes: Vec<u8>,
-    runs: Vec<Run>,
-    /// The byte of the list that each run begins with.
+    runs: Vec<ClusterRun>,
+    /// For each run, the byte of the list that it begins with.
     starts: Vec<u64>,
 }
 
 impl List {
-    /// Bytes of an entry; one that begins with zero ends the directory.
+    /// Bytes of an entry; an entry that begins with zero ends the directory.
     pub(crate) const ENTRY: usize = 32;
-    /// Bytes that are looked at before more are read: directories say that they are long much cheaper than they are.
+    /// Bytes read at a time. A directory's stated length is no reason to read all of it at once.
     const STEP: u64 = 32 << 10;
 
-    /// Reads runs that are bounded already, up to the end of the directory.
-    pub(crate) fn read(window: &Window, runs: Vec<Run>) -> Result<Self> {
+    /// Reads bounded runs, up to the end of the directory.
+    pub(crate) fn read(window: &Window, runs: Vec<ClusterRun>) -> Result<Self> {
         let mut bytes = Vec::new();
         'runs: for run in &runs {
             for at in (0..run.len).step_by(Self::STEP as usize) {
@@ -185,9 +192,9 @@ impl List {
         Ok(Self::new(bytes, runs))
     }
 
-    fn new(bytes: Vec<u8>, runs: Vec<Run>) -> Self {
+    fn new(bytes: Vec<u8>, runs: Vec<ClusterRun>) -> Self {
         let mut next = 0;
-        let start = |run: &Run| {
+        let start = |run: &ClusterRun| {
             next += run.len;
             next - run.len
         };
@@ -195,14 +202,14 @@ impl List {
         Self { bytes, runs, starts }
     }
 
-    /// Where on the volume a byte of the list is. Asked for each entry, of lists with as many runs as clusters.
+    /// Place on the volume of a byte of the list. Called for each entry, and a list may have a run per cluster.
     pub(crate) fn position(&self, at: usize) -> u64 {
         let run = self.starts.partition_point(|&start| start <= at as u64).saturating_sub(1);
         self.runs.get(run).map_or(0, |found| found.at + (at as u64 - self.starts[run]))
     }
 }
 
-/// Upper case, where it is a single character: `ß` stays as it is.
+/// The upper case of a character, if that is one character: `ß` stays as it is.
 pub(crate) fn upper(c: char) -> char {
     let mut upper = c.to_uppercase();
     match (upper.next(), upper.next()) {
@@ -211,7 +218,7 @@ pub(crate) fn upper(c: char) -> char {
     }
 }
 
-/// Seconds since 1970 of a date and a time in DOS form, taken as UTC; 0 for what is no date.
+/// Converts a DOS date and time, taken as UTC, to seconds since 1970; 0 for an invalid date.
 pub(crate) fn dos_time(date: u16, time: u16) -> i64 {
     let (year, month, day) = (1980 + i64::from(date >> 9), i64::from(date >> 5 & 15), i64::from(date & 31));
     if !(1..=12).contains(&month) || day == 0 {
@@ -224,12 +231,12 @@ pub(crate) fn dos_time(date: u16, time: u16) -> i64 {
     days * 86_400 + seconds
 }
 
-/// A serial number as `blkid` writes it.
+/// A serial number in the notation of `blkid`.
 pub(crate) fn serial_text(serial: u32) -> String {
     format!("{:04X}-{:04X}", serial >> 16, serial & 0xFFFF)
 }
 
-/// Refuses names that would lead elsewhere when they are put into a path.
+/// Refuses names that would leave their directory when they become part of a path.
 pub(crate) fn check_name(fs: &'static str, name: &str) -> Result<()> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(Error::damaged(fs, format!("a directory has the name {name:?}")));
@@ -243,17 +250,20 @@ mod tests {
 
     const HEAP: Heap = Heap { fs: "FAT", start: 1000, cluster: 512, count: 100 };
 
-    fn walk(first: u32, len: Option<u64>, table: &[(u32, u32)]) -> Result<Vec<Run>> {
+    fn walk(first: u32, len: Option<u64>, table: &[(u32, u32)]) -> Result<Vec<ClusterRun>> {
         HEAP.chain(first, len, 20 * 512, |at| {
-            Ok(table.iter().find(|(from, _)| *from == at).map_or(Link::End, |(_, to)| Link::Next(*to)))
+            Ok(table
+                .iter()
+                .find(|(from, _)| *from == at)
+                .map_or(NextCluster::End, |(_, to)| NextCluster::Next(*to)))
         })
     }
 
     #[test]
     fn chains_are_merged_and_bounded() {
         let runs = walk(2, None, &[(2, 3), (3, 10)]).unwrap();
-        assert_eq!(runs, [Run { at: 1000, len: 1024 }, Run { at: 1000 + 8 * 512, len: 512 }]);
-        assert_eq!(walk(2, Some(513), &[(2, 3), (3, 10)]).unwrap(), [Run { at: 1000, len: 1024 }]);
+        assert_eq!(runs, [ClusterRun { at: 1000, len: 1024 }, ClusterRun { at: 1000 + 8 * 512, len: 512 }]);
+        assert_eq!(walk(2, Some(513), &[(2, 3), (3, 10)]).unwrap(), [ClusterRun { at: 1000, len: 1024 }]);
         let error = |first, len, table: &[_]| walk(first, len, table).unwrap_err().to_string();
         assert!(error(2, Some(1025), &[(2, 3)]).contains("has 2 clusters and should have 3"));
         assert!(error(2, None, &[(2, 3), (3, 4), (4, 3)]).contains("loop"));
@@ -264,10 +274,10 @@ mod tests {
         assert!(HEAP.row(101, 512).is_ok() && HEAP.row(101, 513).is_err() && HEAP.row(1, 1).is_err());
     }
 
-    /// A scan of the runs for each entry takes more than a minute.
+    /// Scanning all runs for each entry would take more than a minute.
     #[test]
     fn entries_of_a_directory_in_many_pieces_are_found_quickly() {
-        let runs: Vec<_> = (1..200_000_u64).map(|i| Run { at: i * 1024, len: 512 }).collect();
+        let runs: Vec<_> = (1..200_000_u64).map(|i| ClusterRun { at: i * 1024, len: 512 }).collect();
         let count = runs.len();
         let list = List::new(Vec::new(), runs);
         let start = std::time::Instant::now();

@@ -1,15 +1,15 @@
-//! Which file system begins here, by its magic numbers. The ones that are not read are known by name all the same.
+//! Detects the file system by magic numbers. File systems that onehop cannot read are detected by name, too.
 
 use crate::window::Window;
 use crate::{Result, exfat, ext, fat, members};
 
-/// What was found.
+/// The result of detection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detected {
     Ext,
     Fat,
     Exfat,
-    /// An ext and a FAT in the same place: one of them is what was there before.
+    /// Both an ext and a FAT signature: one of them is a leftover.
     Doubtful,
     Other(&'static str),
     Nothing,
@@ -57,7 +57,7 @@ pub(crate) fn detect(window: &Window) -> Result<Detected> {
     if let Some((_, name)) = members::all(window)?.first() {
         return Ok(Detected::Other(name));
     }
-    // A file system that is read has more than a magic number to show, so its reader comes first.
+    // A supported file system has more than a magic number to check, so its reader comes first.
     if ext::probe(window)? {
         return Ok(if fat::probe(window)? { Detected::Doubtful } else { Detected::Ext });
     }
@@ -67,14 +67,14 @@ pub(crate) fn detect(window: &Window) -> Result<Detected> {
     if let Some(name) = first_of(window, OTHERS)? {
         return Ok(Detected::Other(name));
     }
-    // Only plausible fields tell a FAT: NTFS and others have the same ones.
+    // Only plausible fields identify a FAT: NTFS and others have the same fields.
     if fat::probe(window)? {
         return Ok(Detected::Fat);
     }
     if !members::uberblocks(window)?.is_empty() {
         return Ok(Detected::Other("ZFS"));
     }
-    // What formats a drive anew may leave the backup of an exFAT where it is: it counts where nothing else does.
+    // Formatting a drive may leave the backup of an exFAT in place, so the backup counts only if nothing else is found.
     Ok(if exfat::remains(window)? { Detected::Exfat } else { Detected::Nothing })
 }
 

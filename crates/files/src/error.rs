@@ -1,4 +1,4 @@
-//! What can go wrong between a path and the places of its bytes.
+//! Errors of this crate.
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -9,14 +9,14 @@ pub enum Error {
     /// The drive or the image could not be read.
     #[error("reading {len} bytes at byte {offset}: {source}")]
     Read {
-        /// Where on the drive.
+        /// Byte offset on the drive.
         offset: u64,
-        /// How much.
+        /// Number of bytes.
         len: usize,
-        /// What the drive said.
+        /// The drive's error.
         source: std::io::Error,
     },
-    /// Something on the drive contradicts its own rules.
+    /// A table or file system violates its own format.
     #[error("the {what} is damaged: {why}")]
     Damaged {
         /// Which table or file system.
@@ -24,99 +24,99 @@ pub enum Error {
         /// Where, and which rule.
         why: String,
     },
-    /// Something on the drive that is not read here.
+    /// The drive uses a feature or file system that onehop cannot read.
     #[error("{what} is not supported: {why}")]
     Unsupported {
-        /// The feature or file system, by its name.
+        /// Name of the feature or file system.
         what: String,
         /// The reason, with what to do instead.
         why: String,
     },
-    /// The file system has changes that are not where they belong yet.
+    /// The file system has changes that are not yet in their final place.
     #[error("the {what} was not left clean: {why}")]
     Dirty {
         /// Which file system.
         what: &'static str,
-        /// What was seen, with what would mend it.
+        /// What was found, and how to fix it.
         why: String,
     },
-    /// Neither a file system nor a partition table that is known.
+    /// Neither a known file system nor a known partition table.
     #[error("no file system found: {0}")]
     NoFileSystem(String),
-    /// The partition that was asked for is not there, or none was named and there are several.
+    /// The requested partition does not exist, or none was requested and there are several.
     #[error("which partition? {0}")]
     WhichPartition(String),
-    /// There is nothing of this name.
+    /// No entry of this name.
     #[error("{path}: there is no `{name}` on the {fs} volume")]
     NotFound {
         /// The whole path.
         path: String,
-        /// The name in it that was not found.
+        /// The component that was not found.
         name: String,
         /// Which file system.
         fs: &'static str,
     },
-    /// Something else was wanted at this path.
+    /// The path names a file of another kind.
     #[error("{path} is a {is}, not a {wanted}")]
     WrongKind {
         /// The path.
         path: String,
         /// What it is.
         is: &'static str,
-        /// What was wanted.
+        /// What was expected.
         wanted: &'static str,
     },
-    /// A file or drive is another one than before, or was changed.
-    #[error("{what} is not as it was: {why}")]
+    /// A file or drive has changed, or is another one.
+    #[error("{what} has changed: {why}")]
     Changed {
         /// What has changed.
         what: String,
-        /// How it is now, and how it was.
+        /// Its present and its recorded state.
         why: String,
     },
     /// A system call or a file of the system failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// What failed.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The kernel did not tell something of a file or device.
+    /// The kernel did not report something about a file or device.
     #[error("{path}: {source}")]
     Kernel {
         /// The file.
         path: String,
-        /// Which call failed, and how.
+        /// The failed call and its error.
         source: onehop_os::Error,
     },
-    /// A live file that cannot be read by its blocks.
-    #[error("{path} cannot be read by its blocks: {why}")]
+    /// A file of a mounted file system that cannot be read block by block.
+    #[error("{path} cannot be read block by block: {why}")]
     NotByBlocks {
         /// The file.
         path: String,
-        /// The reason, with what would change it.
+        /// The reason, and how to change it.
         why: String,
     },
-    /// A file that no whole blocks of the drive hold.
+    /// The file's bytes do not start on a block boundary of the drive.
     #[error(
         "the file's bytes from {first} on start at byte {position} of the drive, within a block of {block}: use a drive \
          whose blocks are no larger than the file system's"
     )]
     WithinBlock {
-        /// The byte of the file.
+        /// Offset in the file.
         first: u64,
-        /// Where it is on the drive.
+        /// Byte offset on the drive.
         position: u64,
-        /// Bytes of the drive's blocks.
+        /// Block size of the drive.
         block: u64,
     },
-    /// Symbolic links that lead in a circle, or nearly.
+    /// A loop of symbolic links, or too long a chain.
     #[error("{path}: more than {most} symbolic links to follow")]
     TooManyLinks {
         /// The path.
         path: String,
-        /// How many are followed.
+        /// The limit.
         most: u32,
     },
 }

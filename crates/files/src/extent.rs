@@ -2,12 +2,12 @@
 
 use crate::{Blocks, Error, Result};
 
-/// Some neighbouring bytes of a file.
+/// Adjacent bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
-    /// The first of them in the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// How many there are; never zero.
+    /// Number of bytes; never zero.
     pub len: u64,
     /// Where they are.
     pub place: Place,
@@ -16,15 +16,15 @@ pub struct Extent {
 /// Where the bytes of an extent are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// On the drive, from this byte of the *drive* on (not of the partition).
+    /// On the drive, starting at this byte of the *drive* (not of the partition).
     Drive(u64),
-    /// Nowhere: a hole, or space that was never written. They are zeros, whatever the drive holds.
+    /// A hole or unwritten space: reads as zeros, whatever the drive holds.
     Zeros,
-    /// Here, because the file system keeps them among its metadata.
+    /// Here: the file system stores them in its metadata.
     Inline(Vec<u8>),
 }
 
-/// Collects a file's extents in order; fills holes, merges neighbours, cuts at the file's end.
+/// Collects a file's extents in order; fills holes, merges neighbours, cuts at the end of the file.
 pub(crate) struct Builder {
     fs: &'static str,
     len: u64,
@@ -38,7 +38,7 @@ impl Builder {
         Self { fs, len, at: 0, out: Vec::new() }
     }
 
-    /// `len` bytes at byte `offset` of the file: on the drive at `position`, or zeros. Offsets only grow.
+    /// Adds `len` bytes at byte `offset` of the file: on the drive at `position`, or zeros. Offsets must increase.
     pub(crate) fn push(&mut self, offset: u64, len: u64, position: Option<u64>) -> Result<()> {
         if offset < self.at {
             return Err(Error::damaged(self.fs, format!("two extents hold byte {offset} of a file")));
@@ -51,14 +51,15 @@ impl Builder {
         Ok(())
     }
 
-    /// Bytes of the file that are here: its first ones, with nothing but zeros behind them.
+    /// Sets the file's first bytes to inline data; zeros follow them.
     pub(crate) fn inline(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.put(bytes.len() as u64, Place::Inline(bytes));
         }
     }
 
-    /// The list, filled up with zeros to the file's end. `exclusive` files have no byte of the drive twice.
+    /// The finished list, padded with zeros to the end of the file. Files must not use a byte of the drive twice if
+    /// `exclusive`.
     pub(crate) fn finish(mut self, exclusive: bool) -> Result<Vec<Extent>> {
         self.zeros_until(self.len);
         if exclusive {
@@ -102,13 +103,13 @@ impl Builder {
     }
 }
 
-/// The part of a list that holds byte `offset` and what follows.
+/// The part of the list from the extent that holds byte `offset` on.
 pub(crate) fn from_offset(extents: &[Extent], offset: u64) -> &[Extent] {
     &extents[extents.partition_point(|e| e.offset + e.len <= offset)..]
 }
 
-/// Reads from byte `offset` of a file with these extents on, until `out` is full or the file ends. Returns how much it
-/// was. `drive` reads at a byte of the drive.
+/// Reads a file with these extents from byte `offset` on, until `out` is full or the file ends, and returns the number
+/// of bytes read. `drive` reads at a byte of the drive.
 pub(crate) fn read(
     extents: &[Extent],
     offset: u64,
@@ -126,7 +127,7 @@ pub(crate) fn read(
         match &extent.place {
             Place::Drive(at) => drive(at + within, out)?,
             Place::Zeros => out.fill(0),
-            // Inline bytes fit memory, and so does a place within them.
+            // Inline bytes are in memory, so an offset in them fits `usize`.
             Place::Inline(bytes) => out.copy_from_slice(&bytes[within as usize..][..part]),
         }
         done += part;
@@ -134,8 +135,8 @@ pub(crate) fn read(
     Ok(done)
 }
 
-/// Reads from byte `offset` of a file with these extents on, until `out` is full or the file ends. Returns how much it
-/// was.
+/// Reads a file with these extents from byte `offset` on, until `out` is full or the file ends, and returns the number
+/// of bytes read.
 ///
 /// # Errors
 /// When the drive cannot be read.

@@ -1,5 +1,5 @@
-//! Extent maps: where a file's bytes were, kept for later with checksums, so that a drive can be read after it was taken
-//! from the kernel, by its blocks alone. `docs/files.md` has the format.
+//! Extent maps: the places of a file's bytes, with checksums, stored so that a file can be read by blocks after its
+//! drive was detached from the kernel. `docs/files.md` has the format.
 
 mod drive;
 mod stored;
@@ -11,8 +11,8 @@ use crate::volume::{File, FileId, Volume};
 use crate::{Blocks, Error, Extent, Place, Result};
 pub use drive::{DriveId, NvmeIds};
 
-/// Bytes that one checksum is for, at most: what has to be read again when it is wrong.
-pub const PIECE_BYTES: u64 = 64 << 20;
+/// Upper limit of the bytes per checksum, and so of what is read again after a mismatch.
+pub const CHUNK_BYTES: u64 = 64 << 20;
 const STEP: usize = 1 << 20;
 const MAP: &str = "extent map";
 
@@ -23,66 +23,67 @@ pub struct ExtentMap {
     pub file: MappedFile,
     /// The drive.
     pub drive: DriveId,
-    pieces: Vec<Piece>,
+    chunks: Vec<MapChunk>,
 }
 
-/// Which file a map is of.
+/// Identifies the file of a map.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MappedFile {
-    /// Where it was found, any bytes: what a file of several maps is asked by.
+    /// The path at which it was found, which may be any bytes. It selects a file among several maps.
     #[serde(with = "stored::raw_path")]
     pub path: PathBuf,
     /// The file system's name.
     pub fs: String,
-    /// The file system's identifier; empty where it could not be had.
+    /// The file system's identifier; empty if unknown.
     pub fs_uuid: String,
     /// The file's number, generation, length and times.
     #[serde(flatten)]
     pub id: FileId,
 }
 
-/// Neighbouring bytes with a checksum.
+/// Adjacent bytes with a checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct MapChunk {
     /// The bytes and their place.
     pub extent: Extent,
-    /// CRC-32C of the bytes, where they are on the drive.
+    /// CRC-32C of bytes on the drive.
     pub crc32c: Option<u32>,
 }
 
 impl ExtentMap {
-    /// Makes a map of a file whose extents are known. `read` gives the file's bytes at an offset: each is read once.
+    /// Makes a map of a file whose extents are known. `read` returns the file's bytes at an offset; each byte is read
+    /// once.
     ///
     /// # Errors
-    /// When the extents are not the file's, do not lie on the drive, or cannot be read.
+    /// When the extents do not match the file, are not on the drive, or cannot be read.
     pub fn make(
         file: MappedFile,
         drive: DriveId,
         extents: &[Extent],
         mut read: impl FnMut(u64, &mut [u8]) -> Result<()>,
     ) -> Result<Self> {
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         for extent in extents {
             let Place::Drive(start) = extent.place else {
-                pieces.push(Piece { extent: extent.clone(), crc32c: None });
+                chunks.push(MapChunk { extent: extent.clone(), crc32c: None });
                 continue;
             };
-            for within in (0..extent.len).step_by(PIECE_BYTES as usize) {
-                let (offset, len) = (extent.offset + within, (extent.len - within).min(PIECE_BYTES));
+            for within in (0..extent.len).step_by(CHUNK_BYTES as usize) {
+                let (offset, len) = (extent.offset + within, (extent.len - within).min(CHUNK_BYTES));
                 let crc32c = Some(checksum(len, |at, out| read(offset + at, out))?);
-                pieces.push(Piece {
+                chunks.push(MapChunk {
                     extent: Extent { offset, len, place: Place::Drive(start + within) },
                     crc32c,
                 });
             }
         }
-        let map = Self { file, drive, pieces };
+        let map = Self { file, drive, chunks };
         map.check()?;
         Ok(map)
     }
 
-    /// Makes a map of a file that was found on a volume that is read by ourselves.
+    /// Makes a map of a file on a volume that onehop reads itself.
     ///
     /// # Errors
     /// As for [`ExtentMap::make`].
@@ -98,26 +99,26 @@ impl ExtentMap {
         })
     }
 
-    /// The bytes of a map file.
+    /// Serializes the map.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         stored::to_bytes(self)
     }
 
-    /// Reads a map file.
+    /// Parses a map.
     ///
     /// # Errors
-    /// When it is damaged, of another version, or contradicts itself.
+    /// When it is damaged, has another version, or is inconsistent.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let map = stored::parse(bytes)?;
         map.check()?;
         Ok(map)
     }
 
-    /// Reads a file with any number of maps, one behind the other.
+    /// Parses a file of one or more concatenated maps.
     ///
     /// # Errors
-    /// As for [`ExtentMap::parse`], and when there is none.
+    /// As for [`ExtentMap::parse`], and when there is no map.
     pub fn parse_all(bytes: &[u8]) -> Result<Vec<Self>> {
         let maps = stored::split(bytes).into_iter().map(Self::parse).collect::<Result<Vec<_>>>()?;
         if maps.is_empty() {
@@ -129,10 +130,10 @@ impl ExtentMap {
     /// The file's extents, neighbours merged.
     ///
     /// # Errors
-    /// Never for a map that was made or parsed.
+    /// None for a map that was made or parsed.
     pub fn extents(&self) -> Result<Vec<Extent>> {
         let mut out = Builder::new(MAP, self.file.id.len);
-        for Piece { extent, .. } in &self.pieces {
+        for MapChunk { extent, .. } in &self.chunks {
             match &extent.place {
                 Place::Drive(at) => out.push(extent.offset, extent.len, Some(*at))?,
                 Place::Zeros => out.push(extent.offset, extent.len, None)?,
@@ -142,16 +143,17 @@ impl ExtentMap {
         out.finish(false)
     }
 
-    /// The pieces with their checksums, in the file's order: for whoever computes them elsewhere, as on a GPU.
+    /// The chunks with their checksums, in the file's order, for callers that compute checksums themselves, for example
+    /// on a GPU.
     #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
-        &self.pieces
+    pub fn chunks(&self) -> &[MapChunk] {
+        &self.chunks
     }
 
-    /// Refuses another drive than the one that the map is for.
+    /// Checks that `found` is the map's drive.
     ///
     /// # Errors
-    /// When anything that is known of the two differs.
+    /// When any field differs.
     pub fn check_drive(&self, found: &DriveId) -> Result<()> {
         if *found == self.drive {
             return Ok(());
@@ -168,7 +170,7 @@ impl ExtentMap {
         })
     }
 
-    /// Refuses a file that has changed since the map was made.
+    /// Checks that the file is unchanged since the map was made.
     ///
     /// # Errors
     /// When file system, number, generation, length or times differ.
@@ -185,28 +187,28 @@ impl ExtentMap {
         })
     }
 
-    /// Reads every piece from the drive and compares its checksum.
+    /// Reads every chunk from the drive and compares its checksum.
     ///
     /// # Errors
-    /// When the drive cannot be read, or holds something else than when the map was made.
+    /// When the drive cannot be read, or its contents have changed.
     pub fn verify(&self, drive: &dyn Blocks) -> Result<()> {
-        for piece in &self.pieces {
-            if let (Place::Drive(start), Some(want)) = (&piece.extent.place, piece.crc32c) {
+        for chunk in &self.chunks {
+            if let (Place::Drive(start), Some(want)) = (&chunk.extent.place, chunk.crc32c) {
                 let read = |at: u64, out: &mut [u8]| {
                     let (offset, len) = (start + at, out.len());
                     drive.read_at(offset, out).map_err(|source| Error::Read { offset, len, source })
                 };
-                self.check_piece(piece, checksum(piece.extent.len, read)?, want)?;
+                self.check_piece(chunk, checksum(chunk.extent.len, read)?, want)?;
             }
         }
         Ok(())
     }
 
-    fn check_piece(&self, piece: &Piece, have: u32, want: u32) -> Result<()> {
+    fn check_piece(&self, chunk: &MapChunk, have: u32, want: u32) -> Result<()> {
         if have == want {
             return Ok(());
         }
-        let Extent { offset, len, .. } = piece.extent;
+        let Extent { offset, len, .. } = chunk.extent;
         Err(Error::Changed {
             what: self.file.path.display().to_string(),
             why: format!(
@@ -216,7 +218,7 @@ impl ExtentMap {
         })
     }
 
-    /// That the pieces are the file, without gaps, and lie on the drive.
+    /// Checks that the chunks cover the file without gaps and lie on the drive.
     fn check(&self) -> Result<()> {
         let bad = |why: String| Err(Error::damaged(MAP, why));
         let lba = self.drive.lba_bytes;
@@ -224,37 +226,37 @@ impl ExtentMap {
             return bad(format!("its drive has blocks of {lba} bytes"));
         }
         let inline =
-            matches!(self.pieces.first(), Some(first) if matches!(first.extent.place, Place::Inline(_)));
+            matches!(self.chunks.first(), Some(first) if matches!(first.extent.place, Place::Inline(_)));
         let mut at = 0_u64;
-        for Piece { extent, crc32c } in &self.pieces {
+        for MapChunk { extent, crc32c } in &self.chunks {
             let end = at.checked_add(extent.len).filter(|&end| end <= self.file.id.len && extent.len > 0);
             let Some(end) = end.filter(|_| extent.offset == at) else {
                 return bad(format!(
-                    "a piece of {} bytes follows byte {at} of {}",
+                    "a chunk of {} bytes follows byte {at} of {}",
                     extent.len, self.file.id.len
                 ));
             };
             let good = match &extent.place {
                 Place::Drive(start) => {
                     let inside = start.checked_add(extent.len).is_some_and(|end| end <= self.drive.bytes);
-                    inside && extent.len <= PIECE_BYTES && crc32c.is_some() && !inline
+                    inside && extent.len <= CHUNK_BYTES && crc32c.is_some() && !inline
                 }
                 Place::Zeros => crc32c.is_none(),
                 Place::Inline(bytes) => crc32c.is_none() && bytes.len() as u64 == extent.len && at == 0,
             };
             if !good {
-                return bad(format!("the piece at byte {at} of the file is not on its drive, or too long"));
+                return bad(format!("the chunk at byte {at} of the file is not on its drive, or too long"));
             }
             at = end;
         }
         if at != self.file.id.len {
-            return bad(format!("its pieces are {at} bytes of {}", self.file.id.len));
+            return bad(format!("its chunks are {at} bytes of {}", self.file.id.len));
         }
         Ok(())
     }
 }
 
-/// CRC-32C of `len` bytes that are read step by step.
+/// CRC-32C of `len` bytes, read step by step.
 fn checksum(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<u32> {
     let mut buffer = vec![0; STEP.min(len as usize)];
     let mut crc = 0;

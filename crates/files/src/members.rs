@@ -1,14 +1,14 @@
-//! Containers: what holds other volumes, such as RAID members, encryption and volume managers.
+//! Container signatures: RAID members, encryption, volume managers.
 //!
 //! The list is that of libblkid's RAID and encryption probes. Most old file systems survive below such a signature, so
-//! these come before any file system.
+//! containers are checked before any file system.
 
 use crate::Result;
 use crate::bytes::{u16_at, u32_at};
 use crate::detect::{Magic, has};
 use crate::window::Window;
 
-/// A signature: its byte in the window, and what it belongs to.
+/// A signature: its byte in the window, and the container's name.
 pub(crate) type Member = (u64, &'static str);
 
 const LVM: &str = "LVM physical volume";
@@ -22,7 +22,7 @@ const DRBD: &str = "DRBD backing device";
 const ZFS: &str = "ZFS";
 const STRATIS: &str = "Stratis pool member";
 
-/// The magic number of Linux RAID; in version 0.90 the major version behind it, and both orders of bytes.
+/// Linux RAID's magic number; version 0.90 has the major version behind it, in either byte order.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
 const MD_OLD: [&[u8]; 2] = [b"\xfc\x4e\x2b\xa9\0\0\0\0", b"\xa9\x2b\x4e\xfc\0\0\0\0"];
 const STRATIS_MAGIC: &[u8] = b"!Stra0tis\x86\xff\x02^\x41rh";
@@ -71,29 +71,29 @@ const AT_END: &[Magic] = &[
     (11, b"\xfd\x16\x78\x5a", HIGHPOINT),
 ];
 
-/// Promise puts its signature at one of these sectors before the end.
+/// Promise has its signature at one of these sectors before the end.
 const PROMISE_SECTORS: [u64; 13] = [63, 255, 256, 16, 399, 591, 675, 735, 911, 974, 991, 951, 3087];
 const PROMISE: Magic = (0, b"Promise Technology, Inc.", "Promise RAID member");
 
-/// The second header of LUKS 2, which names its own place.
+/// The second header of LUKS 2, which contains its own offset.
 const LUKS_SECOND: &[u8] = b"SKUL\xba\xbe";
 const LUKS_PLACES: std::ops::RangeInclusive<u32> = 14..=22;
 
-/// DRBD keeps its metadata in the last 4 KiB, with one of these (8, 8 not shut down, 9) at byte 60.
+/// DRBD has its metadata in the last 4 KiB, with one of these (8, 8 not shut down, 9) at byte 60.
 const DRBD_MAGIC: [&[u8]; 3] = [b"\x83\x74\x02\x6b", b"\x83\x74\x02\x6c", b"\x83\x74\x02\x6d"];
 
 const ZFS_LABEL: u64 = 256 << 10;
-/// A label's second half holds its uberblocks, in the order of bytes of the machine that wrote them.
+/// The second half of a label holds its uberblocks, in the byte order of the machine that wrote them.
 const UBERBLOCKS: u64 = 128 << 10;
 const UBERBLOCK: [[u8; 8]; 2] = [[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c]];
-/// A pool has many; fewer are what is left of one.
+/// A pool has many uberblocks; fewer are leftovers.
 const ENOUGH_UBERBLOCKS: usize = 4;
 /// Spares and caches may lack uberblocks, but have the label's list of values, which begins with its version.
 const ZFS_LIST: u64 = 16 << 10;
 const ZFS_LIST_HEAD: &[u8] = b"\x01\x01\0\0\0\0\0\0\0\0\0\x01";
 const ZFS_FIRST_NAME: &[u8] = b"\0\0\0\x07version";
 
-/// Every container signature in the window, at its start first.
+/// All container signatures in the window, those at its start first.
 pub(crate) fn all(window: &Window) -> Result<Vec<Member>> {
     let mut found = Vec::new();
     for magic in AT_START {
@@ -133,7 +133,7 @@ fn luks_second(window: &Window) -> Result<Option<Member>> {
     Ok(None)
 }
 
-/// Linux RAID at the end: version 1.0, which names its own place, and version 0.90.
+/// Linux RAID at the end: version 1.0, which contains its own offset, and version 0.90.
 fn linux(window: &Window) -> Result<Option<Member>> {
     let one = (window.len() / 512).saturating_sub(16) / 8 * 4096;
     if has(window, one, MD)? && has(window, one + 144, &(one / 512).to_le_bytes())? {
@@ -148,7 +148,7 @@ fn linux(window: &Window) -> Result<Option<Member>> {
     Ok(None)
 }
 
-/// In the last block but one, of either size.
+/// The signature is in the last block but one, of either block size.
 fn intel(window: &Window) -> Result<Option<Member>> {
     for sector in [512, 4096] {
         let at = (window.len() / sector).saturating_sub(2) * sector;
@@ -173,7 +173,7 @@ fn drbd(window: &Window) -> Result<Option<Member>> {
     Ok(None)
 }
 
-/// Formats of the last sector whose magic numbers are too short to count without their checksums.
+/// Formats in the last sector whose magic numbers are too short to count without a checksum.
 fn checked_last_sector(window: &Window) -> Result<Option<Member>> {
     let Some(start) = from_end(window, 1) else { return Ok(None) };
     let sector = window.vec(start, 512)?;
@@ -195,7 +195,7 @@ fn checked_last_sector(window: &Window) -> Result<Option<Member>> {
     Ok(Some((start, name)))
 }
 
-/// The bytes that make the window a part of a ZFS pool.
+/// The bytes that mark the window as part of a ZFS pool.
 fn zfs(window: &Window) -> Result<Vec<u64>> {
     let mut found = uberblocks(window)?;
     if found.len() < ENOUGH_UBERBLOCKS {
@@ -209,11 +209,11 @@ fn zfs(window: &Window) -> Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Where ZFS has uberblocks.
+/// The offsets of ZFS uberblocks.
 pub(crate) fn uberblocks(window: &Window) -> Result<Vec<u64>> {
     let mut found = Vec::new();
     for start in zfs_labels(window).map(|label| label + UBERBLOCKS) {
-        // Past the cache: one command, and nobody needs it again.
+        // Bypasses the cache: it is one command, and the data is not needed again.
         let mut half = vec![0; UBERBLOCKS as usize];
         window.read_drive(window.start() + start, &mut half)?;
         let places = half.chunks_exact(1024).zip((start..).step_by(1024));
@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// Every place counts from one of the ends, and none need be there.
+    /// Each offset is relative to one of the ends, and may not exist on a short drive.
     #[test]
     fn drives_of_any_length_are_looked_at() {
         let edges = [4096, 4608, 8191, 65536, 131_071, 262_143, 262_144, 524_288, 1 << 20, (1 << 20) + 1];

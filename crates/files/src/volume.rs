@@ -1,4 +1,4 @@
-//! The one door: a volume of any file system that is known, and the way from a path to extents.
+//! Volumes of any supported file system: from a path to extents.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,117 +13,117 @@ use crate::partitions::{self, Partition, TableKind};
 use crate::window::Window;
 use crate::{Blocks, Error, Extent, Result};
 
-/// As many as Linux follows.
+/// Linux's limit.
 const MOST_LINKS: u32 = 40;
-/// As long as Linux takes them.
+/// Linux's limit.
 const LONGEST_PATH: usize = 4096;
 
-/// A file system that can be read.
+/// A file system that onehop reads.
 pub struct Volume {
     fs: Box<dyn FileSystem>,
     notes: Vec<String>,
 }
 
-/// What a reader of a file system gives.
+/// What a reader of a file system implements.
 pub(crate) trait FileSystem: Send + Sync {
     fn name(&self) -> &'static str;
     fn uuid(&self) -> String;
     fn label(&self) -> String;
     fn window(&self) -> &Window;
     fn notes(&self) -> Vec<String>;
-    fn root(&self) -> Node;
-    fn file(&self, node: &Node) -> Result<File>;
-    fn list(&self, dir: &Node) -> Result<Vec<Entry>>;
-    fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Node>>;
-    fn extents(&self, file: &Node) -> Result<Vec<Extent>>;
-    fn read_link(&self, link: &Node) -> Result<Vec<u8>>;
+    fn root(&self) -> FsNode;
+    fn file(&self, node: &FsNode) -> Result<File>;
+    fn list(&self, dir: &FsNode) -> Result<Vec<Entry>>;
+    fn find(&self, dir: &FsNode, name: &[u8]) -> Result<Option<FsNode>>;
+    fn extents(&self, file: &FsNode) -> Result<Vec<Extent>>;
+    fn read_link(&self, link: &FsNode) -> Result<Vec<u8>>;
 }
 
-/// Which part of a drive to look at.
+/// Selects the part of a drive that holds the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Which {
-    /// The whole drive if it has no partition table, else the only partition that holds a known file system.
+    /// The whole drive if it has no partition table; otherwise the only partition with a supported file system.
     #[default]
     Auto,
-    /// The whole drive, whatever looks like a partition table.
+    /// The whole drive, even if it seems to have a partition table.
     Whole,
-    /// The partition of this number.
+    /// The partition with this number.
     Partition(u32),
 }
 
-/// What kind of thing has a name.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// Bytes.
+    /// A regular file.
     File,
-    /// Names of others.
+    /// A directory.
     Directory,
-    /// Another path.
+    /// A symbolic link.
     Symlink,
-    /// A device, socket or pipe: nothing to read.
+    /// A device, socket or pipe, which cannot be read.
     Special,
 }
 
-/// What is known of a file besides its bytes; two looks at an unchanged file give the same.
+/// A file's metadata. Equal for two lookups of an unchanged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FileId {
-    /// Its number. On FAT and exFAT: where its directory entry is, in bytes from the volume's start.
+    /// The inode number. On FAT and exFAT: byte offset of the directory entry within the volume.
     pub ino: u64,
-    /// Which file of that number it is; 0 where the file system does not count.
+    /// The inode's generation; 0 if the file system does not count generations.
     pub generation: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// When its bytes were changed last, in seconds since 1970 and nanoseconds.
+    /// Time of the last change of its contents, in seconds since 1970 and nanoseconds.
     pub mtime: (i64, u32),
-    /// When anything about it was changed last; on FAT and exFAT, which do not say, the same as `mtime`.
+    /// Time of the last change of its contents or metadata; equal to `mtime` on FAT and exFAT, which do not store it.
     pub ctime: (i64, u32),
 }
 
 /// A file, directory or link that was looked up.
 #[derive(Debug, Clone)]
 pub struct File {
-    /// What it is.
+    /// Its kind.
     pub kind: FileKind,
-    /// Which one it is.
+    /// Its metadata.
     pub id: FileId,
-    node: Node,
+    node: FsNode,
     extents: OnceLock<Arc<[Extent]>>,
 }
 
-/// A name in a directory.
+/// A directory entry.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The name; on ext any bytes but `/` and zero, elsewhere UTF-8.
+    /// The name: on ext any bytes but `/` and zero, elsewhere UTF-8.
     pub name: Vec<u8>,
-    /// What it names.
+    /// The kind of the file it names.
     pub kind: FileKind,
-    pub(crate) node: Node,
+    pub(crate) node: FsNode,
 }
 
 /// How a file system finds a file again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Node {
-    /// An inode's number.
+pub(crate) enum FsNode {
+    /// The inode number.
     Ext(u32),
-    /// What the directory entry says.
+    /// The directory entry.
     Fat(FatNode),
 }
 
 fn not_read(name: &str) -> Error {
     Error::unsupported(
         name,
-        "ext2, ext3, ext4, FAT and exFAT are read here; mount it, or copy the file to one of those \
+        "ext2, ext3, ext4, FAT and exFAT are supported; mount it, or copy the file to one of those \
          (where it is what is left of an old one, `wipefs` takes it away)",
     )
 }
 
-/// A file that was looked up on a volume of another kind.
+/// The error for a file that was looked up on a volume of another kind.
 pub(crate) fn foreign() -> Error {
-    Error::unsupported("a file of another volume", "look it up on this one")
+    Error::unsupported("a file from another volume", "look it up on this volume")
 }
 
 impl FileKind {
-    /// As a noun.
+    /// The kind as a noun.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -136,11 +136,11 @@ impl FileKind {
 }
 
 impl File {
-    pub(crate) fn new(kind: FileKind, id: FileId, node: Node) -> Self {
+    pub(crate) fn new(kind: FileKind, id: FileId, node: FsNode) -> Self {
         Self { kind, id, node, extents: OnceLock::new() }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.id.len
@@ -148,18 +148,18 @@ impl File {
 }
 
 impl Volume {
-    /// Opens the volume that `which` names.
+    /// Opens the volume that `which` selects.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, not clean, of a kind or with features that are not known, or not one alone.
+    /// When it cannot be read, is damaged or not clean, uses an unsupported feature or file system, or is ambiguous.
     pub fn open(blocks: Arc<dyn Blocks>, which: Which) -> Result<Self> {
         if which == Which::Whole {
             let size = blocks.size();
             return Self::at(blocks, 0, size);
         }
         let table = partitions::read(&*blocks)?;
-        // The partitions of a drive that is a member as a whole are those of what it is a member of.
-        // Where there is no table, the drive is looked at as the volume that it is.
+        // A drive that is a member as a whole has the partitions of its set. Without a table, the whole drive is
+        // checked as a volume.
         if which == Which::Auto && table.kind == TableKind::None {
             return Self::open(blocks, Which::Whole);
         }
@@ -174,7 +174,7 @@ impl Volume {
         };
         let Some(part) = part else {
             return Err(Error::WhichPartition(format!(
-                "there are these: {}",
+                "choose one of: {}",
                 describe(&blocks, &table.partitions)
             )));
         };
@@ -183,7 +183,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Opens the volume on `len` bytes from byte `start` of the drive.
+    /// Opens the volume on `len` bytes of the drive, starting at byte `start`.
     ///
     /// # Errors
     /// As for [`Volume::open`].
@@ -197,12 +197,12 @@ impl Volume {
             Detected::Doubtful => {
                 return Err(Error::unsupported(
                     "an ext and a FAT in one place",
-                    "one of them was there before the other; `wipefs` shows both, and takes the old one away",
+                    "one of them is a leftover; `wipefs` lists both and removes the old one",
                 ));
             }
             Detected::Nothing => {
                 return Err(Error::NoFileSystem(format!(
-                    "nothing known begins at byte {start}; ext2, ext3, ext4, FAT and exFAT are read here"
+                    "no known file system begins at byte {start}; ext2, ext3, ext4, FAT and exFAT are supported"
                 )));
             }
         };
@@ -216,19 +216,19 @@ impl Volume {
         self.fs.name()
     }
 
-    /// Its identifier, as `blkid` writes it.
+    /// Its identifier, in the notation of `blkid`.
     #[must_use]
     pub fn uuid(&self) -> String {
         self.fs.uuid()
     }
 
-    /// The name that its owner gave it; often empty.
+    /// The volume label; often empty.
     #[must_use]
     pub fn label(&self) -> String {
         self.fs.label()
     }
 
-    /// What is not as it should be, though it can be read.
+    /// Anomalies that do not prevent reading.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -242,15 +242,15 @@ impl Volume {
         self.fs.file(&self.fs.root())
     }
 
-    /// The file at `path`, counted from the root; links are followed, absolute ones from this volume's root.
+    /// Looks up `path` from the root. Links are followed, absolute ones from this volume's root.
     ///
     /// # Errors
-    /// When there is none, or something on the way is not what it should be.
+    /// When it does not exist, or a component is not what it should be.
     pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<File> {
         self.walk(path.as_ref(), true)
     }
 
-    /// As [`Volume::lookup`], and a link at the end is not followed.
+    /// Like [`Volume::lookup`], but does not follow a link at the end.
     ///
     /// # Errors
     /// As for [`Volume::lookup`].
@@ -258,10 +258,10 @@ impl Volume {
         self.walk(path.as_ref(), false)
     }
 
-    /// The names in a directory, as it keeps them, less `.` and `..`.
+    /// The entries of a directory in stored order, without `.` and `..`.
     ///
     /// # Errors
-    /// When it is none, is damaged or cannot be read.
+    /// When it is not a directory, is damaged or cannot be read.
     pub fn list(&self, dir: &File) -> Result<Vec<Entry>> {
         wants(dir, FileKind::Directory, "")?;
         self.fs.list(&dir.node)
@@ -275,10 +275,10 @@ impl Volume {
         self.fs.file(&entry.node)
     }
 
-    /// Where a file's bytes are: all of them, in order, neighbours merged. Looked up once for each [`File`].
+    /// The extents of a file: complete, in order, neighbours merged. Computed once per [`File`].
     ///
     /// # Errors
-    /// When it is not a file, is damaged or encrypted, or cannot be read.
+    /// When it is not a regular file, is damaged or encrypted, or cannot be read.
     pub fn extents<'a>(&self, file: &'a File) -> Result<&'a [Extent]> {
         wants(file, FileKind::File, "")?;
         if let Some(known) = file.extents.get() {
@@ -288,7 +288,8 @@ impl Volume {
         Ok(file.extents.get_or_init(|| list.into()))
     }
 
-    /// Reads from byte `offset` of a file on, until `out` is full or the file ends. Returns how much it was.
+    /// Reads from byte `offset` of a file on, until `out` is full or the file ends, and returns the number of bytes
+    /// read.
     ///
     /// # Errors
     /// As for [`Volume::extents`].
@@ -300,7 +301,7 @@ impl Volume {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// When it is none, is damaged or cannot be read.
+    /// When it is not a link, is damaged or cannot be read.
     pub fn read_link(&self, link: &File) -> Result<Vec<u8>> {
         wants(link, FileKind::Symlink, "")?;
         self.fs.read_link(&link.node)
@@ -309,7 +310,7 @@ impl Volume {
     fn walk(&self, path: &[u8], follow_last: bool) -> Result<File> {
         let shown = || String::from_utf8_lossy(path).into_owned();
         let mut links = 0;
-        // Names still to come, the next one last; directories on the way here, so that `..` needs no entry.
+        // Components still to be resolved, the next one last; and the directories passed so far, for `..`.
         let mut todo = parts(path);
         let mut way = vec![self.root()?];
         while let Some(name) = todo.pop() {
@@ -359,7 +360,8 @@ impl std::fmt::Debug for Volume {
     }
 }
 
-/// The names of a path, the first one last. A `.` at its end stands for a slash there: what is before must be a directory.
+/// The components of a path, the first one last. A trailing slash becomes `.`, so that what precedes it must be a
+/// directory.
 fn parts(path: &[u8]) -> Vec<Vec<u8>> {
     let mut names: Vec<_> =
         path.split(|&b| b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect();
@@ -378,7 +380,7 @@ fn wants(file: &File, kind: FileKind, path: &str) -> Result<()> {
     Err(Error::WrongKind { path, is: file.kind.name(), wanted: kind.name() })
 }
 
-/// The only partition with a file system that is read here; none where there are several or none.
+/// The only partition with a supported file system; `None` if there are several or none.
 fn only_known<'a>(blocks: &Arc<dyn Blocks>, partitions: &'a [Partition]) -> Result<Option<&'a Partition>> {
     let mut known = Vec::new();
     for part in partitions {

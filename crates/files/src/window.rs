@@ -1,18 +1,18 @@
-//! A part of a drive that holds one volume, with a small cache: walking directories and trees reads the same blocks
-//! again and again.
+//! The part of a drive that holds one volume, with a small cache: walking directories and trees reads the same blocks
+//! repeatedly.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Blocks, Error, Result};
 
-/// Bytes of a cache line: what a drive reads in about the time of a single block.
+/// Bytes of a cache line: a drive reads this much in about the time of one block.
 const LINE: u64 = 16 << 10;
-/// Lines kept: 4 MiB, each line with one place where it can be.
+/// Cache lines: 4 MiB, direct-mapped.
 const LINES: u64 = 256;
 
 type Line = (u64, Box<[u8]>);
 
-/// The volume's bytes, counted from its start.
+/// The volume's bytes; offsets are relative to its start.
 pub(crate) struct Window {
     blocks: Arc<dyn Blocks>,
     start: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The window of `len` bytes at `start`; cut where the drive ends.
+    /// The window of `len` bytes at `start`, cut at the end of the drive.
     pub(crate) fn new(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> Self {
         let len = len.min(blocks.size().saturating_sub(start));
         Self { blocks, start, len, cache: Mutex::new(Vec::new()) }
@@ -35,7 +35,7 @@ impl Window {
         self.len
     }
 
-    /// Metadata, through the cache.
+    /// Reads metadata, through the cache.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check(offset, out.len())?;
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +59,7 @@ impl Window {
         Ok(())
     }
 
-    /// A buffer of metadata. The caller bounds `len`.
+    /// Reads metadata into a new buffer. The caller bounds `len`.
     pub(crate) fn vec(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.check(offset, len)?;
         let mut bytes = vec![0; len];
@@ -67,7 +67,7 @@ impl Window {
         Ok(bytes)
     }
 
-    /// Data of a file, at a byte of the drive: too much and too seldom read twice to be kept.
+    /// Reads file data at a byte of the drive. It bypasses the cache: it is large and rarely read twice.
     pub(crate) fn read_drive(&self, position: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len();
         self.blocks.read_at(position, out).map_err(|source| Error::Read { offset: position, len, source })
@@ -85,7 +85,7 @@ impl Window {
             Some(end) if end <= self.len => Ok(()),
             _ => Err(Error::damaged(
                 "volume",
-                format!("{len} bytes at {offset} are wanted, but it has only {}", self.len),
+                format!("{len} bytes at {offset} were requested, but it has only {}", self.len),
             )),
         }
     }

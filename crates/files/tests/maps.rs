@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use onehop_files::{
-    Blocks, DriveId, Error, Extent, ExtentMap, FileId, MappedFile, PIECE_BYTES, Place, Volume, Which,
+    Blocks, CHUNK_BYTES, DriveId, Error, Extent, ExtentMap, FileId, MappedFile, Place, Volume, Which,
 };
 use proptest::prelude::*;
 use template::Sparse;
@@ -65,7 +65,7 @@ fn one_file_holds_several_maps() {
     }
 }
 
-/// A path is any bytes, and a map that has been stored keeps all of them.
+/// Paths are arbitrary bytes, and a stored map keeps all of them.
 #[test]
 fn paths_that_are_no_utf8_are_kept() {
     let empty = |path: &[u8]| {
@@ -79,7 +79,7 @@ fn paths_that_are_no_utf8_are_kept() {
         let plain = std::str::from_utf8(path).is_ok();
         let text = String::from_utf8(stored).unwrap();
         assert_eq!(text.contains("\"path\":\""), plain, "{text}");
-        // A name that is spoiled is no other name.
+        // A damaged name must not turn into another name.
         let spoiled = text.replace("\"hex\":\"", "\"hex\":\"x");
         assert!(
             plain
@@ -91,7 +91,7 @@ fn paths_that_are_no_utf8_are_kept() {
     }
 }
 
-/// The checksum of a map whose body was changed, made right again.
+/// Recomputes the checksum of a map whose body was changed.
 fn with_checksum(text: &str) -> Vec<u8> {
     let (_, body) = text.split_once('\n').unwrap();
     format!("onehop-extents 1 {:08x}\n{body}", crc32c::crc32c(body.as_bytes())).into_bytes()
@@ -106,7 +106,7 @@ fn a_changed_block_a_changed_file_and_another_drive_are_told() {
     let mut changed = Sparse::clone(&image);
     changed.set(at + 5, b'!');
     let error = map.verify(&changed).unwrap_err().to_string();
-    assert!(error.contains("dir/pieces is not as it was: its bytes 2048..3072"), "{error}");
+    assert!(error.contains("dir/pieces has changed: its bytes 2048..3072"), "{error}");
     let error =
         map.check_drive(&DriveId { serial: "S-2".into(), ..drive(image.size()) }).unwrap_err().to_string();
     assert!(error.contains("S-2") && error.contains("S-1"), "{error}");
@@ -117,7 +117,7 @@ fn a_changed_block_a_changed_file_and_another_drive_are_told() {
 
 #[test]
 fn long_extents_have_a_checksum_for_each_piece_and_are_merged_again() {
-    let len = 2 * PIECE_BYTES + 5;
+    let len = 2 * CHUNK_BYTES + 5;
     let extents = [
         Extent { offset: 0, len, place: Place::Drive(4096) },
         Extent { offset: len, len: 1 << 40, place: Place::Zeros },
@@ -129,7 +129,7 @@ fn long_extents_have_a_checksum_for_each_piece_and_are_merged_again() {
         Ok(())
     });
     let map = map.unwrap();
-    assert_eq!((read, map.pieces().len()), (len, 4));
+    assert_eq!((read, map.chunks().len()), (len, 4));
     assert_eq!(ExtentMap::parse(&map.to_bytes()).unwrap().extents().unwrap(), extents);
 }
 

@@ -1,7 +1,8 @@
-//! What a disk gives to threads that do nothing but read past the page cache: `disk_limits ROUNDS SETTINGS FILE...`, where a
-//! setting is THREADSxKIB or THREADSxKIBxBUFFERS: so many threads, each reading so much at a time into so many buffers in turn, as in
-//! `disk_limits 8 16x512,8x512,8x512x4 model.safetensors`. The settings take turns; memory is in huge pages; files are read in
-//! order, but for what is left of each at its end. Told is also how many reads end together: disks of hypervisors answer all at once.
+//! Measures a disk with threads that only read past the page cache: `disk_limits ROUNDS SETTINGS FILE...`. A setting is
+//! THREADSxKIB or THREADSxKIBxBUFFERS: the number of threads, the size of each read, and the buffers that a thread uses
+//! in turn, as in `disk_limits 8 16x512,8x512,8x512x4 model.safetensors`. The settings take turns. Memory is in huge
+//! pages. Files are read sequentially; the rest of each is read at its end. Also reports how many reads complete
+//! together: virtual disks may complete all at once.
 #![allow(clippy::unwrap_used, reason = "an example may fail")]
 
 use std::fs::File;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use onehop_os::HostMem;
 use onehop_os::page_cache::open_direct;
 
-/// Reads that end further apart do not end together.
+/// Reads that complete further apart do not count as together.
 const APART: Duration = Duration::from_micros(100);
 
 fn main() {
@@ -24,7 +25,7 @@ fn main() {
     let mut rates = vec![Vec::new(); settings.len()];
     let mut groups = vec![Vec::new(); settings.len()];
     for round in 0..rounds {
-        // Whoever goes first finds the disk as nobody else does.
+        // The first setting of a round finds the disk in another state, so it changes.
         for turn in 0..settings.len() {
             let which = (round + turn) % settings.len();
             let (rate, together) = read(settings[which], &files);

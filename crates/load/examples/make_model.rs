@@ -1,5 +1,5 @@
-//! Makes a safetensors file of random tensors, as large as asked for, in seconds: `make_model FILE GIB [SHARDS]`. Sizes are
-//! those of a transformer's layers, in part; with shards the file's name is that of a directory.
+//! Makes a safetensors file of random tensors of the given size, in seconds: `make_model FILE GIB [SHARDS]`. Tensor
+//! sizes resemble those of a transformer's layers. With shards, the file's name is that of a directory.
 #![allow(clippy::unwrap_used, reason = "an example may fail")]
 
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes of the tensors of a layer: four projections of attention, three of the feed-forward part, two norms.
+/// Bytes of a layer's tensors: four projections of attention, three of the feed-forward part, two norms.
 const LAYER: [u64; 9] = [32 << 20, 8 << 20, 8 << 20, 32 << 20, 112 << 20, 112 << 20, 112 << 20, 8192, 8192];
 
 fn main() {
@@ -29,7 +29,7 @@ fn main() {
     std::fs::write(Path::new(&path).join("model.safetensors.index.json"), index).unwrap();
 }
 
-/// Tensors of so many bytes together.
+/// Names and sizes of tensors with this total.
 fn names(bytes: u64, shard: usize) -> Vec<(String, u64)> {
     let (mut tensors, mut left) = (Vec::new(), bytes / 2 * 2);
     for i in 0.. {
@@ -68,7 +68,7 @@ fn make(path: &Path, bytes: u64, shard: usize) {
     });
 }
 
-/// Every so many-th piece of the data.
+/// Writes every `threads`-th chunk of the data.
 fn fill(file: &File, start: u64, bytes: u64, thread: u64, threads: u64, seed: u64) {
     const PIECE: u64 = 4 << 20;
     let mut data = vec![0; PIECE as usize];

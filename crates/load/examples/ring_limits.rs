@@ -1,5 +1,5 @@
-//! What a machine can do, part by part: `ring_limits FILE [THREADS…]` has threads go through memory and copy it, and reads a
-//! file by threads into slots of pinned memory, with and without the copies behind it.
+//! Measures a machine part by part: `ring_limits FILE [THREADS…]` lets threads read memory and copy it, and read a file
+//! into slots of pinned memory, with and without copies to the GPU.
 #![allow(clippy::unwrap_used, reason = "an example may fail")]
 
 use std::fs::File;
@@ -49,7 +49,7 @@ fn main() {
     }
 }
 
-/// GB/s of threads that do something with each 2 MiB of memory, each with a slot of its own.
+/// GB/s of threads that process memory in units of 2 MiB, each with its own slot.
 fn through(memory: &[u64], count: usize, work: impl Fn(&[u64], &mut [u64]) -> u64 + Sync) -> f64 {
     const WORDS: usize = 1 << 18;
     let next = AtomicUsize::new(0);

@@ -1,13 +1,13 @@
-//! Which tensors are complete, while chunks arrive in any order.
+//! Tracks which tensors are complete, while chunks arrive in any order.
 
 use crate::plan::{Chunk, Error, Plan};
 
-/// The account of a load that is under way.
+/// The state of a load in progress.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
-    /// The tensors that have bytes, in the order of the arena.
+    /// Tensors with bytes, in the order of the arena.
     tensors: Vec<Awaited>,
-    /// Chunks that have arrived, a bit for each.
+    /// A bit for each chunk that has arrived.
     seen: Vec<u64>,
     missing: u64,
     bytes: u64,
@@ -17,14 +17,14 @@ pub struct Arrivals {
 struct Awaited {
     at: u64,
     end: u64,
-    /// Bytes that are still to come.
+    /// Remaining bytes.
     left: u64,
-    /// Its number in the plan.
+    /// Its index in the plan.
     tensor: usize,
 }
 
 impl Arrivals {
-    /// For a load of `plan` of which nothing has arrived. The tensors without bytes are complete already: second value.
+    /// The state before anything has arrived, and the tensors without bytes, which are already complete.
     #[must_use]
     pub fn new(plan: &Plan) -> (Self, Vec<usize>) {
         let (mut tensors, mut complete) = (Vec::with_capacity(plan.tensors.len()), Vec::new());
@@ -39,11 +39,11 @@ impl Arrivals {
         (Self { tensors, seen: Vec::new(), missing, bytes: 0 }, complete)
     }
 
-    /// Takes down that all bytes of `chunk` are in the arena, and tells which tensors that completed, by their number
+    /// Records that all bytes of `chunk` are in the arena, and returns the tensors that this completes, by their index
     /// in the plan.
     ///
     /// # Errors
-    /// When it has arrived before: its bytes would be counted twice.
+    /// When the chunk has already arrived.
     pub fn arrive(&mut self, chunk: &Chunk) -> Result<Vec<usize>, Error> {
         let (word, bit) = ((chunk.index / 64) as usize, 1 << (chunk.index % 64));
         if self.seen.len() <= word {

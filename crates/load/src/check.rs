@@ -1,4 +1,4 @@
-//! Looking at what arrived: the bytes in GPU memory against the files once more, and their check sums.
+//! Verifies a load: compares GPU memory with the files, and computes checksums.
 
 mod verdict;
 
@@ -17,22 +17,22 @@ use crate::source::Source;
 
 pub use verdict::{BY_FILES, Verdict};
 
-/// Bytes that are looked at together.
+/// Bytes compared at a time.
 const PIECE: u64 = 4 << 20;
-/// Threads at most.
+/// Upper limit of threads.
 const MOST_THREADS: usize = 8;
 
-/// The first difference that was found.
+/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Where in the arena.
+    /// Offset in the arena.
     pub at: u64,
-    /// The tensor that lies there.
+    /// The tensor at that place.
     pub tensor: String,
 }
 
-/// Reads the files once more and compares every byte of the tensors in the arena; gives the first that differs.
-/// `go_on` is asked now and then.
+/// Reads the files again and compares every byte of the tensors in the arena; returns the first difference. `go_on` is
+/// called regularly.
 ///
 /// # Errors
 /// When a file or the GPU's memory cannot be read.
@@ -75,8 +75,8 @@ pub fn compare(
     }))
 }
 
-/// The CRC32C of each tensor as it lies in GPU memory, in the plan's order. A GPU sums its memory itself; what an emulated
-/// one has, threads of the CPU sum faster than they can play its part.
+/// The CRC32C of each tensor in GPU memory, in the plan's order. A GPU sums its own memory; that of an emulated GPU is
+/// summed by CPU threads, which is faster than emulation.
 ///
 /// # Errors
 /// When the GPU's memory cannot be read.
@@ -94,7 +94,7 @@ pub fn check_sums(
 }
 
 fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<u32>> {
-    // Pieces of tensors, so that one large tensor is not one thread's alone.
+    // Chunks of tensors, so that several threads share a large one.
     let pieces: Vec<(u64, u64)> = plan
         .tensors
         .iter()
@@ -123,30 +123,30 @@ fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) ->
         .collect())
 }
 
-/// The CRC32C of all tensors, one after the other in the plan's order, out of those of each.
+/// The CRC32C of all tensors concatenated in the plan's order, from the CRC32C of each.
 #[must_use]
 pub fn combined(plan: &Plan, sums: &[u32]) -> u32 {
     let each = plan.tensors.iter().zip(sums);
     each.fold(0, |all, (tensor, sum)| crc32c::crc32c_combine(all, *sum, tensor.bytes as usize))
 }
 
-/// How many tensors were held against a manifest, and how many were not, because only a part of each was loaded.
+/// How many tensors were compared with a manifest, and how many were not, because only a part of each was loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Compared {
-    /// Whole ones.
+    /// Whole tensors.
     pub whole: usize,
-    /// Parts.
+    /// Parts of tensors.
     pub parts: usize,
 }
 
 impl Compared {
-    /// The same with others.
+    /// The sum with another result.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self { whole: self.whole + other.whole, parts: self.parts + other.parts }
     }
 
-    /// Whether it was all there is, and something.
+    /// Whether every tensor was compared, and there was at least one.
     #[must_use]
     pub fn is_all(self) -> bool {
         self.whole > 0 && self.parts == 0
@@ -167,10 +167,11 @@ impl Compared {
     }
 }
 
-/// Holds the CRC32C of each tensor in GPU memory against a manifest, which knows whole tensors only.
+/// Compares the CRC32C of each tensor in GPU memory with a manifest, which has whole tensors only.
 ///
 /// # Errors
-/// When one differs, or the manifest does not know it, or knows one that the model does not hold: a file that was lost.
+/// When one differs, the manifest lacks it, or the manifest has a tensor that the model lacks, such as one of a lost
+/// file.
 pub fn against(
     manifest: &Manifest,
     model: &Model,
@@ -194,7 +195,7 @@ pub fn against(
     Ok(compared)
 }
 
-/// Does something for each number below `count`, on several threads.
+/// Calls `work` for each number below `count`, on several threads.
 fn spread(
     count: usize,
     go_on: &(dyn Fn() -> bool + Sync),
@@ -217,7 +218,7 @@ fn spread(
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
-        // A panic in one of them is a defect, and goes on here.
+        // A panic in a thread is a defect, and continues here.
         threads
             .into_iter()
             .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -1,4 +1,4 @@
-//! Types of tensor elements: those of safetensors and those of GGML, which packs some into blocks with their scales.
+//! Types of tensor elements: those of safetensors and of GGML, which packs some into blocks with scales.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $name:ident $text:literal: $elements:literal in $bytes:literal;)*) => {
-        /// What the elements of a tensor are.
+        /// The type of a tensor's elements.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Dtype {
@@ -15,16 +15,16 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// All of them.
+            /// All types.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The name, as the formats write it.
+            /// The name used by the formats.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The smallest number of elements that fill whole bytes, and how many bytes they fill.
+            /// The smallest number of elements that fill whole bytes, and those bytes.
             #[must_use]
             pub fn block(self) -> (u64, u64) {
                 match self { $(Self::$name => ($elements, $bytes),)* }
@@ -34,7 +34,7 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    /// A truth value in a byte.
+    /// A boolean in one byte.
     Bool "BOOL": 1 in 1;
     /// 4 bits, E2M1 of the OCP microscaling formats, two in a byte.
     F4 "F4": 2 in 1;
@@ -50,7 +50,7 @@ dtypes! {
     F8E5M2 "F8_E5M2": 1 in 1;
     /// 8 bits, E4M3 without infinities.
     F8E4M3 "F8_E4M3": 1 in 1;
-    /// 8 bits, an exponent alone: scales of the microscaling formats.
+    /// 8 bits, only an exponent: scales of the microscaling formats.
     F8E8M0 "F8_E8M0": 1 in 1;
     /// 8 bits, E4M3 without infinities and negative zero.
     F8E4M3Fnuz "F8_E4M3FNUZ": 1 in 1;
@@ -102,31 +102,31 @@ dtypes! {
     Q6K "Q6_K": 256 in 210;
     /// GGML: 8 bits in super-blocks.
     Q8K "Q8_K": 256 in 292;
-    /// GGML: 2.06 bits, out of a table.
+    /// GGML: 2.06 bits, from a table.
     Iq2Xxs "IQ2_XXS": 256 in 66;
-    /// GGML: 2.31 bits, out of a table.
+    /// GGML: 2.31 bits, from a table.
     Iq2Xs "IQ2_XS": 256 in 74;
-    /// GGML: 3.06 bits, out of a table.
+    /// GGML: 3.06 bits, from a table.
     Iq3Xxs "IQ3_XXS": 256 in 98;
-    /// GGML: 1.56 bits, out of a table.
+    /// GGML: 1.56 bits, from a table.
     Iq1S "IQ1_S": 256 in 50;
-    /// GGML: 4 bits of a curve.
+    /// GGML: 4 bits, non-linear.
     Iq4Nl "IQ4_NL": 32 in 18;
-    /// GGML: 3.44 bits, out of a table.
+    /// GGML: 3.44 bits, from a table.
     Iq3S "IQ3_S": 256 in 110;
-    /// GGML: 2.5 bits, out of a table.
+    /// GGML: 2.5 bits, from a table.
     Iq2S "IQ2_S": 256 in 82;
-    /// GGML: 4.25 bits of a curve.
+    /// GGML: 4.25 bits, non-linear.
     Iq4Xs "IQ4_XS": 256 in 136;
-    /// GGML: 1.75 bits, out of a table.
+    /// GGML: 1.75 bits, from a table.
     Iq1M "IQ1_M": 256 in 56;
     /// GGML: ternary, 1.69 bits.
     Tq1_0 "TQ1_0": 256 in 54;
     /// GGML: ternary, 2.06 bits.
     Tq2_0 "TQ2_0": 256 in 66;
-    /// GGML: OCP MXFP4, a scale for 32.
+    /// GGML: OCP MXFP4, a scale per 32 elements.
     Mxfp4 "MXFP4": 32 in 17;
-    /// GGML: NVFP4, a scale for 16.
+    /// GGML: NVFP4, a scale per 16 elements.
     Nvfp4 "NVFP4": 64 in 36;
     /// GGML: one bit and a scale.
     Q1_0 "Q1_0": 128 in 18;
@@ -134,17 +134,17 @@ dtypes! {
     Q2_0 "Q2_0": 64 in 18;
 }
 
-/// Why a shape has no size in bytes.
+/// Why the size of a shape cannot be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SizeError {
-    /// Beyond 2⁶⁴.
+    /// It exceeds 2⁶⁴ bytes.
     Overflow,
     /// The elements do not fill whole blocks.
     Part,
 }
 
 impl Dtype {
-    /// Bytes of `elements` elements.
+    /// Bytes of this many elements.
     pub(crate) fn bytes(self, elements: u64) -> Result<u64, SizeError> {
         let (count, bytes) = self.block();
         if !elements.is_multiple_of(count) {
@@ -153,7 +153,7 @@ impl Dtype {
         (elements / count).checked_mul(bytes).ok_or(SizeError::Overflow)
     }
 
-    /// Bytes of a tensor of this shape, packed.
+    /// Bytes of a packed tensor of this shape.
     pub(crate) fn size(self, shape: &[u64]) -> Result<u64, SizeError> {
         let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).ok_or(SizeError::Overflow)?;
         self.bytes(elements)
@@ -166,7 +166,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// A name that no type of elements has.
+/// An unknown name of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no type of elements that onehop knows; BF16, F8_E4M3 and Q4_K are")]
 pub struct UnknownDtype(pub String);

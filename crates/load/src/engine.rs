@@ -1,15 +1,15 @@
-//! The engine of `cpu/cached` and `cpu/pinned`: bytes of files through a small ring of pinned host memory into the arena,
-//! filling and copying at the same time.
+//! The engine of `cpu/cached` and `cpu/pinned`: file bytes go through a small ring of pinned host memory into the
+//! arena, with reads and copies overlapped.
 //!
-//! What the page cache has, threads copy out of it into slots of the ring, and what is full goes to the copy engine in
-//! batches. What they do not find there they leave to others that read past the page cache, into small slots that those
-//! share. A load may have both, side by side: each chunk goes the way that is shorter for it, and the account tells how many
-//! bytes went which. The ring stays in the processor's last cache when it is small; that is worth more than more slots.
+//! Some threads copy data out of the page cache into slots of the ring; full slots go to the copy engine in batches.
+//! Data that is not cached is left to other threads, which read past the page cache into small shared slots. A load may
+//! use both: each chunk takes the faster path, and [`Account`] counts the bytes of each path. A small ring stays in the
+//! CPU's last-level cache, which is worth more than additional slots.
 //!
-//! NVIDIA's cuFile, where it was asked for, gets the arena and the files instead, and does as it likes.
+//! If NVIDIA's cuFile is requested, it gets the arena and the files, and chooses its own path.
 //!
-//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What all of them want is read once and copied
-//! to each; where each wants its rank's part, the parts take turns.
+//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). Data that all of them need is read once and
+//! copied to each; if each needs its rank's part, the parts take turns.
 
 mod arena;
 mod choice;
@@ -43,91 +43,91 @@ pub use ring_cache::RingCache;
 use start::Start;
 use worker_pool::{Lane, RoundRobin, Shared, WorkerPool};
 
-/// Bytes of a slot at most: more fall out of the caches of the processor that fills them.
+/// Largest slot: a larger one exceeds the caches of the core that fills it.
 const SLOT: usize = 2 << 20;
-/// Bytes of a slot at least: a copy of less costs more to begin than to make.
+/// Smallest slot: the setup of a shorter copy costs more than the copy.
 const LEAST_SLOT: usize = 1 << 20;
-/// Threads that read out of the page cache at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
+/// Most threads that read from the page cache: enough to saturate a PCIe 5 copy engine even with slow memory.
 const MOST_THREADS: usize = 16;
-/// Slots for each thread: one is filled while the others are copied.
+/// Slots per thread: one is filled while the others are copied.
 const SLOTS: usize = 3;
-/// Bytes of a read by cuFile: enough for it to work on several parts of its own at once.
+/// Size of a read by cuFile: enough for parallelism within cuFile.
 const LIBRARY_READ: usize = 16 << 20;
-/// Bytes that are copied to see what the copy engine does.
+/// Bytes copied to measure the copy engine.
 const COPIED: usize = 64 << 20;
 
-/// How long threads that have nothing left to do may take to end, if their ring is to be kept.
+/// Time limit for idle threads to end, so that their ring can be kept.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often whoever waits for a chunk looks whether there will be one.
+/// Poll interval of a caller that waits for a chunk.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long no chunk may arrive before a load is given up: disks try for half a minute by themselves.
+/// A load fails if no chunk arrives for this long: disks retry for half a minute on their own.
 const STALL: Duration = Duration::from_secs(120);
 
-/// How bytes may go.
+/// The path of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Route {
-    /// Each chunk the way that is shorter for it.
+    /// The faster path for each chunk.
     #[default]
     Auto,
-    /// All by the page cache.
+    /// All through the page cache.
     Cached,
-    /// All past it.
+    /// All past the page cache.
     Pinned,
-    /// All by NVIDIA's cuFile, to compare with or where it has a way that nobody else has.
+    /// All by NVIDIA's cuFile, as a baseline, or if only cuFile has a direct path.
     CuFile,
 }
 
-/// How a load is to be carried out. The defaults are the fast ones.
+/// Options of a load. The defaults are the fast ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
-    /// How bytes may go.
+    /// The path of the bytes.
     pub route: Route,
-    /// Threads that read out of the page cache, and as many past it; without it one for each processor less an eighth of
-    /// them and sixteen at most, and sixteen past it. From servers: connections, sixteen without it.
+    /// Threads that read from the page cache, and as many past it. The default is all but an eighth of the cores,
+    /// sixteen at most, and sixteen past the cache. For servers: connections, by default sixteen.
     pub threads: Option<usize>,
-    /// Bytes of a slot; without it what suits the load, and 2 MiB at most.
+    /// Size of a slot. The default suits the load, and is at most 2 MiB.
     pub slot: Option<usize>,
 }
 
-/// How many bytes went which way, and what was used for it.
+/// Bytes per path, and the resources used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Account {
-    /// Whether the way was asked for by name.
+    /// Whether the path was requested by name.
     pub asked: bool,
-    /// Bytes that came out of the page cache.
+    /// Bytes that were in the page cache.
     pub cached_bytes: u64,
-    /// Bytes that came through it, from the disk or wherever they were.
+    /// Bytes read through the page cache, from the disk or elsewhere.
     pub cache_miss_bytes: u64,
-    /// Bytes that came past it, from the disk.
+    /// Bytes read past the page cache, from the disk.
     pub direct_bytes: u64,
-    /// Bytes that cuFile moved.
+    /// Bytes read by cuFile.
     pub cufile_bytes: u64,
     /// What is known of the way that cuFile moved them.
     #[serde(rename = "cufile_path")]
     pub cufile_way: Option<&'static str>,
-    /// Bytes that came from servers.
+    /// Bytes from servers.
     pub remote_bytes: u64,
-    /// How often servers had to be asked again.
+    /// Number of repeated requests to servers.
     pub retries: u64,
     /// Threads that read.
     pub threads: usize,
     /// Bytes of the ring.
     pub ring_bytes: u64,
-    /// Why files could not be read past the page cache, if that was so.
+    /// Why files could not be read past the page cache, if so.
     pub why_cached: Option<String>,
-    /// Why bytes that went past the page cache went by plain calls instead of io_uring, if that was so.
+    /// Why reads past the page cache used system calls instead of io_uring, if so.
     pub why_calls: Option<String>,
-    /// Why the kernel had to pin the ring anew for each read past the page cache, or cuFile copied through a buffer of its
-    /// own, if that was so: the memory could not be registered.
+    /// Why memory could not be registered, if so: the kernel pinned the ring for each read past the page cache, or
+    /// cuFile copied through a buffer of its own.
     pub why_unregistered: Option<String>,
-    /// Why nobody knows what the page cache had, if that was so; then files are read past it where they can be.
+    /// Why the contents of the page cache were unknown, if so; files are then read past it where possible.
     pub why_unknown: Option<String>,
 }
 
 impl Account {
-    /// Bytes that were read, whichever way.
+    /// Bytes read on all paths.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         let by_cache = self.cached_bytes + self.cache_miss_bytes;
@@ -135,32 +135,33 @@ impl Account {
     }
 }
 
-/// What a load will use: decided, and its memory made, before there is a GPU. CUDA takes a fifth of a second to start.
+/// A load whose path is chosen and whose memory is allocated, before a GPU is open. CUDA takes a fifth of a second to
+/// start.
 pub struct Prepared {
     work: LoadWork,
-    /// None for cuFile, which has its own.
+    /// `None` for cuFile, which has its own.
     ring: Option<Ring>,
     ring_cache: Option<Arc<RingCache>>,
-    /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
+    /// Slot size for cached data, and for parts that are read past the cache.
     slot: usize,
     part: usize,
-    /// Threads that share what there is to do, and those that read past the page cache.
+    /// Threads that share the work, and threads that read past the page cache.
     threads: usize,
     direct: usize,
-    /// Each GPU's memory, where it is there already.
+    /// Each GPU's memory, if already allocated.
     arenas: Vec<Arena>,
 }
 
 impl Prepared {
-    /// Decides how the chunks of a plan go and makes the ring. `files` are the plan's.
+    /// Chooses paths for the chunks of a plan and allocates the ring. `files` are the plan's.
     ///
     /// # Errors
-    /// When a route that was asked for cannot be had, or there is no memory.
+    /// When a requested route is not possible, or there is not enough memory.
     pub fn new(plan: &Plan, files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
         Self::for_all(&[plan], files, options)
     }
 
-    /// The same with the ring that an earlier load to this GPU has left, and which this load leaves for the next one.
+    /// Like [`Prepared::new`], with the ring of an earlier load to this GPU; the ring is kept for the next load.
     ///
     /// # Errors
     /// As for [`Prepared::new`].
@@ -173,7 +174,7 @@ impl Prepared {
         Self::prepare(&[plan], files, options, Some(ring_cache))
     }
 
-    /// The same for several GPUs, with a plan for each; all plans are of the same files.
+    /// Like [`Prepared::new`], for several GPUs with a plan each; all plans have the same files.
     ///
     /// # Errors
     /// As for [`Prepared::new`].
@@ -187,7 +188,7 @@ impl Prepared {
         options: &Options,
         ring_cache: Option<Arc<RingCache>>,
     ) -> Result<Self> {
-        // Whoever waits for a server needs no processor meanwhile.
+        // A thread that waits for a server needs no core.
         let remote = files.iter().any(|file| file.fetch().is_some());
         let most = if remote { MOST_THREADS } else { spared(processors()).min(MOST_THREADS) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
@@ -219,17 +220,17 @@ impl Prepared {
         Ok(Self { work, ring, ring_cache, slot, part, threads, direct, arenas })
     }
 
-    /// Has the bytes go into these, one for each GPU, instead of memory that is made when the load starts.
+    /// Loads into these arenas, one per GPU, instead of allocating them at the start.
     #[must_use]
     pub fn into_arenas(self, arenas: Vec<Arena>) -> Self {
         Self { arenas, ..self }
     }
 }
 
-/// What is to be done, and with what.
+/// The work of a load, and its resources.
 struct LoadWork {
     round_robin: RoundRobin,
-    /// How many chunks there are at least.
+    /// Lower bound of the number of chunks.
     chunks: usize,
     sources: Vec<choice::Opened>,
     asked: bool,
@@ -237,7 +238,7 @@ struct LoadWork {
 }
 
 impl LoadWork {
-    /// The chunks of all plans; once where all GPUs want the same.
+    /// The chunks of all plans; only once if all GPUs need the same.
     fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
         let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
         let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
@@ -258,8 +259,8 @@ impl LoadWork {
     }
 }
 
-/// About how many files a load opens beside those of a model that has so many: each again in up to two ways, what its threads
-/// wait on, and what CUDA takes.
+/// Estimate of the files that a load opens besides the model's: each again for up to two paths, those that threads wait
+/// on, and CUDA's.
 #[must_use]
 pub fn descriptors(files: usize) -> u64 {
     const ITSELF: u64 = 128;
@@ -270,57 +271,59 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Of so many processors, those that read: the driver and the kernel want some of many.
+/// How many of these cores read: the driver and the kernel need some.
 fn spared(processors: usize) -> usize {
     processors - processors / 8
 }
 
-/// A slot for each thread to fill and one to copy, a few times over.
+/// The slot size that gives each thread a few slots to fill and to copy.
 fn fitting(bytes: u64, threads: usize) -> usize {
     let share = usize::try_from(bytes / (threads * SLOTS * 2).max(1) as u64).unwrap_or(usize::MAX);
     share.clamp(LEAST_SLOT, SLOT)
 }
 
-/// Ends a load from another thread.
+/// Stops a load from another thread.
 pub struct Stopper(Arc<Shared>);
 
 impl Stopper {
-    /// Has the load end as soon as what is under way allows. Whoever waits for it is told that it was given up.
+    /// Stops the load as soon as operations in progress allow. A waiting caller gets
+    /// [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn stop(&self) {
         self.0.stop();
     }
 }
 
-/// A load under way. Dropping it ends it; of several that share a ring, the last one does.
+/// A load in progress. Dropping it stops it; of several that share a ring, the last one does.
 pub struct RingEngine {
     arena: Region,
     pool: Arc<WorkerPool>,
     arrived: Receiver<Chunk>,
     account: Account,
     ring: Option<Region>,
-    /// Where the ring goes afterwards, and whether the GPU will know it there: each emulated one has addresses of its own.
+    /// Where the ring is kept afterwards, and whether the GPU will recognise it: each emulated GPU has its own
+    /// addresses.
     ring_cache: Option<Arc<RingCache>>,
     stays: bool,
-    /// Who watches, and when they are asked next.
+    /// The watcher, and when to call it next.
     look: Option<(Look, Instant)>,
 }
 
-/// Is told how many bytes have been read, and says whether the load is to go on.
+/// Gets the number of bytes read, and returns whether to continue.
 type Look = Box<dyn FnMut(u64) -> bool + Send>;
 
 impl RingEngine {
-    /// Starts to load into a new arena.
+    /// Starts a load into a new arena.
     ///
     /// # Errors
-    /// When the GPU has no room, or will not have the ring.
+    /// When the GPU's memory is full, or it refuses the ring.
     pub fn start(gpu: &dyn Gpu, plan: &Plan, prepared: Prepared) -> Result<Self> {
         Self::start_all(&[gpu], &[plan], prepared)?.pop().ok_or(Error::Incomplete)
     }
 
-    /// Starts to load into a new arena of each GPU, from one ring. The plans are those of [`Prepared::for_all`].
+    /// Starts a load into a new arena of each GPU, from one ring. The plans are those of [`Prepared::for_all`].
     ///
     /// # Errors
-    /// When a GPU has no room, or will not have the ring.
+    /// When a GPU's memory is full, or it refuses the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas } = prepared;
         let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
@@ -366,7 +369,7 @@ impl RingEngine {
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
 
-    /// Has threads hand the chunks to cuFile.
+    /// Starts threads that pass chunks to cuFile.
     fn by_library(gpu: &dyn Gpu, arena: Region, shared: Shared, account: Account) -> Result<Self> {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
         let why_unregistered = library.why_unregistered();
@@ -380,19 +383,19 @@ impl RingEngine {
         Ok(Self { arena, pool, arrived, account, ring: None, ring_cache: None, stays: false, look: None })
     }
 
-    /// What ends it from another thread.
+    /// A handle to stop it from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper(self.pool.shared.clone())
     }
 
-    /// Has `look` asked, many times a second, while somebody waits for chunks: it is told how many bytes have been read, of
-    /// GPUs that share a ring those of all, and the load is given up when it says no.
+    /// Calls `look` many times per second while a caller waits for chunks. It gets the number of bytes read, for GPUs
+    /// that share a ring the total; the load is cancelled when it returns false.
     pub fn watch(&mut self, look: impl FnMut(u64) -> bool + Send + 'static) {
         self.look = Some((Box::new(look), Instant::now()));
     }
 
-    /// Asks whoever watches, where it is time to; what they give up is stopped.
+    /// Calls the watcher if it is time to, and stops the load if it says so.
     fn goes_on(&mut self) -> bool {
         if self.look.as_ref().is_none_or(|(_, next)| Instant::now() < *next) {
             return true;
@@ -407,7 +410,7 @@ impl RingEngine {
         goes_on
     }
 
-    /// How many bytes have gone which way so far; of GPUs that share a ring, those of all.
+    /// Bytes per path so far; for GPUs that share a ring, the total.
     #[must_use]
     pub fn account(&self) -> Account {
         let shared = &self.pool.shared;
@@ -433,9 +436,9 @@ impl RingEngine {
         }
     }
 
-    /// What the copy engine does by itself, bytes in a second: out of the ring, or out of other pinned memory where there
-    /// is none, to other memory of the GPU. For after the load, of which it is the limit; none where the ring is too small to
-    /// tell, or the load has left no room.
+    /// Measures the copy engine alone, in bytes per second: out of the ring, or out of other pinned memory if there is
+    /// none, to other GPU memory. Call it after the load, of which it is the limit. `None` if the ring is too small, or
+    /// the GPU's memory is full.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -454,7 +457,7 @@ impl RingEngine {
     }
 }
 
-/// Where the bytes of a load end: one for each GPU.
+/// The destination of a load: one per GPU.
 struct End<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
@@ -462,7 +465,7 @@ struct End<'a> {
 }
 
 impl<'a> End<'a> {
-    /// The arena, and the ring as this GPU knows it.
+    /// The arena, and the ring as registered with this GPU.
     fn new(gpu: &'a dyn Gpu, arena: Region, ring: &HostMem, known: Option<Region>) -> Result<Self> {
         let ring = match known {
             Some(known) => known,
@@ -485,7 +488,7 @@ impl Engine for RingEngine {
             let shared = &self.pool.shared;
             match self.arrived.recv_timeout(CANCEL_POLL_INTERVAL) {
                 Ok(chunk) => return Ok(Some(chunk)),
-                // Whoever reads may go on for as long as the disk takes to answer.
+                // A reader may continue for as long as the disk takes to respond.
                 Err(_) if shared.is_stopped() => return Err(shared.why()),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > STALL => {
@@ -503,7 +506,7 @@ impl Engine for RingEngine {
     fn finish(self) -> Result<Region> {
         if let (Some(ring_cache), Some(ring)) = (self.ring_cache, self.ring)
             && !self.pool.shared.is_stopped()
-            // All threads have ended, so nothing reads the ring or writes it any more.
+            // All threads have ended, so the ring is no longer in use.
             && matches!(self.arrived.recv_timeout(EXIT_TIMEOUT), Err(RecvTimeoutError::Disconnected))
             && let Some(memory) = ring.host().cloned()
         {

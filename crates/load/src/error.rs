@@ -1,4 +1,4 @@
-//! What can go wrong with model files and plans.
+//! Errors of model files and plans.
 
 use crate::formats::{gguf, index, safetensors};
 use crate::identity::Change;
@@ -7,80 +7,80 @@ use crate::{manifest, plan};
 /// The result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model cannot be loaded as asked. A variant names the file and, below it, the rule.
+/// Why a model cannot be loaded as requested. A variant names the file and, in its source, the violated rule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It could not be opened.
+    /// The file could not be opened.
     #[error("{file} cannot be opened: {source}")]
     Open {
-        /// Which.
+        /// The file.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Symbolic links lead nowhere.
+    /// A loop of symbolic links.
     #[error("{file} cannot be opened: its symbolic links lead in a circle")]
     Loop {
-        /// Which.
+        /// The file.
         file: String,
     },
-    /// It is no regular file.
+    /// Not a regular file.
     #[error("{file} is {what}, not a regular file")]
     Odd {
-        /// Which.
+        /// The file.
         file: String,
-        /// What it is.
+        /// Its kind.
         what: &'static str,
     },
-    /// A directory holds too much.
+    /// A directory with too many names.
     #[error("{directory} holds more than {most} names; name the model's file instead")]
     Crowded {
-        /// Which.
+        /// The directory.
         directory: String,
         /// The limit.
         most: usize,
     },
-    /// The system failed to read.
+    /// A read failed.
     #[error("{file}: reading {bytes} bytes at {offset} failed: {source}")]
     Read {
-        /// Which.
+        /// The file.
         file: String,
-        /// Where.
+        /// Offset.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file ended before the bytes did.
+    /// The file ended too early.
     #[error(
         "{file} ends within the {bytes} bytes at {offset}, though it was {length} bytes long when it was opened: it shrank while it was read"
     )]
     Ended {
-        /// Which.
+        /// The file.
         file: String,
-        /// Where.
+        /// Offset.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
         /// Its length when it was opened.
         length: u64,
     },
-    /// The file is not what it was.
+    /// The file has changed.
     #[error("{file} changed while it was loaded: {change}")]
     Changed {
-        /// Which.
+        /// The file.
         file: String,
-        /// How.
+        /// The change.
         change: Change,
     },
-    /// A JSON file or a header is longer than any that is read.
+    /// A JSON file or a header exceeds the size limit.
     #[error("{file}: {bytes} bytes are more than the {most} that are read of a header or an index")]
     TooLong {
-        /// Which.
+        /// The file.
         file: String,
-        /// How long.
+        /// Its length.
         bytes: u64,
         /// The limit.
         most: u64,
@@ -88,159 +88,159 @@ pub enum Error {
     /// A safetensors header is refused.
     #[error("{file} is no safetensors file that can be loaded: {why}")]
     Safetensors {
-        /// Which.
+        /// The file.
         file: String,
-        /// The rule that it breaks.
+        /// The violated rule.
         #[source]
         why: safetensors::Error,
     },
     /// A GGUF header is refused.
     #[error("{file} is no GGUF file that can be loaded: {why}")]
     Gguf {
-        /// Which.
+        /// The file.
         file: String,
-        /// The rule that it breaks.
+        /// The violated rule.
         #[source]
         why: gguf::Error,
     },
-    /// An index is refused, or does not agree with its shards.
+    /// An index is refused, or contradicts its shards.
     #[error("{file}: {why}")]
     Index {
-        /// Which.
+        /// The file.
         file: String,
-        /// The rule that it breaks.
+        /// The violated rule.
         #[source]
         why: index::Error,
     },
-    /// Files that do not make up one model.
+    /// The files are not one model.
     #[error("{0}")]
     Model(#[from] crate::model::Error),
     /// A plan cannot be made.
     #[error("{0}")]
     Plan(#[from] plan::Error),
-    /// The engine has no more chunks, but tensors are missing.
+    /// The engine returned its last chunk, but tensors are missing.
     #[error("the engine ended before all tensors had arrived; this is a defect of onehop")]
     Incomplete,
-    /// The GPU failed, or will not have what it is given.
+    /// The GPU failed, or refused a request.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
-    /// Neither the disk nor the GPU answered.
+    /// Neither the disk nor the GPU responded.
     #[error(
         "nothing has arrived for {waited:?}: the disk or server that has the files, or the GPU, does not answer; the kernel's log may say which"
     )]
     Stalled {
-        /// How long that was waited for.
+        /// How long the load waited.
         waited: std::time::Duration,
     },
-    /// Memory that was given for the tensors does not suit them.
+    /// The given memory does not suit the tensors.
     #[error(
         "the tensors take {bytes} bytes at a multiple of {align}; the GPU memory that was given for them is {there} bytes at {at:#x}"
     )]
     Arena {
-        /// What they take.
+        /// Required bytes.
         bytes: u64,
-        /// What its address must be a multiple of.
+        /// Required alignment.
         align: u64,
-        /// What there is.
+        /// Available bytes.
         there: u64,
         /// Its address.
         at: u64,
     },
-    /// Whoever asked for it did not want to wait any longer.
+    /// The caller cancelled.
     #[error("it was given up before it was done")]
     Cancelled,
-    /// The system gave no thread.
+    /// A thread could not be started.
     #[error("this machine gave no thread to read with: {0}")]
     Thread(std::io::Error),
-    /// It is no file of this machine.
+    /// Not a file of this machine.
     #[error("{file} is no file of this machine, which this route reads")]
     NoFile {
-        /// Which.
+        /// The file.
         file: String,
     },
-    /// An address leads nowhere.
+    /// An invalid address.
     #[error("{file}: {why}")]
     Address {
-        /// Which.
+        /// The address.
         file: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// A server does not give what it was asked for.
+    /// A server did not return the data.
     #[error("{file}: the server did not give it, in {tries} tries: {source}")]
     Server {
-        /// Which.
+        /// The address.
         file: String,
-        /// How often it was asked.
+        /// Number of attempts.
         tries: u32,
-        /// What went wrong the last time.
+        /// The last error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A server is too slow to be waited for.
+    /// A server is too slow.
     #[error("{file}: the server has not given all of it after {waited:?}")]
     Slow {
-        /// Which.
+        /// The address.
         file: String,
-        /// How long that was waited for.
+        /// How long the load waited.
         waited: std::time::Duration,
     },
-    /// What a server has is not what it had.
+    /// An object has changed on its server.
     #[error("{file} changed on its server while it was loaded: it was {was}, and is {now}")]
     ChangedOnServer {
-        /// Which.
+        /// The address.
         file: String,
-        /// What it was known by.
+        /// Its former identity.
         was: String,
-        /// What it is now.
+        /// Its present identity.
         now: String,
     },
-    /// Nobody knows where on a drive it is.
+    /// The file's place on a drive is unknown.
     #[error("{file} is not on a drive that onehop drives, which this route reads")]
     NoPlaces {
-        /// Which.
+        /// The file.
         file: String,
     },
-    /// A file on a drive is not there, or cannot be read.
+    /// A file on a drive does not exist, or cannot be read.
     #[error("{file}: {why}")]
     OnDrive {
-        /// Which.
+        /// The file.
         file: String,
-        /// Why not.
+        /// The reason.
         #[source]
         why: onehop_files::Error,
     },
-    /// No extent map tells of it.
+    /// No extent map has it.
     #[error("{file} is in none of the extent maps; map it too, while its file system is mounted")]
     NotMapped {
-        /// Which.
+        /// The file.
         file: String,
     },
-    /// Two extent maps are of one file.
+    /// Two extent maps are of the same file.
     #[error("two of the extent maps are of {file}")]
     MappedTwice {
-        /// Which.
+        /// The file.
         file: String,
     },
-    /// It cannot be read past the page cache.
+    /// The file cannot be read past the page cache.
     #[error("{file} cannot be read past the page cache: {why}")]
     NotDirect {
-        /// Which.
+        /// The file.
         file: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// NVIDIA's library will not have it.
+    /// cuFile refused a request.
     #[error("cuFile cannot be used for {what}: {why}")]
     NotByCuFile {
-        /// What.
+        /// What it refused.
         what: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// A manifest is refused, or says otherwise.
+    /// A manifest is refused, or contradicts the model.
     #[error("{file}: {why}")]
     Manifest {
-        /// Which.
+        /// The file.
         file: String,
         /// What is wrong.
         #[source]
@@ -249,13 +249,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it is that there is nothing of this name.
+    /// Whether the name does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
 
-    /// Whether it is that this process has as many files open as it may.
+    /// Whether this process has reached its limit of open files.
     #[must_use]
     pub fn is_out_of_descriptors(&self) -> bool {
         const EMFILE: i32 = rustix::io::Errno::MFILE.raw_os_error();

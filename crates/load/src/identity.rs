@@ -1,53 +1,53 @@
-//! What a file was when it was opened, so that a file that changed while it was read is noticed.
+//! The state of a file when it was opened, to detect changes during a load.
 
 use std::fmt;
 
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
-/// What tells one state of a file from another.
+/// Distinguishes the states of a file.
 ///
-/// Writers and truncation change the length or the modification time, so either is a change of the bytes. A changed change
-/// time alone is none: links, renames, modes and owners set it too, and are common while a model is loaded (a backup that
-/// makes hard links, a downloader that renames). What gets past is a writer that sets the modification time back, or writes
-/// through a mapping that is not synchronised yet. It shows as [`Change::Touched`] or not at all; checksums
-/// ([`crate::manifest`]) and comparing the bytes notice it.
+/// Writing and truncating change the length or the modification time, so either counts as a change of the bytes. A
+/// changed change time alone does not: links, renames, modes and owners set it too, and are common during a load (a
+/// backup that makes hard links, a downloader that renames). A writer that resets the modification time, or writes
+/// through an unsynchronised mapping, shows as [`Change::Touched`] or not at all; checksums ([`crate::manifest`]) and
+/// comparing the bytes detect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// The file system it is on.
+    /// Its file system's device number.
     pub device: u64,
-    /// Its number there.
+    /// Its inode number.
     pub inode: u64,
     /// Its length.
     pub bytes: u64,
-    /// When its content changed last: seconds and nanoseconds.
+    /// Time of the last change of its contents: seconds and nanoseconds.
     pub modified: (i64, u32),
-    /// When its content or its attributes changed last, which programs cannot set.
+    /// Time of the last change of its contents or attributes, which programs cannot set.
     pub changed: (i64, u32),
 }
 
-/// A way in which a file is not what it was.
+/// How a file has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Its path leads nowhere any more.
+    /// Its path no longer exists.
     Removed,
-    /// It is another file: device and inode, before and now.
+    /// Its path names another file: device and inode, before and now.
     Replaced((u64, u64), (u64, u64)),
-    /// It was cut off: length before and now.
+    /// It was truncated: length before and now.
     Shrunk(u64, u64),
     /// It grew: length before and now.
     Grew(u64, u64),
-    /// Its content was written.
+    /// Its contents were written.
     Written,
     /// Its attributes or links were changed.
     Touched,
-    /// Its path cannot be followed any more, with this error.
+    /// Its path can no longer be resolved: error number.
     Hidden(i32),
 }
 
 impl Change {
-    /// Whether its bytes may be others. The rest concerns its names and attributes.
+    /// Whether its bytes may have changed. Other changes concern names and attributes.
     #[must_use]
     pub fn is_of_bytes(&self) -> bool {
         match self {
@@ -87,13 +87,13 @@ impl Identity {
         }
     }
 
-    /// Whether it is another file.
+    /// The change, if it is another file.
     pub(crate) fn replaced(&self, now: &Self) -> Option<Change> {
         let (before, after) = ((self.device, self.inode), (now.device, now.inode));
         (before != after).then_some(Change::Replaced(before, after))
     }
 
-    /// What has changed since, most telling first.
+    /// The most significant change since.
     #[must_use]
     pub fn change(&self, now: &Self) -> Option<Change> {
         if let Some(replaced) = self.replaced(now) {

@@ -1,13 +1,13 @@
-//! JSON from strangers: numbers, and objects whose keys are each looked at, so that one that comes twice is seen.
+//! JSON from untrusted files: numbers, and objects whose keys are all visited, so that duplicates are found.
 //!
-//! serde's errors are text. Rules that deserve an error of their own leave it in a [`Fault`] on the way out.
+//! serde's errors are text. Rules with an error of their own store it in a [`Fault`].
 
 use std::cell::RefCell;
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Where a rule leaves its own error, while serde carries one of its own outward.
+/// Stores a rule's error while serde returns an error of its own.
 pub(crate) struct Fault<E>(RefCell<Option<E>>);
 
 impl<E> Fault<E> {
@@ -15,13 +15,13 @@ impl<E> Fault<E> {
         Self(RefCell::new(None))
     }
 
-    /// Keeps `error` and gives serde one to carry.
+    /// Stores `error` and returns an error for serde.
     pub fn raise<D: de::Error>(&self, error: E) -> D {
         *self.0.borrow_mut() = Some(error);
         D::custom("a rule is broken")
     }
 
-    /// The result, with our own error where there is one.
+    /// The result, with the stored error if there is one.
     pub fn settle<T>(
         self,
         result: serde_json::Result<T>,
@@ -31,7 +31,7 @@ impl<E> Fault<E> {
     }
 }
 
-/// Parses `text`, all of it, by `seed`.
+/// Parses all of `text` with `seed`.
 pub(crate) fn parse<'de, S: DeserializeSeed<'de>>(text: &'de [u8], seed: S) -> serde_json::Result<S::Value> {
     let text = std::str::from_utf8(text)
         .map_err(|e| de::Error::custom(format_args!("byte {} is not UTF-8", e.valid_up_to())))?;
@@ -41,13 +41,12 @@ pub(crate) fn parse<'de, S: DeserializeSeed<'de>>(text: &'de [u8], seed: S) -> s
     Ok(value)
 }
 
-/// An object: `each` is given every key and takes the value out of the access. What it does with a key that it has seen
-/// is its own affair.
+/// An object: `each` gets every key and takes its value. It decides about duplicate keys.
 pub(crate) struct Object<F>(pub &'static str, pub F);
 
-/// What takes the value of a key.
+/// Takes the values of an object's keys.
 pub(crate) trait Each<'de> {
-    /// Takes the value that belongs to `key` out of `map`.
+    /// Takes the value of `key` out of `map`.
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error>;
 }
 
@@ -85,8 +84,8 @@ impl<'de> Each<'de> for Pairs {
     }
 }
 
-/// A value that nobody wants, looked through to its end. `IgnoredAny` would let things pass that are no JSON for
-/// anybody else, such as half surrogates; this also keeps to the parser's limit of depth.
+/// A value that is validated and discarded. `IgnoredAny` would accept text that other parsers refuse, such as lone
+/// surrogates; this also respects the parser's depth limit.
 pub(crate) struct Skip;
 
 impl<'de> de::Deserialize<'de> for Skip {
@@ -140,15 +139,15 @@ impl<'de> Visitor<'de> for Skip {
 /// A list of lengths, offsets or dimensions.
 #[derive(Default)]
 pub(crate) struct UnsignedList {
-    /// The first of them; no more are kept than anyone may want.
+    /// The first numbers, at most as many as any caller needs.
     pub first: Vec<u64>,
-    /// How many there are.
+    /// Their number.
     pub count: usize,
-    /// The first that is no whole number from 0 on, as text.
+    /// The first value that is not an unsigned integer, as text.
     pub odd: Option<String>,
 }
 
-/// How many numbers of a list are kept.
+/// Number of list elements to keep.
 pub(crate) const KEPT: usize = 64;
 
 impl<'de> de::Deserialize<'de> for UnsignedList {
@@ -180,7 +179,7 @@ impl<'de> Visitor<'de> for WholesVisitor {
     }
 }
 
-/// One number. What is no whole number from 0 on comes out as its text.
+/// One number, or the text of a value that is not an unsigned integer.
 pub(crate) struct Whole(pub Result<u64, String>);
 
 impl<'de> de::Deserialize<'de> for Whole {
@@ -207,7 +206,7 @@ impl Visitor<'_> for WholeVisitor {
     }
 
     fn visit_f64<E>(self, n: f64) -> Result<Whole, E> {
-        // With its point: 16.0 is not taken for 16.
+        // With its point: 16.0 is not 16.
         Ok(Whole(Err(format!("{n:?}"))))
     }
 }

@@ -1,8 +1,8 @@
-//! A plan as commands to a drive: what lands where it belongs by itself, and what goes through a slot.
+//! Turns a plan into commands for a drive: data that lands in its final place, and data that goes through a slot.
 //!
-//! Whole blocks of a [`Landing::Direct`] range go straight into the arena, each byte once. What no drive can put where it
-//! belongs (its distance is no multiple of what drives address, or only a few rows of it are wanted) is read into a
-//! slot, and copied from there.
+//! Whole blocks of a [`Landing::Direct`] range go directly into the arena, each byte once. Data that no drive can write
+//! to its final place (its distance is not a multiple of what drives address, or only a few rows of it are needed) is
+//! read into a slot and copied from there.
 
 use onehop_files::{Blockwise, Extent};
 
@@ -10,19 +10,19 @@ use crate::error::{Error, Result};
 use crate::plan::{Copy, Landing, Plan};
 use crate::source::Source;
 
-/// What is read into a slot, and where it goes from there.
+/// Data that is read into a slot, and its destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staged {
-    /// What comes into the slot. Its holes have to be made zeros, because the slot has been used before.
+    /// Reads into the slot. Holes must be zeroed, because the slot has been used before.
     pub parts: Blockwise,
-    /// From the slot to the arena.
+    /// Copies from the slot to the arena.
     pub copies: Vec<Copy>,
 }
 
-/// What lands in the arena by itself. The arena holds zeros before.
+/// Data that lands directly in the arena. The arena must hold zeros before.
 ///
 /// # Errors
-/// When a file is on no drive, or the drive's blocks are larger than its file system's.
+/// When a file is not on a drive, or the drive's blocks are larger than its file system's.
 pub fn direct(plan: &Plan, files: &[Box<dyn Source>]) -> Result<Blockwise> {
     let mut parts = Blockwise::default();
     for range in &plan.ranges {
@@ -35,10 +35,10 @@ pub fn direct(plan: &Plan, files: &[Box<dyn Source>]) -> Result<Blockwise> {
     Ok(parts)
 }
 
-/// What goes through slots of so many bytes, slot by slot.
+/// Data that goes through slots of this size, slot by slot.
 ///
 /// # Errors
-/// When not even a block fits; each slot as for [`direct`].
+/// When a slot is smaller than a block; for each slot as for [`direct`].
 pub fn staged<'p>(
     plan: &'p Plan,
     files: &'p [Box<dyn Source>],

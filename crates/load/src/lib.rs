@@ -1,10 +1,31 @@
-//! Model files, and the plan that takes their tensors into GPU memory.
+//! Model files, and plans and engines that load their tensors into GPU memory.
 //!
-//! [`Model::open`] reads the headers of safetensors and GGUF files, believing nothing that they say of themselves
-//! before it has been held against the rest. [`Plan::new`] decides where every tensor of a [`Selection`] comes to lie
-//! in one arena and which blocks of which files are read for it; [`Plan::chunks`] cuts that to the slots of a ring.
-//! Whatever moves the bytes is an [`Engine`](stream::Engine): that of files is [`RingEngine`](engine::RingEngine). [`Arrivals`]
-//! and [`Stream`](stream::Stream) hand tensors out as soon as they are complete. Nothing here opens a GPU.
+//! 1. [`Model::open`] reads and checks the headers of safetensors and GGUF files.
+//! 2. [`Plan::new`] decides where every tensor of a [`Selection`] lies in one arena, and which blocks of which files
+//!    are read for it.
+//! 3. [`Prepared::new`](engine::Prepared::new) chooses paths and allocates a ring of pinned memory.
+//! 4. [`RingEngine::start`](engine::RingEngine::start) loads through that ring; other routes have an
+//!    [`Engine`](stream::Engine) of their own.
+//! 5. [`Stream::next`](stream::Stream::next) returns each tensor as soon as it is complete.
+//!
+//! ```no_run
+//! use onehop_load::engine::{self, Prepared, RingEngine};
+//! use onehop_load::{Local, Model, Plan, Selection, plan, stream::Stream};
+//!
+//! # fn load(gpu: &dyn onehop_gpu::Gpu) -> Result<(), onehop_load::Error> {
+//! let model = Model::open(&Local, &["model.safetensors".into()])?;
+//! let plan = Plan::new(&model, &Selection::default(), plan::Options::ring())?;
+//! let prepared = Prepared::new(&plan, &model.files, &engine::Options::default())?;
+//! let engine = RingEngine::start(gpu, &plan, prepared)?;
+//! let mut stream = Stream::new(plan, engine);
+//! while let Some(loaded) = stream.next()? {
+//!     println!("{} at {}", loaded.tensor.name, loaded.tensor.at);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! This crate opens no GPU: the caller passes one.
 #![forbid(unsafe_code)]
 
 mod arrivals;

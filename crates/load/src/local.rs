@@ -1,4 +1,4 @@
-//! Files of this machine, opened so that nothing that a path may lead to can hold us up.
+//! Files of this machine. Opening a path never blocks, whatever it leads to.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,34 +15,34 @@ use crate::error::{Error, Result};
 use crate::identity::{Change, Identity};
 use crate::source::{Kind, Source, Store};
 
-/// Most names of one directory that are looked at.
+/// Upper limit of names in a directory.
 const MAX_NAMES: usize = 1 << 20;
 
 /// The file system of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
-/// A file of this machine, open.
+/// An open file of this machine.
 #[derive(Debug)]
 pub struct LocalFile {
     file: File,
     path: PathBuf,
-    /// The same from the root on: the program may go elsewhere before it is looked at once more.
+    /// The absolute path: the working directory may change before the file is checked again.
     absolute: PathBuf,
     name: String,
     identity: Identity,
 }
 
 impl LocalFile {
-    /// Opens a regular file. Whatever else `path` leads to is refused without being waited for.
+    /// Opens a regular file. Refuses anything else without blocking.
     ///
     /// # Errors
-    /// When there is no such file, it cannot be opened, or is not a regular one.
+    /// When the file does not exist, cannot be opened, or is not regular.
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        // Devices and FIFOs are told apart before they are opened, because opening them can do things.
+        // The kind is checked before opening, because opening a device or FIFO has side effects.
         regular(&name, kind(path)?)?;
-        // And should it become one in between, O_NONBLOCK keeps open from waiting for a writer.
+        // If it becomes a FIFO in between, O_NONBLOCK keeps open from waiting for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
         let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
@@ -50,7 +50,7 @@ impl LocalFile {
         if is_pseudo_fs(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
             return Err(Error::Odd { file: name, what: "made up by the kernel as it is read" });
         }
-        // Of a regular file it means nothing, and cuFile takes no file that has it.
+        // O_NONBLOCK has no effect on a regular file, but cuFile refuses it.
         fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::opening(&name, e))?;
         let absolute = absolute(path).map_err(|e| Error::Open { file: name.clone(), source: e })?;
         Ok(Self { file, path: path.into(), absolute, name, identity: Identity::of(&stat) })
@@ -62,13 +62,13 @@ impl LocalFile {
         &self.file
     }
 
-    /// The path it was opened by.
+    /// The path by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What became of the path since the file was opened.
+    /// How the path has changed since the file was opened.
     fn path_change(&self) -> Option<Change> {
         match statat(CWD, &self.absolute, AtFlags::empty()) {
             Ok(stat) => self.identity.replaced(&Identity::of(&stat)),
@@ -77,7 +77,7 @@ impl LocalFile {
         }
     }
 
-    /// Checks that its path does not lead to another file by now.
+    /// Checks that its path still leads to this file.
     pub(crate) fn check_path(&self) -> Result<()> {
         match self.path_change() {
             Some(change @ Change::Replaced(..)) => Err(Error::Changed { file: self.name.clone(), change }),
@@ -115,7 +115,7 @@ impl Source for LocalFile {
         Some(self.identity)
     }
 
-    /// Checks the open file, whose bytes are those that are read, and then what the path leads to by now.
+    /// Checks the open file, whose bytes are read, and then what its path leads to now.
     fn still_same(&self) -> Result<Option<Change>> {
         let open = Identity::of(&fstat(&self.file).map_err(|e| Error::opening(&self.name, e))?);
         let change = self.identity.change(&open);
@@ -153,14 +153,14 @@ impl Store for Local {
     }
 }
 
-/// What `path` leads to, through symbolic links.
+/// The kind of file that `path` leads to, through symbolic links.
 fn kind(path: &Path) -> Result<FileType> {
     let stat = statat(CWD, path, AtFlags::empty());
     stat.map(|s| FileType::from_raw_mode(s.st_mode))
         .map_err(|e| Error::opening(&path.display().to_string(), e))
 }
 
-/// Whether a file system's files have no bytes and no length of their own, by its magic number.
+/// Whether files of this file system have no stored contents and no length, by its magic number.
 fn is_pseudo_fs(magic: FsWord) -> bool {
     const SYSFS: FsWord = 0x6265_6572;
     const DEBUGFS: FsWord = 0x6462_6720;

@@ -1,7 +1,7 @@
-//! Check sums of a model's tensors, kept in a JSON file beside it.
+//! Checksums of a model's tensors, in a JSON file next to it.
 //!
-//! CRC-32C, which CPUs have in hardware and GPUs compute in parallel. It notices what storage and transfers do to bytes;
-//! it does not stop anybody who wants to deceive.
+//! CRC-32C has hardware support in CPUs and parallelises on GPUs. It detects errors of storage and transfers, but not
+//! deliberate changes.
 
 mod json;
 
@@ -15,15 +15,15 @@ use crate::formats::{MAX_HEADER, TensorInfo};
 use crate::model::Model;
 use crate::source::Source;
 
-/// The version of the form.
+/// The version of the format.
 const VERSION: u64 = 1;
-/// Read at once for a check sum on the host.
+/// Bytes read at a time for a checksum on the host.
 const STRETCH: usize = 1 << 20;
 
-/// The check sum of a tensor, with what else must be the same.
+/// The checksum of a tensor, and what else must match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Entry {
-    /// What the elements are.
+    /// The type of its elements.
     pub dtype: Dtype,
     /// The dimensions, slowest first.
     pub shape: Vec<u64>,
@@ -34,18 +34,18 @@ pub struct Entry {
     pub crc32c: u32,
 }
 
-/// The check sums of a model, by the tensors' names.
+/// The checksums of a model, by tensor name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// The entries.
     pub tensors: BTreeMap<String, Entry>,
 }
 
-/// What is wrong with a manifest, or what it finds wrong.
+/// What is wrong with a manifest, or what it reveals.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not JSON, or not of a manifest's form.
+    /// Not JSON, or not in the form of a manifest.
     #[error("it is not the JSON of a manifest: {0}")]
     Json(serde_json::Error),
     /// Something is missing.
@@ -56,18 +56,18 @@ pub enum Error {
         /// What is missing.
         key: &'static str,
     },
-    /// A key that comes twice.
+    /// A duplicate key.
     #[error("{within} has {key:?} twice")]
     Twice {
-        /// What it is in.
+        /// The object that contains it.
         within: String,
         /// The key.
         key: String,
     },
-    /// A key that does not belong there.
+    /// An unknown key.
     #[error("{within} has {key:?}, which does not belong there")]
     Unknown {
-        /// What it is in.
+        /// The object that contains it.
         within: String,
         /// The key.
         key: String,
@@ -75,38 +75,38 @@ pub enum Error {
     /// Another version.
     #[error("it is of version {0}; version {VERSION} is known")]
     Version(String),
-    /// A value that is not what it must be.
+    /// An invalid value.
     #[error("{key} of the tensor {tensor:?} is {value:?}; {expected} is expected")]
     Value {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Which value.
+        /// The key.
         key: &'static str,
-        /// What it is.
+        /// The value.
         value: String,
-        /// What it should be.
+        /// What was expected.
         expected: &'static str,
     },
-    /// The model has a tensor that the manifest does not.
+    /// The model has a tensor that the manifest lacks.
     #[error("it has no check sum of the tensor {0:?}")]
     NotListed(String),
-    /// The manifest has a tensor that the model does not.
+    /// The manifest has a tensor that the model lacks.
     #[error("it has a check sum of the tensor {0:?}, which the model does not hold")]
     NotInModel(String),
-    /// A tensor of another type or shape.
+    /// A tensor's type or shape differs.
     #[error("the tensor {tensor:?} is {is}, but was {was} when its check sum was made")]
     Other {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// What it is.
         is: String,
         /// What it was.
         was: String,
     },
-    /// Other bytes.
+    /// A tensor's bytes differ.
     #[error("the tensor {tensor:?} is not what it was: its CRC-32C is {is:08x}, but was {was:08x}")]
     Differs {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// What it is.
         is: u32,
@@ -129,7 +129,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Takes in a check sum that was computed elsewhere: on the GPU, while the model was loaded.
+    /// Adds a checksum that was computed elsewhere, for example on the GPU during a load.
     pub fn add(&mut self, tensor: &TensorInfo, crc32c: u32) {
         let TensorInfo { name, dtype, shape, bytes, .. } = tensor;
         let entry = Entry { dtype: *dtype, shape: shape.clone(), bytes: *bytes, crc32c };
@@ -152,7 +152,7 @@ impl Manifest {
     /// Parses a manifest.
     ///
     /// # Errors
-    /// When it is not exactly what [`Manifest::to_json`] writes, but for white space and the order of keys.
+    /// When it is not what [`Manifest::to_json`] writes, apart from white space and the order of keys.
     pub fn parse(text: &[u8]) -> Result<Self, Error> {
         json::parse(text)
     }
@@ -163,10 +163,10 @@ impl Manifest {
         json::write(self)
     }
 
-    /// Whether `crc32c` is the check sum of the tensor, all of it: a rank's part of one has no entry.
+    /// Compares the checksum of a whole tensor: a rank's part of one has no entry.
     ///
     /// # Errors
-    /// When it is not, or the manifest does not know this tensor.
+    /// When it differs, or the manifest lacks this tensor.
     pub fn check(&self, tensor: &TensorInfo, crc32c: u32) -> Result<(), Error> {
         let was = self.entry(tensor)?.crc32c;
         if was == crc32c {

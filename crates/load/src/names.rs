@@ -1,4 +1,4 @@
-//! Names of tensors, and patterns of them, in which `*` stands for any text and `?` for any one character.
+//! Names of tensors, and patterns in which `*` stands for any text and `?` for any one character.
 //!
 //! A name without either is looked up in a hash table, because frontends pass tens of thousands of them. The others, of
 //! which there are few, are tried one after the other.
@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 /// A list of patterns, ready to be matched.
 pub(crate) struct NamePatterns<'a> {
     patterns: &'a [String],
-    /// Names without wildcards, each with its first place in the list.
+    /// Names without wildcards, each with its first index in the list.
     literals: HashMap<&'a str, usize>,
     /// The others with their places, in the order of the list.
     wild: Vec<(Wild<'a>, usize)>,
@@ -28,7 +28,7 @@ impl<'a> NamePatterns<'a> {
         Self { patterns, literals, wild }
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
@@ -38,7 +38,7 @@ impl<'a> NamePatterns<'a> {
         self.literals.contains_key(name) || self.wild_matches(name).next().is_some()
     }
 
-    /// The place of the first that matches this name.
+    /// The index of the first pattern that matches this name.
     pub fn first(&self, name: &str) -> Option<usize> {
         self.wild_matches(name).next().into_iter().chain(self.literals.get(name).copied()).min()
     }
@@ -48,7 +48,7 @@ impl<'a> NamePatterns<'a> {
         self.wild.iter().filter(move |(wild, _)| wild.matches(name)).map(|(_, place)| *place)
     }
 
-    /// The first pattern that matches none of these names. One of `*` alone asks for nothing, so it is never the one.
+    /// The first pattern that matches none of these names. A pattern `*` requires nothing, so it is never returned.
     pub fn unmatched<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<&'a str> {
         let mut unseen: HashSet<&str> = self.literals.keys().copied().collect();
         let mut met = vec![false; self.patterns.len()];
@@ -69,7 +69,7 @@ impl<'a> NamePatterns<'a> {
     }
 }
 
-/// Whether a pattern may match more than the name that it is.
+/// Whether a pattern contains wildcards.
 fn is_wild(pattern: &str) -> bool {
     pattern.contains(['*', '?'])
 }
@@ -112,7 +112,7 @@ impl<'a> Wild<'a> {
 /// Whether a pattern matches a name, character by character.
 fn matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.chars(), name.chars());
-    // Where to go on when the rest does not match: the last `*` takes a character more.
+    // Where to continue after a mismatch: the last `*` takes one more character.
     let mut again = None;
     loop {
         let (mut next, mut rest) = (pattern.clone(), name.clone());

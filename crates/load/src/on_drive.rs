@@ -1,4 +1,4 @@
-//! Files on a drive that onehop drives: those of its file system, and those that extent maps tell of.
+//! Files on a drive that onehop drives: those of its file system, and those of extent maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -18,16 +18,16 @@ pub struct OnVolume {
 }
 
 impl OnVolume {
-    /// Over a volume that lies on this drive.
+    /// Wraps a volume on this drive.
     #[must_use]
     pub fn new(volume: Volume, drive: Arc<dyn Blocks>) -> Self {
         Self { volume, drive }
     }
 
-    /// The extent map of a file: reads it once, for its check sums.
+    /// The extent map of a file. Reads the file once, for its checksums.
     ///
     /// # Errors
-    /// When there is no such file, or it cannot be read.
+    /// When it does not exist, or cannot be read.
     pub fn map(&self, path: &Path, drive: DriveId) -> Result<ExtentMap> {
         let file = self.lookup(path)?;
         ExtentMap::of_volume(&self.volume, &file, path, drive).map_err(|why| failed(path, why))
@@ -63,17 +63,17 @@ impl Store for OnVolume {
     }
 }
 
-/// The files of extent maps, in the directories in which they were when they were mapped.
+/// The files of extent maps, in the directories where they were mapped.
 pub struct OnMaps {
     files: BTreeMap<PathBuf, ExtentMap>,
     drive: Arc<dyn Blocks>,
 }
 
 impl OnMaps {
-    /// Over maps of files that lie on this drive.
+    /// Wraps maps of files on this drive.
     ///
     /// # Errors
-    /// When two of them are of one path.
+    /// When two of them have the same path.
     pub fn new(maps: Vec<ExtentMap>, drive: Arc<dyn Blocks>) -> Result<Self> {
         let mut files = BTreeMap::new();
         for map in maps {
@@ -85,7 +85,7 @@ impl OnMaps {
         Ok(Self { files, drive })
     }
 
-    /// What there is to load: the only file, or the directories that hold the files.
+    /// What can be loaded: the only file, or the directories of the files.
     #[must_use]
     pub fn roots(&self) -> Vec<PathBuf> {
         if self.files.len() == 1 {
@@ -95,7 +95,7 @@ impl OnMaps {
     }
 }
 
-/// The directories that hold these files. The shards of an index may lie in directories below its own: those come with it.
+/// The directories of these files. The shards of an index may be in directories below its own; those are not listed.
 fn directories<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Vec<PathBuf> {
     let all: BTreeSet<&Path> = files.filter_map(|path| path.parent()).collect();
     let below = |root: &Path| root.ancestors().skip(1).any(|above| all.contains(above));
@@ -126,7 +126,7 @@ impl Store for OnMaps {
     }
 }
 
-/// A file on a drive, by its extents.
+/// A file on a drive, with its extents.
 struct DriveFile {
     name: String,
     bytes: u64,

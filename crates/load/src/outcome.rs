@@ -1,4 +1,4 @@
-//! How a load went, as it is told: the route and why, what the limit was, and what keeps the bytes from a straighter way.
+//! The report of a load: the route and why, the limit, and why no faster route was used.
 
 use std::time::Duration;
 
@@ -7,56 +7,56 @@ use serde::Serialize;
 use crate::engine::Account;
 use crate::plan::Plan;
 
-/// How a load through the ring went.
+/// The report of a load through the ring.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Bytes of tensors.
     pub bytes: u64,
     /// Bytes that were read for them.
     pub read_bytes: u64,
-    /// Bytes of GPU memory that they take.
+    /// Bytes of GPU memory that they occupy.
     pub gpu_bytes: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// Bytes of tensors, in 10^9 a second.
+    /// Bytes of tensors, in 10^9 per second.
     pub gbps: f64,
-    /// The way that most of them went.
+    /// The route of most bytes.
     pub route: &'static str,
-    /// Why that one.
+    /// Why this route was taken.
     pub route_why: String,
-    /// The slowest thing on the way.
+    /// The bottleneck.
     pub limit: Limit,
-    /// The better routes, and why they could not be had.
+    /// Better routes, and why they were not used.
     pub why_not_better: Vec<WhyNot>,
-    /// What happened to the files meanwhile that has not changed their bytes: [`Model::still_same`](crate::Model::still_same).
+    /// Changes to the files meanwhile that did not affect their bytes: [`Model::still_same`](crate::Model::still_same).
     pub warnings: Vec<String>,
 }
 
-/// The slowest thing on the way.
+/// The bottleneck of a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Limit {
-    /// What it is.
+    /// Its name.
     pub what: &'static str,
-    /// 10^9 bytes in a second, where it is known.
+    /// 10^9 bytes per second, if known.
     pub gbps: Option<f64>,
-    /// How much of it was reached.
+    /// The fraction of it that was reached.
     pub reached: Option<f64>,
 }
 
-/// A route that could not be had.
+/// A route that was not used.
 #[derive(Clone, Debug, Serialize)]
 pub struct WhyNot {
     /// Its name.
     pub route: &'static str,
-    /// What is in the way.
+    /// The reason.
     pub reason: &'static str,
-    /// What would change that.
+    /// How to fix it.
     pub fix: &'static str,
 }
 
 impl Outcome {
-    /// Of a load that took so long, with a plan for each GPU. `copy_rate` is what the copy engine does by itself, if it was
-    /// measured. Warnings are the caller's to add.
+    /// Reports a load of this duration, with a plan for each GPU. `copy_rate` is the measured rate of the copy engine.
+    /// The caller adds warnings.
     #[must_use]
     pub fn new(plans: &[&Plan], account: &Account, took: Duration, copy_rate: Option<f64>) -> Self {
         let bytes: u64 = plans.iter().map(|plan| plan.tensor_bytes).sum();
@@ -79,11 +79,11 @@ impl Outcome {
     }
 }
 
-/// The way of most bytes.
+/// The path of most bytes.
 struct Went {
     route: &'static str,
     why: String,
-    /// The slowest thing on it, as far as is known.
+    /// Its bottleneck, as far as known.
     limit: &'static str,
     /// Whether that is the copy engine.
     copied: bool,

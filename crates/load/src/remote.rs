@@ -1,7 +1,7 @@
-//! Models on servers: `http(s)://` and `s3://`, by ranged reads that know the object again.
+//! Models on servers: `http(s)://` and `s3://`, by range requests that detect a changed object.
 //!
-//! An object is looked at when it is opened; every read asks for it with the tag that it had then, and compares what comes
-//! back. Reads go on where a connection was cut, so many times and no more.
+//! An object's tag is fetched when it is opened; every read requests that tag and compares it with the answer.
+//! Interrupted reads are continued a limited number of times.
 
 mod file;
 
@@ -24,22 +24,22 @@ use crate::error::{Error, Result};
 use crate::source::{Kind, Source, Store};
 use file::{Failure, RemoteFile, in_time};
 
-/// Most objects below a prefix that are looked at.
+/// Upper limit of objects below a prefix.
 const MAX_NAMES: usize = 1 << 20;
 
-/// How servers are spoken to.
+/// Settings for servers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Settings of S3, by the names that AWS's environment variables have, in small letters: `aws_region`, `aws_endpoint`,
+    /// S3 settings, by the lower-case names of AWS's environment variables: `aws_region`, `aws_endpoint`,
     /// `aws_access_key_id`, `aws_skip_signature` …
     pub s3: Vec<(String, String)>,
-    /// How long a server may take to be reached.
+    /// Time limit for a connection.
     pub connect: Duration,
-    /// How long no byte may come.
+    /// Time limit without any new byte.
     pub idle: Duration,
-    /// How often a read is tried again.
+    /// Number of retries of a read.
     pub retries: u32,
-    /// Set to have whatever waits for a server end soon.
+    /// Setting it cancels all waits for a server.
     pub stopped: Arc<AtomicBool>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Config {
     }
 }
 
-/// Servers.
+/// Access to servers.
 pub struct Remote {
     runtime: Arc<Runtime>,
     config: Config,
@@ -58,11 +58,11 @@ pub struct Remote {
     stores: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
 }
 
-/// An address, taken apart.
+/// A parsed address.
 struct Address {
     store: Arc<dyn ObjectStore>,
     location: Location,
-    /// Whether the server tells what is below a prefix.
+    /// Whether the server lists objects below a prefix.
     lists: bool,
 }
 
@@ -70,7 +70,7 @@ impl Remote {
     /// Starts the threads that serve connections.
     ///
     /// # Errors
-    /// When the system gives none.
+    /// When a thread cannot be started.
     pub fn new(config: Config) -> Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("connections").build();
@@ -106,7 +106,7 @@ impl Remote {
 
     fn store(&self, url: &Url, key: &str) -> object_store::Result<Arc<dyn ObjectStore>> {
         let config = &self.config;
-        // What comes late is ours to judge: a large range may take as long as it takes.
+        // Timeouts are enforced here: a large range may take long.
         let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(config.connect);
         let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         if url.scheme() != "s3" {
@@ -119,7 +119,7 @@ impl Remote {
             .with_bucket_name(url.host_str().unwrap_or_default())
             .with_retry(once);
         for (name, value) in &config.s3 {
-            // As AWS's own tools do, names that mean nothing here are passed over.
+            // Unknown names are ignored, as by AWS's own tools.
             if let Ok(name) = name.parse() {
                 s3 = s3.with_config(name, value);
             }
@@ -133,7 +133,7 @@ impl Remote {
         RemoteFile::open(name, runtime, store, address.location.clone(), self.config.clone())
     }
 
-    /// Gives every object below a prefix to `each`, until that does not want more.
+    /// Calls `each` for every object below a prefix, until it returns false.
     fn walk(&self, path: &Path, address: &Address, mut each: impl FnMut(&Location) -> bool) -> Result<()> {
         let prefix = Some(&address.location).filter(|location| !location.as_ref().is_empty());
         let file = path.display().to_string();

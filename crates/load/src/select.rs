@@ -1,4 +1,4 @@
-//! Which tensors are wanted, and which part of each: names, types, and the slice of a rank of a tensor-parallel group.
+//! Selects tensors, and parts of them: names, types, and a rank's slice in a tensor-parallel group.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,9 +9,10 @@ use crate::model::Tensor;
 use crate::names::NamePatterns;
 use crate::plan::Error;
 
-/// What is wanted of a model. The default is everything, whole.
+/// Selects tensors of a model. The default is all of them, whole.
 ///
-/// Patterns are names in which `*` stands for any text and `?` for any one character. Each has to match a tensor of the model.
+/// Patterns are names in which `*` stands for any text and `?` for any one character. Each must match a tensor of the
+/// model.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     only: Vec<String>,
@@ -24,29 +25,29 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Tensors of this name too; without any such call all names are wanted.
+    /// Adds tensors of this name; without any such call all names are selected.
     #[must_use]
     pub fn only(mut self, pattern: &str) -> Self {
         self.only.push(pattern.into());
         self
     }
 
-    /// No tensor of this name, whatever `only` says.
+    /// Excludes tensors of this name, even if `only` includes them.
     #[must_use]
     pub fn except(mut self, pattern: &str) -> Self {
         self.except.push(pattern.into());
         self
     }
 
-    /// Tensors of this type too; without any such call all types are wanted.
+    /// Adds tensors of this type; without any such call all types are selected.
     #[must_use]
     pub fn dtype(mut self, dtype: Dtype) -> Self {
         self.dtypes.push(dtype);
         self
     }
 
-    /// Tensors of this name are cut along dimension `dim`, the first pattern that fits deciding; all others are
-    /// wanted whole by every rank.
+    /// Slices tensors of this name along dimension `dim`; the first matching pattern decides. Every rank gets all other
+    /// tensors whole.
     #[must_use]
     pub fn cut(mut self, pattern: &str, dim: usize) -> Self {
         self.cuts.push(pattern.into());
@@ -54,7 +55,7 @@ impl Selection {
         self
     }
 
-    /// What is cut is cut into `ranks` equal parts, and part `rank` is wanted.
+    /// Selects part `rank` of `ranks` equal parts of each sliced tensor.
     ///
     /// # Errors
     /// When there is no such part.
@@ -87,10 +88,10 @@ pub struct Selector<'a> {
 }
 
 impl Selector<'_> {
-    /// Checks that each pattern matches one of a model's tensors, and that some tensor is left if any are asked for.
+    /// Checks that each pattern matches a tensor of the model, and that the selection is not empty unless the model is.
     ///
     /// # Errors
-    /// When it does not: a mistyped name would load too much, or too little.
+    /// When it does not: a mistyped name would load too much or too little.
     pub fn check(&self, tensors: &[Tensor]) -> Result<(), Error> {
         let uses = [(&self.only, Use::Load), (&self.except, Use::LeaveOut), (&self.cuts, Use::Cut)];
         for (patterns, used) in uses.into_iter().filter(|(patterns, _)| !patterns.is_empty()) {
@@ -104,7 +105,7 @@ impl Selector<'_> {
         Ok(())
     }
 
-    /// Whether the tensor is wanted at all.
+    /// Whether the tensor is selected.
     #[must_use]
     pub fn wants(&self, tensor: &TensorInfo) -> bool {
         let dtypes = &self.selection.dtypes;
@@ -113,10 +114,10 @@ impl Selector<'_> {
             && (dtypes.is_empty() || dtypes.contains(&tensor.dtype))
     }
 
-    /// What is wanted of a tensor that is.
+    /// The selected part of a tensor.
     ///
     /// # Errors
-    /// When it cannot be cut as asked.
+    /// When it cannot be sliced as requested.
     pub fn part(&self, tensor: &TensorInfo) -> Result<Part, Error> {
         let Some((rank, ranks)) = self.selection.group.filter(|(_, ranks)| *ranks > 1) else {
             return Ok(Part::whole(tensor));
@@ -126,14 +127,14 @@ impl Selector<'_> {
     }
 }
 
-/// What the tensors of a pattern are named for.
+/// The purpose of a pattern.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// To be loaded.
+    /// Tensors to load.
     Load,
-    /// Not to be loaded.
+    /// Tensors to exclude.
     LeaveOut,
-    /// To be cut.
+    /// Tensors to slice.
     Cut,
 }
 
@@ -147,30 +148,30 @@ impl fmt::Display for Use {
     }
 }
 
-/// The bytes that are wanted of a tensor: rows of one length, at equal distances in the file, packed in memory.
+/// The selected bytes of a tensor: rows of equal length and distance in the file, packed in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The dimensions of the part.
     pub shape: Vec<u64>,
-    /// Where its first row is in the file.
+    /// Offset of its first row in the file.
     pub offset: u64,
     /// Bytes of a row.
     pub row: u64,
-    /// How many rows there are.
+    /// Number of rows.
     pub rows: u64,
-    /// From the start of a row to that of the next, in the file.
+    /// Distance between the starts of two rows in the file.
     pub step: u64,
 }
 
 impl Part {
-    /// All of it.
+    /// The whole tensor.
     #[must_use]
     pub fn whole(tensor: &TensorInfo) -> Self {
         let TensorInfo { shape, offset, bytes, .. } = tensor;
         Self { shape: shape.clone(), offset: *offset, row: *bytes, rows: 1, step: *bytes }
     }
 
-    /// Part `rank` of `ranks` equal ones along dimension `dim`.
+    /// Part `rank` of `ranks` equal parts along dimension `dim`.
     fn cut(tensor: &TensorInfo, dim: usize, rank: u64, ranks: u64) -> Result<Self, Error> {
         let name = || tensor.name.clone();
         let Some(&length) = tensor.shape.get(dim) else {
@@ -197,12 +198,12 @@ impl Part {
         Ok(Self { shape, offset, row, rows: outer, step: row * ranks })
     }
 
-    /// The least part that holds these indices, a range for each dimension. It is just them where two dimensions are
-    /// cut, and any number before these to a single index; a third dimension that is cut is in the part as a whole, as
+    /// The smallest part that contains these indices, a range for each dimension. It is exact if at most two dimensions
+    /// are sliced, apart from leading ones with a single index; a third sliced dimension is included whole, as
     /// [`Part::shape`] says.
     ///
     /// # Errors
-    /// When the ranges are not those of the tensor's dimensions, or cut within a byte or a block of a quantised type.
+    /// When the ranges do not match the tensor's dimensions, or slice within a byte or a block of a quantised type.
     pub fn within(tensor: &TensorInfo, ranges: &[Range<u64>]) -> Result<Self, Error> {
         let lies_within =
             |(range, length): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *length;
@@ -214,7 +215,8 @@ impl Part {
             let shape = ranges.iter().map(length).collect();
             return Ok(Self { shape, offset: tensor.offset, row: 0, rows: 1, step: 0 });
         }
-        // None of these overflows: no range is longer than its dimension, no dimension is zero, and the tensor has a size.
+        // None of these overflows: no range is longer than its dimension, no dimension is zero, and the tensor has a
+        // size.
         let inner = |dim: usize| tensor.shape.iter().skip(dim + 1).product::<u64>();
         let last = ranges.len().saturating_sub(1);
         let outer = ranges.iter().position(|range| length(range) != 1).unwrap_or(last);
@@ -273,7 +275,7 @@ mod tests {
             {
                 let wanted = [a.clone(), b, c, d];
                 let part = Part::within(&bytes, &wanted).unwrap();
-                // Where the part is longer than what was asked for, it has all of the dimension.
+                // A dimension of the part that is longer than requested is complete.
                 let held: Vec<_> = (wanted.iter().zip(part.shape.iter().zip(&shape)))
                     .map(|(w, (has, all))| if *has == w.end - w.start { w.clone() } else { 0..*all })
                     .collect();

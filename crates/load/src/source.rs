@@ -1,4 +1,4 @@
-//! Where the bytes of a model come from: the seam behind which local files, drives and servers stand.
+//! The source of a model's bytes: the seam to local files, drives and servers.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,44 +10,44 @@ use crate::error::Result;
 use crate::identity::{Change, Identity};
 use crate::local::LocalFile;
 
-/// One file that can be read at any place.
+/// A file that can be read at any offset.
 pub trait Source: Send + Sync {
-    /// What people know it by.
+    /// Its name in messages.
     fn name(&self) -> &str;
 
-    /// How long it is.
+    /// Its length.
     fn bytes(&self) -> u64;
 
     /// Fills `buffer` with the bytes from `offset` on.
     ///
     /// # Errors
-    /// When they cannot be read, and when the file ends before the buffer is full.
+    /// When they cannot be read, or the file ends before the buffer is full.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
-    /// The file of this machine that it is, for routes that open it in their own way.
+    /// The local file, for routes that open it themselves.
     fn local(&self) -> Option<&LocalFile> {
         None
     }
 
-    /// Where its bytes are on the drive that holds it, for routes on which that drive is commanded.
+    /// Its extents on a drive, for routes that drive it.
     fn extents(&self) -> Option<&[Extent]> {
         None
     }
 
-    /// What reads it from the server that has it, for routes that fill their own memory.
+    /// Reads from a server, for routes that fill their own memory.
     fn fetch(&self) -> Option<Arc<dyn Fetch>> {
         None
     }
 
-    /// What a later look is compared with, where the source can tell.
+    /// Its state, to be compared later, if the source has one.
     fn identity(&self) -> Option<Identity> {
         None
     }
 
-    /// Whether its bytes are still those that it had when it was opened, and what else has changed since.
+    /// Checks that its bytes have not changed since it was opened, and returns any other change.
     ///
     /// # Errors
-    /// When they are not, with what has changed, or when nobody can tell any more.
+    /// When they have changed, or that can no longer be determined.
     fn still_same(&self) -> Result<Option<Change>> {
         Ok(None)
     }
@@ -55,11 +55,11 @@ pub trait Source: Send + Sync {
 
 /// A file on a server.
 pub trait Fetch: Send + Sync {
-    /// Reads `bytes` bytes from `offset` on, and gives them to `take` as they come, with their place among these bytes. Tells
-    /// how often something had to be tried again. `go_on` is asked now and then.
+    /// Reads `bytes` bytes from `offset` on, and passes them to `take` as they arrive, with their offset among these
+    /// bytes. Returns the number of retries. `go_on` is called regularly.
     ///
     /// # Errors
-    /// When they cannot be had in time, or are not the file's any more.
+    /// When they do not arrive in time, or the file has changed.
     fn fetch(
         &self,
         offset: u64,
@@ -69,21 +69,21 @@ pub trait Fetch: Send + Sync {
     ) -> Result<u64>;
 }
 
-/// What a path leads to.
+/// The kind of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A file with bytes.
+    /// A file.
     File,
     /// A directory.
     Directory,
 }
 
-/// Files by path: the local file system, or that of a drive.
+/// Files by path: the local file system, a drive's, or a server.
 pub trait Store {
-    /// What `path` leads to.
+    /// The kind of `path`.
     ///
     /// # Errors
-    /// When there is nothing, or something that no model is kept in.
+    /// When it does not exist, or cannot hold a model.
     fn kind(&self, path: &Path) -> Result<Kind>;
 
     /// The names in a directory, which may be any bytes.
@@ -92,9 +92,9 @@ pub trait Store {
     /// When it cannot be read.
     fn names(&self, path: &Path) -> Result<Vec<OsString>>;
 
-    /// Opens a file to be read.
+    /// Opens a file for reading.
     ///
     /// # Errors
-    /// When there is none, or it cannot be opened.
+    /// When it does not exist, or cannot be opened.
     fn open(&self, path: &Path) -> Result<Box<dyn Source>>;
 }

@@ -1,39 +1,38 @@
-//! Tensors handed out as soon as their bytes are there.
+//! Returns tensors as soon as their bytes have arrived.
 //!
-//! [`Stream`] does the account, an [`Engine`] moves the bytes. What is handed out is *lent*: a [`StreamedTensor`] borrows the
-//! stream, so it cannot outlive the memory that it lies in, and nothing can be done with the engine while somebody looks
-//! at its memory.
+//! [`Stream`] tracks tensors, an [`Engine`] moves the bytes. A [`StreamedTensor`] borrows the stream, so it cannot
+//! outlive its memory, and the engine cannot be used while its memory is being read.
 
 use std::collections::VecDeque;
 
 use crate::arrivals::Arrivals;
 use crate::plan::{Chunk, Placed, Plan};
 
-/// What moves the chunks of a plan into an arena: one for each kind of route.
+/// Moves the chunks of a plan into an arena: one implementation per kind of route.
 pub trait Engine {
     /// The arena.
     type Arena;
-    /// What can go wrong.
+    /// Its errors.
     type Error: From<crate::Error>;
 
-    /// Waits until one more chunk is in the arena with all of its bytes, and gives it; none when all of them are.
-    /// Chunks may come in any order, each once.
+    /// Waits for the next chunk whose bytes are all in the arena; `None` after the last. Chunks arrive in any order,
+    /// each once.
     ///
     /// # Errors
-    /// When bytes could not be moved. The load is over then.
+    /// When bytes could not be moved. The load has then failed.
     fn arrived(&mut self) -> Result<Option<Chunk>, Self::Error>;
 
-    /// The arena, of which those parts may be looked at that have arrived.
+    /// The arena, of which only arrived parts may be read.
     fn arena(&self) -> &Self::Arena;
 
-    /// Ends what is under way, and gives the arena away.
+    /// Ends operations in progress, and returns the arena.
     ///
     /// # Errors
-    /// When something that is under way cannot be ended.
+    /// When an operation in progress cannot be ended.
     fn finish(self) -> Result<Self::Arena, Self::Error>;
 }
 
-/// A load that hands out tensors while it goes on. Dropping it cancels the load: the engine ends what is under way.
+/// A load that returns tensors while it runs. Dropping it cancels the load.
 pub struct Stream<E> {
     plan: Plan,
     engine: E,
@@ -41,26 +40,26 @@ pub struct Stream<E> {
     ready: VecDeque<usize>,
 }
 
-/// A tensor whose bytes are all there, for as long as the stream is not asked for the next.
+/// A complete tensor, valid until the stream is advanced.
 #[derive(Debug)]
 pub struct StreamedTensor<'s, A> {
-    /// What it is, and where in the arena.
+    /// The tensor, and its place in the arena.
     pub tensor: &'s Placed,
-    /// The memory that it lies in.
+    /// The memory that contains it.
     pub arena: &'s A,
 }
 
 impl<E: Engine> Stream<E> {
-    /// Over an engine that works on `plan`.
+    /// Wraps an engine that loads `plan`.
     pub fn new(plan: Plan, engine: E) -> Self {
         let (arrivals, complete) = Arrivals::new(&plan);
         Self { plan, engine, arrivals, ready: complete.into() }
     }
 
-    /// The next tensor that is complete; none when all have been handed out.
+    /// The next complete tensor; `None` after the last.
     ///
     /// # Errors
-    /// When the engine fails, or is at its end before the plan is.
+    /// When the engine fails, or ends before the plan is complete.
     #[expect(clippy::should_implement_trait, reason = "an Iterator cannot lend")]
     pub fn next(&mut self) -> Result<Option<StreamedTensor<'_, E::Arena>>, E::Error> {
         while self.ready.is_empty() && !self.arrivals.done() {
@@ -72,22 +71,22 @@ impl<E: Engine> Stream<E> {
         Ok(tensor.map(|tensor| StreamedTensor { tensor, arena: self.engine.arena() }))
     }
 
-    /// What moves the bytes.
+    /// The engine.
     pub fn engine(&self) -> &E {
         &self.engine
     }
 
-    /// What is loaded.
+    /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Bytes of tensors that have arrived so far.
+    /// Bytes of tensors that have arrived.
     pub fn bytes(&self) -> u64 {
         self.arrivals.bytes()
     }
 
-    /// Waits for what is still to come, and gives the arena away with the plan that tells where the tensors are.
+    /// Waits for the rest, and returns the arena with the plan that locates the tensors in it.
     ///
     /// # Errors
     /// As for [`Stream::next`].

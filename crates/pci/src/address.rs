@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::Error;
 
-/// Where a PCI function is.
+/// The address of a PCI function.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Address {
     /// The domain, also called segment.
@@ -29,7 +29,7 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = Error;
 
-    /// Reads `0000:0b:00.0` and `0b:00.0`, in any case.
+    /// Parses `0000:0b:00.0` and `0b:00.0`, in any case.
     fn from_str(text: &str) -> Result<Self, Error> {
         parse(text).ok_or_else(|| Error::garbage("the PCI address", text, "address such as 0000:0b:00.0"))
     }

@@ -1,23 +1,23 @@
-//! Whether somebody has a device's file to himself: the kernel is asked by opening it, as it knows of other containers, and
-//! of users that no list shows.
+//! Detects exclusive use of a device file by opening it: the kernel also knows of other containers, and of users in no
+//! list.
 
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use serde::{Deserialize, Serialize};
 
-/// What the kernel answers.
+/// The kernel's answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum ExclusiveUse {
-    /// Whether somebody has it.
+    /// Whether it is in exclusive use.
     Known(bool),
-    /// Why that cannot be told.
+    /// Why that cannot be determined.
     Unknown(String),
 }
 
-/// Asks for the device of a kind and number (`259:0`) by its file. A container's own `/dev` may lack the file, or have
-/// another one of that name.
+/// Tests the device of this type and number (`259:0`) through its file. A container's `/dev` may lack the file, or have
+/// another device under its name.
 pub(crate) fn claim(path: &Path, kind: FileType, number: &str) -> ExclusiveUse {
     let unknown = |why: String| ExclusiveUse::Unknown(format!("{}: {why}", path.display()));
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -30,7 +30,7 @@ pub(crate) fn claim(path: &Path, kind: FileType, number: &str) -> ExclusiveUse {
     if FileType::from_raw_mode(about.st_mode) == kind && found == number {
         return ExclusiveUse::Known(false);
     }
-    unknown(format!("it is not the device {number:?} that is called so"))
+    unknown(format!("this file is not the device {number:?}"))
 }
 
 #[cfg(test)]

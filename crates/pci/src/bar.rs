@@ -1,4 +1,4 @@
-//! BARs: where a device's memory and registers are on the bus, from the file `resource`.
+//! BARs: bus addresses of a device's memory and registers, from the file `resource`.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// Rows of `resource` that are BARs; the seventh is the expansion ROM. Behind them come SR-IOV's and bridges' windows.
+/// Rows of `resource` that are BARs; the seventh is the expansion ROM. SR-IOV BARs and bridge windows follow.
 const BARS: usize = 7;
 const ROM: usize = 6;
-/// The longest file that is looked at: seventeen rows of 57 bytes, and room.
+/// Upper limit of rows; the file has seventeen rows of 57 bytes.
 const MAX_ROWS: usize = 32;
 
 /// The kernel's flags, in the third column.
@@ -21,7 +21,7 @@ mod flag {
     pub(super) const UNSET: u64 = 0x2000_0000;
 }
 
-/// What lies behind a BAR.
+/// What is behind a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BarKind {
@@ -33,22 +33,22 @@ pub enum BarKind {
     Rom,
 }
 
-/// A stretch of bus addresses that a device answers to.
+/// A range of bus addresses that a device decodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Bar {
     /// Its number; 6 is the ROM.
     pub index: usize,
-    /// Its first address, without meaning where it has none.
+    /// Its first address; meaningless if none is assigned.
     pub start: u64,
     /// Its length, never 0.
     pub size: u64,
-    /// What is there.
+    /// What is behind it.
     pub kind: BarKind,
-    /// Reading has no side effects, so that reads may be merged.
+    /// Reads have no side effects, so they may be merged.
     pub prefetchable: bool,
-    /// It may lie above 4 GiB.
+    /// It may be above 4 GiB.
     pub wide: bool,
-    /// The system has given it an address.
+    /// It has an address.
     pub assigned: bool,
 }
 
@@ -70,10 +70,10 @@ impl fmt::Display for Bar {
     }
 }
 
-/// The BARs in the text of a `resource` file; `path` is for errors.
+/// Parses the BARs in a `resource` file; `path` is for errors.
 ///
 /// # Errors
-/// When a row is none.
+/// When a row is malformed.
 pub fn parse_resource(path: &str, text: &str) -> Result<Vec<Bar>> {
     let mut bars = Vec::new();
     for (index, row) in text.lines().take(MAX_ROWS).enumerate() {
@@ -105,7 +105,7 @@ pub fn parse_resource(path: &str, text: &str) -> Result<Vec<Bar>> {
     Ok(bars)
 }
 
-/// A hexadecimal number after `0x`.
+/// Parses a hexadecimal number after `0x`.
 pub(crate) fn hex(text: &str) -> Option<u64> {
     let digits = text.strip_prefix("0x").filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
     u64::from_str_radix(digits, 16).ok()

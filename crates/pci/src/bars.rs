@@ -1,4 +1,4 @@
-//! BARs as memory of this process.
+//! BARs mapped into this process.
 
 use std::fs::File;
 use std::io;
@@ -10,14 +10,14 @@ use crate::{Address, BarKind, Error, Result, Root, parse_resource};
 
 /// BARs are mapped in whole pages.
 const PAGE: u64 = 4096;
-/// As much of BAR0 is mapped for its registers: doorbells of all queues that there can be.
+/// Mapped part of BAR0: enough for the doorbells of all possible queues.
 const MOST_REGISTERS: u64 = 1 << 20;
 
-/// Where a device's BARs can be had.
-pub(crate) trait Source: Send + Sync {
-    /// How long a BAR is; none where the device does not have it.
+/// Access to a device's BARs.
+pub(crate) trait BarSource: Send + Sync {
+    /// The size of a BAR; `None` if the device does not have it.
     fn bytes(&self, bar: u8) -> Option<u64>;
-    /// A part of it, in whole pages.
+    /// Maps a part of a BAR, in whole pages.
     fn map(&self, bar: u8, offset: u64, bytes: u64) -> Result<HostMem>;
 }
 
@@ -25,16 +25,16 @@ pub(crate) trait Source: Send + Sync {
 pub(crate) struct Bars {
     registers: MmioWindow,
     size: u32,
-    source: Arc<dyn Source>,
-    /// A device that is unbound or unplugged under us takes its registers with it.
+    source: Arc<dyn BarSource>,
+    /// Survives accesses after the device was unbound or unplugged.
     _guard: Guard,
 }
 
 impl Bars {
-    pub(crate) fn of(source: Arc<dyn Source>, name: &str) -> Result<Self> {
+    pub(crate) fn of(source: Arc<dyn BarSource>, name: &str) -> Result<Self> {
         let bytes = source.bytes(0).ok_or_else(|| Error::Refused {
             what: format!("driving {name}"),
-            why: "it has no BAR0 that can be mapped, where its registers are".into(),
+            why: "its registers cannot be mapped: it has no mappable BAR0".into(),
             fix: "See `onehop drive list`".into(),
         })?;
         let size = bytes.min(MOST_REGISTERS);
@@ -55,7 +55,8 @@ impl Registers for Bars {
     }
 
     fn write64(&self, offset: u32, value: u64) {
-        // At once, as the specification allows: QEMU takes the address of the memory buffer (CMBMSC) in no other way.
+        // One 64-bit store, as the specification allows: QEMU takes the address of the memory buffer (CMBMSC) in no
+        // other way.
         self.registers.write64(offset, value);
     }
 
@@ -75,12 +76,12 @@ impl Registers for Bars {
     }
 }
 
-/// BARs by sysfs, of a device that no driver has.
+/// BARs through sysfs, for a device without a driver.
 pub(crate) struct Sysfs {
     folder: std::path::PathBuf,
     address: Address,
     bars: Vec<crate::Bar>,
-    /// Kept as long as anything is mapped.
+    /// Held as long as anything is mapped.
     hold: Option<Arc<dyn Send + Sync>>,
 }
 
@@ -94,7 +95,7 @@ impl Sysfs {
     }
 }
 
-impl Source for Sysfs {
+impl BarSource for Sysfs {
     fn bytes(&self, bar: u8) -> Option<u64> {
         let of = |b: &&crate::Bar| b.index == usize::from(bar) && b.kind == BarKind::Memory && b.assigned;
         self.bars.iter().find(of).map(|b| b.size)
@@ -105,7 +106,7 @@ impl Source for Sysfs {
         let fits =
             self.bytes(bar).is_some_and(|size| offset.checked_add(bytes).is_some_and(|end| end <= size));
         if !fits {
-            return Err(Error::call(what(), io::Error::other("it does not reach that far")));
+            return Err(Error::call(what(), io::Error::other("the BAR is too short")));
         }
         let path = self.folder.join(format!("resource{bar}"));
         let file = File::options().read(true).write(true).open(&path).map_err(|e| Error::call(what(), e))?;
@@ -116,11 +117,11 @@ impl Source for Sysfs {
     }
 }
 
-/// The memory behind a BAR of a device that no driver has, or whose driver lets programs map it: what stands for a GPU's in
-/// a test bed. `bar` is its number; the largest by default.
+/// Maps the memory behind a BAR of a device that has no driver, or whose driver allows mapping. In a test bed it stands
+/// for a GPU's memory. `bar` is its number; the largest by default.
 ///
 /// # Errors
-/// When there is no such device or BAR, or the kernel does not let it be mapped.
+/// When there is no such device or BAR, or the kernel refuses the mapping.
 pub fn bar_memory(root: &Root, address: Address, bar: Option<u8>) -> Result<HostMem> {
     let sysfs = Sysfs::of(root, address, None)?;
     let largest =
@@ -130,12 +131,12 @@ pub fn bar_memory(root: &Root, address: Address, bar: Option<u8>) -> Result<Host
     let (bar, bytes) = found.ok_or_else(|| Error::Refused {
         what: format!("mapping memory of {address}"),
         why: "it has no such BAR, or the system gave it no address".into(),
-        fix: "`lspci -v` shows its BARs".into(),
+        fix: "See its BARs with `lspci -v`".into(),
     })?;
-    // A device without a driver decodes nothing until it is told to.
+    // A device without a driver decodes nothing until it is enabled.
     let enable = sysfs.folder.join("enable");
     if root.link_name(&format!("/sys/bus/pci/devices/{address}/driver")).is_none() {
-        std::fs::write(&enable, "1").map_err(|e| Error::call(format!("switching {address} on"), e))?;
+        std::fs::write(&enable, "1").map_err(|e| Error::call(format!("enabling {address}"), e))?;
     }
     sysfs.map(bar, 0, bytes)
 }

@@ -1,11 +1,11 @@
-//! The capabilities that matter to whoever moves bytes between devices.
+//! The PCI capabilities that matter for transfers between devices.
 
 use serde::Serialize;
 
-use crate::config::Space;
+use crate::config::ConfigBytes;
 use crate::link::{Link, Speed};
 
-/// What a PCI Express function is.
+/// The kind of a PCI Express function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortType {
@@ -21,29 +21,29 @@ pub enum PortType {
     Bridge,
     /// A device within the root complex.
     Integrated,
-    /// Something that is not known here.
+    /// Another kind.
     Other,
 }
 
-/// What the PCI Express capability says.
+/// The PCI Express capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Express {
-    /// What it is.
+    /// Its kind.
     pub kind: PortType,
-    /// Whether it can be reset alone (FLR).
+    /// Whether it supports function level reset (FLR).
     pub function_reset: bool,
-    /// Payload of a packet, as it is set.
+    /// Configured payload size of a packet.
     pub max_payload: u16,
-    /// The most that it asks for at once.
+    /// Largest read request.
     pub max_read_request: u16,
-    /// Whether it may mark its packets as free of order.
+    /// Whether relaxed ordering is enabled.
     pub relaxed_ordering: bool,
-    /// Its link; a device within the root complex has none.
+    /// Its link; empty for a device within the root complex.
     pub link: Link,
 }
 
 impl Express {
-    pub(crate) fn parse(space: &Space<'_>, at: usize) -> Option<Self> {
+    pub(crate) fn parse(space: &ConfigBytes<'_>, at: usize) -> Option<Self> {
         let kind = match space.half(at + 2)? >> 4 & 0xf {
             0 | 1 => PortType::Endpoint,
             4 => PortType::RootPort,
@@ -74,21 +74,21 @@ impl Express {
     }
 }
 
-/// MSI-X: how many interrupts.
+/// The MSI-X capability.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct MsiX {
-    /// Vectors.
+    /// Number of vectors.
     pub vectors: u16,
-    /// The BAR that holds their table: the kernel keeps its page for itself.
+    /// The BAR with the vector table; the kernel does not let that page be mapped.
     pub bar: u8,
-    /// Where in it.
+    /// Offset of the table.
     pub offset: u32,
-    /// Whether they are switched on.
+    /// Whether MSI-X is enabled.
     pub enabled: bool,
 }
 
 impl MsiX {
-    pub(crate) fn parse(space: &Space<'_>, at: usize) -> Option<Self> {
+    pub(crate) fn parse(space: &ConfigBytes<'_>, at: usize) -> Option<Self> {
         let (control, table) = (space.half(at + 2)?, space.word(at + 4)?);
         Some(Self {
             vectors: (control & 0x7ff) + 1,
@@ -102,57 +102,55 @@ impl MsiX {
 /// The power state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Power {
-    /// 0 to 3: D0 is awake.
+    /// 0 to 3: D0 is the operational state.
     pub state: u8,
-    /// Where its control register is in config space.
+    /// Offset of its control register in config space.
     pub control_at: u8,
 }
 
 impl Power {
-    pub(crate) fn parse(space: &Space<'_>, at: usize) -> Option<Self> {
+    pub(crate) fn parse(space: &ConfigBytes<'_>, at: usize) -> Option<Self> {
         let control_at = at + 4;
         Some(Self { state: (space.half(control_at)? & 3) as u8, control_at: u8::try_from(control_at).ok()? })
     }
 }
 
-/// Access control services: whether a port sends packets between devices below it up to the root.
+/// Access Control Services: whether a port redirects packets between devices below it to the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Acs {
-    /// What it can do.
+    /// Supported controls.
     pub can: u16,
-    /// What is switched on.
+    /// Enabled controls.
     pub control: u16,
 }
 
 impl Acs {
-    /// Requests are sent up.
+    /// Requests are redirected upstream.
     pub const REQUEST_REDIRECT: u16 = 1 << 2;
-    /// Completions are sent up.
+    /// Completions are redirected upstream.
     pub const COMPLETION_REDIRECT: u16 = 1 << 3;
-    /// A device may ask for its packets to be let through.
-    pub const DIRECT_TRANSLATED: u16 = 1 << 6;
-    /// What goes to a peer is dropped or sent up, by a vector.
+    /// Packets to a peer are blocked or redirected, by a vector.
     pub const EGRESS_CONTROL: u16 = 1 << 5;
 
-    pub(crate) fn parse(space: &Space<'_>, at: usize) -> Option<Self> {
+    pub(crate) fn parse(space: &ConfigBytes<'_>, at: usize) -> Option<Self> {
         Some(Self { can: space.half(at + 4)?, control: space.half(at + 6)? })
     }
 
-    /// Whether packets between two devices below this port are sent up to the root, or stopped.
+    /// Whether packets between two devices below this port are redirected to the root, or blocked.
     #[must_use]
     pub fn redirects(self) -> bool {
         self.control & (Self::REQUEST_REDIRECT | Self::COMPLETION_REDIRECT | Self::EGRESS_CONTROL) != 0
     }
 
-    /// Whether devices below this port are kept apart, as the kernel wants it for IOMMU groups of their own: source validation,
-    /// both redirects, upstream forwarding.
+    /// Whether devices below this port are isolated as the kernel requires for separate IOMMU groups: source
+    /// validation, both redirects, upstream forwarding.
     #[must_use]
     pub fn isolates(self) -> bool {
         const WANTED: u16 = 1 | Acs::REQUEST_REDIRECT | Acs::COMPLETION_REDIRECT | 1 << 4;
         self.control & WANTED == WANTED
     }
 
-    /// The names of what is switched on, as `lspci` has them.
+    /// The names of the enabled controls, as in `lspci`.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         const NAMES: [&str; 7] =
@@ -171,9 +169,9 @@ impl Acs {
 pub struct Resizable {
     /// The BAR.
     pub bar: u8,
-    /// Its size now.
+    /// Its present size.
     pub size: u64,
-    /// The sizes that it can have: bit n is 2ⁿ bytes.
+    /// Supported sizes: bit n stands for 2ⁿ bytes.
     pub sizes: u64,
 }
 
@@ -184,21 +182,21 @@ impl Resizable {
         self.sizes.checked_ilog2().map_or(0, |bit| 1 << bit)
     }
 
-    pub(crate) fn parse(space: &Space<'_>, at: usize) -> Vec<Self> {
+    pub(crate) fn parse(space: &ConfigBytes<'_>, at: usize) -> Vec<Self> {
         let one = |n: usize| {
             let (can, control) = (space.word(at + 4 + 8 * n)?, space.word(at + 8 + 8 * n)?);
-            // Bit 4 of the first word is 1 MiB; the rest of them, from 256 TiB on, are in the upper half of the second.
+            // Bit 4 of the first word is 1 MiB; the sizes from 256 TiB on are in the upper half of the second.
             let sizes = u64::from(can >> 4) << 20 | u64::from(control >> 16) << 48;
             let size = 1_u64.checked_shl(20 + (control >> 8 & 0x3f))?;
             Some(Self { bar: (control & 7) as u8, size, sizes })
         };
-        // The first control word says how many there are; six BARs at most.
+        // The first control word holds the number of resizable BARs, six at most.
         let count = space.word(at + 8).map_or(0, |control| (control >> 5 & 7).min(6));
         (0..count as usize).map_while(one).collect()
     }
 }
 
-/// How many virtual functions a device can have.
-pub(crate) fn sriov_functions(space: &Space<'_>, at: usize) -> Option<u16> {
+/// The number of virtual functions that a device supports.
+pub(crate) fn sriov_functions(space: &ConfigBytes<'_>, at: usize) -> Option<u16> {
     space.half(at + 0xe)
 }

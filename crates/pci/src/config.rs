@@ -1,49 +1,49 @@
-//! Config space: the header and the lists of capabilities, from the file `config`. Nothing that a device says is believed
-//! without a look at where it leads.
+//! Config space: the header and the capability lists, from the file `config`. Every offset that a device gives is
+//! checked.
 
 use serde::Serialize;
 
 use crate::capability::{Acs, Express, MsiX, Power, Resizable, sriov_functions};
 
-/// The most capabilities of the first list: 48 fit.
+/// Upper limit of capabilities in the first list: 48 fit.
 const MAX_CAPS: usize = 48;
-/// The most of the extended list.
+/// Upper limit of the extended list.
 const MAX_EXTENDED: usize = 960;
-/// Where the extended list begins.
+/// Start of the extended list.
 const EXTENDED: usize = 0x100;
 
-/// What a device's config space says.
+/// A device's parsed config space.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Config {
     /// Bytes that could be read: 64 without root, 256 or 4096 with it.
     pub bytes: usize,
     /// The command register.
     pub command: u16,
-    /// The kind of header: 0 for a device, 1 for a bridge.
+    /// The header type: 0 for a device, 1 for a bridge.
     pub header: u8,
-    /// Whether the list of capabilities ran in a circle, or led out of the space.
+    /// Whether the capability list was circular, or left the config space.
     pub broken_list: bool,
-    /// What PCI Express says.
+    /// The PCI Express capability.
     pub express: Option<Express>,
     /// MSI-X.
     pub msix: Option<MsiX>,
     /// The power state.
     pub power: Option<Power>,
-    /// Access control services, of a port or a function of several.
+    /// Access Control Services, of a port or a multifunction device.
     pub acs: Option<Acs>,
-    /// BARs whose size can be changed.
+    /// BARs with variable size.
     pub resizable: Vec<Resizable>,
-    /// Whether it can ask for translations (ATS), and does.
+    /// Whether address translation (ATS) is enabled; `None` if not supported.
     pub ats: Option<bool>,
-    /// How many virtual functions it can have.
+    /// The number of virtual functions that it supports.
     pub virtual_functions: Option<u16>,
 }
 
 impl Config {
-    /// Takes the bytes apart; none where they are no config space, as of a device that has gone.
+    /// Parses config space; `None` if the device does not respond.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let space = Space(bytes);
+        let space = ConfigBytes(bytes);
         let id = space.word(0)?;
         if id == u32::MAX || bytes.len() < 64 {
             return None;
@@ -65,7 +65,7 @@ impl Config {
         self.bytes > 64
     }
 
-    /// Whether the extended list could be read, where there is one.
+    /// Whether the extended list could be read, if there is one.
     #[must_use]
     pub fn has_extended(&self) -> bool {
         self.bytes > EXTENDED
@@ -77,13 +77,13 @@ impl Config {
         self.command & 4 != 0
     }
 
-    /// Whether the device answers to its memory addresses.
+    /// Whether the device decodes its memory addresses.
     #[must_use]
     pub fn memory(&self) -> bool {
         self.command & 2 != 0
     }
 
-    fn first_list(&mut self, space: &Space<'_>) {
+    fn first_list(&mut self, space: &ConfigBytes<'_>) {
         const LISTED: u16 = 0x10;
         if !self.has_capabilities() || space.half(6).is_none_or(|status| status & LISTED == 0) {
             return;
@@ -108,10 +108,10 @@ impl Config {
         self.broken_list |= at != 0;
     }
 
-    fn extended_list(&mut self, space: &Space<'_>) {
+    fn extended_list(&mut self, space: &ConfigBytes<'_>) {
         let mut at = EXTENDED;
         for _ in 0..MAX_EXTENDED {
-            // A device without extended capabilities reads as zeros there, one without the space as ones.
+            // Without extended capabilities this reads as zeros; without extended config space, as ones.
             let Some(head) = space.word(at).filter(|head| *head != 0 && *head != u32::MAX) else { return };
             match head & 0xffff {
                 0x0d => self.acs = Acs::parse(space, at),
@@ -134,10 +134,10 @@ impl Config {
     }
 }
 
-/// Bytes of config space, little-endian; what lies beyond them is none.
-pub(crate) struct Space<'a>(&'a [u8]);
+/// Little-endian access to bytes of config space; `None` beyond their end.
+pub(crate) struct ConfigBytes<'a>(&'a [u8]);
 
-impl Space<'_> {
+impl ConfigBytes<'_> {
     pub(crate) fn byte(&self, at: usize) -> Option<u8> {
         self.0.get(at).copied()
     }

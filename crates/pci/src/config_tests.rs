@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Acs, PortType};
 
-/// A config space with a header and room for all.
+/// A config space of this length with a header.
 fn space(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     put(&mut bytes, 0, &[0xde, 0x10, 0x04, 0x22, 6, 0, 0x10, 0]);

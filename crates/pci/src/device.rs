@@ -1,4 +1,4 @@
-//! One device: everything that its folder in sysfs tells.
+//! A PCI device, as described by its folder in sysfs.
 
 use serde::Serialize;
 
@@ -9,12 +9,11 @@ use crate::{Address, Bar, BarKind, Config, Error, Link, Result, Root, Speed, par
 
 /// The longest config space.
 const MAX_CONFIG: usize = 4096;
-/// The longest way from the root that is believed.
+/// Upper limit of bridges between the root and a device.
 const MAX_DEPTH: usize = 32;
-/// Where the devices are.
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// What kind of device it is: base class, subclass, programming interface.
+/// The class code: base class, subclass, programming interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class(pub u32);
 
@@ -31,7 +30,7 @@ impl Class {
         (self.0 >> 8) as u16
     }
 
-    /// What people call it.
+    /// The class in words.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.kind() {
@@ -66,131 +65,131 @@ impl Serialize for Class {
 /// Memory that a driver offers to other devices (`p2pmem`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerMemory {
-    /// Bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// Bytes that are free.
+    /// Its free bytes.
     pub available: u64,
     /// Whether other drivers may find it.
     pub published: bool,
 }
 
-/// A PCI function. What is none is not told; what was told and is wrong is in `problems`.
+/// A PCI function. Unknown values are `None`; malformed ones are in `problems`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Device {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// The vendor's number.
+    /// The vendor's ID.
     pub vendor: u16,
-    /// The device's number.
+    /// The device's ID.
     pub device: u16,
-    /// The board maker's numbers.
+    /// Subsystem vendor and device ID.
     pub subsystem: Option<(u16, u16)>,
-    /// What kind it is.
+    /// Its class.
     pub class: Class,
     /// The vendor's name.
     pub vendor_name: Option<String>,
     /// The device's name.
     pub device_name: Option<String>,
-    /// Where its memory and registers are.
+    /// Its memory and registers.
     pub bars: Vec<Bar>,
-    /// Its link, by sysfs.
+    /// Its link, from sysfs.
     pub link: Link,
-    /// Its config space; none where it was not read.
+    /// Its config space; `None` if it was not read.
     pub config: Option<Config>,
-    /// `D0` … `D3cold`, as the kernel has it.
+    /// `D0` … `D3cold`, as the kernel reports it.
     pub power_state: Option<String>,
-    /// Whether it sleeps to save power (`suspended`).
+    /// Runtime power management status, such as `suspended`.
     pub runtime_status: Option<String>,
-    /// `on` or `auto`: whether the kernel may put it to sleep.
+    /// `on` or `auto`: whether the kernel may suspend it.
     pub power_control: Option<String>,
-    /// Whether it may lose its power altogether.
+    /// Whether its power may be cut (D3cold).
     pub d3cold_allowed: Option<bool>,
-    /// The kernel driver that has it.
+    /// The bound kernel driver.
     pub driver: Option<String>,
-    /// The driver that somebody reserved it for.
+    /// The driver that it is reserved for.
     pub driver_override: Option<String>,
-    /// Whether its memory is switched on: a count, or 0.
+    /// The kernel's enable count; 0 if disabled.
     pub enabled: Option<u32>,
-    /// Ways of resetting it, as the kernel lists them.
+    /// Reset methods, as the kernel lists them.
     pub reset_methods: Option<String>,
-    /// How many bits of bus address its driver said that it has.
+    /// Address bits that its driver declared for DMA.
     pub dma_bits: Option<u32>,
     /// Its IOMMU group.
     pub iommu_group: Option<u32>,
     /// Its NUMA node.
     pub numa_node: Option<u32>,
-    /// Whether the firmware drew its screen on it.
+    /// Whether the firmware used it for the boot screen.
     pub boot_vga: bool,
     /// Memory for other devices.
     pub p2pmem: Option<PeerMemory>,
-    /// The device that it is a virtual function of.
+    /// The device of which it is a virtual function.
     pub physical_function: Option<Address>,
-    /// The host bridge that it hangs from: `pci0000:00`.
+    /// Its host bridge, such as `pci0000:00`.
     pub host: String,
-    /// The bridges on the way to it, from the root down.
+    /// The bridges above it, from the root down.
     pub parents: Vec<Address>,
-    /// Whether a host bridge that is a device itself (Intel VMD) lies on the way.
+    /// Whether it is behind a host bridge that is a device itself (Intel VMD).
     pub behind_vmd: bool,
-    /// Whether it hangs behind a cable (Thunderbolt, USB4): the firmware marks such ports.
+    /// Whether it is behind a cable (Thunderbolt, USB4), as the firmware reports.
     pub behind_cable: bool,
-    /// What was told and is wrong, or may not be read by this user.
+    /// Malformed values, and values that this user may not read.
     pub problems: Vec<Error>,
 }
 
 impl Device {
-    /// Reads one.
+    /// Reads a device.
     ///
     /// # Errors
-    /// When it does not even say which device it is.
+    /// When its IDs cannot be read.
     pub(crate) fn read(root: &Root, address: Address, names: &Names) -> Result<Self> {
         let folder = format!("{DEVICES}/{address}");
-        let mut look = Look { root, folder: &folder, problems: Vec::new() };
-        let vendor = look.id("vendor")?;
-        let id = look.id("device")?;
-        let class = Class(look.number("class")? as u32 & 0xff_ffff);
-        let (host, parents, behind_vmd) = look.way(address);
-        let runtime_status = look.word("power/runtime_status");
+        let mut reader = DeviceReader { root, folder: &folder, problems: Vec::new() };
+        let vendor = reader.id("vendor")?;
+        let id = reader.id("device")?;
+        let class = Class(reader.number("class")? as u32 & 0xff_ffff);
+        let (host, parents, behind_vmd) = reader.bridges_above(address);
+        let runtime_status = reader.word("power/runtime_status");
         let asleep = runtime_status.as_deref() == Some("suspended");
         let mut device = Self {
             address,
             vendor,
             device: id,
-            subsystem: look.id("subsystem_vendor").ok().zip(look.id("subsystem_device").ok()),
+            subsystem: reader.id("subsystem_vendor").ok().zip(reader.id("subsystem_device").ok()),
             class,
             vendor_name: names.vendor(root, vendor),
             device_name: names.device(root, vendor, id),
-            bars: look.bars(),
-            link: look.link(),
+            bars: reader.bars(),
+            link: reader.link(),
             config: None,
-            power_state: look.word("power_state"),
+            power_state: reader.word("power_state"),
             runtime_status,
-            power_control: look.word("power/control"),
-            d3cold_allowed: look.word("d3cold_allowed").map(|word| word == "1"),
+            power_control: reader.word("power/control"),
+            d3cold_allowed: reader.word("d3cold_allowed").map(|word| word == "1"),
             driver: root.link_name(&format!("{folder}/driver")),
-            driver_override: look.word("driver_override").filter(|word| word != "(null)"),
-            enabled: look.parsed("enable", "count"),
-            reset_methods: look.word("reset_method"),
-            dma_bits: look.parsed("dma_mask_bits", "number of bits"),
+            driver_override: reader.word("driver_override").filter(|word| word != "(null)"),
+            enabled: reader.parsed("enable", "count"),
+            reset_methods: reader.word("reset_method"),
+            dma_bits: reader.parsed("dma_mask_bits", "number of bits"),
             iommu_group: root.link_name(&format!("{folder}/iommu_group")).and_then(|name| name.parse().ok()),
-            numa_node: look.parsed("numa_node", "NUMA node").and_then(|node: i64| u32::try_from(node).ok()),
-            boot_vga: look.word("boot_vga").is_some_and(|word| word == "1"),
-            p2pmem: look.p2pmem(),
+            numa_node: reader.parsed("numa_node", "NUMA node").and_then(|node: i64| u32::try_from(node).ok()),
+            boot_vga: reader.word("boot_vga").is_some_and(|word| word == "1"),
+            p2pmem: reader.p2pmem(),
             physical_function: root.link_name(&format!("{folder}/physfn")).and_then(|name| name.parse().ok()),
             host,
             parents,
             behind_vmd,
-            behind_cable: look.word("removable").is_some_and(|word| word == "removable"),
+            behind_cable: reader.word("removable").is_some_and(|word| word == "removable"),
             problems: Vec::new(),
         };
-        // Reading a sleeping device's config space would wake it; perfmon devices are many and tell nothing.
+        // Reading a suspended device's config space would wake it. Performance monitors are numerous and irrelevant.
         if !asleep && !matches!(class.base(), 0x08) && class.kind() != 0x1101 {
-            device.config = look.config();
+            device.config = reader.config();
         }
-        device.problems = look.problems;
+        device.problems = reader.problems;
         Ok(device)
     }
 
-    /// What people call it: its name, or its numbers.
+    /// Its name, or its IDs.
     #[must_use]
     pub fn title(&self) -> String {
         let vendor = self.vendor_name.clone().unwrap_or_else(|| format!("{:04x}", self.vendor));
@@ -200,7 +199,7 @@ impl Device {
         }
     }
 
-    /// Its link, by sysfs or else by its config space.
+    /// Its link from sysfs, otherwise from config space.
     #[must_use]
     pub fn best_link(&self) -> Link {
         let other = self.config.as_ref().and_then(|c| c.express).map(|e| e.link).unwrap_or_default();
@@ -212,7 +211,7 @@ impl Device {
         }
     }
 
-    /// Its largest BAR of memory.
+    /// Its largest memory BAR.
     #[must_use]
     pub fn largest_bar(&self) -> Option<&Bar> {
         self.bars.iter().filter(|bar| bar.kind == BarKind::Memory).max_by_key(|bar| bar.size)
@@ -230,7 +229,7 @@ impl Device {
         self.class.kind() == 0x0604
     }
 
-    /// Whether it is not awake: its registers read as ones then.
+    /// Whether it is suspended; its registers then read as ones.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         let by_kernel = self.power_state.as_deref().is_some_and(|state| state.starts_with("D3"));
@@ -239,14 +238,14 @@ impl Device {
     }
 }
 
-/// A device's folder, and what was wrong in it.
-struct Look<'a> {
+/// A device's folder, and the problems found in it.
+struct DeviceReader<'a> {
     root: &'a Root,
     folder: &'a str,
     problems: Vec<Error>,
 }
 
-impl Look<'_> {
+impl DeviceReader<'_> {
     fn text(&self, name: &str) -> Result<String> {
         self.root.text(&format!("{}/{name}", self.folder))
     }
@@ -265,7 +264,7 @@ impl Look<'_> {
         })
     }
 
-    /// What a file says, if it says anything.
+    /// The contents of a file; `None` if it is missing or empty.
     fn word(&mut self, name: &str) -> Option<String> {
         let found = self.text(name);
         self.keep(found).filter(|word| !word.is_empty())
@@ -335,23 +334,27 @@ impl Look<'_> {
         config
     }
 
-    /// The host bridge and the bridges on the way, by where the device's link leads.
-    fn way(&mut self, address: Address) -> (String, Vec<Address>, bool) {
+    /// The host bridge and the bridges above the device, from its link in sysfs.
+    fn bridges_above(&mut self, address: Address) -> (String, Vec<Address>, bool) {
         let found = self.root.link(self.folder);
         let Some(target) = self.keep(found) else { return (String::new(), Vec::new(), false) };
         let parts: Vec<&str> = target.split('/').collect();
         let hosts = || parts.iter().filter(|part| is_host(part));
-        let mut way: Vec<Address> = parts.iter().filter_map(|part| part.parse().ok()).collect();
-        let twice = way.iter().enumerate().any(|(at, one)| way[..at].contains(one));
-        if way.pop() != Some(address) || twice || way.len() > MAX_DEPTH {
-            self.problems.push(Error::garbage(self.folder, &target, "way from the root to this device"));
+        let mut bridges_above: Vec<Address> = parts.iter().filter_map(|part| part.parse().ok()).collect();
+        let twice = bridges_above.iter().enumerate().any(|(at, one)| bridges_above[..at].contains(one));
+        if bridges_above.pop() != Some(address) || twice || bridges_above.len() > MAX_DEPTH {
+            self.problems.push(Error::garbage(self.folder, &target, "path from the root to this device"));
             return (String::new(), Vec::new(), false);
         }
-        (hosts().next().map_or_else(String::new, |host| (*host).to_owned()), way, hosts().count() > 1)
+        (
+            hosts().next().map_or_else(String::new, |host| (*host).to_owned()),
+            bridges_above,
+            hosts().count() > 1,
+        )
     }
 }
 
-/// `pci0000:00`, a host bridge's folder.
+/// Whether it is a host bridge's folder, such as `pci0000:00`.
 fn is_host(part: &str) -> bool {
     let rest = part.strip_prefix("pci").and_then(|rest| rest.split_once(':'));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_hexdigit());

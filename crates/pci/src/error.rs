@@ -1,4 +1,4 @@
-//! What can go wrong with the system's files.
+//! Errors of this crate.
 
 use std::io;
 
@@ -13,13 +13,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why something of the system could not be read or done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is no such file: the device or the kernel does not have it.
+    /// The file does not exist: neither the device nor the kernel has it.
     #[error("there is no {path}")]
     Missing {
         /// The file.
         path: String,
     },
-    /// The file is there, and not for this user.
+    /// The file is not readable by this user.
     #[error("this user may not read {path}; root may")]
     Denied {
         /// The file.
@@ -30,43 +30,43 @@ pub enum Error {
     Unreadable {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
-    /// The file says something that makes no sense.
-    #[error("{path} holds {found:?}, which is no {wanted}")]
+    /// The file's contents are malformed.
+    #[error("{path} holds {found:?}, not a valid {wanted}")]
     Garbage {
         /// The file.
         path: String,
-        /// What it says, shortened.
+        /// Its contents, shortened.
         found: String,
         /// What was expected.
         wanted: &'static str,
     },
-    /// It is not allowed, or not possible here.
+    /// Not allowed, or not possible on this machine.
     #[error("{what}: {why}. {fix}")]
     Refused {
-        /// What was to be done.
+        /// What was attempted.
         what: String,
         /// Why not.
         why: String,
-        /// What would change that.
+        /// How to fix it.
         fix: String,
     },
-    /// A device could not be given to a driver, nor back to the one that it had.
+    /// A device could not be bound to a driver, nor rebound to its former one.
     #[error("{first}. And it could not be rebound to its driver: {then}")]
     NotGivenBack {
-        /// Why it was not given.
+        /// Why it was not bound.
         first: Box<Self>,
-        /// Why not back.
+        /// Why it was not rebound.
         then: Box<Self>,
     },
-    /// The kernel module refused something.
+    /// The kernel module refused a request.
     #[error("{call} {address} by the kernel module: {refusal}")]
     Module {
-        /// What it was asked for.
+        /// The request.
         call: &'static str,
-        /// Of which device.
+        /// The device.
         address: Address,
         /// Why it refused, and how to fix that.
         refusal: Refusal,
@@ -74,13 +74,13 @@ pub enum Error {
     /// A system call failed.
     #[error("{call}: {why}")]
     Call {
-        /// The call, and what it was made on.
+        /// The call and its object.
         call: String,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
-    /// A record of a system is not one.
-    #[error("{name} is no recorded system: {why}")]
+    /// Not a valid system record.
+    #[error("{name} is not a recorded system: {why}")]
     NoRecord {
         /// The record.
         name: String,
@@ -103,7 +103,7 @@ impl Error {
         Self::Call { call: call.into(), why: error.to_string() }
     }
 
-    /// A file whose contents make no sense.
+    /// An error for malformed contents of a file.
     #[must_use]
     pub fn garbage(path: &str, found: &str, wanted: &'static str) -> Self {
         let mut short: String = found.chars().take(60).collect();
@@ -113,13 +113,13 @@ impl Error {
         Self::Garbage { path: path.to_owned(), found: short, wanted }
     }
 
-    /// Whether there is simply nothing.
+    /// Whether the file simply does not exist.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing { .. })
     }
 
-    /// Whether root would be told.
+    /// Whether root could read it.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })

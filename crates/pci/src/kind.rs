@@ -1,23 +1,23 @@
-//! What kinds of device may be taken from their drivers.
+//! Which kinds of device may be detached from their drivers.
 
 use std::time::{Duration, Instant};
 
 use crate::{Address, Class, Error, Result, Root, Usage, programs};
 
-/// How long a program that has a drive open may take to close it, and a drive that has just come to be there as a whole.
-const CLOSED_WITHIN: Duration = Duration::from_secs(2);
+/// Time limit for a program to close a drive that it has open, and for a new drive to appear completely.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a program takes a device for. What it is not is not taken.
+/// What the caller expects a device to be. Anything else is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// An NVMe drive that nobody uses.
+pub enum DeviceKind {
+    /// An NVMe drive that is not in use.
     Drive,
-    /// A device that a system does not run on: an SDR board, an accelerator, a test device.
+    /// A device that the system does not depend on: an SDR board, an accelerator, a test device.
     Board,
 }
 
-impl Kind {
-    /// An error where a device must not be taken.
+impl DeviceKind {
+    /// Fails if the device must not be detached.
     pub(crate) fn allows(self, root: &Root, address: Address) -> Result<()> {
         match self {
             Self::Drive => drive(root, address),
@@ -31,19 +31,19 @@ fn drive(root: &Root, address: Address) -> Result<()> {
     loop {
         let usage = Usage::of(root, address)?;
         let Some(refusal) = usage.refusal() else { return Ok(()) };
-        if !usage.may_pass() || begun.elapsed() >= CLOSED_WITHIN {
+        if !usage.may_pass() || begun.elapsed() >= CLOSE_TIMEOUT {
             return Err(refusal);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// An error where a program drives the device by itself, whatever its kind. For those who have its lock: programs of ours have it
-/// as long as they drive.
+/// Fails if a user-space program drives the device, whatever its kind. Callers hold the device's lock, as every onehop
+/// process does while it drives one.
 pub(crate) fn ensure_no_user_driver(root: &Root, address: Address) -> Result<()> {
     let begun = Instant::now();
     while let Some(refusal) = programs::refusal(root, address)? {
-        if begun.elapsed() >= CLOSED_WITHIN {
+        if begun.elapsed() >= CLOSE_TIMEOUT {
             return Err(refusal);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -65,14 +65,14 @@ fn board(root: &Root, address: Address) -> Result<()> {
     })
 }
 
-/// What a system may run on, by its class.
+/// What the system may depend on, by class.
 fn needed(class: Class) -> Option<&'static str> {
     let other = class.kind() & 0xff == 0x80;
     Some(match class.base() {
         0x01 => "storage",
         0x02 => "a network card",
         0x03 => "a display",
-        // FPGAs often call themselves "other" ones of these.
+        // FPGAs often use the "other" subclass of these.
         0x05 if !other => "memory",
         0x06 => "a bridge",
         0x08 if !other => "a part of the machine",
@@ -95,7 +95,7 @@ mod tests {
         let (root, address) = (Root::below(&folder), "0000:01:00.0".parse().unwrap());
         let allowed = |class: &str| {
             std::fs::write(device.join("class"), class).unwrap();
-            Kind::Board.allows(&root, address)
+            DeviceKind::Board.allows(&root, address)
         };
         for class in ["0x058000\n", "0x070001\n", "0x118000\n", "0x00ff00\n", "0x0d1000\n", "0xff0000\n"] {
             assert_eq!(allowed(class), Ok(()), "{class}");

@@ -1,12 +1,34 @@
-//! PCI devices as the system's own files tell of them: who they are, what their BARs and links are, how they are joined.
+//! PCI devices of a machine: what they are, how they are connected, and how to drive one.
 //!
-//! [`Root`] is where the files come from: this machine, a folder, or a [`Record`] that was made elsewhere, so that whoever
-//! looks at a machine can look at a recorded one. [`Tree::scan`] reads every device; what a machine does not tell is
-//! unknown, what it tells wrongly is kept as an [`Error`], and nothing panics.
+//! In order:
 //!
-//! [`open`] takes an NVMe controller from the kernel and hands it out as a [`ControllerBackend`](onehop_os::ControllerBackend): by VFIO, by
-//! our kernel module, or as a last resort by physical addresses. It gives the controller back however the process ends. What
-//! must not be taken is told by [`Usage`] and [`Kind`]. [`kmod::Session`] is for devices of other kinds.
+//! 1. [`Root::here`] reads this machine's files; [`Root::open`] reads a [`Record`] of another machine instead.
+//! 2. [`Tree::scan`] reads every device. Unknown values are `None`, malformed ones are kept as [`Error`]s.
+//! 3. [`Tree::path`] is the route between two devices.
+//! 4. [`Usage::of`] reports the users of an NVMe drive, and [`Usage::refusal`] why it must not be claimed.
+//! 5. [`open`] detaches an NVMe controller from the kernel and returns a
+//!    [`ControllerBackend`](onehop_os::ControllerBackend): through VFIO, our kernel module, or, as a last resort,
+//!    physical addresses. It is rebound to its driver however the process ends. [`kmod::Session`] does the same for
+//!    other kinds of device.
+//!
+//! ```no_run
+//! use onehop_pci::{DriveName, Root, Tree, Usage};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let root = Root::here();
+//! let tree = Tree::scan(&root)?;
+//! let drive: DriveName = "0000:0b:00.0".parse()?;
+//! if let Some(path) = tree.path("0000:0a:00.0".parse()?, drive.address) {
+//!     println!("GPU and drive are connected by {}", path.class.text());
+//! }
+//! if let Some(refusal) = Usage::of(&root, drive.address)?.refusal() {
+//!     return Err(refusal.into());
+//! }
+//! let controller = onehop_pci::open(&root, drive)?;
+//! # drop(controller);
+//! # Ok(())
+//! # }
+//! ```
 #![deny(unsafe_code)]
 
 mod address;
@@ -25,7 +47,7 @@ mod link;
 mod names;
 mod nvme;
 mod open_handles;
-#[allow(unsafe_code, reason = "io_uring pins memory of whoever calls")]
+#[allow(unsafe_code, reason = "io_uring pins the caller's memory")]
 mod pagemap;
 mod pages;
 #[doc(hidden)]
@@ -36,7 +58,7 @@ mod programs;
 mod record;
 mod root;
 mod tree;
-#[allow(unsafe_code, reason = "VFIO is ioctls, and devices that reach memory")]
+#[allow(unsafe_code, reason = "VFIO consists of ioctls, and lets devices reach memory")]
 mod vfio;
 
 pub use address::Address;
@@ -48,7 +70,7 @@ pub use config::Config;
 pub use device::{Class, Device, PeerMemory};
 pub use error::{Error, Result};
 pub use iommu::{is_lazy, is_translated};
-pub use kind::Kind;
+pub use kind::DeviceKind;
 pub use link::{Link, Speed, Width};
 pub use nvme::{BlockDevice, CLASS as NVME_CLASS, Usage};
 pub use port::{DriveName, Via, open};

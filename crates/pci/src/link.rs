@@ -1,4 +1,4 @@
-//! Links: how fast a device is joined to the one above it, now and at best.
+//! Links: speed and width between a device and the port above it, present and maximum.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Speed(u16);
 
-/// How many lanes.
+/// Number of lanes.
 pub type Width = u8;
 
-/// Tenths of GT/s by generation, from the first.
+/// Tenths of GT/s by generation, starting with the first.
 const GENERATIONS: [u16; 6] = [25, 50, 80, 160, 320, 640];
 
 impl Speed {
-    /// From the words of sysfs, such as `16.0 GT/s PCIe` or `8 GT/s`; none for what is no rate of PCIe.
+    /// Parses sysfs' form, such as `16.0 GT/s PCIe` or `8 GT/s`; `None` if it is not a PCIe rate.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let number = text.split_once(" GT/s")?.0;
@@ -28,19 +28,20 @@ impl Speed {
         GENERATIONS.contains(&tenths).then_some(Self(tenths))
     }
 
-    /// From the number that registers have for it.
+    /// Decodes the value used in registers.
     #[must_use]
     pub fn of_generation(generation: u8) -> Option<Self> {
         GENERATIONS.get(usize::from(generation.checked_sub(1)?)).copied().map(Self)
     }
 
-    /// The generation of PCIe.
+    /// The PCIe generation.
     #[must_use]
     pub fn generation(self) -> u8 {
         GENERATIONS.iter().position(|speed| *speed == self.0).map_or(0, |at| at as u8 + 1)
     }
 
-    /// What one lane carries in a direction, in bytes per second: the rate less its line code. Packets cost some more.
+    /// Bytes per second that one lane carries in each direction: the rate less the line code. Packet overhead is not
+    /// included.
     #[must_use]
     pub fn bytes_per_second(self) -> f64 {
         let code = match self.generation() {
@@ -65,46 +66,46 @@ impl Serialize for Speed {
     }
 }
 
-/// A device's link to the port above it. What is not told is none.
+/// A device's link to the port above it. Unknown values are `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Link {
-    /// The rate now.
+    /// The present rate.
     pub speed: Option<Speed>,
-    /// The lanes now.
+    /// The present width.
     pub width: Option<Width>,
-    /// The best rate of this end.
+    /// The maximum rate of this end.
     pub max_speed: Option<Speed>,
-    /// The most lanes of this end.
+    /// The maximum width of this end.
     pub max_width: Option<Width>,
 }
 
 impl Link {
-    /// What it carries now in a direction, in bytes per second.
+    /// Present bytes per second in each direction.
     #[must_use]
     pub fn rate(&self) -> Option<f64> {
         Some(self.speed?.bytes_per_second() * f64::from(self.width?))
     }
 
-    /// What it could carry.
+    /// Maximum bytes per second in each direction.
     #[must_use]
     pub fn max_rate(&self) -> Option<f64> {
         Some(self.max_speed?.bytes_per_second() * f64::from(self.max_width?))
     }
 
-    /// `Gen4 x16`; none where either is not told.
+    /// Such as `Gen4 x16`; `None` if rate or width is unknown.
     #[must_use]
     pub fn now(&self) -> Option<String> {
         Some(format!("{} x{}", self.speed?, self.width?))
     }
 
-    /// The same for the best that this end can do.
+    /// The same for the maximum of this end.
     #[must_use]
     pub fn best(&self) -> Option<String> {
         Some(format!("{} x{}", self.max_speed?, self.max_width?))
     }
 }
 
-/// Lanes from the words of sysfs; there are links of none, and of 255 where it is not known.
+/// Parses sysfs' width; 0 and 255 mean unknown.
 pub(crate) fn lanes(text: &str) -> Option<Width> {
     text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
 }

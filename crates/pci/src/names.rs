@@ -1,12 +1,12 @@
-//! What people call vendors and devices: a small table, and the system's own list where it has one.
+//! Names of vendors and devices: a small table, and the system's list if it has one.
 
 use crate::root::Root;
 
-/// Where distributions put the list of PCI names.
+/// Paths of the list of PCI names in distributions.
 const LISTS: [&str; 3] = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/usr/local/share/pci.ids"];
 const MAX_LIST: usize = 8 << 20;
 
-/// Vendors whose devices matter here, for systems without a list.
+/// Relevant vendors, for systems without a list.
 const VENDORS: &[(u16, &str)] = &[
     (0x1000, "Broadcom / LSI"),
     (0x1002, "AMD"),
@@ -38,7 +38,7 @@ const VENDORS: &[(u16, &str)] = &[
     (0xc0a9, "Crucial"),
 ];
 
-/// Devices that fixed tests, documents and many machines have.
+/// Common devices, and those of test fixtures and documents.
 const DEVICES: &[(u16, u16, &str)] = &[
     (0x10de, 0x2204, "GeForce RTX 3090"),
     (0x10de, 0x2684, "GeForce RTX 4090"),
@@ -57,7 +57,6 @@ const DEVICES: &[(u16, u16, &str)] = &[
 pub(crate) struct Names(Option<Vec<u8>>);
 
 impl Names {
-    /// Reads the list.
     pub(crate) fn load(root: &Root) -> Self {
         Self(LISTS.iter().find_map(|path| root.unrecorded(path, MAX_LIST)))
     }
@@ -83,7 +82,7 @@ impl Names {
     }
 }
 
-/// The list has vendors at the start of a line, their devices behind a tab, and device classes behind all of them.
+/// In the list, vendors start a line, their devices follow behind a tab, and device classes come last.
 fn lookup(text: &str, vendor: u16, device: Option<u16>) -> Option<String> {
     let name = |line: &str, id: u16| {
         let (digits, name) = line.split_once("  ")?;

@@ -1,5 +1,5 @@
-//! Who uses an NVMe drive. The safety rules for real drives are here and nowhere else: [`Usage::refusal`] says why a drive
-//! must not be taken from the kernel.
+//! Users of an NVMe drive. All safety rules for real drives are here: [`Usage::refusal`] says why a drive must not be
+//! detached from the kernel.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,46 +14,46 @@ use crate::{Address, Class, Error, Result, Root, programs};
 
 /// The PCI class of NVMe controllers, without the programming interface.
 pub const CLASS: u16 = 0x0108;
-/// Most bytes of a list of mounts.
+/// Upper limit of the mount table.
 const MAX_MOUNTS: usize = 4 << 20;
-/// Where a system starts from: what is mounted there makes a drive the boot drive.
+/// Mount points that make a drive the boot drive.
 const BOOT: [&str; 5] = ["/", "/boot", "/boot/efi", "/efi", "/usr"];
 
-/// An NVMe controller of this machine, and who uses it.
+/// An NVMe controller of this machine and its users.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// The vendor's number.
+    /// The vendor's ID.
     pub vendor: String,
-    /// The device's number.
+    /// The device's ID.
     pub device: String,
-    /// Its class, NVMe with whatever programming interface.
+    /// Its class: NVMe with any programming interface.
     pub class: Class,
-    /// The kernel driver that has it, if any.
+    /// The bound kernel driver, if any.
     pub driver: Option<String>,
-    /// As the kernel's driver read it.
+    /// The model, as the kernel's driver reports it.
     pub model: Option<String>,
-    /// As the kernel's driver read it.
+    /// The serial number, as the kernel's driver reports it.
     pub serial: Option<String>,
     /// Its NUMA node.
     pub numa_node: Option<String>,
-    /// What the kernel offers of it.
+    /// Its namespaces, as block devices of the kernel.
     pub namespaces: Vec<BlockDevice>,
-    /// Programs that have the controller's own file open, and exports of it as a whole.
+    /// Programs that have the controller's file open, and exports of the whole controller.
     pub opened_by: Vec<String>,
-    /// Programs that drive it by themselves, through VFIO or UIO.
+    /// Programs that drive it themselves, through VFIO or UIO.
     pub driven_by: Vec<String>,
-    /// Whether anything on it is mounted, swapped to, or held by another device or program.
+    /// Whether anything on it is mounted, used for swap, or held by another device or program.
     pub in_use: bool,
-    /// What could not be looked at, each with the reason: with that, somebody may use it whom nothing shows.
+    /// What could not be checked, with the reason for each: it may have users that were not found.
     pub untold: Vec<String>,
 }
 
-/// A namespace as the kernel offers it.
+/// A namespace as a block device of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BlockDevice {
-    /// `nvme0n1`.
+    /// Its name, such as `nvme0n1`.
     pub name: String,
     /// Its size.
     pub bytes: u64,
@@ -61,11 +61,11 @@ pub struct BlockDevice {
     pub mounted: Vec<String>,
     /// Devices built on it, or on a part of it: device mapper, RAID, loop devices.
     pub held_by: Vec<String>,
-    /// Whether it, or a part of it, is swapped to.
+    /// Whether it, or a part of it, is used for swap.
     pub swap: bool,
-    /// The one of it, or of its parts, that somebody has to himself for whatever reason.
+    /// The namespace or partition that is in exclusive use for any reason.
     pub claimed: Option<String>,
-    /// Programs that have it, or a part of it, open beside others.
+    /// Programs that have it, or a part of it, open without excluding others.
     pub opened_by: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl BlockDevice {
         self.swap || !self.mounted.is_empty() || !self.held_by.is_empty() || self.claimed.is_some()
     }
 
-    /// Who uses it, in words.
+    /// Its users, in words.
     fn users(&self) -> Vec<String> {
         let name = &self.name;
         let mut users = Vec::new();
@@ -104,10 +104,10 @@ impl BlockDevice {
 }
 
 impl Usage {
-    /// Every NVMe controller, by address; none where there is no PCI bus.
+    /// All NVMe controllers, by address; empty if there is no PCI bus.
     ///
     /// # Errors
-    /// When it cannot be told what is mounted.
+    /// When the mount table cannot be read.
     pub fn all(root: &Root) -> Result<Vec<Self>> {
         let used = Mounts::read(root)?;
         let names = match root.list("/sys/bus/pci/devices") {
@@ -119,10 +119,10 @@ impl Usage {
         found.filter_map(Result::transpose).collect()
     }
 
-    /// One device; an error where it is no NVMe controller.
+    /// Describes one controller.
     ///
     /// # Errors
-    /// When it is not there, is something else, or cannot be looked at.
+    /// When it does not exist, is not an NVMe controller, or cannot be read.
     pub fn of(root: &Root, address: Address) -> Result<Self> {
         let used = Mounts::read(root)?;
         Self::read(root, address, &used)?.ok_or_else(|| no_nvme(address))
@@ -138,7 +138,7 @@ impl Usage {
             return Ok(None);
         }
         let text = |name: &str| root.text(&format!("{folder}/{name}")).ok().filter(|text| !text.is_empty());
-        let mut look = Look { root, used, untold: Vec::new() };
+        let mut look = UsageReader { root, used, untold: Vec::new() };
         let known = look.list(&format!("{folder}/nvme"));
         let of_nvme = |file: &str| known.iter().find_map(|nvme| text(&format!("nvme/{nvme}/{file}")));
         let entries = known.iter().flat_map(|nvme| look.list(&format!("{folder}/nvme/{nvme}")));
@@ -167,13 +167,13 @@ impl Usage {
         }))
     }
 
-    /// Whether what is against taking it may pass in a moment: a program that has it open, as udev does when it finds it, or a
-    /// drive so new that it has no file yet.
+    /// Whether the reason for a refusal may soon be gone: a program such as udev has the drive open, or the drive is so
+    /// new that its device file is missing.
     pub(crate) fn may_pass(&self) -> bool {
         !self.namespaces.iter().any(BlockDevice::is_taken)
     }
 
-    /// Who uses it, in words; none where nobody does.
+    /// Its users, in words; `None` if it has none.
     #[must_use]
     pub fn users(&self) -> Option<String> {
         let mut users = self.kernel_users();
@@ -181,7 +181,7 @@ impl Usage {
         (!users.is_empty()).then(|| users.join("; "))
     }
 
-    /// Who uses it by way of the kernel's driver, in words.
+    /// Its users through the kernel's driver, in words.
     fn kernel_users(&self) -> Vec<String> {
         let mut users: Vec<_> = self.namespaces.iter().flat_map(BlockDevice::users).collect();
         if !self.opened_by.is_empty() {
@@ -190,8 +190,8 @@ impl Usage {
         users
     }
 
-    /// Why it must not be taken from the kernel; none where it is known that nobody uses it by way of the kernel's driver.
-    /// Programs that drive it are another matter: those of ours have its lock.
+    /// Why it must not be detached from the kernel; `None` if it is certain to have no users through the kernel's
+    /// driver. User-space drivers are checked elsewhere, because those of onehop hold the drive's lock.
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {
         let users = self.kernel_users();
@@ -199,11 +199,11 @@ impl Usage {
             let fix = "Unmount it, or stop its users; a system drive cannot be used";
             return Some(refused(self.address, users.join("; "), fix));
         }
-        (!self.untold.is_empty()).then(|| untold(self.address, &self.untold.join("; ")))
+        (!self.untold.is_empty()).then(|| undetermined(self.address, &self.untold.join("; ")))
     }
 }
 
-/// An error where a device is no NVMe controller: whatever else keeps it from being driven, this comes first.
+/// Fails if the device is not an NVMe controller. This is checked before anything else.
 pub(crate) fn ensure_nvme(root: &Root, address: Address) -> Result<()> {
     let path = format!("/sys/bus/pci/devices/{address}/class");
     let text = root.text(&path)?;
@@ -223,7 +223,7 @@ pub(crate) fn refused(address: Address, why: String, fix: &str) -> Error {
     Error::Refused { what: format!("detaching {address} from the kernel"), why, fix: fix.into() }
 }
 
-pub(crate) fn untold(address: Address, why: &str) -> Error {
+pub(crate) fn undetermined(address: Address, why: &str) -> Error {
     refused(
         address,
         format!("cannot determine whether it is in use ({why})"),
@@ -240,15 +240,15 @@ fn head(entry: &str) -> Option<String> {
     (number(subsystem) && number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// A look at a drive, and what could not be looked at.
-struct Look<'a> {
+/// Collects facts about a drive, and what could not be read.
+struct UsageReader<'a> {
     root: &'a Root,
     used: &'a Mounts,
     untold: Vec<String>,
 }
 
-impl Look<'_> {
-    /// What is not there is nothing; what cannot be read may be anything.
+impl UsageReader<'_> {
+    /// A missing value is the default; an unreadable one is recorded as unknown.
     fn keep<T: Default>(&mut self, found: Result<T>) -> T {
         if_there(found).unwrap_or_else(|error| {
             self.untold.push(error.to_string());
@@ -279,7 +279,7 @@ impl Look<'_> {
             opened_by: Vec::new(),
             name,
         };
-        // The character device beside it, by which programs give it commands.
+        // The character device next to it, which programs use for commands.
         let beside = device.name.replacen("nvme", "ng", 1);
         let number = self.text(&format!("/sys/class/nvme-generic/{beside}/dev"));
         device.opened_by.extend(used.open_handles.of(&character(&number)));
@@ -297,7 +297,7 @@ impl Look<'_> {
             );
             device.opened_by.extend(used.open_handles.of(&number));
             device.swap |= used.swaps.contains(&format!("/dev/{own}"));
-            // What the kernel does not offer as a block device nobody can have as one.
+            // A hidden namespace has no block device that could be used.
             if number.is_empty() && self.text(&format!("{folder}/hidden")) == "1" {
                 continue;
             }
@@ -314,18 +314,18 @@ impl Look<'_> {
     }
 }
 
-/// What the kernel says is mounted, swapped to and open.
+/// What the kernel lists as mounted, used for swap, and open.
 struct Mounts {
     /// Device number, source, mount point.
     list: Vec<(String, String, String)>,
     swaps: Vec<String>,
-    /// Loop devices, and the files that they read: the kernel does not count them as holders of a device.
+    /// Loop devices and their backing files, which the kernel does not count as holders of a device.
     loops: Vec<(String, String)>,
     open_handles: OpenHandles,
 }
 
 impl Mounts {
-    /// Without the list of mounts nothing may be taken for unused.
+    /// Fails without the mount table: a drive may not be assumed to be unused.
     fn read(root: &Root) -> Result<Self> {
         let path = "/proc/self/mountinfo";
         let mounts = root.bytes(path, MAX_MOUNTS)?;
@@ -348,7 +348,7 @@ impl Mounts {
     }
 
     fn of<'a>(&'a self, name: &str, number: &'a str) -> impl Iterator<Item = String> + 'a {
-        // File systems on several devices (btrfs) have a device number of their own: the source tells.
+        // File systems on several devices (btrfs) have a device number of their own, so the source is compared.
         let source = format!("/dev/{name}");
         self.list.iter().filter(move |(dev, from, _)| dev == number || *from == source).map(|m| m.2.clone())
     }
@@ -377,7 +377,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::Kind;
+    use crate::DeviceKind;
 
     fn put(root: &Path, file: &str, text: &str) {
         let at = root.join(file);
@@ -469,7 +469,7 @@ mod tests {
         fs::remove_dir_all(root).unwrap();
     }
 
-    /// What the running machine would have answered is put into a record of the folder.
+    /// A record of the folder, with the answer that the running machine would have given.
     fn answered(root: &Path, question: &str, answer: serde_json::Value) -> Root {
         let seen = Root::below(root).recording();
         Usage::of(&seen, "0000:01:00.0".parse().unwrap()).unwrap();
@@ -483,12 +483,12 @@ mod tests {
         let (root, address) = (machine("unasked"), "0000:01:00.0".parse().unwrap());
         let of = |answer: serde_json::Value| {
             let root = answered(&root, "claimed:nvme0n1p1", answer);
-            (Usage::of(&root, address).unwrap(), Kind::Drive.allows(&root, address))
+            (Usage::of(&root, address).unwrap(), DeviceKind::Drive.allows(&root, address))
         };
         assert_eq!(of(false.into()).1, Ok(()));
         let why = "/dev/nvme0n1p1: No such file or directory";
         let (usage, taken) = of(why.into());
-        // It is listed, with what is not known of it.
+        // It is listed, with what is unknown about it.
         assert_eq!((usage.in_use, &usage.untold[..]), (false, &[why.to_owned()][..]));
         let refusal = taken.unwrap_err().to_string();
         assert!(refusal.contains(why) && refusal.contains("cannot determine"), "{refusal}");
@@ -511,7 +511,7 @@ mod tests {
             let at = root.join(folder);
             let _ = fs::remove_dir_all(&at);
             let _ = fs::remove_file(&at);
-            // To open it is an error that is not "there is none", for root, too.
+            // A link to itself fails to open with an error other than "not found", even for root.
             std::os::unix::fs::symlink(&at, &at).unwrap();
             let usage = of(&root, "0000:01:00.0").unwrap();
             let refused = usage.refusal().map(|why| why.to_string()).unwrap_or_default();

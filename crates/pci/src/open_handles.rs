@@ -1,6 +1,5 @@
-//! Who has a drive's file open without having it to himself, of which no list of the kernel tells: programs that read and
-//! write it as it is (virtual machines, databases), programs that drive a device by themselves, and exports of the kernel's
-//! own NVMe target.
+//! Non-exclusive users of a drive's file, which are in no list of the kernel: programs that use the raw device (virtual
+//! machines, databases), user-space drivers, and exports of the kernel's NVMe target.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use crate::Root;
 
-/// The kernel's block devices; those of NVMe drives are looked at.
+/// The kernel's block devices; only those of NVMe drives are checked.
 const BLOCK: &str = "sys/class/block";
-/// Character devices: NVMe controllers and those beside their namespaces, and what lets programs drive a device.
+/// Character devices: NVMe controllers, their namespaces, and those for user-space drivers.
 const CHARACTER: [&str; 5] =
     ["sys/class/nvme", "sys/class/nvme-generic", "sys/class/vfio", "sys/class/vfio-dev", "sys/class/uio"];
-/// Where the kernel's NVMe target is set up.
+/// Configuration of the kernel's NVMe target.
 const TARGET: &str = "sys/kernel/config/nvmet/subsystems";
 
 /// Device number, and who has it open.
@@ -28,13 +27,13 @@ impl OpenHandles {
         })
     }
 
-    /// Who has the block device of this number (`259:0`) open, or the [`character`] device.
+    /// Who has the block device of this number (`259:0`), or the [`character`] device, open.
     pub(crate) fn of<'a>(&'a self, number: &'a str) -> impl Iterator<Item = String> + 'a {
         self.0.iter().filter(move |(of, _)| of == number).map(|(_, who)| who.clone())
     }
 }
 
-/// A character device's number: block devices have the same ones.
+/// A character device's number, marked because block devices may have the same number.
 pub(crate) fn character(number: &str) -> String {
     format!("character {number}")
 }
@@ -60,8 +59,8 @@ fn name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The devices that a process has open. Only what is called a device is looked at: a file on a server that does not answer
-/// would keep us waiting.
+/// The devices that a process has open. Only paths of devices are followed: a file on an unresponsive server would
+/// block.
 fn opened(process: &Path) -> Vec<(String, String)> {
     let id = name(process);
     if !id.bytes().all(|b| b.is_ascii_digit()) {
@@ -90,7 +89,7 @@ fn exported(subsystem: &Path) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The number of a device by its file.
+/// The number of a device, from its file.
 fn number(file: &Path) -> Option<String> {
     let about = fs::metadata(file).ok()?;
     let device = about.rdev();

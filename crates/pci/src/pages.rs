@@ -1,4 +1,4 @@
-//! Devices get whole pages; what is asked for may begin and end anywhere.
+//! Rounds memory to the whole pages that devices are given.
 
 use onehop_os::{HostMem, Run};
 
@@ -6,16 +6,16 @@ pub(crate) const PAGE: usize = 4096;
 
 /// The whole pages around some memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Span {
-    /// Where they start in this process.
+pub(crate) struct PageSpan {
+    /// Their address in this process.
     pub(crate) start: usize,
-    /// How long they are.
+    /// Their length.
     pub(crate) len: usize,
-    /// How much of them comes before the memory.
+    /// Bytes in front of the memory.
     pub(crate) skip: usize,
 }
 
-impl Span {
+impl PageSpan {
     pub(crate) fn of(memory: &HostMem) -> Self {
         let start = memory.host_ptr() as usize / PAGE * PAGE;
         let skip = memory.host_ptr() as usize - start;
@@ -23,7 +23,7 @@ impl Span {
     }
 }
 
-/// Takes off what was only added to make whole pages.
+/// Removes what was only added for whole pages.
 pub(crate) fn trim(runs: &mut Vec<Run>, skip: u64, bytes: u64) {
     if let Some(first) = runs.first_mut() {
         first.addr = first.addr.plus(skip);

@@ -1,8 +1,8 @@
-//! What takes the kernel's answers apart, for those who feed it other ones. Not part of the interface.
+//! Parsers of the kernel's answers, exposed for fuzzing. Not part of the interface.
 
 use onehop_os::Run;
 
-use crate::places::Places;
+use crate::places::ProcessMaps;
 use crate::{Address, Root, kmod, pagemap, vfio};
 
 /// The IOMMU's ranges in an answer of `VFIO_IOMMU_GET_INFO`.
@@ -11,7 +11,7 @@ pub fn iova_ranges(info: &[u8]) -> Vec<(u64, u64)> {
     vfio::parse_ranges(info)
 }
 
-/// What lies at an address by a text of `/proc/self/maps`: device, BAR, offset in it, bus address.
+/// What is at an address in a text of `/proc/self/maps`: device, BAR, offset in it, bus address.
 #[must_use]
 pub fn peer_place(
     root: &Root,
@@ -19,7 +19,7 @@ pub fn peer_place(
     start: usize,
     len: usize,
 ) -> Option<Result<(Address, u8, u64, u64), String>> {
-    let found = Places::parse(maps).device_memory(root, start, len)?;
+    let found = ProcessMaps::parse(maps).device_memory(root, start, len)?;
     Some(found.map(|place| (place.device, place.bar, place.offset, place.bus)))
 }
 
@@ -31,7 +31,7 @@ pub fn page_runs(entries: &[u8]) -> Result<Vec<Run>, &'static str> {
     pagemap::runs(entries)
 }
 
-/// What the kernel module says is missing, from its file in sysfs.
+/// What the kernel module reports as missing, from its file in sysfs.
 #[must_use]
 pub fn missing(text: &str) -> kmod::Missing {
     kmod::Missing::parse(text)

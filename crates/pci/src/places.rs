@@ -1,32 +1,32 @@
-//! What lies behind an address of this process: `/proc/self/maps`.
+//! What is behind an address of this process: `/proc/self/maps`.
 
 use crate::{Address, Root, parse_resource};
 
 /// A mapping of this process.
-struct Place {
+struct MapsEntry {
     start: usize,
     end: usize,
     offset: u64,
     path: String,
 }
 
-/// Another device's memory that this process has mapped.
+/// Another device's memory, mapped into this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PeerPlace {
-    /// Whose.
+    /// The device.
     pub(crate) device: Address,
-    /// Which BAR.
+    /// The BAR.
     pub(crate) bar: u8,
-    /// Where in it.
+    /// Offset in the BAR.
     pub(crate) offset: u64,
-    /// Where on the bus.
+    /// Bus address.
     pub(crate) bus: u64,
 }
 
 /// The mappings of this process.
-pub(crate) struct Places(Vec<Place>);
+pub(crate) struct ProcessMaps(Vec<MapsEntry>);
 
-impl Places {
+impl ProcessMaps {
     pub(crate) fn read() -> onehop_os::Result<Self> {
         let path = "/proc/self/maps";
         let text = std::fs::read_to_string(path).map_err(|source| onehop_os::Error::System {
@@ -41,8 +41,8 @@ impl Places {
         Self(text.lines().filter_map(line).collect())
     }
 
-    /// Which BAR some memory is, where it is one that was mapped by sysfs; none where it is none. An error where it is a
-    /// device's memory, but its address is not known.
+    /// The BAR behind some memory, if it was mapped through sysfs; `None` for other memory. Fails if it is device
+    /// memory of unknown bus address.
     pub(crate) fn device_memory(
         &self,
         root: &Root,
@@ -56,7 +56,7 @@ impl Places {
         Some(self.in_bar(root, place, start, len))
     }
 
-    fn in_bar(&self, root: &Root, place: &Place, start: usize, len: usize) -> Result<PeerPlace, String> {
+    fn in_bar(&self, root: &Root, place: &MapsEntry, start: usize, len: usize) -> Result<PeerPlace, String> {
         let path = &place.path;
         let unknown = || {
             format!("its bus address is not known: it is a mapping of {path}, not of a sysfs resource file")
@@ -67,14 +67,15 @@ impl Places {
         let device: Address =
             folder.rsplit('/').next().and_then(|name| name.parse().ok()).ok_or_else(unknown)?;
         if len > place.end - start {
-            return Err(format!("it reaches beyond the mapping of {path}"));
+            return Err(format!("it extends beyond the mapping of {path}"));
         }
         let file = format!("/sys/bus/pci/devices/{device}/resource");
         let bars =
             root.text(&file).and_then(|text| parse_resource(&file, &text)).map_err(|e| e.to_string())?;
         let bar =
             bars.iter().find(|bar| bar.index == usize::from(index) && bar.assigned).ok_or_else(unknown)?;
-        // The kernel writes the bus address into the offset of such a mapping; others may leave it as it was asked for.
+        // The kernel stores the bus address as the offset of such a mapping; other mappings may keep the requested
+        // offset.
         let first =
             if place.offset < bar.start { bar.start.saturating_add(place.offset) } else { place.offset };
         let at = first.saturating_add((start - place.start) as u64);
@@ -88,15 +89,15 @@ impl Places {
 }
 
 /// `START-END PERMISSIONS OFFSET DEVICE INODE PATH`
-fn line(line: &str) -> Option<Place> {
+fn line(line: &str) -> Option<MapsEntry> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let hex = |text: &str| usize::from_str_radix(text, 16).ok();
     let (start, end) = (hex(start)?, hex(end)?);
     let offset = u64::from_str_radix(words.nth(1)?, 16).ok()?;
-    // What has no name is memory of the process.
+    // Anonymous memory has no path.
     let path = words.nth(2).unwrap_or_default().to_owned();
-    (start < end).then_some(Place { start, end, offset, path })
+    (start < end).then_some(MapsEntry { start, end, offset, path })
 }
 
 #[cfg(test)]
@@ -121,7 +122,7 @@ nonsense
         let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
         let bar = "0x00000000f8000000 0x00000000fbffffff 0x000000000014220c\n";
         std::fs::write(device.join("resource"), format!("{none}{none}{bar}")).unwrap();
-        let (root, places) = (Root::below(&folder), Places::parse(MAPS));
+        let (root, places) = (Root::below(&folder), ProcessMaps::parse(MAPS));
         assert_eq!(places.0.len(), 5);
         assert_eq!(places.device_memory(&root, 0x7f00_0000_1000, 4096), None);
         assert_eq!(places.device_memory(&root, 0x1000, 4096), None);

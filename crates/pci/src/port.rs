@@ -1,4 +1,4 @@
-//! A real controller behind the seams.
+//! Opens a real controller as a backend.
 
 use std::str::FromStr;
 
@@ -6,16 +6,16 @@ use onehop_os::ControllerBackend;
 
 use crate::{Address, Error, Result, Root, kmod, pagemap, vfio};
 
-/// Who lets a device reach memory.
+/// How a device is given access to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Via {
-    /// VFIO: needs an IOMMU, and keeps the device inside of what it is given.
+    /// VFIO: needs an IOMMU, and confines the device to mapped memory.
     Vfio,
-    /// VFIO by iommufd, on kernels that have it: no mapped BARs, but dma-bufs of vfio-pci.
+    /// VFIO with iommufd, on kernels that have it: no mapped BARs, but dma-bufs of vfio-pci.
     Iommufd,
-    /// Our kernel module: with an IOMMU or without, and GPU memory whose driver exports it.
+    /// Our kernel module: with or without an IOMMU, and with GPU memory that its driver exports.
     Module,
-    /// Physical addresses: needs root and no IOMMU, and nothing keeps the device anywhere.
+    /// Physical addresses: needs root and no IOMMU; the device is not confined.
     PageMap,
 }
 
@@ -40,16 +40,16 @@ impl FromStr for Via {
 
     fn from_str(text: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|via| via.name() == text);
-        found.ok_or_else(|| Error::garbage("via", text, "way: vfio, iommufd, kmod or pagemap"))
+        found.ok_or_else(|| Error::garbage("via", text, "method: vfio, iommufd, kmod or pagemap"))
     }
 }
 
-/// What people call a real drive: `0000:0b:00.0`, or with the way that is to be taken `0000:0b:00.0?via=pagemap`.
+/// Names a real drive: `0000:0b:00.0`, or with a method `0000:0b:00.0?via=pagemap`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DriveName {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// The way, where one was asked for.
+    /// The requested method, if any.
     pub via: Option<Via>,
 }
 
@@ -74,13 +74,13 @@ impl FromStr for DriveName {
     }
 }
 
-/// Takes an NVMe controller from the kernel's driver, which gets it back when everything that came of the port has gone,
-/// or this process has ended in whatever way.
+/// Detaches an NVMe controller from the kernel's driver. The driver gets it back when everything made from the backend
+/// is dropped, or this process ends in any way.
 ///
-/// Unless told otherwise it is VFIO: the page map is never chosen, it has to be asked for.
+/// The default is VFIO. The page map is used only on request.
 ///
 /// # Errors
-/// When the drive is in use, or cannot be had this way, with the reason.
+/// When the drive is in use, or cannot be driven by this method.
 pub fn open(root: &Root, name: DriveName) -> Result<ControllerBackend> {
     crate::nvme::ensure_nvme(root, name.address)?;
     match name.via.unwrap_or(Via::Vfio) {

@@ -1,17 +1,17 @@
-//! Programs that drive a device by themselves, through the kernel's VFIO or UIO: virtual machines that were given it, SPDK,
-//! DPDK. Of such a device the kernel offers nothing that could be mounted, and whoever unbinds it takes it out of their hands.
+//! Programs that drive a device themselves, through VFIO or UIO: virtual machines, SPDK, DPDK. The kernel offers
+//! nothing of such a device that could be mounted, and unbinding it takes it from the program.
 
 use std::path::Path;
 
 use rustix::fs::FileType;
 
 use crate::asked::{ExclusiveUse, claim};
-use crate::nvme::{refused, untold};
+use crate::nvme::{refused, undetermined};
 use crate::open_handles::{OpenHandles, character};
 use crate::root::if_there;
 use crate::{Address, Error, Result, Root};
 
-/// Who has a device open, or its IOMMU group, by name.
+/// Who has a device or its IOMMU group open, by name.
 pub(crate) fn named(root: &Root, address: Address, open_handles: &OpenHandles) -> Result<Vec<String>> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut files: Vec<_> = group(root, address)?.into_iter().map(|(_, number)| number).collect();
@@ -27,13 +27,13 @@ pub(crate) fn named(root: &Root, address: Address, open_handles: &OpenHandles) -
     Ok(found)
 }
 
-/// Them in words; none where there are none.
+/// In words; `None` if there are none.
 pub(crate) fn in_words(by: &[String]) -> Option<String> {
     (!by.is_empty()).then(|| format!("{} drives it by VFIO or UIO", by.join(", ")))
 }
 
-/// Why a device, of whatever kind, must not be taken from programs that drive it; none where none does. For those who have its
-/// lock, which programs of ours have while they drive.
+/// Why a device of any kind must not be taken from programs that drive it; `None` if there are none. Callers hold the
+/// device's lock, as every onehop process does while it drives one.
 pub(crate) fn refusal(root: &Root, address: Address) -> Result<Option<Error>> {
     let fix = "Stop that program, or the virtual machine that uses it";
     let named = named(root, address, &OpenHandles::read(root))?;
@@ -46,12 +46,12 @@ pub(crate) fn refusal(root: &Root, address: Address) -> Result<Option<Error>> {
             let why = "an unlisted process has its IOMMU group open, and drives it or another device of the group by VFIO";
             Some(refused(address, why.into(), fix))
         }
-        ExclusiveUse::Unknown(why) => Some(untold(address, &why)),
+        ExclusiveUse::Unknown(why) => Some(undetermined(address, &why)),
     })
 }
 
-/// Whether anybody has the device's IOMMU group open, processes of other containers too. A program that opens it in this
-/// moment is refused: this is for those who have the device's lock, and are about to take it.
+/// Whether any process, in any container, has the device's IOMMU group open. The test opens the group itself, so a
+/// program that opens it at the same moment is refused; callers hold the device's lock and are about to claim it.
 fn claimed(root: &Root, address: Address) -> Result<ExclusiveUse> {
     let Some((name, number)) = group(root, address)? else { return Ok(ExclusiveUse::Known(false)) };
     let path = format!("/dev/vfio/{name}");
@@ -59,12 +59,12 @@ fn claimed(root: &Root, address: Address) -> Result<ExclusiveUse> {
     Ok(root.answer(&format!("claimed:vfio/{name}"), ask).unwrap_or(ExclusiveUse::Known(false)))
 }
 
-/// The file that VFIO has for the device's IOMMU group, and its number; none where it has none.
+/// VFIO's file for the device's IOMMU group, and its number; `None` if it has none.
 fn group(root: &Root, address: Address) -> Result<Option<(String, String)>> {
     let link = format!("/sys/bus/pci/devices/{address}/iommu_group");
     let target = if_there(root.link(&link))?;
     let Some(number) = target.rsplit('/').find(|part| !part.is_empty()) else { return Ok(None) };
-    // Where there is no IOMMU, and root has said that it may be so, a device has a group for the name's sake.
+    // Without an IOMMU, VFIO's unsafe mode makes a nominal group.
     for name in [number.to_owned(), format!("noiommu-{number}")] {
         let dev = if_there(root.text(&format!("/sys/class/vfio/{name}/dev")))?;
         if !dev.is_empty() {
@@ -116,7 +116,7 @@ mod tests {
             let (usage, refusal) = (Usage::of(&root, address).unwrap(), refusal(&root, address).unwrap());
             fs::remove_dir_all(folder).unwrap();
             assert_eq!((usage.in_use, usage.users().is_some()), (refusal.is_some(), refusal.is_some()));
-            // Whether it is a program of ours only the device's lock tells.
+            // Only the device's lock tells whether it is a program of ours.
             assert_eq!(usage.refusal(), None);
             refusal.map(|why| why.to_string()).unwrap_or_default()
         };
@@ -133,7 +133,7 @@ mod tests {
         for (name, file) in [("fellow", "sys/class/vfio/18/dev"), ("else", "sys/class/uio/uio3/dev")] {
             assert_eq!(said(name, &[(file, "1:3\n")]), "");
         }
-        // Nobody has it open; nor is a block device of the same number it.
+        // Neither an idle group nor a block device with its number counts.
         assert_eq!(said("free", &[("sys/class/vfio/17/dev", "240:0\n")]), "");
         assert_eq!(said("block", &[("sys/class/block/nvme0n1/dev", "1:3\n")]), "");
     }
@@ -151,9 +151,12 @@ mod tests {
         };
         assert_eq!(answered(false.into()), "");
         assert!(answered(true.into()).contains("unlisted process"));
-        let untold = answered("/dev/vfio/17: No such file or directory".into());
-        assert!(untold.contains("cannot determine") && untold.contains("/dev/vfio/17"), "{untold}");
-        // What cannot be read is not taken for nobody.
+        let undetermined = answered("/dev/vfio/17: No such file or directory".into());
+        assert!(
+            undetermined.contains("cannot determine") && undetermined.contains("/dev/vfio/17"),
+            "{undetermined}"
+        );
+        // Unreadable is not taken for unused.
         fs::remove_dir_all(folder.join("sys/class/vfio/17")).unwrap();
         symlink("17", folder.join("sys/class/vfio/17")).unwrap();
         assert!(refusal(&Root::below(&folder), address).is_err());

@@ -1,4 +1,4 @@
-//! A system written down: the files that were read of it, and what it answered. One JSON document.
+//! A recorded system: the files that were read, and its answers to queries, in one JSON document.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,54 +8,54 @@ use crate::{Error, Result};
 
 /// The version of the format.
 const VERSION: u32 = 1;
-/// Zeros that are worth a gap between two runs of bytes.
+/// Zeros that separate two runs of bytes.
 const GAP: usize = 16;
-/// The longest file that a record may claim.
+/// Upper limit of a file in a record.
 const MAX_FILE: usize = 16 << 20;
 
-/// What was read of a system. Paths are those of the system.
+/// What was read from a system. Paths are those of the system.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// The version of the format: 1.
     pub onehop_system: u32,
-    /// What it is, for people.
+    /// A description for people.
     #[serde(default)]
     pub about: String,
-    /// Whether somebody made it up, rather than having read it from a machine.
+    /// Whether it was composed by hand instead of read from a machine.
     #[serde(default)]
     pub composed: bool,
     /// Files by path.
     #[serde(default)]
     pub files: BTreeMap<String, Content>,
-    /// Symbolic links by path, and where they lead.
+    /// Targets of symbolic links, by path.
     #[serde(default)]
     pub links: BTreeMap<String, String>,
-    /// Names in folders; what is below a folder in the other lists is in it without being said.
+    /// Names in folders. What the other lists have below a folder need not be repeated.
     #[serde(default)]
     pub folders: BTreeMap<String, Vec<String>>,
-    /// What people call vendors and devices.
+    /// Names of vendors and devices.
     #[serde(default)]
     pub names: BTreeMap<String, String>,
-    /// Answers to questions that are no files.
+    /// Answers to queries that are not files.
     #[serde(default)]
     pub answers: BTreeMap<String, serde_json::Value>,
 }
 
-/// What a file holds, or why that is not known.
+/// The contents of a file, or why they are unknown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
     /// Text.
     Text(String),
-    /// Bytes that are no text: how many, and those that are not zero, as hexadecimal digits.
+    /// Bytes that are not text: their number, and the non-zero ones in hexadecimal.
     Bytes {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
-        /// Runs that are not zero, each with its offset.
+        /// Non-zero runs, each with its offset.
         hex: Vec<(usize, String)>,
     },
-    /// The user was not allowed to read it.
+    /// This user was not allowed to read it.
     Denied {
         /// Always true.
         denied: bool,
@@ -65,7 +65,7 @@ pub enum Content {
         /// Why.
         failed: String,
     },
-    /// It is there, and was not read.
+    /// It exists, but was not read.
     There {
         /// Always true.
         there: bool,
@@ -73,16 +73,16 @@ pub enum Content {
 }
 
 impl Record {
-    /// One that holds nothing.
+    /// An empty record.
     #[must_use]
     pub fn new() -> Self {
         Self { onehop_system: VERSION, ..Self::default() }
     }
 
-    /// Reads one.
+    /// Parses a record.
     ///
     /// # Errors
-    /// When it is none, of another version, or claims impossible files.
+    /// When it is malformed, has another version, or claims impossible files.
     pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
         let record: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
         if record.onehop_system != VERSION {
@@ -94,10 +94,10 @@ impl Record {
         Ok(record)
     }
 
-    /// The record as a JSON document.
+    /// Serializes the record as JSON.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Maps of strings to strings and numbers cannot fail to be written.
+        // Serializing maps of strings and numbers cannot fail.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
@@ -140,7 +140,7 @@ impl Record {
             || self.below(path).next().is_some()
     }
 
-    /// The names that files, links and folders have right below a folder.
+    /// Names of files, links and folders directly in a folder.
     fn below<'a>(&'a self, folder: &str) -> impl Iterator<Item = &'a str> {
         let front = format!("{}/", folder.trim_end_matches('/'));
         let from = front.clone();
@@ -186,7 +186,7 @@ impl Record {
 }
 
 impl Content {
-    /// Bytes of a file: text where they are text.
+    /// The contents for some bytes: text if possible.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
@@ -228,7 +228,7 @@ impl Content {
     }
 }
 
-/// The runs that are not zero.
+/// The non-zero runs.
 fn runs(bytes: &[u8]) -> Vec<(usize, String)> {
     let mut runs: Vec<(usize, String)> = Vec::new();
     for (at, _) in bytes.iter().enumerate().filter(|(_, byte)| **byte != 0) {

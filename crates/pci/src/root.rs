@@ -1,5 +1,5 @@
-//! Where the system's files come from: this machine, a folder, or a record. All that is looked at goes through here, so
-//! that it can be recorded and looked at again elsewhere.
+//! The source of the system's files: this machine, a folder, or a record. Every read goes through here, so that it can
+//! be recorded and replayed elsewhere.
 
 use std::fs;
 use std::io::Read;
@@ -14,22 +14,22 @@ use serde::de::DeserializeOwned;
 use crate::record::{Content, Record};
 use crate::{Error, Result};
 
-/// Most bytes of a small file.
+/// Upper limit of a small file.
 const SMALL: usize = 64 << 10;
-/// Most names of one folder.
+/// Upper limit of names in a folder.
 const MAX_NAMES: usize = 1 << 16;
-/// What a folder's record is called, if it is not a tree of files.
+/// The name of a record within a folder.
 const RECORD_NAME: &str = "system.json";
-/// Most bytes of a record.
+/// Upper limit of a record.
 const MAX_RECORD: usize = 64 << 20;
 
-/// The system's files. Paths start with `/`, as on the machine that they tell of.
+/// The system's files. Paths start with `/`, as on the described machine.
 pub struct Root {
-    source: Source,
+    source: RootSource,
     log: Option<Mutex<Record>>,
 }
 
-enum Source {
+enum RootSource {
     Folder(PathBuf),
     Record(Record),
 }
@@ -44,16 +44,16 @@ impl Root {
     /// Files below a folder, which stands for `/`.
     #[must_use]
     pub fn below(folder: impl Into<PathBuf>) -> Self {
-        Self { source: Source::Folder(folder.into()), log: None }
+        Self { source: RootSource::Folder(folder.into()), log: None }
     }
 
     /// A record.
     #[must_use]
     pub fn recorded(record: Record) -> Self {
-        Self { source: Source::Record(record), log: None }
+        Self { source: RootSource::Record(record), log: None }
     }
 
-    /// What was recorded earlier: a record's file, a folder with a `system.json`, or a folder that holds a `sys`.
+    /// Opens a recorded system: a record's file, a folder with a `system.json`, or a folder that contains `sys`.
     ///
     /// # Errors
     /// When it is none of these.
@@ -74,56 +74,56 @@ impl Root {
         Ok(Self::recorded(record))
     }
 
-    /// From now on, writes down everything that is looked at.
+    /// Starts recording everything that is read.
     #[must_use]
     pub fn recording(self) -> Self {
         Self { log: Some(Mutex::new(Record::new())), ..self }
     }
 
-    /// What has been looked at since, where it is written down.
+    /// The record so far; `None` if nothing is recorded.
     #[must_use]
     pub fn record(&self) -> Option<Record> {
         self.log.as_ref().map(|log| lock(log).clone())
     }
 
-    /// The folder that stands for `/`, unless this is a record: for those who change something, too.
+    /// The folder that stands for `/`; `None` for a record, which cannot be written to.
     #[must_use]
     pub fn folder(&self) -> Option<&Path> {
         match &self.source {
-            Source::Folder(folder) => Some(folder),
-            Source::Record(_) => None,
+            RootSource::Folder(folder) => Some(folder),
+            RootSource::Record(_) => None,
         }
     }
 
-    /// Whether it is the running machine, which can be asked more than its files tell.
+    /// Whether this is the running machine, which answers more than files.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.folder() == Some(Path::new("/"))
     }
 
-    /// What a record says of itself.
+    /// A record's description.
     #[must_use]
     pub fn about(&self) -> Option<&str> {
         match &self.source {
-            Source::Folder(_) => None,
-            Source::Record(record) => Some(&record.about),
+            RootSource::Folder(_) => None,
+            RootSource::Record(record) => Some(&record.about),
         }
     }
 
     /// The bytes of a file.
     ///
     /// # Errors
-    /// When there is no such file, or it cannot be read.
+    /// When it does not exist, or cannot be read.
     pub fn bytes(&self, path: &str, most: usize) -> Result<Vec<u8>> {
         let found = match &self.source {
-            Source::Folder(folder) => read(&at(folder, path)?, most).map_err(|e| Error::io(path, &e)),
-            Source::Record(record) => record.bytes(path, most),
+            RootSource::Folder(folder) => read(&at(folder, path)?, most).map_err(|e| Error::io(path, &e)),
+            RootSource::Record(record) => record.bytes(path, most),
         };
         self.note(|log| log.put(path, &found));
         found
     }
 
-    /// The text of a small file, without the white space around it.
+    /// The text of a small file, trimmed.
     ///
     /// # Errors
     /// As for [`Self::bytes`].
@@ -132,10 +132,10 @@ impl Root {
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// What is made of a long file. Only that is recorded.
+    /// What `make` extracts from a long file. Only the result is recorded.
     ///
     /// # Errors
-    /// When the file cannot be read, or nothing can be made of it.
+    /// When the file cannot be read, or `make` returns nothing.
     pub fn digest(
         &self,
         path: &str,
@@ -143,10 +143,10 @@ impl Root {
         make: impl FnOnce(&[u8]) -> std::result::Result<String, String>,
     ) -> Result<String> {
         let found = match &self.source {
-            Source::Record(record) => {
+            RootSource::Record(record) => {
                 record.bytes(path, most).map(|b| String::from_utf8_lossy(&b).into_owned())
             }
-            Source::Folder(folder) => {
+            RootSource::Folder(folder) => {
                 let bytes = read(&at(folder, path)?, most).map_err(|e| Error::io(path, &e));
                 let made = |bytes: Vec<u8>| {
                     make(&bytes).map_err(|why| Error::Unreadable { path: path.to_owned(), why })
@@ -158,62 +158,61 @@ impl Root {
         found
     }
 
-    /// The names in a folder, in order.
+    /// The names in a folder, sorted.
     ///
     /// # Errors
-    /// When there is no such folder, or it cannot be read.
+    /// When it does not exist, or cannot be read.
     pub fn list(&self, path: &str) -> Result<Vec<String>> {
         let found = match &self.source {
-            Source::Folder(folder) => names(&at(folder, path)?).map_err(|e| Error::io(path, &e)),
-            Source::Record(record) => record.list(path),
+            RootSource::Folder(folder) => names(&at(folder, path)?).map_err(|e| Error::io(path, &e)),
+            RootSource::Record(record) => record.list(path),
         };
         self.note(|log| log.put_list(path, &found));
         found
     }
 
-    /// Where a symbolic link leads, as it is written.
+    /// The target of a symbolic link, as written.
     ///
     /// # Errors
     /// When there is no such link.
     pub fn link(&self, path: &str) -> Result<String> {
         let found = match &self.source {
-            Source::Folder(folder) => fs::read_link(at(folder, path)?)
+            RootSource::Folder(folder) => fs::read_link(at(folder, path)?)
                 .map(|target| target.to_string_lossy().into_owned())
                 .map_err(|e| Error::io(path, &e)),
-            Source::Record(record) => record.link(path),
+            RootSource::Record(record) => record.link(path),
         };
         self.note(|log| log.put_link(path, &found));
         found
     }
 
-    /// The last part of where a symbolic link leads; none where there is no link.
+    /// The last component of a symbolic link's target; `None` if there is no link.
     #[must_use]
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = self.link(path).ok()?;
         target.rsplit('/').find(|part| !part.is_empty()).map(str::to_owned)
     }
 
-    /// Whether there is something of this name.
+    /// Whether the path exists.
     #[must_use]
     pub fn exists(&self, path: &str) -> bool {
         let found = match &self.source {
-            Source::Folder(folder) => at(folder, path).is_ok_and(|at| at.exists()),
-            Source::Record(record) => record.exists(path),
+            RootSource::Folder(folder) => at(folder, path).is_ok_and(|at| at.exists()),
+            RootSource::Record(record) => record.exists(path),
         };
         self.note(|log| log.put_presence(path, found));
         found
     }
 
-    /// What the machine answered to a question that is no file: asked here, or as it was recorded. None where it was
-    /// neither.
+    /// The machine's answer to a query that is not a file: asked here, or recorded. `None` if neither is possible.
     pub fn answer<T: Serialize + DeserializeOwned>(
         &self,
         question: &str,
         ask: impl FnOnce() -> T,
     ) -> Option<T> {
         let found = match &self.source {
-            Source::Folder(_) => self.is_here().then(ask),
-            Source::Record(record) => {
+            RootSource::Folder(_) => self.is_here().then(ask),
+            RootSource::Record(record) => {
                 record.answers.get(question).and_then(|value| serde_json::from_value(value.clone()).ok())
             }
         };
@@ -225,19 +224,19 @@ impl Root {
         found
     }
 
-    /// The recorded questions that start so, less that start.
+    /// The recorded queries with this prefix, without the prefix.
     #[must_use]
     pub fn questions(&self, start: &str) -> Vec<String> {
-        let Source::Record(record) = &self.source else { return Vec::new() };
+        let RootSource::Record(record) = &self.source else { return Vec::new() };
         record.answers.keys().filter_map(|question| question.strip_prefix(start)).map(str::to_owned).collect()
     }
 
-    /// What people call a vendor or a device: `10de`, `10de:2204`. Looked up in this machine's list of PCI names, or as it
-    /// was recorded.
+    /// The name of a vendor or device (`10de`, `10de:2204`): looked up in this machine's list of PCI names, or
+    /// recorded.
     pub(crate) fn named(&self, id: &str, look: impl FnOnce() -> Option<String>) -> Option<String> {
         let found = match &self.source {
-            Source::Record(record) => record.names.get(id).cloned().or_else(look),
-            Source::Folder(_) => look(),
+            RootSource::Record(record) => record.names.get(id).cloned().or_else(look),
+            RootSource::Folder(_) => look(),
         };
         if let Some(name) = &found {
             self.note(|log| {
@@ -247,7 +246,7 @@ impl Root {
         found
     }
 
-    /// A long file that is not recorded.
+    /// Reads a long file without recording it.
     pub(crate) fn unrecorded(&self, path: &str, most: usize) -> Option<Vec<u8>> {
         read(&at(self.folder()?, path).ok()?, most).ok()
     }
@@ -263,7 +262,7 @@ fn lock(log: &Mutex<Record>) -> MutexGuard<'_, Record> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The place of a file. Names come from the machine that is looked at, and must not lead out of it.
+/// The place of a file. Names come from the described machine and must not lead out of its folder.
 fn at(folder: &Path, path: &str) -> Result<PathBuf> {
     if path.split('/').any(|part| part == "..") || path.contains('\0') {
         return Err(Error::garbage("a name in the system's files", path, "plain path"));
@@ -271,12 +270,12 @@ fn at(folder: &Path, path: &str) -> Result<PathBuf> {
     Ok(folder.join(path.trim_start_matches('/')))
 }
 
-/// Reads at most so many bytes. A pipe or a device in the place of a file is not waited for.
+/// Reads up to `most` bytes. Does not wait for a pipe or device in the place of a file.
 fn read(path: &Path, most: usize) -> std::io::Result<Vec<u8>> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = fs::File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("it is no plain file"));
+        return Err(std::io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     file.take(most as u64).read_to_end(&mut bytes)?;
@@ -294,7 +293,7 @@ fn names(path: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// What is not there is nothing, and no error.
+/// Maps "not found" to the default value.
 pub(crate) fn if_there<T: Default>(found: Result<T>) -> Result<T> {
     match found {
         Err(error) if error.is_missing() => Ok(T::default()),
@@ -302,13 +301,13 @@ pub(crate) fn if_there<T: Default>(found: Result<T>) -> Result<T> {
     }
 }
 
-/// The folder that a path lies in.
+/// The folder that contains a path.
 #[must_use]
 pub fn parent(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(front, _)| front)
 }
 
-/// A link's target, from the folder that the link lies in: `/a/b` and `../c` make `/a/c`.
+/// A link's target relative to the link's folder: `/a/b` and `../c` make `/a/c`.
 #[must_use]
 pub fn resolve(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = if target.starts_with('/') { Vec::new() } else { folder.split('/').collect() };
@@ -374,7 +373,7 @@ mod tests {
         record.answers.insert("q".into(), 8.into());
         let again = Root::recorded(Record::parse(&record.to_bytes()).unwrap());
         seen.6 = Some(8);
-        // The words of an error that was recorded come from the record.
+        // The text of a recorded error comes from the record.
         let replayed = look(&again);
         assert_eq!(
             (&replayed.0, &replayed.1, &replayed.2, &replayed.3),

@@ -1,4 +1,4 @@
-//! All devices of a system, how they hang together, and the way between two of them.
+//! All devices of a system, their topology, and the route between two of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 use crate::names::Names;
 use crate::{Acs, Address, Device, Error, PortType, Result, Root};
 
-/// Most functions that are looked at.
+/// Upper limit of functions.
 const MAX_DEVICES: usize = 4096;
 
-/// An IOMMU group: devices that cannot be told apart.
+/// An IOMMU group: devices that the IOMMU cannot isolate from each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// `DMA`, `DMA-FQ` (translating, with lazy flushes), `identity`; none where the kernel does not tell.
+    /// `DMA`, `DMA-FQ` (translating, with lazy flushes), `identity`; `None` if the kernel does not report it.
     pub kind: Option<String>,
-    /// Who is in it.
+    /// Its members.
     pub devices: Vec<Address>,
 }
 
 impl Group {
-    /// Whether addresses are translated; none where it is not told.
+    /// Whether addresses are translated; `None` if unknown.
     #[must_use]
     pub fn translates(&self) -> Option<bool> {
         match self.kind.as_deref()? {
@@ -31,7 +31,7 @@ impl Group {
     }
 }
 
-/// How close two devices are, in the words of `nvidia-smi topo`.
+/// The distance of two devices, in terms of `nvidia-smi topo`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PathClass {
@@ -79,21 +79,21 @@ impl PathClass {
     }
 }
 
-/// The way between two devices.
+/// The route between two devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Path {
-    /// How close they are.
+    /// Their distance.
     pub class: PathClass,
     /// Bridges from the first device up, without the common one.
     pub up: Vec<Address>,
-    /// The bridge that both are below.
+    /// The bridge above both.
     pub common: Option<Address>,
     /// Bridges down to the second device.
     pub down: Vec<Address>,
 }
 
 impl Path {
-    /// All bridges on the way.
+    /// All bridges on the route.
     pub fn bridges(&self) -> impl Iterator<Item = Address> + '_ {
         self.up.iter().chain(&self.common).chain(&self.down).copied()
     }
@@ -106,7 +106,7 @@ pub struct Tree {
     pub devices: BTreeMap<Address, Device>,
     /// IOMMU groups by number.
     pub groups: BTreeMap<u32, Group>,
-    /// What is wrong with whole devices.
+    /// Devices that could not be read.
     pub problems: Vec<Error>,
 }
 
@@ -114,7 +114,7 @@ impl Tree {
     /// Reads every device. A system without PCI has none.
     ///
     /// # Errors
-    /// When there is a list of devices that cannot be read.
+    /// When the list of devices exists, but cannot be read.
     pub fn scan(root: &Root) -> Result<Self> {
         let found = match root.list("/sys/bus/pci/devices") {
             Err(error) if !error.is_missing() => return Err(error),
@@ -149,13 +149,13 @@ impl Tree {
         self.devices.get(&address)
     }
 
-    /// The group that a device is in.
+    /// The device's IOMMU group.
     #[must_use]
     pub fn group_of(&self, device: &Device) -> Option<&Group> {
         self.groups.get(&device.iommu_group?)
     }
 
-    /// The devices right below a bridge, or below a host bridge. A bridge that is not shown is passed over.
+    /// The devices directly below a bridge or host bridge. Bridges that are not visible are skipped.
     pub fn children<'a>(
         &'a self,
         host: &'a str,
@@ -174,7 +174,7 @@ impl Tree {
         self.devices.values().map(|device| device.host.as_str()).collect()
     }
 
-    /// The way between two devices; none where it is not told how they hang together.
+    /// The route between two devices; `None` if their topology is unknown.
     #[must_use]
     pub fn path(&self, from: Address, to: Address) -> Option<Path> {
         let (from, to) = (self.get(from)?, self.get(to)?);
@@ -191,7 +191,7 @@ impl Tree {
             (Some(_), _) if up.len() <= 1 && down.len() <= 1 => PathClass::Pix,
             (Some(_), _) => PathClass::Pxb,
             (None, true) => PathClass::Phb,
-            // Where the firmware does not tell a node, two are not told apart.
+            // Without a node from the firmware, two devices count as one node.
             (None, false) => match (from.numa_node, to.numa_node) {
                 (Some(one), Some(other)) if one != other => PathClass::Sys,
                 _ => PathClass::Node,
@@ -200,8 +200,8 @@ impl Tree {
         Some(Path { class, up, common, down })
     }
 
-    /// The ports on the way at which access control may send packets up to the root, with what they say; none for a port
-    /// that could not be asked.
+    /// The ports on the route at which access control may redirect packets to the root, with their settings; `None` for
+    /// a port that could not be read.
     #[must_use]
     pub fn access_control(&self, path: &Path) -> Vec<(Address, Option<Acs>)> {
         let turning = |address: &Address| {
@@ -209,7 +209,7 @@ impl Tree {
             let kind = config.and_then(|config| config.express).map(|express| express.kind);
             match kind {
                 Some(PortType::Upstream | PortType::Bridge) => None,
-                // Ports that have none let everything through.
+                // A port without ACS lets everything through.
                 Some(_) if config.is_some_and(|c| c.has_extended()) => {
                     Some((*address, Some(config.and_then(|c| c.acs).unwrap_or(Acs { can: 0, control: 0 }))))
                 }

@@ -1,4 +1,4 @@
-//! Drives that cannot be had, on composed systems: the reason is named, and what would change it.
+//! Refused drives on composed systems: the error names the reason and a fix.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/compose.rs"]
@@ -9,7 +9,7 @@ use onehop_pci::{Root, open};
 
 const DRIVE: &str = "0000:04:00.0";
 
-/// A drive and a network card below a switch, each behind a port of its own with so much of ACS, in one group.
+/// A drive and a network card in one group, each below a switch port with these ACS controls.
 fn shared(acs: Option<u16>) -> Root {
     let mut machine = Machine::new("a shared group");
     let ports = ["0000:00:01.0", "0000:01:00.0"];

@@ -1,4 +1,4 @@
-//! Composed systems, read as a machine's own files are.
+//! Composed systems, read like a real machine.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/compose.rs"]
@@ -11,7 +11,7 @@ fn at(text: &str) -> Address {
     text.parse().unwrap()
 }
 
-/// A GPU and a drive behind one switch, a second drive at a root port of its own, and one at another host bridge.
+/// A GPU and a drive behind one switch, a second drive at its own root port, and one at another host bridge.
 fn server() -> Machine {
     let mut machine = Machine::new("a switch");
     let ports = ["0000:00:01.0", "0000:01:00.0"];

@@ -1,4 +1,4 @@
-//! What registers cost over the socket: `cargo run --release -p onehop-qtest --example cost`.
+//! Measures register accesses over the socket: `cargo run --release -p onehop-qtest --example cost`.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use onehop_qtest::bed::{Options, Qemu};
 
 const COUNT: u32 = 20_000;
 
-/// A register that takes any value while the controller is stopped: the low half of the admin queue's address.
+/// A register that takes any value while the controller is disabled: the low half of the admin queue's address.
 const ASQ: u32 = 0x28;
 const VERSION: u32 = 0x08;
 

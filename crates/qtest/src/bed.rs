@@ -1,4 +1,4 @@
-//! QEMU for tests: started on files of its own, ended and cleaned up with the value that stands for it.
+//! QEMU for tests: started with files of its own, stopped and cleaned up on drop.
 
 mod files;
 mod options;
@@ -10,28 +10,28 @@ use std::time::Duration;
 
 use onehop_os::{ControllerBackend, Deadline};
 
-use crate::link::Link;
+use crate::link::QemuLink;
 use crate::{Error, Model, Result};
 use files::Files;
 pub use options::Options;
-use watch::Watch;
+use watch::QemuWatch;
 
-/// QEMU is ready in well under a second; more is for a busy host.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// QEMU is ready in well under a second; the rest is for a busy host.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A QEMU with an NVMe drive and a stopped processor. Dropping it kills it and removes its files.
+/// A QEMU with an NVMe drive and stopped vCPUs. Dropping it kills it and removes its files.
 pub struct Qemu {
     child: Child,
     files: Files,
     images: Vec<PathBuf>,
-    watch: Option<Watch>,
+    watch: Option<QemuWatch>,
 }
 
 impl Qemu {
-    /// Starts QEMU and waits until it answers. None where it is not installed.
+    /// Starts QEMU and waits until it responds. `None` if it is not installed.
     ///
     /// # Errors
-    /// When its files cannot be made, or it refuses its options.
+    /// When its files cannot be created, or it refuses its options.
     pub fn start(options: &Options) -> Result<Option<Self>> {
         let files = Files::make(options)?;
         let images = files.images(options)?;
@@ -42,34 +42,34 @@ impl Qemu {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        // Away from Ctrl-C, which would end QEMU before the driver under test could clean up.
+        // In its own process group: Ctrl-C would end QEMU before the driver under test can clean up.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = match command.spawn() {
             Ok(child) => child,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::bed(format!("starting {}", options.program.display()), e)),
         };
-        let watch = Some(Watch::over(child.id(), &files));
+        let watch = Some(QemuWatch::over(child.id(), &files));
         let mut qemu = Self { child, files, images, watch };
         qemu.wait_until_ready()?;
         Ok(Some(qemu))
     }
 
-    /// As [`Qemu::start`]; where QEMU is not installed, a line on stderr says that the test was skipped.
+    /// As [`Qemu::start`]; if QEMU is not installed, stderr says that the test was skipped.
     ///
     /// # Errors
     /// As for [`Qemu::start`].
     pub fn start_or_skip(options: &Options) -> Result<Option<Self>> {
         let qemu = Self::start(options)?;
         if qemu.is_none() {
-            // Not eprintln: a test that passes would not show it.
+            // The test runner would hide the output of eprintln in a passing test.
             let line = format!("SKIPPED: {} is not installed\n", options.program.display());
             let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
         }
         Ok(qemu)
     }
 
-    /// The drive, ready to be driven. QEMU serves one user at a time: drop the earlier port first.
+    /// The drive's backend. QEMU serves one user at a time: drop the earlier backend first.
     ///
     /// # Errors
     /// As for [`crate::open`].
@@ -77,7 +77,7 @@ impl Qemu {
         crate::open(&self.spec())
     }
 
-    /// The drive with what its port does not show. One user at a time, as for [`Qemu::port`].
+    /// The drive with what its backend does not show. One user at a time, as for [`Qemu::port`].
     ///
     /// # Errors
     /// As for [`crate::open`].
@@ -85,48 +85,49 @@ impl Qemu {
         Model::open(&self.spec())
     }
 
-    /// The drive's name, less `qtest:`.
+    /// The drive's name, without `qtest:`.
     #[must_use]
     pub fn spec(&self) -> String {
         format!("{},{}", self.files.socket().display(), self.files.ram().display())
     }
 
-    /// The image behind namespace `nsid`. A block's data lie at its number times the block size.
+    /// The image of namespace `nsid`. A block's data is at its number times the block size.
     #[must_use]
     pub fn image(&self, nsid: u32) -> Option<&Path> {
         self.images.get(nsid.checked_sub(1)? as usize).map(PathBuf::as_path)
     }
 
-    /// What QEMU has written to its stderr.
+    /// QEMU's stderr.
     #[must_use]
     pub fn log(&self) -> String {
         self.files.log()
     }
 
-    /// Ends QEMU as a crash would.
+    /// Kills QEMU, like a crash.
     pub fn kill(&mut self) {
-        // Before QEMU's process id can become another's.
+        // Before QEMU's process ID can be reused.
         self.watch = None;
-        // It fails only when QEMU has ended already.
+        // Fails only if QEMU has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
-        let until = Deadline::after(READY_WITHIN);
+        let until = Deadline::after(READY_TIMEOUT);
         loop {
             let ended = self.child.try_wait().map_err(|e| Error::bed("waiting for QEMU", e))?;
             if let Some(status) = ended {
                 return Err(Error::NotReady { why: format!("{status}: {}", self.log().trim()) });
             }
-            // It answers when the whole machine has been made.
-            if let Ok(link) = Link::connect(&self.files.socket(), until.left().max(Duration::from_millis(1)))
+            // It responds once the whole machine has been created.
+            if let Ok(link) =
+                QemuLink::connect(&self.files.socket(), until.left().max(Duration::from_millis(1)))
                 && link.read32(0).is_ok()
             {
                 return Ok(());
             }
             if until.passed() {
-                return Err(Error::NotReady { why: format!("no answer within {READY_WITHIN:?}") });
+                return Err(Error::NotReady { why: format!("no response within {READY_TIMEOUT:?}") });
             }
             std::thread::sleep(Duration::from_millis(5));
         }

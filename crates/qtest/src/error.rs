@@ -1,16 +1,16 @@
-//! What can go wrong between here and QEMU's model.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why QEMU's model could not be had or reached.
+/// Why QEMU's model could not be opened or accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The drive's name cannot be understood.
+    /// The drive's name is malformed.
     #[error(
-        "qtest:{spec}: {why}; wanted is qtest:SOCKET,MEMORY-FILE[,bdf=DD.F], as `bed/qtest.sh start DIR` prints it"
+        "qtest:{spec}: {why}; the form is qtest:SOCKET,MEMORY-FILE[,bdf=DD.F], as `bed/qtest.sh start DIR` prints it"
     )]
     Spec {
         /// What followed `qtest:`.
@@ -18,50 +18,50 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// Nobody listens at the socket.
+    /// QEMU does not listen on the socket.
     #[error("cannot connect to QEMU at {}: {source}; start QEMU with `bed/qtest.sh start DIR`", socket.display())]
     Connect {
         /// The socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// QEMU was there and is no more, or does not speak as it should.
+    /// QEMU has ended, or does not speak the protocol.
     #[error("QEMU at {} is gone: {why}", socket.display())]
     Gone {
         /// The socket.
         socket: PathBuf,
-        /// What was seen last.
+        /// What was observed last.
         why: String,
     },
-    /// The file cannot be this QEMU's guest memory.
+    /// The file is not this QEMU's guest memory.
     #[error("the memory file {}: {why}", file.display())]
     Memory {
         /// The file.
         file: PathBuf,
-        /// What is wrong, with what would mend it.
+        /// What is wrong, and how to fix it.
         why: String,
     },
-    /// No controller, or no way to choose one.
+    /// No controller, or no unambiguous one.
     #[error("QEMU at {}: {why}", socket.display())]
     Controller {
         /// The socket.
         socket: PathBuf,
-        /// What was found instead, with what would mend it.
+        /// What was found instead, and how to fix it.
         why: String,
     },
-    /// A file or program of the test bed could not be made or started.
+    /// A file or program of the test bed could not be created or started.
     #[error("{what}: {source}")]
     Bed {
-        /// What was tried.
+        /// What was attempted.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// QEMU refused its command line, or ended before it was ready.
     #[error("QEMU did not get ready: {why}")]
     NotReady {
-        /// What it said.
+        /// Its message.
         why: String,
     },
     /// Memory could not be mapped.

@@ -1,34 +1,34 @@
-//! One wire, shared by all who talk to the same QEMU; it remembers why it broke.
+//! A wire shared by all users of one QEMU. It remembers why it broke.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::wire::{Fault, Wire};
+use crate::wire::{Wire, WireFault};
 use crate::{Error, Result};
 
-/// The x86 ports through which PCI configuration space is reached: first the address, then the data.
+/// The x86 I/O ports for PCI configuration space: address, then data.
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
 
-enum State {
+enum LinkState {
     Up(Wire),
     Gone(String),
 }
 
-/// A connection to QEMU. Once it has failed it stays so: whoever reconnects does not meet the same device.
-pub(crate) struct Link {
+/// A connection to QEMU. A failure is permanent: after a reconnect the device would be in another state.
+pub(crate) struct QemuLink {
     socket: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
 }
 
-impl Link {
-    /// Connects; no answer may take longer than `wait`.
+impl QemuLink {
+    /// Connects; `wait` limits the time for each answer.
     pub(crate) fn connect(socket: &Path, wait: Duration) -> Result<Self> {
         let gone = |source: io::Error| Error::Connect { socket: socket.into(), source };
         let wire = Wire::connect(socket, wait).map_err(gone)?;
-        Ok(Self { socket: socket.into(), state: Mutex::new(State::Up(wire)) })
+        Ok(Self { socket: socket.into(), state: Mutex::new(LinkState::Up(wire)) })
     }
 
     /// The socket.
@@ -36,15 +36,15 @@ impl Link {
         &self.socket
     }
 
-    /// Why it is gone, if it is.
+    /// Why it is broken, if it is.
     pub(crate) fn why_gone(&self) -> Option<String> {
         match &*self.lock() {
-            State::Up(_) => None,
-            State::Gone(why) => Some(why.clone()),
+            LinkState::Up(_) => None,
+            LinkState::Gone(why) => Some(why.clone()),
         }
     }
 
-    /// A 32-bit read of guest memory or of a register.
+    /// A 32-bit read of guest memory or a register.
     pub(crate) fn read32(&self, addr: u64) -> Result<u32> {
         self.with(|wire| wire.ask(format_args!("readl {addr:#x}"))).map(|v| v as u32)
     }
@@ -71,36 +71,36 @@ impl Link {
         })
     }
 
-    /// Runs commands that belong together, with no other thread's in between.
-    fn with<T>(&self, run: impl FnOnce(&mut Wire) -> std::result::Result<T, Fault>) -> Result<T> {
+    /// Runs commands without those of another thread in between.
+    fn with<T>(&self, run: impl FnOnce(&mut Wire) -> std::result::Result<T, WireFault>) -> Result<T> {
         let mut state = self.lock();
         let why = match &mut *state {
-            State::Gone(why) => why.clone(),
-            State::Up(wire) => match run(wire) {
+            LinkState::Gone(why) => why.clone(),
+            LinkState::Up(wire) => match run(wire) {
                 Ok(value) => return Ok(value),
                 Err(fault) => fault.to_string(),
             },
         };
-        *state = State::Gone(why.clone());
+        *state = LinkState::Gone(why.clone());
         Err(Error::Gone { socket: self.socket.clone(), why })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Link {
-    /// What was posted last, such as the controller's stop, is carried out before this returns.
+impl Drop for QemuLink {
+    /// Waits for the last posted write, such as disabling the controller.
     fn drop(&mut self) {
-        if let State::Up(wire) = self.state.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            // Nobody is left to be told that it failed.
+        if let LinkState::Up(wire) = self.state.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            // A failure can no longer be reported.
             let _ = wire.settle();
         }
     }
 }
 
-/// What is written to port 0xcf8 to choose a word of configuration space.
+/// The value of port 0xcf8 that selects a word of configuration space.
 fn config_address(devfn: u8, offset: u8) -> u32 {
     1 << 31 | u32::from(devfn) << 8 | u32::from(offset & !3)
 }

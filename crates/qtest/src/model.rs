@@ -1,4 +1,4 @@
-//! QEMU's model of an NVMe drive, found and made ready.
+//! QEMU's NVMe model, located and prepared.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,46 +7,46 @@ use std::time::Duration;
 
 use onehop_os::{ControllerBackend, FunctionReset, Mapper, Registers};
 
-use crate::bar::Window;
-use crate::link::Link;
-use crate::pci::{BUS_MASTER, Bar, COMMAND, Function, MEMORY};
+use crate::bar::BarWindow;
+use crate::link::QemuLink;
+use crate::pci::{BUS_MASTER, COMMAND, MEMORY, MemoryBar, PciFunction};
 use crate::ram::{FIRST, Ram};
 use crate::reset::Flr;
 use crate::spec::Spec;
 use crate::{Error, Result};
 
-/// How long QEMU may take for one answer. It takes microseconds, but stopping a controller waits for the disk.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Time limit for QEMU's answers. They take microseconds, but disabling a controller waits for the disk.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// BAR0 of device and function `n` is placed here, `n` times [`BAR0_ROOM`] further on: above RAM, below the I/O APIC,
-/// and no two controllers in each other's way. The room is for the most doorbells that a controller can have.
+/// BAR0 of device and function `n` is placed here plus `n` times [`BAR0_ROOM`]: above RAM, below the I/O APIC, without
+/// overlap. The room suffices for the most doorbells that a controller can have.
 const BAR0_PLACE: u64 = 0xe000_0000;
 const BAR0_ROOM: u64 = 1 << 20;
 
-/// Where the controller memory buffer, BAR2, is placed likewise: far above all RAM.
+/// Likewise for the controller memory buffer, BAR2: far above all RAM.
 const CMB_PLACE: u64 = 0x40_0000_0000;
 const CMB_ROOM: u64 = 1 << 31;
 
-/// NVMe's register CC; with bit 0 clear the controller stops and forgets its queues.
+/// NVMe's register CC; clearing bit 0 disables the controller, which forgets its queues.
 const CONTROLLER_CONFIGURATION: u32 = 0x14;
 
 /// A drive in QEMU, with what its [`ControllerBackend`] does not show.
 pub struct Model {
     port: ControllerBackend,
     cmb: Option<Arc<dyn Registers>>,
-    link: Arc<Link>,
+    link: Arc<QemuLink>,
 }
 
 impl Model {
-    /// Opens the drive named by what follows `qtest:`, which is `SOCKET,MEMORY-FILE[,bdf=DD.F]`.
+    /// Opens the drive whose name, behind `qtest:`, is `SOCKET,MEMORY-FILE[,bdf=DD.F]`.
     ///
     /// # Errors
-    /// When QEMU, the memory file or the controller cannot be had, with what to do about it.
+    /// When QEMU, the memory file or the controller cannot be opened, with a fix.
     pub fn open(spec: &str) -> Result<Self> {
-        Self::open_within(spec, ANSWER_WITHIN)
+        Self::open_within(spec, ANSWER_TIMEOUT)
     }
 
-    /// As [`Model::open`], with the time that QEMU may take for one answer before it counts as gone.
+    /// As [`Model::open`], with a time limit for each of QEMU's answers.
     ///
     /// # Errors
     /// As for [`Model::open`].
@@ -54,7 +54,7 @@ impl Model {
         let name = format!("qtest:{spec}");
         let spec = Spec::parse(spec)?;
         let ram = Ram::open(&spec.memory, name.clone())?;
-        let link = Arc::new(Link::connect(&spec.socket, answer)?);
+        let link = Arc::new(QemuLink::connect(&spec.socket, answer)?);
         let function = choose(&link, spec.devfn)?;
         let reset = Flr::of(&function)?;
         let (regs, cmb) = place(&function)?;
@@ -68,29 +68,29 @@ impl Model {
         })
     }
 
-    /// The controller behind the seams.
+    /// The controller's backend.
     #[must_use]
     pub fn port(&self) -> ControllerBackend {
         self.port.clone()
     }
 
-    /// The controller memory buffer as the processor sees it, where QEMU was given one (`cmb_size_mb`).
+    /// The CPU's view of the controller memory buffer, if QEMU has one (`cmb_size_mb`).
     #[must_use]
     pub fn cmb(&self) -> Option<Arc<dyn Registers>> {
         self.cmb.clone()
     }
 
-    /// Why registers read as all ones: what QEMU did last before it was given up. None while it answers.
+    /// Why registers read as ones: what QEMU did last before the connection failed. `None` while it responds.
     #[must_use]
     pub fn why_gone(&self) -> Option<String> {
         self.link.why_gone()
     }
 }
 
-/// The controller that is meant.
-fn choose(link: &Arc<Link>, devfn: Option<u8>) -> Result<Function> {
+/// Selects the controller.
+fn choose(link: &Arc<QemuLink>, devfn: Option<u8>) -> Result<PciFunction> {
     let none = |why: String| Error::Controller { socket: link.socket().into(), why };
-    let found = Function::controllers(link)?;
+    let found = PciFunction::controllers(link)?;
     let names = found.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let wanted = found.iter().find(|f| devfn.is_none_or(|wanted| f.devfn == wanted));
     match (wanted, devfn, found.len()) {
@@ -98,19 +98,19 @@ fn choose(link: &Arc<Link>, devfn: Option<u8>) -> Result<Function> {
         (_, None, 2..) => {
             Err(none(format!("there are several NVMe controllers; add ,bdf=DD.F with one of {names}")))
         }
-        (None, ..) => Err(none(format!("that is no NVMe controller; add ,bdf=DD.F with one of {names}"))),
+        (None, ..) => Err(none(format!("that is not an NVMe controller; add ,bdf=DD.F with one of {names}"))),
         (Some(function), ..) => Ok(function.clone()),
     }
 }
 
-/// Makes sure that the file is this QEMU's RAM, at its start and at its end: DMA elsewhere would just be lost.
-/// QEMU writes and this side looks, so that a wrong file stays as it is.
-fn same_memory(link: &Link, ram: &Ram, file: &Path) -> Result<()> {
+/// Checks that the file is this QEMU's RAM, at its start and its end: DMA to another file would be lost. QEMU writes
+/// and this process reads, so a wrong file is not modified.
+fn same_memory(link: &QemuLink, ram: &Ram, file: &Path) -> Result<()> {
     for at in [FIRST, ram.whole().len() - 4] {
         let mark = onehop_os::cycles() as u32;
         for mark in [mark, !mark] {
             link.write32(at as u64, mark)?;
-            // Its answer comes after the write has been carried out.
+            // The answer comes after the write has taken effect.
             let kept = link.read32(at as u64)?;
             let seen = ram.whole().word(at)?.load(Ordering::SeqCst);
             if kept != mark || seen != mark {
@@ -126,8 +126,8 @@ fn same_memory(link: &Link, ram: &Ram, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Places BAR0 and the controller memory buffer, stops the controller, and lets it master the bus.
-fn place(function: &Function) -> Result<(Window, Option<Arc<dyn Registers>>)> {
+/// Places BAR0 and the controller memory buffer, disables the controller, and enables bus mastering.
+fn place(function: &PciFunction) -> Result<(BarWindow, Option<Arc<dyn Registers>>)> {
     let bad = |why: &str| Error::Controller {
         socket: function.link.socket().into(),
         why: format!("{function} {why}"),
@@ -143,19 +143,19 @@ fn place(function: &Function) -> Result<(Window, Option<Arc<dyn Registers>>)> {
         ),
     };
     function.write(COMMAND, MEMORY)?;
-    // An earlier user may have left it running, with queues in memory that is about to be lent.
+    // An earlier user may have left it enabled, with queues in memory that is about to be allocated.
     regs.write32(CONTROLLER_CONFIGURATION, 0);
     function.write(COMMAND, MEMORY | BUS_MASTER)?;
     let cmb = cmb.map(|window| Arc::new(window) as Arc<dyn Registers>);
     Ok((regs, cmb))
 }
 
-/// Gives a BAR its place; none where it does not fit.
-fn window(function: &Function, bar: Bar, place: u64, room: u64) -> Result<Option<Window>> {
+/// Places a BAR; `None` if it does not fit.
+fn window(function: &PciFunction, bar: MemoryBar, place: u64, room: u64) -> Result<Option<BarWindow>> {
     let base = place + room * u64::from(function.devfn);
     if bar.size > room || (!bar.wide && base > u64::from(u32::MAX)) {
         return Ok(None);
     }
     function.place(bar, base)?;
-    Ok(Some(Window::new(function.link.clone(), base, bar.size as u32)))
+    Ok(Some(BarWindow::new(function.link.clone(), base, bar.size as u32)))
 }

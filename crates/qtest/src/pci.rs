@@ -1,10 +1,10 @@
-//! PCI configuration of functions on bus 0: finding them, sizing and placing BARs, capabilities.
+//! PCI configuration of functions on bus 0: discovery, BARs, capabilities.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::link::Link;
+use crate::link::QemuLink;
 
 /// Offset of vendor and device id.
 const ID: u8 = 0x00;
@@ -16,25 +16,25 @@ const CLASS: u8 = 0x08;
 const HEADER: u8 = 0x0c;
 /// Offset of BAR0.
 const BAR0: u8 = 0x10;
-/// Offset of the first capability's offset.
+/// Offset of the capabilities pointer.
 const CAPABILITIES: u8 = 0x34;
 
-/// Command register: the function answers at its memory BARs.
+/// Command register: the function decodes its memory BARs.
 pub(crate) const MEMORY: u32 = 1 << 1;
-/// Command register: the function may reach memory by itself.
+/// Command register: the function may access memory.
 pub(crate) const BUS_MASTER: u32 = 1 << 2;
 
 /// Class code of an NVMe controller.
 const NVME: u32 = 0x01_08_02;
 /// Header type: there are functions besides function 0.
 const MULTI_FUNCTION: u32 = 1 << 23;
-/// Capabilities that fit into configuration space: a longer list is a loop.
+/// Most capabilities that fit into configuration space: a longer list is a loop.
 const MOST_CAPABILITIES: usize = 48;
 
 /// A memory BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bar {
-    /// 0..=5; a 64-bit BAR takes its successor's place too.
+pub(crate) struct MemoryBar {
+    /// 0 to 5; a 64-bit BAR also takes its successor.
     pub index: u8,
     /// Its length in bytes, a power of two.
     pub size: u64,
@@ -44,16 +44,16 @@ pub(crate) struct Bar {
 
 /// A function on bus 0.
 #[derive(Clone)]
-pub(crate) struct Function {
-    /// The way to it.
-    pub link: Arc<Link>,
+pub(crate) struct PciFunction {
+    /// The connection.
+    pub link: Arc<QemuLink>,
     /// `device << 3 | function`.
     pub devfn: u8,
 }
 
-impl Function {
+impl PciFunction {
     /// The NVMe controllers on bus 0.
-    pub(crate) fn controllers(link: &Arc<Link>) -> Result<Vec<Self>> {
+    pub(crate) fn controllers(link: &Arc<QemuLink>) -> Result<Vec<Self>> {
         let mut found = Vec::new();
         for device in 0..32 {
             let first = Self { link: link.clone(), devfn: device << 3 };
@@ -71,7 +71,7 @@ impl Function {
         Ok(found)
     }
 
-    /// Whether there is such a function.
+    /// Whether the function exists.
     pub(crate) fn present(&self) -> Result<bool> {
         Ok(self.read(ID)? != u32::MAX)
     }
@@ -91,8 +91,8 @@ impl Function {
         (0..6).map(|i| BAR0 + 4 * i)
     }
 
-    /// The size and kind of a memory BAR. Memory decoding must be off: the BAR moves about while this looks.
-    pub(crate) fn bar(&self, index: u8) -> Result<Option<Bar>> {
+    /// The size and kind of a memory BAR. Memory decoding must be off, because sizing moves the BAR.
+    pub(crate) fn bar(&self, index: u8) -> Result<Option<MemoryBar>> {
         let low_word = BAR0 + 4 * index;
         let low = self.probe(low_word)?;
         // Bit 0 is an I/O BAR; bits 2:1 are 10b for 64 bits.
@@ -102,10 +102,10 @@ impl Function {
         let wide = low >> 1 & 3 == 2;
         let high = if wide { self.probe(low_word + 4)? } else { u32::MAX };
         let mask = u64::from(high) << 32 | u64::from(low & !0xf);
-        Ok(Some(Bar { index, size: mask.wrapping_neg(), wide }))
+        Ok(Some(MemoryBar { index, size: mask.wrapping_neg(), wide }))
     }
 
-    /// Writes all ones to a BAR word and returns what stuck.
+    /// Writes ones to a BAR word and returns what it reads back.
     fn probe(&self, offset: u8) -> Result<u32> {
         let before = self.read(offset)?;
         self.write(offset, u32::MAX)?;
@@ -114,8 +114,8 @@ impl Function {
         Ok(stuck)
     }
 
-    /// Gives a BAR its address.
-    pub(crate) fn place(&self, bar: Bar, addr: u64) -> Result<()> {
+    /// Sets the address of a BAR.
+    pub(crate) fn place(&self, bar: MemoryBar, addr: u64) -> Result<()> {
         let word = BAR0 + 4 * bar.index;
         self.write(word, addr as u32)?;
         if bar.wide { self.write(word + 4, (addr >> 32) as u32) } else { Ok(()) }
@@ -138,7 +138,7 @@ impl Function {
     }
 }
 
-impl fmt::Display for Function {
+impl fmt::Display for PciFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:02x}.{:x}", self.devfn >> 3, self.devfn & 7)
     }

@@ -11,13 +11,13 @@ use crate::{Error, Result};
 
 const PAGE: usize = 4096;
 
-/// Memory is lent from here on: below lie the real-mode memory, the VGA hole and the firmware's copy.
+/// First usable byte: below are real-mode memory, the VGA hole and the firmware's copy.
 pub(crate) const FIRST: usize = 2 << 20;
 
-/// On q35 this much RAM is one stretch from address 0 with every way of splitting it; more may go above 4 GiB.
+/// Up to this size, q35 always places RAM contiguously from address 0; more may go above 4 GiB.
 const MOST: u64 = 2 << 30;
 
-/// Guest RAM, lent page by page.
+/// Guest RAM, allocated by pages.
 pub(crate) struct Ram {
     name: String,
     whole: HostMem,
@@ -25,7 +25,7 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Maps the file; `name` is what the mapper is called.
+    /// Maps the file; `name` is the mapper's.
     pub(crate) fn open(file: &Path, name: String) -> Result<Self> {
         let refused = |why: String| Error::Memory { file: file.into(), why };
         let opened = File::options().read(true).write(true).open(file).map_err(|e| {
@@ -40,7 +40,7 @@ impl Ram {
         let len = len as usize;
         if len < FIRST + PAGE || !len.is_multiple_of(PAGE) {
             return Err(refused(format!(
-                "{len} bytes are no guest memory; more than 2 MiB in whole pages is"
+                "{len} bytes are not valid guest memory, which has whole pages and more than 2 MiB"
             )));
         }
         let whole = HostMem::of_file(&opened, len)?;
@@ -91,7 +91,7 @@ impl Mapper for Ram {
                 )
             })?;
         let run = Run { addr: BusAddr(at as u64), len: host.len() as u64 };
-        // The clone keeps the pages from being lent again while the drive may still write them.
+        // The clone keeps the pages allocated while the drive may still access them.
         Ok(Mapped::new(vec![run], Box::new(host.clone())))
     }
 }
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// RAM on a file that is already unlinked.
+    /// RAM in a file that is already unlinked.
     fn ram(test: &str, bytes: u64) -> Result<Ram> {
         let path = std::env::temp_dir().join(format!("onehop-ram-{}-{test}", std::process::id()));
         File::create(&path).unwrap().set_len(bytes).unwrap();
@@ -162,9 +162,11 @@ mod tests {
 
     #[test]
     fn files_that_are_no_guest_memory_are_refused() {
-        for (bytes, why) in
-            [(0, "no guest memory"), (2 << 20, "no guest memory"), ((4 << 20) + 1, "no guest memory")]
-        {
+        for (bytes, why) in [
+            (0, "not valid guest memory"),
+            (2 << 20, "not valid guest memory"),
+            ((4 << 20) + 1, "not valid guest memory"),
+        ] {
             assert!(ram("small", bytes).err().unwrap().to_string().contains(why));
         }
         assert!(ram("big", (2 << 30) + 4096).err().unwrap().to_string().contains("at most 2 GiB"));

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use crate::{Error, Result};
 
-/// A drive's name, taken apart.
+/// A parsed drive name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     /// QEMU's qtest socket.
     pub socket: PathBuf,
     /// The file behind the guest's RAM.
     pub memory: PathBuf,
-    /// Device and function on bus 0, as `device << 3 | function`; none takes the only controller there is.
+    /// Device and function on bus 0, as `device << 3 | function`; `None` selects the only controller.
     pub devfn: Option<u8>,
 }
 
 impl Spec {
-    /// Takes `text` apart.
+    /// Parses a name.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::Spec { spec: text.into(), why: why.into() };
         let mut parts = text.split(',');
@@ -26,16 +26,17 @@ impl Spec {
         let mut spec = Self { socket: socket.into(), memory: memory.into(), devfn: None };
         for option in parts {
             let bdf = option.strip_prefix("bdf=").ok_or_else(|| {
-                bad(&format!("'{option}' is no option (and file names cannot hold a comma)"))
+                bad(&format!("'{option}' is not an option (and file names cannot contain a comma)"))
             })?;
-            spec.devfn =
-                Some(devfn(bdf).ok_or_else(|| bad(&format!("'{bdf}' is no device on bus 0 such as 02.0")))?);
+            spec.devfn = Some(
+                devfn(bdf).ok_or_else(|| bad(&format!("'{bdf}' is not a device on bus 0 such as 02.0")))?,
+            );
         }
         Ok(spec)
     }
 }
 
-/// `DD.F` in hexadecimal, perhaps with bus 0 in front, as `device << 3 | function`.
+/// Parses `DD.F` in hexadecimal, optionally with bus 0 in front, to `device << 3 | function`.
 fn devfn(bdf: &str) -> Option<u8> {
     let short = bdf.strip_prefix("0000:").unwrap_or(bdf);
     let short = short.strip_prefix("00:").unwrap_or(short);

@@ -1,7 +1,7 @@
-//! The qtest line protocol: one command a line, answered by `OK` or `OK VALUE`, with `IRQ` lines in between.
+//! The qtest line protocol: one command per line, answered by `OK` or `OK VALUE`, with `IRQ` lines in between.
 //!
-//! A command whose answer carries nothing is *posted*: its `OK` is collected before the next answer that matters, as
-//! a posted write on PCIe passes before the next read returns.
+//! A command without a result is *posted*: its `OK` is collected before the next result, as a PCIe read pushes posted
+//! writes ahead of it.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, ErrorKind};
@@ -12,16 +12,16 @@ use std::time::Duration;
 use onehop_os::Deadline;
 use rustix::net::{SendFlags, send};
 
-/// Posted commands that may be unanswered: their answers always fit into the socket's buffer.
+/// Most unanswered posted commands: their answers always fit the socket's buffer.
 const MOST_OWED: usize = 32;
 
-/// No answer is longer; more without a line end is no qtest.
+/// Longest answer; more without a line end is not qtest.
 const LONGEST_LINE: usize = 4096;
 
-/// Why the wire cannot be used any more.
+/// Why the wire is unusable.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
-    /// The other end is closed.
+pub(crate) enum WireFault {
+    /// The peer closed the connection.
     #[error("it closed the socket, so it has ended")]
     Closed,
     /// No answer in time.
@@ -30,15 +30,15 @@ pub(crate) enum Fault {
          stopped?"
     )]
     Silent(Duration),
-    /// An answer that no command of ours has.
+    /// An answer that matches no command.
     #[error("it answered '{0}'; is this a qtest socket?")]
     Answer(String),
-    /// The system refused.
+    /// A system call failed.
     #[error("{0}")]
     System(io::Error),
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for WireFault {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Self::Closed,
@@ -47,7 +47,7 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// One connection. After a [`Fault`] the two ends may be out of step: it must not be used again.
+/// One connection. After a [`WireFault`] the two ends may be out of step, so it must not be used again.
 pub(crate) struct Wire {
     stream: BufReader<UnixStream>,
     wait: Duration,
@@ -57,7 +57,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Connects; `wait` is how long each answer may take (twice that if it comes in pieces).
+    /// Connects; `wait` limits the time for each answer (twice that if it comes in parts).
     pub(crate) fn connect(socket: &Path, wait: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(wait))?;
@@ -65,8 +65,8 @@ impl Wire {
         Ok(Self { stream: BufReader::new(stream), wait, line: Vec::new(), out: Vec::new(), owed: 0 })
     }
 
-    /// Sends a command and leaves its answer for later.
-    pub(crate) fn post(&mut self, command: fmt::Arguments<'_>) -> Result<(), Fault> {
+    /// Sends a command without waiting for its answer.
+    pub(crate) fn post(&mut self, command: fmt::Arguments<'_>) -> Result<(), WireFault> {
         if self.owed >= MOST_OWED {
             self.settle()?;
         }
@@ -75,15 +75,15 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends a command and waits for the value that it answers.
-    pub(crate) fn ask(&mut self, command: fmt::Arguments<'_>) -> Result<u64, Fault> {
+    /// Sends a command and waits for its result.
+    pub(crate) fn ask(&mut self, command: fmt::Arguments<'_>) -> Result<u64, WireFault> {
         self.send(command)?;
         self.settle()?;
-        self.answer()?.ok_or_else(|| Fault::Answer("OK without a value".into()))
+        self.answer()?.ok_or_else(|| WireFault::Answer("OK without a value".into()))
     }
 
-    /// Waits until every posted command has been answered, which is after it was carried out.
-    pub(crate) fn settle(&mut self) -> Result<(), Fault> {
+    /// Waits until every posted command has been answered, and so has taken effect.
+    pub(crate) fn settle(&mut self) -> Result<(), WireFault> {
         while self.owed > 0 {
             self.answer()?;
             self.owed -= 1;
@@ -91,14 +91,15 @@ impl Wire {
         Ok(())
     }
 
-    fn send(&mut self, command: fmt::Arguments<'_>) -> Result<(), Fault> {
+    fn send(&mut self, command: fmt::Arguments<'_>) -> Result<(), WireFault> {
         use io::Write;
         self.out.clear();
         writeln!(self.out, "{command}")?;
         let until = Deadline::after(self.wait);
         let mut left = self.out.as_slice();
         while !left.is_empty() {
-            // Not write(2): a closed socket would raise SIGPIPE, which is deadly in a program that is not Rust's.
+            // Not write(2): a closed socket would raise SIGPIPE, which is fatal unless the program ignores it, as
+            // Rust's own do.
             match send(self.stream.get_ref(), left, SendFlags::NOSIGNAL).map_err(io::Error::from) {
                 Ok(sent) => left = &left[sent..],
                 Err(e) if e.kind() == ErrorKind::Interrupted && !until.passed() => {}
@@ -109,21 +110,21 @@ impl Wire {
     }
 
     /// The next answer, with its value if it has one.
-    fn answer(&mut self) -> Result<Option<u64>, Fault> {
+    fn answer(&mut self) -> Result<Option<u64>, WireFault> {
         let until = Deadline::after(self.wait);
         loop {
             self.next_line(until)?;
             if !self.line.starts_with(b"IRQ ") {
-                return value(&self.line).ok_or_else(|| Fault::Answer(excerpt(&self.line)));
+                return value(&self.line).ok_or_else(|| WireFault::Answer(excerpt(&self.line)));
             }
         }
     }
 
-    fn next_line(&mut self, until: Deadline) -> Result<(), Fault> {
+    fn next_line(&mut self, until: Deadline) -> Result<(), WireFault> {
         self.line.clear();
         loop {
             let chunk = match self.stream.fill_buf() {
-                Ok([]) => return Err(Fault::Closed),
+                Ok([]) => return Err(WireFault::Closed),
                 Ok(chunk) => chunk,
                 Err(e) if e.kind() == ErrorKind::Interrupted && !until.passed() => continue,
                 Err(e) => return Err(self.timed(e)),
@@ -133,10 +134,10 @@ impl Wire {
             self.line.extend_from_slice(&chunk[..used]);
             self.stream.consume(used);
             if self.line.len() > LONGEST_LINE {
-                return Err(Fault::Answer(excerpt(&self.line)));
+                return Err(WireFault::Answer(excerpt(&self.line)));
             }
             if until.passed() {
-                return Err(Fault::Silent(self.wait));
+                return Err(WireFault::Silent(self.wait));
             }
             if end.is_some() {
                 return Ok(());
@@ -144,15 +145,17 @@ impl Wire {
         }
     }
 
-    fn timed(&self, error: io::Error) -> Fault {
+    fn timed(&self, error: io::Error) -> WireFault {
         match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Fault::Silent(self.wait),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {
+                WireFault::Silent(self.wait)
+            }
             _ => error.into(),
         }
     }
 }
 
-/// `OK` or `OK 0x…`; none for everything else.
+/// Parses `OK` or `OK 0x…`; `None` for anything else.
 fn value(line: &[u8]) -> Option<Option<u64>> {
     let rest = std::str::from_utf8(line).ok()?.strip_prefix("OK")?;
     if rest.trim_end().is_empty() {
@@ -162,7 +165,7 @@ fn value(line: &[u8]) -> Option<Option<u64>> {
     u64::from_str_radix(digits, 16).ok().map(Some)
 }
 
-/// The start of a line, fit to be shown.
+/// The start of a line, in printable form.
 fn excerpt(line: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&line[..line.len().min(60)]);
     shown.trim().escape_debug().to_string()

@@ -1,5 +1,5 @@
-//! What a board writes into its event page: 256 entries of 16 bytes. The page is filled with ones before it is given to the
-//! board; an entry of the first lap is told by a zero in its top bit, of the second by a one, and so on.
+//! The event page of a board: 256 entries of 16 bytes. It is filled with ones before the board gets it. New entries
+//! have a top bit of zero in the first lap, one in the second, and so on.
 
 use core::iter::FusedIterator;
 
@@ -11,7 +11,7 @@ pub const ENTRIES: u32 = 256;
 pub const ENTRY_BYTES: usize = 16;
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = ENTRIES as usize * ENTRY_BYTES;
-/// How often software says how far it has read.
+/// How often software acknowledges events.
 pub const ACK_EVERY: u32 = 32;
 /// The receiver has filled a buffer.
 pub const RX: u32 = 0;
@@ -20,50 +20,50 @@ pub const TX: u32 = 1;
 
 /// An entry: four little-endian words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Entry(pub [u32; 4]);
+pub struct EventEntry(pub [u32; 4]);
 
-impl Entry {
-    /// One for the `index`th event since the page was handed over.
+impl EventEntry {
+    /// The entry for event number `index` since the page was set up.
     #[must_use]
     pub const fn new(index: u32, event: u32, data: [u32; 3]) -> Self {
         Self([((index / ENTRIES) & 1) << 31 | event & 0x3f, data[0], data[1], data[2]])
     }
 
-    /// Whether this is the `index`th event, or what stood there before.
+    /// Whether this is event number `index`, rather than a former one.
     #[must_use]
     pub const fn is(self, index: u32) -> bool {
         self.0[0] >> 31 == (index / ENTRIES) & 1
     }
 
-    /// Which event it is.
+    /// The kind of event.
     #[must_use]
     pub const fn event(self) -> u32 {
         self.0[0] & 0x3f
     }
 
-    /// What it tells.
+    /// The event's data.
     #[must_use]
     pub const fn data(self) -> [u32; 3] {
         [self.0[1], self.0[2], self.0[3]]
     }
 }
 
-/// What the event of a filled buffer tells.
+/// The event of a filled buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RxReport {
     /// Blocks that were lost before this one because no buffer was free; at most 24 bits.
     pub lost: u32,
-    /// The bursts that this block holds: a bit for each, the last burst's on top.
+    /// The present bursts of this block: one bit each, the last burst's on top.
     pub bursts: u32,
-    /// The lower half of the sample clock at the block's first sample, on boards that tell it.
+    /// The lower half of the sample clock at the block's first sample, on boards that report it.
     pub time: u32,
 }
 
 impl RxReport {
-    /// Most that an event can tell of.
+    /// Largest number of lost blocks in an event.
     pub const MOST_LOST: u32 = 0xff_ffff;
 
-    /// What a block of so many bursts has in `bursts` when none is missing.
+    /// The value of `bursts` for a block in which none is missing.
     #[must_use]
     pub const fn whole(bursts: u32) -> u32 {
         match bursts {
@@ -73,8 +73,7 @@ impl RxReport {
         }
     }
 
-    /// What a block of so many bursts has in `bursts` when it holds those whose bits are set in `which`, the first burst's
-    /// lowest.
+    /// The value of `bursts` for a block that holds the bursts in `which`, starting with the lowest bit.
     #[must_use]
     pub const fn holding(bursts: u32, which: u32) -> u32 {
         match bursts {
@@ -84,8 +83,8 @@ impl RxReport {
         }
     }
 
-    /// The samples that a block of this shape holds. The board writes the bursts that it has one behind the other, from the
-    /// start of the buffer on; what lies behind them is what was there before.
+    /// The samples that a block of this shape holds. The board writes the present bursts contiguously from the start of
+    /// the buffer; the rest of the buffer is stale.
     #[must_use]
     pub const fn extents(self, shape: Shape) -> Extents {
         let left = match shape.bursts {
@@ -96,43 +95,43 @@ impl RxReport {
         Extents { left, burst: 0, at: 0, burst_samples: shape.burst_samples }
     }
 
-    /// From an event's data.
+    /// Decodes an event's data.
     #[must_use]
     pub const fn from_data(data: [u32; 3]) -> Self {
         Self { lost: data[0] & Self::MOST_LOST, bursts: data[1], time: data[2] }
     }
 
-    /// An event's data.
+    /// Encodes an event's data.
     #[must_use]
     pub const fn data(self) -> [u32; 3] {
         [self.lost & Self::MOST_LOST, self.bursts, self.time]
     }
 }
 
-/// Samples of a block that follow each other, in its buffer and in time.
+/// Samples of a block that are contiguous in its buffer and in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Which sample of the buffer is the first of them.
+    /// Index of the first one in the buffer.
     pub at: u32,
-    /// Its number, counted from the block's first, missing ones too.
+    /// Number of the first one, counted from the block's first, including missing ones.
     pub first: u32,
-    /// How many there are.
+    /// Number of samples.
     pub samples: u32,
 }
 
 /// The extents of a block, in order.
 #[derive(Clone, Debug)]
 pub struct Extents {
-    /// A bit for each burst that is still to come, the next one's lowest.
+    /// The remaining bursts, one bit each, starting with the lowest.
     left: u32,
-    /// The number of the next burst, and of those before it how many are there.
+    /// Number of the next burst, and how many earlier ones are present.
     burst: u32,
     at: u32,
     burst_samples: u32,
 }
 
 impl Extents {
-    /// How many samples they have together.
+    /// Their total number of samples.
     #[must_use]
     pub const fn samples(&self) -> u32 {
         self.left.count_ones() * self.burst_samples
@@ -165,10 +164,10 @@ mod tests {
 
     #[test]
     fn entries_of_each_lap_differ() {
-        let old = Entry([u32::MAX; 4]);
+        let old = EventEntry([u32::MAX; 4]);
         assert!(!old.is(0) && !old.is(255));
         for index in [0, 255, 256, 511, 512] {
-            let entry = Entry::new(index, RX, [1, 2, 3]);
+            let entry = EventEntry::new(index, RX, [1, 2, 3]);
             assert!(entry.is(index) && !entry.is(index + 256) && entry.event() == RX);
         }
     }

@@ -1,7 +1,6 @@
-//! By which numbers boards are known on the PCI bus. What a real board has there is its maker's; these are what its published
-//! driver binds to.
+//! PCI IDs of boards. Those of real boards belong to their makers; these are what the published driver binds to.
 
-/// Vendor and device of the boards with this engine.
+/// Vendor and device IDs of boards with this engine.
 pub const BOARDS: [(u16, u16); 9] = [
     (0x10ee, 0x7031),
     (0x10ee, 0x7032),
@@ -14,5 +13,5 @@ pub const BOARDS: [(u16, u16); 9] = [
     (0x10ee, 0x7071),
 ];
 
-/// Vendor and device of the subsystem by which the simulated board says that it is one: no maker has that vendor's number.
+/// Subsystem IDs of the simulated board; no maker has that vendor ID.
 pub const SIMULATED: (u16, u16) = (0x1234, 0x0e5d);

@@ -1,37 +1,37 @@
-//! The register map. Registers are 32 bits wide, big-endian, and numbered from 0: register `n` lies at byte `4 * n` of BAR0.
-//! Numbers from [`VIRTUAL`] on name registers of an indexed space: their number within it goes to [`INDEX`], and the
-//! value is read or written at [`INDEX_DATA`].
+//! The register map. Registers are 32-bit, big-endian, and numbered from 0: register `n` is at byte `4 * n` of BAR0.
+//! Numbers from [`VIRTUAL`] on are registers of an indexed space: write their number in it to [`INDEX`], then access
+//! the value at [`INDEX_DATA`].
 
-/// Write: one buffer of the receive ring is given back. Which one is known by counting.
+/// Write: releases the next buffer of the receive ring.
 pub const RX_CONFIRM: u32 = 4;
 /// Write: [`RX_START`], [`RX_TIMER_RESET`], [`RX_READY`].
 pub const RX_CONTROL: u32 = 5;
-/// Write: which register of the indexed space comes next.
+/// Write: selects a register of the indexed space.
 pub const INDEX: u32 = 6;
-/// The register of the indexed space that [`INDEX`] names.
+/// The register of the indexed space that [`INDEX`] selects.
 pub const INDEX_DATA: u32 = 7;
-/// Write: where the event page lies; the low bits are its number. Starts it anew.
+/// Write: address of the event page; the low bits are its number. Resets the page.
 pub const NOTIFY_PAGE: u32 = 8;
 /// Write: how far events have been read: see [`ack`].
 pub const NOTIFY_ACK: u32 = 9;
 /// Write: the next transmit buffer, upper half: see [`tx_entry`].
 pub const TX_ENTRY: u32 = 12;
-/// Write: the lower half of its time, which hands it over.
+/// Write: the lower half of its time, which submits it.
 pub const TX_TIME: u32 = 13;
 /// Write: [`TX_RUN`], [`TX_RESET`].
 pub const TX_CONTROL: u32 = 14;
-/// Write: where an event is told: see [`route`].
+/// Write: where an event is reported: see [`route`].
 pub const ROUTE: u32 = 15;
-/// Write: bit 0 feeds what is transmitted back to the receiver.
+/// Write: bit 0 feeds transmitted samples back to the receiver.
 pub const LOOPBACK: u32 = 52;
 
-/// Read: blocks that have been lost since the last event, in the low 24 bits.
+/// Read: blocks lost since the last event, in the low 24 bits.
 pub const RX_LOST: u32 = 5;
 /// Read: the receiver's state: see [`RxStatus`].
 pub const RX_STATUS: u32 = 6;
-/// Read: the transmitter's state; [`TX_BUSY`], bits 8 to 13 count the buffers that were fetched, bits 16 to 21 those that were played.
+/// Read: the transmitter's state; [`TX_BUSY`], bits 8 to 13 count fetched buffers, bits 16 to 21 played ones.
 pub const TX_STATUS: u32 = 28;
-/// Read: buffers that came too late, in the upper 16 bits.
+/// Read: number of late buffers, in the upper 16 bits.
 pub const TX_LATE: u32 = 29;
 
 /// [`TX_STATUS`]: it runs, or still fetches a buffer.
@@ -64,13 +64,13 @@ pub const BURST_WORDS_Z: u32 = 32;
 pub const BURSTS_Z: u32 = 64;
 /// From the receiver's base: bit 0 holds the front end in reset.
 pub const FRONT_RESET: u32 = 96;
-/// From the receiver's base: bit 0 asks for events of three words.
+/// From the receiver's base: bit 0 enables three-word events.
 pub const LONG_EVENTS: u32 = 100;
-/// From the receiver's base: bytes of a buffer, zero-based; zero lets it write nothing.
+/// From the receiver's base: bytes of a buffer, zero-based; zero disables writes.
 pub const RX_LIMIT_Z: u32 = 224;
 /// From the receiver's base: commands of its front end: see [`front`].
 pub const FRONT: u32 = 256;
-/// From the transmitter's base: bytes of a buffer, zero-based; zero lets it read nothing.
+/// From the transmitter's base: bytes of a buffer, zero-based; zero disables reads.
 pub const TX_LIMIT_Z: u32 = 32;
 
 /// Registers of the indexed space.
@@ -86,7 +86,7 @@ impl RxStatus {
     /// DMA runs.
     pub const ACTIVE: u32 = 1 << 30;
 
-    /// Whether DMA runs. A board that has left the bus reads as all ones.
+    /// Whether DMA runs. Not reliable if [`Self::gone`]: then all bits are ones.
     #[must_use]
     pub const fn active(self) -> bool {
         self.0 & Self::ACTIVE != 0
@@ -99,7 +99,7 @@ impl RxStatus {
     }
 }
 
-/// Commands of the receiver's front end, written to [`FRONT`]: what is meant stands in the upper four bits.
+/// Commands of the receiver's front end, written to [`FRONT`]: the upper four bits are the kind.
 pub mod front {
     /// Samples of a burst, zero-based, in the low bits.
     pub const SAMPLES_Z: u32 = 0;
@@ -109,22 +109,22 @@ pub mod front {
     pub const ORDER: u32 = 3;
     /// Order: nothing; the blocks in the upper bits are held in reset.
     pub const IDLE: u32 = 0;
-    /// Order: samples flow.
+    /// Order: start the flow of samples.
     pub const START: u32 = 2;
-    /// Order: samples stop.
+    /// Order: stop it.
     pub const STOP: u32 = 4;
     /// Everything in reset.
     pub const RESET_ALL: u32 = 1 << 8 | 1 << 13 | 1 << 14 | 1 << 15;
     /// Format: one channel of I and Q.
     pub const ONE_CHANNEL: u32 = 1;
 
-    /// A command.
+    /// Encodes a command.
     #[must_use]
     pub const fn command(what: u32, value: u32) -> u32 {
         what << 28 | value & 0x0fff_ffff
     }
 
-    /// What a command means, and its value.
+    /// Kind and value of a command.
     #[must_use]
     pub const fn parts(command: u32) -> (u32, u32) {
         (command >> 28, command & 0x0fff_ffff)
@@ -143,13 +143,13 @@ pub mod front {
     }
 }
 
-/// The value of [`NOTIFY_ACK`] when the event before `read` of the page `page` was read; counted over two laps.
+/// The value of [`NOTIFY_ACK`] after the events before number `read` of page `page` were read; counted over two laps.
 #[must_use]
 pub const fn ack(page: u32, read: u32) -> u32 {
     page << 16 | (read.wrapping_sub(1) << 1) & 0x3ff
 }
 
-/// The value of [`ROUTE`] that has an event told in a page, by the interrupt of that page.
+/// The value of [`ROUTE`] that reports an event in a page, with that page's interrupt.
 #[must_use]
 pub const fn route(event: u32, page: u32) -> u32 {
     event | page << 8 | 1 << 16

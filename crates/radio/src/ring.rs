@@ -1,5 +1,5 @@
-//! The rules that a ring of buffers obeys. The engine knows no scatter-gather: it has one 32-bit address register for each
-//! of exactly 32 buffers of one size, so each has to be one run of bus addresses below its DMA mask.
+//! The rules for a ring of buffers. The engine has no scatter-gather: it has one 32-bit address register for each of
+//! exactly 32 buffers of one size, so each buffer must be contiguous on the bus and below the DMA mask.
 
 use core::fmt;
 
@@ -7,23 +7,23 @@ use crate::Format;
 
 /// Buffers of a stream.
 pub const BUFFERS: u32 = 32;
-/// Buffers begin on multiples of this.
+/// Alignment of buffers.
 pub const PAGE: u64 = 4096;
 
-/// What a board can do: configuration, because boards differ.
+/// Limits of a board: configuration, because boards differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Most bytes of a buffer.
+    /// Maximum size of a buffer.
     pub max_bytes: u32,
-    /// Address bits that its DMA engine drives.
+    /// Address bits of its DMA engine.
     pub mask_bits: u8,
-    /// Bursts are whole multiples of this.
+    /// Bursts are multiples of this size.
     pub granule: u32,
-    /// Most bursts of a block.
+    /// Maximum number of bursts per block.
     pub max_bursts: u32,
-    /// Most samples of a burst.
+    /// Maximum number of samples per burst.
     pub max_burst_samples: u32,
-    /// Bytes of the FIFO, in which two bursts have to fit.
+    /// Size of the FIFO, which must hold two bursts.
     pub fifo_bytes: u32,
 }
 
@@ -47,14 +47,14 @@ impl Limits {
         fifo_bytes: 2 * 126_976,
     };
 
-    /// The highest address that the engine can put on the bus.
+    /// The highest bus address that the engine can generate.
     #[must_use]
     pub const fn last_addr(&self) -> u64 {
         if self.mask_bits >= 64 { u64::MAX } else { (1 << self.mask_bits) - 1 }
     }
 }
 
-/// How samples are packed into blocks, one block for each buffer.
+/// How samples are packed into blocks, one block per buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// The format of a sample.
@@ -66,7 +66,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The largest block of a board.
+    /// The largest block for a board.
     #[must_use]
     pub const fn largest(format: Format, limits: &Limits) -> Self {
         let by_bytes = limits.fifo_bytes / 2 / format.bytes();
@@ -81,10 +81,10 @@ impl Shape {
         }
     }
 
-    /// The block of at most so many bytes that has the fewest bursts.
+    /// The block of at most `bytes` bytes with the fewest bursts.
     ///
     /// # Errors
-    /// When not a single granule fits.
+    /// When not even one granule fits.
     pub const fn of_bytes(format: Format, limits: &Limits, bytes: u32) -> Result<Self, Broken> {
         let largest = Self::largest(format, limits);
         let samples = bytes / format.bytes() / 16 * 16;
@@ -101,25 +101,25 @@ impl Shape {
         Ok(Self { format, burst_samples: each, bursts })
     }
 
-    /// Samples of a block.
+    /// Samples per block.
     #[must_use]
     pub const fn samples(&self) -> u32 {
         self.burst_samples * self.bursts
     }
 
-    /// Bytes of a burst.
+    /// Bytes per burst.
     #[must_use]
     pub const fn burst_bytes(&self) -> u32 {
         self.burst_samples * self.format.bytes()
     }
 
-    /// Bytes of a block.
+    /// Bytes per block.
     #[must_use]
     pub const fn bytes(&self) -> u32 {
         self.burst_bytes() * self.bursts
     }
 
-    /// From the start of one buffer to that of the next.
+    /// Distance between the starts of two buffers.
     #[must_use]
     pub const fn stride(&self) -> u64 {
         (self.bytes() as u64).next_multiple_of(PAGE)
@@ -131,10 +131,10 @@ impl Shape {
         self.stride() * BUFFERS as u64
     }
 
-    /// Whether a board can fill such blocks.
+    /// Checks whether a board can fill such blocks.
     ///
     /// # Errors
-    /// The rule that is broken.
+    /// The violated rule.
     pub const fn check(&self, limits: &Limits) -> Result<(), Broken> {
         if self.burst_samples == 0 || self.bursts == 0 {
             return Err(Broken::Empty);
@@ -155,15 +155,15 @@ impl Shape {
     }
 }
 
-/// The addresses of a ring's buffers, as the registers take them.
+/// The addresses of a ring's buffers, in the form of the registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ring(pub [u32; BUFFERS as usize]);
+pub struct RingAddresses(pub [u32; BUFFERS as usize]);
 
-impl Ring {
-    /// Cuts mapped memory into buffers. `runs` are its stretches of bus addresses, start and length, in order.
+impl RingAddresses {
+    /// Cuts mapped memory into buffers. `runs` are its contiguous ranges of bus addresses, start and length, in order.
     ///
     /// # Errors
-    /// The rule that is broken.
+    /// The violated rule.
     pub fn plan(
         shape: &Shape,
         limits: &Limits,
@@ -192,7 +192,7 @@ impl Ring {
     }
 }
 
-/// Where `bytes` bytes from `from` on lie, if they are one run; runs that follow upon each other count as one.
+/// The bus address of `bytes` bytes from offset `from` on, if they are contiguous; adjacent runs count as one.
 fn contiguous(runs: impl Iterator<Item = (u64, u64)>, from: u64, bytes: u64) -> Option<u64> {
     let (mut at, mut start, mut got) = (0u64, None, 0u64);
     for (addr, len) in runs {
@@ -215,7 +215,7 @@ fn contiguous(runs: impl Iterator<Item = (u64, u64)>, from: u64, bytes: u64) -> 
     None
 }
 
-/// The rule that a ring breaks.
+/// The rule that a ring violates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Broken {
@@ -223,58 +223,58 @@ pub enum Broken {
     Empty,
     /// There is not enough memory for 32 buffers.
     Count {
-        /// What there is.
+        /// Available bytes.
         bytes: u64,
-        /// What is needed.
+        /// Required bytes.
         need: u64,
     },
     /// A buffer is too large.
     Size {
-        /// Its bytes.
+        /// Its size.
         bytes: u32,
-        /// Most bytes.
+        /// The maximum.
         most: u32,
     },
     /// A burst has too many samples or bytes.
     Burst {
         /// Its samples.
         samples: u32,
-        /// Its bytes.
+        /// Its size.
         bytes: u32,
     },
     /// A block has too many bursts.
     Bursts {
         /// Its bursts.
         bursts: u32,
-        /// Most bursts.
+        /// The maximum.
         most: u32,
     },
-    /// A burst is no whole number of granules.
+    /// A burst is not a whole number of granules.
     Granule {
-        /// Its bytes.
+        /// Its size.
         bytes: u32,
-        /// A granule.
+        /// Size of a granule.
         granule: u32,
     },
-    /// A buffer is not one run of bus addresses.
+    /// A buffer is not contiguous on the bus.
     Contiguous {
-        /// Which.
+        /// The buffer.
         buffer: u32,
-        /// Its bytes.
+        /// Its size.
         bytes: u32,
     },
     /// A buffer does not begin on a page.
     Alignment {
-        /// Which.
+        /// The buffer.
         buffer: u32,
-        /// Where it begins.
+        /// Its address.
         addr: u64,
     },
-    /// A buffer lies beyond the addresses that the engine can form.
+    /// A buffer exceeds the engine's address bits.
     Mask {
-        /// Which.
+        /// The buffer.
         buffer: u32,
-        /// Its last byte.
+        /// Address of its last byte.
         addr: u64,
         /// Address bits.
         bits: u8,
@@ -298,21 +298,21 @@ impl Broken {
         }
     }
 
-    /// What would mend it.
+    /// How to fix it.
     #[must_use]
     pub const fn fix(&self) -> &'static str {
         match self {
-            Self::Empty | Self::Size { .. } => "Ask for another buffer size (--buffer)",
+            Self::Empty | Self::Size { .. } => "Use another buffer size (--buffer)",
             Self::Burst { .. } | Self::Bursts { .. } | Self::Granule { .. } => {
                 "Let the buffer size choose the bursts, in multiples of 16 samples"
             }
             Self::Count { .. } => "Allocate 32 buffers of one size",
             Self::Contiguous { .. } => {
-                "Turn the IOMMU on in translated mode (iommu=nopt), which joins scattered pages"
+                "Enable the IOMMU in translated mode (iommu=nopt), which joins scattered pages"
             }
-            Self::Alignment { .. } => "Begin each buffer on a page of 4 KiB",
+            Self::Alignment { .. } => "Align each buffer to a page of 4 KiB",
             Self::Mask { .. } => {
-                "Turn the IOMMU on in translated mode (iommu=nopt), or have BAR1 below 4 GiB: Resizable BAR and Above 4G \
+                "Enable the IOMMU in translated mode (iommu=nopt), or place BAR1 below 4 GiB: Resizable BAR and Above 4G \
                  Decoding off"
             }
         }
@@ -336,10 +336,10 @@ impl fmt::Display for Broken {
                 write!(f, "{bursts} bursts in a block are more than the board's {most}")
             }
             Self::Granule { bytes, granule } => {
-                write!(f, "a burst of {bytes} bytes is no multiple of {granule}")
+                write!(f, "a burst of {bytes} bytes is not a multiple of {granule}")
             }
             Self::Contiguous { buffer, bytes } => {
-                write!(f, "the {bytes} bytes of buffer {buffer} are not one run of bus addresses")
+                write!(f, "the {bytes} bytes of buffer {buffer} are not contiguous on the bus")
             }
             Self::Alignment { buffer, addr } => {
                 write!(f, "buffer {buffer} begins at bus {addr:#x}, not on a page")
@@ -359,8 +359,8 @@ mod tests {
 
     const RX: Limits = Limits::USDR_RX;
 
-    fn plan(shape: &Shape, runs: &[(u64, u64)]) -> Result<Ring, Broken> {
-        Ring::plan(shape, &RX, runs.iter().copied())
+    fn plan(shape: &Shape, runs: &[(u64, u64)]) -> Result<RingAddresses, Broken> {
+        RingAddresses::plan(shape, &RX, runs.iter().copied())
     }
 
     #[test]
@@ -391,7 +391,7 @@ mod tests {
         let bytes = shape.ring_bytes();
         let whole = plan(&shape, &[(0x1000_0000, bytes)]).unwrap();
         assert_eq!((whole.0[0], whole.0[31]), (0x1000_0000, 0x1000_0000 + 31 * 8192));
-        // Neighbours are one run; so are pieces that each hold whole buffers.
+        // Adjacent ranges count as one, and separate ranges may each hold whole buffers.
         let halves = [(0x1000_0000, bytes / 2), (0x1000_0000 + bytes / 2, bytes / 2)];
         assert_eq!(plan(&shape, &halves).unwrap(), whole);
         let apart: Vec<_> = (0..32u64).rev().map(|i| (i << 20, 8192)).collect();

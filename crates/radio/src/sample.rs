@@ -1,4 +1,4 @@
-//! Samples as they come over the wire.
+//! Samples in wire format.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ pub enum Format {
     Ci12,
 }
 
-/// A complex sample, sixteen bits each; those of twelve bits stand in the upper ones.
+/// A complex sample of 16-bit components; 12-bit ones are in the upper bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sample {
     /// In phase.
@@ -21,10 +21,10 @@ pub struct Sample {
 }
 
 impl Format {
-    /// Both.
+    /// All formats.
     pub const ALL: [Self; 2] = [Self::Ci16, Self::Ci12];
 
-    /// What people call it.
+    /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Format {
         }
     }
 
-    /// What the front end calls its width.
+    /// The front end's code for its width.
     #[must_use]
     pub const fn width(self) -> u32 {
         match self {
@@ -62,7 +62,7 @@ impl Format {
         }
     }
 
-    /// The bits of a sample that are sent.
+    /// The transmitted bits of a component.
     #[must_use]
     #[inline(always)]
     pub const fn mask(self) -> u32 {
@@ -72,7 +72,7 @@ impl Format {
         }
     }
 
-    /// A sample from the bits that are sent, I in the lower half.
+    /// Decodes a sample, I in the lower half.
     #[must_use]
     #[inline(always)]
     pub const fn sample(self, bits: u32) -> Sample {
@@ -82,7 +82,7 @@ impl Format {
         }
     }
 
-    /// The bits that are sent of a sample.
+    /// Encodes a sample.
     #[must_use]
     #[inline(always)]
     pub const fn bits(self, sample: Sample) -> u32 {
@@ -92,7 +92,7 @@ impl Format {
         }
     }
 
-    /// The bits of four samples, out of the words in which they lie: four of `ci16`, the first three of `ci12`.
+    /// The bits of four samples from the words that hold them: four words of `ci16`, the first three of `ci12`.
     #[must_use]
     #[inline(always)]
     pub const fn four(self, words: [u32; 4]) -> [u32; 4] {

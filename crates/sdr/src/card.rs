@@ -1,4 +1,4 @@
-//! A board's registers, and what has to be known of it.
+//! A board's registers and profile.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,50 +9,56 @@ use onehop_radio::{Limits, regs};
 
 use crate::{Error, Result};
 
-/// What has to be known of a board and cannot be read from it.
+/// Properties of a board that cannot be read from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// What its receiver can do.
+    /// Limits of its receiver.
     pub rx: Limits,
-    /// What its transmitter can do.
+    /// Limits of its transmitter.
     pub tx: Limits,
-    /// Whether events tell the lower half of the sample clock.
-    pub tells_time: bool,
-    /// Whether the register for losses since the last event is there.
-    pub tells_tail: bool,
-    /// Whether what is transmitted can be fed back to the receiver.
+    /// Whether events contain the lower half of the sample clock.
+    pub reports_time: bool,
+    /// Whether the register for losses since the last event exists.
+    pub reports_tail: bool,
+    /// Whether transmitted samples can be fed back to the receiver.
     pub loopback: bool,
 }
 
 impl Profile {
-    /// The simulated board. Of a real uSDR the last three have not been tried.
-    pub const SIMULATED: Self =
-        Self { rx: Limits::USDR_RX, tx: Limits::USDR_TX, tells_time: true, tells_tail: true, loopback: true };
-    /// A uSDR as its driver's source shows it.
-    pub const USDR: Self = Self { tells_time: false, tells_tail: false, loopback: false, ..Self::SIMULATED };
+    /// The simulated board. The last three have not been tried on a real uSDR.
+    pub const SIMULATED: Self = Self {
+        rx: Limits::USDR_RX,
+        tx: Limits::USDR_TX,
+        reports_time: true,
+        reports_tail: true,
+        loopback: true,
+    };
+    /// A uSDR according to its driver's source.
+    pub const USDR: Self =
+        Self { reports_time: false, reports_tail: false, loopback: false, ..Self::SIMULATED };
 }
 
 /// A board.
 pub struct Card {
     registers: Arc<dyn Registers>,
-    /// Two accesses make one to the indexed space.
+    /// An access to the indexed space consists of two register accesses.
     index: Mutex<()>,
     pub(crate) mapper: Arc<dyn Mapper>,
     pub(crate) interrupt: Arc<dyn Interrupt>,
-    /// What is known of it.
+    /// Its profile.
     pub profile: Profile,
-    /// How people call it.
+    /// Its name in messages.
     pub name: String,
-    /// Whether it is a model of a board.
+    /// Whether it is simulated.
     pub simulated: bool,
-    /// Its PCI vendor and device, where it is on that bus.
+    /// Its PCI vendor and device ID, if it is on that bus.
     pub id: Option<(u16, u16)>,
-    /// The kernel module's session, where it is in its hands.
+    /// Its session with the kernel module, if it is driven through it.
     pub(crate) module: Option<kmod::Session>,
 }
 
 impl Card {
-    /// A board where it was found, with its interrupt.
+    /// Wraps a board's registers and interrupt.
     #[must_use]
     pub fn new(port: &ControllerBackend, interrupt: Arc<dyn Interrupt>, profile: Profile) -> Self {
         Self {
@@ -68,7 +74,7 @@ impl Card {
         }
     }
 
-    /// Fails where the board is no longer there, or may no longer reach memory.
+    /// Fails if the board is gone, or its DMA was disabled.
     pub(crate) fn check(&self) -> Result<()> {
         if let Some(module) = &self.module
             && let Some(stopped) = module.stopped_within(Duration::ZERO)?
@@ -81,7 +87,7 @@ impl Card {
         Ok(())
     }
 
-    /// Writes a register, of the indexed space too.
+    /// Writes a register, including those of the indexed space.
     pub fn write(&self, register: u32, value: u32) {
         if register < regs::VIRTUAL {
             return self.registers.write32(register * 4, value.swap_bytes());
@@ -91,7 +97,7 @@ impl Card {
         self.registers.write32(regs::INDEX_DATA * 4, value.swap_bytes());
     }
 
-    /// Reads a register, of the indexed space too.
+    /// Reads a register, including those of the indexed space.
     #[must_use]
     pub fn read(&self, register: u32) -> u32 {
         if register < regs::VIRTUAL {
@@ -102,7 +108,7 @@ impl Card {
         self.registers.read32(regs::INDEX_DATA * 4).swap_bytes()
     }
 
-    /// The front end of the receiver.
+    /// Controls the receiver's front end.
     pub(crate) fn front(&self, what: u32, value: u32) {
         self.write(regs::RX_BASE + regs::FRONT, regs::front::command(what, value));
     }

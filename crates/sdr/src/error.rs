@@ -1,4 +1,4 @@
-//! What can go wrong with a board.
+//! Errors of this crate.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why a board could not be driven.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A ring breaks a rule of the board.
+    /// A ring violates a rule of the board.
     #[error("the board cannot use this ring ({}): {broken}. {}", .broken.name(), .broken.fix())]
     Ring {
         /// The rule.
@@ -21,73 +21,73 @@ pub enum Error {
         "{board} has left the bus: its registers read as all ones. Check its power and its seat, then remove and rescan it"
     )]
     Gone {
-        /// Which board.
+        /// The board.
         board: String,
     },
-    /// The kernel module took its DMA away.
-    #[error("{board} may no longer reach memory: {why}. Open it again")]
+    /// The kernel module disabled its DMA.
+    #[error("{board} had its DMA disabled: {why}. Open it again")]
     Stopped {
-        /// Which board.
+        /// The board.
         board: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It does not stop.
+    /// The board does not stop.
     #[error(
-        "{board} still moves samples {} ms after it was told to stop; its memory is left to it until this process ends",
+        "{board} still transfers samples {} ms after it was told to stop; its memory stays allocated until this process ends",
         .waited.as_millis()
     )]
     DoesNotStop {
-        /// Which board.
+        /// The board.
         board: String,
-        /// How long it was waited for.
+        /// How long the caller waited.
         waited: Duration,
     },
-    /// What it told makes no sense.
-    #[error("{board} tells what cannot be: {what}")]
+    /// The board reports something impossible.
+    #[error("{board} reports something impossible: {what}")]
     Confused {
-        /// Which board.
+        /// The board.
         board: String,
-        /// What it told.
+        /// What it reports.
         what: String,
     },
-    /// Samples did not arrive, though everything was set up without an error.
+    /// Samples did not arrive, although the setup succeeded.
     #[error("{what}. {fix}")]
     Lost {
         /// What was missing.
         what: String,
-        /// What would mend it.
+        /// How to fix it.
         fix: String,
     },
-    /// Whoever watched it ended it.
-    #[error("stopped as asked")]
+    /// The watcher cancelled it.
+    #[error("cancelled")]
     Cancelled,
-    /// It is already in use.
-    #[error("{board} has a {what} already; drop that first")]
+    /// The direction is already in use.
+    #[error("{board} already has a {what}; drop that first")]
     Busy {
-        /// Which board.
+        /// The board.
         board: String,
-        /// What it has.
+        /// Receiver or transmitter.
         what: &'static str,
     },
-    /// It cannot be had with these settings.
+    /// Not possible with these settings.
     #[error("{what} is not possible: {why}")]
     NotPossible {
-        /// What.
+        /// What is not possible.
         what: &'static str,
-        /// Why, with what would mend it.
+        /// Why, and how to fix it.
         why: String,
     },
-    /// No route can be had.
+    /// No route works.
     #[error("no route works: {}", list(.0))]
     NoRoute(Vec<crate::WhyNot>),
-    /// Host memory could not be had, reached or mapped.
+    /// Host memory could not be allocated, accessed or mapped.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
-    /// The board could not be taken, or the kernel module refused something.
+    /// The board could not be claimed, or the kernel module refused a request.
     #[error(transparent)]
     Pci(#[from] onehop_pci::Error),
-    /// GPU memory could not be had or reached, or a kernel failed.
+    /// GPU memory could not be allocated or accessed, or a kernel failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
 }
@@ -99,20 +99,20 @@ impl From<Broken> for Error {
 }
 
 impl Error {
-    /// What would mend it, where that is known.
+    /// How to fix it; empty if unknown.
     #[must_use]
     pub fn fix(&self) -> String {
         match self {
             Self::Ring { broken } => broken.fix().into(),
             Self::Lost { fix, .. } => fix.clone(),
             Self::Memory(onehop_os::Error::CannotMap { .. }) => {
-                "Use a GPU and a board between which the platform forwards, or cpu/pinned".into()
+                "Use a GPU and a board between which the platform forwards transfers, or cpu/pinned".into()
             }
             _ => "Use cpu/pinned".into(),
         }
     }
 
-    /// Why it is, without what would mend it.
+    /// The reason, without the fix.
     #[must_use]
     pub fn reason(&self) -> String {
         match self {

@@ -1,10 +1,35 @@
-//! Samples of an SDR board straight into GPU memory, and out of it.
+//! Samples of an SDR board into GPU memory and out of it, by DMA.
 //!
-//! A [`Session`] is a board with its event page. A [`Receiver`] gives it a ring of 32 equal buffers, in GPU memory where
-//! the board reaches that ([`Route::Direct`]) or in host memory from which blocks are copied ([`Route::Pinned`]), and
-//! lends out block after block, with the number of its first sample and the count of those that were lost before it. Which
-//! way the samples go is shown by a self-test with data, and told with the reason where it is not the best one. A
-//! [`Transmitter`] does the same the other way round, and [`Processor`] has the GPU convert samples and look at them.
+//! To receive, in order:
+//!
+//! 1. [`open`] claims a board on the PCI bus; [`Session::open`] sets up its event page.
+//! 2. [`Receiver::open`] allocates a ring of 32 buffers, in GPU memory if the board can reach it ([`Route::Direct`]),
+//!    otherwise in host memory, from which blocks are copied ([`Route::Pinned`]). It proves the route by a test with
+//!    data, and keeps the reason why no better one works.
+//! 3. [`Receiver::start`] starts the flow of samples.
+//! 4. [`Receiver::acquire`] lends out the next block, with the number of its first sample and the number of samples
+//!    lost before it.
+//! 5. [`Processor::process`] converts and measures samples on the GPU.
+//!
+//! ```no_run
+//! # use std::{sync::Arc, time::Duration};
+//! # fn receive(gpu: Arc<dyn onehop_gpu::Gpu>) -> Result<(), onehop_sdr::Error> {
+//! use onehop_radio::{Format, Shape};
+//! use onehop_sdr::{Processor, Receiver, RxOptions, Session, Settings, open};
+//!
+//! let session = Session::open(open(&onehop_pci::Root::here(), "0000:0c:00.0".parse()?)?)?;
+//! let shape = Shape::of_bytes(Format::Ci16, &session.card().profile.rx, 64 << 10)?;
+//! let mut receiver = Receiver::open(&session, &gpu, &RxOptions::new(shape))?;
+//! let mut processor = Processor::new(&gpu, shape, Settings::default())?;
+//! receiver.start()?;
+//! while let Some(block) = receiver.acquire(Duration::from_secs(1))? {
+//!     processor.process(block.memory(), block.first)?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Transmitter`] works the same way in the other direction.
 #![forbid(unsafe_code)]
 
 mod card;
@@ -28,20 +53,21 @@ pub use selftest::{SelfTest, Step, self_test};
 pub use session::Session;
 pub use tx::{Transmitter, TxBlock, TxOptions};
 
-/// Is told several times a second how many buffers a self-test has seen filled, and ends it by `false`.
+/// Called several times a second with the number of buffers that a self-test has seen filled. Returning `false` cancels
+/// the test.
 pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
-/// The way that samples go.
+/// The path of the samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// The board reaches GPU memory.
+    /// The board accesses GPU memory.
     Direct,
-    /// The board reaches host memory; the GPU's copy engine, or the GPU itself, does the rest.
+    /// The board accesses host memory; the GPU's copy engine, or the GPU itself, does the rest.
     Pinned,
 }
 
 impl Route {
-    /// Both, the better one first.
+    /// All routes, the best first.
     pub const BEST_FIRST: [Self; 2] = [Self::Direct, Self::Pinned];
 
     /// Its name.
@@ -53,8 +79,8 @@ impl Route {
         }
     }
 
-    /// The best that opens, or `only` that one, and why no better one did. A board that is gone, busy or does not stop is
-    /// that by every way.
+    /// Opens the best route that works, or `only` that one, and returns the reasons against better ones. A board that
+    /// is gone, busy or does not stop fails on every route.
     fn best<T>(only: Option<Self>, mut open: impl FnMut(Self) -> Result<T>) -> Result<(T, Vec<WhyNot>)> {
         let mut why_not_better = Vec::new();
         for route in Self::BEST_FIRST.into_iter().filter(|route| only.is_none_or(|only| only == *route)) {
@@ -76,13 +102,13 @@ impl Route {
     }
 }
 
-/// A route that could not be had.
+/// A route that does not work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WhyNot {
-    /// Which.
+    /// The route.
     pub route: Route,
-    /// Why not.
+    /// The reason.
     pub reason: String,
-    /// What would mend it.
+    /// How to fix it.
     pub fix: String,
 }

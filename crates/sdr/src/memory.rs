@@ -1,23 +1,23 @@
-//! The memory of a ring: allocated, mapped for the board, and checked against its rules.
+//! The memory of a ring: allocated, mapped for the board, and checked against the board's rules.
 
 use std::sync::Arc;
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{HostMem, Mapped};
-use onehop_radio::{BUFFERS, Limits, Ring, Shape, regs};
+use onehop_radio::{BUFFERS, Limits, RingAddresses, Shape, regs};
 
 use crate::{Card, Result, Route};
 
-/// A ring of buffers. What keeps it within the board's reach goes before the memory does.
+/// A ring of buffers. The mapping is dropped before the memory.
 pub(crate) struct RingMemory {
     _mapped: Mapped,
     pub region: Region,
-    pub ring: Ring,
+    pub ring: RingAddresses,
     pub shape: Shape,
 }
 
 impl RingMemory {
-    /// Memory for a route.
+    /// Allocates memory for a route.
     pub(crate) fn new(
         card: &Card,
         gpu: &Arc<dyn Gpu>,
@@ -40,18 +40,18 @@ impl RingMemory {
             }
         };
         let runs = mapped.runs().iter().map(|run| (run.addr.0, run.len));
-        let ring = Ring::plan(&shape, limits, runs)?;
+        let ring = RingAddresses::plan(&shape, limits, runs)?;
         Ok(Self { _mapped: mapped, region, ring, shape })
     }
 
-    /// Tells the board the addresses.
+    /// Writes the addresses to the board.
     pub(crate) fn program(&self, card: &Card, base: u32) {
         for (register, addr) in (base + regs::ADDRESSES..).zip(self.ring.0) {
             card.write(register, addr);
         }
     }
 
-    /// Where a block lies in the region.
+    /// The range of a block in the region.
     pub(crate) fn range(&self, buffer: u32) -> std::ops::Range<usize> {
         let start = (u64::from(buffer % BUFFERS) * self.shape.stride()) as usize;
         start..start + self.shape.bytes() as usize

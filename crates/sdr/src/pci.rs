@@ -1,21 +1,21 @@
-//! Boards on the PCI bus, in the hands of the kernel module: it gives addresses of memory, and it takes the board's DMA away
-//! when this process ends, however it ends.
+//! Boards on the PCI bus, driven through the kernel module: it maps memory, and disables the board's DMA however this
+//! process ends.
 
 use std::str::FromStr;
 
 use onehop_os::ControllerBackend;
-use onehop_pci::{Address, Kind, Root, kmod};
+use onehop_pci::{Address, DeviceKind, Root, kmod};
 use onehop_radio::{ids, regs};
 
 use crate::session::{stop_rx, stop_tx};
 use crate::{Card, Error, Profile, Result};
 
-/// What people call a board on the PCI bus: its address, and behind a `?` what cannot be read from it.
+/// Names a board on the PCI bus: its address and, behind a `?`, properties that cannot be read from it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BoardName {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// Samples a second that it was set to.
+    /// Its configured sample rate per second.
     pub rate: Option<f64>,
     /// Whether it is known to send a counter, so that every sample can be checked.
     pub counter: bool,
@@ -40,13 +40,13 @@ impl FromStr for BoardName {
 
 fn bad(option: &str) -> Error {
     let why = format!(
-        "'{}' is no option of a real board: rate=10M (samples a second, 1k to 4G) and signal=counter are",
+        "'{}' is not an option of a real board: rate=10M (samples per second, 1k to 4G) and signal=counter are",
         option.escape_debug()
     );
     Error::NotPossible { what: "opening this board", why }
 }
 
-/// Samples a second, with k, M or G behind.
+/// Parses samples per second, with a suffix k, M or G.
 fn rate(text: &str) -> Option<f64> {
     let units = [('k', 1e3), ('M', 1e6), ('G', 1e9)];
     let unit = units.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
@@ -54,11 +54,11 @@ fn rate(text: &str) -> Option<f64> {
     digits.parse::<f64>().ok().map(|n| n * unit).filter(|n| (1e3..=4e9).contains(n))
 }
 
-/// Takes a board from its driver, which gets it back when everything that came of this has gone, or this process has ended
-/// in whatever way. Its engines are stopped, its interrupt is ours, and it may reach what is mapped for it.
+/// Claims a board from its driver, which gets it back when everything made from it is dropped, or this process ends in
+/// any way. Its engines are stopped, its interrupt is connected, and its DMA is enabled.
 ///
 /// # Errors
-/// When it is no board of this kind, is in use, or cannot be had through the module.
+/// When it is not a supported board, is in use, or cannot be opened through the module.
 pub fn open(root: &Root, address: Address) -> Result<Card> {
     let number = |file: &str| read(root, address, file);
     let (id, subsystem) =
@@ -70,10 +70,10 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     }
     let simulated = subsystem == ids::SIMULATED;
     let profile = if simulated { Profile::SIMULATED } else { Profile::USDR };
-    let module = kmod::Session::take(root, Kind::Board, address)?;
+    let module = kmod::Session::take(root, DeviceKind::Board, address)?;
     let info = module.info()?;
-    // Behind an IOMMU the kernel chooses addresses, and is told what the board has. Elsewhere memory lies where it lies, and
-    // the rules of the ring tell which buffer lies beyond.
+    // Behind an IOMMU the kernel chooses addresses within the board's mask. Without one, addresses are fixed, and the
+    // ring's rules report buffers out of reach.
     if !info.missing.names().contains(&"translation") {
         module.set_mask(profile.rx.mask_bits.into())?;
     }
@@ -93,7 +93,7 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     Ok(card)
 }
 
-/// Lets the board reach memory, once nothing is left in it of what it did before.
+/// Enables the board's DMA, once nothing of its former activity is left.
 fn start(card: &Card, module: &kmod::Session, can_reset: bool) -> Result<()> {
     if can_reset {
         return Ok(module.restart()?);
@@ -101,7 +101,7 @@ fn start(card: &Card, module: &kmod::Session, can_reset: bool) -> Result<()> {
     let epoch = module.epoch()?;
     stop_rx(card)?;
     stop_tx(card)?;
-    // What it knows of its last user's memory goes too.
+    // Addresses of its last user's memory are cleared, too.
     for base in [regs::RX_BASE, regs::TX_BASE] {
         for buffer in 0..onehop_radio::BUFFERS {
             card.write(base + regs::ADDRESSES + buffer, 0);
@@ -111,13 +111,13 @@ fn start(card: &Card, module: &kmod::Session, can_reset: bool) -> Result<()> {
     Ok(module.start_unreset(epoch)?)
 }
 
-/// A number of sysfs.
+/// Reads a number from sysfs.
 fn read(root: &Root, address: Address, file: &str) -> Result<u16> {
     let path = format!("/sys/bus/pci/devices/{address}/{file}");
     let text = root.text(&path)?;
     let digits = text.trim().trim_start_matches("0x");
     u16::from_str_radix(digits, 16).map_err(|_| {
-        let why = format!("{path} holds '{}', which is no number", text.trim().escape_debug());
+        let why = format!("{path} holds '{}', which is not a number", text.trim().escape_debug());
         Error::NotPossible { what: "driving this device", why }
     })
 }
@@ -153,10 +153,10 @@ mod tests {
         }
         assert!(refused().contains("8086:1234; boards with this engine are 10ee:7031"), "{}", refused());
         std::fs::write(device.join("vendor"), "Xilinx\n").unwrap();
-        assert!(refused().contains("no number"), "{}", refused());
+        assert!(refused().contains("not a number"), "{}", refused());
         std::fs::write(device.join("vendor"), "0x10ee\n").unwrap();
         std::fs::write(device.join("device"), "0x7045\n").unwrap();
-        // The rest is the module's, which is not there.
+        // The module, which is missing here, checks the rest.
         assert!(refused().contains("module"), "{}", refused());
         std::fs::remove_dir_all(folder).unwrap();
     }

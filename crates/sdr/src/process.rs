@@ -1,4 +1,4 @@
-//! The GPU's part: samples to pairs of `f32` with gain and without the direct current, their level, and power spectra.
+//! Processing on the GPU: samples to pairs of `f32` with gain and DC removal, their level, and power spectra.
 
 use std::f64::consts::TAU;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use onehop_radio::kernel::{BLOCKS, Checked, Spectrum, Totals};
 
 use crate::{Error, Result};
 
-/// What is done to samples.
+/// How samples are processed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Settings {
-    /// What samples are multiplied with, full scale being 1.
+    /// Factor for all samples; full scale is 1.
     pub gain: f32,
-    /// Whether the direct current is taken away, as the samples before showed it.
+    /// Whether to subtract the DC offset measured in earlier samples.
     pub remove_dc: bool,
-    /// The logarithm of the bins of a spectrum: 6 to 12.
+    /// Base-2 logarithm of the number of bins: 6 to 12.
     pub log: u32,
     /// Whether the samples are those of a counter, which is checked.
     pub counter: bool,
@@ -29,26 +29,26 @@ impl Default for Settings {
     }
 }
 
-/// What was seen of samples since the last look.
+/// Measurements of samples since the last call of [`Processor::take`].
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Sight {
-    /// How many samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Their power in dB of full scale; that of a complex tone as large as can be is 0.
+    /// Power in dBFS; a complex tone of full scale has 0.
     pub level: f64,
-    /// The largest I or Q in dB of full scale.
+    /// The largest I or Q in dBFS.
     pub peak: f64,
-    /// Their direct current, as a part of full scale.
+    /// DC offset as a fraction of full scale.
     pub dc: [f64; 2],
-    /// The power in each bin in dB of full scale, the lowest frequency first.
+    /// Power per bin in dBFS, the lowest frequency first.
     pub spectrum: Vec<f64>,
-    /// Samples that a counter would not have sent; none where it was not asked for.
+    /// Samples that differ from the counter; `None` if that is not checked.
     pub wrong: Option<u64>,
-    /// What was expected and found first, where some were wrong.
+    /// Expected and found value of the first wrong sample.
     pub first_wrong: Option<(u32, u32)>,
 }
 
-/// Works on blocks of one shape.
+/// Processes blocks of one shape.
 pub struct Processor {
     kernels: Box<dyn BlockKernels>,
     shape: Shape,
@@ -64,16 +64,16 @@ pub struct Processor {
     dc: [f32; 2],
     samples: u64,
     frames: u64,
-    /// Nothing has been looked at yet.
+    /// No block has been processed yet.
     fresh: bool,
     gpu_time: Duration,
 }
 
 impl Processor {
-    /// Prepares memory and kernels.
+    /// Allocates memory and prepares kernels.
     ///
     /// # Errors
-    /// When the GPU has none, or blocks are too short for a spectrum.
+    /// When the GPU has no memory, or blocks are too short for a spectrum.
     pub fn new(gpu: &Arc<dyn Gpu>, shape: Shape, settings: Settings) -> Result<Self> {
         let longest = shape.samples().checked_ilog2().unwrap_or(0);
         let log = settings.log.min(longest);
@@ -107,17 +107,17 @@ impl Processor {
         Ok(this)
     }
 
-    /// Has the GPU work on a block, whose first sample has this number, and waits for it.
+    /// Processes a block, whose first sample has number `first`, and waits for it.
     ///
     /// # Errors
-    /// When the memory holds no samples or not whole fours of them, or the GPU fails.
+    /// When the memory does not hold a positive multiple of four samples, or the GPU fails.
     pub fn process(&mut self, memory: &Region, first: u64) -> Result<()> {
         self.process_all(&[(memory, first)])
     }
 
-    /// Has the GPU work on blocks one after the other, and waits for the last. To start kernels and to wait for them costs more
-    /// than small blocks take. Memory that is shorter than a block holds a part of one, as [`Block::parts`](crate::Block::parts)
-    /// has them.
+    /// Processes blocks one after another, and waits for the last: starting and awaiting a kernel takes longer than
+    /// processing a small block. Memory that is shorter than a block holds a part of one, as returned by
+    /// [`DetachedBlock::parts`](crate::DetachedBlock::parts).
     ///
     /// # Errors
     /// As for [`Self::process`].
@@ -137,19 +137,19 @@ impl Processor {
         self.samples += samples;
         self.frames += frames;
         if std::mem::take(&mut self.fresh) {
-            // There is nothing to take away before the first blocks have shown it.
+            // The offset is unknown before the first blocks.
             self.learn_dc(&self.totals()?);
         }
         Ok(())
     }
 
-    /// How many samples of a block there are.
+    /// Number of samples in some memory.
     fn samples_of(&self, memory: &Region) -> u32 {
         let fit = memory.len() / self.shape.format.bytes() as usize;
         u32::try_from(fit).unwrap_or(u32::MAX).min(self.shape.samples())
     }
 
-    /// What is to be done with a block.
+    /// Appends the kernel jobs for a block.
     fn jobs(&self, memory: &Region, first: u64, samples: u32, jobs: &mut Vec<BlockJob>) -> Result<()> {
         let format = self.shape.format;
         let frames = samples >> self.settings.log;
@@ -172,25 +172,25 @@ impl Processor {
         Ok(())
     }
 
-    /// What the last block, or part of one, was converted to: pairs of `f32`, in GPU memory.
+    /// The converted samples of the last block, or part of one: pairs of `f32` in GPU memory.
     #[must_use]
     pub fn converted(&self) -> &Region {
         &self.converted
     }
 
-    /// How long the GPU has worked, by its own clock.
+    /// Processing time, by the GPU's clock.
     #[must_use]
     pub fn gpu_time(&self) -> Duration {
         self.gpu_time
     }
 
-    /// The bins of a spectrum.
+    /// Number of bins of a spectrum.
     #[must_use]
     pub fn bins(&self) -> usize {
         1 << self.settings.log
     }
 
-    /// What has been seen since the last call of this.
+    /// The measurements since the last call.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -253,29 +253,29 @@ impl Processor {
         }
         let gain = f64::from(self.settings.gain).powi(2);
         let scale = 1.0 / (self.unit * gain * self.frames.max(1) as f64);
-        // Bin 0 is the middle: what lies above half the rate is a negative frequency.
+        // Bin 0 is the middle: frequencies above half the rate are negative.
         let order = (bins / 2..bins).chain(0..bins / 2);
         Ok(order.map(|bin| decibels(sums[bin] * scale)).collect())
     }
 }
 
-/// Samples that a counter would not have sent; of the first, what was expected and what was found.
+/// The number of wrong samples, and of the first one the expected and found value.
 struct Wrong {
     count: u64,
     first: Option<(u32, u32)>,
 }
 
-/// A sample as large as can be.
+/// The largest magnitude of a sample.
 const FULL: f64 = 32768.0;
 
-/// A tenth of what nothing at all is given as.
+/// Power that is added so that silence has a finite level.
 const FLOOR: f64 = 1e-20;
 
 fn decibels(power: f64) -> f64 {
     10.0 * power.max(FLOOR).log10()
 }
 
-/// Hann's window, and what a tone as large as can be adds to its bin.
+/// Hann's window, and what a full-scale tone adds to its bin.
 fn window(bins: usize) -> (Vec<f32>, f64) {
     let weight = |n: usize| 0.5 - 0.5 * (TAU * n as f64 / bins as f64).cos();
     let sum: f64 = (0..bins).map(weight).sum();

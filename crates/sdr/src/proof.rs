@@ -10,12 +10,12 @@ use onehop_radio::{BUFFERS, regs};
 use crate::rx::{Arrival, Receiver};
 use crate::{Error, Result, Watch};
 
-/// How often each buffer may come with bursts missing before it is given up.
+/// How often a buffer may arrive with missing bursts before the test fails.
 const ROUNDS: u32 = 8;
-/// How often a watcher is asked whether to go on.
+/// Interval between calls of the watcher.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Receives until every buffer was filled from its start to its end; `limit` is how long each block may take to come.
+/// Receives until every buffer was filled completely; `limit` is the time limit for each block.
 pub(crate) fn prove(receiver: &mut Receiver, limit: Duration, watch: Watch<'_>) -> Result<()> {
     let memory = receiver.ring()?;
     let bytes = u64::from(memory.shape.bytes());
@@ -39,12 +39,14 @@ fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_
         }
         let Some((buffer, block, arrival)) = next(receiver, limit, filled, watch)? else {
             return Err(Error::Lost {
-                what: format!("the board filled {filled} of {BUFFERS} buffers, and none within {limit:?} after that"),
-                fix: "See what it is clocked with, and whether its interrupts and events arrive (onehop sdr selftest)"
+                what: format!(
+                    "the board filled {filled} of {BUFFERS} buffers, and none within {limit:?} after that"
+                ),
+                fix: "Check its clock, and whether its interrupts and events arrive (onehop sdr selftest)"
                     .into(),
             });
         };
-        // What there is of a block lies at the start of its buffer.
+        // The samples of a block are at the start of its buffer.
         let there = u64::from(arrival.extents.samples()) * u64::from(receiver.ring()?.shape.format.bytes());
         let marks = Marks { count: (there / Marks::BYTES).min(marks.count), ..*marks };
         let left = block.marks_left(&marks, limit)?;
@@ -68,11 +70,11 @@ fn fill(receiver: &mut Receiver, marks: &Marks, limit: Duration, watch: Watch<'_
         what: format!(
             "bursts were missing in {never} of {BUFFERS} buffers each of {ROUNDS} times that they were filled"
         ),
-        fix: "Lower the sample rate: the board's FIFO runs over".into(),
+        fix: "Lower the sample rate: the board's FIFO overflows".into(),
     })
 }
 
-/// The next block that has come, within `limit`.
+/// The next block that arrives within `limit`.
 fn next(
     receiver: &mut Receiver,
     limit: Duration,
@@ -91,7 +93,7 @@ fn next(
     }
 }
 
-/// A word that no board sends by chance.
+/// A word that a board is very unlikely to send.
 fn random_word() -> u64 {
     let now =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);

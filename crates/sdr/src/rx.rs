@@ -1,6 +1,7 @@
 //! Receiving.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +20,10 @@ use crate::{Card, Error, Result, Route, Watch, WhyNot, proof};
 pub struct RxOptions {
     /// How samples are packed into blocks.
     pub shape: Shape,
-    /// This route and no other.
+    /// Use only this route.
     pub only: Option<Route>,
-    /// How long each of the 32 blocks of the data self-test may take to come; without it there is no such test, and
-    /// nothing shows that the machine forwards what the board writes.
+    /// Time limit for each of the 32 blocks of the self-test. Without it there is no such test, and nothing proves that
+    /// the machine forwards the board's writes.
     pub self_test: Option<Duration>,
 }
 
@@ -34,24 +35,24 @@ impl RxOptions {
     }
 }
 
-/// What has been received since the start, in samples where nothing else is said.
+/// Counters since the start, in samples unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Blocks that were lent out.
+    /// Blocks lent out.
     pub blocks: u64,
-    /// Samples in them.
+    /// Samples in those blocks.
     pub delivered: u64,
     /// Samples that the board reported as lost.
     pub lost: u64,
-    /// How often something was lost.
+    /// Number of losses.
     pub gaps: u64,
-    /// Blocks within which bursts are missing.
+    /// Blocks with missing bursts.
     pub partial: u64,
-    /// Blocks whose time by the board is not the one that counting gives.
+    /// Blocks whose time by the board differs from the counted time.
     pub clock_errors: u64,
 }
 
-/// A block that has come.
+/// A block that has arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival {
     first: u64,
@@ -67,7 +68,7 @@ impl Arrival {
     }
 }
 
-/// Receives. Dropping it stops the board before its memory is given back.
+/// A receiver. Dropping it stops the board before its memory is freed.
 pub struct Receiver {
     staging: Option<Staging<Arrival>>,
     memory: Option<RingMemory>,
@@ -75,7 +76,7 @@ pub struct Receiver {
     why_not_better: Vec<WhyNot>,
     counts: Counts,
     running: bool,
-    /// Blocks that were lent out beyond a borrow, the oldest first, and whether each has been dropped since.
+    /// Blocks held beyond a borrow, the oldest first, and for each whether it was dropped since.
     held: VecDeque<bool>,
     /// The next buffer that the board fills, and the number of its first sample.
     next: u32,
@@ -83,105 +84,75 @@ pub struct Receiver {
     claim: SideClaim,
 }
 
-/// A block of samples in GPU memory, for as long as this lives.
+/// A block of samples in GPU memory, valid as long as this lives. Dropping it releases it.
 pub struct Block<'a> {
     receiver: &'a mut Receiver,
-    memory: Region,
-    /// The number of its first sample since the start; those that were lost count.
-    pub first: u64,
-    /// Samples that were lost just before it.
-    pub lost: u64,
-    /// Samples that are missing within it: [`Self::extents`] are the others.
-    pub missing: u64,
-    /// Which of [`Receiver::buffers`] it lies in.
-    pub handle: u32,
-    extents: Extents,
-    format: Format,
-    /// Whether [`Receiver::release`] gives it back, and not the end of this.
+    block: DetachedBlock,
+    /// Whether [`Receiver::release`] releases it, rather than dropping this.
     held: bool,
 }
 
-/// A block that was taken out of the reach of lifetimes: [`Receiver::release`] gives it back.
+/// A block without a lifetime: [`Receiver::release`] releases it.
 #[derive(Clone, Debug)]
 pub struct DetachedBlock {
-    /// Where its samples lie, until it is given back.
+    /// Its samples, until it is released.
     pub memory: Region,
     /// The number of its first sample since the start.
     pub first: u64,
     /// Samples that were lost just before it.
     pub lost: u64,
-    /// Samples that are missing within it: [`Self::extents`] are the others.
+    /// Samples missing within it; [`Self::extents`] are the others.
     pub missing: u64,
-    /// Which of [`Receiver::buffers`] it lies in.
+    /// Its index in [`Receiver::buffers`].
     pub handle: u32,
     extents: Extents,
     format: Format,
 }
 
-/// The memory of each extent of a block, and the number of its first sample.
-fn parts(memory: &Region, first: u64, extents: Extents, format: Format) -> Result<Vec<(Region, u64)>> {
-    let bytes = format.bytes() as usize;
-    let part = |extent: Extent| {
-        let (at, samples) = (extent.at as usize, extent.samples as usize);
-        Ok((memory.slice(at * bytes..(at + samples) * bytes)?, first + u64::from(extent.first)))
-    };
-    extents.map(part).collect()
-}
-
 impl DetachedBlock {
-    /// Where its samples lie and which they are, as [`Block::extents`].
+    /// The numbers and places of its samples. If bursts are missing, the others follow each other from the start of the
+    /// buffer, and the rest of the buffer is stale.
     #[must_use]
     pub fn extents(&self) -> Extents {
         self.extents.clone()
     }
 
-    /// As [`Block::parts`].
-    ///
-    /// # Errors
-    /// As [`Block::parts`].
-    pub fn parts(&self) -> Result<Vec<(Region, u64)>> {
-        parts(&self.memory, self.first, self.extents(), self.format)
-    }
-}
-
-impl Block<'_> {
-    /// Keeps it while others are acquired, for interfaces that know no lifetimes. Held blocks are given back in the order in
-    /// which they came, by [`Receiver::release`]; a start of the receiver takes them all back.
-    #[must_use]
-    pub fn hold(mut self) -> DetachedBlock {
-        self.held = true;
-        let Self { first, lost, missing, handle, format, .. } = self;
-        DetachedBlock {
-            memory: self.memory.clone(),
-            first,
-            lost,
-            missing,
-            handle,
-            extents: self.extents(),
-            format,
-        }
-    }
-
-    /// Where its samples lie and which they are. Where bursts are missing the others lie one behind the other from the start
-    /// of the buffer on, and what is behind them is what was there before.
-    #[must_use]
-    pub fn extents(&self) -> Extents {
-        self.extents.clone()
-    }
-
-    /// The memory of each extent, and the number of its first sample since the start: what
-    /// [`Processor::process_all`](crate::Processor::process_all) takes.
+    /// The memory of each extent, and the number of its first sample since the start: the input of
+    /// [`Processor::process_all`](crate::Processor::process_all).
     ///
     /// # Errors
     /// When the memory is shorter than the extents, which that of a block never is.
     pub fn parts(&self) -> Result<Vec<(Region, u64)>> {
-        parts(&self.memory, self.first, self.extents(), self.format)
+        let bytes = self.format.bytes() as usize;
+        let part = |extent: Extent| {
+            let (at, samples) = (extent.at as usize, extent.samples as usize);
+            Ok((self.memory.slice(at * bytes..(at + samples) * bytes)?, self.first + u64::from(extent.first)))
+        };
+        self.extents().map(part).collect()
+    }
+}
+
+impl Deref for Block<'_> {
+    type Target = DetachedBlock;
+
+    fn deref(&self) -> &DetachedBlock {
+        &self.block
+    }
+}
+
+impl Block<'_> {
+    /// Keeps the block while others are acquired, for interfaces without lifetimes. [`Receiver::release`] releases held
+    /// blocks in the order of their arrival; starting the receiver releases all.
+    #[must_use]
+    pub fn hold(mut self) -> DetachedBlock {
+        self.held = true;
+        self.block.clone()
     }
 
-    /// Where its samples lie: as the board sent them, in GPU memory.
+    /// Its samples in GPU memory, as the board sent them.
     #[must_use]
     pub fn memory(&self) -> &Region {
-        &self.memory
+        &self.block.memory
     }
 
     /// How samples are packed.
@@ -196,27 +167,27 @@ impl Drop for Block<'_> {
         let receiver = &mut self.receiver;
         match (self.held, receiver.held.is_empty()) {
             (true, _) => receiver.held.push_back(false),
-            // Buffers go back in order: this one with those that are held before it.
+            // Buffers are released in order, so this one waits for earlier held ones.
             (false, false) => receiver.held.push_back(true),
-            (false, true) => receiver.give_back(),
+            (false, true) => receiver.release_buffer(),
         }
     }
 }
 
 impl Receiver {
-    /// Prepares to receive by the best route that can be had, or by the one that was asked for.
+    /// Opens the best route that works, or the requested one.
     ///
     /// # Errors
-    /// When none can be had, with what was wrong with each.
+    /// When no route works, with the reason for each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &RxOptions) -> Result<Self> {
         Self::open_watched(session, gpu, options, &mut |_| true)
     }
 
-    /// As [`Self::open`]. Several times a second `watch` is told how many of the ring's 32 buffers the self-test has seen
-    /// filled; it ends everything by `false`.
+    /// Like [`Self::open`]. Several times a second, `watch` gets the number of the ring's 32 buffers that the self-test
+    /// has seen filled; it cancels by returning `false`.
     ///
     /// # Errors
-    /// As [`Self::open`], and [`Error::Cancelled`].
+    /// As for [`Self::open`], and [`Error::Cancelled`].
     pub fn open_watched(
         session: &Arc<Session>,
         gpu: &Arc<dyn Gpu>,
@@ -272,34 +243,34 @@ impl Receiver {
         self.memory.as_ref().ok_or_else(|| Error::Gone { board: self.card().name.clone() })
     }
 
-    /// Which way samples go.
+    /// The path of the samples.
     #[must_use]
     pub fn route(&self) -> Route {
         self.route
     }
 
-    /// Why no better way could be had.
+    /// Why no better route works.
     #[must_use]
     pub fn why_not_better(&self) -> &[WhyNot] {
         &self.why_not_better
     }
 
-    /// How samples are packed; none once the board did not stop.
+    /// How samples are packed; `None` after the board failed to stop.
     #[must_use]
     pub fn shape(&self) -> Option<Shape> {
         self.memory.as_ref().map(|memory| memory.shape)
     }
 
-    /// The addresses of the buffers on the bus.
+    /// The bus addresses of the buffers.
     #[must_use]
     pub fn addresses(&self) -> [u32; BUFFERS as usize] {
         self.memory.as_ref().map_or([0; BUFFERS as usize], |memory| memory.ring.0)
     }
 
-    /// The GPU memory that blocks are lent out of: the ring, or the slots to which blocks are copied.
+    /// The GPU memory in which blocks are lent out: the ring, or the slots to which blocks are copied.
     ///
     /// # Errors
-    /// When the board kept its ring because it did not stop.
+    /// When the board failed to stop and keeps its ring.
     pub fn buffers(&self) -> Result<Vec<Region>> {
         match &self.staging {
             Some(staging) => staging.slots(),
@@ -307,36 +278,36 @@ impl Receiver {
         }
     }
 
-    /// Gives the oldest block back that was held; whether there was one.
+    /// Releases the oldest held block; returns whether there was one.
     pub fn release(&mut self) -> bool {
         if self.held.pop_front().is_none() {
             return false;
         }
-        self.give_back();
+        self.release_buffer();
         while self.held.front() == Some(&true) {
             self.held.pop_front();
-            self.give_back();
+            self.release_buffer();
         }
         true
     }
 
-    fn give_back(&mut self) {
+    fn release_buffer(&mut self) {
         match &mut self.staging {
             Some(staging) => staging.release(),
             None => self.card().write(regs::RX_CONFIRM, 0),
         }
     }
 
-    /// What has been received since the start.
+    /// The counters since the start.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Lets samples flow, from sample 0 on.
+    /// Starts the flow of samples, from sample 0 on.
     ///
     /// # Errors
-    /// When the board is gone or does not stop what it did before.
+    /// When the board is gone, or does not stop its former activity.
     pub fn start(&mut self) -> Result<()> {
         self.halt()?;
         if let Some(staging) = &mut self.staging {
@@ -368,16 +339,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends the flow. Blocks that have come before can still be acquired.
+    /// Stops the flow. Blocks that have already arrived can still be acquired.
     ///
     /// # Errors
-    /// When the board is gone or does not stop; it keeps its memory then.
+    /// When the board is gone, or does not stop; it then keeps its memory.
     pub fn stop(&mut self) -> Result<()> {
         if !self.running {
             return Ok(());
         }
         self.halt()?;
-        if self.card().profile.tells_tail {
+        if self.card().profile.reports_tail {
             let blocks = u64::from(self.card().read(regs::RX_LOST) & RxReport::MOST_LOST);
             self.counts.lost += blocks * u64::from(self.ring()?.shape.samples());
             self.counts.gaps += u64::from(blocks > 0);
@@ -389,17 +360,17 @@ impl Receiver {
         self.running = false;
         let stopped = stop_rx(self.card());
         if let Err(error) = stopped {
-            // The board may still write there: nobody else is given this memory.
+            // The board may still write there: the memory must not be reused.
             std::mem::forget(self.memory.take());
             return Err(error);
         }
         Ok(())
     }
 
-    /// The next block, if it comes in time; after a stop, if one is left.
+    /// The next block, if it arrives in time; after a stop, the next one left.
     ///
     /// # Errors
-    /// When the board is gone or tells what cannot be, or the GPU fails.
+    /// When the board is gone or reports something impossible, or the GPU fails.
     pub fn acquire(&mut self, limit: Duration) -> Result<Option<Block<'_>>> {
         let deadline = Deadline::after(if self.running { limit } else { Duration::ZERO });
         let found = match self.route {
@@ -416,10 +387,11 @@ impl Receiver {
         self.counts.partial += u64::from(missing > 0);
         self.counts.clock_errors += u64::from(clock_error);
         let format = shape.format;
-        Ok(Some(Block { receiver: self, memory, first, lost, missing, handle, extents, format, held: false }))
+        let block = DetachedBlock { memory, first, lost, missing, handle, extents, format };
+        Ok(Some(Block { receiver: self, block, held: false }))
     }
 
-    /// The next block that has come, in the ring.
+    /// The next block that has arrived in the ring.
     pub(crate) fn arrival(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
         let Some(report) = self.session().filled(deadline)? else { return Ok(None) };
         let memory = self.ring()?;
@@ -429,19 +401,19 @@ impl Receiver {
         let first = self.position + lost;
         let extents = report.extents(shape);
         let missing = samples - u64::from(extents.samples());
-        let clock_error = self.card().profile.tells_time && report.time != first as u32;
+        let clock_error = self.card().profile.reports_time && report.time != first as u32;
         let handle = self.next;
         self.next = (self.next + 1) % BUFFERS;
         self.position = first + samples;
         Ok(Some((handle, block, Arrival { first, lost, missing, extents, clock_error })))
     }
 
-    /// The next block that has come and was copied.
+    /// The next block that has arrived and was copied.
     fn copied(&mut self, deadline: Deadline) -> Result<Option<(u32, Region, Arrival)>> {
         loop {
             let has_room = self.staging.as_ref().is_some_and(Staging::has_room);
             let is_idle = self.staging.as_ref().is_none_or(Staging::is_empty);
-            // What has come is sent on at once; only who has nothing else to wait for waits for more.
+            // Arrived blocks are copied at once. Only an idle caller waits for more.
             let patience = if is_idle { deadline } else { Deadline::after(Duration::ZERO) };
             let came = if has_room { self.arrival(patience)? } else { None };
             let from = match &came {
@@ -469,7 +441,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        // A board that does not stop keeps its memory: `halt` sees to that.
+        // `halt` leaves the memory of a board that does not stop allocated.
         if self.memory.is_some() && self.halt().is_ok() {
             self.card().write(regs::RX_BASE + regs::RX_LIMIT_Z, 0);
             for buffer in 0..BUFFERS {

@@ -1,5 +1,4 @@
-//! What has to be seen before samples are believed: one step after the other, each by what happened and not by what was
-//! reported.
+//! The self-test of a board: each step judges what happened, not what was reported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,35 +12,35 @@ use crate::{
     Watch,
 };
 
-/// What to test with.
+/// Parameters of the test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SelfTest {
     /// How samples are packed into blocks.
     pub shape: Shape,
     /// Whether the board sends a counter, so that every sample can be checked.
     pub counter: bool,
-    /// How long a block may take to come.
+    /// Time limit for a block to arrive.
     pub limit: Duration,
 }
 
-/// A step, and how it came out.
+/// A step and its result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// Its name.
     pub name: &'static str,
-    /// Whether it went well; none where it could not be tried.
+    /// Whether it passed; `None` if it could not be tested.
     pub passed: Option<bool>,
-    /// What was seen.
+    /// What was observed.
     pub found: String,
-    /// What would fix it, or allow to try it; or nothing.
+    /// How to fix it, or how to make it testable; or empty.
     pub fix: String,
 }
 
-/// What a step without an error saw.
+/// The observation of a step without an error.
 enum Seen {
-    /// What was to be shown.
+    /// It works.
     Good(String),
-    /// Nothing that shows it; and what would.
+    /// Nothing proves it; `fix` would.
     Nothing { found: String, fix: &'static str },
 }
 
@@ -73,23 +72,23 @@ fn first_fix(error: &Error) -> String {
 
 /// How often the stream is started and stopped.
 const STARTS: u32 = 20;
-/// How many blocks are looked at.
+/// Number of blocks to check.
 const BLOCKS: u32 = 64;
-/// Blocks by whose arrival the time of one is measured.
+/// Blocks over which the time per block is measured.
 const TIMED: u32 = 4;
-/// For how many blocks' time nobody takes any, so that the ring runs over: more than it has buffers.
+/// Duration of the stall in blocks, more than the ring has buffers, so that it overflows.
 const STALLED: u32 = BUFFERS + 8;
-/// How long that is at least.
+/// Minimum duration of the stall.
 const LEAST_STALL: Duration = Duration::from_millis(50);
-/// How often a watcher is asked whether to go on.
+/// Interval between calls of the watcher.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 const WITH_COUNTER: &str = "Have the board send a counter (signal=counter)";
 
-/// Goes through all steps. `watch` is told how many buffers a step that fills the ring has seen filled, and 0 by the others.
+/// Runs all steps. `watch` gets the number of filled buffers from steps that fill the ring, and 0 from the others.
 ///
 /// # Errors
-/// [`Error::Cancelled`]; everything else is a step's.
+/// [`Error::Cancelled`]; all other errors are results of a step.
 pub fn self_test(
     session: &Arc<Session>,
     gpu: &Arc<dyn Gpu>,
@@ -109,7 +108,7 @@ pub fn self_test(
     match route {
         Some(route) => bench.receive(route, &mut *watch, &mut steps)?,
         None => {
-            let untried = || Ok(Seen::Nothing { found: "not tried: no ring can be had".into(), fix: "" });
+            let untried = || Ok(Seen::Nothing { found: "not tried: no route works".into(), fix: "" });
             let names = ["start and stop", "clock", "samples", "overflow"];
             steps.extend(names.map(|name| Step::new(name, untried())));
         }
@@ -123,10 +122,10 @@ pub fn self_test(
     Ok(steps)
 }
 
-/// Whether to go on: an error otherwise.
+/// Fails if the test was cancelled.
 type Ask<'a> = &'a mut dyn FnMut() -> Result<()>;
 
-/// A board, a GPU, and what to do with them.
+/// The board, the GPU, and the test's parameters.
 struct Bench<'a> {
     session: &'a Arc<Session>,
     gpu: &'a Arc<dyn Gpu>,
@@ -139,10 +138,10 @@ impl Bench<'_> {
         let options = RxOptions { shape, only: Some(route), self_test: Some(limit) };
         Receiver::open_watched(self.session, self.gpu, &options, watch)?;
         let bytes = shape.bytes();
-        Ok(Seen::Good(format!("all {BUFFERS} buffers of {bytes} bytes were written where the board says so")))
+        Ok(Seen::Good(format!("all {BUFFERS} buffers of {bytes} bytes were written where the board reports")))
     }
 
-    /// The steps that take a receiver by a route that works.
+    /// The steps for a receiver, on a route that works.
     fn receive(&self, route: Route, watch: Watch<'_>, steps: &mut Vec<Step>) -> Result<()> {
         let options = RxOptions { shape: self.test.shape, only: Some(route), self_test: None };
         let open = || Receiver::open(self.session, self.gpu, &options);
@@ -151,7 +150,7 @@ impl Bench<'_> {
         let [clock, samples] = match open().and_then(|receiver| self.samples(receiver, ask)) {
             Ok((errors, sight)) => [self.clock(errors), self.counted(&sight)],
             Err(error) => {
-                let fix = "See step samples";
+                let fix = "See the step `samples`";
                 [Ok(Seen::Nothing { found: "not tried: no samples came".into(), fix }), Err(error)]
             }
         };
@@ -167,10 +166,10 @@ impl Bench<'_> {
             self.next(&mut receiver, None, ask)?;
             receiver.stop()?;
         }
-        Ok(Seen::Good(format!("{STARTS} times, a block each time, in {:.1?}", begun.elapsed())))
+        Ok(Seen::Good(format!("{STARTS} times with a block each, in {:.1?}", begun.elapsed())))
     }
 
-    /// Takes the next block, and has the GPU look at it; how many samples were lost before it.
+    /// Acquires the next block and processes it; returns the number of samples lost before it.
     fn next(&self, receiver: &mut Receiver, processor: Option<&mut Processor>, ask: Ask<'_>) -> Result<u64> {
         let deadline = Deadline::after(self.test.limit);
         let block = loop {
@@ -196,7 +195,7 @@ impl Bench<'_> {
         Processor::new(self.gpu, shape, Settings { counter, ..Settings::default() })
     }
 
-    /// Receives for a while: how many blocks had another time than counting gives, and what the GPU saw.
+    /// Receives for a while; returns the number of blocks with a wrong time, and the measurements.
     fn samples(&self, mut receiver: Receiver, ask: Ask<'_>) -> Result<(u64, Sight)> {
         let mut processor = self.processor()?;
         receiver.start()?;
@@ -208,33 +207,33 @@ impl Bench<'_> {
     }
 
     fn clock(&self, errors: u64) -> Result<Seen> {
-        if !self.session.card().profile.tells_time {
-            let found = "this board's events tell no time".into();
+        if !self.session.card().profile.reports_time {
+            let found = "this board's events contain no time".into();
             return Ok(Seen::Nothing { found, fix: "" });
         }
         if errors > 0 {
-            let what = format!("{errors} of {BLOCKS} blocks have another time than counting gives");
-            return Err(Error::Lost { what, fix: "See whether events are lost".into() });
+            let what = format!("{errors} of {BLOCKS} blocks have a time that differs from the sample count");
+            return Err(Error::Lost { what, fix: "Check whether events are lost".into() });
         }
-        Ok(Seen::Good(format!("{BLOCKS} blocks, each with the time that counting gives")))
+        Ok(Seen::Good(format!("{BLOCKS} blocks, each with the time that the sample count gives")))
     }
 
     fn counted(&self, sight: &Sight) -> Result<Seen> {
         if let Some(what) = wrong(sight) {
-            return Err(Error::Lost { what, fix: "Use cpu/pinned, and compare".into() });
+            return Err(Error::Lost { what, fix: "Compare with cpu/pinned".into() });
         }
         if sight.wrong.is_some() {
-            return Ok(Seen::Good(format!("{} samples, each the one that its number says", sight.samples)));
+            return Ok(Seen::Good(format!("{} samples, each equal to its number", sight.samples)));
         }
         let found = format!(
-            "{} samples at {:.1} dBFS came; this signal cannot tell whether each is the right one",
+            "{} samples at {:.1} dBFS came; this signal cannot show whether each is right",
             sight.samples, sight.level
         );
         Ok(Seen::Nothing { found, fix: WITH_COUNTER })
     }
 
-    /// Lets the ring run over, and sees whether the losses that are reported are those that happened: by the board's clock,
-    /// and by the numbers of the samples behind them.
+    /// Lets the ring overflow, and checks the reported losses against the board's clock and the numbers of the samples
+    /// behind them.
     fn overflow(&self, mut receiver: Receiver, ask: Ask<'_>) -> Result<Seen> {
         let mut processor = self.processor()?;
         receiver.start()?;
@@ -256,29 +255,29 @@ impl Bench<'_> {
         }
         receiver.stop()?;
         let errors = receiver.counts().clock_errors;
-        let late = (errors > 0).then(|| format!("{errors} blocks have another time than counting gives"));
+        let late =
+            (errors > 0).then(|| format!("{errors} blocks have a time that differs from the sample count"));
         if let Some(what) = wrong(&processor.take()?).or(late) {
-            let what = format!("{lost} samples were reported lost, which are not those that were: {what}");
-            return Err(Error::Lost { what, fix: "See whether events are lost".into() });
+            let what = format!("{lost} samples were reported lost, which is wrong: {what}");
+            return Err(Error::Lost { what, fix: "Check whether events are lost".into() });
         }
         if lost == 0 {
-            let found = format!("nothing was lost while nobody took blocks for {stall:.1?}");
-            return Ok(Seen::Nothing { found, fix: "Use smaller buffers (--buffer), which are full sooner" });
+            let found = format!("nothing was lost although no block was acquired for {stall:.1?}");
+            return Ok(Seen::Nothing { found, fix: "Use smaller buffers (--buffer), which fill sooner" });
         }
-        let witness = match (self.session.card().profile.tells_time, self.test.counter) {
+        let witness = match (self.session.card().profile.reports_time, self.test.counter) {
             (true, true) => "the clock and the samples behind them agree",
             (true, false) => "the clock agrees",
             (false, true) => "the samples behind them agree",
             (false, false) => {
-                let found =
-                    format!("{lost} samples were reported lost; nothing tells whether that is all of them");
+                let found = format!("{lost} samples were reported lost; nothing shows whether that is all");
                 return Ok(Seen::Nothing { found, fix: WITH_COUNTER });
             }
         };
         Ok(Seen::Good(format!("{lost} samples were lost on purpose, and reported; {witness}")))
     }
 
-    /// Plays a pattern, and compares what comes back through the loopback.
+    /// Transmits a pattern, and compares what comes back through the loopback.
     fn transmit(&self, route: Route, watch: Watch<'_>) -> Result<Seen> {
         let limit = self.test.limit;
         let bytes = self.test.shape.bytes().min(64 << 10);
@@ -286,7 +285,7 @@ impl Bench<'_> {
         if !watch(0) {
             return Err(Error::Cancelled);
         }
-        let mut transmitter = Transmitter::open_unproved(self.session, self.gpu, &options, route)?;
+        let mut transmitter = Transmitter::open_untested(self.session, self.gpu, &options, route)?;
         if self.session.card().profile.loopback {
             transmitter.prove(self.gpu, limit)?;
             let found = format!("{BUFFERS} buffers with a pattern came back through the loopback");
@@ -310,7 +309,7 @@ impl Bench<'_> {
     }
 }
 
-/// What is wrong with samples that were to be a counter's.
+/// What is wrong with samples that should be a counter's.
 fn wrong(sight: &Sight) -> Option<String> {
     let (count, (expected, found)) = (sight.wrong.filter(|count| *count > 0)?, sight.first_wrong?);
     let samples = sight.samples;
@@ -323,7 +322,7 @@ fn registers(session: &Session) -> Result<Seen> {
     if regs::RxStatus(status).gone() {
         return Err(Error::Gone { board: card.name.clone() });
     }
-    // Buffer addresses that nobody uses now can be written and read back.
+    // Unused buffer addresses can be written and read back.
     for value in [0x5a5a_5000, 0] {
         card.write(regs::RX_BASE, value);
         let back = card.read(regs::RX_BASE);
@@ -337,7 +336,7 @@ fn registers(session: &Session) -> Result<Seen> {
 
 fn silent(limit: Duration) -> Error {
     Error::Lost {
-        what: format!("the board told nothing for {limit:.1?}"),
-        fix: "See what it is clocked with, and whether its events arrive".into(),
+        what: format!("the board reported no event for {limit:.1?}"),
+        fix: "Check its clock, and whether its events arrive".into(),
     }
 }

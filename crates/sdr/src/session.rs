@@ -1,4 +1,4 @@
-//! A board with its event page: who fills what, as the board tells it.
+//! A board with its event page, which reports filled and played buffers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,38 +6,37 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onehop_os::{Deadline, HostMem, Mapped};
-use onehop_radio::event::{self, Entry, RxReport};
+use onehop_radio::event::{self, EventEntry, RxReport};
 use onehop_radio::{BUFFERS, Broken, regs};
 
 use crate::{Card, Error, Result};
 
-/// How long the interrupt is waited for before the page is read all the same: one that is lost costs that long.
+/// Poll interval in case an interrupt is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The board's event page, and what was read from it and not been asked for.
+/// The event page, and events that were read but not yet consumed.
 struct Page {
     memory: HostMem,
     /// Events read, over two laps.
     read: u32,
     filled: VecDeque<RxReport>,
     played: u64,
-    strange: u64,
     /// Whether a thread waits for the interrupt, and wakes the others.
     awaited: bool,
 }
 
-/// A board that tells its events. One at most for each board.
+/// A board that reports events. At most one per board.
 pub struct Session {
     pub(crate) card: Card,
     page: Mutex<Page>,
     news: Condvar,
     has_rx: AtomicBool,
     has_tx: AtomicBool,
-    // Behind everything that might still write there.
+    // Dropped after everything that may still write there.
     mapped: Option<Mapped>,
 }
 
-/// A board has one receiver and one transmitter at most; the claim ends when this is dropped.
+/// The board's receiver or transmitter, of which it has at most one each; dropping this frees it.
 pub(crate) struct SideClaim(Arc<Session>, bool);
 
 impl SideClaim {
@@ -53,10 +52,10 @@ impl Drop for SideClaim {
 }
 
 impl Session {
-    /// Gives the board its event page. Whatever it did before ends.
+    /// Sets up the board's event page. Ends its former activity.
     ///
     /// # Errors
-    /// When the board is gone or does not stop, or cannot reach host memory by an address of 32 bits.
+    /// When the board is gone or does not stop, or has no 32-bit address for host memory.
     pub fn open(card: Card) -> Result<Arc<Self>> {
         stop_rx(&card)?;
         stop_tx(&card)?;
@@ -74,7 +73,7 @@ impl Session {
             card.write(regs::ROUTE, regs::route(what, 0));
         }
         let filled = VecDeque::new();
-        let page = Mutex::new(Page { memory, read: 0, filled, played: 0, strange: 0, awaited: false });
+        let page = Mutex::new(Page { memory, read: 0, filled, played: 0, awaited: false });
         let (news, has_rx, has_tx) = Default::default();
         Ok(Arc::new(Self { card, page, news, has_rx, has_tx, mapped: Some(mapped) }))
     }
@@ -83,12 +82,6 @@ impl Session {
     #[must_use]
     pub fn card(&self) -> &Card {
         &self.card
-    }
-
-    /// Events of a kind that nobody asked for.
-    #[must_use]
-    pub fn strange_events(&self) -> u64 {
-        self.page().strange
     }
 
     fn flag(&self, rx: bool) -> &AtomicBool {
@@ -107,14 +100,14 @@ impl Session {
         self.page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what there is in the page. A board is a stranger: what it writes is bounded here.
+    /// Reads new events from the page. The board is not trusted, so what it may report is bounded.
     fn look(&self) -> Result<MutexGuard<'_, Page>> {
         let mut page = self.page();
-        // A page that is full of news for ever is a board that makes no sense, not one that is fast.
+        // A page that never runs out of new events is a defect, not speed.
         for _ in 0..event::ENTRIES {
             let at = (page.read % event::ENTRIES) as usize * event::ENTRY_BYTES;
             let first = page.memory.word(at)?.load(Ordering::Acquire);
-            if !Entry([first, 0, 0, 0]).is(page.read) {
+            if !EventEntry([first, 0, 0, 0]).is(page.read) {
                 break;
             }
             let mut words = [first, 0, 0, 0];
@@ -125,30 +118,30 @@ impl Session {
             if page.read.is_multiple_of(event::ACK_EVERY) {
                 self.card.write(regs::NOTIFY_ACK, regs::ack(0, page.read));
             }
-            page.take(Entry(words));
+            page.take(EventEntry(words));
             if page.filled.len() > BUFFERS as usize {
-                let what = format!("more than {BUFFERS} buffers are filled and not given back");
+                let what = format!("more than {BUFFERS} buffers are filled without being released");
                 return Err(Error::Confused { board: self.card.name.clone(), what });
             }
         }
         Ok(page)
     }
 
-    /// The next buffer that was filled.
+    /// The next filled buffer.
     pub(crate) fn filled(&self, deadline: Deadline) -> Result<Option<RxReport>> {
         self.wait(deadline, |page| page.filled.pop_front())
     }
 
-    /// How many buffers have been played, once they are `least`.
+    /// The number of played buffers, once it is at least `least`.
     pub(crate) fn played(&self, least: u64, deadline: Deadline) -> Result<Option<u64>> {
         self.wait(deadline, |page| (page.played >= least).then_some(page.played))
     }
 
-    /// Waits until the board has filled a buffer that the receiver has not acquired yet; whether it has. A program with several
-    /// threads can wait by this without keeping the receiver to itself.
+    /// Waits until the board has filled a buffer that the receiver has not acquired; returns whether it has. It lets
+    /// threads wait without exclusive access to the receiver.
     ///
     /// # Errors
-    /// When the board is gone or tells what cannot be.
+    /// When the board is gone or reports something impossible.
     pub fn wait_filled(&self, limit: Duration) -> Result<bool> {
         let filled = self.wait(Deadline::after(limit), |page| (!page.filled.is_empty()).then_some(()))?;
         Ok(filled.is_some())
@@ -169,8 +162,8 @@ impl Session {
         }
     }
 
-    /// Sleeps until there may be something in the page. The board has one interrupt for both directions, and it wakes one
-    /// thread: so one waits for it, and wakes those that wait for that thread.
+    /// Sleeps until there may be new events. The board has one interrupt for both directions, which wakes one thread:
+    /// so one thread waits for it and wakes the others.
     fn sleep(&self, mut page: MutexGuard<'_, Page>, limit: Duration) {
         if page.awaited {
             drop(self.news.wait_timeout(page, limit));
@@ -183,13 +176,13 @@ impl Session {
         self.news.notify_all();
     }
 
-    /// Forgets what was told of buffers that nobody asked for.
+    /// Discards reports of buffers that were not consumed.
     pub(crate) fn forget_filled(&self) -> Result<()> {
         self.look()?.filled.clear();
         Ok(())
     }
 
-    /// Counts played buffers from zero.
+    /// Restarts the count of played buffers at zero.
     pub(crate) fn forget_played(&self) -> Result<()> {
         self.look()?.played = 0;
         Ok(())
@@ -197,18 +190,18 @@ impl Session {
 }
 
 impl Page {
-    fn take(&mut self, entry: Entry) {
+    fn take(&mut self, entry: EventEntry) {
         match entry.event() {
             event::RX => self.filled.push_back(RxReport::from_data(entry.data())),
             event::TX => self.played += 1,
-            _ => self.strange += 1,
+            _ => {}
         }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Receiver and transmitter hold the session, so both have stopped.
+        // Receiver and transmitter hold the session, so both have been dropped.
         for what in [event::RX, event::TX] {
             self.card.write(regs::ROUTE, what);
         }
@@ -221,17 +214,17 @@ impl Drop for Session {
     }
 }
 
-/// How long a board may take to finish what it is writing.
+/// Time limit for a board to finish a transfer.
 const STOP: Duration = Duration::from_secs(2);
 
-/// Stops the receiver; nothing of it is under way afterwards.
+/// Stops the receiver; no transfer is in flight afterwards.
 pub(crate) fn stop_rx(card: &Card) -> Result<()> {
     card.write(regs::RX_CONTROL, 0);
     card.front(regs::front::ORDER, regs::front::STOP);
     settle(card, || !regs::RxStatus(card.read(regs::RX_STATUS)).active())
 }
 
-/// Stops the transmitter; nothing of it is under way afterwards.
+/// Stops the transmitter; no transfer is in flight afterwards.
 pub(crate) fn stop_tx(card: &Card) -> Result<()> {
     card.write(regs::TX_CONTROL, 0);
     settle(card, || card.read(regs::TX_STATUS) & regs::TX_BUSY == 0)

@@ -1,4 +1,4 @@
-//! Blocks on their way from a ring in host memory to GPU memory, copied while others are received.
+//! Copies of blocks from a ring in host memory to GPU memory, while more are received.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use onehop_gpu::{Copier, Gpu, Mark, Region, Rows};
 use crate::Result;
 use crate::memory::RingMemory;
 
-/// Slots in GPU memory: enough for copies to be under way behind each other while one block is looked at.
+/// Slots in GPU memory: enough to keep copies in flight while a block is processed.
 const SLOTS: u32 = 8;
 
-/// Copies under way, the oldest first.
+/// Copies in flight, the oldest first.
 pub(crate) struct Staging<T> {
     copier: Box<dyn Copier>,
     memory: Region,
     stride: usize,
     bytes: usize,
-    under_way: VecDeque<(Mark, T)>,
-    /// Copies begun and slots given back, since the start.
+    in_flight: VecDeque<(Mark, T)>,
+    /// Copies begun and slots released since the start.
     begun: u32,
     released: u32,
-    /// Copies of which the ring's buffer has been given back to the board, from the front of `under_way`.
-    settled: usize,
+    /// Copies at the front of `in_flight` whose ring buffer has been released to the board.
+    copied: usize,
 }
 
 impl<T> Staging<T> {
@@ -34,10 +34,10 @@ impl<T> Staging<T> {
             memory: slots,
             stride,
             bytes: memory.shape.bytes() as usize,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             begun: 0,
             released: 0,
-            settled: 0,
+            copied: 0,
         })
     }
 
@@ -46,28 +46,28 @@ impl<T> Staging<T> {
         self.begun.wrapping_sub(self.released) < SLOTS
     }
 
-    /// Whether nothing is under way.
+    /// Whether no copy is in flight.
     pub(crate) fn is_empty(&self) -> bool {
-        self.under_way.is_empty()
+        self.in_flight.is_empty()
     }
 
-    /// Begins to copy what lies at `from` in the ring.
+    /// Begins to copy the data at `from` in the ring.
     pub(crate) fn begin(&mut self, from: usize, what: T) -> Result<()> {
         let to = (self.begun % SLOTS) as usize * self.stride;
         self.copier.copy(&Rows { from, to, row: self.bytes, rows: 1, step: self.bytes })?;
-        self.under_way.push_back((self.copier.mark()?, what));
+        self.in_flight.push_back((self.copier.mark()?, what));
         self.begun = self.begun.wrapping_add(1);
         Ok(())
     }
 
-    /// How many copies have ended since this was last asked: their buffers in the ring are free.
+    /// How many copies have ended since the last call: their ring buffers are free.
     pub(crate) fn ended(&mut self) -> Result<u32> {
         let mut ended = 0;
-        while let Some((mark, _)) = self.under_way.get(self.settled) {
+        while let Some((mark, _)) = self.in_flight.get(self.copied) {
             if !self.copier.is_over(*mark)? {
                 break;
             }
-            self.settled += 1;
+            self.copied += 1;
             ended += 1;
         }
         Ok(ended)
@@ -75,20 +75,20 @@ impl<T> Staging<T> {
 
     /// Waits until the oldest copy has ended.
     pub(crate) fn wait_oldest(&mut self) -> Result<()> {
-        if let Some((mark, _)) = self.under_way.front() {
+        if let Some((mark, _)) = self.in_flight.front() {
             self.copier.wait(*mark)?;
         }
         Ok(())
     }
 
-    /// The oldest block, whose copy has ended, in GPU memory.
+    /// The oldest block in GPU memory, if its copy has ended.
     pub(crate) fn take(&mut self) -> Result<Option<(u32, Region, T)>> {
-        if self.settled == 0 {
+        if self.copied == 0 {
             return Ok(None);
         }
-        let slot = self.begun.wrapping_sub(self.under_way.len() as u32) % SLOTS;
-        let Some((_, what)) = self.under_way.pop_front() else { return Ok(None) };
-        self.settled -= 1;
+        let slot = self.begun.wrapping_sub(self.in_flight.len() as u32) % SLOTS;
+        let Some((_, what)) = self.in_flight.pop_front() else { return Ok(None) };
+        self.copied -= 1;
         Ok(Some((slot, self.slot(slot)?, what)))
     }
 
@@ -102,18 +102,18 @@ impl<T> Staging<T> {
         (0..SLOTS).map(|slot| self.slot(slot)).collect()
     }
 
-    /// Gives the slot of the oldest block that was taken back.
+    /// Releases the slot of the oldest block that was taken.
     pub(crate) fn release(&mut self) {
         self.released = self.released.wrapping_add(1);
     }
 
-    /// Waits for all copies, and frees every slot: those of blocks that were taken and not given back, too.
+    /// Waits for all copies, and frees every slot, including those of taken blocks.
     pub(crate) fn clear(&mut self) -> Result<()> {
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.wait_oldest()?;
-            self.under_way.pop_front();
+            self.in_flight.pop_front();
         }
-        (self.released, self.settled) = (self.begun, 0);
+        (self.released, self.copied) = (self.begun, 0);
         Ok(())
     }
 }

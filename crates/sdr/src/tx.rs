@@ -1,5 +1,5 @@
 //! Transmitting. The board reads the buffers, and far fewer machines forward a device's reads of GPU memory than its
-//! writes: that it works is shown by what comes back through the board's loopback, or GPU memory is not used.
+//! writes. GPU memory is only used if the board's loopback proves that reads work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::{Card, Error, Result, Route, WhyNot};
 /// How to transmit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxOptions {
-    /// Bytes of a buffer, of samples of 16 bits.
+    /// Size of a buffer of 16-bit samples, in bytes.
     pub bytes: u32,
-    /// This route and no other.
+    /// Use only this route.
     pub only: Option<Route>,
-    /// How long the self-test may take.
+    /// Time limit of the self-test.
     pub self_test: Duration,
 }
 
-/// Transmits. Dropping it stops the board before its memory is given back.
+/// A transmitter. Dropping it stops the board before its memory is freed.
 pub struct Transmitter {
     memory: Option<RingMemory>,
     route: Route,
@@ -33,7 +33,7 @@ pub struct Transmitter {
     claim: SideClaim,
 }
 
-/// A free buffer that a GPU kernel may fill; handed over by [`TxBlock::submit`].
+/// A free buffer that a GPU kernel may fill; [`TxBlock::submit`] queues it.
 pub struct TxBlock<'a> {
     transmitter: &'a mut Transmitter,
     memory: Region,
@@ -46,11 +46,11 @@ impl TxBlock<'_> {
         &self.memory
     }
 
-    /// Hands over its first `samples` samples, to be played at a time of the sample clock or at once. Whoever filled it is
-    /// done: a kernel has ended.
+    /// Queues its first `samples` samples, to be played at a time of the sample clock or at once. All writes to it must
+    /// have ended, including those of kernels.
     ///
     /// # Errors
-    /// When it does not hold so many.
+    /// When `samples` is zero, or exceeds the buffer.
     pub fn submit(self, samples: u32, time: Option<u64>) -> Result<()> {
         let most = (self.memory.len() / 4) as u32;
         if samples == 0 || samples > most {
@@ -67,10 +67,10 @@ impl TxBlock<'_> {
 }
 
 impl Transmitter {
-    /// Prepares to transmit by the best route that can be had, or by the one that was asked for.
+    /// Opens the best route that works, or the requested one.
     ///
     /// # Errors
-    /// When none can be had, with what was wrong with each.
+    /// When no route works, with the reason for each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &TxOptions) -> Result<Self> {
         let (mut transmitter, why_not_better) =
             Route::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
@@ -84,7 +84,7 @@ impl Transmitter {
         options: &TxOptions,
         route: Route,
     ) -> Result<Self> {
-        let mut transmitter = Self::open_unproved(session, gpu, options, route)?;
+        let mut transmitter = Self::open_untested(session, gpu, options, route)?;
         if route == Route::Direct {
             transmitter.prove(gpu, options.self_test)?;
             transmitter.start()?;
@@ -92,8 +92,8 @@ impl Transmitter {
         Ok(transmitter)
     }
 
-    /// Without a test of what the board reads.
-    pub(crate) fn open_unproved(
+    /// Opens a route without testing the board's reads.
+    pub(crate) fn open_untested(
         session: &Arc<Session>,
         gpu: &Arc<dyn Gpu>,
         options: &TxOptions,
@@ -117,31 +117,31 @@ impl Transmitter {
         self.memory.as_ref().ok_or_else(|| Error::Gone { board: self.card().name.clone() })
     }
 
-    /// Which way samples go: the board reads GPU memory, or the GPU writes host memory and the board reads that.
+    /// The path of the samples: the board reads GPU memory, or host memory that the GPU writes.
     #[must_use]
     pub fn route(&self) -> Route {
         self.route
     }
 
-    /// Why no better way could be had.
+    /// Why no better route works.
     #[must_use]
     pub fn why_not_better(&self) -> &[WhyNot] {
         &self.why_not_better
     }
 
-    /// Bytes of a buffer.
+    /// Size of a buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.memory.as_ref().map_or(0, |memory| memory.shape.bytes())
     }
 
-    /// Buffers that have been handed over.
+    /// Number of submitted buffers.
     #[must_use]
     pub fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Buffers that came too late for their time.
+    /// Number of buffers that came too late for their time.
     #[must_use]
     pub fn late(&self) -> u32 {
         self.card().read(regs::TX_LATE) >> 16
@@ -161,7 +161,7 @@ impl Transmitter {
 
     fn halt(&mut self) -> Result<()> {
         if let Err(error) = stop_tx(self.card()) {
-            // The board may still read there: nobody else is given this memory.
+            // The board may still read there: the memory must not be reused.
             std::mem::forget(self.memory.take());
             return Err(error);
         }
@@ -171,7 +171,7 @@ impl Transmitter {
     /// The next free buffer, if one becomes free in time.
     ///
     /// # Errors
-    /// When the board is gone or tells what cannot be.
+    /// When the board is gone or reports something impossible.
     pub fn acquire(&mut self, limit: Duration) -> Result<Option<TxBlock<'_>>> {
         let least = (self.posted + 1).saturating_sub(u64::from(BUFFERS));
         if self.played(least, limit)?.is_none() {
@@ -184,13 +184,13 @@ impl Transmitter {
     fn played(&self, least: u64, limit: Duration) -> Result<Option<u64>> {
         let played = self.claim.session().played(least, Deadline::after(limit))?;
         if played.is_some_and(|played| played > self.posted) {
-            let what = "more buffers were played than handed over".to_owned();
+            let what = "more buffers were played than submitted".to_owned();
             return Err(Error::Confused { board: self.card().name.clone(), what });
         }
         Ok(played)
     }
 
-    /// Whether all buffers that were handed over have been played in time.
+    /// Whether all submitted buffers were played in time.
     ///
     /// # Errors
     /// As for [`Self::acquire`].
@@ -198,13 +198,12 @@ impl Transmitter {
         Ok(self.played(self.posted, limit)?.is_some())
     }
 
-    /// Shows that what lies in its buffers is what the board reads there. It is stopped afterwards.
+    /// Proves that the board reads what its buffers contain. The board is stopped afterwards.
     pub(crate) fn prove(&mut self, gpu: &Arc<dyn Gpu>, limit: Duration) -> Result<()> {
         if !self.card().profile.loopback {
             return Err(Error::Lost {
-                what: "this board has no loopback by which its reads of GPU memory could be shown to work"
-                    .into(),
-                fix: "Use cpu/pinned: the GPU writes host memory, and the board reads that".into(),
+                what: "this board has no loopback that could prove its reads of GPU memory".into(),
+                fix: "Use cpu/pinned: the board then reads host memory, which the GPU writes".into(),
             });
         }
         let session = self.claim.session().clone();
@@ -238,7 +237,7 @@ impl Transmitter {
                 let wrong = got.iter().zip(&pattern).filter(|(a, b)| a != b).count();
                 return Err(Error::Lost {
                     what: format!(
-                        "the board read {wrong} of {} bytes of buffer {round} wrongly",
+                        "the board read {wrong} of {} bytes of buffer {round} incorrectly",
                         pattern.len()
                     ),
                     fix: fix_reads(route).into(),
@@ -250,17 +249,17 @@ impl Transmitter {
 }
 
 fn unread(round: u32, route: Route) -> Error {
-    let what = format!("what was transmitted from buffer {round} did not come back");
+    let what = format!("the samples of buffer {round} did not come back");
     Error::Lost { what, fix: fix_reads(route).into() }
 }
 
-/// What may help where the board does not read what lies in its buffers.
+/// How to fix it if the board does not read what its buffers contain.
 fn fix_reads(route: Route) -> &'static str {
     match route {
         Route::Direct => {
             "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned"
         }
-        Route::Pinned => "See whether the IOMMU refuses the board's reads of host memory (dmesg)",
+        Route::Pinned => "Check whether the IOMMU refuses the board's reads of host memory (dmesg)",
     }
 }
 

@@ -1,5 +1,5 @@
-//! Blocks that lack bursts: what is there is delivered with its numbers, what is missing is counted, and nothing that lay in a
-//! buffer before is taken for a sample.
+//! Blocks with missing bursts: present samples are delivered with their numbers, missing ones are counted, and stale
+//! buffer contents are never delivered.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -9,7 +9,7 @@ use common::{LONG, bench};
 use onehop_radio::Format;
 use onehop_sdr::{Error, Processor, Route, RxOptions, Settings};
 
-/// At every moment of a block of four bursts; each of one block in five.
+/// At every position in a block of four bursts; each in one block of five.
 const MOMENTS: [&str; 7] = ["0", "1", "3", "0-1", "1-2", "0+2", "1-3"];
 
 #[test]
@@ -25,7 +25,7 @@ fn what_is_there_has_its_numbers_and_what_is_missing_is_counted() {
             let shape = bench.shape(format, 32768 * format.bytes());
             assert_eq!(shape.bursts, 4);
             let options = RxOptions { only: Some(route), ..RxOptions::new(shape) };
-            // The self-test goes round until every part of every buffer was written.
+            // The self-test repeats until every part of every buffer was written.
             let mut receiver = bench.receiver(&options).unwrap();
             let before = bench.board.stats();
             receiver.start().unwrap();
@@ -89,7 +89,7 @@ fn a_ring_that_never_comes_whole_is_refused() {
     let bench = bench("usdr?rate=40M&missing=2");
     let options = RxOptions::new(bench.shape(Format::Ci16, 128 << 10));
     let Err(Error::NoRoute(list)) = bench.receiver(&options) else {
-        panic!("half of it was not shown to work")
+        panic!("half of the ring was never proven to work")
     };
     assert!(list.iter().any(|no| no.reason.contains("bursts were missing in 32 of 32")), "{list:?}");
     bench.is_clean();

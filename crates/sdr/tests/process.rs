@@ -1,4 +1,4 @@
-//! The kernels against what the CPU computes in `f64`, on the emulated GPU or on a real one.
+//! The kernels against a CPU computation in `f64`, on the emulated GPU or a real one.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -11,7 +11,7 @@ use onehop_gpu::Place;
 use onehop_radio::{Format, Limits, Sample, Shape};
 use onehop_sdr::{Processor, RxOptions, Settings};
 
-/// Samples of a small generator: every bit pattern comes.
+/// Samples of a small generator with all bit patterns.
 fn samples(format: Format, count: u32) -> Vec<Sample> {
     let mut state = 0x1234_5678_9abc_def0u64;
     let mut next = || {
@@ -28,7 +28,7 @@ fn wire(format: Format, samples: &[Sample]) -> Vec<u8> {
     samples.iter().flat_map(one).collect()
 }
 
-/// The spectrum by the definition, less the mean.
+/// The spectrum by its definition, without the mean.
 fn reference(samples: &[Sample], bins: usize, dc: [f64; 2]) -> Vec<f64> {
     let weight = |n: usize| 0.5 - 0.5 * (TAU * n as f64 / bins as f64).cos();
     let unit: f64 = (0..bins).map(weight).sum::<f64>().powi(2);
@@ -82,7 +82,7 @@ fn kernels_do_what_the_definition_says() {
         for (bin, (got, want)) in sight.spectrum.iter().zip(&expected).enumerate() {
             assert!((got - want).abs() < 0.01, "{format} 2^{log}: bin {bin} is {got}, should be {want}");
         }
-        // A second look sees nothing of the first.
+        // The second call of `take` is unaffected by the first.
         processor.process(&memory, 0).unwrap();
         let again = processor.take().unwrap();
         assert!((again.level - level).abs() < 1e-9 && again.samples == sight.samples);
@@ -108,7 +108,7 @@ fn direct_current_is_taken_away() {
     processor.process(&memory, 0).unwrap();
     let second = processor.take().unwrap();
     assert!(second.spectrum[128] < -60.0, "{}", second.spectrum[128]);
-    // An eighth of the rate, at a quarter of full scale.
+    // A tone at an eighth of the rate and a quarter of full scale.
     assert!((second.spectrum[160] - 20.0 * 0.25f64.log10()).abs() < 0.1, "{}", second.spectrum[160]);
 }
 

@@ -1,4 +1,4 @@
-//! The self-test tells what works from what does not, and from what it could not try.
+//! The self-test distinguishes what works, what does not, and what could not be tested.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -45,11 +45,11 @@ fn a_good_machine_is_told_from_a_bad_one() {
 #[test]
 fn what_was_not_tried_does_not_pass() {
     for (options, untried) in [
-        // A clock that waits loses nothing.
+        // A clock that waits for software loses nothing.
         ("usdr?rate=20M&signal=counter&patient=1", &["overflow"][..]),
         ("usdr?rate=20M&signal=counter&time=0", &["clock"]),
         ("usdr?rate=20M", &["samples"]),
-        // Neither a clock nor a number tells whether what was reported is all.
+        // Neither clock nor counter shows whether all losses were reported.
         ("usdr?rate=20M&time=0", &["clock", "samples", "overflow"]),
     ] {
         let bench = bench(options);
@@ -72,9 +72,11 @@ fn without_a_loopback_nothing_shows_what_was_transmitted() {
 
 #[test]
 fn a_clock_that_does_not_agree_fails() {
-    // The board tells no time, and is taken for one that does.
-    let bench =
-        bench_with("usdr?rate=20M&signal=counter&time=0", |profile| Profile { tells_time: true, ..profile });
+    // The board reports no time, but its profile says that it does.
+    let bench = bench_with("usdr?rate=20M&signal=counter&time=0", |profile| Profile {
+        reports_time: true,
+        ..profile
+    });
     let steps = run(&bench, true);
     let failing = names(&steps, Some(false));
     assert!(failing.contains(&"clock") && failing.contains(&"overflow"), "{steps:#?}");
@@ -112,7 +114,7 @@ fn whoever_watches_ends_it() {
     let opened = onehop_sdr::Receiver::open_watched(&bench.session, &bench.gpu, &options, &mut watch);
     assert!(matches!(opened.map(|_| ()), Err(Error::Cancelled)));
     assert_eq!(most, 5);
-    // Nothing of it is left.
+    // Everything was released.
     assert!(bench.receiver(&options).is_ok());
     let options = TxOptions { bytes: 8192, only: Some(Route::Pinned), self_test: LONG };
     assert!(Transmitter::open(&bench.session, &bench.gpu, &options).is_ok());

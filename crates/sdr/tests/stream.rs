@@ -1,5 +1,5 @@
-//! Streams from and to the simulated board: every sample is delivered once or reported as lost, by every route, and each
-//! machine that cannot do it says so.
+//! Streams from and to the simulated board: every sample is delivered once or reported as lost, on every route, and
+//! unsuitable machines are reported as such.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -7,10 +7,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{LONG, bench};
+use common::{Bench, LONG, bench};
 use onehop_board::{Board, Config};
 use onehop_radio::Format;
-use onehop_sdr::{Card, Error, Profile, Route, RxOptions, Session, Transmitter, TxOptions};
+use onehop_sdr::{Card, Error, Profile, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
 
 /// The bits of a sample of a block.
 fn bits(bytes: &[u8], format: Format, sample: u32) -> u32 {
@@ -35,7 +35,7 @@ fn every_sample_is_delivered_once_or_reported_as_lost() {
         let mut next = 0;
         for turn in 0..200 {
             if turn % 80 == 79 {
-                // Longer than the ring and what is on its way: blocks are lost meanwhile.
+                // Longer than the ring and the copies in flight last, so blocks are lost.
                 std::thread::sleep(Duration::from_millis(60));
             }
             let block = receiver.acquire(LONG).unwrap().unwrap();
@@ -90,20 +90,27 @@ fn a_receiver_dropped_while_samples_flow_gives_its_memory_back_afterwards() {
         receiver.acquire(LONG).unwrap().unwrap();
     }
     assert_eq!(bench.board.mapper().mappings(), 1);
-    // The board would have written down what it wrote into memory that was gone.
+    // The board would have recorded writes to unmapped memory.
     bench.is_clean();
+}
+
+/// A receiver of a counter by each route that the GPU allows.
+fn by_each_route() -> impl Iterator<Item = (Bench, Receiver)> {
+    [Route::Direct, Route::Pinned].into_iter().filter_map(|route| {
+        let bench = bench("usdr?rate=20M&signal=counter");
+        if route == Route::Direct && !bench.gpu.simulated() {
+            return None;
+        }
+        let shape = bench.shape(Format::Ci16, 8192);
+        let options = RxOptions { only: Some(route), self_test: None, ..RxOptions::new(shape) };
+        let receiver = bench.receiver(&options).unwrap();
+        Some((bench, receiver))
+    })
 }
 
 #[test]
 fn blocks_may_be_held_and_go_back_in_order() {
-    for route in [Route::Direct, Route::Pinned] {
-        let bench = bench("usdr?rate=20M&signal=counter");
-        if route == Route::Direct && !bench.gpu.simulated() {
-            continue;
-        }
-        let shape = bench.shape(Format::Ci16, 8192);
-        let options = RxOptions { only: Some(route), self_test: None, ..RxOptions::new(shape) };
-        let mut receiver = bench.receiver(&options).unwrap();
+    for (bench, mut receiver) in by_each_route() {
         let buffers = receiver.buffers().unwrap();
         receiver.start().unwrap();
         for _ in 0..40 {
@@ -111,7 +118,7 @@ fn blocks_may_be_held_and_go_back_in_order() {
             for turn in 0..4 {
                 let block = receiver.acquire(LONG).unwrap().unwrap();
                 assert_eq!(block.memory().addr(), buffers[block.handle as usize].addr());
-                // Dropped between held ones: it goes back with them.
+                // A block dropped between held ones is released with them.
                 if turn != 2 {
                     held.push(block.hold());
                 }
@@ -131,15 +138,9 @@ fn blocks_may_be_held_and_go_back_in_order() {
 
 #[test]
 fn blocks_held_at_a_restart_are_free_again() {
-    for route in [Route::Direct, Route::Pinned] {
-        let bench = bench("usdr?rate=20M&signal=counter");
-        if route == Route::Direct && !bench.gpu.simulated() {
-            continue;
-        }
-        let shape = bench.shape(Format::Ci16, 8192);
-        let options = RxOptions { only: Some(route), self_test: None, ..RxOptions::new(shape) };
-        let mut receiver = bench.receiver(&options).unwrap();
-        // More rounds than either route has blocks to lend out.
+    for (bench, mut receiver) in by_each_route() {
+        let route = receiver.route();
+        // More rounds than either route has blocks.
         for round in 0..40 {
             receiver.start().unwrap();
             for _ in 0..=round % 3 {
@@ -151,7 +152,7 @@ fn blocks_held_at_a_restart_are_free_again() {
                 let _ = block.hold();
             }
         }
-        // As many can be held at once as before.
+        // All blocks can be held again.
         receiver.start().unwrap();
         let slots = receiver.buffers().unwrap().len();
         for _ in 0..slots {
@@ -168,7 +169,7 @@ fn what_keeps_samples_from_gpu_memory_is_named() {
     let cases = [
         ("usdr?rate=20M&iommu=off", "mask", "IOMMU"),
         ("usdr?rate=20M&p2p=refused", "refused", "cpu/pinned"),
-        ("usdr?rate=20M&p2p=dropped", "drops what the board writes", "cpu/pinned"),
+        ("usdr?rate=20M&p2p=dropped", "drops the board's writes", "cpu/pinned"),
     ];
     for (options, reason, fix) in cases {
         let bench = bench(options);

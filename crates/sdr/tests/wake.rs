@@ -1,4 +1,4 @@
-//! A board has one interrupt, and both directions wait for it: neither sleeps through the other's.
+//! A board has one interrupt for both directions: neither thread sleeps through the other's.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -15,13 +15,13 @@ use onehop_os::Interrupt;
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{Card, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
 
-/// An interrupt that wakes the thread that made it, if that waits; the other sleeps on. Of an event fd any of those that read
-/// it may be the one.
+/// An interrupt that wakes the thread that created it, if that waits; the other sleeps on. With an event fd, either
+/// reader may be woken.
 struct Unfair {
     inner: Arc<dyn Interrupt>,
     favourite: ThreadId,
     waits: AtomicBool,
-    /// How often the other slept where no interrupt would have woken it.
+    /// How often the other thread slept without an interrupt to wake it.
     overslept: AtomicU32,
 }
 
@@ -50,7 +50,7 @@ fn session(board: &Board) -> (Arc<Session>, Arc<Unfair>) {
 }
 
 const ROUNDS: usize = 100;
-/// What half of the rounds take at most: whoever sleeps through an interrupt takes 20 ms.
+/// Upper limit for half of the rounds: sleeping through an interrupt takes 20 ms.
 const MOST: Duration = Duration::from_millis(10);
 
 #[test]
@@ -91,7 +91,7 @@ fn the_transmitter_does_not_sleep_through_the_receiver_s_interrupts() {
 
 #[test]
 fn the_receiver_does_not_sleep_through_the_transmitter_s_interrupts() {
-    // Blocks of two milliseconds. A buffer is played for a quarter of a second, and the transmitter waits for it.
+    // Blocks of two milliseconds. A buffer plays for a quarter of a second, and the transmitter waits for it.
     let board = Board::new(Config::parse("usdr?rate=64k").unwrap()).unwrap();
     let ((session, interrupt), gpu) = (session(&board), gpu());
     let shape = Shape::of_bytes(Format::Ci16, &board.limits(), 512).unwrap();
@@ -115,6 +115,6 @@ fn the_receiver_does_not_sleep_through_the_transmitter_s_interrupts() {
             let _ = transmitter.drain(Duration::from_millis(250)).unwrap();
         }
     });
-    // How late a block comes is the machine's; that nobody slept where no interrupt came is ours.
+    // Delays may be the machine's, but sleeping without an interrupt is ours.
     assert_eq!(interrupt.overslept.load(Ordering::SeqCst), 0);
 }

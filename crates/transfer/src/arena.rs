@@ -1,4 +1,4 @@
-//! A model's tensors from a drive into one arena, each to where the plan has its place.
+//! Reads a model's tensors from a drive into one arena, each to its planned place.
 
 use onehop_drive::{GpuJob, Namespace, Op};
 use onehop_files::Blockwise;
@@ -12,21 +12,21 @@ use crate::outcome::Tally;
 use crate::progress::Progress;
 use crate::volume;
 
-/// Slots for what cannot land by itself: one is read into while the other is copied from.
+/// Slots for data that cannot land directly: one is read into while the other is copied from.
 const SLOTS: usize = 2;
 const SLOT: u64 = 4 << 20;
 
-/// How the bytes came to the arena.
+/// How the bytes got into the arena.
 #[derive(Clone, Default, Debug, Serialize)]
 pub struct Landed {
-    /// Bytes that the drive put where they belong, whole blocks.
+    /// Bytes that the drive wrote to their final place, in whole blocks.
     pub direct_bytes: u64,
-    /// Bytes that it put into host memory, and that were copied from there.
+    /// Bytes that the drive wrote to host memory, and that were copied from there.
     pub staged_bytes: u64,
-    /// Bytes of holes, which no drive is asked for.
+    /// Bytes of holes, which are not read.
     pub hole_bytes: u64,
-    /// Bytes that the CPU puts there after the reads: those that the file system keeps among its own, and the zeros of a
-    /// hole that begins within a block.
+    /// Bytes that the CPU writes after the reads: inline data of the file system, and the zeros of a hole that begins
+    /// within a block.
     pub inline_bytes: u64,
     /// The extents of the drive that went to their places as they are: first block, and how many.
     #[serde(rename = "extent_count", serialize_with = "count")]
@@ -38,7 +38,7 @@ fn count<S: Serializer>(extents: &[(u64, u64)], to: S) -> std::result::Result<S:
 }
 
 impl Landed {
-    /// Adds what landed in another arena.
+    /// Adds the numbers of another arena.
     pub(crate) fn add(&mut self, other: &Self) {
         self.direct_bytes += other.direct_bytes;
         self.staged_bytes += other.staged_bytes;
@@ -53,10 +53,10 @@ impl Landed {
     }
 }
 
-/// Fills `arena`, which holds zeros, with what the plan wants of the model. The tally counts bytes read, in whole blocks.
+/// Fills `arena`, which holds zeros, according to the plan. The tally counts bytes read, in whole blocks.
 ///
 /// # Errors
-/// When the model's files are on no drive, the drive or the GPU fails, or the caller cancels.
+/// When the model's files are not on a drive, the drive or the GPU fails, or the caller cancels.
 pub fn fill(
     engine: &Engine,
     ns: &Namespace,
@@ -91,14 +91,14 @@ pub fn fill(
     Ok((tally, landed))
 }
 
-/// A small ring in host memory.
+/// A small ring of slots in host memory.
 struct Slots<'a> {
     engine: &'a Engine,
     ns: &'a Namespace,
     memory: Memory,
     copier: Box<dyn Copier>,
     bytes: u64,
-    /// Where the copies out of each slot end.
+    /// The end of the copies out of each slot.
     copied: [Option<Mark>; SLOTS],
     next: usize,
 }
@@ -111,7 +111,7 @@ impl<'a> Slots<'a> {
         Ok(Self { engine, ns, memory, copier, bytes, copied: [None; SLOTS], next: 0 })
     }
 
-    /// Reads into the next slot, and begins to copy from it.
+    /// Reads into the next slot, and starts copying from it.
     fn pass(&mut self, staged: &landing::Staged, progress: &dyn Progress) -> Result<Tally> {
         let slot = self.next;
         self.next = (slot + 1) % SLOTS;

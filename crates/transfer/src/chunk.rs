@@ -1,38 +1,38 @@
-//! The one place that cuts work into chunks: jobs so that progress is reported and cancellation is heard, ranges of bytes so
-//! that copies need little memory.
+//! Cuts work into chunks: jobs, so that progress is reported and cancellation is noticed; ranges of bytes, so that
+//! copies need little memory. All chunking happens here.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use onehop_drive::GpuJob;
 
-/// The first chunk, and the smallest.
+/// The first and smallest chunk.
 const FIRST_BYTES: u64 = 1 << 20;
-/// The largest, unless the route has less memory for it.
+/// The largest chunk, unless the route has less memory.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
-/// What a chunk should take at most.
+/// Upper limit of a chunk's duration.
 const LONG: Duration = Duration::from_millis(200);
-/// A chunk that takes less may be followed by a longer one.
+/// A chunk that takes less may be followed by a larger one.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// `total` cut into ranges of at most `step`: where each begins, and how long it is.
+/// Cuts `total` into ranges of at most `step`: start and length of each.
 pub(crate) fn ranges(total: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {
     let step = step.max(1);
     (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)))
 }
 
-/// What is left of a job, and how much of it to do next.
+/// The rest of a job, and the size of the next chunk.
 pub(crate) struct Chunks {
     left: VecDeque<GpuJob>,
     block: u64,
-    /// Blocks of one command: chunks are made of whole commands.
+    /// Blocks per command: chunks consist of whole commands.
     step: u64,
     bytes: u64,
     most: u64,
 }
 
 impl Chunks {
-    /// Jobs on blocks of `block` bytes, of which one command moves `command` bytes, in chunks of at most `most` bytes.
+    /// Chunks of at most `most` bytes, for jobs on blocks of `block` bytes with `command` bytes per command.
     pub(crate) fn new(jobs: &[GpuJob], block: u64, command: u64, most: u64) -> Self {
         let block = block.max(1);
         let step = (command.min(most) / block).clamp(1, 1 << 16);
@@ -63,7 +63,7 @@ impl Chunks {
         chunk
     }
 
-    /// Learns how long a chunk took.
+    /// Adapts to the duration of a chunk.
     pub(crate) fn learn(&mut self, took: Duration) {
         if took < SHORT {
             self.bytes = (self.bytes * 2).min(self.most);
@@ -84,7 +84,7 @@ mod tests {
             (4096, 4096, MOST_BYTES),
             (520, 131_072, 4 << 20),
             (65536, 4096, 4 << 20),
-            // A command that is longer than the memory it passes through.
+            // A command that is longer than the staging memory.
             (4096, 64 << 20, 4 << 20),
         ];
         for (block, command, most) in cases {

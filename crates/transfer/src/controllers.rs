@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qtest:SOCKET,MEMORY-FILE (QEMU's), \
                       vfio-user:SOCKET (one that a vfio-user server has), or a PCI address such as 0000:0b:00.0";
 
-/// A controller that was found and, if it is a PCI device, claimed. It is not brought up yet.
+/// A controller that was found and, if it is a PCI device, claimed. It has not been brought up.
 pub struct FoundController {
-    /// What [`onehop_drive::Drive::open`] takes.
+    /// The argument of [`onehop_drive::Drive::open`].
     pub backend: ControllerBackend,
-    /// The file that holds its blocks, where that is a file of this machine.
+    /// The file that holds its blocks, if it is a file of this machine.
     pub image: Option<PathBuf>,
-    /// What its user must know before it is used: which protection is missing.
+    /// What the user must know before using it: which protection is missing.
     pub warnings: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ impl FoundController {
 /// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, or a PCI address.
 ///
 /// # Errors
-/// When `spec` names no drive, or the drive cannot be had: it is in use, or nothing serves it.
+/// When `spec` does not name a drive, or the drive is in use or not available.
 pub fn find(spec: &str) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
         let sim = onehop_sim::open(rest)?;
@@ -53,15 +53,15 @@ pub fn find(spec: &str) -> Result<FoundController> {
     Err(Error::NoDrive(block_device(spec).unwrap_or_else(unknown)))
 }
 
-/// Whether a name is that of a PCI device.
+/// Whether a name is a PCI device's.
 fn is_pci_device(spec: &str) -> bool {
     is_pci_address(spec.split('?').next().unwrap_or(spec))
 }
 
-/// The PCI device that a name is to be.
+/// The PCI device that `spec` names.
 ///
 /// # Errors
-/// When it names none, or has an option that there is not.
+/// When it does not name one, or has an unknown option.
 pub fn address(spec: &str) -> Result<DriveName> {
     if is_pci_device(spec) {
         return spec.parse().map_err(|error: onehop_pci::Error| Error::NoDrive(error.to_string()));
@@ -74,7 +74,7 @@ pub fn address(spec: &str) -> Result<DriveName> {
     Err(Error::NoDrive(format!("'{}' {what}", spec.escape_debug())))
 }
 
-/// What to write in the place of a kernel's name of a drive: `/dev/nvme0n1`, `nvme0n1p2`, `/dev/nvme0`.
+/// The name to use in place of a block device's: `/dev/nvme0n1`, `nvme0n1p2`, `/dev/nvme0`.
 #[must_use]
 pub fn block_device(spec: &str) -> Option<String> {
     let name = spec.strip_prefix("/dev/").unwrap_or(spec);
@@ -95,12 +95,12 @@ pub fn block_device(spec: &str) -> Option<String> {
     })
 }
 
-/// The NVMe controller that has this namespace, partition or name.
+/// The NVMe controller of a namespace, partition or controller name.
 fn controller(root: &Root, name: &str) -> Option<onehop_pci::Address> {
     if let Some(at) = root.link_name(&format!("/sys/class/nvme/{name}/device")) {
         return at.parse().ok();
     }
-    // A namespace's own name may be its subsystem's, so each controller's list is asked.
+    // A namespace may have its subsystem's number, so each controller's list is searched.
     let of = |namespace: &str| match name.strip_prefix(namespace) {
         Some(rest) => rest.is_empty() || rest.starts_with('p'),
         None => false,
@@ -116,12 +116,12 @@ fn real(spec: &str) -> Result<FoundController> {
     present(&root, &name)?;
     let unprotected = unprotected(&root, &name);
     let backend = onehop_pci::open(&root, name)?;
-    // Whether its group is strict is known only now.
+    // Only now is it known whether its group is strict.
     let warnings = unprotected.into_iter().chain(flushed_late(&root, &name)).collect();
     Ok(FoundController { warnings, ..FoundController::new(backend) })
 }
 
-/// The warning for a drive that no IOMMU confines.
+/// The warning for a drive that is not confined by an IOMMU.
 fn unprotected(root: &Root, name: &DriveName) -> Option<String> {
     let by_module = name.via == Some(Via::Module);
     let none = name.via == Some(Via::PageMap) || by_module && !onehop_pci::is_translated(root, name.address);
@@ -134,7 +134,7 @@ fn unprotected(root: &Root, name: &DriveName) -> Option<String> {
     })
 }
 
-/// The warning for a drive that the module has, in a group that could not be made strict.
+/// The warning for a drive that is driven through the module in a group that could not be made strict.
 fn flushed_late(root: &Root, name: &DriveName) -> Option<String> {
     (name.via == Some(Via::Module) && onehop_pci::is_lazy(root, name.address)).then(|| {
         format!(
@@ -145,10 +145,10 @@ fn flushed_late(root: &Root, name: &DriveName) -> Option<String> {
     })
 }
 
-/// Checks that there is such a device.
+/// Checks that the device exists.
 ///
 /// # Errors
-/// When there is none.
+/// When it does not.
 pub fn present(root: &Root, name: &DriveName) -> Result<()> {
     if root.exists(&format!("/sys/bus/pci/devices/{}", name.address)) {
         return Ok(());
@@ -211,7 +211,7 @@ mod tests {
         };
         let device = "sys/bus/pci/devices/0000:0b:00.0";
         put(&format!("{device}/class"), "0x010802\n");
-        // With multipath, the namespace is named after its subsystem, 3, and not its controller, 0.
+        // With multipath, the namespace has the number of its subsystem, 3, and not that of its controller, 0.
         put(&format!("{device}/nvme/nvme0/nvme3c0n1/size"), "8\n");
         put("sys/class/block/nvme3n1/size", "8\n");
         put("proc/self/mountinfo", "");

@@ -1,4 +1,4 @@
-//! Bytes between GPU memory, files and host memory: their checksums, copies, and a comparison with the drive.
+//! Checksums and copies of GPU memory, and its comparison with the drive.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,9 +14,9 @@ use crate::engine::block_bytes;
 use crate::error::{Error, Result};
 use crate::progress::{Progress, check};
 
-/// How much is copied at a time.
+/// Bytes copied at a time.
 const COPY_BYTES: u64 = 256 << 10;
-/// How much is read back at a time.
+/// Bytes read back at a time.
 const VERIFY_BYTES: u64 = 4 << 20;
 
 /// Copies `bytes` bytes through a small buffer.
@@ -63,14 +63,14 @@ pub fn save(region: &Region, bytes: usize, path: &Path, progress: &dyn Progress)
         file.write_all(data).map_err(|e| Error::file("write", path, e))
     };
     copy(bytes, from, to).inspect_err(|_| {
-        // Half a file would pass for a whole one; what is no file (a pipe, a device) stays.
+        // Half a file could be mistaken for a whole one. A pipe or device is not removed.
         if path.symlink_metadata().is_ok_and(|meta| meta.is_file()) {
             let _ = std::fs::remove_file(path);
         }
     })
 }
 
-/// Copies a file of `bytes` bytes into GPU memory; what the memory has beyond stays zero.
+/// Copies a file of `bytes` bytes into GPU memory; memory behind them stays zero.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -88,7 +88,7 @@ pub fn load(
     copy(bytes, from, |at, data| Ok(region.write(at, data)?))
 }
 
-/// The bytes of each block that the controller makes when it is written: protection information that travels.
+/// The bytes of each block that the controller generates on a write: protection information that is transferred.
 fn made_by_controller(ns: &Namespace) -> Range<u64> {
     const BYTES: u64 = Format::PI_BYTES as u64;
     let (first, end) = (ns.format.lba_bytes(), block_bytes(ns));
@@ -99,8 +99,8 @@ fn made_by_controller(ns: &Namespace) -> Range<u64> {
     }
 }
 
-/// Reads the blocks of a job once more, by the CPU into host memory, and returns the offset in GPU memory of the first byte
-/// that differs. Of blocks that were written, what the controller makes itself is not compared.
+/// Reads the blocks of a job again, by the CPU into host memory, and returns the offset in GPU memory of the first byte
+/// that differs. For written blocks, bytes that the controller generates are not compared.
 ///
 /// # Errors
 /// When the blocks or the GPU's memory cannot be read.

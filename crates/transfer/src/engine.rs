@@ -1,4 +1,4 @@
-//! One route made ready: its queues, and memory for the data.
+//! A route that is ready for use: its queues, and memory for the data.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,22 +18,22 @@ use crate::outcome::Tally;
 use crate::progress::{Progress, check};
 use crate::route::{self, Route, RouteRequest, WhyNot};
 
-/// Host memory through which `cpu/pinned` goes: the longest chunk of that route.
+/// Staging memory of `cpu/pinned`, which is the longest chunk of that route.
 const STAGING: u64 = 4 << 20;
 
-/// Queues of owner mode unless the options say otherwise.
+/// Default number of queues in owner mode.
 const QUEUES: u16 = 2;
 
-/// A GPU, and why it is this one.
+/// A GPU, and why it was chosen.
 #[derive(Clone)]
 pub struct Chosen {
     /// The GPU.
     pub gpu: Arc<dyn Gpu>,
-    /// Why, in words.
+    /// The reason, in words.
     pub why: String,
 }
 
-/// Between what a transfer takes place, and how.
+/// The ends of a transfer, and its options.
 #[derive(Clone, Copy)]
 pub struct TransferSetup<'a> {
     /// The drive.
@@ -42,7 +42,7 @@ pub struct TransferSetup<'a> {
     pub ns: &'a Namespace,
     /// The GPU.
     pub gpu: &'a Chosen,
-    /// The route, and how its queues are used.
+    /// The route, and the use of its queues.
     pub options: &'a Options,
 }
 
@@ -52,7 +52,7 @@ enum Queues {
     Pinned(IoQueue, Buffer, HostMem),
 }
 
-/// GPU memory for data, and the drive's way to it where the route needs one.
+/// GPU memory for data, and its mapping for the drive if the route needs one.
 pub struct Memory {
     /// The memory.
     pub region: Region,
@@ -60,7 +60,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Whether the drive writes it by itself.
+    /// Whether the drive can access it.
     #[must_use]
     pub fn is_reached(&self) -> bool {
         self.buffer.is_some()
@@ -71,30 +71,30 @@ impl Memory {
     }
 }
 
-/// A route made ready: queues of the drive, and what moves blocks between it and the GPU's memory.
+/// A route that is ready for use: queues of the drive, and the means to move blocks between it and GPU memory.
 pub struct Engine {
     drive: Drive,
     gpu: Arc<dyn Gpu>,
     queues: Queues,
     /// The route.
     pub route: Route,
-    /// How GPU threads use the queues, where they do.
+    /// How GPU threads use the queues, on routes where they do.
     pub mode: GpuMode,
-    /// Queues.
+    /// Number of queues.
     pub count: u16,
-    /// Commands in flight on each.
+    /// Commands in flight per queue.
     pub depth: u32,
-    /// Why it is this route.
+    /// Why this route was chosen.
     pub why: &'static str,
-    /// Better routes that were tried before, and what was in their way.
+    /// Better routes that were tried, and why they failed.
     pub why_not_better: Vec<WhyNot>,
 }
 
 impl Engine {
-    /// Makes the route ready that the options ask for, or the best that works, with memory for `bytes` bytes.
+    /// Prepares the requested route, or the best that works, with memory for `bytes` bytes.
     ///
     /// # Errors
-    /// When the options contradict each other, the GPU has no room, no route works, or the drive fails.
+    /// When the options contradict each other, the GPU's memory is full, no route works, or the drive fails.
     pub fn open(plan: &TransferSetup<'_>, bytes: u64) -> Result<(Self, Memory)> {
         let mode = plan.options.gpu_mode()?;
         let candidates = plan.options.candidates()?;
@@ -108,7 +108,7 @@ impl Engine {
                 }
                 Err(error) => {
                     let no = why_not(route, error)?;
-                    // Two placements of one route may lack the same thing.
+                    // Two placements of one route may fail for the same reason.
                     if !tried.contains(&no) {
                         tried.push(no);
                     }
@@ -156,10 +156,10 @@ impl Engine {
         Ok((engine, memory))
     }
 
-    /// GPU memory for this route.
+    /// Allocates GPU memory for this route.
     ///
     /// # Errors
-    /// When there is no room, or the drive cannot reach it.
+    /// When there is not enough, or the drive cannot reach it.
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
         let bytes = fits(&*self.gpu, bytes)?;
         let place = data_place(self.route);
@@ -169,7 +169,7 @@ impl Engine {
         self.reachable(place, bytes as u64)
     }
 
-    /// Memory of a kind that the drive reaches, whatever the route.
+    /// Allocates memory that the drive can reach, whatever the route.
     ///
     /// # Errors
     /// As for [`Engine::memory`].
@@ -250,7 +250,7 @@ impl Engine {
     }
 }
 
-/// An emulated GPU's memory may be this machine's: more than there is would take the machine down.
+/// An emulated GPU's memory may be this machine's, which must not run out.
 fn fits(gpu: &dyn Gpu, bytes: u64) -> Result<usize> {
     let refuse = |left| Error::NoRoom { bytes, gpu: gpu.name().to_owned(), left };
     let available = if gpu.own_memory() { gpu.free_memory()? } else { memory::available() };
@@ -287,7 +287,7 @@ fn gpu_queues(
     Ok(plan.drive.gpu_queues(plan.gpu.gpu.clone(), setup)?)
 }
 
-/// One job, which is no longer than the staging memory.
+/// Moves one job, which fits the staging memory.
 fn through_staging(
     op: Op,
     ns: &Namespace,
@@ -307,7 +307,7 @@ fn through_staging(
     Ok(())
 }
 
-/// Where the data of a route ends.
+/// The place of a route's data.
 fn data_place(route: Route) -> Place {
     match route {
         Route::Gpu(placement) => placement.data,
@@ -315,13 +315,13 @@ fn data_place(route: Route) -> Place {
     }
 }
 
-/// Bytes of a block as it lies in memory.
+/// Bytes of a block in memory.
 #[must_use]
 pub fn block_bytes(ns: &Namespace) -> u64 {
     ns.format.transfer_bytes(1).unwrap_or(1)
 }
 
-/// The error as a reason why a route cannot be had; the error itself where it is the drive that failed.
+/// Turns the error into the reason why a route does not work; returns the error itself if the drive failed.
 fn why_not(route: Route, error: Error) -> Result<WhyNot> {
     let route = route.name().to_owned();
     match error {

@@ -1,4 +1,4 @@
-//! What can go wrong with a transfer.
+//! Errors of this crate.
 
 use std::path::Path;
 
@@ -7,69 +7,69 @@ use crate::route::WhyNot;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a transfer was not done.
+/// Why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name is that of no drive.
+    /// The name is not that of a drive.
     #[error("{0}")]
     NoDrive(String),
-    /// The name is that of no route.
+    /// The name is not that of a route.
     #[error("{0}")]
     NoSuchRoute(String),
     /// Two options contradict each other.
     #[error("{0}")]
     Conflict(Conflict),
-    /// A part of a file begins behind the file's end.
+    /// A part of a file begins behind its end.
     #[error("offset {offset}: the file has {bytes} bytes")]
     Offset {
-        /// Where the part begins.
+        /// Offset of the part.
         offset: u64,
         /// The file's length.
         bytes: u64,
     },
-    /// The blocks have more bytes than 64 bits count.
+    /// The byte count exceeds 64 bits.
     #[error("{blocks} blocks are more bytes than 64 bits count")]
     TooManyBlocks {
-        /// How many blocks.
+        /// Number of blocks.
         blocks: u64,
     },
-    /// An extent map holds several files, or not the one that was named.
+    /// An extent map holds several files, or not the requested one.
     #[error("the extent map holds {0}: name one of them")]
     WhichFile(String),
-    /// This machine or this drive cannot do it.
+    /// Not possible with this machine or drive.
     #[error("{what} is not possible here: {reason}. {fix}")]
     NotPossible {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What is in the way.
+        /// The reason.
         reason: String,
-        /// What would change that.
+        /// How to fix it.
         fix: String,
     },
-    /// The GPU's memory has no room.
+    /// The GPU's memory is full.
     #[error("holding {bytes} bytes in the memory of GPU {gpu} is not possible here: {}. Move less at a time", left_words(*.left))]
     NoRoom {
-        /// Bytes that were to be held.
+        /// Requested bytes.
         bytes: u64,
         /// The GPU.
         gpu: String,
-        /// Bytes that are left; none where this machine cannot address so many.
+        /// Available bytes; `None` if this machine cannot address the requested ones.
         left: Option<u64>,
     },
-    /// No route works here: those that were tried, with reasons.
+    /// No route works: those that were tried, with reasons.
     #[error("no route works here: {}", list(.0))]
     NoRoute(Vec<WhyNot>),
     /// The caller cancelled the transfer.
     #[error("cancelled before it was done")]
     Cancelled,
-    /// The bytes in GPU memory are not those of the drive.
+    /// The bytes in GPU memory differ from those of the drive.
     #[error("{0}")]
     Mismatch(String),
     /// The drive failed.
     #[error(transparent)]
     Drive(#[from] onehop_drive::Error),
-    /// A simulated drive could not be made.
+    /// A simulated drive could not be created.
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
     /// A drive of a vfio-user server could not be opened.
@@ -96,14 +96,14 @@ pub enum Error {
     /// A file of this machine could not be used.
     #[error("{call} {path}: {source}")]
     File {
-        /// What failed: `create`, `read`, `write`.
+        /// The failed call: `create`, `read`, `write`.
         call: &'static str,
         /// The file.
         path: String,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A directory or a device was named where a file is wanted.
+    /// A directory or a device was named in place of a file.
     #[error("{path} is a {kind}, not a file")]
     NoFile {
         /// Its path.
@@ -111,7 +111,7 @@ pub enum Error {
         /// What it is.
         kind: &'static str,
     },
-    /// An extent map is longer than any that is read.
+    /// An extent map exceeds the size limit.
     #[error("{path}: {bytes} bytes are more than the {most} that are read of a map")]
     LongMap {
         /// The map.
@@ -121,7 +121,7 @@ pub enum Error {
         /// The limit.
         most: u64,
     },
-    /// A defect: memory or queues that do not belong to the route.
+    /// A defect: memory or queues of another route.
     #[error("{0}")]
     Defect(&'static str),
 }
@@ -129,7 +129,7 @@ pub enum Error {
 /// Options that contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// A mode, threads or queues for a route on which the CPU commands the drive.
+    /// A mode, threads or queues for a route on which the CPU submits commands.
     GpuOptionsOnCpuRoute,
     /// Threads in owner mode.
     ThreadsOfOwners,
@@ -152,11 +152,11 @@ impl std::fmt::Display for Conflict {
 /// What a caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request makes no sense, or does not fit the drive: ask for something else.
+    /// The request is invalid, or does not fit the drive: change it.
     Request,
-    /// This machine, drive or build cannot do it; the error says why and what would change that.
+    /// This machine, drive or build cannot do it; the error contains the reason and a fix.
     NotPossible,
-    /// The GPU has no room.
+    /// The GPU's memory is full.
     NoRoom,
     /// The drive cannot be opened, or failed.
     Drive,
@@ -164,7 +164,7 @@ pub enum ErrorKind {
     Gpu,
     /// A file, a file system or a model is missing or refused.
     Files,
-    /// The bytes are not what they should be.
+    /// The bytes are wrong.
     Mismatch,
     /// The caller cancelled.
     Cancelled,
@@ -230,7 +230,7 @@ impl Error {
         }
     }
 
-    /// Something that this machine or this drive cannot do.
+    /// An error for something that this machine or drive cannot do.
     pub fn not_possible(what: impl Into<String>, reason: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
     }

@@ -1,4 +1,4 @@
-//! One file of a drive, or a range of its blocks, into GPU memory.
+//! Transfers a file of a drive, or a range of its blocks, into GPU memory.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::volume::{self, Span};
 /// How blocks are verified.
 const BY_CPU: &str = "compared with what the CPU read into host memory";
 
-/// A file on a drive: where its bytes are, and how it was found.
+/// A file on a drive: the places of its bytes, and how it was found.
 pub struct FileOnDrive {
     /// Its path in the file system.
     pub path: String,
@@ -28,7 +28,7 @@ pub struct FileOnDrive {
     pub bytes: u64,
     /// Where its bytes are.
     pub extents: Vec<Extent>,
-    /// What the reader of the file system has to say, such as that it was not unmounted cleanly.
+    /// Notes of the file system's reader, such as that it was not unmounted cleanly.
     pub notes: Vec<String>,
     map: Option<ExtentMap>,
     blocks: Arc<dyn Blocks>,
@@ -36,15 +36,15 @@ pub struct FileOnDrive {
 
 /// A part of a file in GPU memory.
 pub struct FileRead {
-    /// The bytes that were asked for.
+    /// The requested bytes.
     pub data: Region,
     /// Where they come from.
     pub span: Span,
-    /// How the transfer went; its bytes are those that were asked for.
+    /// How the transfer went; its bytes are the requested ones.
     pub outcome: TransferOutcome,
-    /// Extents of the drive that were read.
+    /// Number of extents of the drive that were read.
     pub ranges: usize,
-    /// Bytes that were read, whole blocks.
+    /// Bytes that were read, in whole blocks.
     pub read_bytes: u64,
     /// The memory with whole blocks.
     memory: Region,
@@ -52,10 +52,10 @@ pub struct FileRead {
 }
 
 impl FileOnDrive {
-    /// Finds a file by the drive's own file system.
+    /// Finds a file in the drive's own file system.
     ///
     /// # Errors
-    /// When the file system is none that is known, or has no such file.
+    /// When the file system is not supported, or does not have the file.
     pub fn by_file_system(
         drive: &Drive,
         ns: &Namespace,
@@ -79,10 +79,10 @@ impl FileOnDrive {
         })
     }
 
-    /// Finds a file by an extent map; of several in it, the one of this path.
+    /// Finds a file in an extent map; if the map has several, the one with this path.
     ///
     /// # Errors
-    /// When the map is of another drive, or does not say which file is meant.
+    /// When the map is of another drive, or the file is ambiguous.
     pub fn by_map(drive: &Drive, ns: &Namespace, map: &Path, path: Option<&Path>) -> Result<Self> {
         let mut maps = volume::read_maps(map, drive, ns)?;
         let names: Vec<_> = maps.iter().map(|map| map.file.path.display().to_string()).collect();
@@ -101,7 +101,7 @@ impl FileOnDrive {
         })
     }
 
-    /// Bytes from `offset` on, `len` or as many as there are, into GPU memory by the best route that works.
+    /// Reads `len` bytes from `offset` on, or up to the end of the file, into GPU memory by the best route that works.
     ///
     /// # Errors
     /// As for [`Engine::open`] and [`Engine::transfer`], and when the file ends before `offset`.
@@ -124,11 +124,11 @@ impl FileOnDrive {
         Ok(FileRead { data, span, outcome, ranges: jobs.len(), read_bytes, memory: memory.region, offset })
     }
 
-    /// Compares what was read with the file, and the drive with the extent map if there is one. Notes the verdict in the
-    /// outcome and returns what is wrong.
+    /// Compares what was read with the file, and the drive with the extent map if there is one. Records the result in
+    /// the outcome, and returns any mismatch.
     ///
     /// # Errors
-    /// When the comparison cannot be made.
+    /// When the comparison fails.
     pub fn verify(&self, read: &mut FileRead, progress: &dyn Progress) -> Result<Option<Error>> {
         let by = match &self.map {
             Some(map) => {
@@ -180,10 +180,11 @@ pub fn read_blocks(
 }
 
 impl BlocksRead {
-    /// Reads the blocks once more by the CPU and compares every byte. Notes the verdict in the outcome and returns what is wrong.
+    /// Reads the blocks again by the CPU and compares every byte. Records the result in the outcome, and returns any
+    /// mismatch.
     ///
     /// # Errors
-    /// When the comparison cannot be made.
+    /// When the comparison fails.
     pub fn verify(
         &mut self,
         drive: &Drive,
@@ -194,11 +195,11 @@ impl BlocksRead {
     }
 }
 
-/// Compares GPU memory with the blocks that were read into it or written from it. Notes the verdict in the outcome and returns
-/// what is wrong.
+/// Compares GPU memory with the blocks that were read into it or written from it. Records the result in the outcome,
+/// and returns any mismatch.
 ///
 /// # Errors
-/// When the comparison cannot be made.
+/// When the comparison fails.
 pub fn verify_blocks(
     op: Op,
     (drive, ns): (&Drive, &Namespace),
@@ -219,10 +220,10 @@ pub fn verify_blocks(
     }))
 }
 
-/// Bytes of so many blocks, which the namespace must have.
+/// The size of `blocks` blocks, which must be within the namespace.
 ///
 /// # Errors
-/// When it does not have them, or they are more than 64 bits count.
+/// When they are not, or their size exceeds 64 bits.
 pub fn bytes_of(ns: &Namespace, lba: u64, blocks: u64) -> Result<u64> {
     onehop_proto::format::check_range(ns.blocks, lba, blocks)
         .map_err(|source| onehop_drive::Error::Range { nsid: ns.nsid, source })?;

@@ -1,8 +1,8 @@
-//! How much memory this machine has left.
+//! Free memory of this machine.
 
 use std::fs;
 
-/// Bytes of memory that this machine could give away; unknown where it does not say.
+/// Available bytes of memory; `None` if the machine does not report them.
 pub(crate) fn available() -> Option<u64> {
     let all = fs::read_to_string("/proc/meminfo").ok()?;
     let line = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! A model on a drive: found, planned, and loaded into one arena.
+//! A model on a drive: finds it, plans it, and loads it into one arena.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::volume;
 /// Where a model's files are on a drive.
 #[derive(Clone, Copy, Debug)]
 pub enum ModelPlace<'a> {
-    /// By their paths in its file system.
+    /// By paths in its file system.
     FileSystem {
         /// Files, indexes and directories, which together are one model.
         paths: &'a [PathBuf],
-        /// The partition, where it is not the only one with a known file system.
+        /// The partition, if several have a supported file system.
         partition: Option<Which>,
     },
     /// By an extent map, whatever file system the drive has.
     Map(&'a Path),
 }
 
-/// A model on a drive, open.
+/// An open model on a drive.
 pub struct ModelOnDrive {
     /// Its files and tensors.
     pub model: Arc<Model>,
-    /// The file system that its files were found by; none for an extent map.
+    /// The file system of its files; `None` for an extent map.
     pub file_system: Option<&'static str>,
     /// How its files were found, in words.
     pub found_by: String,
@@ -43,13 +43,13 @@ pub struct ModelOnDrive {
 
 /// Tensors in GPU memory, and how they got there.
 pub struct Loaded {
-    /// The memory that holds the tensors, each where the plan says.
+    /// The memory that holds the tensors, each in its planned place.
     pub arena: Region,
     /// How the transfer went; its bytes are those of the tensors.
     pub outcome: TransferOutcome,
-    /// Bytes that were read, whole blocks.
+    /// Bytes that were read, in whole blocks.
     pub read_bytes: u64,
-    /// How the bytes came to the arena.
+    /// How the bytes got into the arena.
     pub landed: Landed,
 }
 
@@ -57,7 +57,7 @@ impl ModelOnDrive {
     /// Finds a model's files and reads their headers, by the CPU.
     ///
     /// # Errors
-    /// When there is no such file system, map or file, or a file is no model.
+    /// When the file system, map or file does not exist, or a file is not a model.
     pub fn open(drive: &Drive, ns: &Namespace, place: ModelPlace<'_>) -> Result<Self> {
         let blocks = volume::blocks(drive, ns)?;
         match place {
@@ -78,15 +78,15 @@ impl ModelOnDrive {
         }
     }
 
-    /// The plan that loads what is selected; [`plan_options`] has the options for a namespace.
+    /// Plans a load of the selection; [`plan_options`] returns the options for a namespace.
     ///
     /// # Errors
-    /// When a tensor cannot be cut as asked, or the options contradict each other.
+    /// When a tensor cannot be sliced as requested, or the options contradict each other.
     pub fn plan(&self, selection: &Selection, options: plan::Options) -> Result<Plan> {
         Ok(Plan::new(&self.model, selection, options).map_err(onehop_load::Error::from)?)
     }
 
-    /// Carries a plan out, by the route that was asked for or the best that works.
+    /// Executes a plan, by the requested route or the best that works.
     ///
     /// # Errors
     /// As for [`Engine::open`] and [`arena::fill`].
@@ -100,7 +100,7 @@ impl ModelOnDrive {
         Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
     }
 
-    /// Compares the drive with the extent map that the model was opened by, and returns what has changed since it was made.
+    /// Compares the drive with the extent map by which the model was opened, and returns any change since it was made.
     ///
     /// # Errors
     /// When the caller cancels.
@@ -114,7 +114,7 @@ impl ModelOnDrive {
         Ok(None)
     }
 
-    /// What a comparison of the loaded tensors with their files amounts to, in words.
+    /// What the loaded tensors were compared with, in words.
     #[must_use]
     pub fn compared_by(&self) -> &'static str {
         if self.maps.is_empty() {
@@ -125,14 +125,14 @@ impl ModelOnDrive {
     }
 }
 
-/// How plans for a drive with such blocks are made.
+/// Plan options for a namespace.
 #[must_use]
 pub fn plan_options(ns: &Namespace) -> plan::Options {
     plan::Options { block: block_bytes(ns), ..plan::Options::default() }
 }
 
 impl Loaded {
-    /// Adds the account of another GPU that was loaded after this one.
+    /// Adds the load of another GPU, which came after this one.
     pub fn add(&mut self, other: Self) {
         self.outcome.add(other.outcome);
         self.read_bytes += other.read_bytes;

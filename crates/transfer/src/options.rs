@@ -1,4 +1,4 @@
-//! What a transfer is to be like.
+//! Options of a transfer.
 
 use std::time::Duration;
 
@@ -16,22 +16,22 @@ pub enum Mode {
     Shared,
 }
 
-/// Which route a transfer takes, and how its queues are used. What is left out takes a default.
+/// The route of a transfer, and the use of its queues. Unset options have defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The route: the best that works, unless one is named.
+    /// The route; by default the best that works.
     pub route: RouteRequest,
-    /// How GPU threads use queues: as owners.
+    /// How GPU threads use queues; by default as owners.
     pub mode: Option<Mode>,
-    /// GPU threads on the one queue of [`Mode::Shared`]: 32.
+    /// GPU threads on the one queue of [`Mode::Shared`]; by default 32.
     pub threads: Option<u32>,
-    /// Queues of [`Mode::Owner`], each with a warp of its own: 2.
+    /// Queues of [`Mode::Owner`], each with its own warp; by default 2.
     pub queues: Option<u16>,
-    /// Commands in flight on each queue: 64.
+    /// Commands in flight per queue; by default 64.
     pub depth: u32,
-    /// How long a command may take before it is recovered: 5 s.
+    /// Time limit of a command, after which it is recovered; by default 5 s.
     pub timeout: Option<Duration>,
-    /// Whether the data has to end in the memory of the GPU, so that `gpu/tier1` is none for a GPU with memory of its own.
+    /// Whether the data must end up in GPU memory, which excludes `gpu/tier1` for a GPU with memory of its own.
     pub in_gpu_memory: bool,
 }
 
@@ -50,13 +50,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a command may take.
+    /// Time limit of a command.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(5))
     }
 
-    /// How the drive is to be driven.
+    /// The drive's options.
     #[must_use]
     pub fn drive_options(&self, writable: bool) -> onehop_drive::Options {
         let standard = onehop_drive::Options::default();
@@ -69,7 +69,7 @@ impl Options {
         }
     }
 
-    /// Whether something was asked for that only GPU threads have.
+    /// Whether an option applies to GPU threads only.
     fn wants_gpu(&self) -> bool {
         self.mode.is_some() || self.threads.is_some() || self.queues.is_some()
     }
@@ -77,10 +77,10 @@ impl Options {
     /// The routes to try, in order.
     ///
     /// # Errors
-    /// When the route that was asked for does not exist for drives.
+    /// When drives do not have the requested route.
     pub fn candidates(&self) -> Result<Vec<Route>> {
         let mut routes = self.route.candidates()?;
-        // A caller that sets how GPU threads do it does not want the CPU to do it instead.
+        // Options for GPU threads exclude routes on which the CPU submits commands.
         if self.wants_gpu() {
             routes.retain(|route| matches!(route, Route::Gpu(_)));
         }
@@ -125,7 +125,7 @@ mod tests {
         let shared = Options { mode: Some(Mode::Shared), ..owners };
         assert_eq!(shared.gpu_mode().unwrap(), GpuMode::Shared { threads: 7 });
         assert_eq!(conflict(&Options { queues: Some(3), ..shared.clone() }), Conflict::QueuesShared);
-        // Options of GPU threads rule the CPU out.
+        // Options for GPU threads exclude CPU routes.
         assert!(shared.candidates().unwrap().iter().all(|route| route.initiator() == "gpu"));
         assert_eq!(Options { queues: Some(40), ..Options::default() }.drive_options(true).queues, 40);
     }

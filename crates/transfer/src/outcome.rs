@@ -1,4 +1,4 @@
-//! What a transfer reports, the same for every caller.
+//! The report of a transfer, the same for every caller.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use serde::Serialize;
 use crate::engine::{Chosen, Engine};
 use crate::route::{Places, Route, WhyNot};
 
-/// What a transfer took.
+/// The cost of a transfer.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Tally {
-    /// Bytes that were moved.
+    /// Bytes moved.
     pub bytes: u64,
     /// Commands.
     pub commands: u64,
-    /// How often one was tried again.
+    /// Number of retried commands.
     pub retries: u64,
-    /// Kernel launches; a CPU's queues need none.
+    /// Kernel launches; CPU queues need none.
     pub launches: u64,
     /// Allocations of memory for launches.
     pub allocations: u64,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
 }
 
@@ -39,7 +39,7 @@ impl From<GpuReport> for Tally {
 }
 
 impl Tally {
-    /// Adds another, one after the other.
+    /// Adds a transfer that came after this one.
     pub fn add(&mut self, other: &Self) {
         self.bytes += other.bytes;
         self.commands += other.commands;
@@ -50,83 +50,83 @@ impl Tally {
     }
 }
 
-/// The queues that were used.
+/// The queues of a transfer.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct QueueUse {
     /// `owner`, `shared`, or `cpu`.
     pub mode: &'static str,
-    /// How many.
+    /// Number of queues.
     pub count: u16,
-    /// Commands in flight on each.
+    /// Commands in flight per queue.
     pub depth: u32,
-    /// GPU threads, where they share a queue.
+    /// GPU threads, if they share a queue.
     pub threads: Option<u32>,
 }
 
-/// A recovery that the drive needed and got.
+/// A successful recovery of the drive.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recovered {
     /// What went wrong.
     pub cause: String,
-    /// What recovered it.
+    /// How it was recovered.
     pub by: String,
-    /// How long that took.
+    /// Duration of the recovery.
     pub seconds: f64,
 }
 
-/// How a transfer went.
+/// The report of a transfer.
 #[derive(Clone, Debug, Serialize)]
 pub struct TransferOutcome {
     /// The drive's name.
     pub drive: String,
-    /// Bytes that were moved.
+    /// Bytes moved.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// 10^9 bytes in a second.
+    /// 10^9 bytes per second.
     pub gbps: f64,
     /// The route's name.
     pub route: &'static str,
-    /// Why it is this route.
+    /// Why this route was chosen.
     pub route_why: &'static str,
-    /// Who commanded the drive: `gpu` or `cpu`.
+    /// What submitted commands: `gpu` or `cpu`.
     pub initiator: &'static str,
     /// What was simulated: `drive`, `gpu`.
     pub simulated: Vec<&'static str>,
-    /// Where queues and data lay.
+    /// The places of queues and data.
     pub placement: Places,
-    /// Where the bytes lie in the end (for writes: where they came from).
+    /// The final place of the bytes (for writes: their source).
     pub memory: &'static str,
     /// The GPU's name.
     pub gpu: String,
-    /// Why it is this GPU.
+    /// Why this GPU was chosen.
     pub gpu_why: String,
-    /// The better routes, and what was in their way.
+    /// Better routes, and why they were not used.
     pub why_not_better: Vec<WhyNot>,
     /// The queues.
     pub queues: QueueUse,
-    /// Eight hexadecimal digits, where it was asked for.
+    /// Eight hexadecimal digits, if requested.
     pub crc32c: Option<String>,
-    /// Whether the bytes were found to be right; none where nobody looked.
+    /// Whether the bytes were correct; `None` if not verified.
     pub verified: Option<bool>,
-    /// How that is known.
+    /// How they were verified.
     pub verified_by: Option<String>,
     /// Commands.
     pub commands: u64,
-    /// How often one was tried again.
+    /// Number of retried commands.
     pub retries: u64,
     /// Kernel launches.
     pub launches: u64,
     /// Allocations of memory for their commands.
     pub allocations: u64,
-    /// Commands that failed for good; recoveries that helped are in `incidents`.
+    /// Commands that failed permanently; successful recoveries are in `incidents`.
     pub errors: u64,
-    /// Recoveries that the drive needed.
+    /// Recoveries of the drive.
     pub incidents: Vec<Recovered>,
 }
 
 impl TransferOutcome {
-    /// The account of a transfer; `crc` is that of the bytes in GPU memory, if it is known.
+    /// Reports a transfer; `crc` is the checksum of the bytes in GPU memory, if known.
     #[must_use]
     pub fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
         let seconds = tally.took.as_secs_f64();
@@ -164,9 +164,9 @@ impl TransferOutcome {
         }
     }
 
-    /// Adds another transfer that came after this one, to another GPU.
+    /// Adds a transfer to another GPU that came after this one.
     pub fn add(&mut self, other: Self) {
-        // The drive's, from its beginning on.
+        // The drive's incidents since its start.
         self.incidents = other.incidents;
         let more = other.simulated.into_iter().filter(|part| !self.simulated.contains(part));
         self.simulated.extend(more.collect::<Vec<_>>());
@@ -183,12 +183,12 @@ impl TransferOutcome {
         }
     }
 
-    /// Notes the checksum of the bytes in GPU memory.
+    /// Records the checksum of the bytes in GPU memory.
     pub fn note_crc32c(&mut self, crc: u32) {
         self.crc32c = Some(format!("{crc:08x}"));
     }
 
-    /// Notes whether the bytes were found to be right, and how.
+    /// Records whether the bytes were correct, and how they were verified.
     pub fn judge(&mut self, right: bool, by: &'static str) {
         self.verified = Some(right);
         self.verified_by = Some(by.into());

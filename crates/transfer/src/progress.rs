@@ -1,24 +1,24 @@
-//! How a caller follows a transfer, and ends it early.
+//! Lets a caller follow and cancel a transfer.
 
 use crate::error::{Error, Result};
 
-/// Receives what a running transfer has moved, and tells it when to stop. The calls come from the thread that transfers.
+/// Receives the progress of a transfer, and can cancel it. Called by the transferring thread.
 pub trait Progress {
-    /// So many more bytes have been moved, compared or copied.
+    /// `bytes` more bytes were moved, compared or copied.
     fn moved(&self, bytes: u64) {
         let _ = bytes;
     }
 
-    /// Whether the transfer is to end. It is asked between chunks of about a tenth of a second.
+    /// Whether to cancel the transfer. Called between chunks of about a tenth of a second.
     fn is_cancelled(&self) -> bool {
         false
     }
 }
 
-/// Neither follows nor cancels.
+/// Ignores progress and never cancels.
 impl Progress for () {}
 
-/// [`Error::Cancelled`] once the caller wants the end.
+/// Fails with [`Error::Cancelled`] if the caller has cancelled.
 pub(crate) fn check(progress: &dyn Progress) -> Result<()> {
     if progress.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
 }

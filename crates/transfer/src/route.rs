@@ -1,4 +1,4 @@
-//! The names of routes, their order, and why one cannot be used.
+//! Names and order of the routes, and reasons why one cannot be used.
 
 use std::str::FromStr;
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 
 use crate::error::Error as Failure;
 
-/// A route that this build has.
+/// A route of this build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// GPU threads ring the doorbells; SQ, CQ and data lie as the placement says.
+    /// GPU threads ring the doorbells; SQ, CQ and data are where the placement says.
     Gpu(Placement),
-    /// The CPU commands, the drive writes into GPU memory.
+    /// The CPU submits commands, the drive writes into GPU memory.
     CpuDirect,
-    /// The CPU commands, the drive writes into host memory, and the bytes are copied from there.
+    /// The CPU submits commands, the drive writes into host memory, and the bytes are copied from there.
     CpuPinned,
 }
 
 impl Route {
-    /// Every route, the best first. `gpu/posted` comes as two: its entries lie in the drive's own memory, or in host
-    /// memory where the drive has none.
+    /// All routes, the best first. `gpu/posted` occurs twice: with entries in the drive's memory, or in host memory if
+    /// it has none.
     pub const BEST_FIRST: [Self; 7] = [
         Self::Gpu(Placement::TIER3),
         Self::Gpu(Placement::POSTED_CMB),
@@ -41,13 +41,13 @@ impl Route {
         }
     }
 
-    /// Who commands the drive: `gpu` or `cpu`.
+    /// What submits commands: `gpu` or `cpu`.
     #[must_use]
     pub fn initiator(self) -> &'static str {
         if matches!(self, Self::Gpu(_)) { "gpu" } else { "cpu" }
     }
 
-    /// Where queues and data lie.
+    /// The places of queues and data.
     #[must_use]
     pub fn placement(self) -> Places {
         match self {
@@ -58,7 +58,7 @@ impl Route {
     }
 }
 
-/// Where the submission queue, the completion queue and the data lie, as the drive reaches them.
+/// Places of submission queue, completion queue and data, as the drive reaches them.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Places {
     /// The submission queue.
@@ -74,20 +74,20 @@ pub struct Places {
 pub struct WhyNot {
     /// Its name.
     pub route: String,
-    /// What is in the way.
+    /// The reason.
     pub reason: String,
-    /// What would change that.
+    /// How to fix it.
     pub fix: String,
 }
 
-/// The route that a caller asks for. It parses from `auto` and from the routes' names.
+/// The requested route. It parses from `auto` and from the routes' names.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RouteRequest {
     /// The best that works.
     Auto,
-    /// One of the routes of this name, and no other.
+    /// The routes of this name only.
     Only(&'static str),
-    /// A route that drives do not have: its name, why, and what to use instead.
+    /// A route that drives do not have: its name, the reason, and an alternative.
     NotHere(&'static str, &'static str, &'static str),
 }
 
@@ -126,7 +126,7 @@ impl FromStr for RouteRequest {
 }
 
 impl RouteRequest {
-    /// As people write it.
+    /// Its name on the command line.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -138,7 +138,7 @@ impl RouteRequest {
     /// The routes to try, in order.
     ///
     /// # Errors
-    /// When it is a route that drives do not have.
+    /// When drives do not have this route.
     pub fn candidates(&self) -> Result<Vec<Route>, Failure> {
         match self {
             Self::Auto => Ok(Route::BEST_FIRST.to_vec()),
@@ -150,7 +150,7 @@ impl RouteRequest {
     }
 }
 
-/// What to do about a route that failed with this error; none if the drive failed, so that no other route helps.
+/// How to fix a route that failed with this error; `None` if the drive failed, so that no other route helps.
 #[must_use]
 pub fn remedy(error: &Error) -> Option<&'static str> {
     Some(match error {

@@ -1,4 +1,4 @@
-//! File systems and extent maps of a drive that onehop drives, and how a file becomes commands.
+//! File systems and extent maps of a drive, and how a file becomes commands.
 
 use std::io;
 use std::path::Path;
@@ -16,16 +16,16 @@ use crate::chunk::ranges;
 use crate::error::{Error, Result};
 use crate::progress::{Progress, check};
 
-/// Bytes of an extent map that are read: those of some million extents.
+/// Size limit of an extent map, enough for some million extents.
 const MOST_MAP: u64 = 100_000_000;
 
-/// How much of a drive is read at a time to find a file.
+/// Bytes read at a time to find a file.
 const READ_BYTES: u64 = 128 << 10;
 
-/// How much of a file is compared at a time.
+/// Bytes of a file compared at a time.
 const VERIFY_BYTES: u64 = 1 << 20;
 
-/// The drive as the CPU reads it: for directories, not for data.
+/// CPU reads of the drive: for directories, not for data.
 struct Reader {
     queue: IoQueue,
     ns: Namespace,
@@ -46,10 +46,10 @@ impl Reader {
     }
 }
 
-/// A drive's bytes, as its file systems see them.
+/// A drive's bytes, for reading its file systems.
 ///
 /// # Errors
-/// When the namespace's blocks carry metadata, or the drive has no queue left.
+/// When the namespace's blocks have metadata, or the drive has no free queue.
 pub fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
     let block = ns.format.lba_bytes();
     if ns.format.transfer_bytes(1) != Some(block) {
@@ -67,15 +67,15 @@ pub fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
     Ok(Arc::new(WholeBlocks::new(block as u32, ns.blocks, read)))
 }
 
-/// Opens the file system on a drive, or on one of its partitions.
+/// Opens the file system of a drive, or of one of its partitions.
 ///
 /// # Errors
-/// When there is none that is known, or several partitions have one and none was named.
+/// When there is no supported file system, or several and no partition was named.
 pub fn open(blocks: &Arc<dyn Blocks>, partition: Option<Which>) -> Result<Volume> {
     Ok(Volume::open(blocks.clone(), partition.unwrap_or_default())?)
 }
 
-/// Reads a partition as people write it: a number, or `none` for the whole drive.
+/// Parses a partition: a number, or `none` for the whole drive.
 ///
 /// # Errors
 /// When it is neither, in words.
@@ -88,13 +88,13 @@ pub fn parse_partition(text: &str) -> std::result::Result<Which, String> {
     }
 }
 
-/// Which drive it is, as extent maps have it.
+/// The drive's identity for extent maps.
 ///
 /// # Errors
-/// When the drive does not answer.
+/// When the drive does not respond.
 pub fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
     let (controller, view) = (drive.identity().controller(), ns.identify());
-    // As they lie in the identify data: Linux puts the blanks in front into its identifiers.
+    // With leading blanks, which Linux includes in its identifiers.
     let mut ids = NvmeIds {
         vendor: controller.vid(),
         serial: &controller.bytes()[4..24],
@@ -117,10 +117,10 @@ pub fn drive_id(drive: &Drive, ns: &Namespace) -> Result<DriveId> {
     Ok(DriveId::nvme(&ids))
 }
 
-/// Reads extent maps, which have to be of this drive.
+/// Reads extent maps of this drive.
 ///
 /// # Errors
-/// When the file cannot be read, is no map, or is of another drive.
+/// When the file cannot be read, is not a map, or is of another drive.
 pub fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<ExtentMap>> {
     let file = LocalFile::open(path)?;
     let length = file.bytes();
@@ -136,21 +136,21 @@ pub fn read_maps(path: &Path, drive: &Drive, ns: &Namespace) -> Result<Vec<Exten
     Ok(maps)
 }
 
-/// A part of a file, as whole blocks of the drive and what needs none.
+/// A part of a file, as whole blocks of the drive, and bytes that need no read.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// What comes with the part in its first and last block goes with it.
+    /// Includes the bytes around the part in its first and last block.
     pub parts: Blockwise,
-    /// Where the part starts in memory.
+    /// Offset of the part in memory.
     pub skip: u64,
     /// Its length.
     pub bytes: u64,
-    /// Bytes of memory that it takes, whole blocks.
+    /// Bytes of memory that it takes, in whole blocks.
     pub memory: u64,
 }
 
 impl Span {
-    /// The bytes from `offset` on, `len` or as many as there are, of a file with these extents.
+    /// The part of `len` bytes from `offset` on, or up to the end, of a file with these extents.
     ///
     /// # Errors
     /// When the file ends before `offset`, or the drive's blocks are larger than its file system's.
@@ -168,13 +168,13 @@ impl Span {
         Ok(Self { parts, skip, bytes, memory: (end - start).next_multiple_of(block).max(block) })
     }
 
-    /// The commands that bring it.
+    /// The reads that fetch it.
     #[must_use]
     pub fn jobs(&self) -> Vec<GpuJob> {
         jobs(&self.parts.runs, 0)
     }
 
-    /// Puts what needs no command into its place. Memory that nothing is read into is zero already.
+    /// Writes the bytes that need no read. Memory without any is already zero.
     ///
     /// # Errors
     /// When the memory cannot be written.
@@ -183,14 +183,14 @@ impl Span {
     }
 }
 
-/// Runs of blocks as jobs, `base` bytes further on in memory.
+/// Runs of blocks as jobs, with `base` added to their places in memory.
 #[must_use]
 pub fn jobs(runs: &[BlockRun], base: u64) -> Vec<GpuJob> {
     runs.iter().map(|run| GpuJob { lba: run.lba, blocks: run.blocks, offset: base + run.at }).collect()
 }
 
-/// Compares GPU memory with what the CPU reads of the part once more, and returns the first byte of the part that differs.
-/// `read` fetches the part's bytes from a place on.
+/// Compares GPU memory with a second read of the part by the CPU, and returns the first byte of the part that differs.
+/// `read` fetches the part's bytes from an offset on.
 ///
 /// # Errors
 /// When either cannot be read.

@@ -1,4 +1,4 @@
-//! Blocks of a simulated drive by every route, and what a caller hears of a transfer.
+//! Blocks of a simulated drive by every route, and the progress that a caller gets.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ fn what_one_route_writes_every_route_reads() {
         assert!(got == data, "{writer}, {}", read.outcome.route);
         assert_eq!(copy::crc32c(&read.data, 0, got.len()).unwrap(), crc32c::crc32c(&data));
         assert_eq!(read.outcome.simulated, ["drive", "gpu"]);
-        // A byte that changed in GPU memory is found, and named.
+        // A byte changed in GPU memory is found and reported.
         read.data.write(70_000, &[!got[70_000]]).unwrap();
         let wrong = read.verify(&drive, ns, &()).unwrap().unwrap();
         assert!(wrong.to_string().contains("byte 70000"), "{wrong}");
@@ -124,7 +124,7 @@ fn data_for_a_gpu_with_memory_of_its_own_does_not_end_in_the_host_s() {
     let setup = TransferSetup { drive: &drive, ns, gpu: &own, options: &wanted };
     let refused = read_blocks(&setup, 0, 8, &()).err().unwrap();
     assert!(refused.to_string().contains("host memory"), "{refused}");
-    // An emulated GPU without has nothing but the host's.
+    // An emulated GPU without memory of its own uses host memory.
     let read = read_blocks(&TransferSetup { gpu: &emulated(), ..setup }, 0, 8, &()).unwrap();
     assert_eq!(read.outcome.route, "gpu/tier1");
 }

@@ -1,7 +1,7 @@
-//! The other side of the protocol: an NVMe controller that a server has on a socket, as our driver sees any controller.
+//! The client side of the protocol: an NVMe controller served on a socket, as a backend for the driver.
 //!
-//! Registers are read and written by messages, or as memory where the server offers that. The controller's memory is made
-//! of memfds, which the server maps: neither QEMU nor root is needed.
+//! Registers are accessed by messages, or as memory if the server offers that. The controller's memory consists of
+//! memfds, which the server maps: neither QEMU nor root is needed.
 
 mod bar;
 mod connection;
@@ -16,21 +16,21 @@ use crate::error::ClientError;
 use crate::wire::command;
 use bar::Bar0;
 use connection::{CONFIG, Connection};
-use memory::Memory;
+use memory::ClientMemory;
 
-/// Command: memory space, bus master, and no INTx, as nobody waits for interrupts here.
+/// Command: memory space, bus master, and no INTx, because interrupts are not used here.
 const COMMAND: u64 = 4;
 const COMMAND_ON: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 /// Class code: mass storage, non-volatile memory, NVM Express.
 const CLASS: u64 = 9;
 const NVME: [u8; 3] = [0x02, 0x08, 0x01];
-/// Flag of the device information: it can be reset.
+/// Device information flag: it can be reset.
 const CAN_RESET: u32 = 1;
 
-/// Connects to the server on a socket, which may be told from others by its path only.
+/// Connects to a server's socket. The path is all that identifies the controller.
 ///
 /// # Errors
-/// When nothing is served there, the server refuses something, or it is no NVMe controller.
+/// When nothing is served there, the server refuses a request, or it is not an NVMe controller.
 pub fn open(socket: &Path) -> Result<ControllerBackend, ClientError> {
     let connection = Arc::new(Connection::open(socket)?);
     let class = connection.read(CONFIG, CLASS, NVME.len())?;
@@ -43,9 +43,9 @@ pub fn open(socket: &Path) -> Result<ControllerBackend, ClientError> {
     let flags = info.get(4..8).and_then(|raw| raw.try_into().ok()).map_or(0, u32::from_le_bytes);
     let regs: Arc<dyn Registers> = Arc::new(Bar0::open(connection.clone())?);
     turn_on(&connection)?;
-    let reset = Arc::new(Reset(connection.clone())) as Arc<dyn FunctionReset>;
+    let reset = Arc::new(ClientReset(connection.clone())) as Arc<dyn FunctionReset>;
     let name = connection.name().to_owned();
-    let mapper: Arc<dyn Mapper> = Arc::new(Memory::new(connection));
+    let mapper: Arc<dyn Mapper> = Arc::new(ClientMemory::new(connection));
     Ok(ControllerBackend {
         regs,
         mapper,
@@ -63,10 +63,10 @@ fn turn_on(connection: &Connection) -> Result<(), ClientError> {
     connection.write(CONFIG, COMMAND, &COMMAND_ON.to_le_bytes())
 }
 
-/// Resets the device by a message. Memory stays mapped; the command register does not keep its bits.
-struct Reset(Arc<Connection>);
+/// Resets the device by a message. Memory stays mapped; the command register is cleared.
+struct ClientReset(Arc<Connection>);
 
-impl FunctionReset for Reset {
+impl FunctionReset for ClientReset {
     fn function_reset(&self) -> onehop_os::Result<()> {
         let reset = self.0.request(command::RESET, &[], None).and_then(|_| turn_on(&self.0));
         reset.map_err(|error| onehop_os::Error::System {

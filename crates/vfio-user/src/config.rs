@@ -1,8 +1,9 @@
-//! The configuration space of a function: header, power management, MSI-X or MSI, and PCI Express, with what a host may write.
+//! The configuration space of a function: header, power management, MSI-X or MSI, and PCI Express, with the bits that a
+//! host may write.
 
-use crate::model::{Identity, Vectors};
+use crate::model::{FunctionIdentity, Vectors};
 
-/// Bytes of it: all of a PCI Express function's, the extended part without capabilities.
+/// Its size: that of a PCI Express function, without extended capabilities.
 pub const BYTES: usize = 4096;
 
 /// The BAR that holds the MSI-X table and, behind it, the pending bits.
@@ -12,7 +13,7 @@ const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const BARS: usize = 0x10;
 const PM: usize = 0x40;
-/// MSI-X or MSI: one of them is there.
+/// Either MSI-X or MSI is present.
 const MSI: usize = 0x50;
 const PCIE: usize = 0x60;
 const PMCSR: usize = PM + 4;
@@ -22,17 +23,17 @@ const DEVICE_CONTROL: usize = PCIE + 8;
 /// Command: memory space, bus master.
 const MEMORY: u16 = 1 << 1;
 const MASTER: u16 = 1 << 2;
-/// Bits of Command that a function without I/O ports keeps: also parity, SERR# and INTx disable.
+/// Writable bits of Command for a function without I/O ports: also parity, SERR# and INTx disable.
 const COMMAND_KEPT: u16 = MEMORY | MASTER | 1 << 6 | 1 << 8 | 1 << 10;
 /// Device Control: Initiate Function Level Reset.
 const FLR: u16 = 1 << 15;
 
-/// Bytes of the MSI-X table, in whole pages.
+/// Size of the MSI-X table in whole pages.
 pub(crate) fn msix_table_bytes(vectors: u16) -> u64 {
     (u64::from(vectors) * 16).next_multiple_of(4096)
 }
 
-/// Bytes of the MSI-X BAR: a page of pending bits behind the table.
+/// Size of the MSI-X BAR: the table, and a page of pending bits.
 pub(crate) fn msix_bar_bytes(vectors: u16) -> u64 {
     (msix_table_bytes(vectors) + 4096).next_power_of_two()
 }
@@ -40,15 +41,15 @@ pub(crate) fn msix_bar_bytes(vectors: u16) -> u64 {
 /// The configuration space.
 pub struct ConfigSpace {
     bytes: Box<[u8; BYTES]>,
-    /// The bits that a host may change.
+    /// The writable bits.
     kept: Box<[u8; BYTES]>,
-    identity: Identity,
+    identity: FunctionIdentity,
 }
 
 impl ConfigSpace {
-    /// As after power-on.
+    /// The state after power-on.
     #[must_use]
-    pub fn new(identity: &Identity) -> Self {
+    pub fn new(identity: &FunctionIdentity) -> Self {
         let mut space =
             Self { bytes: Box::new([0; BYTES]), kept: Box::new([0; BYTES]), identity: identity.clone() };
         space.put_header();
@@ -62,7 +63,7 @@ impl ConfigSpace {
         space
     }
 
-    /// Back to what it was after power-on.
+    /// Restores the state after power-on.
     pub fn reset(&mut self) {
         *self = Self::new(&self.identity);
     }
@@ -82,10 +83,10 @@ impl ConfigSpace {
         self.put16(0, id.vendor, 0);
         self.put16(2, id.device, 0);
         self.put16(COMMAND, 0, COMMAND_KEPT);
-        // There is a list of capabilities.
+        // Capabilities List.
         self.put16(STATUS, 1 << 4, 0);
         self.put32(8, id.class << 8 | u32::from(id.revision), 0);
-        // Cache line size, and interrupt line: no function of its own, hosts note something there.
+        // Cache line size and interrupt line: hosts write them, the function does not use them.
         self.kept[0x0c] = 0xff;
         self.put16(0x2c, id.subsystem_vendor, 0);
         self.put16(0x2e, id.subsystem, 0);
@@ -100,7 +101,7 @@ impl ConfigSpace {
         }
         for (index, bytes) in bars {
             let (at, kept) = (BARS + usize::from(index) * 4, !(bytes - 1));
-            // 64 bits wide; the lowest bits say so and stay.
+            // 64-bit; the lowest bits, which say so, are read-only.
             self.put32(at, 4, kept as u32 & !0xf);
             self.put32(at + 4, 0, (kept >> 32) as u32);
         }
@@ -122,7 +123,7 @@ impl ConfigSpace {
 
     fn put_msi(&mut self) {
         self.put16(MSI, 0x05 | (PCIE as u16) << 8, 0);
-        // One vector, addresses of 64 bits; the host enables it and chooses from one.
+        // One vector, 64-bit addresses; only Enable and the message are writable.
         self.put16(MSI_CONTROL, 1 << 7, 0x71);
         self.put32(MSI + 4, 0, !3);
         self.put32(MSI + 8, 0, u32::MAX);
@@ -137,23 +138,23 @@ impl ConfigSpace {
         self.put32(PCIE + 4, 1 | 1 << 15 | u32::from(self.identity.flr) << 28, 0);
         // Relaxed ordering, no snoop, reads of 512 bytes.
         self.put16(DEVICE_CONTROL, 0x2810, 0x7fff);
-        // Four lanes of 16 GT/s, as could be and as are.
+        // Four lanes at 16 GT/s, both as maximum and at present.
         self.put32(PCIE + 0x0c, 0x44, 0);
         self.put16(PCIE + 0x10, 0, 0x01c3);
         self.put16(PCIE + 0x12, 0x44, 0);
-        // Completion timeouts can be disabled; the speeds that there are; the one that is aimed at.
+        // Completion timeouts can be disabled; supported speeds; target speed.
         self.put32(PCIE + 0x24, 1 << 4, 0);
         self.put16(PCIE + 0x28, 0, 0x001f);
         self.put32(PCIE + 0x2c, 0x1e, 0);
         self.put16(PCIE + 0x30, 4, 0x000f);
     }
 
-    /// Reads bytes that lie within it.
+    /// Reads bytes within it.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
     }
 
-    /// Writes bytes that lie within it; true if a function level reset is asked for.
+    /// Writes bytes within it; returns whether a function level reset was requested.
     pub fn write(&mut self, offset: usize, data: &[u8]) -> bool {
         let (state, mut resets) = (self.bytes[PMCSR] & 3, false);
         for (at, byte) in (offset..).zip(data) {
@@ -162,7 +163,7 @@ impl ConfigSpace {
             resets |= at == DEVICE_CONTROL + 1 && u16::from(*byte) << 8 & FLR != 0;
         }
         let resets = resets && self.identity.flr;
-        // There is no D1 and no D2: the state stays what it was.
+        // D1 and D2 are not supported: the state does not change.
         if matches!(self.bytes[PMCSR] & 3, 1 | 2) {
             self.bytes[PMCSR] = self.bytes[PMCSR] & !3 | state;
         }
@@ -178,7 +179,7 @@ impl ConfigSpace {
         self.bytes[PMCSR] & 3 == 0
     }
 
-    /// Whether the BARs answer.
+    /// Whether the BARs respond.
     #[must_use]
     pub fn memory_enabled(&self) -> bool {
         self.word(COMMAND) & MEMORY != 0 && self.is_awake()
@@ -190,7 +191,7 @@ impl ConfigSpace {
         self.word(COMMAND) & MASTER != 0 && self.is_awake()
     }
 
-    /// Whether interrupts are enabled, and all of them masked (which MSI with one vector has no bit for).
+    /// Whether interrupts are enabled, and whether all are masked (MSI with one vector has no mask bit).
     #[must_use]
     pub fn interrupts(&self) -> (bool, bool) {
         let control = self.word(MSI_CONTROL);
@@ -211,7 +212,7 @@ mod tests {
     }
 
     fn space_of(vectors: Vectors, flr: bool) -> ConfigSpace {
-        ConfigSpace::new(&Identity {
+        ConfigSpace::new(&FunctionIdentity {
             vendor: 0x1234,
             device: 0x5678,
             subsystem_vendor: 0x1234,

@@ -1,4 +1,4 @@
-//! The memory that a client shares, piece by piece.
+//! The memory that a client shares.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,31 +8,31 @@ use onehop_os::HostMem;
 use rustix::io::Errno;
 
 use crate::error::Refusal;
-use crate::model::{Model, Reach};
+use crate::model::{DeviceModel, Reach};
 use crate::version::{MAX_MAPS, PAGE};
 use crate::wire::{DmaMap, DmaUnmap};
 
-struct Piece {
+struct SharedRange {
     bytes: u64,
     _reach: Reach,
 }
 
-/// Every piece, by where the device finds it. They do not overlap.
+/// Every shared range, by bus address. They do not overlap.
 #[derive(Default)]
-pub(crate) struct Shared(BTreeMap<u64, Piece>);
+pub(crate) struct SharedMemory(BTreeMap<u64, SharedRange>);
 
-impl Shared {
-    /// A new piece; without a file descriptor it is something that the device cannot reach.
+impl SharedMemory {
+    /// Adds a range. Without a file descriptor the device cannot reach it.
     pub(crate) fn add(
         &mut self,
-        model: &dyn Model,
+        model: &dyn DeviceModel,
         ask: &DmaMap,
         fd: Option<OwnedFd>,
     ) -> Result<(), Refusal> {
         self.check(ask)?;
         let memory = fd.map(|fd| memory(ask, fd)).transpose()?;
         let reach = model.reach(ask.at, ask.bytes, memory).map_err(Refusal::invalid)?;
-        self.0.insert(ask.at, Piece { bytes: ask.bytes, _reach: reach });
+        self.0.insert(ask.at, SharedRange { bytes: ask.bytes, _reach: reach });
         Ok(())
     }
 
@@ -40,12 +40,12 @@ impl Shared {
         if self.0.len() >= MAX_MAPS {
             return Err(Refusal {
                 errno: Errno::NOSPC,
-                why: format!("more than {MAX_MAPS} pieces of memory"),
+                why: format!("more than {MAX_MAPS} ranges of memory"),
             });
         }
         if ![ask.at, ask.bytes, ask.offset].iter().all(|part| part.is_multiple_of(PAGE)) {
             let why = format!(
-                "{:#x} bytes at {:#x}, file offset {:#x}: no whole pages",
+                "{:#x} bytes at {:#x}, file offset {:#x}: not whole pages",
                 ask.bytes, ask.at, ask.offset
             );
             return Err(Refusal::invalid(why));
@@ -59,15 +59,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes back every piece that lies in a range. None is taken apart; that there is none is no error, as clients
-    /// take back what they never shared.
+    /// Unshares every range within the given one. A partial overlap is refused; an empty match is not, because clients
+    /// unshare ranges that they never shared.
     pub(crate) fn remove(&mut self, ask: &DmaUnmap) -> Result<(), Refusal> {
         if ask.all {
             self.0.clear();
             return Ok(());
         }
         let Some(last) = ask.bytes.checked_sub(1).map(|more| ask.at.saturating_add(more)) else {
-            return Err(Refusal::invalid("no bytes are taken back"));
+            return Err(Refusal::invalid("unsharing an empty range"));
         };
         let before = self.0.range(..ask.at).next_back();
         let cut = before.filter(|(at, piece)| *at + (piece.bytes - 1) >= ask.at);
@@ -75,7 +75,7 @@ impl Shared {
             .or_else(|| self.0.range(ask.at..=last).next_back().filter(|(at, p)| *at + (p.bytes - 1) > last));
         if let Some((at, _)) = cut {
             return Err(Refusal::invalid(format!(
-                "{:#x} bytes at {:#x} cut the piece at {at:#x}",
+                "{:#x} bytes at {:#x} cut the range at {at:#x}",
                 ask.bytes, ask.at
             )));
         }
@@ -86,20 +86,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes everything back.
+    /// Unshares everything.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-/// Maps the client's memory. Only ordinary files and memfds: how long they are can be checked.
+/// Maps the client's memory. Only regular files and memfds: their length can be checked.
 fn memory(ask: &DmaMap, fd: OwnedFd) -> Result<HostMem, Refusal> {
     let file = File::from(fd);
     let what = file.metadata().map_err(|e| Refusal::invalid(format!("fstat of the memory's file: {e}")))?;
     let bytes = usize::try_from(ask.bytes).map_err(|_| Refusal::invalid("more memory than can be mapped"))?;
     if !what.is_file() || what.len() < ask.offset + ask.bytes {
         let why =
-            format!("{bytes:#x} bytes from {:#x} on do not lie in the file that came along", ask.offset);
+            format!("{bytes:#x} bytes from {:#x} on are not within the file that was passed", ask.offset);
         return Err(Refusal::invalid(why));
     }
     let mapped = HostMem::of_file_range(&file, ask.offset, bytes, ask.writable);

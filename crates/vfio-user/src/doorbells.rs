@@ -1,4 +1,4 @@
-//! Doorbells that clients map: a memfd that they write into, and the thread that watches it.
+//! Mapped doorbells: a memfd that clients write to, and the thread that polls it.
 
 use std::fs::File;
 use std::io;
@@ -13,33 +13,33 @@ use onehop_sim::Sim;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::error::{Error, Result};
-use crate::model::Mapping;
+use crate::model::MappableParts;
 
-/// After a write, further ones are looked for without a pause for this long.
+/// After a write, the thread polls without a pause for this long.
 const BUSY: Duration = Duration::from_micros(200);
-/// After that, this often, for as long as [`WARM`].
+/// After that, the pause between polls for as long as [`WARM`].
 const WARM_PAUSE: Duration = Duration::from_micros(50);
 const WARM: Duration = Duration::from_millis(20);
-/// And this often from then on: what an idle client costs.
+/// The pause from then on, which limits the cost of an idle client.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the thread is to do.
+/// Shared with the thread.
 #[derive(Default)]
 struct Orders {
     stop: AtomicBool,
-    /// A client has made the function a bus master: without that it has no queue to ring for.
+    /// A client has enabled bus mastering. Before that, it has no queue to ring for.
     active: AtomicBool,
 }
 
-/// The memory and its thread, which ends with the value.
+/// The memory and its thread, which ends on drop.
 pub(crate) struct MappedDoorbells {
-    mapping: Mapping,
+    mapping: MappableParts,
     orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl MappedDoorbells {
-    /// Gives a drive mapped doorbells.
+    /// Sets up mapped doorbells for a drive.
     pub(crate) fn start(sim: &Sim) -> Result<Self> {
         let failed = |call| move |source: io::Error| Error::Doorbells { call, source };
         let first = u64::from(offset::DOORBELLS);
@@ -55,11 +55,11 @@ impl MappedDoorbells {
             .spawn(move || watch(&watched, &told))
             .map_err(failed("start of a thread"))?;
         let area = first..end;
-        let mapping = Mapping { file: Arc::new(file), areas: vec![area] };
+        let mapping = MappableParts { file: Arc::new(file), areas: vec![area] };
         Ok(Self { mapping, orders, thread: Some(thread) })
     }
 
-    /// Watches them from now on, or no longer.
+    /// Starts or stops polling.
     pub(crate) fn set_active(&self, active: bool) {
         self.orders.active.store(active, Ordering::Release);
         if let Some(thread) = self.thread.as_ref().filter(|_| active) {
@@ -67,7 +67,7 @@ impl MappedDoorbells {
         }
     }
 
-    pub(crate) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &MappableParts {
         &self.mapping
     }
 }
@@ -82,7 +82,7 @@ impl Drop for MappedDoorbells {
     }
 }
 
-/// A file in memory that no client can make shorter: reading what is gone would end this process.
+/// A memory file that clients cannot shrink: accessing a missing page would kill this process.
 fn sealed_file(bytes: u64) -> Result<File> {
     let failed = |call| move |source: io::Error| Error::Doorbells { call, source };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -94,7 +94,7 @@ fn sealed_file(bytes: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Delivers what is written until it is told to stop, ever more rarely while nothing is.
+/// Delivers written doorbells until told to stop. Idle polls become less frequent.
 fn watch(sim: &Sim, orders: &Orders) {
     let mut last = Instant::now();
     while !orders.stop.load(Ordering::Acquire) {

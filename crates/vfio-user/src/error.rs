@@ -1,4 +1,4 @@
-//! What ends a server, what ends a session, and what a client's request is refused with.
+//! Errors that end a server or a session, and refusals of a client's request.
 
 use std::path::PathBuf;
 
@@ -7,34 +7,34 @@ use rustix::io::Errno;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why nothing can be served.
+/// Why a device cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody listens on the socket already.
+    /// Another server listens on the socket.
     #[error("{0} is in use by another server; choose another path, or stop that one")]
     InUse(PathBuf),
-    /// Something that is no socket has the path.
+    /// The path exists and is not a socket.
     #[error("{0} exists and is not a socket; choose another path")]
     NotASocket(PathBuf),
-    /// The socket could not be made or used.
+    /// A socket call failed.
     #[error("{call} of the socket {path} failed: {source}")]
     Socket {
-        /// What was tried.
+        /// The call.
         call: &'static str,
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Clients cannot be given doorbells to map.
+    /// The doorbells cannot be offered for mapping.
     #[error("the doorbells cannot be mapped: {call} failed: {source}")]
     Doorbells {
-        /// What was tried.
+        /// The call.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The simulated drive is of a kind that cannot be served.
+    /// This kind of simulated drive cannot be served.
     #[error("this simulated drive cannot be served: {0}")]
     Unfit(&'static str),
 }
@@ -42,14 +42,14 @@ pub enum Error {
 /// Why a served controller cannot be driven.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing takes connections there.
-    #[error("nothing could be reached on the socket {path}: {source}{hint}")]
+    /// No server accepts connections there.
+    #[error("cannot connect to the socket {path}: {source}{hint}")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do about it, or nothing.
+        /// A hint how to fix it, or empty.
         hint: &'static str,
     },
     /// The server refused a request.
@@ -59,21 +59,21 @@ pub enum ClientError {
         path: PathBuf,
         /// The request.
         what: &'static str,
-        /// The error number that it gave.
+        /// The server's error number.
         source: std::io::Error,
     },
-    /// The connection is of no more use.
+    /// The connection is unusable.
     #[error("the connection to {path} ended during {what}: {why}")]
     Broken {
         /// The socket.
         path: PathBuf,
-        /// The request at that time.
+        /// The request during which it ended.
         what: &'static str,
         /// The reason.
         why: String,
     },
-    /// What is served there is not something that onehop drives.
-    #[error("what is served on {path} cannot be driven: {why}")]
+    /// The served device is not supported.
+    #[error("the device served on {path} cannot be driven: {why}")]
     Unfit {
         /// The socket.
         path: PathBuf,
@@ -82,36 +82,36 @@ pub enum ClientError {
     },
 }
 
-/// Why a session ended before the other side closed it.
+/// Why a session ended before the peer closed it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    /// The other side broke the protocol in a way after which the next message cannot be found.
-    #[error("the other side broke the protocol: {0}")]
+    /// The peer violated the protocol, and the next message cannot be located.
+    #[error("the peer violated the protocol: {0}")]
     Protocol(String),
-    /// The other side stopped in the middle of a message, or takes none.
-    #[error("the other side did not {0} within {1} s")]
+    /// The peer stopped in the middle of a message, or does not accept any.
+    #[error("the peer did not {0} within {1} s")]
     Slow(&'static str, u64),
     /// The socket failed.
     #[error("{0} of the socket failed: {1}")]
     Socket(&'static str, Errno),
 }
 
-/// Why one request is refused: the error number of the reply, and the reason for people.
+/// Why a request is refused: the error number of the reply, and a reason for people.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error number that the client is told.
+    /// The error number for the client.
     pub errno: Errno,
     /// The reason.
     pub why: String,
 }
 
 impl Refusal {
-    /// A request that makes no sense.
+    /// An invalid request.
     pub(crate) fn invalid(why: impl Into<String>) -> Self {
         Self { errno: Errno::INVAL, why: why.into() }
     }
 
-    /// A request that makes sense, but not here.
+    /// A valid request that is not supported.
     pub(crate) fn unsupported(why: impl Into<String>) -> Self {
         Self { errno: Errno::OPNOTSUPP, why: why.into() }
     }

@@ -1,12 +1,12 @@
-//! A PCI function: a model behind a configuration space and its interrupts.
+//! A PCI function: a device model behind a configuration space and interrupts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{self, ConfigSpace, MSIX_BAR};
 use crate::error::Refusal;
 use crate::irq::Interrupts;
-use crate::model::{Model, Vectors};
-use crate::wire::Access;
+use crate::model::{DeviceModel, Vectors};
+use crate::wire::RegionAccess;
 
 /// Number of regions: six BARs, the ROM, the configuration space, VGA.
 pub(crate) const REGIONS: u32 = 9;
@@ -14,14 +14,14 @@ const CONFIG_REGION: u32 = 7;
 
 /// A simulated PCI function.
 pub struct Function {
-    pub(crate) model: Box<dyn Model>,
+    pub(crate) model: Box<dyn DeviceModel>,
     pub(crate) interrupts: Arc<Interrupts>,
     config: Mutex<ConfigSpace>,
-    /// The MSI-X table. Clients keep their own, as they do with VFIO: this one only remembers what it is told.
+    /// The MSI-X table. As with VFIO, clients keep their own; this one only stores what they write.
     table: Mutex<Vec<u8>>,
     vectors: Vectors,
     flr: bool,
-    /// BARs answer though Memory Space Enable is off.
+    /// BARs respond even if Memory Space Enable is off.
     forgiving: bool,
     /// Bytes of each region.
     sizes: [u64; REGIONS as usize],
@@ -32,9 +32,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Function {
-    /// Puts a model behind a function.
+    /// Wraps a device model.
     #[must_use]
-    pub fn new(model: Box<dyn Model>) -> Self {
+    pub fn new(model: Box<dyn DeviceModel>) -> Self {
         let identity = model.identity();
         let vectors = identity.vectors;
         let interrupts = Arc::new(Interrupts::new(vectors.count()));
@@ -62,19 +62,19 @@ impl Function {
         }
     }
 
-    /// The same function, whose BARs answer clients that never set Memory Space Enable. Power states count as before.
+    /// Lets BARs respond to clients that never set Memory Space Enable. Power states still apply.
     #[must_use]
     pub fn forgiving_memory_space(self) -> Self {
         Self { forgiving: true, ..self }
     }
 
-    /// Bytes of a region; 0 if it is not there.
+    /// Bytes of a region; 0 if it does not exist.
     pub(crate) fn region_bytes(&self, region: u32) -> Result<u64, Refusal> {
         let size = self.sizes.get(region as usize).copied();
         size.ok_or_else(|| Refusal::invalid(format!("region {region}; there are 0 to {}", REGIONS - 1)))
     }
 
-    /// How it tells interrupts.
+    /// Its kind of interrupts.
     pub(crate) fn vectors(&self) -> Vectors {
         self.vectors
     }
@@ -84,26 +84,26 @@ impl Function {
         self.flr
     }
 
-    fn check(&self, access: &Access) -> Result<(), Refusal> {
+    fn check(&self, access: &RegionAccess) -> Result<(), Refusal> {
         let size = self.region_bytes(access.region)?;
         match access.offset.checked_add(access.bytes.into()) {
             Some(end) if end <= size => Ok(()),
             _ => {
-                let Access { region, offset, bytes } = access;
+                let RegionAccess { region, offset, bytes } = access;
                 let why = format!("{bytes} bytes at {offset:#x} of region {region}, which has {size:#x}");
                 Err(Refusal::invalid(why))
             }
         }
     }
 
-    /// Whether the BARs answer.
+    /// Whether the BARs respond.
     fn answers(&self) -> bool {
         let config = locked(&self.config);
         config.memory_enabled() || self.forgiving && config.is_awake()
     }
 
-    /// Reads from a region; `out` is as long as the access says.
-    pub(crate) fn read(&self, access: &Access, out: &mut [u8]) -> Result<(), Refusal> {
+    /// Reads from a region; `out` has the length of the access.
+    pub(crate) fn read(&self, access: &RegionAccess, out: &mut [u8]) -> Result<(), Refusal> {
         self.check(access)?;
         if self.model.is_gone() {
             out.fill(0xff);
@@ -122,7 +122,7 @@ impl Function {
     }
 
     /// Writes to a region.
-    pub(crate) fn write(&self, access: &Access, data: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn write(&self, access: &RegionAccess, data: &[u8]) -> Result<(), Refusal> {
         self.check(access)?;
         if self.model.is_gone() {
             return Ok(());
@@ -130,7 +130,7 @@ impl Function {
         if access.region == CONFIG_REGION {
             self.write_config(access.offset as usize, data);
         } else if !self.answers() {
-            // Nobody answers there now; the write is lost, as it is on a bus.
+            // Nothing responds now; the write is lost, as on a bus.
         } else if access.region == u32::from(MSIX_BAR) {
             for (at, byte) in (access.offset as usize..).zip(data) {
                 if let Some(kept) = locked(&self.table).get_mut(at) {
@@ -164,7 +164,7 @@ impl Function {
         self.interrupts.control(enabled, all_masked);
     }
 
-    /// A function level reset. Event fds stay with the client's vectors, as they do with VFIO.
+    /// Function level reset. As with VFIO, event fds stay connected to the client's vectors.
     pub fn reset(&self) {
         self.model.set_bus_master(false);
         self.model.reset();

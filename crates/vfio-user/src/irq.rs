@@ -1,4 +1,4 @@
-//! Vectors of MSI-X or MSI: event fds that the client gives, masks, and what is pending behind them.
+//! MSI-X or MSI vectors: the client's event fds, masks and pending bits.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,22 +16,22 @@ struct Vector {
 }
 
 #[derive(Default)]
-struct State {
+struct VectorState {
     vectors: Vec<Vector>,
-    /// Whether they are enabled, and all masked, as the configuration space has them.
+    /// Whether they are enabled, and all masked, by the configuration space.
     enabled: bool,
     all_masked: bool,
 }
 
-impl State {
-    /// Raises a vector, or remembers that it is to be raised.
+impl VectorState {
+    /// Raises a vector, or marks it pending.
     fn raise(&mut self, vector: usize) {
         let (enabled, all_masked) = (self.enabled, self.all_masked);
         let Some(vector) = self.vectors.get_mut(vector) else { return };
         match &vector.event {
             Some(event) if !vector.masked && !all_masked => {
                 vector.pending = false;
-                // It fails where the client has not looked for 2^64 interrupts, or closed its end: nobody waits.
+                // Fails if the client has not read 2^64 interrupts, or has closed its end: no one is waiting.
                 let _ = rustix::io::write(event, &1u64.to_ne_bytes());
             }
             Some(_) => vector.pending = true,
@@ -39,7 +39,7 @@ impl State {
         }
     }
 
-    /// Raises what is pending and no longer held back.
+    /// Raises pending vectors that are no longer masked.
     fn settle(&mut self) {
         for i in 0..self.vectors.len() {
             if self.vectors[i].pending {
@@ -49,42 +49,42 @@ impl State {
     }
 }
 
-/// Takes an event fd; a pipe or a socket could end or stop this process when it is written to.
+/// Checks that it is an event fd: writing to a pipe or socket could kill or block this process.
 fn check_event(event: &OwnedFd) -> Result<(), Refusal> {
-    let refused = |e| Refusal::invalid(format!("an interrupt's event fd cannot be used: {e}"));
-    // Event fds have no file type, as other anonymous files that refuse to be written.
+    let refused = |e| Refusal::invalid(format!("an event fd is unusable: {e}"));
+    // Event fds have no file type. Other anonymous files share that, but refuse writes.
     if FileType::from_raw_mode(fstat(event).map_err(refused)?.st_mode) != FileType::Unknown {
-        return Err(Refusal::invalid("an interrupt came with something that is no event fd"));
+        return Err(Refusal::invalid("a file passed for an interrupt is not an event fd"));
     }
-    // A device must not hang because its client does not read.
+    // The device must not block if its client does not read.
     let flags = fcntl_getfl(event).map_err(refused)?;
     fcntl_setfl(event, flags | OFlags::NONBLOCK).map_err(refused)
 }
 
 /// The vectors of a function.
-pub struct Interrupts(Mutex<State>);
+pub struct Interrupts(Mutex<VectorState>);
 
 impl Interrupts {
     pub(crate) fn new(vectors: u16) -> Self {
         let vectors = (0..vectors).map(|_| Vector::default()).collect();
-        Self(Mutex::new(State { vectors, ..State::default() }))
+        Self(Mutex::new(VectorState { vectors, ..VectorState::default() }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, VectorState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Raises a vector; one that the function does not have is none.
+    /// Raises a vector; ignored if the function does not have it.
     pub fn raise(&self, vector: u16) {
         self.state().raise(vector.into());
     }
 
-    /// How many there are.
+    /// Number of vectors.
     pub(crate) fn count(&self) -> u32 {
         self.state().vectors.len() as u32
     }
 
-    /// What the configuration space says from now on.
+    /// Applies a change of the configuration space.
     pub(crate) fn control(&self, enabled: bool, all_masked: bool) {
         let mut state = self.state();
         (state.enabled, state.all_masked) = (enabled, all_masked);
@@ -94,7 +94,7 @@ impl Interrupts {
         state.settle();
     }
 
-    /// Gives vectors their event fds, or takes them away.
+    /// Connects vectors to event fds, or disconnects them.
     pub(crate) fn connect(&self, start: u32, events: Vec<Option<OwnedFd>>) -> Result<(), Refusal> {
         events.iter().flatten().try_for_each(check_event)?;
         let mut state = self.state();
@@ -105,7 +105,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Masks, unmasks or raises those vectors from `start` on for which `which` is true.
+    /// Masks, unmasks or raises the vectors from `start` on for which `which` is true.
     pub(crate) fn act(&self, action: IrqAction, start: u32, which: impl Iterator<Item = bool>) {
         let mut state = self.state();
         for (i, _) in which.enumerate().filter(|(_, chosen)| *chosen) {
@@ -120,12 +120,12 @@ impl Interrupts {
         state.settle();
     }
 
-    /// The client is done with interrupts: no event fd is kept.
+    /// Drops all event fds.
     pub(crate) fn disconnect(&self) {
         self.state().vectors.iter_mut().for_each(|v| *v = Vector::default());
     }
 
-    /// The pending bits, 64 vectors to eight bytes.
+    /// The pending bits: 64 vectors in eight bytes.
     pub(crate) fn pending(&self) -> Vec<u8> {
         let state = self.state();
         let mut bits = vec![0; state.vectors.len().div_ceil(64) * 8];
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// How often it was raised since the last look.
+    /// How often it was raised since the last call.
     fn raised(event: &OwnedFd) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))

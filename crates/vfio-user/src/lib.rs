@@ -1,10 +1,30 @@
-//! PCI functions over a socket, by the vfio-user protocol: simulated ones served to QEMU or any other client, and NVMe
-//! controllers that others serve, driven as any drive ([`client`]).
+//! PCI functions over a socket, by the vfio-user protocol: serves simulated devices to QEMU or any other client, and
+//! drives NVMe controllers that other processes serve.
 //!
-//! A [`Model`] is what differs from one device to the next: its identity, its BARs, its reset. [`Function`] puts a
-//! configuration space with capabilities and interrupts in front of it; [`Server`] speaks the protocol. The client shares its
-//! memory by file descriptors, and interrupts are event fds, so that neither data nor interrupts pass the socket.
-//! Nothing that comes over the socket is trusted: lengths, offsets, counts and file descriptors are checked before use.
+//! To serve a device, in order:
+//!
+//! 1. A [`DeviceModel`] ([`Nvme`], [`Sdr`]) is the device: its identity, BARs and reset.
+//! 2. [`Function::new`] adds configuration space, capabilities and interrupts.
+//! 3. [`Server::bind`] creates the socket.
+//! 4. [`Server::run`] serves one client after another, until it is told to stop.
+//!
+//! [`client::open`] connects to a served NVMe controller.
+//!
+//! ```no_run
+//! use onehop_sim::{Config, Sim};
+//! use onehop_vfio_user::{Function, Nvme, Server};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let drive = Sim::new(Config::parse("mem:64M")?)?;
+//! let function = Function::new(Box::new(Nvme::new(drive)?));
+//! let server = Server::bind("/run/drive.sock".as_ref())?;
+//! server.run(&function, &|| false, &|event| eprintln!("{event}"))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Memory and interrupts are shared as file descriptors (memory files, event fds), so neither data nor interrupts pass
+//! through the socket. All input from the socket is checked before use: lengths, offsets, counts and file descriptors.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -27,7 +47,7 @@ pub use config::ConfigSpace;
 pub use error::{ClientError, Error, Refusal, Result};
 pub use function::Function;
 pub use irq::Interrupts;
-pub use model::{Bar, Identity, Mapping, Model, Reach, Vectors};
+pub use model::{Bar, DeviceModel, FunctionIdentity, MappableParts, Reach, Vectors};
 pub use nvme::Nvme;
 pub use sdr::Sdr;
-pub use server::{Event, Server, serve};
+pub use server::{Server, ServerEvent, serve};

@@ -1,4 +1,4 @@
-//! A socket of either side: whole messages in, whole messages out, each within a time.
+//! A socket of either side: sends and receives whole messages, with time limits.
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -17,12 +17,12 @@ use rustix::net::{
 use crate::error::Broken;
 use crate::wire::{HEADER, Header, MAX_FDS};
 
-/// A message that has begun has to be whole within this time, and a reply has to be taken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether to stop.
-const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Time limit for the rest of a message that has begun, and for sending one.
+pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval between checks of `stop`.
+const STOP_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// A message as it came.
+/// A received message.
 pub(crate) struct Message {
     pub header: Header,
     pub payload: Vec<u8>,
@@ -30,18 +30,18 @@ pub(crate) struct Message {
 }
 
 /// The socket.
-pub(crate) struct Link<S> {
+pub(crate) struct MessageSocket<S> {
     stream: UnixStream,
     stop: S,
 }
 
-impl<S: Fn() -> bool> Link<S> {
-    /// `stop` is asked now and then whether to end.
+impl<S: Fn() -> bool> MessageSocket<S> {
+    /// `stop` is called regularly; it returns whether to end.
     pub(crate) fn new(stream: UnixStream, stop: S) -> Self {
         Self { stream, stop }
     }
 
-    /// Waits for the next message; none when the other side has closed, or it is time to stop.
+    /// Waits for the next message; `None` when the peer has closed, or `stop` says so.
     pub(crate) fn receive(&self) -> Result<Option<Message>, Broken> {
         self.receive_by(None)
     }
@@ -54,15 +54,15 @@ impl<S: Fn() -> bool> Link<S> {
         }
         let header = Header::decode(&raw);
         let mut payload = vec![0; header.payload().map_err(Broken::Protocol)?];
-        let due = Instant::now() + PATIENCE;
+        let due = Instant::now() + MESSAGE_TIMEOUT;
         if !self.fill(&mut payload, &mut fds, Some(due), false)? {
             return Ok(None);
         }
         Ok(Some(Message { header, payload, fds }))
     }
 
-    /// Fills a buffer, collecting what file descriptors come along; false when the stream ended before its first byte,
-    /// where it may, or it is time to stop. Once a byte has come, or if there is a time already, it waits only so long.
+    /// Fills a buffer and collects file descriptors. Returns false on `stop`, or if the stream ended before its first
+    /// byte where that is allowed. There is a time limit from the first byte on, or if `due` is set.
     fn fill(
         &self,
         buffer: &mut [u8],
@@ -83,7 +83,7 @@ impl<S: Fn() -> bool> Link<S> {
                 }
                 Some(more) => done += more,
             }
-            due = due.or_else(|| Some(Instant::now() + PATIENCE));
+            due = due.or_else(|| Some(Instant::now() + MESSAGE_TIMEOUT));
         }
         Ok(true)
     }
@@ -95,7 +95,7 @@ impl<S: Fn() -> bool> Link<S> {
         let got = match recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
             Ok(got) => got,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            // One that was killed with messages unread: the same as closed.
+            // The peer was killed with messages unread: the same as closed.
             Err(Errno::CONNRESET) => return Ok(Some(0)),
             Err(error) => return Err(Broken::Socket("recvmsg", error)),
         };
@@ -110,10 +110,10 @@ impl<S: Fn() -> bool> Link<S> {
         Ok(Some(got.bytes))
     }
 
-    /// Sends a message, with a file for the other side to have too.
+    /// Sends a message, optionally with a file.
     pub(crate) fn send(&self, header: &Header, payload: &[u8], file: Option<&File>) -> Result<(), Broken> {
         let message = [header.encode().as_slice(), payload].concat();
-        let (mut left, due) = (message.as_slice(), Instant::now() + PATIENCE);
+        let (mut left, due) = (message.as_slice(), Instant::now() + MESSAGE_TIMEOUT);
         let fds = file.map(AsFd::as_fd);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -132,7 +132,7 @@ impl<S: Fn() -> bool> Link<S> {
                         return Ok(());
                     }
                 }
-                // The other side is gone; the next receive says so.
+                // The peer is gone; the next receive reports it.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(Broken::Socket("sendmsg", error)),
             }
@@ -140,20 +140,20 @@ impl<S: Fn() -> bool> Link<S> {
         Ok(())
     }
 
-    /// Waits until the socket is ready; false when it is time to stop.
+    /// Waits until the socket is ready; false on `stop`.
     fn wait(&self, ready: PollFlags, due: Option<Instant>, what: &'static str) -> Result<bool, Broken> {
         loop {
             if (self.stop)() {
                 return Ok(false);
             }
             let mut polled = [PollFd::new(&self.stream, ready)];
-            match poll(&mut polled, Some(&TICK)) {
+            match poll(&mut polled, Some(&STOP_POLL_INTERVAL)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(true),
                 Err(error) => return Err(Broken::Socket("poll", error)),
             }
             if due.is_some_and(|due| Instant::now() >= due) {
-                return Err(Broken::Slow(what, PATIENCE.as_secs()));
+                return Err(Broken::Slow(what, MESSAGE_TIMEOUT.as_secs()));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The seam to a simulated device: what differs from one PCI function to the next.
+//! The seam to a simulated device: what differs between PCI functions.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,26 +8,26 @@ use onehop_os::HostMem;
 
 use crate::irq::Interrupts;
 
-/// A memory BAR of 64 bits, not prefetchable.
+/// A 64-bit memory BAR, not prefetchable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
-    /// Its number: 0 or 2; 4 holds the MSI-X table where there is one.
+    /// Its number: 0 or 2; 4 holds the MSI-X table if there is one.
     pub index: u8,
-    /// Its size, a power of two from 4096 on.
+    /// Its size, a power of two of at least 4096.
     pub bytes: u64,
 }
 
-/// How a function tells its interrupts.
+/// The kind of a function's interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vectors {
-    /// MSI-X with so many vectors, 1 to 2048.
+    /// MSI-X with 1 to 2048 vectors.
     MsiX(u16),
-    /// MSI with one.
+    /// MSI with one vector.
     Msi,
 }
 
 impl Vectors {
-    /// How many there are.
+    /// Number of vectors.
     #[must_use]
     pub const fn count(self) -> u16 {
         match self {
@@ -37,16 +37,16 @@ impl Vectors {
     }
 }
 
-/// What a function says that it is.
+/// The identity of a function.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Identity {
-    /// Vendor.
+pub struct FunctionIdentity {
+    /// Vendor ID.
     pub vendor: u16,
-    /// Device.
+    /// Device ID.
     pub device: u16,
-    /// Vendor of the subsystem.
+    /// Subsystem vendor ID.
     pub subsystem_vendor: u16,
-    /// Subsystem.
+    /// Subsystem ID.
     pub subsystem: u16,
     /// Class, subclass and programming interface.
     pub class: u32,
@@ -54,48 +54,49 @@ pub struct Identity {
     pub revision: u8,
     /// Its interrupts.
     pub vectors: Vectors,
-    /// Whether it has a function level reset.
+    /// Whether it supports function level reset.
     pub flr: bool,
     /// Its BARs.
     pub bars: Vec<Bar>,
 }
 
-/// Memory of the client stays within the device's reach until this is dropped; dropping it waits for accesses that run.
+/// Keeps client memory within the device's reach until dropped. Dropping it waits for accesses in progress.
 pub type Reach = Box<dyn Send + Sync>;
 
-/// Memory behind parts of a BAR: what a client writes there reaches the device without a message.
-pub struct Mapping {
-    /// A file as long as the parts need; offsets in it are those in the BAR. Nobody can make it shorter.
+/// Memory behind parts of a BAR: client writes reach the device without a message.
+pub struct MappableParts {
+    /// A file that covers the parts, with the BAR's offsets. No client can shrink it.
     pub file: Arc<File>,
     /// The parts, in whole pages.
     pub areas: Vec<Range<u64>>,
 }
 
 /// A simulated device behind a PCI function.
-pub trait Model: Send + Sync {
-    /// What it is; always the same.
-    fn identity(&self) -> Identity;
+pub trait DeviceModel: Send + Sync {
+    /// Its identity; always the same.
+    fn identity(&self) -> FunctionIdentity;
     /// Reads within a BAR. Must not wait for a command of the device.
     fn read(&self, bar: u8, offset: u64, out: &mut [u8]);
     /// Writes within a BAR. Must not wait for a command of the device.
     fn write(&self, bar: u8, offset: u64, data: &[u8]);
-    /// The parts of a BAR that clients may map; none for most.
-    fn mapping(&self, bar: u8) -> Option<&Mapping> {
+    /// The parts of a BAR that clients may map, if any.
+    fn mapping(&self, bar: u8) -> Option<&MappableParts> {
         let _ = bar;
         None
     }
-    /// Lets the device reach `bytes` of the client's memory at a bus address; without `memory` there is something that
-    /// the client does not share, and the device has to treat an access as one that fails.
+    /// Lets the device reach `bytes` of client memory at a bus address. Without `memory`, the client does not share
+    /// that range, and accesses by the device fail.
     ///
     /// # Errors
-    /// Says why this cannot be.
+    /// Why this is not possible.
     fn reach(&self, at: u64, bytes: u64, memory: Option<HostMem>) -> Result<Reach, String>;
-    /// Whether the device may reach memory at all.
+    /// Enables or disables the device's access to memory.
     fn set_bus_master(&self, on: bool);
-    /// A function level reset, or power-on for a function without one: as after power-on, but for what survives that.
+    /// Function level reset, or power-on for a function without one: restores the power-on state, except for what
+    /// survives a reset.
     fn reset(&self);
-    /// Where it raises its interrupts from now on.
+    /// Sets where it raises its interrupts.
     fn connect(&self, interrupts: Arc<Interrupts>);
-    /// Whether it has left the bus: every read gives all ones.
+    /// Whether it has left the bus: all reads return ones.
     fn is_gone(&self) -> bool;
 }

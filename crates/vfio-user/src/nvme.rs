@@ -9,12 +9,12 @@ use onehop_sim::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR, Sim};
 use crate::doorbells::MappedDoorbells;
 use crate::error::{Error, Result};
 use crate::irq::Interrupts;
-use crate::model::{Bar, Identity, Mapping, Model, Reach, Vectors};
+use crate::model::{Bar, DeviceModel, FunctionIdentity, MappableParts, Reach, Vectors};
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_0802;
 
-/// A simulated drive. Its own thread executes commands, so that no register access waits for one.
+/// A simulated drive. Its own thread executes commands, so register accesses do not wait for commands.
 pub struct Nvme {
     sim: Sim,
     registers: Arc<dyn Registers>,
@@ -22,10 +22,10 @@ pub struct Nvme {
 }
 
 impl Nvme {
-    /// Takes a drive.
+    /// Wraps a drive.
     ///
     /// # Errors
-    /// When the drive executes commands within register accesses, or moves no data.
+    /// When the drive executes commands within register accesses, or transfers no data.
     pub fn new(sim: Sim) -> Result<Self> {
         if !sim.config().workers {
             return Err(Error::Unfit(
@@ -38,21 +38,21 @@ impl Nvme {
         Ok(Self { registers: sim.registers(), sim, mapped: None })
     }
 
-    /// The same drive, whose clients may map the doorbells: a thread looks for what they write there.
+    /// Offers the doorbells for mapping; a thread polls them.
     ///
     /// # Errors
-    /// When the system has no memory or no thread for it.
+    /// When memory or a thread cannot be created.
     pub fn with_mapped_doorbells(self) -> Result<Self> {
         let mapped = MappedDoorbells::start(&self.sim)?;
         Ok(Self { mapped: Some(mapped), ..self })
     }
 
-    /// The controller memory buffer behind an access, where all of it leads there.
+    /// The controller memory buffer behind an access that is entirely within it.
     fn buffer(&self, offset: u64, bytes: usize) -> Option<HostMem> {
         self.registers.window(0, offset, bytes as u64)
     }
 
-    /// Whether an access is one of whole registers.
+    /// Whether an access covers whole registers.
     fn is_regular(&self, offset: u64, bytes: usize) -> bool {
         let regular = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
         if !regular {
@@ -62,9 +62,9 @@ impl Nvme {
     }
 }
 
-impl Model for Nvme {
-    fn identity(&self) -> Identity {
-        Identity {
+impl DeviceModel for Nvme {
+    fn identity(&self) -> FunctionIdentity {
+        FunctionIdentity {
             vendor: PCI_VENDOR,
             device: PCI_DEVICE,
             subsystem_vendor: PCI_SUBSYSTEM_VENDOR,
@@ -104,7 +104,7 @@ impl Model for Nvme {
         }
     }
 
-    fn mapping(&self, bar: u8) -> Option<&Mapping> {
+    fn mapping(&self, bar: u8) -> Option<&MappableParts> {
         self.mapped.as_ref().filter(|_| bar == 0).map(MappedDoorbells::mapping)
     }
 
@@ -123,7 +123,7 @@ impl Model for Nvme {
     }
 
     fn reset(&self) {
-        // It fails only when the drive has left the bus: then there is nothing to reset.
+        // Fails only if the drive has left the bus; there is nothing to reset then.
         let _ = self.sim.port().reset.map(|reset| reset.function_reset());
     }
 

@@ -7,38 +7,38 @@ use onehop_os::{HostMem, Registers};
 use onehop_radio::ids;
 
 use crate::irq::Interrupts;
-use crate::model::{Bar, Identity, Model, Reach, Vectors};
+use crate::model::{Bar, DeviceModel, FunctionIdentity, Reach, Vectors};
 
-/// Signal processing controller, of no more special kind.
+/// Signal processing controller, other.
 const CLASS: u32 = 0x11_8000;
 
-/// A simulated board. Its own thread moves samples, so that no register access waits for one.
+/// A simulated board. Its own thread moves samples, so register accesses do not wait for them.
 pub struct Sdr {
     board: Arc<Board>,
     registers: Arc<dyn Registers>,
 }
 
 impl Sdr {
-    /// Takes a board.
+    /// Wraps a board.
     #[must_use]
     pub fn new(board: Arc<Board>) -> Self {
         Self { registers: board.port().regs, board }
     }
 
-    /// Whether an access is one of whole registers.
+    /// Whether an access covers whole registers.
     fn is_regular(&self, offset: u64, bytes: usize) -> bool {
         let regular = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
         if !regular {
-            self.board.note_odd_access(offset, bytes);
+            self.board.note_irregular_access(offset, bytes);
         }
         regular
     }
 }
 
-impl Model for Sdr {
-    fn identity(&self) -> Identity {
+impl DeviceModel for Sdr {
+    fn identity(&self) -> FunctionIdentity {
         let config = self.board.config();
-        Identity {
+        FunctionIdentity {
             vendor: config.vendor,
             device: config.device,
             subsystem_vendor: ids::SIMULATED.0,
@@ -69,7 +69,7 @@ impl Model for Sdr {
     }
 
     fn reach(&self, at: u64, _bytes: u64, memory: Option<HostMem>) -> std::result::Result<Reach, String> {
-        // What the client does not share is what nothing is mapped at.
+        // Memory that the client does not share is simply not mapped.
         let Some(memory) = memory else { return Ok(Box::new(())) };
         let reached = self.board.reach(at, memory);
         reached

@@ -1,4 +1,4 @@
-//! The socket that clients come to, one at a time.
+//! The listening socket, which serves one client at a time.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -13,44 +13,45 @@ use crate::error::{Error, Refusal, Result};
 use crate::function::Function;
 use crate::session;
 
-/// How often it is looked whether to stop.
-const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Interval between checks of `stop`.
+const STOP_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What happens while it serves.
+/// What a server reports.
 #[derive(Debug)]
-pub enum Event {
-    /// A client has come.
+pub enum ServerEvent {
+    /// A client has connected.
     Connected,
     /// A request was refused.
     Refused {
         /// The command's number.
         command: u16,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// The client has gone; where it did not just close, why.
+    /// The session has ended, with the reason if the client did not just close.
     Closed(Option<String>),
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for ServerEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Connected => f.write_str("a client has come"),
+            Self::Connected => f.write_str("a client has connected"),
             Self::Refused { command, refusal: Refusal { errno, why } } => {
                 write!(f, "command {command} of the client is refused ({errno}): {why}")
             }
-            Self::Closed(None) => f.write_str("the client has gone"),
-            Self::Closed(Some(why)) => write!(f, "the session is over: {why}"),
+            Self::Closed(None) => f.write_str("the client has disconnected"),
+            Self::Closed(Some(why)) => write!(f, "the session ended: {why}"),
         }
     }
 }
 
-/// Serves one client on a connection until it closes or `stop` says so; why it ended, where the client did not just close.
+/// Serves one client on a connection until it closes or `stop` returns true. Returns why the session ended, if the
+/// client did not just close.
 pub fn serve(
     stream: UnixStream,
     function: &Function,
     stop: &dyn Fn() -> bool,
-    tell: &dyn Fn(Event),
+    tell: &dyn Fn(ServerEvent),
 ) -> Option<String> {
     session::run(stream, function, stop, tell).err().map(|broken| broken.to_string())
 }
@@ -62,10 +63,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the socket. One that is left over from a server that is gone is replaced.
+    /// Creates the socket, replacing one that a former server left behind.
     ///
     /// # Errors
-    /// When the path is taken, or no socket can be made there.
+    /// When the path is in use, or the socket cannot be created.
     pub fn bind(path: &Path) -> Result<Self> {
         let failed = |call| move |source| Error::Socket { call, path: path.into(), source };
         if let Ok(found) = path.symlink_metadata() {
@@ -76,7 +77,7 @@ impl Server {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                     std::fs::remove_file(path).map_err(failed("removal"))?;
                 }
-                // Somebody answers, or might.
+                // A server responds, or may.
                 _ => return Err(Error::InUse(path.into())),
             }
         }
@@ -86,23 +87,28 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves one client after the other until `stop` says so; `stop` is asked several times a second.
+    /// Serves one client after another until `stop` returns true; it is called several times a second.
     ///
     /// # Errors
-    /// When the socket fails. What goes wrong with one client ends its session only, and is told.
-    pub fn run(&self, function: &Function, stop: &dyn Fn() -> bool, tell: &dyn Fn(Event)) -> Result<()> {
+    /// When the socket fails. Errors of a session only end that session, and are reported through `tell`.
+    pub fn run(
+        &self,
+        function: &Function,
+        stop: &dyn Fn() -> bool,
+        tell: &dyn Fn(ServerEvent),
+    ) -> Result<()> {
         while let Some(stream) = self.accept(stop)? {
-            tell(Event::Connected);
-            tell(Event::Closed(serve(stream, function, stop, tell)));
+            tell(ServerEvent::Connected);
+            tell(ServerEvent::Closed(serve(stream, function, stop, tell)));
         }
         Ok(())
     }
 
-    /// The next client; none when it is time to stop.
+    /// The next client; `None` if `stop` returned true.
     fn accept(&self, stop: &dyn Fn() -> bool) -> Result<Option<UnixStream>> {
         let failed = |call, source| Error::Socket { call, path: self.path.clone(), source };
         while !stop() {
-            match poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&TICK)) {
+            match poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&STOP_POLL_INTERVAL)) {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return Err(failed("poll", error.into())),

@@ -1,25 +1,25 @@
-//! The first exchange: both sides name their version and their limits.
+//! The version exchange, in which both sides state their version and limits.
 
 use serde_json::{Value, json};
 
 use crate::error::Refusal;
 use crate::wire::{MAX_DATA, MAX_FDS};
 
-/// The protocol's version that is spoken here.
+/// The implemented protocol version.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
-/// The most pieces of memory that a client may share at once; each is a mapping of this process.
+/// Upper limit of ranges that a client may share at once; each is a mapping of this process.
 pub(crate) const MAX_MAPS: usize = 32768;
-/// Memory is shared in pages of this size and its multiples.
+/// Granularity of shared memory.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Answers the client's version; `data` is the JSON of its capabilities, which may be absent.
+/// Negotiates the version; `data` is the JSON of the client's capabilities, which may be absent.
 pub(crate) fn agree(major: u16, minor: u16, data: &[u8]) -> Result<Vec<u8>, Refusal> {
     if major != MAJOR {
-        return Err(Refusal::unsupported(format!("version {major}.{minor}; {MAJOR}.{MINOR} is spoken here")));
+        return Err(Refusal::unsupported(format!("version {major}.{minor}; {MAJOR}.{MINOR} is supported")));
     }
     let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
-    // Nothing that a client can say changes what it is sent; but what it says has to be readable.
+    // The client's capabilities do not affect the reply, but must be valid.
     if !text.is_empty() && !serde_json::from_slice::<Value>(text).is_ok_and(|said| said.is_object()) {
         return Err(Refusal::invalid("the client's capabilities are not a JSON object"));
     }

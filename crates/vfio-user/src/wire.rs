@@ -1,29 +1,29 @@
-//! The messages of the vfio-user protocol, as bytes. All integers are little-endian, as both sides run on one machine.
+//! The messages of the vfio-user protocol. All integers are little-endian, because both sides run on one machine.
 
 use crate::error::Refusal;
 
-/// Bytes of a message's header.
+/// Size of a message header.
 pub const HEADER: usize = 16;
-/// The most bytes that a region access moves; said to the client in the version reply.
+/// Most bytes of a region access, as stated in the version reply.
 pub const MAX_DATA: usize = 1 << 20;
 /// The longest message: a region write of [`MAX_DATA`] bytes.
 pub const MAX_MESSAGE: usize = HEADER + 16 + MAX_DATA;
-/// The most file descriptors that come with a message; said to the client in the version reply.
+/// Most file descriptors in a message, as stated in the version reply.
 pub const MAX_FDS: usize = 16;
 
-/// Numbers of the commands that are answered.
+/// Numbers of the supported commands.
 pub mod command {
-    /// Agrees on a version and on limits.
+    /// Negotiates version and limits.
     pub const VERSION: u16 = 1;
     /// Shares memory.
     pub const DMA_MAP: u16 = 2;
-    /// Takes it back.
+    /// Unshares memory.
     pub const DMA_UNMAP: u16 = 3;
-    /// Regions, interrupts, reset.
+    /// Number of regions and interrupt kinds, reset support.
     pub const DEVICE_INFO: u16 = 4;
     /// Size and access of a region.
     pub const REGION_INFO: u16 = 5;
-    /// Vectors of an interrupt kind.
+    /// Vectors of a kind of interrupts.
     pub const IRQ_INFO: u16 = 7;
     /// Event fds, masks and triggers of interrupts.
     pub const SET_IRQS: u16 = 8;
@@ -35,7 +35,7 @@ pub mod command {
     pub const RESET: u16 = 13;
 }
 
-/// What people call a command.
+/// The name of a command.
 #[must_use]
 pub const fn name(number: u16) -> &'static str {
     match number {
@@ -61,20 +61,20 @@ const ERROR: u32 = 1 << 5;
 /// A message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What the reply is found by.
+    /// Matches a reply to its request.
     pub id: u16,
     /// One of [`command`].
     pub command: u16,
-    /// Bytes of the message, the header included.
+    /// Bytes of the message, including the header.
     pub bytes: u32,
-    /// Kind of message and flags.
+    /// Message type and flags.
     pub flags: u32,
-    /// In a reply: why it was refused, or 0.
+    /// Error number of a refusing reply, otherwise 0.
     pub errno: u32,
 }
 
 impl Header {
-    /// Reads a header.
+    /// Decodes a header.
     #[must_use]
     pub fn decode(raw: &[u8; HEADER]) -> Self {
         let mut fields = Fields(raw);
@@ -87,7 +87,7 @@ impl Header {
         }
     }
 
-    /// The header as bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut raw = [0; HEADER];
@@ -105,7 +105,7 @@ impl Header {
         Self { id, command, bytes: (HEADER + payload) as u32, flags: 0, errno: 0 }
     }
 
-    /// The same request, for which no reply is wanted.
+    /// The same request, without a reply.
     #[must_use]
     pub const fn posted(self) -> Self {
         Self { flags: self.flags | NO_REPLY, ..self }
@@ -114,7 +114,7 @@ impl Header {
     /// Bytes behind the header.
     ///
     /// # Errors
-    /// Says why no message has this length; what follows it in the stream cannot be found then.
+    /// When the length is impossible; the next message cannot be located then.
     pub fn payload(&self) -> Result<usize, String> {
         match (self.bytes as usize).checked_sub(HEADER) {
             Some(payload) if self.bytes as usize <= MAX_MESSAGE => Ok(payload),
@@ -122,38 +122,38 @@ impl Header {
         }
     }
 
-    /// Whether it is a request and not a reply.
+    /// Whether it is a request rather than a reply.
     #[must_use]
     pub const fn is_request(&self) -> bool {
         self.flags & TYPE == 0
     }
 
-    /// Whether the sender waits for an answer.
+    /// Whether the sender expects a reply.
     #[must_use]
     pub const fn wants_reply(&self) -> bool {
         self.flags & NO_REPLY == 0
     }
 
-    /// Whether it is a reply that refuses.
+    /// Whether it is a refusing reply.
     #[must_use]
     pub const fn is_error(&self) -> bool {
         self.flags & ERROR != 0
     }
 
-    /// The header of the answer to this message.
+    /// The header of the reply to this message.
     #[must_use]
     pub const fn reply(&self, payload: usize) -> Self {
         Self { bytes: (HEADER + payload) as u32, flags: REPLY, errno: 0, ..*self }
     }
 
-    /// The header, and all, of the refusal of this message.
+    /// The complete refusal of this message.
     #[must_use]
     pub const fn refusal(&self, errno: u32) -> Self {
         Self { bytes: HEADER as u32, flags: REPLY | ERROR, errno, ..*self }
     }
 }
 
-/// Takes integers off the front of bytes whose length was checked; what is missing reads as 0.
+/// Takes integers from the front of bytes whose length was checked; missing ones read as 0.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -176,51 +176,51 @@ impl Fields<'_> {
     }
 }
 
-/// A request that memory is shared.
+/// A request to share memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DmaMap {
     /// The device may read it.
     pub readable: bool,
     /// The device may write it.
     pub writable: bool,
-    /// Where in the file it starts.
+    /// Offset in the file.
     pub offset: u64,
-    /// Where the device finds it.
+    /// Bus address.
     pub at: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// A request that memory is taken back.
+/// A request to unshare memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DmaUnmap {
-    /// All of it, wherever it is.
+    /// Unshare everything.
     pub all: bool,
-    /// Where the device found it.
+    /// Bus address.
     pub at: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// What is to be done to interrupts.
+/// An action on interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IrqAction {
     /// Masks them.
     Mask,
     /// Unmasks them.
     Unmask,
-    /// Raises them now or, with event fds, from now on by these.
+    /// Raises them now; or, with event fds, connects them.
     Trigger,
 }
 
-/// Which interrupts of a range are meant.
+/// Which interrupts of a range are affected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IrqData<'a> {
     /// All.
     All,
     /// Those whose byte is not 0.
     Some(&'a [u8]),
-    /// All, with the event fds that came along.
+    /// All, with the event fds of the message.
     Events,
 }
 
@@ -231,42 +231,42 @@ pub struct SetIrqs<'a> {
     pub index: u32,
     /// First vector.
     pub start: u32,
-    /// Vectors.
+    /// Number of vectors.
     pub count: u32,
-    /// What is to be done.
+    /// The action.
     pub action: IrqAction,
-    /// To which of them.
+    /// Which of them.
     pub data: IrqData<'a>,
 }
 
 /// An access to a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Access {
-    /// Which region.
+pub struct RegionAccess {
+    /// The region.
     pub region: u32,
-    /// Where in it.
+    /// Offset in the region.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
-/// A question about a region.
+/// A query about a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
-    /// Which region.
+    /// The region.
     pub index: u32,
-    /// How many bytes of answer the client has room for.
+    /// The client's room for the answer, in bytes.
     pub room: u32,
 }
 
 impl RegionInfo {
-    /// Bytes of the answer without capabilities, and of the question.
+    /// Size of the query, and of the answer without capabilities.
     pub const BYTES: usize = 32;
 }
 
-/// A request, as far as its bytes alone tell.
+/// A decoded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request<'a> {
+pub enum ClientRequest<'a> {
     /// [`command::VERSION`]: major and minor, and the JSON of the client's capabilities.
     Version(u16, u16, &'a [u8]),
     /// [`command::DMA_MAP`].
@@ -282,18 +282,18 @@ pub enum Request<'a> {
     /// [`command::SET_IRQS`].
     SetIrqs(SetIrqs<'a>),
     /// [`command::REGION_READ`].
-    Read(Access),
-    /// [`command::REGION_WRITE`] with what is to be written.
-    Write(Access, &'a [u8]),
+    Read(RegionAccess),
+    /// [`command::REGION_WRITE`] with its data.
+    Write(RegionAccess, &'a [u8]),
     /// [`command::RESET`].
     Reset,
 }
 
-impl<'a> Request<'a> {
-    /// Reads the payload of a request.
+impl<'a> ClientRequest<'a> {
+    /// Decodes the payload of a request.
     ///
     /// # Errors
-    /// What the client is to be told: an unknown command, or a payload that does not fit it.
+    /// The refusal for an unknown command, or a malformed payload.
     pub fn decode(command: u16, payload: &'a [u8]) -> Result<Self, Refusal> {
         let least = match command {
             command::VERSION => 4,
@@ -303,10 +303,11 @@ impl<'a> Request<'a> {
             command::DEVICE_INFO | command::IRQ_INFO | command::REGION_READ | command::REGION_WRITE => 16,
             command::REGION_INFO => RegionInfo::BYTES,
             command::RESET => 0,
-            _ => return Err(Refusal::unsupported(format!("command {command} is not known here"))),
+            _ => return Err(Refusal::unsupported(format!("command {command} is not supported"))),
         };
         if payload.len() < least {
-            let why = format!("command {command} with {} bytes; it has at least {least}", payload.len());
+            let why =
+                format!("command {command} with {} bytes; at least {least} are required", payload.len());
             return Err(Refusal::invalid(why));
         }
         let mut fields = Fields(payload);
@@ -341,18 +342,18 @@ fn index(mut fields: Fields<'_>) -> u32 {
 fn region_info(mut fields: Fields<'_>) -> Result<RegionInfo, Refusal> {
     let [room, _, index] = [fields.u32(), fields.u32(), fields.u32()];
     if (room as usize) < RegionInfo::BYTES {
-        let why = format!("room for {room} bytes about a region; {} are the least", RegionInfo::BYTES);
+        let why = format!("room for {room} bytes about a region; {} are required", RegionInfo::BYTES);
         return Err(Refusal::invalid(why));
     }
     Ok(RegionInfo { index, room })
 }
 
-fn access(fields: &mut Fields<'_>) -> Result<Access, Refusal> {
+fn access(fields: &mut Fields<'_>) -> Result<RegionAccess, Refusal> {
     let (offset, region, bytes) = (fields.u64(), fields.u32(), fields.u32());
     if bytes == 0 || bytes as usize > MAX_DATA {
         return Err(Refusal::invalid(format!("an access of {bytes} bytes; 1 to {MAX_DATA} are possible")));
     }
-    Ok(Access { region, offset, bytes })
+    Ok(RegionAccess { region, offset, bytes })
 }
 
 fn dma_map(mut fields: Fields<'_>) -> Result<DmaMap, Refusal> {
@@ -372,7 +373,7 @@ fn dma_unmap(mut fields: Fields<'_>) -> Result<DmaUnmap, Refusal> {
     let (at, bytes) = (fields.u64(), fields.u64());
     match flags {
         0 | 2 => Ok(DmaUnmap { all: flags == 2, at, bytes }),
-        _ => Err(Refusal::unsupported("memory is taken back with a map of dirty pages, which is not kept")),
+        _ => Err(Refusal::unsupported("unsharing with a dirty page bitmap, which is not supported")),
     }
 }
 
@@ -421,14 +422,14 @@ mod tests {
         for (number, least) in
             [(1, 4), (2, 32), (3, 24), (4, 16), (5, 32), (7, 16), (8, 20), (9, 16), (10, 16)]
         {
-            assert!(Request::decode(number, &vec![0; least - 1]).is_err(), "command {number}");
+            assert!(ClientRequest::decode(number, &vec![0; least - 1]).is_err(), "command {number}");
         }
-        assert_eq!(Request::decode(0, &[]).unwrap_err().errno, rustix::io::Errno::OPNOTSUPP);
-        assert!(Request::decode(command::SET_IRQS, &[0xff; 20]).is_err());
+        assert_eq!(ClientRequest::decode(0, &[]).unwrap_err().errno, rustix::io::Errno::OPNOTSUPP);
+        assert!(ClientRequest::decode(command::SET_IRQS, &[0xff; 20]).is_err());
         let about = |room: u32| {
             let words = [room, 0, 3, 0, 0, 0, 0, 0].map(u32::to_le_bytes);
-            match Request::decode(command::REGION_INFO, words.as_flattened()) {
-                Ok(Request::RegionInfo(ask)) => Some(ask),
+            match ClientRequest::decode(command::REGION_INFO, words.as_flattened()) {
+                Ok(ClientRequest::RegionInfo(ask)) => Some(ask),
                 _ => None,
             }
         };
@@ -438,7 +439,7 @@ mod tests {
             let mut bytes =
                 [0u64.to_le_bytes().as_slice(), &7u32.to_le_bytes(), &count.to_le_bytes()].concat();
             bytes.resize(16 + have, 0);
-            Request::decode(command::REGION_WRITE, &bytes).is_ok()
+            ClientRequest::decode(command::REGION_WRITE, &bytes).is_ok()
         };
         assert!(write(4, 4) && !write(4, 5) && !write(4, 3) && !write(0, 0) && !write(u32::MAX, 4));
     }
@@ -448,7 +449,7 @@ mod tests {
         let map = |at: u64, bytes: u64, offset: u64| {
             let words = [32 | 3 << 32, offset, at, bytes];
             let raw: Vec<u8> = words.iter().flat_map(|w: &u64| w.to_le_bytes()).collect();
-            Request::decode(command::DMA_MAP, &raw).is_ok()
+            ClientRequest::decode(command::DMA_MAP, &raw).is_ok()
         };
         assert!(map(0, 4096, 0) && map(u64::MAX - 4095, 4096, 0));
         assert!(!map(u64::MAX - 4094, 4096, 0) && !map(0, 0, 0) && !map(0, 4096, u64::MAX));

@@ -1,5 +1,5 @@
-//! Sessions of a client that sends anything, from seeds: sound messages and unsound ones, memory that comes and goes under
-//! a device that uses it. The server follows each to its end, and serves the next. (`fuzz/` looks for more.)
+//! Sessions of a client that sends random messages, valid and invalid, and shares and unshares memory while the device
+//! uses it. The server survives each session and serves the next. (`fuzz/` covers more.)
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod client;
@@ -13,7 +13,7 @@ use client::{memfd, send};
 use onehop_board::{Board, Config};
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{Header, command};
-use onehop_vfio_user::{Function, Model, Nvme, Sdr, serve};
+use onehop_vfio_user::{DeviceModel, Function, Nvme, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
 const SESSIONS: u64 = 300;
@@ -33,7 +33,7 @@ impl Rng {
         self.next() % end
     }
 
-    /// Mostly small, at times anything.
+    /// Mostly small, sometimes any number.
     fn number(&mut self) -> u64 {
         match self.below(8) {
             0 => self.next(),
@@ -56,19 +56,19 @@ fn access(region: u64, offset: u64, count: u64, data: &[u8]) -> Vec<u8> {
     [words(&[offset, region & 0xffff_ffff | count << 32]).as_slice(), data].concat()
 }
 
-/// What is served, as far as a client has to know to get anywhere.
+/// The served device, as far as the client needs to know it.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Drive,
     Board,
 }
 
-/// Where a register that makes the device do something lies, and what is written to it.
+/// A register that makes the device act, and a value for it.
 fn register(rng: &mut Rng, kind: Kind) -> (u64, [u8; 4]) {
     match kind {
         Kind::Drive => (0x1000 + rng.below(12) * 4, (rng.below(80) as u32).to_le_bytes()),
         Kind::Board => {
-            // Those below 16 and the loopback; more often than not to the indexed space, in any order.
+            // Those below 16 and the loopback; mostly the indexed space, in any order.
             let at = [4, 5, 6, 7, 7, 8, 9, 12, 13, 14, 15, 52][rng.below(12) as usize];
             let value = match rng.below(4) {
                 0 => rng.number() as u32,
@@ -81,7 +81,7 @@ fn register(rng: &mut Rng, kind: Kind) -> (u64, [u8; 4]) {
     }
 }
 
-/// The next message: its command, flags, payload, and how many file descriptors come along.
+/// The next message: command, flags, payload, and number of file descriptors.
 fn message(rng: &mut Rng, kind: Kind) -> (u16, u32, Vec<u8>, usize) {
     let page = |rng: &mut Rng| if rng.below(8) == 0 { rng.number() } else { rng.below(300) << 12 };
     match rng.below(10) {
@@ -119,7 +119,7 @@ fn message(rng: &mut Rng, kind: Kind) -> (u16, u32, Vec<u8>, usize) {
     }
 }
 
-/// Memory space, bus mastering, admin queues of 64 entries, and a doorbell for some of what lies in there.
+/// Memory space, bus mastering, admin queues of 64 entries, and a doorbell for some of their contents.
 fn bring_up(stream: &UnixStream, tail: u32) {
     let steps = [
         (7, 4, 6),
@@ -142,7 +142,7 @@ fn put(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &[Bor
     send(stream, &[header.encode().as_slice(), payload].concat(), fds);
 }
 
-/// Streams that are sound but for what the session has done before: pages from 4096 on.
+/// Valid streams, apart from what the session did before: pages from 4096 on.
 fn flow(stream: &UnixStream) {
     use onehop_radio::{Format, Limits, Shape, event, regs};
     let shape = Shape::of_bytes(Format::Ci16, &Limits::USDR_RX, 4096).unwrap();
@@ -191,7 +191,7 @@ fn session(seed: u64, kind: Kind, function: &Function, event: &OwnedFd) {
         scope.spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
         scope.spawn(move || {
             let mut rng = Rng(seed);
-            // What a controller finds there: entries that are commands of a kind, and lists.
+            // Memory contents for the controller: entries with valid opcodes, and lists.
             let noise: Vec<u8> =
                 (0..MEMORY / 8).flat_map(|_| (rng.next() & 0xff_000f_f00f).to_le_bytes()).collect();
             rustix::io::pwrite(&memory, &noise, 0).unwrap();
@@ -210,7 +210,7 @@ fn session(seed: u64, kind: Kind, function: &Function, event: &OwnedFd) {
             }
             mine.shutdown(std::net::Shutdown::Write).unwrap();
         });
-        // All of these can be followed to the end of the stream.
+        // All of these streams can be parsed to their end.
         assert_eq!(serve(yours, function, &|| false, &|_| {}), None, "seed {seed}");
     });
 }
@@ -223,11 +223,11 @@ fn any_session_comes_to_its_end() {
     for seed in 0..SESSIONS {
         session(seed, Kind::Drive, &function, &event);
     }
-    // It got as far as executing commands.
+    // Some sessions executed commands.
     assert!(sim.stats().admin_commands() > 100, "{:?}", sim.stats());
 }
 
-/// The same while somebody scribbles over the mapped doorbells.
+/// The same while another thread scribbles over the mapped doorbells.
 #[test]
 fn any_session_with_mapped_doorbells_comes_to_its_end() {
     let sim: Sim = onehop_sim::open("mem:1M?queues=4").unwrap();
@@ -262,7 +262,7 @@ fn any_session_with_a_board_comes_to_its_end() {
     for seed in 0..SESSIONS {
         session(seed, Kind::Board, &function, &event);
     }
-    // It got as far as moving samples, and its thread is still there.
+    // Some sessions moved samples, and the board's thread is alive.
     let stats = board.stats();
     assert!(stats.starts > 20 && stats.sent_blocks > 20 && stats.transmitted_samples > 0, "{stats:?}");
 }

@@ -1,4 +1,4 @@
-//! A served SDR board, through the socket: our receiver on it, what its function is, and what stops it.
+//! A served SDR board: our receiver on it, its PCI function, and what stops it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod client;
@@ -20,7 +20,7 @@ use onehop_vfio_user::{Function, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
 const LONG: Duration = Duration::from_secs(20);
-/// MSI, and what its event fds are given with.
+/// MSI, and the flags for connecting its event fds.
 const MSI: u32 = 1;
 const EVENTS: u32 = 0x24;
 
@@ -46,7 +46,7 @@ impl Served {
     fn session(&self) -> Arc<Session> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         self.client.set_irqs_of(MSI, EVENTS, 0, 1, &[event.as_fd()]).unwrap();
-        // MSI enabled, as a host's kernel does.
+        // Enables MSI, as a host's kernel does.
         self.client.write(CONFIG, 0x52, &1u16.to_le_bytes());
         Session::open(Card::new(&self.client.port(), Arc::new(Event(event)), Profile::SIMULATED)).unwrap()
     }
@@ -91,9 +91,9 @@ fn receiver(session: &Arc<Session>, format: Format) -> Receiver {
     Receiver::open(session, &gpu, &options).unwrap()
 }
 
-/// Gives back what has arrived. A board on whose every buffer a slow test still sits does nothing that it could be told off for.
+/// Releases what has arrived. A board without free buffers does nothing that the test could observe.
 fn make_room(flowing: &mut Receiver) {
-    // What goes wrong with it now is what is looked for elsewhere.
+    // Other tests check its errors.
     let _ = flowing.acquire(Duration::ZERO);
 }
 
@@ -136,10 +136,10 @@ fn the_function_is_a_board_with_msi() {
         let read = |at| u32::from_le_bytes(served.client.read(CONFIG, at, 4).try_into().unwrap());
         assert_eq!((read(0), read(8) >> 8), (if flr { 0x7045_10ee } else { 0x7031_10ee }, 0x11_8000));
         assert_eq!(read(0x64) >> 28 & 1 == 1, flr);
-        // MSI-X there is none.
+        // It has no MSI-X.
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         assert!(served.client.set_irqs(EVENTS, 0, 1, &[event.as_fd()]).is_err());
-        // What was set survives a reset that there is not, and no other.
+        // Registers survive an unsupported reset, but no other.
         let index = |value: u32| served.client.write(0, 24, &value.to_be_bytes());
         let indexed = || u32::from_be_bytes(served.client.read(0, 28, 4).try_into().unwrap());
         index(7);
@@ -176,7 +176,7 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     flowing.start().unwrap();
     flowing.acquire(LONG).unwrap().unwrap();
     assert_eq!(served.board.violation_count(), before);
-    // The client takes all of it back, under way or not, and shares none again.
+    // The client unshares everything, in use or not, and shares nothing again.
     let all = [24 | 2 << 32, 0, 0].map(u64::to_le_bytes).concat();
     served.client.request(onehop_vfio_user::wire::command::DMA_UNMAP, &all, &[]).unwrap();
     served.within("the board noticed nothing", || {
@@ -189,7 +189,7 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     served.client.request(onehop_vfio_user::wire::command::RESET, &[], &[]).unwrap();
     let status = served.client.read(0, u64::from(regs::RX_STATUS) * 4, 4);
     assert_eq!(status, [0xff; 4], "memory space is off after a reset");
-    // What is left has nothing to take back.
+    // There is nothing left to release.
     std::mem::forget((flowing, session));
 }
 
@@ -204,7 +204,7 @@ fn a_machine_that_drops_what_goes_to_a_gpu_is_told_by_data() {
         for (register, value) in [session_page, (regs::ROUTE, regs::route(onehop_radio::event::TX, 0))] {
             served.client.write(0, u64::from(register) * 4, &value.to_be_bytes());
         }
-        // An event tells by itself whether what is written there arrives.
+        // A new event shows whether writes arrive.
         rustix::io::pwrite(&memory, &[0xa5; 4096], 0).unwrap();
         let before = bytes_of(&memory);
         transmit(&served, at);
@@ -219,7 +219,7 @@ fn a_machine_that_drops_what_goes_to_a_gpu_is_told_by_data() {
     }
 }
 
-/// A buffer of sixteen samples that is played at once.
+/// Submits a buffer of sixteen samples, to be played at once.
 fn transmit(served: &Served, at: u64) {
     let indexed = |register: u32, value: u32| {
         served.client.write(0, u64::from(regs::INDEX) * 4, &(register - regs::VIRTUAL).to_be_bytes());

@@ -1,4 +1,4 @@
-//! Our own driver's suite on the served drive: through the socket, with memory that comes and goes in pieces.
+//! The driver's test suite on a served drive, through the socket, with memory shared and unshared in parts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod client;

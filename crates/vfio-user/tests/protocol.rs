@@ -1,4 +1,4 @@
-//! What a client may do to a served drive, and what happens to one that breaks the rules.
+//! What a client may do to a served drive, and what happens to a client that violates the protocol.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod client;
@@ -23,7 +23,7 @@ fn connected(spec: &str) -> (Served, std::sync::Arc<Client>) {
     (served, Client::connect(stream))
 }
 
-/// For drives that will not answer.
+/// For drives that do not respond.
 fn impatient() -> Options {
     let short = Duration::from_millis(300);
     Options { admin_timeout: short, abort_wait: short, ready_limit: short, ..Options::default() }
@@ -65,12 +65,12 @@ fn a_client_may_be_forgiven_that_memory_space_is_off() {
     let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap())).forgiving_memory_space();
     let (_served, stream) = Served::serve(sim, function);
     let client = Client::connect(stream);
-    // What SPDK sets: bus mastering, and no INTx.
+    // As SPDK: bus mastering, no INTx.
     client.write(CONFIG, 4, &[4, 4]);
     assert_eq!(word(&client, 0, 8), 0x0001_0400);
     Drive::open(client.port(), Options::default()).unwrap();
     client.write(CONFIG, 0x44, &[3]);
-    assert_eq!(word(&client, 0, 8), u32::MAX, "asleep it does not answer anybody");
+    assert_eq!(word(&client, 0, 8), u32::MAX, "a suspended function does not respond");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_question_about_a_region_has_room_for_the_answer() {
     assert_eq!(client.request(command::REGION_INFO, &short, &[]), Err(EINVAL));
     assert_eq!(client.region_info(0, 31), Err(EINVAL));
     let info = client.region_info(0, 4096).unwrap();
-    // Flags: read and write, nothing to map.
+    // Flags: readable and writable, nothing to map.
     assert_eq!((info.len(), &info[..8]), (32, [32, 0, 0, 0, 3, 0, 0, 0].as_slice()));
 }
 
@@ -90,7 +90,7 @@ fn doorbells_can_be_mapped_where_the_server_was_asked() {
     let nvme = Nvme::new(sim.clone()).unwrap().with_mapped_doorbells().unwrap();
     let (_served, stream) = Served::serve(sim, Function::new(Box::new(nvme)));
     let client = Client::connect(stream);
-    // Without room, how much is needed; flags: read, write, mapped, capabilities.
+    // Too little room: only the size. Flags: readable, writable, mappable, capabilities.
     let info = client.region_info(0, 32).unwrap();
     assert_eq!(
         (info.len(), &info[..16]),
@@ -142,10 +142,10 @@ fn interrupts_come_by_event_fds() {
     assert_eq!(client.set_irqs(0x24, u32::MAX, 2, &fds), Err(EINVAL));
     let (pipe, _other) = std::io::pipe().unwrap();
     assert_eq!(client.set_irqs(0x24, 0, 1, &[pipe.as_fd()]), Err(EINVAL));
-    // The admin queue's vector, by the driver's commands.
+    // The admin queue's vector, raised by the driver's commands.
     let drive = Drive::open(client.port(), Options::default()).unwrap();
     assert!(raised(&events[0], PATIENCE) > 0);
-    // Masked: pending, and raised when it is unmasked.
+    // Masked: pending, and raised when unmasked.
     client.write(CONFIG, 0x52, &0x8000u16.to_le_bytes());
     assert_eq!(client.set_irqs(0x09, 0, 1, &[]), Ok(()));
     while raised(&events[0], Duration::ZERO) > 0 {}
@@ -156,7 +156,7 @@ fn interrupts_come_by_event_fds() {
     assert_eq!((pending(), raised(&events[0], Duration::ZERO)), (1, 0));
     assert_eq!(client.set_irqs(0x11, 0, 1, &[]), Ok(()));
     assert_eq!((raised(&events[0], PATIENCE), pending()), (1, 0));
-    // Raised by hand, and all taken away.
+    // Raised by the client, then all disconnected.
     assert_eq!(client.set_irqs(0x21, 2, 1, &[]), Ok(()));
     assert_eq!(raised(&events[2], PATIENCE), 1);
     assert_eq!(client.set_irqs(0x21, 0, 0, &[]), Ok(()));
@@ -177,15 +177,15 @@ fn memory_comes_and_goes() {
     assert_eq!(client.share(0x20000, 1 << 62, &file, 0, 3), Err(EINVAL));
     assert_eq!(client.unshare(0x11000, 0x1000), Err(EINVAL));
     assert_eq!(client.unshare(0x10000, 0x3000), Err(EINVAL));
-    // More than was ever shared, as QEMU does it.
+    // More than was ever shared, as in QEMU.
     assert_eq!(client.unshare(0, u64::MAX - 0xfff), Ok(()));
     assert_eq!(client.unshare(0x10000, 0x4000), Ok(()));
     assert_eq!(client.share(0x13000, 0x1000, &file, 0, 1), Ok(()));
-    // Something without a file descriptor, and something with two.
+    // A range without a file descriptor, and one with two.
     let ask = [32 | 3 << 32, 0, 0x40000, 0x1000].map(u64::to_le_bytes).concat();
     assert_eq!(client.request(command::DMA_MAP, &ask, &[file.as_fd(), file.as_fd()]), Err(EINVAL));
     assert_eq!(client.request(command::DMA_MAP, &ask, &[]), Ok(Vec::new()));
-    // What is no file cannot be memory.
+    // A pipe cannot be memory.
     let (pipe, _other) = std::io::pipe().unwrap();
     let ask = [32 | 3 << 32, 0, 0x50000, 0x1000].map(u64::to_le_bytes).concat();
     assert_eq!(client.request(command::DMA_MAP, &ask, &[pipe.as_fd()]), Err(EINVAL));
@@ -199,7 +199,7 @@ fn what_makes_no_sense_is_refused_and_the_session_goes_on() {
     }
     for number in 1..=10 {
         assert!(client.request(number, &[], &[]).is_err(), "command {number}");
-        // What a device is, is all that is asked without saying of what.
+        // Only the query about the device needs no further fields.
         let refused = client.request(number, &[0xff; 64], &[]).is_err();
         assert_eq!(refused, number != command::DEVICE_INFO, "command {number}");
     }
@@ -212,13 +212,13 @@ fn what_makes_no_sense_is_refused_and_the_session_goes_on() {
     {
         assert_eq!(read(region, offset, count), Err(EINVAL), "{region} {offset:#x} {count}");
     }
-    // Odd accesses to registers are the drive's to judge.
+    // The drive decides about unusual register accesses.
     assert_eq!(read(0, 1, 3).unwrap()[16..], [0xff; 3]);
     assert_eq!(served.sim.violations().len(), 1);
     assert_eq!(word(&client, 0, 8), 0x0001_0400);
 }
 
-/// How a session ends whose client has sent these bytes, and closed.
+/// How a session ends whose client has sent these bytes and closed.
 fn ends(bytes: &[u8], fds: usize) -> Option<String> {
     let (served, mut stream) = Served::start("mem:1M");
     let file = memfd(4096);
@@ -236,11 +236,11 @@ fn a_stream_that_cannot_be_followed_ends_the_session() {
     assert_eq!(ends(&[], 0), None);
     for bytes in [0, 15, u32::MAX, (1 << 20) + 33] {
         let why = ends(&Header { bytes, ..header }.encode(), 0).unwrap();
-        assert!(why.contains("broke the protocol: a message of"), "{why}");
+        assert!(why.contains("violated the protocol: a message of"), "{why}");
     }
     assert!(ends(&whole[..HEADER + 1], 0).unwrap().contains("in the middle of a message"));
     assert!(ends(&whole[..3], 0).unwrap().contains("in the middle of a message"));
-    assert!(ends(&header.reply(0).encode(), 0).unwrap().contains("nobody made"));
+    assert!(ends(&header.reply(0).encode(), 0).unwrap().contains("never sent"));
     assert_eq!(ends(&whole, MAX_FDS), None);
     assert!(ends(&whole, MAX_FDS + 1).unwrap().contains("file descriptors"));
 }
@@ -258,7 +258,7 @@ fn posted_writes_are_never_answered() {
 #[test]
 fn a_drive_that_is_gone_reads_as_ones() {
     let (_served, client) = connected("mem:1M?fault=gone@after=2s");
-    // The clock of the fault starts when the controller is ready.
+    // The fault's clock starts when the controller is ready.
     let drive = Drive::open(client.port(), impatient()).unwrap();
     let until = Instant::now() + PATIENCE;
     while word(&client, CONFIG, 0) != u32::MAX && Instant::now() < until {}

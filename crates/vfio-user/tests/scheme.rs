@@ -1,6 +1,6 @@
-//! Controllers that are served on a socket, driven as any drive: by our own server, and by hand by that of others:
-//! `ONEHOP_TEST_VFIO_USER=SOCKET cargo test -p onehop-vfio-user --test scheme -- --test-threads 1 suite_on`,
-//! with `ONEHOP_TEST_COMPARE=0` where that one offers Compare and cannot do it.
+//! Controllers served on a socket, driven as any drive: by our own server, or manually by another:
+//! `ONEHOP_TEST_VFIO_USER=SOCKET cargo test -p onehop-vfio-user --test scheme -- --test-threads 1 suite_on`, with
+//! `ONEHOP_TEST_COMPARE=0` if the server offers Compare but does not implement it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "../../drive/tests/suite/mod.rs"]
@@ -19,10 +19,10 @@ use onehop_os::{ControllerBackend, HostMem};
 use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{HEADER, Header, command};
-use onehop_vfio_user::{ClientError, Event, Function, Nvme, Server, client};
+use onehop_vfio_user::{ClientError, Function, Nvme, Server, ServerEvent, client};
 use suite::{Case, PLAIN, matrix, run};
 
-/// A drive on a socket of its own, served until the value goes.
+/// A drive on its own socket, served until this is dropped.
 struct Served {
     sim: Sim,
     socket: PathBuf,
@@ -45,8 +45,8 @@ impl Served {
         let (server, stopped) = (Server::bind(&socket).unwrap(), stop.clone());
         let thread = std::thread::spawn(move || {
             let complaints = std::cell::RefCell::new(Vec::new());
-            let tell = |event: Event| {
-                if !matches!(event, Event::Connected | Event::Closed(None)) {
+            let tell = |event: ServerEvent| {
+                if !matches!(event, ServerEvent::Connected | ServerEvent::Closed(None)) {
                     complaints.borrow_mut().push(event.to_string());
                 }
             };
@@ -60,7 +60,7 @@ impl Served {
         client::open(&self.socket).unwrap()
     }
 
-    /// What the server had to say, once it has ended.
+    /// What the server reported, once it has ended.
     fn end(mut self) -> Vec<String> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
@@ -73,7 +73,7 @@ impl Drop for Served {
     }
 }
 
-/// The suite on our server, by messages and by mapped doorbells, or on the controller that the environment names.
+/// Runs the suite on our server, by messages and by mapped doorbells, or on the controller that the environment names.
 fn on(case: Case, more: &str) {
     if let Ok(socket) = std::env::var("ONEHOP_TEST_VFIO_USER") {
         let compares = std::env::var("ONEHOP_TEST_COMPARE").as_deref() != Ok("0");
@@ -125,7 +125,7 @@ fn every_case_by_mapped_doorbells() {
     }
 }
 
-/// A doorbell reads back only where it is memory: the controller itself gives 0, and notes that it was read.
+/// A doorbell only reads back if it is memory: the controller itself returns 0, and records the read.
 #[test]
 fn doorbells_are_memory_where_the_server_offers_it() {
     for (mapped, want) in [(true, 5), (false, 0)] {
@@ -200,7 +200,7 @@ fn what_is_no_server_is_named() {
     });
 }
 
-/// A server that answers with `reply`, whatever is asked, as often as it is asked.
+/// A server that answers every request with `reply`.
 fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), ClientError> {
     answers_with(reply, |_| ())
 }
@@ -241,7 +241,7 @@ fn servers_that_break_the_protocol_are_left() {
     assert!(matches!(short, ClientError::Broken { what: "REGION_READ", .. }), "{short}");
     let long = answers(|header| Header { bytes: u32::MAX, ..header.reply(0) }.encode().to_vec()).unwrap_err();
     assert!(matches!(long, ClientError::Broken { .. }), "{long}");
-    // Requests of the server are refused, and answers to other requests passed over, but not without an end.
+    // Requests of the server are refused, and replies to other requests ignored, but only for a limited time.
     let began = Instant::now();
     let ends = answers(|header| {
         let stray = Header { id: header.id.wrapping_add(7), ..header.reply(0) };
@@ -252,7 +252,7 @@ fn servers_that_break_the_protocol_are_left() {
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
-/// A server that says anything, from seeds: mostly what fits the question, so that it gets somewhere.
+/// A server with random replies: mostly of the right form, so that it gets somewhere.
 fn anything(seed: u64) -> impl Fn(&Header) -> Vec<u8> + Send + 'static {
     let rng = std::sync::Mutex::new(suite::Rng(seed));
     move |ask| {

@@ -87,7 +87,7 @@ int main(void)
     FAILS(onehop_sdr_open("usdr", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "sim:usdr or a PCI address");
     FAILS(onehop_sdr_open("ffff:1f:1f.7?fast", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "'fast'");
     IS(onehop_sdr_open("ffff:1f:1f.7", gpu, "ci16", 0, &sdr) != 0 && strstr(onehop_last_error(), "ffff:1f:1f.7"));
-    FAILS(onehop_sdr_open("sim:usdr?rate=x", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "samples a second");
+    FAILS(onehop_sdr_open("sim:usdr?rate=x", gpu, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "samples per second");
     FAILS(onehop_sdr_open("sim:usdr", gpu, "cf32", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "formats");
     FAILS(onehop_sdr_open("sim:usdr", NULL, "ci16", 0, &sdr), ONEHOP_ERROR_ARGUMENT, "`gpu`");
     IS(sdr == NULL);

@@ -1,6 +1,6 @@
 //! `onehop drive bind` and `unbind`: bind a drive to another kernel driver permanently.
 
-use onehop_pci::{Kind, Root, Usage};
+use onehop_pci::{DeviceKind, Root, Usage};
 use serde_json::json;
 
 use crate::drives::{self, DriveArg};
@@ -44,7 +44,7 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     let (root, name) = (Root::here(), drives::address(drive)?);
     drives::present(&root, &name)?;
     let before = Usage::of(&root, name.address)?;
-    let now = onehop_pci::bind(&root, Kind::Drive, name.address, driver)?;
+    let now = onehop_pci::bind(&root, DeviceKind::Drive, name.address, driver)?;
     let group = root.link_name(&format!("/sys/bus/pci/devices/{}/iommu_group", name.address));
     let mut text = Text::default();
     text.row("drive", name.address);

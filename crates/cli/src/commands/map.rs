@@ -104,7 +104,7 @@ fn about(made: &Made) -> Result<About<'_>> {
         file_system: &map.file.fs,
         bytes: map.file.id.len,
         extents: map.extents()?.len(),
-        checked_pieces: map.pieces().iter().filter(|piece| piece.crc32c.is_some()).count(),
+        checked_pieces: map.chunks().iter().filter(|piece| piece.crc32c.is_some()).count(),
         drive: &map.drive,
         stability: rung.number(),
         stability_text: rung.text(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use onehop_board::Board;
 use onehop_sim::Sim;
-use onehop_vfio_user::{Event, Function, Nvme, Sdr, Server};
+use onehop_vfio_user::{Function, Nvme, Sdr, Server, ServerEvent};
 use serde_json::{Map, Value, json};
 
 use crate::commands::Context;
@@ -134,9 +134,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (clients, refused, done) = (Cell::new(0), Cell::new(0), Cell::new(false));
     let tell = |event| {
         match &event {
-            Event::Connected => clients.set(clients.get() + 1),
-            Event::Refused { .. } => refused.set(refused.get() + 1),
-            Event::Closed(_) => done.set(args.once),
+            ServerEvent::Connected => clients.set(clients.get() + 1),
+            ServerEvent::Refused { .. } => refused.set(refused.get() + 1),
+            ServerEvent::Closed(_) => done.set(args.once),
         }
         say(&event.to_string());
     };

@@ -98,7 +98,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
         refuse(&["load", "-d", drive, "--map", map, "-g", "emu", "--verify"], code, holds)
     };
     load(&format!("{drive}?serial=ANOTHER"), map, 1, "the extent map is for \"ONEHOP-SIM-1\"");
-    load(&format!("{drive}?lba=4096"), map, 1, "the drive is not as it was");
+    load(&format!("{drive}?lba=4096"), map, 1, "the drive has changed");
     let bytes = fs::read(map).unwrap();
     let cut = dir.file("cut.map");
     fs::write(&cut, &bytes[..bytes.len() - 9]).unwrap();
@@ -115,7 +115,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     // A byte of a tensor is another: only the check sum tells.
     let maps = ExtentMap::parse_all(&bytes).unwrap();
     let two = maps.iter().find(|map| map.file.path.ends_with("two.safetensors")).unwrap();
-    let at = two.pieces().iter().find_map(|piece| match piece.extent.place {
+    let at = two.chunks().iter().find_map(|piece| match piece.extent.place {
         Place::Drive(at) if piece.extent.len > 20_000 => Some(at + 10_000),
         _ => None,
     });
@@ -123,7 +123,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, at.unwrap()).unwrap();
     file.write_all_at(&[!byte[0]], at.unwrap()).unwrap();
-    let wrong = load(drive, map, 1, "two.safetensors is not as it was");
+    let wrong = load(drive, map, 1, "two.safetensors has changed");
     assert_eq!(wrong["verified"], json!(false));
     let read =
         ["read", "-d", drive, "--map", map, "--path", "/llama/two.safetensors", "-g", "emu", "--verify"];
@@ -143,7 +143,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
     assert_eq!((&made["maps"][0]["path"], &made["maps"][0]["bytes"]), (&json!(file), &json!(data.len())));
     let maps = ExtentMap::parse_all(&fs::read(&out).unwrap()).unwrap();
     assert_eq!(maps.len(), 1);
-    refuse(&["load", "-d", "sim:mem:16M", "--map", &out, "-g", "emu"], 1, "the drive is not as it was");
+    refuse(&["load", "-d", "sim:mem:16M", "--map", &out, "-g", "emu"], 1, "the drive has changed");
     refuse(&["map", "/dev/null", "--out", &out], 1, "device");
     refuse(&["map", "--out", &out], 2, "FILE");
 }

@@ -1,4 +1,4 @@
-//! NVIDIA's cuFile: which path it would take, and whether it reports it.
+//! NVIDIA's cuFile: its path, and whether it reports it.
 
 use crate::check::{Check, Group, Status};
 use crate::facts::Facts;

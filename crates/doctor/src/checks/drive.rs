@@ -1,4 +1,4 @@
-//! NVMe drives: link, power, who uses them, limits.
+//! NVMe drives: link, power, users, limits.
 
 use onehop_pci::Device;
 
@@ -75,7 +75,7 @@ fn driver(drive: &Drive, device: &Device) -> Check {
     }
 }
 
-/// How the drive is rebound to the kernel's own driver.
+/// How to rebind the drive to the kernel's own driver.
 fn bind(drive: &Drive, device: &Device, other: &str) -> String {
     let at = format!("/sys/bus/pci/devices/{}", device.address);
     let commands = format!(
@@ -172,7 +172,7 @@ fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
     if let Some(identity) = identity {
         words.push(match identity.mdts {
             0 => "MDTS 0: no limit".into(),
-            // Pages of 4 KiB, the smallest that a controller may have.
+            // 4 KiB is the smallest page size of a controller.
             mdts => format!("MDTS {mdts}: {} or more", bytes(4096_u64.checked_shl(mdts.into()).unwrap_or(0))),
         });
         words.push(if identity.sgls & 3 != 0 { "SGLs".into() } else { "no SGLs".to_owned() });
@@ -209,7 +209,7 @@ fn cmb(drive: &Drive) -> Option<Check> {
                 .by("sysfs: cmb (from NVMe 1.4 on, shown only once enabled)"),
         );
     };
-    // Units from 4 KiB on, each sixteen times the one before.
+    // Units start at 4 KiB, and each is sixteen times the previous one.
     let unit = 4096_u64.checked_shl(4 * (size >> 8 & 0xf)).unwrap_or(0);
     let all = unit.saturating_mul(u64::from(size >> 12));
     let queues = if size & 1 != 0 { ", including submission queues" } else { ", not for submission queues" };

@@ -1,4 +1,4 @@
-//! Files that were named: how each maps to its drive.
+//! Named files: how each maps to its drive.
 
 use crate::check::{Check, Group, Status, bytes};
 use crate::checks::gpu::plural;

@@ -1,4 +1,4 @@
-//! GPUs: the driver, CUDA, what was tried.
+//! GPUs: the driver, CUDA, results of trials.
 
 use onehop_gpu::cuda::register_gap;
 
@@ -10,7 +10,7 @@ use crate::facts::nvml::Health;
 use crate::facts::place::capability;
 use crate::routes::needs::PEER_OVERRIDE;
 
-/// What holds for all GPUs.
+/// Checks that concern all GPUs.
 pub(super) fn driver(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![present(facts)];
     checks.extend(others(facts));
@@ -40,7 +40,7 @@ fn present(facts: &Facts) -> Check {
     Check::new("gpu.present", Group::Gpu, Status::Pass, found, why)
 }
 
-/// A GPU that CUDA shows, and the bus does not.
+/// A GPU that CUDA reports, but the bus does not.
 fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
     let check =
         |status, words| Check::new("gpu.present", Group::Gpu, status, format!("{found}; {words}"), why);
@@ -55,7 +55,7 @@ fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
     check.fix("Run where /sys shows the PCI bus. A sandbox or container hides it")
 }
 
-/// With the driver that has it, where that is not NVIDIA's.
+/// With its driver, if that is not NVIDIA's.
 fn titled(facts: &Facts, gpu: &Gpu) -> String {
     let title = crate::routes::gpu_title(gpu);
     match facts.device(gpu.address).and_then(|device| device.driver.as_deref()) {
@@ -64,10 +64,10 @@ fn titled(facts: &Facts, gpu: &Gpu) -> String {
     }
 }
 
-/// GPUs of others, which CUDA does not drive.
+/// GPUs of other vendors, which CUDA does not drive.
 fn others(facts: &Facts) -> Option<Check> {
     let other = |device: &&onehop_pci::Device| {
-        // What WSL has in the place of a GPU is NVIDIA's by another way.
+        // WSL's virtual GPU is NVIDIA's, accessed in another way.
         let by_wsl = device.driver.as_deref() == Some("dxgkrnl");
         device.vendor != 0x10de && matches!(device.class.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200) && !by_wsl
     };
@@ -91,7 +91,7 @@ fn flavour(facts: &Facts) -> Check {
         Check::new("gpu.driver", Group::Gpu, status, found, why).by("/proc/driver/nvidia/version")
     };
     let Some(version) = &nvidia.version else {
-        // What works is there, whatever /proc and /sys hide.
+        // If CUDA works, the driver is there, even if /proc and /sys hide it.
         if facts.gpus.iter().any(|gpu| gpu.cuda.is_some()) {
             return check(
                 Status::Unknown,
@@ -119,7 +119,7 @@ fn flavour(facts: &Facts) -> Check {
     }
 }
 
-/// Whether all GPUs that told their generation are older than those that the open kernel modules drive.
+/// Whether all GPUs of known generation are too old for the open kernel modules.
 fn before_turing(facts: &Facts) -> bool {
     let mut told = facts.gpus.iter().filter_map(|gpu| Some(gpu.cuda.as_ref()?.compute)).peekable();
     told.peek().is_some() && told.all(old)
@@ -230,7 +230,7 @@ fn helpers(facts: &Facts) -> Check {
     Check::new("gpu.helpers", Group::Gpu, Status::Info, found, why).by("/sys/module")
 }
 
-/// What holds for one GPU.
+/// Checks that concern one GPU.
 pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
     let mut checks: Vec<Check> =
         [mig(gpu), copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
@@ -248,7 +248,7 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
     checks
 }
 
-/// An instance shares BAR1, link and copy engines with the others.
+/// MIG instances share BAR1, link and copy engines.
 fn mig(gpu: &Gpu) -> Option<Check> {
     gpu.mig.then(|| {
         let why = "CUDA shows one instance of a partitioned GPU. All instances share BAR1, and direct routes into one are untested";
@@ -323,7 +323,7 @@ fn ordering(gpu: &Gpu) -> Option<Check> {
     })
 }
 
-/// What NVML reports about a GPU.
+/// NVML's report about a GPU.
 fn health<'a>(facts: &'a Facts, gpu: &Gpu) -> Option<&'a Health> {
     facts.nvml.as_ref()?.gpus.iter().find(|health| health.pci.parse() == Ok(gpu.address))
 }
@@ -347,7 +347,7 @@ fn power(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     (!words.is_empty()).then(|| check(Status::Info, words.join(", ")).by("NVML"))
 }
 
-/// The link by NVML, where the bus is hidden.
+/// The link according to NVML, if the bus is hidden.
 fn link_by_nvml(health: &Health, check: impl Fn(Status, String) -> Check) -> Option<Check> {
     let words =
         |(generation, lanes): (Option<u32>, Option<u32>)| Some(format!("Gen{} x{}", generation?, lanes?));
@@ -424,7 +424,7 @@ pub(super) fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A GPU's memory for people.
+/// Formats a GPU's memory.
 pub(super) fn memory(gpu: &Gpu) -> String {
     gpu.memory().map_or_else(|| "its memory".into(), |all| format!("{} of memory", bytes(all)))
 }

@@ -1,4 +1,4 @@
-//! The GPU's window on the bus (BAR1): how much of its memory other devices can reach, and where.
+//! The GPU's BAR1: how much of its memory other devices can reach, and where.
 
 use crate::check::{Check, Group, Status, bytes};
 use crate::checks::gpu::memory;
@@ -6,9 +6,9 @@ use crate::facts::Facts;
 use crate::facts::gpu::Gpu;
 
 const FOUR_GIB: u64 = 1 << 32;
-/// Boundaries that a static BAR1 was seen to need.
+/// Alignment that a static BAR1 was observed to need.
 const STATIC_ALIGN: u64 = 512 << 20;
-/// A window that is not resized.
+/// BAR1 without resizing.
 const USUAL: u64 = 256 << 20;
 
 pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
@@ -84,7 +84,7 @@ fn resizable(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     })
 }
 
-/// Whether BAR1 stays laid out as it is.
+/// Whether the layout of BAR1 is static.
 fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     let why = "with a static BAR1, VFIO can map GPU memory for a drive without a kernel module";
     let check = |status, found: String| {
@@ -92,7 +92,7 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     facts.nvidia.version.as_ref()?;
-    // Other drivers have layouts of their own.
+    // Other drivers have their own layouts.
     let driver = facts.device(gpu.address).and_then(|device| device.driver.as_deref());
     driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {

@@ -1,4 +1,4 @@
-//! Address translation: whether there is an IOMMU, what it does, who shares a group, VFIO.
+//! Address translation: IOMMU, its mode, groups, VFIO.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ fn mode(facts: &Facts) -> Check {
     )
 }
 
-/// A group that flushes its translations late leaves a device able to write into memory that was taken away from it.
+/// With lazy flushes, a device can still write to memory that was unmapped.
 fn lazy(facts: &Facts) -> Option<Check> {
     let devices =
         facts.drives.iter().filter_map(|drive| drive.address).chain(facts.sdrs.iter().map(|sdr| sdr.address));
@@ -61,7 +61,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
         group.is_some_and(|group| group.kind.as_deref() == Some("DMA-FQ"))
     };
     let lazy: Vec<_> = devices.filter(is_lazy).collect();
-    // VFIO brings a domain of its own; the module has to do with the one that is there.
+    // VFIO has its own domain; the module depends on the existing one.
     (!lazy.is_empty() && facts.module.loaded).then(|| {
         let why = "with lazy flushing, devices were seen to write into memory after it was unmapped";
         let found = format!("translations of {} are flushed lazily (DMA-FQ)", list(&lazy));
@@ -71,7 +71,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
     })
 }
 
-/// How the group of the first of these that nobody uses is made strict.
+/// How to make the group of the first unused device strict.
 fn strict(facts: &Facts, lazy: &[Address]) -> String {
     let free =
         |address: &&Address| facts.drive(**address).is_none_or(|drive| drive.may_be_in_use().is_none());
@@ -88,7 +88,7 @@ fn strict(facts: &Facts, lazy: &[Address]) -> String {
 fn shared(facts: &Facts) -> Vec<Check> {
     let why = "VFIO works on whole groups: all devices of a group are detached together";
     let one = |address| {
-        // What is behind VMD nobody takes, whatever its group holds.
+        // A device behind VMD is never claimed, whatever its group holds.
         let device = facts.device(address).filter(|device| !device.behind_vmd)?;
         let (number, group) = (device.iommu_group?, facts.tree.group_of(device)?);
         let others: Vec<_> = group
@@ -136,7 +136,7 @@ fn vfio(facts: &Facts) -> Check {
     let check = |status, found: String| {
         Check::new("iommu.vfio", Group::Iommu, status, found, why).by("/sys/module, /dev/vfio, /dev/iommu")
     };
-    // A device without an IOMMU may write anywhere, whatever groups VFIO makes up for it.
+    // Without an IOMMU a device may write anywhere, whatever groups VFIO simulates.
     if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {
         let fix =
             format!("{}; echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode", iommu_on(facts));

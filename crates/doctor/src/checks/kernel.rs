@@ -43,7 +43,7 @@ fn p2pdma(facts: &Facts) -> Check {
     }
 }
 
-/// The module's words for what is missing, their meaning, and the fix.
+/// The module's words for what is missing, what they mean, and the fix.
 const MISSING: [(&str, &str, &str); 5] = [
     (
         "translation",
@@ -163,7 +163,7 @@ fn lockdown(facts: &Facts) -> Option<Check> {
     )
 }
 
-/// Who may map a BAR that has a driver.
+/// Who may map a BAR of a device with a driver.
 fn strict(facts: &Facts) -> Option<Check> {
     let on = facts.kernel.option("CONFIG_IO_STRICT_DEVMEM")?;
     let why = "it forbids mapping the BAR of a device that a driver has claimed, including the GPU's BAR1";

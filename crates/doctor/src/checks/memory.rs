@@ -1,10 +1,10 @@
-//! Memory: how much may be locked, huge pages.
+//! Memory: the limit of locked memory, huge pages.
 
 use crate::check::{Check, Group, Status, bytes};
 use crate::facts::Facts;
 use crate::facts::place::capability;
 
-/// What a ring of pinned memory and its queues take.
+/// Size of a pinned ring and its queues.
 const ENOUGH: u64 = 256 << 20;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {

@@ -1,4 +1,4 @@
-//! The checks. Each looks at facts and gives data; none reads anything.
+//! The checks. Each turns facts into data, and reads nothing itself.
 
 mod cufile;
 mod drive;

@@ -34,7 +34,7 @@ fn class(pair: &Pair<'_>) -> Check {
     let bridges: Vec<_> = path.bridges().collect();
     let through = if bridges.is_empty() { String::new() } else { format!(", through {}", list(&bridges)) };
     let far = matches!(path.class, onehop_pci::PathClass::Sys | onehop_pci::PathClass::Node);
-    // Neither of them has slots to choose from.
+    // Neither a virtual machine nor NVLink-C2C offers a choice of slots.
     let fixed = pair.facts.machine.is_virtual() || pair.facts.by_c2c(pair.gpu_device.address);
     let status = match (far, fixed) {
         (true, false) => Status::Warn,
@@ -104,7 +104,7 @@ fn access_control(pair: &Pair<'_>) -> Option<Check> {
     Some(check("path.acs", Status::Pass, "no port on the path redirects", why).by("PCI capability 0x0d"))
 }
 
-/// How to turn ACS off at these ports, and what that costs.
+/// How to disable ACS at these ports, and what that costs.
 fn acs_off(ports: &[Address]) -> String {
     let ports = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(";");
     format!(

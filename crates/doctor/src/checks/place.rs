@@ -77,7 +77,7 @@ fn container(facts: &Facts) -> Option<Check> {
     if place.sysfs_read_only {
         missing.push("a writable /sys, to bind drivers (--privileged, which exposes all of the host)");
     }
-    // Somebody who is not root lacks it on the host too.
+    // A user other than root lacks it on the host too.
     if place.root && !place.can(capability::SYS_ADMIN) {
         missing.push("CAP_SYS_ADMIN, to map other devices' registers for GPUs");
     }

@@ -1,4 +1,4 @@
-//! What CUDA answers. What can be tried is tried: a context, a copy whose bytes are compared, a dma-buf.
+//! CUDA's answers. Each GPU is tried: a context, a copy whose bytes are compared, a dma-buf.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -10,27 +10,27 @@ use onehop_os::MmioWindow;
 use onehop_pci::{Address, Root};
 use serde::{Deserialize, Serialize};
 
-/// How much is tried with.
+/// Size of the trials.
 const TRIED: usize = 2 << 20;
 
-/// What came of a trial: nothing, or why it failed.
+/// The result of a trial, with the reason if it failed.
 pub type Trial = Result<(), String>;
 
-/// The answer of the CUDA driver.
+/// The CUDA driver's answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cuda {
-    /// Why there is none.
+    /// Why there is no answer.
     pub error: Option<String>,
-    /// Its CUDA version: 1000 for each major one, 10 for each minor one.
+    /// Its CUDA version: 1000 × major + 10 × minor.
     pub version: i32,
-    /// The GPUs that it shows, in its order.
+    /// The GPUs in its order.
     pub gpus: Vec<CudaGpu>,
 }
 
-/// A GPU, by CUDA.
+/// CUDA's view of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CudaGpu {
-    /// Where it is.
+    /// Its PCI address.
     pub pci: String,
     /// Its product name.
     pub name: String,
@@ -38,29 +38,29 @@ pub struct CudaGpu {
     pub memory: u64,
     /// Compute capability.
     pub compute: (i32, i32),
-    /// Whether CUDA says that other devices may reach its memory.
+    /// Whether CUDA reports that other devices may access its memory.
     pub gpudirect: bool,
-    /// Whether CUDA says that it makes dma-bufs.
+    /// Whether CUDA reports support for dma-bufs.
     pub dma_buf_said: bool,
-    /// How far writes of other devices are ordered: `none`, `owner`, `all`.
+    /// Scope of the ordering of other devices' writes: `none`, `owner`, `all`.
     pub ordering: String,
     /// Whether the host can flush them.
     pub host_flush: bool,
-    /// It was opened, and 2 MiB went from pinned memory into its memory and came back the same.
+    /// The result of opening it and copying 2 MiB from pinned memory to it and back.
     pub copy: Option<Trial>,
-    /// A dma-buf was made of 2 MiB.
+    /// The result of exporting 2 MiB as a dma-buf.
     pub dma_buf: Option<Trial>,
-    /// It was given the first page of a drive's registers.
+    /// The result of mapping the first page of a drive's registers.
     #[serde(default)]
     pub registers: Option<Registers>,
 }
 
-/// A GPU that was given registers, or was not.
+/// The result of mapping a drive's registers for a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Registers {
-    /// Whose.
+    /// The drive.
     pub of: String,
-    /// What came of it.
+    /// The result.
     pub tried: Trial,
 }
 
@@ -70,13 +70,13 @@ impl Cuda {
     }
 }
 
-/// How an answer begins that did not come in time.
+/// Start of the message after a timeout.
 pub(crate) const LATE: &str = "no answer within";
 
-/// Asks CUDA and tries each GPU, but waits no longer than this: a driver that hangs must not hang the doctor.
+/// Queries CUDA and tries each GPU, with a time limit: a hanging driver must not block the doctor.
 ///
-/// `registers` is a drive whose registers are shown to each GPU: they are mapped, and one that says what the drive can do
-/// is read, as its driver does; nothing is written.
+/// `registers` is a drive whose registers are mapped for each GPU. One of them, the drive's capabilities, is read, as
+/// its driver does; nothing is written.
 pub(super) fn ask(patience: Duration, registers: Option<Address>) -> Cuda {
     let (send, answer) = mpsc::channel();
     let asked = thread::Builder::new().name("cuda".into()).spawn(move || send.send(all(registers)));
@@ -100,7 +100,7 @@ fn all(registers: Option<Address>) -> Cuda {
         Ok(devices) => devices,
         Err(error) => return Cuda { version: cuda.version(), ..Cuda::failed(error) },
     };
-    // Opening one takes a fifth of a second: all at once.
+    // Opening a GPU takes a fifth of a second, so all are opened in parallel.
     let gpus = thread::scope(|scope| {
         let asked: Vec<_> =
             devices.iter().map(|device| scope.spawn(|| gpu(&cuda, device, registers))).collect();
@@ -113,7 +113,7 @@ fn all(registers: Option<Address>) -> Cuda {
     Cuda { error: None, version: cuda.version(), gpus }
 }
 
-/// What CUDA says without being tried.
+/// CUDA's answers without a trial.
 fn said(device: &cuda::Device) -> CudaGpu {
     let ordering = match device.can.visibility.ordering {
         WritesOrdering::None => "none",
@@ -157,7 +157,7 @@ fn copy(gpu: &cuda::CudaGpu) -> Trial {
     }
 }
 
-/// Pinned memory to GPU memory by the copy engine, and back.
+/// Copies pinned memory to GPU memory by the copy engine, and back.
 fn through(gpu: &cuda::CudaGpu, bytes: &[u8]) -> onehop_gpu::Result<Vec<u8>> {
     let (host, vram) = (gpu.alloc(Place::PinnedHost, bytes.len())?, gpu.alloc(Place::Vram, bytes.len())?);
     host.write(0, bytes)?;
@@ -175,7 +175,7 @@ fn dma_buf(gpu: &cuda::CudaGpu) -> onehop_gpu::Result<()> {
     gpu.export_dma_buf(&memory, Span::Allocation, false).map(drop)
 }
 
-/// The first page of a BAR0, to be looked at and no more.
+/// The first page of a BAR0, for reading only.
 struct FirstPage(MmioWindow);
 
 impl onehop_os::Registers for FirstPage {
@@ -194,7 +194,7 @@ impl onehop_os::Registers for FirstPage {
     }
 }
 
-/// Nothing where the kernel does not let us have the page.
+/// `None` if the kernel does not let us map the page.
 fn register(gpu: &cuda::CudaGpu, drive: Address) -> Option<Registers> {
     let bar = onehop_pci::bar_memory(&Root::here(), drive, Some(0)).ok()?;
     let page = FirstPage(MmioWindow::new(bar.slice(0..4096).ok()?));

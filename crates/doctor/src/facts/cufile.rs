@@ -1,8 +1,8 @@
-//! cuFile: whether its library is there, and how it is set up.
+//! cuFile: its library and configuration.
 
 use onehop_pci::Root;
 
-/// Where the library may be; `ldconfig` knows others.
+/// Usual folders of the library; `ldconfig` knows others.
 const FOLDERS: [&str; 6] = [
     "/usr/local/cuda/lib64",
     "/usr/local/cuda/targets/x86_64-linux/lib",
@@ -13,14 +13,14 @@ const FOLDERS: [&str; 6] = [
 ];
 const SETUP: &str = "/etc/cufile.json";
 
-/// What is known of cuFile.
+/// Facts about cuFile.
 #[derive(Clone, Debug, Default)]
 pub struct Cufile {
-    /// Where the library is.
+    /// Path of the library.
     pub library: Option<String>,
     /// The version of the kernel module nvidia-fs.
     pub nvidia_fs: Option<String>,
-    /// Whether its setup lets it use the kernel's P2PDMA.
+    /// Whether its configuration enables the kernel's P2PDMA.
     pub use_p2pdma: bool,
 }
 
@@ -36,7 +36,7 @@ impl Cufile {
     }
 }
 
-/// Whether a key of the setup is true. It is JSON with comments.
+/// Whether a key of the configuration, which is JSON with comments, is true.
 fn is_on(text: &str, key: &str) -> bool {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.into_iter().any(|line| {

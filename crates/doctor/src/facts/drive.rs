@@ -1,4 +1,4 @@
-//! NVMe drives: limits, and who uses them.
+//! NVMe drives: limits and users.
 
 use onehop_pci::{Address, NVME_CLASS, Root, Tree, Usage};
 use serde::{Deserialize, Serialize};
@@ -8,53 +8,53 @@ use super::number;
 /// An NVMe drive.
 #[derive(Clone, Debug, Default)]
 pub struct Drive {
-    /// Where it is; none for a controller that is not of this bus.
+    /// Its address; `None` for a controller that is not on the PCI bus.
     pub address: Option<Address>,
-    /// The kernel's name for it: `nvme0`.
+    /// The kernel's name, such as `nvme0`.
     pub name: Option<String>,
     /// Its model.
     pub model: Option<String>,
     /// Its firmware.
     pub firmware: Option<String>,
-    /// Its state, by the kernel: `live`.
+    /// The kernel's state, such as `live`.
     pub state: Option<String>,
-    /// Entries of a queue, as the kernel uses them: its own bound, or the drive's MQES if that is lower.
+    /// Entries of the kernel's queues: its own limit, or the drive's MQES if that is lower.
     pub queue_entries: Option<u32>,
-    /// Queues that the kernel has.
+    /// Number of the kernel's queues.
     pub queues: Option<u32>,
-    /// CMBLOC and CMBSZ, where the drive has memory of its own for queues.
+    /// CMBLOC and CMBSZ, if the drive has a controller memory buffer.
     pub cmb: Option<(u32, u32)>,
-    /// Whether the kernel lends it host memory.
+    /// Whether the kernel provides a host memory buffer.
     pub hmb: Option<bool>,
-    /// What it said when it was asked, where this user may.
+    /// Its Identify data, if this user may read it.
     pub identity: Option<Result<Identity, String>>,
     /// Its namespaces.
     pub namespaces: Vec<Namespace>,
-    /// Who uses it, if anybody does; or why that cannot be told.
+    /// Its users, if any; or why they cannot be determined.
     pub users: Option<Result<String, String>>,
 }
 
-/// A namespace, as the kernel offers it.
+/// A namespace as a block device of the kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Namespace {
-    /// `nvme0n1`.
+    /// Its name, such as `nvme0n1`.
     pub name: String,
     /// Bytes of a block.
     pub block: Option<u32>,
-    /// Most KiB of a transfer, as the kernel has it.
+    /// The kernel's limit of a transfer in KiB.
     pub transfer_kib: Option<u32>,
 }
 
-/// What a controller says of itself (Identify).
+/// Identify data of a controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The longest transfer, as a power of two of pages; 0 for no limit.
+    /// Maximum transfer size (MDTS), as a power of two of pages; 0 for no limit.
     pub mdts: u8,
-    /// Whether it takes scatter-gather lists.
+    /// Support of scatter-gather lists (SGLS).
     pub sgls: u32,
-    /// Pages of host memory that it would like to borrow.
+    /// Preferred size of the host memory buffer, in pages (HMPRE).
     pub hmpre: u32,
-    /// Whether it has a volatile cache.
+    /// Whether it has a volatile write cache.
     pub vwc: bool,
 }
 
@@ -97,7 +97,7 @@ impl Drive {
         }
     }
 
-    /// Who uses it, or may: a fix that harms its users is withheld.
+    /// Its actual or possible users: a fix that would harm them is withheld.
     #[must_use]
     pub fn may_be_in_use(&self) -> Option<String> {
         match self.users.as_ref()? {
@@ -106,10 +106,10 @@ impl Drive {
         }
     }
 
-    /// What people call it.
+    /// Its name for display.
     #[must_use]
     pub fn title(&self) -> String {
-        // What Identify has room for; a file may hold anything.
+        // The size of the Identify field; a file may contain anything.
         let model = self.model.as_ref().map(|model| model.chars().take(40).collect());
         model.unwrap_or_else(|| "NVMe drive".into())
     }
@@ -129,7 +129,7 @@ fn cmb(text: &str) -> Option<(u32, u32)> {
     Some((value("cmbloc")?, value("cmbsz")?)).filter(|(_, size)| *size != 0)
 }
 
-/// Asks the controller, which is root's to do.
+/// Sends Identify, which only root may do.
 fn identity(root: &Root, name: &str) -> Option<Result<Identity, String>> {
     root.answer(&format!("identify:{name}"), || {
         let bytes = onehop_os::nvme::identify(&format!("/dev/{name}")).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Files: the file system and the drives that they are on, and whether the page cache can be passed by.
+//! Files: their file system and drives, and whether they can be read past the page cache.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -11,55 +11,55 @@ use onehop_pci::Root;
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
-/// What is known of a file.
+/// Facts about a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileFacts {
     /// Its path.
     pub path: String,
-    /// Why nothing more is known of it: it cannot be opened, or is no plain file.
+    /// Why nothing more is known: it cannot be opened, or is not a regular file.
     pub trouble: Option<Trouble>,
     /// Its file system.
     pub fs: Option<String>,
-    /// Its extents, where the file system tells true ones; or why it does not.
+    /// Its extents, if the file system reports physical ones; or why not.
     pub places: Option<Result<Places, String>>,
-    /// Whether it can be read past the page cache: opened, and read.
+    /// Whether it can be opened and read past the page cache.
     pub direct: Option<Result<(), String>>,
-    /// The kernel's alignment for that: memory, offset.
+    /// The kernel's alignment for direct reads: memory, offset.
     pub direct_align: Option<(u32, u32)>,
 }
 
-/// Why a file cannot be looked at.
+/// Why a file cannot be examined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Trouble {
-    /// There is none of that name.
+    /// It does not exist.
     Missing,
-    /// What it is instead of a plain file.
+    /// Its kind, if it is not a regular file.
     Odd(String),
-    /// It is not ours to read.
+    /// Permission denied.
     Refused,
-    /// What else the system said.
+    /// Another error of the system.
     Failed(String),
 }
 
-/// Where a file's bytes are.
+/// The places of a file's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Places {
     /// Bytes of the file.
     pub bytes: u64,
-    /// How many extents.
+    /// Number of extents.
     pub extents: usize,
-    /// The drives: the kernel's name, and the PCI address where it has one.
+    /// The drives: the kernel's name, and the PCI address if there is one.
     pub disks: Vec<(String, Option<String>)>,
-    /// How firmly the places hold.
+    /// How reliable the places are.
     pub rung: String,
 }
 
-/// Looks at a file, or at what was recorded of it.
+/// Examines a file, or returns what was recorded of it.
 pub(super) fn ask(root: &Root, path: &Path) -> Option<FileFacts> {
     root.answer(&format!("file:{}", path.display()), || look(path))
 }
 
-/// The files that a record knows.
+/// The files of a record.
 #[must_use]
 pub fn recorded(root: &Root) -> Vec<std::path::PathBuf> {
     root.questions("file:").into_iter().map(Into::into).collect()
@@ -97,7 +97,7 @@ fn places(file: &LiveFile) -> Places {
     }
 }
 
-/// What is no plain file is not opened: that alone may set a device going.
+/// Only regular files are opened: opening a device may have side effects.
 fn trouble(path: &Path) -> Option<Trouble> {
     let opened = std::fs::metadata(path).and_then(|about| match about.file_type() {
         kind if kind.is_file() => open(path, OFlags::empty()).map(|_| None),
@@ -118,7 +118,7 @@ fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
     File::options().read(true).custom_flags(flags).open(path)
 }
 
-/// Opening is not enough: some file systems open such a file and refuse to read it.
+/// Opening is not enough: some file systems open a file with O_DIRECT but refuse to read it.
 fn read_direct(path: &Path) -> std::io::Result<()> {
     let file = open(path, OFlags::DIRECT)?;
     if !file.metadata()?.is_file() {

@@ -7,18 +7,18 @@ use super::version;
 
 const NVIDIA: u16 = 0x10de;
 
-/// NVIDIA's kernel driver, as it tells of itself.
+/// Facts about NVIDIA's kernel driver.
 #[derive(Clone, Debug, Default)]
 pub struct Nvidia {
     /// Its version, such as 580.159.04.
     pub version: Option<String>,
-    /// Whether it is the open flavour.
+    /// Whether it is the open version.
     pub open: Option<bool>,
-    /// What somebody set in the driver's own registry.
+    /// Settings in the driver's registry.
     pub registry: String,
-    /// Other modules around it that are loaded: `nvidia_fs`, `nvidia_peermem`, `gdrdrv`.
+    /// Related modules that are loaded: `nvidia_fs`, `nvidia_peermem`, `gdrdrv`.
     pub helpers: Vec<&'static str>,
-    /// Whether its device files are there.
+    /// Whether its device files exist.
     pub device_files: bool,
 }
 
@@ -67,24 +67,24 @@ fn version_in(text: &str) -> Option<String> {
     text.lines().next()?.split_whitespace().find(number).map(str::to_owned)
 }
 
-/// A GPU of NVIDIA's.
+/// An NVIDIA GPU.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// What people call it.
+    /// Its name for display.
     pub name: String,
-    /// Its number with CUDA.
+    /// Its ordinal in CUDA.
     pub ordinal: Option<usize>,
-    /// What CUDA says of it.
+    /// CUDA's view of it.
     pub cuda: Option<CudaGpu>,
-    /// The BAR that shows its memory.
+    /// The BAR with its memory.
     pub window: Option<Bar>,
-    /// What sizes the window can have.
+    /// Possible sizes of that BAR.
     pub resizable: Option<Resizable>,
-    /// Whether a screen is attached, by the kernel's list of outputs.
+    /// Whether a screen is attached, according to the kernel's outputs.
     pub screen: bool,
-    /// Whether it is divided into instances (MIG), of which CUDA shows one.
+    /// Whether it is divided into MIG instances, of which CUDA shows one.
     pub mig: bool,
 }
 
@@ -96,7 +96,7 @@ impl Gpu {
         let mine = |device: &&Device| is_nvidia(device) && (!is_lent(device) || by_cuda(device));
         let on_bus = tree.devices.values().filter(mine);
         let mut gpus: Vec<_> = on_bus.map(|device| Self::one(root, device, cuda)).collect();
-        // A sandbox may hide the bus and give CUDA all the same.
+        // A sandbox may hide the bus but allow CUDA.
         let shown = cuda.into_iter().flat_map(|cuda| cuda.gpus.iter().enumerate());
         let hidden: Vec<_> = shown.filter_map(|(ordinal, gpu)| Self::by_cuda_alone(ordinal, gpu)).collect();
         gpus.extend(hidden.into_iter().filter(|gpu| tree.get(gpu.address).is_none()));
@@ -125,7 +125,7 @@ impl Gpu {
             let name = text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned();
             (!name.is_empty() && name != "Unknown").then_some(name)
         });
-        // BAR1 where it is 64 bits wide; whatever holds most memory otherwise.
+        // BAR1 if it is 64-bit; otherwise the largest memory BAR.
         let memory = |bar: &&Bar| bar.kind == BarKind::Memory && bar.prefetchable;
         let window = device.bar(1).filter(memory).or_else(|| device.largest_bar()).copied();
         let config = device.config.as_ref();
@@ -142,20 +142,21 @@ impl Gpu {
         }
     }
 
-    /// Its memory in bytes, where CUDA told.
+    /// Its memory in bytes, if CUDA reported it.
     #[must_use]
     pub fn memory(&self) -> Option<u64> {
         self.cuda.as_ref().map(|gpu| gpu.memory).filter(|bytes| *bytes > 0)
     }
 
-    /// Whether it is a part of the processor's chip (Tegra: Jetson, DRIVE, IGX), by its generation: no GPU on a card has these.
+    /// Whether it is integrated in the CPU's chip (Tegra: Jetson, DRIVE, IGX), judging by its generation, which no
+    /// discrete GPU has.
     #[must_use]
     pub fn in_the_chip(&self) -> bool {
         const TEGRA: [(i32, i32); 6] = [(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)];
         self.cuda.as_ref().is_some_and(|gpu| TEGRA.contains(&gpu.compute))
     }
 
-    /// Whether the window shows all of its memory. CUDA tells the memory of an instance, and the window is the GPU's.
+    /// Whether the BAR covers all of its memory. CUDA reports an instance's memory, but the BAR is the GPU's.
     #[must_use]
     pub fn whole(&self) -> Option<bool> {
         if self.mig {
@@ -165,17 +166,18 @@ impl Gpu {
     }
 }
 
-/// Whether this is a GPU that CUDA may drive: of NVIDIA, and no virtual function's audio.
+/// Whether this is a GPU that CUDA may drive: NVIDIA's, and not a virtual function's audio.
 pub(super) fn is_nvidia(device: &Device) -> bool {
     device.vendor == NVIDIA && device.class.base() == 3
 }
 
-/// Whether this is a virtual function of a GPU, which its host lends to a virtual machine: CUDA drives the GPU itself.
+/// Whether this is a virtual function of a GPU, assigned to a virtual machine by its host: CUDA drives the physical
+/// one.
 pub(crate) fn is_lent(device: &Device) -> bool {
     is_nvidia(device) && device.physical_function.is_some()
 }
 
-/// Whether CUDA's name is that of an instance: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+/// Whether CUDA's name is an instance's: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn is_instance(name: &str) -> bool {
     name.split(' ').any(|word| word == "MIG")
 }

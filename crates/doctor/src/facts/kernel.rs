@@ -1,4 +1,4 @@
-//! The kernel and the CPU: versions, options, modules, what is locked down.
+//! The kernel and the CPU: versions, options, modules, lockdown.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -8,7 +8,7 @@ use onehop_pci::Root;
 
 use super::{number, version};
 
-/// Options of the kernel that matter here.
+/// Relevant kernel options.
 const OPTIONS: [&str; 11] = [
     "CONFIG_PCI_P2PDMA",
     "CONFIG_VFIO",
@@ -22,7 +22,7 @@ const OPTIONS: [&str; 11] = [
     "CONFIG_MODULES",
     "CONFIG_IOMMU_SUPPORT",
 ];
-/// Modules that matter here.
+/// Relevant modules.
 const MODULES: [&str; 12] = [
     "nvidia",
     "nouveau",
@@ -37,7 +37,7 @@ const MODULES: [&str; 12] = [
     "onehop",
     "vmd",
 ];
-/// Words of the command line that matter here, by how they start. Others are nobody's business.
+/// Prefixes of relevant words of the kernel's command line. Others are kept private.
 const WORDS: [&str; 9] =
     ["iommu", "intel_iommu", "amd_iommu", "pci", "nokaslr", "nvme", "vfio", "hugepage", "default_hugepagesz"];
 const MAX_CONFIG: usize = 1 << 20;
@@ -48,29 +48,29 @@ const MAX_CPUINFO: usize = 1 << 20;
 pub struct Kernel {
     /// Its release, such as `6.8.0-49-generic`.
     pub release: String,
-    /// Options that matter, by name: `y`, `m` or `n`; none where the kernel does not tell.
+    /// Relevant options, by name: `y`, `m` or `n`; `None` if the kernel does not report them.
     pub options: Option<BTreeMap<String, String>>,
-    /// Where the options were read.
+    /// The source of the options.
     pub options_from: String,
-    /// Modules that matter and are there.
+    /// Relevant modules that are present.
     pub modules: Vec<&'static str>,
-    /// Words of the command line that matter.
+    /// Relevant words of the command line.
     pub command_line: Vec<String>,
-    /// The level of lockdown: `none`, `integrity`, `confidentiality`.
+    /// The lockdown level: `none`, `integrity`, `confidentiality`.
     pub lockdown: Option<String>,
-    /// Units that translate addresses, such as `dmar0`.
+    /// IOMMU units, such as `dmar0`.
     pub iommu_units: Vec<String>,
     /// Device files for VFIO: container, iommufd, groups.
     pub vfio_files: Vec<&'static str>,
-    /// Groups that can be opened below `/dev/vfio`.
+    /// Groups in `/dev/vfio` that can be opened.
     pub vfio_groups: Vec<String>,
     /// Whether VFIO may be used without an IOMMU.
     pub unsafe_no_iommu: bool,
-    /// The sysctl that forbids io_uring: 0, 1, 2.
+    /// The sysctl `io_uring_disabled`: 0, 1, 2.
     pub io_uring_disabled: Option<u32>,
-    /// What came of making a ring.
+    /// The result of setting up an io_uring.
     pub io_uring: Option<Result<(), String>>,
-    /// Whether several paths to a drive are joined (`nvme_core.multipath`).
+    /// Whether NVMe multipath is enabled (`nvme_core.multipath`).
     pub multipath: Option<bool>,
     /// The CPU.
     pub cpu: Cpu,
@@ -83,9 +83,9 @@ pub struct Cpu {
     pub vendor: String,
     /// Its family.
     pub family: u32,
-    /// Its name for people.
+    /// Its name for display.
     pub name: String,
-    /// Whether it says that a hypervisor runs it; none where CPUs have no such flag.
+    /// Whether it reports a hypervisor; `None` for CPUs without such a flag.
     pub hypervisor: Option<bool>,
 }
 
@@ -121,25 +121,25 @@ impl Kernel {
         (major, minor)
     }
 
-    /// Whether an option is on, as a module or within; none where the kernel does not tell.
+    /// Whether an option is enabled, as a module or built in; `None` if unknown.
     #[must_use]
     pub fn option(&self, name: &str) -> Option<bool> {
         Some(self.options.as_ref()?.get(name).is_some_and(|value| value != "n"))
     }
 
-    /// Whether a module is there, loaded or within the kernel.
+    /// Whether a module is loaded or built in.
     #[must_use]
     pub fn has(&self, module: &str) -> bool {
         self.modules.contains(&module)
     }
 
-    /// Whether this is Linux within Windows (WSL).
+    /// Whether this is WSL.
     #[must_use]
     pub fn in_windows(&self) -> bool {
         self.release.to_ascii_lowercase().contains("microsoft") && self.release.contains("WSL")
     }
 
-    /// Whether the kernel refuses what would let root get round it.
+    /// Whether the kernel is locked down against root.
     #[must_use]
     pub fn locked(&self) -> bool {
         self.lockdown.as_deref().is_some_and(|level| level != "none")
@@ -147,10 +147,10 @@ impl Kernel {
 }
 
 impl Cpu {
-    /// Looks at it.
+    /// Reads the facts.
     #[must_use]
     pub fn read(root: &Root) -> Self {
-        // All CPUs are alike: the first one's lines tell.
+        // All CPUs are alike, so the first one's lines suffice.
         let first = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).into_owned();
             Ok(text.split("\n\n").next().unwrap_or_default().to_owned())
@@ -175,7 +175,7 @@ fn yes(root: &Root, path: &str) -> bool {
     root.text(path).is_ok_and(|word| word == "Y" || word == "1")
 }
 
-/// The word in brackets: `none [integrity] confidentiality`.
+/// The word in brackets, as in `none [integrity] confidentiality`.
 pub(super) fn chosen(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
@@ -196,7 +196,7 @@ fn command_line(root: &Root) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The options that matter, from where the kernel or the distribution keeps them.
+/// The relevant options, from where the kernel or the distribution keeps them.
 fn options(root: &Root, release: &str) -> (Option<BTreeMap<String, String>>, String) {
     let plain = |bytes: &[u8]| Ok(of_interest(&String::from_utf8_lossy(bytes)));
     let packed = |bytes: &[u8]| {
@@ -224,7 +224,7 @@ fn of_interest(text: &str) -> String {
     OPTIONS.iter().map(|name| value(name)).collect()
 }
 
-/// The smallest ring that onehop would use.
+/// Sets up the smallest ring that onehop would use.
 fn try_ring() -> Result<(), String> {
     let made = HostMem::anonymous(4096).and_then(|memory| Reads::new(memory, 2));
     made.map(drop).map_err(|error| error.to_string())

@@ -1,21 +1,21 @@
-//! Links that say nothing of what they carry.
+//! Links whose reported speed is meaningless.
 
 use onehop_pci::{Address, Device, Link};
 
 use super::Facts;
 
-/// Boards whose GPU and CPU are joined by NVLink-C2C.
+/// Boards whose GPU and CPU are connected by NVLink-C2C.
 const BY_C2C: [&str; 3] = ["GH200", "GB200", "GB300"];
 
 impl Facts {
-    /// Whether a GPU is joined to its CPU by NVLink-C2C.
+    /// Whether a GPU is connected to its CPU by NVLink-C2C.
     #[must_use]
     pub fn by_c2c(&self, address: Address) -> bool {
         let gpu = self.gpus.iter().find(|gpu| gpu.address == address);
         gpu.is_some_and(|gpu| BY_C2C.iter().any(|name| gpu.name.contains(name)))
     }
 
-    /// Why a device's link bounds nothing, whatever it says, and where that is told.
+    /// Why a device's link sets no limit, whatever it reports, and the source.
     #[must_use]
     pub fn link_that_bounds_nothing(&self, device: &Device) -> Option<(&'static str, &'static str)> {
         if device.behind_cable {
@@ -26,7 +26,7 @@ impl Facts {
         self.by_c2c(device.address).then_some((c2c, "the GPU's name"))
     }
 
-    /// A device's link: of a virtual function the one of the physical function, as it has none of its own.
+    /// A device's link; for a virtual function that of the physical function.
     #[must_use]
     pub fn link(&self, device: &Device) -> Link {
         let owner = device.physical_function.and_then(|address| self.device(address));

@@ -1,4 +1,4 @@
-//! What a machine is, read through a [`Root`]: nothing is judged here.
+//! Facts about a machine, read through a [`Root`]. Nothing is judged here.
 
 pub mod cuda;
 pub mod cufile;
@@ -30,15 +30,15 @@ use nvml::Nvml;
 use place::{Memory, Place};
 use vm::Virtual;
 
-/// How long NVML may take: most machines' answers within a tenth of that.
+/// Time limit for NVML, ten times what most machines need.
 const NVML: Duration = Duration::from_millis(400);
 
-/// What to look at.
+/// What to examine.
 #[derive(Clone, Debug)]
 pub struct FactsRequest {
-    /// Files whose way to a drive is asked for.
+    /// Files whose path to a drive is to be examined.
     pub files: Vec<PathBuf>,
-    /// How long CUDA may take to answer; none not to ask it.
+    /// Time limit for CUDA; `None` to skip it.
     pub patience: Option<Duration>,
 }
 
@@ -48,7 +48,7 @@ impl Default for FactsRequest {
     }
 }
 
-/// A machine.
+/// Facts about a machine.
 pub struct Facts {
     /// Its PCI devices.
     pub tree: Tree,
@@ -62,9 +62,9 @@ pub struct Facts {
     pub sdrs: Vec<Sdr>,
     /// NVIDIA's kernel driver.
     pub nvidia: Nvidia,
-    /// What CUDA answered; none where nobody asked.
+    /// CUDA's answer; `None` if it was not asked.
     pub cuda: Option<Cuda>,
-    /// What NVML answered; none where nobody asked.
+    /// NVML's answer; `None` if it was not asked.
     pub nvml: Option<Nvml>,
     /// The kernel and the CPU.
     pub kernel: Kernel,
@@ -76,23 +76,23 @@ pub struct Facts {
     pub machine: Virtual,
     /// Memory and its limits.
     pub memory: Memory,
-    /// NVIDIA's library for files.
+    /// NVIDIA's cuFile.
     pub cufile: Cufile,
-    /// The files that were asked for.
+    /// The requested files.
     pub files: Vec<FileFacts>,
 }
 
 impl Facts {
-    /// Looks at everything.
+    /// Collects all facts.
     ///
     /// # Errors
-    /// When the machine has PCI devices and does not let us list them.
+    /// When the machine has PCI devices, but they cannot be listed.
     pub fn gather(root: &Root, wish: &FactsRequest) -> Result<Self> {
         let tree = Tree::scan(root)?;
         let nvidia = Nvidia::read(root);
         let (drives, place) = (Drive::all(root, &tree), Place::read(root));
         let registers = if place.root { shown(&tree, &drives) } else { None };
-        // Also where no GPU is seen: a sandbox may hide the bus and show CUDA.
+        // Even if no GPU is visible: a sandbox may hide the bus but allow CUDA.
         let cuda = wish.patience.and_then(|patience| root.answer("cuda", || cuda::ask(patience, registers)));
         let mut gpus = Gpu::all(root, &tree, cuda.as_ref());
         let names = || gpus.iter().map(|gpu| gpu.address.to_string()).collect();
@@ -120,7 +120,7 @@ impl Facts {
         })
     }
 
-    /// The devices that bytes come from: drives, cards and boards of the bus.
+    /// Sources of data: drives, cards and boards on the PCI bus.
     #[must_use]
     pub fn peers(&self) -> Vec<Address> {
         let drives = self.drives.iter().filter_map(|drive| drive.address);
@@ -140,14 +140,14 @@ impl Facts {
         self.gpus.iter().any(|gpu| addresses.contains(&gpu.address))
     }
 
-    /// The PCI device of a GPU, a drive or a card; none for what the bus does not show.
+    /// The PCI device of a GPU, a drive or a card; `None` if the bus does not show it.
     #[must_use]
     pub fn device(&self, address: Address) -> Option<&Device> {
         self.tree.get(address)
     }
 }
 
-/// A drive whose registers a GPU can be shown without anything being changed: one that is awake and that its driver has.
+/// A drive whose registers can be mapped for a GPU without side effects: it is awake and has a driver.
 fn shown(tree: &Tree, drives: &[Drive]) -> Option<Address> {
     let awake = |address: &Address| {
         tree.get(*address)
@@ -161,7 +161,7 @@ fn number<T: std::str::FromStr>(root: &Root, path: &str) -> Option<T> {
     root.text(path).ok()?.parse().ok()
 }
 
-/// The first numbers of a version: `6.8.0-49-generic` is 6, 8, 0.
+/// The leading numbers of a version: `6.8.0-49-generic` is 6, 8, 0.
 #[must_use]
 pub fn version(text: &str) -> (u32, u32, u32) {
     let mut parts = text.trim().split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());

@@ -10,18 +10,18 @@ pub(crate) const NAME: &str = "onehop";
 pub struct Module {
     /// Whether it is loaded.
     pub loaded: bool,
-    /// The devices that were given to it.
+    /// The devices bound to it.
     pub devices: Vec<Bound>,
 }
 
-/// A device of the module's.
+/// A device bound to the module.
 #[derive(Clone, Debug)]
 pub struct Bound {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
-    /// Whether its device file is there.
+    /// Whether its device file exists.
     pub file: bool,
-    /// What is missing for processes without privileges to have it: words of the module's; none where it does not tell.
+    /// What is missing before unprivileged processes may open it, in the module's words; `None` if not reported.
     pub missing: Option<Vec<String>>,
 }
 
@@ -46,7 +46,7 @@ impl Module {
         }
     }
 
-    /// The device at this address, if the module has it.
+    /// The device at this address, if it is bound to the module.
     #[must_use]
     pub fn device(&self, address: Address) -> Option<&Bound> {
         self.devices.iter().find(|bound| bound.address == address)

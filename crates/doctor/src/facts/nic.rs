@@ -2,18 +2,18 @@
 
 use onehop_pci::{Address, Root, Tree};
 
-/// Vendor and devices of the uSDR family, by their firmware.
+/// Vendor and device IDs of the uSDR family.
 const SDR_VENDOR: u16 = 0x10ee;
 const SDR_BOARDS: [u16; 9] = [0x7031, 0x7032, 0x7044, 0x7045, 0x7046, 0x7049, 0x7071, 0x9034, 0x9044];
 
 /// An RDMA device.
 #[derive(Clone, Debug)]
 pub struct Nic {
-    /// Its name: `mlx5_0`.
+    /// Its name, such as `mlx5_0`.
     pub name: String,
-    /// Where it is; none for one that is made of software.
+    /// Its address; `None` for a software device.
     pub address: Option<Address>,
-    /// Its first port: state, kind of link, rate.
+    /// Its first port: state, link layer, rate.
     pub port: Option<String>,
 }
 
@@ -39,7 +39,7 @@ impl Nic {
 /// An SDR board of the uSDR family.
 #[derive(Clone, Copy, Debug)]
 pub struct Sdr {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
 }
 

@@ -1,4 +1,4 @@
-//! What NVIDIA's management library tells: links at their best, power. A library that hangs does not hang the doctor.
+//! NVML's report: maximum links, power. A hanging library does not block the doctor.
 
 use std::sync::mpsc;
 use std::thread;
@@ -11,26 +11,26 @@ use serde::{Deserialize, Serialize};
 /// The library's answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nvml {
-    /// Why there is none.
+    /// Why there is no answer.
     pub error: Option<String>,
-    /// The GPUs that were asked for, and that it knows.
+    /// The requested GPUs that it knows.
     pub gpus: Vec<Health>,
 }
 
-/// A GPU, by the library. What it does not tell is none.
+/// NVML's view of a GPU. Unknown values are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
-    /// Where it is.
+    /// Its PCI address.
     pub pci: String,
-    /// The link now: generation and lanes. An idle GPU slows it.
+    /// The present link: generation and lanes. An idle GPU slows it down.
     pub link: (Option<u32>, Option<u32>),
-    /// The best that GPU and slot both have.
+    /// The best link that GPU and slot support.
     pub best_link: (Option<u32>, Option<u32>),
-    /// Milliwatts that it draws, and may draw.
+    /// Present power and limit in milliwatts.
     pub power: (Option<u32>, Option<u32>),
-    /// 0 is at work, 8 and more idle.
+    /// Performance state: 0 is active, 8 and more is idle.
     pub state: Option<u32>,
-    /// Whether it is divided into instances (MIG).
+    /// Whether it is divided into MIG instances.
     #[serde(default)]
     pub mig: Option<bool>,
 }
@@ -43,7 +43,7 @@ impl Nvml {
     }
 }
 
-/// Asks about these GPUs, but waits no longer than this.
+/// Queries these GPUs, with a time limit.
 pub(super) fn ask(gpus: Vec<String>, patience: Duration) -> Nvml {
     let failed = |why: String| Nvml { error: Some(why), gpus: Vec::new() };
     let (send, answer) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Where we are: container, virtual machine, user, and the limits of memory.
+//! The environment: container, virtual machine, user, and memory limits.
 
 use onehop_pci::Root;
 
@@ -8,27 +8,27 @@ use super::{number, version};
 /// Container, virtual machine, user.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// What contains us, and how we know.
+    /// The container, and how it was detected.
     pub container: Option<String>,
-    /// The machine's maker and name, by its firmware.
+    /// The machine's vendor and product, from its firmware.
     pub product: Option<String>,
-    /// Capabilities of this process, a bit each.
+    /// Capabilities of this process, one bit each.
     pub capabilities: u64,
     /// Whether this is root.
     pub root: bool,
-    /// Whether user and capabilities were told.
+    /// Whether user and capabilities are known.
     pub known: bool,
-    /// Whether udev's data can be read, which cuFile wants.
+    /// Whether udev's data, which cuFile needs, can be read.
     pub udev: bool,
     /// Whether sysfs is mounted read-only.
     pub sysfs_read_only: bool,
 }
 
-/// Capabilities by their numbers.
+/// Numbers of capabilities.
 pub mod capability {
-    /// Pinning beyond the limit.
+    /// Pinning memory beyond the limit.
     pub const IPC_LOCK: u32 = 14;
-    /// Ports, BARs, raw memory.
+    /// Access to ports, BARs, raw memory.
     pub const SYS_RAWIO: u32 = 17;
     /// Nearly everything.
     pub const SYS_ADMIN: u32 = 21;
@@ -83,17 +83,17 @@ fn container(root: &Root) -> Option<String> {
 /// Memory and its limits.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// Bytes that this process may lock; none for no limit, or where it is not told.
+    /// Bytes that this process may lock; `None` if unlimited or unknown.
     pub lock_limit: Option<u64>,
-    /// Whether the limit was told.
+    /// Whether the limit is known.
     pub lock_known: bool,
-    /// Bytes of memory.
+    /// Total memory in bytes.
     pub total: Option<u64>,
-    /// Huge pages by NUMA node: node, size in KiB, how many, how many of them free.
+    /// Huge pages by NUMA node: node, size in KiB, total, free.
     pub huge: Vec<(u32, u64, u64, u64)>,
     /// Transparent huge pages: `always`, `madvise`, `never`.
     pub transparent: Option<String>,
-    /// Most mappings of a process.
+    /// Upper limit of mappings per process.
     pub mappings: Option<u64>,
 }
 

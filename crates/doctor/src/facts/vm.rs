@@ -1,10 +1,10 @@
-//! Whether this is a virtual machine: by the CPU, the firmware's tables, the device tree, Xen.
+//! Detects a virtual machine: by CPU, firmware tables, device tree, Xen.
 
 use onehop_pci::Root;
 
 use super::kernel::Cpu;
 
-/// Words of the firmware's tables that virtual machines have, in lower case.
+/// Words in firmware tables of virtual machines, in lower case.
 const FIRMWARE: [&str; 24] = [
     "qemu",
     "kvm",
@@ -34,20 +34,20 @@ const FIRMWARE: [&str; 24] = [
 const TREE: &str = "/sys/firmware/devicetree/base";
 const DMI: &str = "/sys/class/dmi/id";
 
-/// Whether this is a virtual machine, and what says so.
+/// Whether this is a virtual machine, and the evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Virtual {
     /// It is one.
     Yes(String),
-    /// It is a machine of its own.
+    /// It is a physical machine.
     No(String),
-    /// Nothing tells.
+    /// No evidence either way.
     #[default]
     Unknown,
 }
 
 impl Virtual {
-    /// Looks for marks of a virtual machine first, then for proof of a machine of its own.
+    /// Looks for evidence of a virtual machine first, then of a physical one.
     #[must_use]
     pub fn read(root: &Root) -> Self {
         let cpu = Cpu::read(root);
@@ -79,7 +79,7 @@ impl Virtual {
         matches!(self, Self::Yes(_))
     }
 
-    /// Whether it is known to be none.
+    /// Whether it is known to be a physical machine.
     #[must_use]
     pub fn is_real(&self) -> bool {
         matches!(self, Self::No(_))
@@ -89,13 +89,13 @@ impl Virtual {
 fn by_firmware(root: &Root) -> Option<String> {
     let fields = ["sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor"];
     let text = |field: &str| root.text(&format!("{DMI}/{field}")).unwrap_or_default();
-    // EC2 lends whole machines, too, and says so in their names.
+    // EC2 also offers physical machines, and says so in their names.
     if text("product_name").ends_with(".metal") || text("product_name").contains(".metal-") {
         return None;
     }
     fields.into_iter().find_map(|field| {
         let said = text(field);
-        // Where a word begins: what merely holds these letters is another name.
+        // Only whole words count.
         let lower = format!(" {}", said.to_lowercase());
         FIRMWARE
             .iter()
@@ -113,7 +113,7 @@ fn by_device_tree(root: &Root) -> Option<String> {
     if let Some(kind) = machine.split('\0').find(|kind| ["linux,dummy-virt", "qemu,pseries"].contains(kind)) {
         return Some(format!("{TREE}/compatible: {kind}"));
     }
-    // QEMU's own device, on boards that it makes up.
+    // A device of QEMU's own virtual boards.
     let nodes = root.list(TREE).unwrap_or_default();
     nodes.into_iter().find(|node| node.starts_with("fw-cfg@")).map(|node| format!("{TREE}/{node}"))
 }

@@ -1,4 +1,4 @@
-//! What routes ask of a machine, one need at a time.
+//! What routes need from a machine, one need at a time.
 
 use onehop_gpu::cuda::register_gap;
 use onehop_pci::{Address, Device};
@@ -24,22 +24,22 @@ pub(crate) const PEER_OVERRIDE: &str = "Run as root. Or load the module nvidia w
 pub(crate) const VMD_OFF: &str = "disable VMD (also called RST or RAID mode) in the firmware setup, after a backup: its RAID sets become \
                                   unreadable, and Windows may not boot";
 
-/// How a need came out.
+/// The state of a need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// It was tried just now, and worked.
     Tried,
-    /// It is there.
+    /// It is present.
     Met,
     /// It is unknown.
     Unknown,
-    /// It was seen to fail on machines like this one.
+    /// It failed on similar machines.
     Doubtful,
-    /// It is not there.
+    /// It is missing.
     Missing,
 }
 
-/// A need, and how it came out.
+/// A need and its state.
 pub(super) struct Need {
     pub state: State,
     pub reason: String,
@@ -82,7 +82,7 @@ impl Needs<'_> {
         }
     }
 
-    /// CUDA works, and shows other GPUs than this.
+    /// CUDA works, but shows only other GPUs.
     fn hidden_gpu(&self) -> Need {
         let device = self.pair.gpu_device;
         match device.driver.as_deref() {
@@ -101,7 +101,7 @@ impl Needs<'_> {
         }
     }
 
-    /// Bytes go from pinned memory into the GPU's.
+    /// Bytes can be copied from pinned memory to the GPU.
     pub(super) fn copies(&self) -> Need {
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref()) {
             Some(Ok(())) => Need::new(
@@ -113,7 +113,7 @@ impl Needs<'_> {
         }
     }
 
-    /// How the drive is rebound to the kernel's own driver.
+    /// How to rebind the drive to the kernel's own driver.
     fn give_back(&self, driver: &str) -> String {
         let at = self.pair.device.address;
         match self.drive.and_then(Drive::may_be_in_use) {
@@ -141,7 +141,7 @@ impl Needs<'_> {
         }
     }
 
-    /// The drive has something to read, as far as the kernel's driver shows it.
+    /// The drive has a namespace, as far as the kernel's driver reports.
     pub(super) fn namespaces(&self) -> Need {
         let kernels = self.pair.device.driver.as_deref() == Some("nvme");
         if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
@@ -156,7 +156,7 @@ impl Needs<'_> {
         Need::new(State::Met, "the drive has a namespace, as far as known")
     }
 
-    /// cuFile is there.
+    /// cuFile is installed.
     pub(super) fn cufile(&self) -> Need {
         match &self.pair.facts.cufile.library {
             Some(_) => Need::new(
@@ -183,7 +183,7 @@ impl Needs<'_> {
         )
     }
 
-    /// Nobody else uses the drive.
+    /// The drive has no other users.
     pub(super) fn not_used(&self) -> Need {
         match self.drive.and_then(|drive| drive.users.as_ref()) {
             None => Need::new(State::Met, "nothing on the drive is in use"),
@@ -196,7 +196,7 @@ impl Needs<'_> {
         }
     }
 
-    /// The drive can be claimed: by VFIO or by our module.
+    /// The drive can be claimed, through VFIO or our module.
     pub(super) fn takeable(&self) -> Need {
         let (facts, device) = (self.pair.facts, self.pair.device);
         if let Some(bound) = facts.module.device(device.address) {
@@ -296,12 +296,12 @@ impl Needs<'_> {
         self.rings()
     }
 
-    /// What the GPU writes to the drive gets there.
+    /// The GPU's writes to the drive arrive.
     fn rings(&self) -> Need {
         self.passes(self.pair.writes(), "the GPU's writes to the drive")
     }
 
-    /// The drive can be given addresses of GPU memory.
+    /// GPU memory can be mapped for the drive.
     pub(super) fn window(&self) -> Need {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
         let tried = gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
@@ -357,12 +357,12 @@ impl Needs<'_> {
         Need::new(State::Met, "BAR1 is static: VFIO can map it")
     }
 
-    /// Writes of the device reach GPU memory.
+    /// The device's writes reach GPU memory.
     pub(super) fn writes(&self) -> Need {
         self.passes(self.pair.writes(), "writes into GPU memory")
     }
 
-    /// Reads of the device from GPU memory are answered.
+    /// The device's reads of GPU memory are answered.
     pub(super) fn reads(&self) -> Need {
         self.passes(self.pair.reads(), "reads from GPU memory")
     }
@@ -375,7 +375,7 @@ impl Needs<'_> {
         }
     }
 
-    /// A driver has the card.
+    /// The card has a driver.
     pub(super) fn card_driver(&self, kind: &str) -> Need {
         match (&self.pair.device.driver, kind) {
             (Some(_), "rdma") => Need::new(State::Met, "the card has a verbs device"),
@@ -386,7 +386,7 @@ impl Needs<'_> {
         }
     }
 
-    /// The card can be given GPU memory: by a dma-buf or by nvidia-peermem.
+    /// GPU memory can be registered with the card: by a dma-buf or by nvidia-peermem.
     pub(super) fn rdma_mapping(&self) -> Need {
         let (facts, gpu) = (self.pair.facts, self.pair.gpu);
         let peermem = facts.nvidia.helpers.contains(&"nvidia_peermem");
@@ -410,7 +410,7 @@ impl Needs<'_> {
         }
     }
 
-    /// The board can be given GPU memory: by our module.
+    /// GPU memory can be mapped for the board, by our module.
     pub(super) fn sdr_mapping(&self) -> Need {
         let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
         match (self.pair.facts.module.loaded, dma_buf) {
@@ -449,11 +449,11 @@ impl Needs<'_> {
     }
 }
 
-/// What to do where a drive's group holds the GPU, which VFIO would claim too.
+/// The fix for a drive whose group contains the GPU, which VFIO would claim too.
 const KEEP_THE_GPU: &str = "CUDA needs the GPU in this group: load the kernel module onehop, which claims a drive \
                                        without its group (docs/kernel-module.md), or move the drive to another slot";
 
-/// What to do about other devices in a drive's group: what is in use, or drives something that we cannot judge, stays.
+/// What to do about other devices in a drive's group. Devices in use, and those of unknown purpose, stay.
 pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
     if facts.has_gpu(others) {
         return KEEP_THE_GPU.into();
@@ -474,7 +474,7 @@ pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
     }
 }
 
-/// What gives a machine an IOMMU.
+/// How to enable an IOMMU.
 pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
     let cpu = &facts.kernel.cpu;
     match cpu.vendor.as_str() {
@@ -496,7 +496,7 @@ fn is_vfio(device: &Device) -> bool {
     device.driver.as_deref() == Some("vfio-pci")
 }
 
-/// Whether a driver has it that VFIO does not tolerate in a group.
+/// Whether the device has a driver that VFIO does not tolerate in a group.
 fn is_driven(device: &Device) -> bool {
     device.driver.as_deref().is_some_and(|driver| !["vfio-pci", "pcieport", "pci-stub"].contains(&driver))
 }

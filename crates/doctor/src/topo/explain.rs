@@ -1,5 +1,5 @@
-//! The path of data from a device into GPU memory: with two copies through host memory, and with one hop. With this
-//! machine's own addresses.
+//! The path of data from a device into GPU memory, with two copies through host memory and with one hop, and this
+//! machine's addresses.
 
 use std::fmt::Write;
 
@@ -22,25 +22,25 @@ pub struct Explanation {
     pub gpu: String,
     /// Its address.
     pub gpu_address: Address,
-    /// How close they are.
+    /// Their distance.
     pub class: Option<PathClass>,
     /// Bridges on the path.
     pub bridges: Vec<Address>,
-    /// Those of them whose access control sends packets up to the root complex.
+    /// Those whose ACS redirects packets to the root complex.
     pub redirects: Vec<Address>,
-    /// The device's registers on the bus.
+    /// Bus addresses of the device's registers.
     pub registers: Option<Bar>,
-    /// The GPU's memory on the bus.
+    /// Bus addresses of the GPU's memory.
     pub window: Option<Bar>,
-    /// The bus address by which the device reaches its first byte, as far as known.
+    /// The bus address by which the device reaches its first byte, if known.
     pub address_words: String,
-    /// Whether transfers get through.
+    /// Whether transfers are forwarded.
     pub passes: String,
-    /// The narrowest link, for people.
+    /// The narrowest link, for display.
     pub limit: Option<String>,
 }
 
-/// Both paths for a device and a GPU; none where either is missing.
+/// Both paths for a device and a GPU; `None` if either is missing.
 #[must_use]
 pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanation> {
     let gpu = facts.gpus.iter().find(|known| known.address == gpu)?;
@@ -66,7 +66,7 @@ pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanati
     })
 }
 
-/// What the device puts on the bus: BAR1's address itself, or one that the IOMMU turns into it.
+/// The address that the device puts on the bus: BAR1's, or one that the IOMMU translates to it.
 fn address_words(facts: &Facts, device: &Device, window: Option<&Bar>) -> String {
     let Some(bar) = window.filter(|bar| bar.assigned) else {
         return "an unknown address (BAR1 is not visible)".into();

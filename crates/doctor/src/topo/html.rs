@@ -1,4 +1,4 @@
-//! One page with the tree and the two paths of each pair. It loads nothing.
+//! A self-contained page with the tree and the two paths of each pair.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::explain::Explanation;
 use super::svg::{STYLE, drawn, escape};
 use crate::facts::Facts;
 
-/// A page with the tree and, for each pair, its two paths; without one, a note that says why.
+/// A page with the tree and each pair's two paths; without pairs, a note with the reason.
 #[must_use]
 pub fn page(
     facts: &Facts,
@@ -22,7 +22,7 @@ pub fn page(
         let _ = writeln!(body, "<p class=\"lead\">Recorded system: {}</p>", escape(system));
     }
     let (tree, wide) = drawn(facts, all);
-    // Shown where the picture is wider than the window.
+    // Shown if the picture is wider than the window.
     let hint = format!("@media(max-width:{:.0}px){{.hint{{display:block}}}}", wide + AROUND);
     let _ = writeln!(
         body,
@@ -58,7 +58,7 @@ fn section(way: &Explanation) -> String {
     )
 }
 
-/// Letters that fit into a box.
+/// Characters that fit into a box.
 const FITS: usize = 47;
 
 fn two_copies(way: &Explanation) -> String {
@@ -81,7 +81,7 @@ fn one_hop(way: &Explanation) -> String {
     drawing.end()
 }
 
-/// Boxes and arrows, from the top down.
+/// Boxes and arrows, from top to bottom.
 #[derive(Default)]
 struct Drawing {
     body: String,
@@ -132,7 +132,7 @@ fn cut(text: &str) -> String {
     text.chars().take(FITS - 1).chain(['…']).collect()
 }
 
-/// Rows beside an arrow, ten at most.
+/// Lines next to an arrow, ten at most.
 fn wrap(text: &str) -> Vec<String> {
     const WIDE: usize = 44;
     let mut rows: Vec<String> = Vec::new();
@@ -152,7 +152,7 @@ fn wrap(text: &str) -> Vec<String> {
     rows
 }
 
-/// What a page has beside a picture, in pixels.
+/// Margins of a page next to a picture, in pixels.
 const AROUND: f64 = 46.0;
 const PAGE: &str = "
 :root{color-scheme:light dark}

@@ -1,4 +1,4 @@
-//! The PCIe tree as a picture, and the path between two devices: for a terminal, and as SVG in a page.
+//! The PCIe tree as a picture, and the path between two devices: for terminals, and as SVG in a page.
 
 mod explain;
 mod html;
@@ -15,7 +15,7 @@ pub use html::page;
 pub use svg::picture;
 pub use text::tree;
 
-/// What a system lacks for a path between a device and a GPU; none where it has both.
+/// What a system lacks for a path between a device and a GPU; `None` if it has both.
 #[must_use]
 pub fn missing(facts: &Facts) -> Option<&'static str> {
     match (facts.gpus.is_empty(), facts.peers().is_empty()) {
@@ -30,14 +30,14 @@ pub fn missing(facts: &Facts) -> Option<&'static str> {
 
 /// One line of the picture.
 struct Line<'a> {
-    /// How deep it lies below its host bridge.
+    /// Its depth below its host bridge.
     depth: usize,
     device: &'a Device,
-    /// Whether more devices follow at its own depth, and at each one above.
+    /// Whether more devices follow at its own depth, and at each depth above.
     more: Vec<bool>,
 }
 
-/// The devices below a host bridge, in the order of a tree. Functions that only fill the page are left out unless `all`.
+/// The devices below a host bridge, in tree order. Irrelevant functions are left out unless `all`.
 fn lines<'a>(tree: &'a Tree, host: &'a str, all: bool) -> Vec<Line<'a>> {
     let mut lines = Vec::new();
     below(tree, host, None, &mut Vec::new(), all, &mut lines);
@@ -61,7 +61,7 @@ fn below<'a>(
     }
 }
 
-/// What bytes come from, go to or pass; a bridge with nothing such below it does not.
+/// Whether bytes come from, go to or pass a device; a bridge with no such device below it does not matter.
 fn matters(tree: &Tree, device: &Device) -> bool {
     let itself = matches!(device.class.base(), 0x01 | 0x02 | 0x03 | 0x0d | 0x11 | 0x12);
     let behind = tree.devices.values().any(|other| {
@@ -71,7 +71,7 @@ fn matters(tree: &Tree, device: &Device) -> bool {
     itself || behind
 }
 
-/// The BARs that are worth a word: memory.
+/// Memory BARs.
 fn bars(device: &Device) -> Vec<&Bar> {
     device.bars.iter().filter(|bar| bar.kind == BarKind::Memory).collect()
 }
@@ -81,7 +81,7 @@ fn bar_words(bar: &Bar) -> String {
     format!("BAR{} {} at {bar}{kind}", bar.index, bytes(bar.size))
 }
 
-/// Link, group, node, driver: what stands beside a device's name.
+/// Remarks next to a device's name: link, group, node, driver.
 fn remarks(tree: &Tree, device: &Device) -> Vec<String> {
     let mut words = Vec::new();
     let link = device.best_link();
@@ -103,7 +103,7 @@ fn remarks(tree: &Tree, device: &Device) -> Vec<String> {
     words
 }
 
-/// Names for addresses.
+/// Names by address.
 pub(crate) fn names(facts: &Facts) -> Vec<(String, String)> {
     let gpus = facts.gpus.iter().map(|gpu| (gpu.address, crate::routes::gpu_title(gpu)));
     let drives = facts.drives.iter().filter_map(|drive| {
@@ -116,7 +116,7 @@ pub(crate) fn names(facts: &Facts) -> Vec<(String, String)> {
     gpus.chain(drives).chain(nics).chain(sdrs).map(|(address, name)| (address.to_string(), name)).collect()
 }
 
-/// What people call a device, without its address.
+/// A device's name without its address.
 fn short_name(facts: &Facts, device: &Device) -> String {
     let address = device.address.to_string();
     let known = names(facts).into_iter().find(|(at, _)| *at == address);

@@ -1,4 +1,4 @@
-//! The tree as SVG: boxes below host bridges, one line each, with a rail for every bridge.
+//! The tree as SVG: boxes below host bridges, one row each, with a rail for every bridge.
 
 use std::fmt::Write;
 
@@ -10,16 +10,16 @@ use crate::facts::Facts;
 const STEP: usize = 22;
 const ROW: usize = 17;
 const PAD: usize = 8;
-/// Width of a letter of the font that is asked for, about.
+/// Approximate width of a character of the requested font.
 const LETTER: f64 = 7.3;
 
-/// The tree as an SVG document; it takes its colours from the page, or brings its own.
+/// The tree as an SVG document; it uses the page's colours, or brings its own.
 #[must_use]
 pub fn picture(facts: &Facts, all: bool) -> String {
     drawn(facts, all).0
 }
 
-/// The same, and how wide it is.
+/// The document and its width.
 pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
     let mut body = String::new();
     let (mut y, mut widest) = (PAD, 0.0_f64);
@@ -31,14 +31,14 @@ pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
         let title = if host.is_empty() { "path to the root unknown" } else { host };
         let _ = writeln!(body, "<text class=\"host\" x=\"{PAD}\" y=\"{}\">{}</text>", y + 13, escape(title));
         y += ROW + PAD;
-        // The lower edge of the host, and of each box above the one that is drawn.
+        // The lower edge of the host, and of each box above the present one.
         let mut rails = vec![y - PAD];
         for line in found {
             let x = PAD + STEP * (line.depth + 1);
             let rows = rows(facts, line.device);
             let high = rows.len() * ROW + PAD;
             rails.truncate(line.depth + 1);
-            // From the middle of what it hangs from down to this box.
+            // From the middle of its parent down to this box.
             let from = rails.last().copied().unwrap_or(y - PAD);
             let (rail, middle) = (x - STEP / 2, y + high / 2);
             let _ = writeln!(body, "<path class=\"rail\" d=\"M{rail} {from}V{middle}H{x}\"/>");
@@ -68,7 +68,7 @@ pub(super) fn drawn(facts: &Facts, all: bool) -> (String, f64) {
     (drawn, wide)
 }
 
-/// The rows in a device's box.
+/// The lines in a device's box.
 fn rows(facts: &Facts, device: &Device) -> Vec<String> {
     let mut rows = vec![format!("{}  {}", device.address, short_name(facts, device))];
     let words = remarks(&facts.tree, device);
@@ -88,7 +88,7 @@ fn kind(device: &Device) -> &'static str {
     }
 }
 
-/// Text in SVG and HTML: what devices and files are called comes from strangers.
+/// Escapes text for SVG and HTML: names of devices and files are not trusted.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -104,7 +104,7 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Colours that hold on light and dark ground.
+/// Colours for light and dark backgrounds.
 pub(super) const STYLE: &str = "
 svg{--ink:#1d2733;--dim:#5b6b7b;--line:#9aa8b5;--ground:#fff;--gpu:#e3f4df;--drive:#e2edfb;--card:#fbeedb;--bridge:#f1f3f5;--warm:#c2410c;\
 font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:12px}

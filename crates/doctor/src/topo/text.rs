@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Line, bar_words, bars, lines, remarks, short_name};
 use crate::facts::Facts;
 
-/// The tree as text. With `all` also functions that no route passes.
+/// The tree as text. With `all`, also functions that no route uses.
 #[must_use]
 pub fn tree(facts: &Facts, all: bool) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Composed machines: what is published of such machines, put together by us. None of them was read from a real one.
+//! Composed machines, from published data of similar ones. None was read from a real machine.
 
 #[path = "../../../pci/tests/common/compose.rs"]
 pub mod compose;
@@ -12,7 +12,7 @@ pub mod servers;
 use compose::*;
 use serde_json::{Value, json};
 
-/// A machine and the name of its file.
+/// A machine and its file name.
 pub type Named = (&'static str, fn() -> Machine);
 
 /// All of them.
@@ -94,7 +94,7 @@ pub fn nvidia(machine: &mut Machine, version: &str, open: bool, registry: &str) 
     machine.there("/dev/nvidiactl");
 }
 
-/// A GPU as CUDA shows it, tried.
+/// CUDA's view of a GPU after its trials.
 pub fn cuda_gpu(pci: &str, name: &str, gib: u64, dma_buf: Value) -> Value {
     let said = dma_buf.get("Ok").is_some();
     json!({
@@ -107,7 +107,7 @@ pub fn works() -> Value {
     json!({ "Ok": null })
 }
 
-/// What GeForce boards say to a dma-buf.
+/// The answer of GeForce boards to a dma-buf.
 pub fn refused() -> Value {
     json!({ "Err": "exporting 2097152 bytes of GPU memory as a dma-buf: cuMemGetHandleForAddressRange failed with \
                     CUDA_ERROR_NOT_SUPPORTED (801)" })
@@ -117,7 +117,7 @@ pub fn cuda(machine: &mut Machine, version: i32, gpus: &[Value]) {
     machine.answer("cuda", json!({ "error": null, "version": version, "gpus": gpus }));
 }
 
-/// A drive's folder below its PCI device, as the nvme driver makes it; mounted at a place or nowhere.
+/// A drive's folder below its PCI device, as the nvme driver makes it; mounted or not.
 pub fn nvme(machine: &mut Machine, address: &str, number: u32, model: &str, mounted: Option<&str>) {
     let at = format!("/sys/bus/pci/devices/{address}/nvme/nvme{number}");
     machine.file(&format!("{at}/model"), &format!("{model}\n"));
@@ -138,7 +138,7 @@ pub fn nvme(machine: &mut Machine, address: &str, number: u32, model: &str, moun
     }
 }
 
-/// What a drive says to root.
+/// A drive's Identify data for root.
 pub fn identity(machine: &mut Machine, number: u32, mdts: u8) {
     let says = json!({ "Ok": { "mdts": mdts, "sgls": 0, "hmpre": 0, "vwc": true } });
     machine.answer(&format!("identify:nvme{number}"), says);

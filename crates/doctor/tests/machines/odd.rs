@@ -1,4 +1,4 @@
-//! Machines that resemble none of the others: enclosures, ARM, shared groups, what others have taken, what is hidden or garbage.
+//! Unusual machines: enclosures, ARM, shared groups, devices in use, hidden or malformed data.
 #![allow(dead_code)]
 
 use serde_json::json;
@@ -224,7 +224,7 @@ pub fn nested_switch() -> Machine {
     machine
 }
 
-/// A drive whose controller is live and has no namespace; its link trains below what it can.
+/// A drive with a live controller and no namespace; its link is below its maximum.
 pub fn no_namespace() -> Machine {
     let mut machine = servers::h100("a drive without namespaces, link files that say Unknown", true, ACS_ON);
     machine.0.files.retain(|path, _| !path.contains("nvme0n1"));

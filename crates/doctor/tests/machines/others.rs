@@ -55,7 +55,7 @@ pub fn container() -> Machine {
     machine.answer(
         "file:/models/a.safetensors",
         json!({ "path": "/models/a.safetensors", "fs": null, "direct_align": null, "direct": { "Ok": null },
-                "places": { "Err": "/models/a.safetensors cannot be read by its blocks: it is on overlayfs: open the file of the layer below" } }),
+                "places": { "Err": "/models/a.safetensors cannot be read block by block: it is on overlayfs: open the file of the layer below" } }),
     );
     machine
 }

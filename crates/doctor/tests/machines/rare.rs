@@ -1,4 +1,4 @@
-//! Machines whose bus says other things than it means: links that carry nothing, functions that are lent, GPUs that are not there.
+//! Machines with misleading buses: meaningless links, assigned virtual functions, missing GPUs.
 #![allow(dead_code)]
 
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::compose::*;
 use super::{GIB, MIB, base, cuda, cuda_gpu, identity, nvidia, nvme, refused, works};
 
-/// A port of a host bridge, of its own group.
+/// A port of a host bridge, in its own group.
 fn root_port(address: &str, ids: (u16, u16), host: &str, best: (u16, u16), group: u32) -> Function {
     Function::port(address, ids, ROOT_PORT).host(host).lanes(best, best).group(group, "DMA").acs(ACS_ON)
 }
@@ -171,7 +171,7 @@ pub fn jetson() -> Machine {
     machine
 }
 
-/// Linux within Windows, to which Windows lends its GPU.
+/// WSL, with Windows' GPU.
 pub fn wsl() -> Machine {
     let cpu = ("GenuineIntel", 6, "13th Gen Intel(R) Core(TM) i7-13700K");
     let release = "5.15.167.4-microsoft-standard-WSL2";
@@ -184,7 +184,7 @@ pub fn wsl() -> Machine {
     machine
 }
 
-/// A virtual machine of QEMU's: its ports and its drive say Gen1 x1, and the GPU less than it has.
+/// A QEMU virtual machine: its ports and drive report Gen1 x1, and the GPU less than it has.
 pub fn qemu() -> Machine {
     let cpu = ("GenuineIntel", 6, "Intel Xeon Processor (Cascadelake)");
     let mut machine = base("a QEMU guest with an emulated drive and a T4", cpu, "6.1.0-28-amd64", true);

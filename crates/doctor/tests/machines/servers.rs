@@ -29,7 +29,7 @@ pub fn h100(about: &str, root: bool, acs: u16) -> Machine {
     for down in ["0000:17:00.0", "0000:17:01.0", "0000:17:02.0"] {
         add(&mut machine, port(down, DOWNSTREAM).under(&[ROOT, UP]).acs(acs));
     }
-    // Without access control at the switch's ports, what is behind them cannot be kept apart: one group.
+    // Without ACS at the switch's ports, the devices behind them share a group.
     let group = |alone: u32| if acs == 0 { 40 } else { alone };
     add(
         &mut machine,
@@ -117,7 +117,7 @@ pub fn h100_mig() -> Machine {
     machine
 }
 
-/// The drive was given to our module, by an administrator who also made its translations strict.
+/// The drive was bound to our module, by an administrator who also made its IOMMU group strict.
 pub fn h100_bound() -> Machine {
     let mut machine = h100(
         "Xeon 8480C; H100, NVMe and ConnectX-7 behind one switch; the kernel module onehop has the drive, its group is \
@@ -130,7 +130,7 @@ pub fn h100_bound() -> Machine {
     machine.file(&format!("{device}/onehop_missing"), "nothing\n");
     machine.link(&format!("{device}/driver"), "../../../../bus/pci/drivers/onehop");
     machine.file("/sys/kernel/iommu_groups/42/type", "DMA\n");
-    // What the kernel's own driver made of it has gone with that.
+    // The kernel driver's block device is gone.
     let nvme = format!("{device}/nvme/");
     machine
         .0

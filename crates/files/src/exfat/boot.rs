@@ -1,4 +1,4 @@
-//! The boot region: eleven sectors and a twelfth with their checksum; and all of it once more, as a backup.
+//! The boot region: eleven sectors, and a twelfth with their checksum; followed by a backup of all twelve.
 
 use super::{FS, damaged};
 use crate::bytes::{u16_at, u32_at, u64_at};
@@ -7,12 +7,12 @@ use crate::window::Window;
 use crate::{Error, Result};
 
 const SECTORS: u64 = 12;
-/// Of the first sector, these bytes change while the volume is in use and are left out of the checksum.
+/// Bytes of the first sector that change while the volume is in use; the checksum omits them.
 const VOLATILE: [usize; 3] = [106, 107, 112];
 
-/// What the boot sector says, checked. Offsets are bytes of the volume.
+/// The checked contents of the boot sector. Offsets are bytes of the volume.
 pub(super) struct Boot {
-    /// The table in use.
+    /// The active table.
     pub table: u64,
     pub heap_start: u64,
     pub cluster: u64,
@@ -23,7 +23,7 @@ pub(super) struct Boot {
     flags: u16,
 }
 
-/// Whether a sound boot region is here. Its backup says nothing: it outlives what was formatted over it.
+/// Whether a valid boot region is here. The backup does not count: it may survive a later format.
 pub(crate) fn probe(window: &Window) -> Result<bool> {
     match Boot::region(window, None) {
         Ok(_) | Err(Error::Unsupported { .. }) => Ok(true),
@@ -32,12 +32,12 @@ pub(crate) fn probe(window: &Window) -> Result<bool> {
     }
 }
 
-/// Whether a boot sector with this name is here, or in the place of the backup.
+/// Whether an exFAT boot sector is here, or in the place of the backup.
 pub(crate) fn remains(window: &Window) -> Result<bool> {
     if has(window, 3, b"EXFAT   ")? {
         return Ok(true);
     }
-    // The length of a sector is not known then, so all of them are tried.
+    // The sector size is unknown then, so all are tried.
     for shift in 9..=12 {
         if has(window, (SECTORS << shift) + 3, b"EXFAT   ")?
             && has(window, (SECTORS << shift) + 108, &[shift])?
@@ -49,14 +49,14 @@ pub(crate) fn remains(window: &Window) -> Result<bool> {
 }
 
 impl Boot {
-    /// The boot region, or its backup with a note.
+    /// The boot region; or its backup, with a note.
     pub(super) fn read(window: &Window) -> Result<(Self, Vec<String>)> {
         let first = Self::region(window, None);
         let (boot, mut notes) = match first {
             Ok(boot) => (boot, Vec::new()),
             Err(Error::Damaged { why, .. }) => {
                 let backup = (9..=12).find_map(|shift| Self::region(window, Some(shift)).ok());
-                let backup = backup.ok_or_else(|| damaged(format!("{why}, and its backup is no better")))?;
+                let backup = backup.ok_or_else(|| damaged(format!("{why}, and so is its backup")))?;
                 (
                     backup,
                     vec![format!(
@@ -67,7 +67,7 @@ impl Boot {
             Err(other) => return Err(other),
         };
         if boot.flags & 2 != 0 {
-            notes.push("the exFAT volume was not unmounted; `fsck.exfat` checks it".to_owned());
+            notes.push("the exFAT volume was not unmounted; `fsck.exfat` repairs it".to_owned());
         }
         if boot.flags & 4 != 0 {
             notes.push("the exFAT volume has had media failures".to_owned());
@@ -75,14 +75,14 @@ impl Boot {
         Ok((boot, notes))
     }
 
-    /// The first region, or the backup behind sectors of 2^`shift` bytes.
+    /// The first region; or the backup, for sectors of 2^`shift` bytes.
     fn region(window: &Window, shift: Option<u32>) -> Result<Self> {
         let base = shift.map_or(0, |shift| SECTORS << shift);
         let mut raw = [0; 512];
         window.read(base, &mut raw)?;
         let own = u32::from(raw[108]);
         if &raw[3..11] != b"EXFAT   " || u16_at(&raw, 510) != 0xAA55 || raw[11..64].iter().any(|&b| b != 0) {
-            return Err(damaged("its boot sector is not one"));
+            return Err(damaged("its boot sector has no signature"));
         }
         if !(9..=12).contains(&own) || shift.is_some_and(|shift| shift != own) {
             return Err(damaged(format!("its sectors have 2^{own} bytes")));
@@ -96,7 +96,7 @@ impl Boot {
         if revision >> 8 != 1 {
             return Err(Error::unsupported(
                 format!("{FS} {}.{:02}", revision >> 8, revision & 0xFF),
-                "only 1.x is known",
+                "only 1.x is supported",
             ));
         }
         let (shift, cluster_shift) = (u32::from(raw[108]), u32::from(raw[109]));
@@ -143,7 +143,7 @@ impl Boot {
     }
 }
 
-/// The twelfth sector repeats the checksum of the eleven before.
+/// Checks the twelfth sector, which repeats the checksum of the eleven before it.
 fn check(region: &[u8], sector: usize) -> Result<()> {
     let (data, sums) = region.split_at(11 * sector);
     let counted = data.iter().enumerate().filter(|(i, _)| !VOLATILE.contains(i));

@@ -20,11 +20,11 @@ const NAME_UNITS: usize = 15;
 const DIRECTORY: u16 = 0x10;
 const MOST_UPCASE: u64 = 128 << 10;
 
-/// What a directory holds; of these, only the root has more than names.
+/// The contents of a directory; only the root has more than names.
 #[derive(Default)]
 pub(super) struct Contents {
     pub named: Vec<Named>,
-    pub upcase: Option<Table>,
+    pub upcase: Option<UpcaseTable>,
     pub label: String,
 }
 
@@ -34,8 +34,8 @@ pub(super) struct Named {
     pub node: FatNode,
 }
 
-/// Where the up-case table is.
-pub(super) struct Table {
+/// Location of the up-case table.
+pub(super) struct UpcaseTable {
     pub first: u32,
     pub len: u64,
     pub checksum: u32,
@@ -64,12 +64,12 @@ pub(super) fn contents(list: &List) -> Result<Contents> {
             }
             BITMAP => 0,
             kind if kind & SECONDARY != 0 => return Err(bad(at, "belongs to no file")),
-            // What may be left aside says so; the entries that belong to it go with it.
+            // A benign entry may be skipped, together with its secondary entries.
             kind if kind & BENIGN != 0 => raw[1].into(),
             kind => {
                 return Err(Error::unsupported(
                     format!("a directory entry of type {kind:#x} on exFAT"),
-                    "the specification forbids to go on without knowing it",
+                    "the specification forbids reading the directory without support for it",
                 ));
             }
         };
@@ -78,19 +78,19 @@ pub(super) fn contents(list: &List) -> Result<Contents> {
     Ok(out)
 }
 
-fn table(raw: &[u8]) -> Result<Table> {
+fn table(raw: &[u8]) -> Result<UpcaseTable> {
     let len = u64_at(raw, 24);
     if len == 0 || len > MOST_UPCASE {
         return Err(damaged(format!("its up-case table has {len} bytes")));
     }
-    Ok(Table { first: u32_at(raw, 20), len, checksum: u32_at(raw, 4) })
+    Ok(UpcaseTable { first: u32_at(raw, 20), len, checksum: u32_at(raw, 4) })
 }
 
 fn bad(at: usize, why: &str) -> Error {
     damaged(format!("the directory entry at byte {at} {why}"))
 }
 
-/// A set: the file, where its bytes are, and its name in pieces.
+/// Decodes a set: the file, the place of its bytes, and its name in parts.
 fn file(set: &[u8], list: &List, at: usize) -> Result<Named> {
     let counted = set.iter().enumerate().filter(|(i, _)| !(2..4).contains(i));
     let sum = counted.fold(0_u16, |sum, (_, &b)| sum.rotate_right(1).wrapping_add(b.into()));
@@ -120,7 +120,7 @@ fn node(file: &[u8], stream: &[u8], position: u64, at: usize) -> Result<FatNode>
     if valid > len || kind == FileKind::Directory && valid != len || len > 0 && !allocated {
         return Err(bad(at, &format!("has {valid} valid bytes of {len}, first cluster {first}")));
     }
-    // A stamp of 32 bits, a count of 10 ms, a distance from UTC in quarters of an hour.
+    // A stamp of 32 bits, a count of 10 ms, an offset from UTC in quarters of an hour.
     let stamp = u32_at(file, 12);
     let zone = if file[23] & 0x80 != 0 { i64::from(((file[23] << 1) as i8) >> 1) * 900 } else { 0 };
     let tens = u32::from(file[21]);

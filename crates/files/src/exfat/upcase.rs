@@ -1,14 +1,14 @@
-//! The up-case table, by which the volume itself says which names are the same.
+//! The up-case table, by which a volume defines which names are equal.
 
 use super::damaged;
 use crate::Result;
 
-/// A table for all of UTF-16.
+/// Size of a table for all of UTF-16.
 const MOST_BYTES: usize = 65536 * 2;
-/// In the stored form, this and a number stand for that many characters that are their own upper case.
+/// In the stored form, this value and a count stand for that many characters without upper case.
 const SAME: u16 = 0xFFFF;
 
-/// The upper case of each character, as far as the table goes.
+/// The upper case of each character that the table covers.
 #[derive(Default)]
 pub(super) struct Upcase(Vec<u16>);
 

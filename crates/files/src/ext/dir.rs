@@ -1,4 +1,4 @@
-//! Directories, read from end to end: hash trees are laid out such that a plain reader sees their inner blocks as empty.
+//! Directories, read linearly: the inner blocks of hash trees look empty to a linear reader.
 
 use std::ops::ControlFlow;
 
@@ -13,22 +13,22 @@ const HEAD: usize = 8;
 /// The last entry of a block with a checksum: no inode, 12 bytes, no name, this type.
 const TAIL: usize = 12;
 const TAIL_TYPE: u8 = 0xDE;
-/// An inline directory begins with its parent's inode.
+/// An inline directory begins with its parent's inode number.
 const INLINE_PARENT: usize = 4;
 
-/// One name in a directory.
-pub(super) struct Name<'a> {
+/// A directory entry.
+pub(super) struct ExtEntry<'a> {
     pub bytes: &'a [u8],
     pub inode: u32,
-    /// Where directories say it.
+    /// The kind, if the directory stores it.
     pub kind: Option<FileKind>,
 }
 
-/// Called with each name; breaking off or an error ends the reading.
-pub(super) type Visit<'a> = dyn FnMut(Name<'_>) -> Result<ControlFlow<()>> + 'a;
+/// Called for each name; `Break` or an error ends the scan.
+pub(super) type Visit<'a> = dyn FnMut(ExtEntry<'_>) -> Result<ControlFlow<()>> + 'a;
 
 impl Ext {
-    /// All names of a directory but `.` and `..`.
+    /// Visits all names of a directory but `.` and `..`.
     pub(super) fn scan(&self, dir: &Inode, visit: &mut Visit<'_>) -> Result<()> {
         dir.refuse_encrypted()?;
         if dir.has(flag::INLINE_DATA) {
@@ -76,7 +76,7 @@ impl Ext {
             let bad = || damaged(format!("directory {} has a broken entry", dir.number));
             let head = list.get(at..at + HEAD).ok_or_else(bad)?;
             let len = self.record_len(u16_at(head, 4));
-            // The last byte may be set without the feature: by the entry that holds a checksum.
+            // Without the feature, an entry that holds a checksum may still set the last byte.
             let name_len = usize::from(head[6]);
             let kind = if self.sb.filetype() { kind(head[7]) } else { None };
             if !len.is_multiple_of(4) || len < HEAD + name_len || at + len > list.len() {
@@ -90,14 +90,14 @@ impl Ext {
             if bytes.is_empty() || bytes.contains(&0) || bytes.contains(&b'/') {
                 return Err(bad());
             }
-            if visit(Name { bytes, inode, kind })?.is_break() {
+            if visit(ExtEntry { bytes, inode, kind })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    /// With blocks of 64 KiB, a length of a whole block does not fit its field.
+    /// The length of a whole 64 KiB block does not fit the field.
     fn record_len(&self, raw: u16) -> usize {
         match (self.sb.block, raw) {
             (65536.., 0 | u16::MAX) => self.sb.block as usize,
@@ -118,7 +118,8 @@ impl Ext {
         Err(damaged(format!("the checksum of block {number} of directory {} is wrong", dir.number)))
     }
 
-    /// Where the index is in an inner block of a hash tree: behind one empty entry, or in the root behind `.` and `..`.
+    /// Offset of the index in an inner block of a hash tree: behind one empty entry, or in the root behind `.` and
+    /// `..`.
     fn index_at(&self, number: u64, block: &[u8]) -> Option<usize> {
         if number == 0 {
             return Some(32);
@@ -133,7 +134,7 @@ fn check_leaf(seed: u32, block: &[u8]) -> bool {
     head == (0, TAIL as u16, 0, TAIL_TYPE) && crc32c_raw(seed, data) == u32_at(tail, 8)
 }
 
-/// The checksum is over everything up to the last entry in use, and lies behind the last place for one.
+/// The checksum covers everything up to the last used entry, and is stored behind the last slot.
 fn check_index(seed: u32, block: &[u8], at: usize) -> bool {
     let (limit, count) = (usize::from(u16_at(block, at)), usize::from(u16_at(block, at + 2)));
     let tail = at + limit * 8;
@@ -141,7 +142,7 @@ fn check_index(seed: u32, block: &[u8], at: usize) -> bool {
         return false;
     }
     let crc = crc32c_raw(seed, &block[..at + count * 8]);
-    // The tail's first word counts, and zeros in place of the checksum.
+    // The tail's first word is included, with zeros in place of the checksum.
     crc32c_raw(crc32c_raw(crc, &block[tail..tail + 4]), &[0; 4]) == u32_at(block, tail + 4)
 }
 

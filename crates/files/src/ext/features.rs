@@ -1,6 +1,6 @@
 //! The feature words of ext2, ext3 and ext4, by name.
 
-/// A feature: its bit and the name that `mke2fs -O` and `debugfs` use.
+/// A feature: its bit, and its name in `mke2fs -O` and `debugfs`.
 type Names = [(u32, &'static str)];
 
 pub(super) mod incompat {
@@ -32,7 +32,7 @@ pub(super) mod compat {
     pub(crate) const SPARSE_SUPER2: u32 = 0x200;
 }
 
-/// What may be set and is read rightly. Of compat and ro_compat, a reader may leave anything aside.
+/// Incompat features that the reader supports. A reader may ignore compat and ro_compat features.
 pub(super) const UNDERSTOOD: u32 = {
     use incompat::*;
     FILETYPE
@@ -68,7 +68,7 @@ const INCOMPAT: &Names = &[
     (0x2_0000, "casefold"),
 ];
 
-/// The names of the bits that are set in an incompat word; a bit without a name is given as the kernel would.
+/// The names of the bits in an incompat word; unnamed bits are printed as the kernel does.
 pub(super) fn incompat_names(bits: u32) -> String {
     let set = (0..32).map(|i| 1_u32 << i).filter(|bit| bits & bit != 0);
     let name = |bit: u32| match INCOMPAT.iter().find(|(b, _)| *b == bit) {

@@ -1,4 +1,4 @@
-//! Group descriptors: where a group's inodes are.
+//! Group descriptors: the location of each group's inodes.
 
 use super::Ext;
 use super::features::{incompat, ro_compat};
@@ -9,19 +9,19 @@ use crate::bytes::{crc16, crc32c_raw, u16_at, u32_at, wide};
 const INODE_UNINIT: u16 = 1;
 const CHECKSUM: usize = 0x1E;
 
-/// What is needed of a group's descriptor.
-pub(super) struct Group {
-    /// The first block of its table of inodes.
+/// The fields of a group descriptor that the reader needs.
+pub(super) struct InodeGroup {
+    /// First block of the inode table.
     pub inode_table: u64,
-    /// Inodes at the start of the table that are in use or were.
+    /// Initialised inodes at the start of the table.
     pub inodes: u32,
 }
 
 impl Ext {
-    pub(super) fn group(&self, number: u32) -> Result<Group> {
+    pub(super) fn group(&self, number: u32) -> Result<InodeGroup> {
         let sb = &self.sb;
         if number >= sb.groups {
-            return Err(damaged(format!("group {number} of {} is wanted", sb.groups)));
+            return Err(damaged(format!("group {number} of {} was requested", sb.groups)));
         }
         let per_block = (sb.block as usize / sb.desc_bytes) as u32;
         let block = self.descriptor_block(number / per_block, per_block);
@@ -44,16 +44,16 @@ impl Ext {
             true if u16_at(&raw, 0x12) & INODE_UNINIT != 0 => 0,
             true => sb.inodes_per_group.saturating_sub(unused),
         };
-        Ok(Group { inode_table, inodes })
+        Ok(InodeGroup { inode_table, inodes })
     }
 
-    /// The block that holds the descriptors' block `index`.
+    /// The block that holds block `index` of the descriptors.
     fn descriptor_block(&self, index: u32, per_block: u32) -> u64 {
         let sb = &self.sb;
         if sb.incompat & incompat::META_BG == 0 || index < sb.first_meta_bg {
             return OFFSET / sb.block + 1 + u64::from(index);
         }
-        // Each metagroup keeps its own, in its first group, behind the copy of the superblock if there is one.
+        // Each metagroup has its own descriptors, in its first group, behind the superblock copy if there is one.
         let group = index * per_block;
         let mut skip = u64::from(sb.group_has_super(group));
         if sb.block == 1024 && index == 0 && sb.first_block == 0 {

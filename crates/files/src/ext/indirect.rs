@@ -1,4 +1,4 @@
-//! Block maps, as ext2 and ext3 have them: twelve blocks, and trees of one, two and three levels.
+//! Block maps of ext2 and ext3: twelve direct blocks, and trees of one, two and three levels.
 
 use std::collections::HashSet;
 
@@ -11,11 +11,11 @@ use crate::extent::Builder;
 const DIRECT: usize = 12;
 
 impl Ext {
-    /// Gives all blocks of `inode`'s map to `out`.
+    /// Passes all blocks of `inode`'s map to `out`.
     pub(super) fn map(&self, inode: &Inode, out: &mut Builder) -> Result<()> {
         let area = inode.block_area();
         let blocks = inode.len.div_ceil(self.sb.block);
-        let mut walk = Walk { ext: self, inode, out, blocks, seen: HashSet::new() };
+        let mut walk = MapWalk { ext: self, inode, out, blocks, seen: HashSet::new() };
         let mut at = 0;
         for slot in 0..DIRECT + 3 {
             let level = slot.saturating_sub(DIRECT - 1) as u32;
@@ -32,23 +32,23 @@ impl Ext {
     }
 }
 
-struct Walk<'a> {
+struct MapWalk<'a> {
     ext: &'a Ext,
     inode: &'a Inode,
     out: &'a mut Builder,
     /// Blocks of the file.
     blocks: u64,
-    /// Blocks of the map itself: each is in it once, which also bounds the walk.
+    /// Blocks of the map itself. Each occurs once, which also bounds the walk.
     seen: HashSet<u32>,
 }
 
-impl Walk<'_> {
-    /// Blocks of the file below a pointer of this level.
+impl MapWalk<'_> {
+    /// Blocks of the file that a pointer of this level covers.
     fn span(&self, level: u32) -> u64 {
         (self.ext.sb.block / 4).pow(level)
     }
 
-    /// What lies below a pointer, for the file's block `at` and the following ones.
+    /// Visits what lies below a pointer, from block `at` of the file on.
     fn pointer(&mut self, block: u32, level: u32, at: u64) -> Result<()> {
         if block == 0 || at >= self.blocks {
             return Ok(());

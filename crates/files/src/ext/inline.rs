@@ -1,4 +1,4 @@
-//! Files so short that they lie in their inode: 60 bytes in place of the block map, the rest in an attribute.
+//! Inline data: 60 bytes in place of the block map, the rest in an attribute.
 
 use super::superblock::damaged;
 use super::{Ext, inode::Inode};
@@ -13,7 +13,7 @@ const NAME: &[u8] = b"data";
 const ENTRY: usize = 16;
 
 impl Ext {
-    /// The bytes of an inline file, as many as there are: what its size has more than them is zeros.
+    /// The stored bytes of an inline file. Up to its size, zeros follow them.
     pub(super) fn inline(&self, inode: &Inode) -> Result<Vec<u8>> {
         let bad = |why: &str| damaged(format!("inode {}: inline data, but {why}", inode.number));
         let mut bytes = inode.block_area().to_vec();

@@ -1,4 +1,4 @@
-//! Inodes: found, verified, and taken apart.
+//! Inodes: located, verified and decoded.
 
 use super::superblock::damaged;
 use super::{Ext, FS};
@@ -20,13 +20,13 @@ pub(super) mod flag {
     pub(crate) const CASEFOLD: u32 = 0x4000_0000;
 }
 
-/// An inode whose checksum is right.
+/// An inode with a valid checksum.
 pub(super) struct Inode {
     pub number: u32,
     pub kind: FileKind,
     pub len: u64,
     pub flags: u32,
-    /// What checksums of its blocks start from, where they are kept.
+    /// Seed of the checksums of its blocks, if there are checksums.
     pub seed: Option<u32>,
     raw: Vec<u8>,
 }
@@ -36,7 +36,7 @@ impl Ext {
     pub(super) fn inode(&self, number: u32) -> Result<Inode> {
         let sb = &self.sb;
         if number == 0 || number > sb.inodes {
-            return Err(damaged(format!("inode {number} of {} is wanted", sb.inodes)));
+            return Err(damaged(format!("inode {number} of {} was requested", sb.inodes)));
         }
         let (group, index) = ((number - 1) / sb.inodes_per_group, (number - 1) % sb.inodes_per_group);
         let group = self.group(group)?;
@@ -67,7 +67,7 @@ impl Inode {
             _ => return Err(damaged(format!("inode {number} has mode {mode:#o}"))),
         };
         if u16_at(&raw, 0x1A) == 0 {
-            return Err(damaged(format!("inode {number} is named, and was removed")));
+            return Err(damaged(format!("inode {number} has a name, but was deleted")));
         }
         let high = if kind == FileKind::File || kind == FileKind::Directory && large_dir {
             u32_at(&raw, 0x6C)
@@ -85,12 +85,12 @@ impl Inode {
         self.flags & flag != 0
     }
 
-    /// The 60 bytes that hold a tree, a map, a short link or short data.
+    /// The 60 bytes that hold a tree, a map, a short link or inline data.
     pub(super) fn block_area(&self) -> &[u8] {
         &self.raw[0x28..0x64]
     }
 
-    /// 512-byte units that it occupies, as far as this is needed: to tell short links from long ones.
+    /// Low part of the occupied 512-byte units; enough to tell short links from long ones.
     pub(super) fn sectors(&self) -> u64 {
         u32_at(&self.raw, 0x1C).into()
     }
@@ -115,7 +115,7 @@ impl Inode {
         }
     }
 
-    /// Seconds and nanoseconds; the second word adds two bits to the seconds, where the inode is long enough for it.
+    /// Seconds and nanoseconds. The second word extends the seconds by two bits, if the inode is long enough for it.
     fn time(&self, at: usize, extra_at: usize) -> (i64, u32) {
         let seconds = i64::from(u32_at(&self.raw, at) as i32);
         if !reaches(&self.raw, extra_at + 4) {
@@ -125,20 +125,20 @@ impl Inode {
         (seconds + (i64::from(extra & 3) << 32), extra >> 2)
     }
 
-    /// Refuses what is not stored as it is read. The flag of `chattr +c` asks for compression, and Linux never had any:
-    /// where others have compressed, the superblock says so.
+    /// Refuses encrypted files. Linux stores the flag of `chattr +c`, but never compresses; volumes with compressed
+    /// files are refused by the superblock's features.
     pub(super) fn refuse_encrypted(&self) -> Result<()> {
         if !self.has(flag::ENCRYPTED) {
             return Ok(());
         }
         Err(Error::unsupported(
             format!("an encrypted {FS} {} (inode {})", self.kind.name(), self.number),
-            "only the kernel can give its contents; mount the file system",
+            "only the kernel can decrypt it; mount the file system",
         ))
     }
 }
 
-/// Whether the fields behind the first 128 bytes go to byte `end`.
+/// Whether the fields behind the first 128 bytes extend to byte `end`.
 fn reaches(raw: &[u8], end: usize) -> bool {
     raw.len() >= end && GOOD_OLD_BYTES + usize::from(u16_at(raw, GOOD_OLD_BYTES)) >= end
 }

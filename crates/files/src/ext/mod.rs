@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 
 use crate::bytes::uuid_text;
 use crate::extent::{Builder, Place};
-use crate::volume::{Entry, File, FileKind, FileSystem, Node, foreign};
+use crate::volume::{Entry, File, FileKind, FileSystem, FsNode, foreign};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 use features::{incompat, ro_compat};
@@ -22,10 +22,10 @@ pub(crate) use superblock::probe;
 use superblock::{Super, damaged};
 
 const FS: &str = "ext4";
-/// A link target is a path: the kernel takes none that is longer.
+/// A link target is a path, and this is the kernel's limit for paths.
 const LONGEST_LINK: u64 = 4096;
 
-/// A volume of one of the three.
+/// An ext2, ext3 or ext4 volume.
 pub(crate) struct Ext {
     window: Window,
     sb: Super,
@@ -37,10 +37,10 @@ impl Ext {
         Ok(Self { window, sb })
     }
 
-    /// Whether a link's target lies in place of its block map.
+    /// Whether a link's target is stored in place of its block map.
     fn is_short_link(&self, inode: &Inode) -> bool {
         let attributes = if inode.has_attribute_block() { self.sb.cluster / 512 } else { 0 };
-        // With attributes in inodes of their own, what the link occupies says nothing: it has theirs, too.
+        // With attributes in inodes of their own, a link's block count includes them and so proves nothing.
         let alone = self.sb.incompat & incompat::EA_INODE != 0 || inode.sectors() <= attributes;
         !inode.has(flag::INLINE_DATA)
             && !inode.has(flag::EXTENTS)
@@ -48,7 +48,7 @@ impl Ext {
             && alone
     }
 
-    /// Where the bytes of an inode are.
+    /// The extents of an inode.
     fn places(&self, inode: &Inode) -> Result<Vec<Extent>> {
         inode.refuse_encrypted()?;
         let mut out = Builder::new(FS, inode.len);
@@ -73,12 +73,12 @@ impl Ext {
         self.window.vec(number * self.sb.block, self.sb.block as usize)
     }
 
-    /// The byte of the drive that a block begins at.
+    /// Byte of the drive at which a block begins.
     fn on_drive(&self, block: u64) -> u64 {
         self.window.start() + block * self.sb.block
     }
 
-    /// Refuses blocks that no file can have.
+    /// Refuses blocks outside of the volume.
     fn check_blocks(&self, inode: &Inode, first: u64, len: u64) -> Result<()> {
         if first <= self.sb.first_block.into() || first + len > self.sb.blocks {
             return Err(damaged(format!("inode {} has {len} blocks at block {first}", inode.number)));
@@ -87,10 +87,10 @@ impl Ext {
     }
 }
 
-fn number(node: &Node) -> Result<u32> {
+fn number(node: &FsNode) -> Result<u32> {
     match node {
-        Node::Ext(number) => Ok(*number),
-        Node::Fat(_) => Err(foreign()),
+        FsNode::Ext(number) => Ok(*number),
+        FsNode::Fat(_) => Err(foreign()),
     }
 }
 
@@ -115,39 +115,39 @@ impl FileSystem for Ext {
         Vec::new()
     }
 
-    fn root(&self) -> Node {
-        Node::Ext(inode::ROOT)
+    fn root(&self) -> FsNode {
+        FsNode::Ext(inode::ROOT)
     }
 
-    fn file(&self, node: &Node) -> Result<File> {
+    fn file(&self, node: &FsNode) -> Result<File> {
         let inode = self.inode(number(node)?)?;
         Ok(File::new(inode.kind, inode.id(), *node))
     }
 
-    fn list(&self, dir: &Node) -> Result<Vec<Entry>> {
+    fn list(&self, dir: &FsNode) -> Result<Vec<Entry>> {
         let mut found = Vec::new();
         self.scan(&self.inode(number(dir)?)?, &mut |name| {
             let kind = match name.kind {
                 Some(kind) => kind,
                 None => self.inode(name.inode)?.kind,
             };
-            found.push(Entry { name: name.bytes.into(), kind, node: Node::Ext(name.inode) });
+            found.push(Entry { name: name.bytes.into(), kind, node: FsNode::Ext(name.inode) });
             Ok(ControlFlow::Continue(()))
         })?;
         Ok(found)
     }
 
-    fn find(&self, dir: &Node, wanted: &[u8]) -> Result<Option<Node>> {
+    fn find(&self, dir: &FsNode, wanted: &[u8]) -> Result<Option<FsNode>> {
         let dir = self.inode(number(dir)?)?;
         let mut found = None;
         self.scan(&dir, &mut |name| {
             if name.bytes == wanted {
-                found = Some(Node::Ext(name.inode));
+                found = Some(FsNode::Ext(name.inode));
                 return Ok(ControlFlow::Break(()));
             }
             Ok(ControlFlow::Continue(()))
         })?;
-        // An exact match is one under any folding; without one, Unicode's tables would have to be asked.
+        // An exact match holds under any folding. Without one, Unicode's tables would be needed.
         if found.is_none() && dir.has(flag::CASEFOLD) {
             return Err(Error::unsupported(
                 "looking up a name in another case on ext4 (casefold)",
@@ -157,11 +157,11 @@ impl FileSystem for Ext {
         Ok(found)
     }
 
-    fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
+    fn extents(&self, node: &FsNode) -> Result<Vec<Extent>> {
         self.places(&self.inode(number(node)?)?)
     }
 
-    fn read_link(&self, node: &Node) -> Result<Vec<u8>> {
+    fn read_link(&self, node: &FsNode) -> Result<Vec<u8>> {
         let inode = self.inode(number(node)?)?;
         if inode.len == 0 || inode.len >= LONGEST_LINK {
             return Err(damaged(format!("link {} has a target of {} bytes", inode.number, inode.len)));
@@ -185,7 +185,7 @@ impl FileSystem for Ext {
 }
 
 impl Super {
-    /// Which of the three it is, by what it can hold.
+    /// Which of the three it is, by its features.
     fn name(&self) -> &'static str {
         use features::compat;
         let newer = incompat::EXTENTS | incompat::BITS64 | incompat::FLEX_BG | incompat::META_BG;

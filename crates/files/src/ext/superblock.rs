@@ -1,4 +1,4 @@
-//! The superblock: what the rest of the volume looks like, checked before anything is computed from it.
+//! The superblock: the layout of the volume, checked before anything is computed from it.
 
 use super::FS;
 use super::features::{UNDERSTOOD, compat, incompat, incompat_names, ro_compat};
@@ -6,7 +6,7 @@ use crate::bytes::{crc32c_raw, text, u16_at, u32_at, u64_at, wide};
 use crate::window::Window;
 use crate::{Error, Result};
 
-/// Where it lies, and how long it is, whatever the block size.
+/// Place and length, for every block size.
 pub(super) const OFFSET: u64 = 1024;
 const BYTES: usize = 1024;
 const MAGIC: u16 = 0xEF53;
@@ -14,14 +14,14 @@ const VALID: u16 = 1;
 const ERRORS: u16 = 2;
 const FSCK: &str = "run `e2fsck -f` on it, or mount and unmount it once";
 
-/// What the superblock says, checked.
+/// The checked contents of the superblock.
 #[derive(Debug, Clone)]
 pub(super) struct Super {
-    /// Bytes of a block.
+    /// Bytes per block.
     pub block: u64,
     /// Blocks of the volume.
     pub blocks: u64,
-    /// The block that group 0 starts with.
+    /// First block of group 0.
     pub first_block: u32,
     pub blocks_per_group: u32,
     pub groups: u32,
@@ -34,7 +34,7 @@ pub(super) struct Super {
     pub compat: u32,
     pub incompat: u32,
     pub ro_compat: u32,
-    /// What checksums of metadata start from, where they are kept.
+    /// Seed of metadata checksums, if there are checksums.
     pub seed: Option<u32>,
     pub uuid: [u8; 16],
     pub label: String,
@@ -43,7 +43,7 @@ pub(super) struct Super {
     mmp_block: u64,
 }
 
-/// Whether an ext superblock could be here.
+/// Whether an ext superblock might be here.
 pub(crate) fn probe(window: &Window) -> Result<bool> {
     if window.len() < OFFSET + BYTES as u64 {
         return Ok(false);
@@ -76,7 +76,7 @@ impl Super {
     }
 
     fn parse(raw: &[u8; BYTES]) -> Result<Self> {
-        // The oldest revision has one size of inodes. It should have no features; Linux heeds those that it has.
+        // The oldest revision has fixed-size inodes. It should have no features, but Linux honours those that it has.
         let dynamic = u32_at(raw, 0x4C) >= 1;
         let (compat, incompat, ro_compat) = (u32_at(raw, 0x5C), u32_at(raw, 0x60), u32_at(raw, 0x64));
         let seed = checksum_seed(raw, incompat, ro_compat)?;
@@ -84,7 +84,7 @@ impl Super {
         if unknown != 0 {
             return Err(Error::unsupported(
                 format!("the ext4 feature {}", incompat_names(unknown)),
-                "what it changes on the drive is not understood here; mount the file system instead",
+                "onehop does not know its on-disk format; mount the file system instead",
             ));
         }
         let has = |bit| incompat & bit != 0;
@@ -122,7 +122,7 @@ impl Super {
         Ok(sb)
     }
 
-    /// The number of groups, when all sizes fit each other.
+    /// The number of groups, if all sizes are consistent.
     fn check_geometry(&self, bits64: bool) -> Result<u32> {
         let inode_ok =
             self.inode_bytes.is_power_of_two() && (128..=self.block as usize).contains(&self.inode_bytes);
@@ -173,14 +173,17 @@ impl Super {
         Ok(())
     }
 
-    /// Multiple mount protection: somebody else may be writing right now.
+    /// Multiple mount protection: another host may be writing now.
     fn check_mmp(&self, window: &Window) -> Result<()> {
         const MMP_MAGIC: u32 = 0x004D_4D50;
         const CLEAN: u32 = 0xFF4D_4D50;
         if self.incompat & incompat::MMP == 0 {
             return Ok(());
         }
-        let at = self.mmp_block.checked_mul(self.block).ok_or_else(|| damaged("its MMP block is nowhere"))?;
+        let at = self
+            .mmp_block
+            .checked_mul(self.block)
+            .ok_or_else(|| damaged("its MMP block has an invalid number"))?;
         let mut raw = [0; 1024];
         window.read(at, &mut raw)?;
         if u32_at(&raw, 0) != MMP_MAGIC {
@@ -195,7 +198,7 @@ impl Super {
             CLEAN => Ok(()),
             _ => Err(Error::Dirty {
                 what: FS,
-                why: format!("MMP says that {} uses it; unmount it there", text(&raw[16..80])),
+                why: format!("MMP says that {} has it mounted; unmount it there", text(&raw[16..80])),
             }),
         }
     }
@@ -214,7 +217,7 @@ impl Super {
     }
 }
 
-/// The seed of all checksums of metadata, once the superblock's own is right.
+/// Checks the superblock's checksum and returns the seed of all metadata checksums.
 fn checksum_seed(raw: &[u8; BYTES], incompat: u32, ro_compat: u32) -> Result<Option<u32>> {
     if ro_compat & ro_compat::METADATA_CSUM == 0 {
         return Ok(None);
@@ -222,7 +225,7 @@ fn checksum_seed(raw: &[u8; BYTES], incompat: u32, ro_compat: u32) -> Result<Opt
     if raw[0x175] != 1 {
         return Err(Error::unsupported(
             format!("ext4 checksum type {}", raw[0x175]),
-            "only crc32c (1) is known",
+            "only crc32c (1) is supported",
         ));
     }
     if crc32c_raw(!0, &raw[..0x3FC]) != u32_at(raw, 0x3FC) {

@@ -1,4 +1,4 @@
-//! Extent trees: up to five levels of nodes, each with entries in order.
+//! Extent trees: up to five levels of nodes with sorted entries.
 
 use std::ops::Range;
 
@@ -11,31 +11,31 @@ use crate::extent::Builder;
 const MAGIC: u16 = 0xF30A;
 const ENTRY: usize = 12;
 const MOST_LEVELS: u16 = 5;
-/// Longer ones were allocated and never written: their length is what is above this, and they read as zeros.
+/// A longer extent is allocated but unwritten: its length is the excess, and it reads as zeros.
 const LONGEST_WRITTEN: u16 = 32768;
 
 impl Ext {
-    /// Gives all extents of `inode`'s tree to `out`.
+    /// Passes all extents of `inode`'s tree to `out`.
     pub(super) fn tree(&self, inode: &Inode, out: &mut Builder) -> Result<()> {
         let root = inode.block_area();
         let depth = u16_at(root, 6);
         if depth > MOST_LEVELS {
             return Err(damaged(format!("inode {}: its extent tree has {depth} levels", inode.number)));
         }
-        Walk { ext: self, inode, out, next: 0 }.node(root, depth, 0..1 << 32)
+        TreeWalk { ext: self, inode, out, next: 0 }.node(root, depth, 0..1 << 32)
     }
 }
 
-struct Walk<'a> {
+struct TreeWalk<'a> {
     ext: &'a Ext,
     inode: &'a Inode,
     out: &'a mut Builder,
-    /// The first block of the file that no extent has had yet.
+    /// The first block of the file that no extent has covered yet.
     next: u64,
 }
 
-impl Walk<'_> {
-    /// A node that may hold the file's blocks in `within`.
+impl TreeWalk<'_> {
+    /// Visits a node that may cover blocks `within` of the file.
     fn node(&mut self, node: &[u8], depth: u16, within: Range<u64>) -> Result<()> {
         let count = self.check_header(node, depth)?;
         let entry = |i: usize| &node[ENTRY * (i + 1)..ENTRY * (i + 2)];
@@ -105,7 +105,7 @@ impl Walk<'_> {
         Ok(count)
     }
 
-    /// The checksum behind the last place for an entry.
+    /// Checks the checksum behind the last entry slot.
     fn check_tail(&self, node: &[u8], block: u64) -> Result<()> {
         let Some(seed) = self.inode.seed else { return Ok(()) };
         let at = ENTRY * (1 + usize::from(u16_at(node, 4)));

@@ -1,13 +1,13 @@
-//! The boot sector of a FAT: how wide its entries are, and where everything is.
+//! The boot sector of a FAT: the width of table entries, and the layout of the volume.
 
 use crate::bytes::{u16_at, u32_at};
-use crate::clusters::Run;
+use crate::clusters::ClusterRun;
 use crate::window::Window;
 use crate::{Error, Result};
 
 const SECTOR: usize = 512;
 
-/// Bits of an entry in the table.
+/// Bits per table entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
     W12 = 12,
@@ -15,14 +15,14 @@ pub(super) enum Width {
     W32 = 32,
 }
 
-/// What the boot sector says, checked. Offsets are bytes of the volume.
+/// The checked contents of the boot sector. Offsets are bytes of the volume.
 pub(super) struct Boot {
     pub width: Width,
-    /// The table in use.
+    /// The active table.
     pub table: u64,
     /// The root directory of FAT12 and FAT16.
-    pub root: Run,
-    /// The root directory of FAT32; else 0.
+    pub root: ClusterRun,
+    /// The root directory of FAT32; otherwise 0.
     pub root_cluster: u32,
     pub heap_start: u64,
     pub cluster: u64,
@@ -32,7 +32,7 @@ pub(super) struct Boot {
     pub dirty: bool,
 }
 
-/// Whether this is the boot sector of a FAT: it has no magic number, only fields that must make sense.
+/// Whether this is the boot sector of a FAT. It has no magic number, only fields that must be plausible.
 pub(crate) fn probe(window: &Window) -> Result<bool> {
     if window.len() < SECTOR as u64 {
         return Ok(false);
@@ -70,17 +70,17 @@ impl Boot {
                 window.len()
             )));
         }
-        // A FAT without a 16-bit length of its table is FAT32, however few clusters it has: so Linux tells them apart.
+        // As in Linux, a FAT without a 16-bit table length is FAT32, however few clusters it has.
         let wide = u16_at(&raw, 22) == 0;
         let root_entries = u64::from(u16_at(&raw, 17));
-        // Its root lies in clusters. Linux would skip the room for these entries, others would not.
+        // Its root is stored in clusters. Linux would skip the space of these entries, other systems would not.
         if wide && root_entries != 0 {
             return Err(bad(format!(
                 "it is a FAT32, and its boot sector has a root of {root_entries} entries"
             )));
         }
         let root_bytes = root_entries * 32;
-        let root = Run { at: (reserved + tables * table_sectors) * sector, len: root_bytes };
+        let root = ClusterRun { at: (reserved + tables * table_sectors) * sector, len: root_bytes };
         let heap_start = root.at + root_bytes.next_multiple_of(sector);
         let clusters = (total * sector).saturating_sub(heap_start) / cluster;
         let width = match clusters {
@@ -120,7 +120,7 @@ impl Boot {
         if u16_at(raw, 42) != 0 {
             return Err(Error::unsupported(
                 format!("FAT32 version {:#x}", u16_at(raw, 42)),
-                "only version 0 is known",
+                "only version 0 is supported",
             ));
         }
         if self.root_cluster < 2 {
@@ -141,13 +141,13 @@ impl Boot {
     }
 }
 
-/// FAT32 can have tables that are not copies of each other; then it says which one counts.
+/// FAT32 may have tables that are not mirrored; the boot sector then names the active one.
 fn active_table(raw: &[u8; SECTOR], wide: bool, tables: u64) -> std::result::Result<u64, String> {
     let flags = if wide { u16_at(raw, 40) } else { 0 };
     match u64::from(flags & 15) {
         _ if flags & 0x80 == 0 => Ok(0),
         table if table < tables => Ok(table),
-        table => Err(format!("its table {table} of {tables} is in use")),
+        table => Err(format!("its table {table} of {tables} is marked active")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Directory entries: a short name each, and before it, in pieces from the last to the first, its long name.
+//! Directory entries: a short name each, preceded by the parts of its long name in reverse order.
 
 use crate::bytes::{text16, u16_at, u32_at};
 use crate::clusters::{FatNode, List, check_name, dos_time, upper};
@@ -13,27 +13,27 @@ const REMOVED: u8 = 0xE5;
 const LAST_PIECE: u8 = 0x40;
 const MOST_PIECES: u8 = 20;
 
-/// The upper half of code page 437, which short names are written in unless somebody chose another.
+/// The upper half of code page 437, the default encoding of short names.
 const CP437: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\u{a0}";
 
 /// A file with its names.
 pub(super) struct Named {
-    /// The long one if it has one.
+    /// The long name, if it has one.
     pub name: String,
     short: String,
     pub node: FatNode,
 }
 
 impl Named {
-    /// Whether a name means this file, in any case.
+    /// Whether `name` matches this file, in any case.
     fn is(&self, name: &str) -> bool {
         let same = |own: &str| own.chars().map(upper).eq(name.chars().map(upper));
         same(&self.name) || same(&self.short)
     }
 }
 
-/// The file that a name means: as it is written, else in another case. Whoever made the directory may have folded fewer
-/// letters than are folded here, so that two files have the name.
+/// Finds the file for a name: an exact match, otherwise in another case. The directory's writer may have folded fewer
+/// letters than onehop does, so two files may match.
 pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Option<FatNode>> {
     let ways: [fn(&Named, &str) -> bool; 3] =
         [|f, name| f.name == name, |f, name| f.short == name, Named::is];
@@ -44,8 +44,8 @@ pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Opti
             (Some(file), None) => return Ok(Some(file.node)),
             (Some(file), Some(other)) => {
                 return Err(Error::unsupported(
-                    format!("`{name}` as a name of two files on {fs}"),
-                    format!("the directory has `{}` and `{}`: write which one", file.name, other.name),
+                    format!("`{name}` as the name of two files on {fs}"),
+                    format!("the directory has `{}` and `{}`: write the exact name", file.name, other.name),
                 ));
             }
         }
@@ -53,7 +53,7 @@ pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Opti
     Ok(None)
 }
 
-/// Everything that a directory names, but itself and its parent.
+/// All entries of a directory but `.` and `..`.
 pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Result<Vec<Named>> {
     let mut found = Vec::new();
     let mut long = Long::default();
@@ -113,10 +113,10 @@ fn short(raw: &[u8]) -> String {
     if extension.is_empty() { base } else { format!("{base}.{extension}") }
 }
 
-/// The pieces of a long name that were seen so far.
+/// The parts of a long name seen so far.
 #[derive(Default)]
 struct Long {
-    /// From the last piece to the first, each in order.
+    /// In stored order: the last part first.
     pieces: Vec<[u16; 13]>,
     next: u8,
     checksum: u8,
@@ -129,7 +129,7 @@ impl Long {
             *self = Self { pieces: Vec::new(), next: number, checksum: raw[13] };
         }
         if number == 0 || number != self.next || raw[13] != self.checksum {
-            // A long name that is not whole is none; the short one counts.
+            // An incomplete long name is ignored in favour of the short one.
             *self = Self::default();
             return;
         }
@@ -142,7 +142,7 @@ impl Long {
         self.pieces.push(std::array::from_fn(|i| u16_at(raw, offset(i))));
     }
 
-    /// The name, if all pieces were there and belong to this short name.
+    /// The name, if all parts were there and belong to this short name.
     fn name(self, raw: &[u8]) -> Option<String> {
         let sum = raw[..11].iter().fold(0_u8, |sum, &b| sum.rotate_right(1).wrapping_add(b));
         if self.pieces.is_empty() || self.next != 0 || sum != self.checksum {

@@ -4,8 +4,8 @@ mod boot;
 mod dir;
 
 use crate::bytes::{u16_at, u32_at};
-use crate::clusters::{FatNode, Heap, Link, List, Run, serial_text};
-use crate::volume::{Entry, File, FileKind, FileSystem, Node};
+use crate::clusters::{ClusterRun, FatNode, Heap, List, NextCluster, serial_text};
+use crate::volume::{Entry, File, FileKind, FileSystem, FsNode};
 use crate::window::Window;
 use crate::{Error, Extent, Result};
 pub(crate) use boot::probe;
@@ -14,7 +14,7 @@ use boot::{Boot, Width};
 /// The longest directory: 65536 entries.
 const LONGEST_DIR: u64 = 2 << 20;
 
-/// A volume of one of the three.
+/// A FAT12, FAT16 or FAT32 volume.
 pub(crate) struct Fat {
     window: Window,
     boot: Boot,
@@ -29,8 +29,8 @@ impl Fat {
         Ok(Self { window, boot, heap })
     }
 
-    /// What the table says of a cluster that is in it.
-    fn link(&self, cluster: u32) -> Result<Link> {
+    /// The table's entry for a cluster that is in it.
+    fn link(&self, cluster: u32) -> Result<NextCluster> {
         let (table, mut raw) = (self.boot.table, [0; 4]);
         let at = u64::from(cluster);
         let (value, most) = match self.boot.width {
@@ -49,13 +49,13 @@ impl Fat {
             }
         };
         Ok(match value {
-            v if v > most - 8 => Link::End,
-            v if v < 2 || v == most - 8 => Link::Broken(v),
-            v => Link::Next(v),
+            v if v > most - 8 => NextCluster::End,
+            v if v < 2 || v == most - 8 => NextCluster::Broken(v),
+            v => NextCluster::Next(v),
         })
     }
 
-    fn runs(&self, node: &FatNode) -> Result<Vec<Run>> {
+    fn runs(&self, node: &FatNode) -> Result<Vec<ClusterRun>> {
         let link = |cluster| self.link(cluster);
         match (node.kind, node.id.len) {
             // FAT12 and FAT16 have a root of fixed size in front of the clusters.
@@ -68,7 +68,7 @@ impl Fat {
         }
     }
 
-    fn entries(&self, dir: &Node) -> Result<Vec<dir::Named>> {
+    fn entries(&self, dir: &FsNode) -> Result<Vec<dir::Named>> {
         let list = List::read(&self.window, self.runs(FatNode::of(dir)?)?)?;
         dir::entries(self.boot.name(), &list, self.boot.width == Width::W32)
     }
@@ -93,39 +93,39 @@ impl FileSystem for Fat {
 
     fn notes(&self) -> Vec<String> {
         match self.boot.dirty {
-            true => vec![format!("the {} volume was not unmounted; `fsck.fat` checks it", self.name())],
+            true => vec![format!("the {} volume was not unmounted; `fsck.fat` repairs it", self.name())],
             false => vec![],
         }
     }
 
-    fn root(&self) -> Node {
-        Node::Fat(FatNode::root(self.boot.root_cluster))
+    fn root(&self) -> FsNode {
+        FsNode::Fat(FatNode::root(self.boot.root_cluster))
     }
 
-    fn file(&self, node: &Node) -> Result<File> {
+    fn file(&self, node: &FsNode) -> Result<File> {
         let own = FatNode::of(node)?;
         Ok(File::new(own.kind, own.id, *node))
     }
 
-    fn list(&self, dir: &Node) -> Result<Vec<Entry>> {
+    fn list(&self, dir: &FsNode) -> Result<Vec<Entry>> {
         let entries = self.entries(dir)?;
         Ok(entries
             .into_iter()
-            .map(|e| Entry { kind: e.node.kind, name: e.name.into(), node: Node::Fat(e.node) })
+            .map(|e| Entry { kind: e.node.kind, name: e.name.into(), node: FsNode::Fat(e.node) })
             .collect())
     }
 
-    fn find(&self, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+    fn find(&self, dir: &FsNode, name: &[u8]) -> Result<Option<FsNode>> {
         let Ok(name) = std::str::from_utf8(name) else { return Ok(None) };
-        Ok(dir::find(self.boot.name(), &self.entries(dir)?, name)?.map(Node::Fat))
+        Ok(dir::find(self.boot.name(), &self.entries(dir)?, name)?.map(FsNode::Fat))
     }
 
-    fn extents(&self, node: &Node) -> Result<Vec<Extent>> {
+    fn extents(&self, node: &FsNode) -> Result<Vec<Extent>> {
         let node = FatNode::of(node)?;
         self.heap.extents(node, &self.runs(node)?, &self.window)
     }
 
-    fn read_link(&self, _: &Node) -> Result<Vec<u8>> {
-        Err(Error::unsupported(format!("a symbolic link on {}", self.name()), "it has none"))
+    fn read_link(&self, _: &FsNode) -> Result<Vec<u8>> {
+        Err(Error::unsupported(format!("a symbolic link on {}", self.name()), "FAT has no symbolic links"))
     }
 }

@@ -1,5 +1,5 @@
-//! From the file system's device down to drives: partitions, linear tables of the device mapper, striped sets (RAID 0).
-//! Whatever else does something to bytes on their way is refused by name.
+//! From a file system's device down to drives: partitions, linear device-mapper tables, RAID 0. Devices that transform
+//! bytes are refused by name.
 
 use std::path::{Path, PathBuf};
 
@@ -7,25 +7,25 @@ use super::places::FsExtent;
 use super::{LiveExtent, System};
 use crate::{DriveId, Extent, Place};
 
-/// Devices on top of each other that anybody would have.
+/// Upper limit of stacked devices, above any real setup.
 const MOST_LEVELS: u32 = 8;
-/// Devices below one that anybody would have: rows of a table may name the same ones again and again.
+/// Upper limit of devices below one. Rows of a table may name the same device repeatedly.
 const MOST_DEVICES: u32 = 4096;
-/// Pieces that extents of one file may be cut into by stripes.
+/// Upper limit of extents of one file after striping.
 const MOST_PIECES: usize = 1 << 22;
-/// sysfs counts in these, whatever the drive's block size.
+/// The unit of sysfs, whatever the drive's block size.
 const SECTOR: u64 = 512;
 
 type Resolved<T> = std::result::Result<T, String>;
 
-/// A drive below.
+/// A drive at the bottom of the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// The kernel's name for it, as `nvme0n1`.
+    /// The kernel's name, such as `nvme0n1`.
     pub name: String,
-    /// Which drive it is.
+    /// Its identity.
     pub id: DriveId,
-    /// Its PCI address, where it has one.
+    /// Its PCI address, if it has one.
     pub pci: Option<String>,
 }
 
@@ -40,14 +40,14 @@ enum Below {
     },
     /// Rows of a table: first byte, length, what is below, and the first byte there.
     Linear(Vec<(u64, u64, Below, u64)>),
-    /// Chunks go round the members.
+    /// Chunks are distributed over the members in turn.
     Stripes {
         chunk: u64,
         members: Vec<Below>,
     },
 }
 
-/// A file system's device, and the drives that it comes down to.
+/// A file system's device and the drives below it.
 #[derive(Debug)]
 pub(super) struct Chain {
     top: Below,
@@ -61,7 +61,7 @@ impl Chain {
         Ok(Self { top, disks: resolver.disks })
     }
 
-    /// The extents of a file of `len` bytes, from what its file system says.
+    /// The extents of a file of `len` bytes, from those that its file system reports.
     pub(super) fn extents(&self, kept: &[FsExtent], len: u64) -> Resolved<Vec<LiveExtent>> {
         let mut out = Out { len, at: 0, list: Vec::new() };
         for part in kept.iter().filter(|k| k.offset < len) {
@@ -78,9 +78,9 @@ impl Chain {
 }
 
 impl Below {
-    /// Where `len` bytes from byte `at` of this device on are.
+    /// Maps `len` bytes of this device, starting at byte `at`, to drives.
     fn find(&self, at: u64, len: u64, out: &mut Out) -> Resolved<()> {
-        let outside = || format!("{len} bytes at {at} of its device are not on it");
+        let outside = || format!("{len} bytes at {at} of its device are outside of it");
         let end = at.checked_add(len).ok_or_else(outside)?;
         match self {
             Self::Disk(disk) => out.put(*disk, at, len),
@@ -144,7 +144,7 @@ impl Out {
             return Ok(());
         }
         if self.list.len() >= MOST_PIECES {
-            return Err(format!("it is in more than {MOST_PIECES} pieces"));
+            return Err(format!("it has more than {MOST_PIECES} extents"));
         }
         let extent = Extent { offset, len, place: Place::Drive(position) };
         self.list.push(LiveExtent { disk, extent });
@@ -175,7 +175,8 @@ impl Resolver<'_> {
             ));
         }
         if dir.join("partition").exists() {
-            let parent = dir.parent().ok_or_else(|| format!("{name} is a partition of nothing"))?;
+            let parent =
+                dir.parent().ok_or_else(|| format!("{name} is a partition without a parent device"))?;
             let (start, len) = (sectors(dir, "start")?, sectors(dir, "size")?);
             let on = Box::new(self.dir(parent, &word(parent, "dev")?, level + 1)?);
             return Ok(Below::Part { start, len, on });
@@ -187,22 +188,23 @@ impl Resolver<'_> {
             return self.striped(dir, level);
         }
         if dir.join("loop").exists() || name.starts_with("loop") {
-            return Err(format!("{name} is a loop device: its bytes are in a file of another file system"));
+            return Err(format!("{name} is a loop device: its bytes are in a file on another file system"));
         }
         if dir.join("bcache").exists() || name.starts_with("bcache") {
             return Err(format!("{name} is bcache: its bytes are on one of two drives"));
         }
-        // A multipath head of NVMe is virtual, too: its controllers are next to it.
+        // NVMe's multipath head is virtual, too; its controllers are next to it in sysfs.
         let virtual_device = dir.components().any(|c| c.as_os_str() == "virtual");
         if virtual_device && !dir.components().any(|c| c.as_os_str() == "nvme-subsystem") {
-            return Err(format!("{name} is no drive but a device of the kernel's own"));
+            return Err(format!("{name} is a virtual device of the kernel, not a drive"));
         }
         self.disk(dir)
     }
 
     fn mapped(&mut self, dir: &Path, number: &str, level: u32) -> Resolved<Below> {
         let name = name_of(dir);
-        let numbers = parse_number(number).ok_or_else(|| format!("{name} has the number {number}"))?;
+        let numbers =
+            parse_number(number).ok_or_else(|| format!("{name} has an invalid device number, {number}"))?;
         let table = self.system.dm_table(numbers).map_err(|e| format!("{name} is a mapped device: {e}"))?;
         let mut rows = Vec::new();
         for target in table {
@@ -210,7 +212,7 @@ impl Resolver<'_> {
             let ([on, start], "linear") = (&words[..], target.kind.as_str()) else {
                 let what = word(dir, "dm/name").unwrap_or_default();
                 return Err(format!(
-                    "{name} ({what}) has a target of kind {}: only linear ones leave bytes alone",
+                    "{name} ({what}) has a target of kind {}: only linear targets leave the bytes unchanged",
                     target.kind
                 ));
             };
@@ -222,7 +224,7 @@ impl Resolver<'_> {
                 .zip(there)
                 .filter(|((first, len), there)| fits((*first, *len)) && fits((*there, *len)));
             let Some(((first, len), there)) = row else {
-                return Err(format!("{name} has a row that is not understood: {target:?}"));
+                return Err(format!("{name} has an invalid row: {target:?}"));
             };
             rows.push((first, len, self.device(on, level + 1)?, there));
         }
@@ -233,7 +235,7 @@ impl Resolver<'_> {
         let name = name_of(dir);
         let kind = word(dir, "md/level")?;
         if kind != "raid0" {
-            return Err(format!("{name} is {kind}: only raid0 has each byte in one place"));
+            return Err(format!("{name} is {kind}: only raid0 stores each byte in one place"));
         }
         let parse = |text: String| text.parse::<u64>().map_err(|e| format!("{name}: {text}: {e}"));
         let chunk = parse(word(dir, "md/chunk_size")?)?;
@@ -244,18 +246,16 @@ impl Resolver<'_> {
         let (mut members, mut sizes) = (Vec::new(), Vec::new());
         for i in 0..count {
             let member = dir.join(format!("md/rd{i}"));
-            let block = member
-                .join("block")
-                .canonicalize()
-                .map_err(|e| format!("{name} lacks its member {i}: {e}"))?;
+            let block =
+                member.join("block").canonicalize().map_err(|e| format!("{name} has no member {i}: {e}"))?;
             let start = sectors(&member, "offset")?;
             let on = Box::new(self.dir(&block, &word(&block, "dev")?, level + 1)?);
-            // In KiB; the last chunk of a member that is no whole one is not used.
+            // In KiB. An incomplete last chunk of a member is unused.
             sizes.push(parse(word(&member, "size")?)?.saturating_mul(1024) / chunk);
             members.push(Below::Part { start, len: u64::MAX - start, on });
         }
         if sizes.windows(2).any(|w| w[0] != w[1]) {
-            return Err(format!("{name} has members of different lengths, so its stripes change on the way"));
+            return Err(format!("{name} has members of different sizes, so its striping is not uniform"));
         }
         Ok(Below::Stripes { chunk, members })
     }
@@ -303,10 +303,10 @@ fn word(dir: &Path, file: &str) -> Resolved<String> {
 fn sectors(dir: &Path, file: &str) -> Resolved<u64> {
     let text = word(dir, file)?;
     let bytes = text.parse::<u64>().ok().and_then(|s| s.checked_mul(SECTOR));
-    bytes.ok_or_else(|| format!("{}: {text:?} is no number of sectors", dir.join(file).display()))
+    bytes.ok_or_else(|| format!("{}: {text:?} is not a number of sectors", dir.join(file).display()))
 }
 
-/// The last PCI function on the way to a disk; of a multipath head, the one of its first live controller.
+/// The last PCI function on a disk's sysfs path; for a multipath head, that of its first live controller.
 fn pci_address(dir: &Path) -> Option<String> {
     let is_address = |name: &str| {
         let b = name.as_bytes();

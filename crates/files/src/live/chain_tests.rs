@@ -1,4 +1,4 @@
-//! Chains of devices, as sysfs shows them: recorded from its documentation and drivers, made for each test.
+//! Device chains in synthetic sysfs trees that follow the kernel's documentation and drivers.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,10 +9,10 @@ use onehop_os::DmTarget;
 
 use super::*;
 
-/// A sysfs of its own, removed with this value.
-struct Tree(PathBuf);
+/// A sysfs tree, removed on drop.
+struct FakeSysfs(PathBuf);
 
-impl Tree {
+impl FakeSysfs {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("onehop-chain-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -21,7 +21,7 @@ impl Tree {
         tree
     }
 
-    /// A device at `path` below `devices`, with files of its own.
+    /// Adds a device at `path` below `devices`, with its files.
     fn device(&self, number: &str, path: &str, files: &[(&str, &str)]) -> PathBuf {
         let dir = self.0.join("sys/devices").join(path);
         fs::create_dir_all(&dir).unwrap();
@@ -83,7 +83,7 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
+impl Drop for FakeSysfs {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -93,7 +93,7 @@ fn at(offset: u64, len: u64, position: u64) -> FsExtent {
     FsExtent { offset, len, position: Some(position) }
 }
 
-/// Drive, offset in the file, length, and byte of the drive; none for zeros.
+/// Drive, offset in the file, length, and byte of the drive; `None` for zeros.
 fn short(list: &[LiveExtent]) -> Vec<(usize, u64, u64, Option<u64>)> {
     let place = |e: &LiveExtent| if let Place::Drive(at) = e.extent.place { Some(at) } else { None };
     list.iter().map(|e| (e.disk, e.extent.offset, e.extent.len, place(e))).collect()
@@ -101,7 +101,7 @@ fn short(list: &[LiveExtent]) -> Vec<(usize, u64, u64, Option<u64>)> {
 
 #[test]
 fn a_partition_of_an_nvme_drive() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     tree.nvme(1);
     tree.part(1, 2048, 4096);
     let chain = tree.resolve((259, 11), &[]).unwrap();
@@ -121,12 +121,12 @@ fn a_partition_of_an_nvme_drive() {
     ];
     assert_eq!(short(&got), want);
     let error = chain.extents(&[at(0, 4096, 4095 * 512)], 4096).unwrap_err();
-    assert!(error.contains("not on it"), "{error}");
+    assert!(error.contains("outside of it"), "{error}");
 }
 
 #[test]
 fn linear_rows_on_two_drives() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     tree.nvme(1);
     tree.nvme(2);
     tree.part(2, 4096, 10_000);
@@ -145,14 +145,14 @@ fn linear_rows_on_two_drives() {
         assert!(error.contains("vg-models") && error.contains(kind), "{error}");
     }
     let error = tree.resolve((253, 0), &[(0, u64::MAX, "linear", "259:1 0")]).unwrap_err();
-    assert!(error.contains("not understood"), "{error}");
+    assert!(error.contains("invalid row"), "{error}");
     let error = tree.resolve((253, 0), &[(0, 8, "linear", "253:0 0")]).unwrap_err();
     assert!(error.contains("on top of each other"), "{error}");
 }
 
 #[test]
 fn stripes_on_two_drives() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     for i in 0..2 {
         tree.nvme(i);
         tree.part(i, 2048, 1_000_000);
@@ -172,7 +172,7 @@ fn stripes_on_two_drives() {
 
 #[test]
 fn what_changes_bytes_on_their_way_is_refused() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     (0..2).for_each(|i| drop(tree.nvme(i)));
     (0..2).for_each(|i| tree.part(i, 2048, 1_000_000));
     tree.raid("raid5", "65536", &["400000", "400000"]);
@@ -186,16 +186,16 @@ fn what_changes_bytes_on_their_way_is_refused() {
         assert!(error.contains(said), "{error}");
     }
     assert!(tree.resolve((1, 2), &[]).unwrap_err().contains("1:2 is not in sysfs"));
-    let uneven = Tree::new();
+    let uneven = FakeSysfs::new();
     (0..2).for_each(|i| drop(uneven.nvme(i)));
     (0..2).for_each(|i| uneven.part(i, 2048, 1_000_000));
     uneven.raid("raid0", "65536", &["400000", "500000"]);
-    assert!(uneven.resolve((9, 0), &[]).unwrap_err().contains("different lengths"));
+    assert!(uneven.resolve((9, 0), &[]).unwrap_err().contains("different sizes"));
 }
 
 #[test]
 fn the_head_of_a_multipath_drive_has_the_address_of_a_live_controller() {
-    let tree = Tree::new();
+    let tree = FakeSysfs::new();
     let files = [
         ("size", "8"),
         ("nsid", "3"),

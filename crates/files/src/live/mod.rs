@@ -1,7 +1,8 @@
-//! Files of a mounted file system: where the kernel has put them, down to the drive, and whether that still holds.
+//! Files of a mounted file system: where the kernel has placed them on the drive, and whether they are still there.
 //!
-//! Between looking a place up and reading it, a file system may move the file. [`LiveFile::recheck`] after the read closes
-//! that against accidents; [`Rung`] says how much stronger a file's state makes it. The ladder is in `docs/files.md`.
+//! A file system may move a file between the lookup of its place and the read. [`LiveFile::recheck`] after the read
+//! detects this; [`Rung`] says how much stronger a guarantee the file's state gives. `docs/files.md` describes the
+//! ladder.
 
 mod chain;
 mod mount;
@@ -23,22 +24,22 @@ pub use chain::Disk;
 use mount::Mount;
 pub use system::System;
 
-/// How firmly a file's places hold, from the weakest to the strongest. The third, a frozen file system, is never claimed:
-/// nothing tells it from outside.
+/// How reliable a file's places are, from weakest to strongest. The third rung, a frozen file system, is never
+/// reported: it cannot be detected from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
-    /// Looked up, read, looked up again: a change in between is found, unless somebody hides it.
+    /// Looked up before and after the read. Detects every change that is not deliberately hidden.
     Rechecked = 1,
-    /// Nobody can write it: immutable, or with fs-verity.
+    /// The file cannot be written: it is immutable, or has fs-verity.
     Unchangeable = 2,
     /// The whole file system is mounted read-only.
     ReadOnly = 4,
-    /// Not mounted at all: [`crate::Volume`].
+    /// Not mounted; read by [`crate::Volume`].
     Unmounted = 5,
 }
 
 impl Rung {
-    /// The number on the ladder.
+    /// The rung's number.
     #[must_use]
     pub fn number(self) -> u8 {
         self as u8
@@ -59,25 +60,25 @@ impl Rung {
 /// Bytes of a live file on one of its drives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LiveExtent {
-    /// Which of [`LiveFile::disks`]; without meaning where the bytes are zeros.
+    /// Index into [`LiveFile::disks`]; meaningless for zeros.
     pub disk: usize,
     /// The bytes, and their place on that drive.
     pub extent: Extent,
 }
 
-/// A file of a mounted file system, open, with the places of its bytes.
+/// An open file of a mounted file system, with the places of its bytes.
 #[derive(Debug)]
 pub struct LiveFile {
     path: PathBuf,
     file: File,
     system: System,
     fs_uuid: String,
-    state: State,
+    state: FileState,
 }
 
-/// All that must be the same at the second look.
+/// The state that a recheck compares.
 #[derive(Debug, PartialEq, Eq)]
-struct State {
+struct FileState {
     id: FileId,
     device: (u32, u32),
     mount: Mount,
@@ -87,14 +88,14 @@ struct State {
 }
 
 impl LiveFile {
-    /// Opens a file and looks up where its bytes are.
+    /// Opens a file and looks up its places.
     ///
     /// # Errors
-    /// When it is not a plain file, its file system does not tell true places, or something between it and the drive does
-    /// more to the bytes than put them elsewhere.
+    /// When it is not a regular file, its file system does not report physical places, or a device below transforms the
+    /// bytes.
     pub fn open(path: impl AsRef<Path>, system: &System) -> Result<Self> {
         let path = path.as_ref();
-        // A pipe must not make us wait for a writer.
+        // Opening a pipe must not wait for a writer.
         let mut options = File::options();
         options.read(true).custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32);
         let shown = path.display().to_string();
@@ -107,31 +108,31 @@ impl LiveFile {
             return Err(refuse(why));
         }
         mount::check_magic(&file, &shown)?;
-        let state = State::read(&file, &about, &shown, system)?;
+        let state = FileState::read(&file, &about, &shown, system)?;
         let fs_uuid = ioctls::fs_uuid(&file).map(|uuid| crate::bytes::uuid_text(&uuid));
         let fs_uuid = fs_uuid.unwrap_or_else(|_| system.uuid_by_link(state.device));
         Ok(Self { path: path.to_owned(), file, system: system.clone(), fs_uuid, state })
     }
 
-    /// Which file it is.
+    /// The file's metadata.
     #[must_use]
     pub fn id(&self) -> FileId {
         self.state.id
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.state.id.len
     }
 
-    /// The file system's name, as the mount has it.
+    /// The file system's name, as in the mount table.
     #[must_use]
     pub fn fs_name(&self) -> &str {
         &self.state.mount.fs
     }
 
-    /// The file system's identifier; empty where the kernel does not tell.
+    /// The file system's identifier; empty if the kernel does not report it.
     #[must_use]
     pub fn fs_uuid(&self) -> &str {
         &self.fs_uuid
@@ -149,19 +150,19 @@ impl LiveFile {
         &self.file
     }
 
-    /// How firmly the places hold.
+    /// How reliable the places are.
     #[must_use]
     pub fn rung(&self) -> Rung {
         self.state.rung
     }
 
-    /// Where all bytes are, in the file's order.
+    /// All extents, in the file's order.
     #[must_use]
     pub fn extents(&self) -> &[LiveExtent] {
         &self.state.extents
     }
 
-    /// The same for a file that is on one drive only.
+    /// The drive and extents of a file that is on one drive only.
     ///
     /// # Errors
     /// When it is on several.
@@ -175,28 +176,28 @@ impl LiveFile {
         }
     }
 
-    /// Looks everything up again: to be called after the bytes were read, and before they are used.
+    /// Looks everything up again. Call it after the bytes were read, and before they are used.
     ///
     /// # Errors
-    /// When anything has changed since the file was opened: what was read is void then.
+    /// When anything has changed since the file was opened; the bytes are then void.
     pub fn recheck(&self) -> Result<()> {
         let shown = self.path.display().to_string();
-        let State { id, mount, .. } = &self.state;
-        let now = State::read(&self.file, &stat(&self.file, &shown)?, &shown, &self.system)?;
+        let FileState { id, mount, .. } = &self.state;
+        let now = FileState::read(&self.file, &stat(&self.file, &shown)?, &shown, &self.system)?;
         if now == self.state {
             return Ok(());
         }
         let why = if now.id != *id {
-            format!("it is {:?} now and was {id:?}", now.id)
+            format!("it was {id:?} and is now {:?}", now.id)
         } else if now.mount != *mount {
-            "it is mounted with other options".to_owned()
+            "its mount options have changed".to_owned()
         } else {
-            "the file system, or a device below it, has moved it".to_owned()
+            "the file system or a device below has moved it".to_owned()
         };
         Err(Error::Changed { what: shown, why })
     }
 
-    /// Makes an extent map: reads the file through the kernel for its checksums, and looks everything up again.
+    /// Makes an extent map. Reads the file through the kernel for its checksums, then rechecks its places.
     ///
     /// # Errors
     /// When it is on several drives, cannot be read, or has changed meanwhile.
@@ -217,19 +218,19 @@ impl LiveFile {
     }
 }
 
-impl State {
+impl FileState {
     fn read(file: &File, about: &Statx, shown: &str, system: &System) -> Result<Self> {
         let refuse = |why: String| Error::NotByBlocks { path: shown.to_owned(), why };
         let device = (about.stx_dev_major, about.stx_dev_minor);
         let mount = Mount::find(system, device)?.ok_or_else(|| {
-            refuse(format!("its device {}:{} is not in the list of mounts", device.0, device.1))
+            refuse(format!("its device {}:{} is not in the mount table", device.0, device.1))
         })?;
         mount.check(file).map_err(refuse)?;
         if let Some(why) = swap::in_use(system, file, shown)? {
             return Err(refuse(why));
         }
         let chain = Chain::resolve(system, device).map_err(refuse)?;
-        // A file system that does not count generations tells reused numbers by their times alone.
+        // Without generations, a reused inode number shows only in the times.
         let generation = ioctls::generation(file).unwrap_or(0);
         let time = |t: rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
         let id = FileId {
@@ -259,9 +260,10 @@ fn stat(file: &File, shown: &str) -> Result<Statx> {
 fn unreadable(about: &Statx) -> Option<String> {
     let kind = rustix::fs::FileType::from_raw_mode(about.stx_mode.into());
     if kind != rustix::fs::FileType::RegularFile {
-        return Some(format!("it is no plain file but {}", oddity(kind)));
+        return Some(format!("it is not a regular file but {}", oddity(kind)));
     }
-    // Compressed is what ext keeps for `chattr +c`, and does nothing for; who compresses indeed is refused by its magic.
+    // The compressed flag is ignored: ext sets it for `chattr +c` without effect, and file systems that do compress are
+    // refused by their magic.
     let encrypted = about.stx_attributes.contains(StatxAttributes::ENCRYPTED);
-    encrypted.then(|| "it is encrypted, and only the kernel can give its contents".to_owned())
+    encrypted.then(|| "it is encrypted, and only the kernel can decrypt it".to_owned())
 }

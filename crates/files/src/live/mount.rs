@@ -1,4 +1,4 @@
-//! The mount that a file is on: kinds of file system whose extents are true, and the options that make them lie.
+//! The mount of a file: file systems that report physical extents, and mount options that invalidate them.
 
 use std::fs::File;
 
@@ -11,24 +11,24 @@ use crate::{Error, Result};
 const EXT: u64 = 0xEF53;
 const XFS: u64 = 0x5846_5342;
 
-/// Others, by their magic numbers, with why they are refused.
+/// Other file systems by magic number, with the reason why they are refused.
 const OTHERS: &[(u64, &str)] = &[
-    (0x9123_683E, "btrfs: what it tells are logical addresses of its own"),
-    (0x2FC1_2FC1, "ZFS: it does not tell places"),
-    (0xF2F5_2010, "F2FS: it moves blocks while it collects garbage"),
+    (0x9123_683E, "btrfs: it reports logical addresses"),
+    (0x2FC1_2FC1, "ZFS: it does not report places"),
+    (0xF2F5_2010, "F2FS: its garbage collector moves blocks"),
     (0xCA45_1A4E, "bcachefs: it moves and encodes extents"),
     (0x794C_7630, "overlayfs: open the file of the layer below"),
-    (0x0102_1994, "tmpfs: it is in memory and on no drive"),
-    (0x8584_58F6, "ramfs: it is in memory and on no drive"),
-    (0x4D44, "FAT: it does not tell places while mounted; unmount it, and onehop reads it by itself"),
-    (0x2011_BAB0, "exFAT: it does not tell places while mounted; unmount it, and onehop reads it by itself"),
+    (0x0102_1994, "tmpfs: it is in memory"),
+    (0x8584_58F6, "ramfs: it is in memory"),
+    (0x4D44, "FAT: it does not report places while mounted; unmount it, and onehop reads it itself"),
+    (0x2011_BAB0, "exFAT: it does not report places while mounted; unmount it, and onehop reads it itself"),
     (0x7366_746E, "NTFS"),
     (0x6969, "NFS: it is on another machine"),
     (0xFE53_4D42, "SMB: it is on another machine"),
     (0x00C3_6400, "Ceph: it is on other machines"),
     (0x0BD0_0BD0, "Lustre: it is on other machines"),
     (0x0102_1997, "9P: it is on another machine"),
-    (0x6573_5546, "FUSE: only its daemon knows"),
+    (0x6573_5546, "FUSE: only its daemon knows the places"),
     (0x7371_7368, "SquashFS: it is compressed"),
     (0xE0F5_E1E2, "EROFS: it may be compressed"),
 ];
@@ -45,28 +45,28 @@ pub(super) fn check_magic(file: &File, path: &str) -> Result<()> {
     let why = known.unwrap_or_else(|| format!("a file system with the magic number {magic:#x}"));
     Err(Error::NotByBlocks {
         path: path.to_owned(),
-        why: format!("it is on {why}; ext2, ext3, ext4 and XFS tell true places"),
+        why: format!("it is on {why}; ext2, ext3, ext4 and XFS report physical places"),
     })
 }
 
-/// A row of the list of mounts.
+/// A row of the mount table.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub fs: String,
-    /// The file system itself, not only this view of it.
+    /// Whether the file system itself is read-only, not only this mount of it.
     pub read_only: bool,
     options: Vec<String>,
 }
 
 impl Mount {
-    /// The mount of a device: all mounts of one have the same of what is looked at here.
+    /// Finds a mount of a device: in what matters here, all mounts of a device are equal.
     pub(super) fn find(system: &System, device: (u32, u32)) -> Result<Option<Self>> {
         let path = system.proc.join("self/mountinfo");
         let text = std::fs::read_to_string(&path)
             .map_err(|source| Error::System { what: format!("reading {}", path.display()), source })?;
         let mut found = text.lines().find_map(|line| Self::parse(line, device));
         if let Some(mount) = &mut found {
-            // The list leaves out what the superblock has as its default; here, ext4 tells all.
+            // The mount table omits options that the superblock has as default; ext4 lists all of them here.
             let name = system.device_name(device);
             let path = system.proc.join("fs/ext4").join(&name).join("options");
             match std::fs::read_to_string(&path) {
@@ -85,7 +85,7 @@ impl Mount {
         Ok(found)
     }
 
-    /// Whether the driver of ext4 has it, which mounts all three. That of ext2 knows no journal.
+    /// Whether the ext4 driver mounted it; it serves ext2 and ext3, too. The ext2 driver has no journal.
     fn is_by_ext4(&self, system: &System, name: &str) -> bool {
         match self.fs.as_str() {
             "ext3" | "ext4" => true,
@@ -106,7 +106,7 @@ impl Mount {
         Some(Self { fs: fs.to_owned(), read_only: options.iter().any(|o| o == "ro"), options })
     }
 
-    /// Refuses what keeps the newest bytes elsewhere.
+    /// Refuses options under which the newest bytes may be elsewhere.
     pub(super) fn check(&self, file: &File) -> std::result::Result<(), String> {
         if self.options.iter().any(|o| o == "data=journal") {
             return Err(

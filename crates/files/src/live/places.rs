@@ -1,4 +1,4 @@
-//! What FIEMAP says, judged: the flags that may be there, the ones that mean zeros, and the ones that end it.
+//! Checks FIEMAP's extents: flags that are allowed, that mean zeros, and that are refused.
 
 use std::fs::File;
 
@@ -6,24 +6,21 @@ use onehop_os::file::{self as ioctls, FileExtent, extent_flag};
 
 use crate::{Error, Result};
 
-/// Flags that say that the bytes cannot be had from the device, with what that means.
+/// Flags of extents that cannot be read from the device, with the reason.
 const REFUSED: [(u32, &str); 5] = [
     (extent_flag::DATA_ENCRYPTED, "DATA_ENCRYPTED: it is encrypted"),
-    (
-        extent_flag::DATA_INLINE,
-        "DATA_INLINE: it is so short that it lies among metadata; read it through the kernel",
-    ),
-    (extent_flag::DATA_TAIL, "DATA_TAIL: its end shares a block with other files"),
-    (extent_flag::NOT_ALIGNED, "NOT_ALIGNED: its bytes do not begin with a block"),
+    (extent_flag::DATA_INLINE, "DATA_INLINE: it is stored inline in metadata; read it through the kernel"),
+    (extent_flag::DATA_TAIL, "DATA_TAIL: its end shares a block with other data"),
+    (extent_flag::NOT_ALIGNED, "NOT_ALIGNED: its bytes are not block-aligned"),
     (extent_flag::ENCODED, "ENCODED: it is compressed or otherwise transformed"),
 ];
-/// No place yet, though everything was to be written out first.
+/// No place yet, although FIEMAP was asked to write everything out first.
 const UNSETTLED: u32 = extent_flag::UNKNOWN | extent_flag::DELALLOC;
 const KNOWN: u32 = extent_flag::LAST | extent_flag::UNWRITTEN | extent_flag::MERGED | extent_flag::SHARED;
-/// Somebody who goes on writing may need a second call.
+/// A writer that goes on writing may make a second call necessary.
 const TRIES: u32 = 2;
 
-/// Bytes of the file on the file system's device; none where they are zeros, whatever the device holds.
+/// Bytes of the file on the file system's device; `None` for zeros, whatever the device holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FsExtent {
     pub offset: u64,
@@ -31,7 +28,8 @@ pub(super) struct FsExtent {
     pub position: Option<u64>,
 }
 
-/// Where the file system keeps the first `len` bytes of a file, in order; holes are left out. The last extent may go on.
+/// The file system's extents of the first `len` bytes of a file, in order, without holes. The last one may extend
+/// beyond `len`.
 pub(super) fn read(file: &File, len: u64, path: &str) -> Result<Vec<FsExtent>> {
     let mut left = TRIES;
     loop {
@@ -43,8 +41,8 @@ pub(super) fn read(file: &File, len: u64, path: &str) -> Result<Vec<FsExtent>> {
     }
 }
 
-/// All extents that begin before byte `len`: behind it is space that XFS takes and gives back as it likes. `more` gives some
-/// from a byte on.
+/// All extents that begin before byte `len`; XFS allocates and frees space behind it at any time. `more` returns
+/// extents from a byte on.
 fn all(
     more: impl Fn(u64) -> onehop_os::Result<Vec<FileExtent>>,
     len: u64,
@@ -54,7 +52,7 @@ fn all(
     loop {
         let start = list.last().map_or(0, |e| e.logical.saturating_add(e.len));
         let some = more(start).map_err(|source| Error::Kernel { path: path.to_owned(), source })?;
-        // A file of holes alone has no extents; any other has one that is marked as its last.
+        // A file without data has no extents; otherwise the last one is marked.
         let (end, last) = some.last().map_or((start, start == 0), |e| {
             (e.logical.saturating_add(e.len), e.flags & extent_flag::LAST != 0)
         });
@@ -63,7 +61,7 @@ fn all(
             return Ok(list);
         }
         if end <= start {
-            let why = format!("what the kernel says of its places gets no further than byte {start}");
+            let why = format!("the kernel reports no extents beyond byte {start}");
             return Err(Error::NotByBlocks { path: path.to_owned(), why });
         }
     }
@@ -79,7 +77,7 @@ fn judge(list: &[FileExtent], path: &str) -> Result<Vec<FsExtent>> {
         }
         if extent.flags & UNSETTLED != 0 {
             return Err(refuse(format!(
-                "its bytes from {} on have no place yet (DELALLOC): somebody is writing it",
+                "its bytes from {} on are not allocated yet (DELALLOC): another process is writing it",
                 extent.logical
             )));
         }
@@ -132,7 +130,7 @@ mod tests {
         assert!(judge(&[FileExtent::new(u64::MAX, 0, 2, 1)], "f").is_err());
     }
 
-    /// Calls that give these extents, and then nothing.
+    /// Calls that return these extents, and then none.
     fn told(calls: &[&[FileExtent]], len: u64) -> Result<Vec<FileExtent>> {
         let calls = RefCell::new(calls.iter());
         let next = |_| Ok(calls.borrow_mut().next().map_or_else(Vec::new, |list| list.to_vec()));
@@ -148,7 +146,7 @@ mod tests {
         let earlier = FileExtent::new(0, 0, 2048, 0);
         for stuck in [&[][..], &[first], &[FileExtent::new(4096, 0, 0, 0)], &[second, earlier]] {
             let error = told(&[&[first], stuck, &[second]], 1 << 20).unwrap_err().to_string();
-            assert!(error.contains("no further than byte 4096"), "{error}");
+            assert!(error.contains("beyond byte 4096"), "{error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Active swap files: the kernel writes to their blocks past the file system, so no place in them keeps its bytes.
+//! Active swap files: the kernel writes to their blocks behind the file system's back.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
@@ -9,16 +9,16 @@ use std::path::PathBuf;
 use super::System;
 use crate::{Error, Result};
 
-/// Page sizes whose end holds the signature of a swap area.
+/// Page sizes; a swap area has its signature at the end of the first page.
 const PAGES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const SIGNATURES: [&[u8; 10]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Why the file is no file to read by its blocks, where the kernel swaps to it.
+/// Why the file must not be read block by block, if the kernel swaps to it.
 pub(super) fn in_use(system: &System, file: &File, shown: &str) -> Result<Option<String>> {
     let failed = |what: String| move |source| Error::System { what, source };
     let path = system.proc.join("swaps");
     let list = match std::fs::read(&path) {
-        // A kernel without swap has no list.
+        // A kernel without swap support has no such list.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         read => read.map_err(failed(format!("reading {}", path.display())))?,
     };
@@ -30,10 +30,10 @@ pub(super) fn in_use(system: &System, file: &File, shown: &str) -> Result<Option
                 return Ok(Some("it is an active swap file; `swapoff` it first".to_owned()));
             }
             Ok(_) => {}
-            // It was unlinked, or lies in another mount namespace: it may be this file under another name.
+            // The swap file was unlinked, or is in another mount namespace: it may be this file under another name.
             Err(_) if is_swap(file) => {
                 return Ok(Some(format!(
-                    "it has the signature of a swap file, and may be the active one {}, which cannot be looked up from here",
+                    "it has the signature of a swap file and may be the active swap file {}, which cannot be looked up from here",
                     swap.display()
                 )));
             }
@@ -43,7 +43,7 @@ pub(super) fn in_use(system: &System, file: &File, shown: &str) -> Result<Option
     Ok(None)
 }
 
-/// The paths of the files in the list; partitions are listed as well.
+/// The paths of the files in the list, which also has partitions.
 fn files(list: &[u8]) -> Vec<PathBuf> {
     let file = |row: &[u8]| {
         let mut words = row.split(|b| b" \t".contains(b)).filter(|word| !word.is_empty());
@@ -53,7 +53,7 @@ fn files(list: &[u8]) -> Vec<PathBuf> {
     list.split(|&b| b == b'\n').skip(1).filter_map(file).collect()
 }
 
-/// The kernel writes blanks, tabs, line ends and backslashes of a path as `\ooo`.
+/// Undoes the kernel's `\ooo` escapes of blanks, tabs, newlines and backslashes.
 fn unescaped(mut text: &[u8]) -> Vec<u8> {
     let octal = |b: &u8| (b'0'..=b'7').contains(b);
     let mut out = Vec::new();
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(said("other"), None);
         list(&escaped, "partition");
         assert_eq!(said("link"), None);
-        // It was unlinked, and swapped to all the same.
+        // It was unlinked, but is still in use as swap.
         list(&format!("{escaped}2\\040(deleted)"), "file");
         assert_eq!(said("link"), None);
         bytes[4086..4096].copy_from_slice(b"SWAPSPACE2");

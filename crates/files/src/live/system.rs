@@ -1,4 +1,4 @@
-//! The parts of the system that are looked at: real ones, or recorded ones in tests.
+//! The parts of the system that are read: this machine's, or a recorded one's in tests.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use onehop_os::DmTarget;
 
 type DmTable = dyn Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync;
 
-/// Where sysfs and procfs are, and who knows the device mapper's tables.
+/// Paths of sysfs, procfs and `/dev`, and the source of device-mapper tables.
 #[derive(Clone)]
 pub struct System {
     pub(super) sysfs: PathBuf,
@@ -40,7 +40,7 @@ impl Default for System {
 }
 
 impl System {
-    /// A recorded system: `sys`, `proc` and `dev` below `root`, and the device mapper's tables by a function.
+    /// A recorded system: `sys`, `proc` and `dev` below `root`; a function returns device-mapper tables.
     pub fn recorded(
         root: impl AsRef<Path>,
         dm: impl Fn(u32, u32) -> onehop_os::Result<Vec<DmTarget>> + Send + Sync + 'static,
@@ -49,7 +49,7 @@ impl System {
         Self { sysfs: root.join("sys"), proc: root.join("proc"), dev: root.join("dev"), dm: Arc::new(dm) }
     }
 
-    /// This system, but with another sysfs.
+    /// This system with another sysfs.
     #[must_use]
     pub fn with_sysfs(self, sysfs: impl Into<PathBuf>) -> Self {
         Self { sysfs: sysfs.into(), ..self }
@@ -59,7 +59,7 @@ impl System {
         (self.dm)(major, minor)
     }
 
-    /// The kernel's name of a device; empty where it has none.
+    /// The kernel's name of a device; empty if it has none.
     pub(super) fn device_name(&self, (major, minor): (u32, u32)) -> String {
         let link = self.sysfs.join(format!("dev/block/{major}:{minor}"));
         let name = std::fs::canonicalize(link)
@@ -68,7 +68,7 @@ impl System {
         name.unwrap_or_default()
     }
 
-    /// A file system's identifier by udev's links, for kernels that do not tell it; empty where there is none.
+    /// A file system's identifier from udev's links, for kernels that do not report it; empty if unknown.
     pub(super) fn uuid_by_link(&self, device: (u32, u32)) -> String {
         let name = self.device_name(device);
         let links = std::fs::read_dir(self.dev.join("disk/by-uuid")).into_iter().flatten().flatten();

@@ -1,16 +1,16 @@
-//! Which drive a map is for: the same whether the kernel's files tell it or the drive itself.
+//! Identifies a map's drive, equally from the kernel's files and from Identify data.
 
 use crate::bytes::uuid_text;
 
-/// Which drive a map is for. All of it must be the same.
+/// Identifies a drive. All fields must match.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DriveId {
-    /// The drive's serial number, without the blanks around it.
+    /// The serial number without padding.
     pub serial: String,
-    /// The namespace's number; 0 on what is no NVMe drive.
+    /// The namespace's number; 0 if it is not an NVMe drive.
     pub nsid: u32,
-    /// The namespace's own identifier (UUID, NGUID or EUI-64) as Linux writes it; empty where it has none.
+    /// The namespace's identifier (UUID, NGUID or EUI-64) in Linux's notation; empty if it has none.
     pub wwid: String,
     /// Bytes of a logical block.
     pub lba_bytes: u32,
@@ -18,31 +18,31 @@ pub struct DriveId {
     pub bytes: u64,
 }
 
-/// What an NVMe drive says of itself and a namespace in its Identify data.
+/// Identify data of an NVMe drive and a namespace.
 #[derive(Debug, Clone, Copy)]
 pub struct NvmeIds<'a> {
     /// PCI vendor.
     pub vendor: u16,
-    /// The serial number's bytes.
+    /// The serial number field.
     pub serial: &'a [u8],
-    /// The model's bytes.
+    /// The model number field.
     pub model: &'a [u8],
-    /// The namespace.
+    /// The namespace's number.
     pub nsid: u32,
-    /// Its UUID; zeros where it has none.
+    /// UUID; zeros if none.
     pub uuid: [u8; 16],
-    /// Its NGUID; zeros where it has none.
+    /// NGUID; zeros if none.
     pub nguid: [u8; 16],
-    /// Its EUI-64; zeros where it has none.
+    /// EUI-64; zeros if none.
     pub eui64: [u8; 8],
     /// Bytes of a logical block.
     pub lba_bytes: u32,
-    /// Logical blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
 }
 
 impl DriveId {
-    /// The identity that Linux's files give to this namespace.
+    /// The identity that Linux reports for this namespace.
     #[must_use]
     pub fn nvme(ids: &NvmeIds<'_>) -> Self {
         let (serial, model) = (trimmed(ids.serial), trimmed(ids.model));
@@ -65,7 +65,7 @@ impl DriveId {
     }
 }
 
-/// Without the blanks and zeros at the end.
+/// Removes trailing blanks and zeros.
 fn trimmed(field: &[u8]) -> &[u8] {
     let end = field.iter().rposition(|&b| b != b' ' && b != 0).map_or(0, |last| last + 1);
     &field[..end]

@@ -1,8 +1,8 @@
-//! The form of a map file: a line with the version and the body's checksum, and the body, which is JSON.
+//! The format of a map file: a line with the version and the body's checksum, then the body in JSON.
 
 use serde::{Deserialize, Serialize};
 
-use super::{DriveId, ExtentMap, MAP, MappedFile, Piece};
+use super::{DriveId, ExtentMap, MAP, MapChunk, MappedFile};
 use crate::{Error, Extent, Place, Result};
 
 const NAME: &str = "onehop-extents";
@@ -13,7 +13,7 @@ const VERSION: &str = "1";
 struct Body {
     file: MappedFile,
     drive: DriveId,
-    /// In the file's order and without gaps, so that no offset in the file need be said.
+    /// In the file's order and without gaps, so no file offsets are stored.
     pieces: Vec<Stored>,
 }
 
@@ -22,27 +22,27 @@ struct Body {
 enum Stored {
     /// Length, byte of the drive, CRC-32C.
     Drive(u64, u64, u32),
-    /// Length of zeros.
+    /// Length.
     Zeros(u64),
-    /// The file's first bytes, in hexadecimal, where it lies among metadata; there are no others but zeros.
+    /// The file's first bytes in hexadecimal, if stored inline; only zeros may follow.
     Inline(String),
 }
 
 pub(super) fn to_bytes(map: &ExtentMap) -> Vec<u8> {
-    let stored = |piece: &Piece| match &piece.extent.place {
+    let stored = |piece: &MapChunk| match &piece.extent.place {
         Place::Drive(at) => Stored::Drive(piece.extent.len, *at, piece.crc32c.unwrap_or(0)),
         Place::Zeros => Stored::Zeros(piece.extent.len),
         Place::Inline(bytes) => Stored::Inline(hex(bytes)),
     };
-    let pieces = map.pieces.iter().map(stored).collect();
+    let pieces = map.chunks.iter().map(stored).collect();
     let body = Body { file: map.file.clone(), drive: map.drive.clone(), pieces };
-    // It only fails for maps with keys that are no text, and there are none.
+    // Serializing only fails for maps with non-text keys, and there are none.
     let body = serde_json::to_string(&body).unwrap_or_default();
     format!("{NAME} {VERSION} {:08x}\n{body}\n", crc32c::crc32c(format!("{body}\n").as_bytes())).into_bytes()
 }
 
-/// The maps of a file, each of which begins with a line of its own. No line within one can begin like that: in JSON no
-/// string goes over the end of a line.
+/// Splits concatenated maps, each of which begins with a header line. No line of a body can look like a header, because
+/// a JSON string contains no line break.
 pub(super) fn split(bytes: &[u8]) -> Vec<&[u8]> {
     let mut maps: Vec<&[u8]> = Vec::new();
     let (mut start, mut at) = (0, 0);
@@ -71,7 +71,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
     if version != VERSION {
         return Err(Error::unsupported(
             format!("version {version} of extent maps"),
-            format!("only {VERSION} is known"),
+            format!("only {VERSION} is supported"),
         ));
     }
     let have = format!("{:08x}", crc32c::crc32c(body));
@@ -79,7 +79,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
         return Err(bad(format!("its checksum is {have}, and should be {crc}")));
     }
     let body: Body = serde_json::from_slice(body).map_err(|e| bad(e.to_string()))?;
-    let mut pieces = Vec::new();
+    let mut chunks = Vec::new();
     let mut offset = 0_u64;
     for stored in body.pieces {
         let (len, place, crc32c) = match stored {
@@ -91,13 +91,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
                 (bytes.len() as u64, Place::Inline(bytes), None)
             }
         };
-        pieces.push(Piece { extent: Extent { offset, len, place }, crc32c });
+        chunks.push(MapChunk { extent: Extent { offset, len, place }, crc32c });
         offset = offset.saturating_add(len);
     }
-    Ok(ExtentMap { file: body.file, drive: body.drive, pieces })
+    Ok(ExtentMap { file: body.file, drive: body.drive, chunks })
 }
 
-/// Paths in JSON: text, or hexadecimal digits of what is no UTF-8.
+/// Paths in JSON: text, or hexadecimal digits for paths that are not UTF-8.
 pub(super) mod raw_path {
     use std::ffi::OsString;
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -108,23 +108,23 @@ pub(super) mod raw_path {
 
     #[derive(Serialize, Deserialize)]
     #[serde(untagged, deny_unknown_fields)]
-    enum Text {
+    enum RawPath {
         Utf8(String),
         Raw { hex: String },
     }
 
     pub(in crate::map) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
         let text = match path.to_str() {
-            Some(text) => Text::Utf8(text.to_owned()),
-            None => Text::Raw { hex: super::hex(path.as_os_str().as_bytes()) },
+            Some(text) => RawPath::Utf8(text.to_owned()),
+            None => RawPath::Raw { hex: super::hex(path.as_os_str().as_bytes()) },
         };
         text.serialize(to)
     }
 
     pub(in crate::map) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-        match Text::deserialize(from)? {
-            Text::Utf8(text) => Ok(text.into()),
-            Text::Raw { hex } => {
+        match RawPath::deserialize(from)? {
+            RawPath::Utf8(text) => Ok(text.into()),
+            RawPath::Raw { hex } => {
                 let bytes =
                     super::unhex(&hex).ok_or_else(|| D::Error::custom("its path is not hexadecimal"))?;
                 Ok(OsString::from_vec(bytes).into())

@@ -1,4 +1,4 @@
-//! GUID partition tables: two copies, each with a checksum over its header and one over its entries.
+//! GUID partition tables: two copies, each with a checksum of its header and one of its entries.
 
 use super::{Partition, Table, TableKind, fill, refuse_overlap};
 use crate::bytes::{crc32, guid_text, text16, u16_at, u32_at, u64_at};
@@ -6,10 +6,10 @@ use crate::{Blocks, Error, Result};
 
 const TABLE: &str = "GPT";
 const HEADER_BYTES: usize = 92;
-/// The largest array of entries that is read: 256 times the usual one.
+/// Upper limit of the entry array: 256 times the usual size.
 const MOST_ENTRY_BYTES: u64 = 4 << 20;
 
-/// A table that is protected by its MBR: the first copy if it is whole, else the second.
+/// Reads a table behind a protective MBR: the primary copy if valid, otherwise the backup.
 pub(super) fn read(blocks: &dyn Blocks, lba_sizes: &[u32]) -> Result<Table> {
     let mut why = Vec::new();
     for &lba in lba_sizes {
@@ -33,10 +33,10 @@ pub(super) fn read(blocks: &dyn Blocks, lba_sizes: &[u32]) -> Result<Table> {
             Err(other) => return Err(other),
         }
     }
-    Err(Error::damaged(TABLE, format!("both copies are: {}", why.join("; "))))
+    Err(Error::damaged(TABLE, format!("both copies: {}", why.join("; "))))
 }
 
-/// What is wrong with the second copy, when the first is good.
+/// What is wrong with the backup, if the primary copy is valid.
 fn second(blocks: &dyn Blocks, lba: u32, first: &Copy) -> Option<String> {
     match Copy::read(blocks, lba, first.other) {
         Err(e) => Some(format!("the backup of the GPT cannot be used: {e}")),
@@ -72,7 +72,7 @@ fn partition(blocks: &dyn Blocks, lba: u32, copy: &Copy, entry: &[u8], index: u3
     })
 }
 
-/// One of the two copies, with its checksums verified.
+/// One of the two copies, with verified checksums.
 struct Copy {
     other: u64,
     usable: (u64, u64),
@@ -112,7 +112,7 @@ impl Copy {
     }
 }
 
-/// That a header is what it says, at the block that it says.
+/// Checks a header, including the block number that it states.
 fn check_header(header: &mut [u8], at: u64) -> std::result::Result<(), String> {
     if &header[..8] != b"EFI PART" {
         return Err(format!("block {at} has no signature"));
@@ -130,7 +130,7 @@ fn check_header(header: &mut [u8], at: u64) -> std::result::Result<(), String> {
         return Err("the checksum of its header is wrong".to_owned());
     }
     if u64_at(header, 24) != at {
-        return Err(format!("it lies at block {at}, and says it were at {}", u64_at(header, 24)));
+        return Err(format!("it is at block {at}, but says that it is at {}", u64_at(header, 24)));
     }
     Ok(())
 }

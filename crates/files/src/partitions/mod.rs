@@ -5,7 +5,7 @@ mod mbr;
 
 use crate::{Blocks, Error, Result};
 
-/// Block sizes that tables count in, where the drive does not say its own.
+/// Block sizes of partition tables, tried if the drive does not report its own.
 const LBA_SIZES: [u32; 2] = [512, 4096];
 
 /// How a drive is divided.
@@ -15,7 +15,7 @@ pub struct Table {
     pub kind: TableKind,
     /// The partitions, by number.
     pub partitions: Vec<Partition>,
-    /// What is not as it should be, though the table can be used.
+    /// Anomalies that do not prevent using the table.
     pub notes: Vec<String>,
 }
 
@@ -24,39 +24,36 @@ pub struct Table {
 pub enum TableKind {
     /// GUID partition table.
     Gpt,
-    /// The PC's old table, with logical partitions.
+    /// MBR, with logical partitions.
     Mbr,
-    /// None: whatever is there has the whole drive.
+    /// No table: the whole drive is one volume.
     None,
 }
 
 /// One partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number, as Linux counts: from 1, logical ones from 5.
+    /// Its number, as in Linux: from 1, logical ones from 5.
     pub index: u32,
     /// The first byte.
     pub start: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Its type: a GUID, or a number in hexadecimal.
     pub kind: String,
-    /// Its name, where the table has names.
+    /// Its name, if the table has names.
     pub name: String,
 }
 
-/// Reads the table of a drive.
+/// Reads the partition table of a drive.
 ///
 /// # Errors
-/// When the drive cannot be read, or the table is damaged: a GPT in both its copies.
+/// When the drive cannot be read, or the table is damaged (a GPT in both copies).
 pub fn read(blocks: &dyn Blocks) -> Result<Table> {
     let given = blocks.lba_bytes();
     let sizes = given.as_ref().map_or(&LBA_SIZES[..], std::slice::from_ref);
     if let Some(odd) = sizes.iter().find(|s| !s.is_power_of_two() || !(512..=65536).contains(*s)) {
-        return Err(Error::unsupported(
-            format!("a block size of {odd} bytes"),
-            "tables are read at 512 to 65536",
-        ));
+        return Err(Error::unsupported(format!("a block size of {odd} bytes"), "512 to 65536 are supported"));
     }
     let none = Table { kind: TableKind::None, partitions: Vec::new(), notes: Vec::new() };
     if blocks.size() < 512 {
@@ -67,7 +64,7 @@ pub fn read(blocks: &dyn Blocks) -> Result<Table> {
     let Some(slots) = mbr::slots(&sector, blocks.size(), sizes[0]) else {
         return Ok(none);
     };
-    if slots.iter().any(mbr::Slot::protective) {
+    if slots.iter().any(mbr::MbrSlot::protective) {
         return gpt::read(blocks, sizes);
     }
     mbr::read(blocks, &slots, sizes[0])
@@ -78,7 +75,7 @@ fn fill(blocks: &dyn Blocks, offset: u64, out: &mut [u8]) -> Result<()> {
     blocks.read_at(offset, out).map_err(|source| Error::Read { offset, len, source })
 }
 
-/// Partitions that share a byte make every path through them doubtful.
+/// Refuses partitions that overlap: every path through them would be ambiguous.
 fn refuse_overlap(table: &'static str, partitions: &[Partition]) -> Result<()> {
     let mut sorted: Vec<_> = partitions.iter().collect();
     sorted.sort_by_key(|p| p.start);

@@ -1,8 +1,8 @@
-//! Makes exFAT volumes with files in them: no tool of exfatprogs does. `fsck.exfat` says whether they are good.
+//! Makes exFAT volumes with files in them, which no tool of exfatprogs does. `fsck.exfat` checks the result.
 
-/// A file or directory to put in.
+/// A file or directory to add.
 pub enum Item {
-    /// Bytes, how many of them are valid, and whether it lies in a row without a chain.
+    /// Its bytes, the number of valid ones, and whether it is contiguous without a chain.
     File {
         bytes: Vec<u8>,
         valid: usize,
@@ -11,14 +11,14 @@ pub enum Item {
     Dir(Vec<(String, Item)>),
 }
 
-/// A volume being made.
+/// A volume under construction.
 pub struct Maker {
     sector_shift: u32,
     cluster_shift: u32,
     table: Vec<u32>,
     heap: Vec<u8>,
     used: Vec<bool>,
-    /// Steps to the next free cluster of a chain: 1 makes no fragments.
+    /// Steps to the next free cluster of a chain; 1 makes no fragments.
     pub step: usize,
 }
 
@@ -81,7 +81,7 @@ impl Maker {
                 }
             };
             let clusters = self.alloc(bytes.len(), row);
-            // What is not valid must not be looked at.
+            // Invalid bytes must not be read.
             let mut on_disk = vec![0xA5; bytes.len()];
             on_disk[..valid].copy_from_slice(&bytes[..valid]);
             self.put(&clusters, &on_disk);
@@ -90,7 +90,7 @@ impl Maker {
         entries
     }
 
-    /// Clusters for some bytes: in a row, or with gaps and a chain.
+    /// Allocates clusters: contiguous, or with gaps and a chain.
     fn alloc(&mut self, len: usize, row: bool) -> Vec<usize> {
         let count = len.div_ceil(self.cluster());
         let step = if row { 1 } else { self.step };
@@ -147,7 +147,7 @@ impl Maker {
             (self.sector_shift as u8, self.cluster_shift as u8, 1, 0x80);
         put16(&mut boot, 510, 0xAA55);
         (1..9).for_each(|i| put16(&mut boot, (i + 1) * sector - 2, 0xAA55));
-        mend_boot(&mut boot, sector);
+        fix_boot_checksum(&mut boot, sector);
         let mut image = [&boot[..], &boot].concat();
         let media: [u32; 2] = [0xFFFF_FFF8, END];
         image.extend(media.iter().chain(&self.table).flat_map(|e| e.to_le_bytes()));
@@ -157,7 +157,7 @@ impl Maker {
     }
 }
 
-/// A short table: `a` to `z` have an upper case, all others have not. FFFFh and a count stand for the latter.
+/// A short table: `a` to `z` have an upper case. FFFFh and a count stand for characters without one.
 fn upcase_table() -> Vec<u8> {
     let letters = (b'A'..=b'Z').map(u16::from);
     let units: Vec<u16> = [0xFFFF, 0x61].into_iter().chain(letters).chain([0xFFFF, 0xFF85]).collect();
@@ -183,7 +183,7 @@ fn set(name: &str, directory: bool, valid: usize, len: usize, first: Option<usiz
         [22, 23, 24].iter().for_each(|&at| e[at] = 0x84);
     });
     let stream = entry(0xC0, |e| {
-        // An empty file has no cluster, and no row either.
+        // An empty file has no cluster and is not contiguous either.
         e[1] = 1 | if row && first.is_some() { 2 } else { 0 };
         e[3] = units.len() as u8;
         put16(e, 4, hash);
@@ -195,31 +195,31 @@ fn set(name: &str, directory: bool, valid: usize, len: usize, first: Option<usiz
         .chunks(15)
         .map(|part| entry(0xC1, |e| part.iter().enumerate().for_each(|(i, &u)| put16(e, 2 + 2 * i, u))));
     let mut set: Vec<u8> = [file, stream].into_iter().chain(names).flatten().collect();
-    mend_set(&mut set);
+    fix_set_checksum(&mut set);
     set
 }
 
-/// Makes the checksums of a changed volume right again, as far as they have a place.
-pub fn mend(image: &mut [u8]) {
+/// Recomputes the checksums of a changed volume, as far as they are in place.
+pub fn fix_checksums(image: &mut [u8]) {
     let sector = 1 << image[108].clamp(9, 12);
     if image.len() >= 12 * sector {
-        mend_boot(&mut image[..12 * sector], sector);
+        fix_boot_checksum(&mut image[..12 * sector], sector);
     }
     for at in (0..image.len().saturating_sub(32)).step_by(32).skip(24 * 16) {
         let len = 32 * (1 + usize::from(image[at + 1]));
         if image[at] == 0x85 && at + len <= image.len() {
-            mend_set(&mut image[at..at + len]);
+            fix_set_checksum(&mut image[at..at + len]);
         }
     }
 }
 
-fn mend_boot(boot: &mut [u8], sector: usize) {
+fn fix_boot_checksum(boot: &mut [u8], sector: usize) {
     let counted = (0..11 * sector).filter(|i| ![106, 107, 112].contains(i));
     let sum = counted.fold(0_u32, |sum, i| sum.rotate_right(1).wrapping_add(boot[i].into()));
     (11 * sector..12 * sector).step_by(4).for_each(|at| put32(boot, at, sum));
 }
 
-fn mend_set(set: &mut [u8]) {
+fn fix_set_checksum(set: &mut [u8]) {
     let counted = set.iter().enumerate().filter(|(i, _)| ![2, 3].contains(i));
     let sum = counted.fold(0_u16, |sum, (_, &b)| sum.rotate_right(1).wrapping_add(b.into()));
     put16(set, 2, sum);

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// An image that is mounted as long as this lives.
+/// An image that is mounted until this is dropped.
 pub struct Mounted {
     image: PathBuf,
     at: PathBuf,
 }
 
 impl Mounted {
-    /// Where this machine does not let us, what it said.
+    /// Mounts the image. The error is what this machine said.
     pub fn new(image: &Path, at: PathBuf) -> Result<Self, String> {
         std::fs::create_dir_all(&at).unwrap();
         let image = image.canonicalize().unwrap();
@@ -23,8 +23,8 @@ impl Mounted {
         &self.at
     }
 
-    /// A file system ends with its last mount, and lets go of the loop device: whoever starts a container copies the
-    /// table of mounts, ours with it.
+    /// Whether the file system is gone. It lives, and keeps the loop device, until its last mount is gone, and a
+    /// container that is being started copies the mount table with our mount in it.
     fn has_ended(&self) -> bool {
         let image = |device: std::io::Result<std::fs::DirEntry>| {
             std::fs::read_to_string(device.ok()?.path().join("loop/backing_file")).ok()
@@ -39,17 +39,17 @@ impl Drop for Mounted {
         unmount(&self.at);
         in_time(|| match self.has_ended() {
             true => Ok(()),
-            false => Err(format!("{} is unmounted here, and still mounted elsewhere", self.image.display())),
+            false => Err(format!("{} is unmounted here but still mounted elsewhere", self.image.display())),
         });
     }
 }
 
-/// A process that another thread is starting holds all open files for a moment, so it may take several tries.
+/// Unmounts, with retries: a process that another thread starts briefly holds all open files.
 pub fn unmount(at: &Path) {
     in_time(|| told(Command::new("umount").arg(at).output()));
 }
 
-/// Tries until it is done, or for too long.
+/// Retries until it succeeds, or fails after too long.
 pub fn in_time(done: impl Fn() -> Result<(), String>) {
     let start = Instant::now();
     while let Err(why) = done() {

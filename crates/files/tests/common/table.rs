@@ -1,4 +1,4 @@
-//! Partition tables made from nothing.
+//! Partition tables built by hand.
 
 /// A GPT with these partitions (first and last block) on a drive of `blocks` blocks; both copies.
 pub fn gpt(lba: usize, blocks: u64, parts: &[(u64, u64)]) -> Vec<u8> {
@@ -27,12 +27,12 @@ pub fn gpt(lba: usize, blocks: u64, parts: &[(u64, u64)]) -> Vec<u8> {
         image[at as usize * lba..][..entries.len()].copy_from_slice(&entries);
         image[own as usize * lba..][..92].copy_from_slice(&header);
     }
-    mend_gpt(&mut image, lba);
+    fix_gpt_checksums(&mut image, lba);
     image
 }
 
-/// Makes the checksums of both copies right again, as far as they have a place.
-pub fn mend_gpt(image: &mut [u8], lba: usize) {
+/// Recomputes the checksums of both copies, as far as they are in place.
+pub fn fix_gpt_checksums(image: &mut [u8], lba: usize) {
     for at in [lba, image.len() / lba * lba - lba] {
         let word = |image: &[u8], offset: usize| {
             u32::from_le_bytes(image[at + offset..][..4].try_into().expect("4 bytes"))
@@ -63,7 +63,7 @@ pub fn mbr() -> Vec<u8> {
     image
 }
 
-/// Fills one of the four slots of a sector, which becomes a table by it.
+/// Fills one of a sector's four slots and adds the signature.
 pub fn mbr_slot(image: &mut [u8], sector: usize, slot: usize, kind: u8, start: u32, count: u32) {
     let at = sector * 512 + 446 + 16 * slot;
     image[at + 4] = kind;

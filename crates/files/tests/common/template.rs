@@ -1,4 +1,4 @@
-//! Small volumes kept as their lines that are not zero, changed at will: what mutation tests and fuzz targets read.
+//! Small volumes stored as their non-zero lines, patched at will: the input of mutation tests and fuzz targets.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use onehop_files::{Blocks, Error, File, FileKind, Place, Volume};
 
 const LINE: u64 = 16;
-/// Files that one look at a volume opens: hostile directories name each other without end.
+/// Limit of files opened per volume: hostile directories refer to each other without end.
 const MOST_FILES: u32 = 300;
 
 /// Bytes of a drive, most of them zero.
@@ -18,7 +18,7 @@ pub struct Sparse {
 }
 
 impl Sparse {
-    /// What `templates/make` has packed.
+    /// Unpacks what `templates/make` has packed.
     pub fn unpack(packed: &[u8]) -> Self {
         let word =
             |at: usize| u64::from(u32::from_le_bytes(packed[at..at + 4].try_into().expect("four bytes")));
@@ -27,7 +27,7 @@ impl Sparse {
         Self { size: word(0), lines }
     }
 
-    /// Whole bytes.
+    /// From all bytes of a drive.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut sparse = Self { size: bytes.len() as u64, lines: BTreeMap::new() };
         for (i, chunk) in bytes.chunks(16).enumerate().filter(|(_, c)| c.iter().any(|&b| b != 0)) {
@@ -38,7 +38,7 @@ impl Sparse {
         sparse
     }
 
-    /// The place of a patch: mostly where something is, and a little behind, else anywhere.
+    /// The place of a patch: mostly at or just behind existing data, else anywhere.
     fn place(&self, patch: &Patch) -> u64 {
         let lines = self.lines.len().max(1);
         let known = self.lines.keys().nth(usize::from(patch.line) % lines).copied().unwrap_or(0);
@@ -48,7 +48,7 @@ impl Sparse {
         }
     }
 
-    /// Changes bytes; ones outside of the drive are left alone.
+    /// Applies patches; those outside of the drive are ignored.
     pub fn patch(&mut self, patches: &[Patch]) {
         let places: Vec<u64> = patches.iter().map(|p| self.place(p)).collect();
         for (at, patch) in places.into_iter().zip(patches) {
@@ -94,7 +94,7 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Out of a fuzzer's bytes.
+    /// Decodes patches from a fuzzer's input.
     pub fn all(bytes: &[u8]) -> Vec<Self> {
         let patch = |b: &[u8]| Self {
             line: u16::from_le_bytes([b[0], b[1]]),
@@ -110,7 +110,7 @@ impl Patch {
     }
 }
 
-/// Looks at everything on a volume, and holds what is given against what was promised. True if it could be opened.
+/// Reads everything on a volume and checks the API's guarantees. Returns whether it could be opened.
 pub fn explore(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> bool {
     let size = blocks.size();
     let volume = match Volume::at(blocks, start, len) {
@@ -153,7 +153,7 @@ fn told(error: &Error) -> bool {
     false
 }
 
-/// A file's extents have no gaps, stay on the drive, and are what reading gives.
+/// Checks that a file's extents have no gaps, stay on the drive, and agree with reading.
 fn look(volume: &Volume, file: &File, size: u64) {
     let Ok(extents) = volume.extents(file) else { return };
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! exFAT, as our own maker (checked by `fsck.exfat`) and the FUSE driver write it.
+//! exFAT, as written by our own maker (checked by `fsck.exfat`) and by the FUSE driver.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, contents, harvest, have, large, open, plant, run, skip, try_run,
 };
 
-/// A random directory, and what is to be read from it.
+/// A random directory, and what reading it must return.
 fn directory(
     rng: &mut Rng,
     tree: &mut Tree,
@@ -60,7 +60,7 @@ fn what_our_maker_writes_is_sound_and_reads_back() {
         let root = directory(&mut rng, &mut tree, "", 1 << 20, 5);
         let image = scratch.image("image", 0, 0);
         std::fs::write(&image, maker.build("WEIGHTS", &root)).unwrap();
-        // fsck.exfat 1.2 loses sets of entries that are longer than a cluster.
+        // fsck.exfat 1.2 loses entry sets that are longer than a cluster.
         if cluster >= 1024 {
             run("fsck.exfat", &["-n", &image]);
         }
@@ -91,23 +91,23 @@ fn the_fuse_driver_agrees() {
         let volume = open(&image);
         assert_eq!(volume.label(), "Label");
         assert_same(&harvest(&volume, &image), &tree);
-        // The real up-case table knows more than ASCII.
+        // The real up-case table has more than ASCII.
         assert!(tree.keys().all(|p| volume.lookup(p.as_slice()).is_ok()));
-        // A single character has an upper case, or none: `ß` becomes no `SS`.
+        // An upper case of several characters counts as none: `ß` does not become `SS`.
         let upper = |c: char| if c == 'ß' { 'ß' } else { c.to_uppercase().next().unwrap() };
         let shouted = |p: &Vec<u8>| String::from_utf8_lossy(p).chars().map(upper).collect::<String>();
         assert!(tree.keys().all(|p| volume.lookup(shouted(p)).is_ok()));
     }
 }
 
-/// An image that is mounted through FUSE as long as this lives. The driver wants a block device.
+/// An image that is mounted through FUSE until this is dropped. The driver wants a block device.
 struct Mounted<'a> {
     at: &'a Path,
     device: String,
 }
 
 impl<'a> Mounted<'a> {
-    /// None where that is not allowed, and said so.
+    /// `None`, with a message, if mounting is not allowed.
     fn new(image: &str, at: &'a Path) -> Option<Self> {
         let told = |said: &str| skip(&format!("exFAT cannot be mounted through FUSE here: {}", said.trim()));
         let (good, device) = try_run("losetup", &["-f", "--show", image], "");
@@ -154,7 +154,7 @@ fn write_in_pieces(rng: &mut Rng, at: &Path, mut tree: Tree) -> Tree {
     tree
 }
 
-/// The driver goes on for a moment after its mount point is gone.
+/// The driver still runs for a moment after its mount point is gone.
 fn wait_until_free(image: &str) {
     in_time(|| {
         let held = std::fs::read_dir("/proc")
@@ -222,16 +222,14 @@ fn damage_is_found_and_the_backup_of_the_boot_sector_used() {
     }
     let mut both = spoiled(200, 1);
     both[12 * 512 + 200] = 1;
-    assert!(
-        error(both, "row.bin").contains("checksum of its boot region is wrong, and its backup is no better")
-    );
+    assert!(error(both, "row.bin").contains("checksum of its boot region is wrong, and so is its backup"));
     assert!(opened(spoiled(106, 2)).unwrap().notes()[0].contains("not unmounted"));
     let image = small().0;
     let row = find(&image, &[b'R', 0, b'o', 0, b'w', 0]);
     assert!(error(spoiled(row, b'r'), "row.bin").contains("wrong checksum"));
     let upcase = find(&image, &[0xFF, 0xFF, 0x61, 0]);
     assert!(error(spoiled(upcase + 6, 0), "row.bin").contains("up-case table is wrong"));
-    // A chain that leads to its own start: the entry after the two of the media.
+    // A chain that leads to its own start: its entry is behind the two of the media.
     let table = 24 * 512;
     let links = (2..200).map(|c| (c, u32::from_le_bytes(image[table + 4 * c..][..4].try_into().unwrap())));
     let chain: Vec<_> = links.filter(|(_, next)| (2..0xFFFF_FF00).contains(next)).collect();
@@ -247,5 +245,5 @@ fn damage_is_found_and_the_backup_of_the_boot_sector_used() {
     let scratch = Scratch::new();
     std::fs::write(scratch.path("short"), &image[..image.len() - 512]).unwrap();
     let short = Volume::open(Arc::new(Image::open(scratch.path("short")).unwrap()), Which::Auto);
-    assert!(short.unwrap_err().to_string().contains("no better"));
+    assert!(short.unwrap_err().to_string().contains("so is its backup"));
 }

@@ -1,4 +1,4 @@
-//! ext2, ext3 and ext4, as mke2fs and debugfs make and see them.
+//! ext2, ext3 and ext4, as mke2fs and debugfs write and read them.
 
 use onehop_files::{File, Place, Volume};
 
@@ -8,7 +8,7 @@ use crate::support::{
 
 pub const TOOLS: [&str; 3] = ["mke2fs", "debugfs", "e2fsck"];
 
-/// A tree with everything that a reader can stumble over, of about `budget` bytes.
+/// A random tree with everything that is hard for a reader, of about `budget` bytes.
 pub fn random_tree(rng: &mut Rng, budget: u64, most_names: u64) -> Tree {
     let mut tree = Tree::new();
     let mut dirs: Vec<Vec<u8>> = vec![Vec::new()];
@@ -22,7 +22,7 @@ pub fn random_tree(rng: &mut Rng, budget: u64, most_names: u64) -> Tree {
         let node = match rng.below(20) {
             0..4 => Node::Directory,
             4..6 => {
-                // Short ones lie in the inode, long ones in a block; none of them leads anywhere.
+                // Short targets are stored in the inode, long ones in a block; none of them exists.
                 let len = [1, 59, 60, 61, 200, 1000][rng.below(6) as usize];
                 Node::Link((0..len).map(|_| b'a' + rng.below(26) as u8).collect())
             }
@@ -51,7 +51,7 @@ fn name(rng: &mut Rng, i: u64) -> Vec<u8> {
     name
 }
 
-/// Data with holes in a third of all files.
+/// Data, with holes in a third of all files.
 fn file(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut bytes = rng.bytes(len);
     if rng.chance(33) {
@@ -64,7 +64,7 @@ fn file(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Makes a file system of `dir` on a disk full of 0xA5, by options that are separated by blanks.
+/// Makes a file system of `tree` on a disk full of 0xA5; `options` are separated by blanks.
 pub fn mkfs(scratch: &Scratch, options: &str, tree: &Tree, size: u64) -> String {
     let from = scratch.path("tree");
     plant(tree, &from);
@@ -81,7 +81,7 @@ pub fn debugfs(image: &str, script: &str) -> String {
     run_with("debugfs", &["-w", "-f", "-", image], script)
 }
 
-/// The images that we compare with are sound. (mke2fs and debugfs do not count the quotas of what they write.)
+/// Checks the images that serve as reference. (mke2fs and debugfs do not account quotas for what they write.)
 pub fn fsck(image: &str) {
     if !run("debugfs", &["-R", "stats -h", image]).contains("quota") {
         run("e2fsck", &["-f", "-n", image]);
@@ -98,7 +98,7 @@ fn check(options: &str, rng: &mut Rng, size: u64) {
     let scratch = Scratch::new();
     let mut tree = random_tree(rng, size / 4, 150);
     if options.contains("inline_data") {
-        // mke2fs 1.47 forgets a hole at the end of such files.
+        // mke2fs 1.47 drops a hole at the end of such files.
         let files =
             tree.values_mut().filter_map(|n| if let Node::File(bytes) = n { bytes.last_mut() } else { None });
         files.for_each(|last| *last = 1);
@@ -109,7 +109,7 @@ fn check(options: &str, rng: &mut Rng, size: u64) {
     fragment_and_check(&scratch, &image, tree, rng);
 }
 
-/// Files are removed and others written into the gaps, by debugfs, and compared again, with debugfs's own map too.
+/// Removes files and writes others into the gaps by debugfs, then compares again, with debugfs's own map too.
 fn fragment_and_check(scratch: &Scratch, image: &str, mut tree: Tree, rng: &mut Rng) {
     let files: Vec<_> =
         tree.iter().filter(|(_, n)| matches!(n, Node::File(_))).map(|(p, _)| p.clone()).collect();
@@ -141,7 +141,7 @@ fn fragment_and_check(scratch: &Scratch, image: &str, mut tree: Tree, rng: &mut 
     }
 }
 
-/// Block by block, debugfs has each byte where our extents have it.
+/// Compares our extents with debugfs, block by block.
 fn agrees_with_bmap(volume: &Volume, file: &File, image: &str, name: &str, rng: &mut Rng) {
     let stats = run("debugfs", &["-R", "stats -h", image]);
     let block: u64 =
@@ -167,7 +167,7 @@ fn agrees_with_bmap(volume: &Volume, file: &File, image: &str, name: &str, rng: 
     }
 }
 
-/// Every block size, and every feature that changes where things are or how they are checked.
+/// Every block size, and every feature that affects layout or checksums.
 const KINDS: &[&str] = &[
     "-t ext2 -b 1024",
     "-t ext2 -b 4096 -r 0",
@@ -218,7 +218,7 @@ fn every_kind_of_file_system_reads_as_it_was_written() {
     }
 }
 
-/// Options that nobody chose together; those that mke2fs will not have are passed over.
+/// Random combinations of options; those that mke2fs refuses are skipped.
 fn check_any(rng: &mut Rng) {
     const FEATURES: [&str; 26] = [
         "extents",
@@ -267,7 +267,7 @@ fn check_any(rng: &mut Rng) {
         if features.iter().any(|f| f == "bigalloc") {
             let cluster = (block << (1 + rng.below(5))).min(131_072);
             options += &format!(" -C {cluster}");
-            // Every file takes one.
+            // Every file takes at least one cluster.
             size = size.max(cluster << 10);
         }
         if rng.chance(30) {

@@ -1,4 +1,4 @@
-//! ext: the cases that a random tree does not hold, and what must be refused.
+//! ext: cases that a random tree does not contain, and volumes that must be refused.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn unwritten_extents_and_holes_are_zeros_whatever_the_disk_holds() {
     let data = rng.bytes(10_000);
     let image =
         mkfs(&scratch, "-t ext4 -b 4096", &tree([("a", file(data.clone())), ("empty", file([]))]), 64 << 20);
-    // 33000 blocks are more than one extent can have, written or not.
+    // 33000 blocks exceed one extent, written or not.
     debugfs(
         &image,
         "fallocate a 4 300\nfallocate a 400 405\nsif a size 2000000\nfallocate empty 0 8999\nsif empty size 36864000\n",
@@ -73,7 +73,7 @@ fn trees_and_maps_of_every_depth() {
     }
     let mut rng = Rng::new();
     let extents = if large() { 200_000 } else { 15_000 };
-    // Every second block is a hole: one extent each, or a block map with gaps.
+    // Every other block is a hole: one extent each, or a block map with gaps.
     let mut bytes = rng.bytes(extents * 2048);
     bytes.chunks_mut(2048).for_each(|pair| pair[..1024].fill(0));
     let want = tree([("fragmented", file(bytes))]);
@@ -97,7 +97,7 @@ fn sparse_files_near_the_limits() {
     let scratch = Scratch::new();
     let start = tree([("far", file(b"x")), ("map", file(b"x"))]);
     let image = mkfs(&scratch, "-t ext4 -b 1024", &start, 16 << 20);
-    // The last block that a tree can address, and a size that only both halves of the field hold.
+    // The last block that a tree can address, and a size that needs both halves of the field.
     debugfs(&image, "fallocate far 4294967294 4294967294\nsif far size 4398046511104\n");
     let volume = open(&image);
     let far = volume.lookup("far").unwrap();
@@ -117,10 +117,10 @@ fn large_directories_plain_and_hashed() {
     if !have(&TOOLS) {
         return;
     }
-    // mke2fs looks through all of a directory for each name that it adds: `kernel` has a larger one.
+    // mke2fs scans the whole directory for each name that it adds; `kernel` has a larger one.
     let (directories, names) = if large() { (10, 10_000) } else { (1, 2_500) };
     let mut want = tree([]);
-    // Blocks of 64 KiB are too dear for many files with data.
+    // Blocks of 64 KiB are too expensive for many files with data.
     let text = |i: usize| if i.is_multiple_of(50) { format!("{i}") } else { String::new() };
     for dir in 0..directories {
         want.insert(format!("dir{dir}").into_bytes(), Node::Directory);
@@ -132,7 +132,7 @@ fn large_directories_plain_and_hashed() {
         let scratch = Scratch::new();
         let image = mkfs(&scratch, kind, &want, (48 << 20) + (((directories * names) as u64) << 13));
         assert_same(&without_lost_found(harvest(&open(&image), &image)), &want);
-        // Exit code 1: it has made all directories anew, with hash trees.
+        // Exit code 1: it has rebuilt all directories with hash trees.
         try_run("e2fsck", &["-f", "-y", "-D", &image], "");
         assert!(run("debugfs", &["-R", "htree_dump /dir0", &image]).contains("Indirect levels"));
         let volume = open(&image);
@@ -232,19 +232,19 @@ fn unknown_features_are_refused_by_name() {
         assert!(error(&image).contains(said) && error(&image).contains("e2fsck"), "{}", error(&image));
         set(at, bits);
     }
-    // The journal keeps a volume whole that was not unmounted; without one, it is not.
+    // A journal keeps a volume consistent that was not unmounted; without a journal it is not.
     set(0x38, 1 << 16);
     drop(open(&image));
     set(0x5C, 4);
     assert!(error(&image).contains("no journal and was not unmounted"), "{}", error(&image));
-    // Bits that a reader may leave aside.
+    // Bits that a reader may ignore.
     set(0x38, 1 << 16);
     set(0x64, 0x8000_0000);
     set(0x5C, 0x8000_0000);
     drop(open(&image));
 }
 
-/// The oldest revision says nothing of features, but the kernel heeds them all the same.
+/// The oldest revision has no features, but the kernel honours them.
 #[test]
 fn features_count_in_the_oldest_revision_too() {
     if !have(&TOOLS) {
@@ -263,7 +263,7 @@ fn features_count_in_the_oldest_revision_too() {
     spoil(&image, dirdata);
     assert!(error(&image).contains("the ext4 feature dirdata"), "{}", error(&image));
     spoil(&image, dirdata);
-    // Last, because the kernel makes it a newer revision.
+    // Last, because the kernel upgrades the revision.
     if let Some(mounted) = mount(&scratch, &image) {
         let mut seen = Tree::new();
         gather(mounted.path(), b"", &mut seen);
@@ -308,7 +308,7 @@ fn inodes_that_only_the_kernel_can_read() {
     assert!(volume.lookup("d/x").unwrap_err().to_string().contains("an encrypted ext4 directory"));
     assert_eq!(read(&volume, "fold/Name", &image).unwrap(), b"text");
     assert!(volume.lookup("fold/name").unwrap_err().to_string().contains("casefold"));
-    // Linux keeps the wish to have a file compressed, and that is all.
+    // Linux only stores the flag for compression.
     debugfs(&image, "sif secret flags 0x80004\n");
     assert_eq!(read(&open(&image), "secret", &image).unwrap(), b"text");
     // Verity only adds a tree behind the end of the file.
@@ -316,7 +316,7 @@ fn inodes_that_only_the_kernel_can_read() {
     assert_eq!(read(&open(&image), "secret", &image).unwrap(), b"text");
 }
 
-/// Each kind of metadata has a checksum; a flipped bit in each is found and told by name.
+/// Each kind of metadata has a checksum: a flipped bit in each is found and reported by name.
 #[test]
 fn flipped_bits_are_found() {
     if !have(&TOOLS) {

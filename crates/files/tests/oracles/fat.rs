@@ -1,4 +1,4 @@
-//! FAT12, FAT16 and FAT32, as dosfstools and mtools make them.
+//! FAT12, FAT16 and FAT32, as dosfstools and mtools write them.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::support::{
 
 const TOOLS: [&str; 6] = ["mkfs.vfat", "fsck.fat", "mcopy", "mdel", "mmd", "mformat"];
 
-/// Names of every kind: short ones in both cases, long ones, with blanks and dots, not of ASCII.
+/// Names of every kind: short ones in both cases, long ones, with blanks, dots and non-ASCII characters.
 fn name(rng: &mut Rng, i: u64) -> String {
     match rng.below(7) {
         0 => format!("UPPER{i}.TXT"),
@@ -20,7 +20,7 @@ fn name(rng: &mut Rng, i: u64) -> String {
         3 => format!("{i}{}", "x".repeat(rng.below(110) as usize)),
         4 => format!("Größe-Жук-{i}.ä"),
         5 => format!("{i}.many.dots.here"),
-        // Thirteen characters and a multiple of it: long names without an end.
+        // Multiples of thirteen characters: long names without a terminator.
         _ => format!("{i:013}"),
     }
 }
@@ -83,7 +83,7 @@ fn every_kind_of_fat_reads_as_it_was_written() {
     }
 }
 
-/// Options that nobody chose together.
+/// Random combinations of options.
 fn check_any(rng: &mut Rng) {
     let fat32 = large() && rng.chance(30);
     let (fs, least, most) = match fat32 {
@@ -96,7 +96,7 @@ fn check_any(rng: &mut Rng) {
     while per_cluster > 1 && least * sector * per_cluster > 48 << 20 {
         per_cluster /= 2;
     }
-    // What the file system needs for itself may be less than is there for it, and then becomes clusters, too.
+    // The file system may need less space for metadata than is reserved; the rest becomes clusters, too.
     let spare = 1 << 20;
     let most = most - spare / (sector * per_cluster);
     let clusters = (least + rng.below(most - least)).min((64 << 20) / (sector * per_cluster)).max(least);
@@ -122,13 +122,13 @@ fn check(rng: &mut Rng, options: &str, size: u64, fs: &str) {
     let image = scratch.image("image", size, 0xA5);
     let args: Vec<_> = options.split(' ').chain(["-n", "LABEL1", "-i", "CAFE1234", &image]).collect();
     run("mkfs.vfat", &args);
-    // FAT12 and FAT16 have few places in their root.
+    // The root of FAT12 and FAT16 has few entries.
     let mut tree = random_tree(rng, size / 3, if large() && fs == "FAT32" { 400 } else { 120 });
     mcopy(&scratch, &image, &tree);
     let volume = open(&image);
     assert_eq!((volume.fs_name(), &volume.uuid()[..], &volume.label()[..]), (fs, "CAFE-1234", "LABEL1"));
     assert_same(&harvest(&volume, &image), &tree);
-    // Holes in the table are filled by files in pieces.
+    // Files written into the holes of the table are fragmented.
     let gone: Vec<_> = tree.keys().filter(|_| rng.chance(40)).cloned().collect();
     for path in gone {
         if let Some(Node::File(bytes)) = tree.get(&path)
@@ -187,7 +187,7 @@ fn names_are_found_in_any_case_by_both_names() {
     assert!(volume.lookup("readme.txt").unwrap().id.mtime.0 > 1_700_000_000);
 }
 
-/// To mtools and Linux these are two names; folded by Unicode's tables, they are one.
+/// mtools and Linux see two names here; Unicode's folding makes them one.
 #[test]
 fn a_name_as_it_is_written_comes_before_one_in_another_case() {
     if !have(&TOOLS) {
@@ -216,7 +216,7 @@ fn the_longest_name() {
         return;
     }
     let scratch = Scratch::new();
-    // No blank at its end: mtools takes those away.
+    // No trailing blank: mtools strips it.
     let name = "a-long-name-of-255-characters-".repeat(9)[..255].to_owned();
     let tree = Tree::from([(name.into_bytes(), Node::File(b"x".into()))]);
     let image = written(&scratch, "-F 16 -s 4", 16 << 20, &tree);
@@ -255,12 +255,12 @@ fn damaged_chains_are_refused() {
     ] {
         assert!(error(value).contains(said), "{}", error(value));
     }
-    // Where its clusters begin depends on who reads it.
+    // Readers disagree about where its clusters begin.
     patch(&image, 17, &[0, 2]);
     let said = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).unwrap_err().to_string();
     assert!(said.contains("a root of 512 entries"), "{said}");
     patch(&image, 17, &[0, 0]);
-    // Not unmounted: told, and read.
+    // Not unmounted: noted, and read.
     patch(&image, 65, &[1]);
     assert!(open(&image).notes()[0].contains("was not unmounted"));
     patch(&image, 42, &[1]);

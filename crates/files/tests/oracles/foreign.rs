@@ -1,4 +1,4 @@
-//! File systems that are not read are known by name.
+//! Unsupported file systems are reported by name.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn a_drive_with_nothing_on_it_says_so() {
     }
 }
 
-/// Whoever formats a drive leaves some of what was there. The backup of an exFAT is never used by Linux.
+/// Formatting a drive leaves some of its former contents. Linux never uses the backup of an exFAT.
 #[test]
 fn what_was_there_before_does_not_count() {
     if !have(&["mkfs.exfat", "mkfs.ext4", "mformat", "mcopy", "mkswap", "blkid"]) {
@@ -62,12 +62,12 @@ fn what_was_there_before_does_not_count() {
     let volume = open(&image);
     let new = volume.lookup("file").unwrap();
     assert_eq!(contents(&volume, &new, &std::fs::File::open(&image).unwrap()), b"new");
-    // Its boot sector stays, but it is not sound any more.
+    // Its boot sector stays, but is no longer valid.
     let image = scratch.image("exfat-swap", 64 << 20, 0);
     run("mkfs.exfat", &[&image]);
     run("mkswap", &[&image]);
     refused(std::fs::read(&image).unwrap(), Which::Auto, "Linux swap");
-    // Here `blkid` and `mount` do not decide either.
+    // `blkid` and `mount` do not decide here either.
     let image = scratch.image("ext4-fat", 64 << 20, 0);
     run("mkfs.ext4", &["-q", "-F", &image]);
     format(&image);

@@ -1,4 +1,4 @@
-//! The kernel as the oracle, where this machine lets us mount an image: it allocates otherwise than the tools do.
+//! The kernel as the oracle, if this machine lets us mount an image: it allocates differently from the tools.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -14,14 +14,14 @@ use crate::support::{
     Node, Rng, Scratch, Tree, assert_same, harvest, have, large, open, plant, run, skip, try_run,
 };
 
-/// None where mounting is not allowed, and said so.
+/// `None`, with a message, if mounting is not allowed.
 pub fn mount(scratch: &Scratch, image: &str) -> Option<Mounted> {
     Mounted::new(Path::new(image), scratch.path("mounted"))
         .map_err(|said| skip(&format!("images cannot be mounted here: {}", said.replace(image, "IMAGE"))))
         .ok()
 }
 
-/// Everything below a directory of this machine.
+/// Collects everything below a directory of this machine.
 pub fn gather(dir: &Path, prefix: &[u8], tree: &mut Tree) {
     use std::os::unix::ffi::OsStrExt;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -40,7 +40,7 @@ pub fn gather(dir: &Path, prefix: &[u8], tree: &mut Tree) {
     }
 }
 
-/// Writes, holes, preallocation, removal: what a disk goes through.
+/// Writes, holes, preallocation, removal: the life of a disk.
 fn live(dir: &Path, rng: &mut Rng) {
     let count = if large() { 2000 } else { 60 };
     for i in 0..count {
@@ -114,7 +114,7 @@ fn one_directory_of_many_names() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
         return;
     }
-    // The kernel hashes names as it adds them; mke2fs looks through the whole directory for each.
+    // The kernel uses the hash tree as it adds names; mke2fs scans the whole directory for each.
     let names = if large() { 100_000 } else { 4_000 };
     for kind in ["-b 1024", "-b 4096 -O ^metadata_csum", "-b 4096 -O large_dir,inline_data"] {
         let scratch = Scratch::new();
@@ -126,7 +126,7 @@ fn one_directory_of_many_names() {
             let text = if i % 100 == 0 { format!("{i}") } else { String::new() };
             std::fs::write(many.join(format!("{i}-a-name-of-some-length")), text).unwrap();
         }
-        // Blocks of the directory that have room again, and names that moved into them.
+        // Directory blocks with free space again, and names that moved into them.
         for i in (0..names).step_by(7) {
             let from = many.join(format!("{i}-a-name-of-some-length"));
             std::fs::rename(from, many.join(format!("moved-{i}"))).unwrap();
@@ -135,7 +135,7 @@ fn one_directory_of_many_names() {
         gather(mounted.path(), b"", &mut theirs);
         drop(mounted);
         let depth = run("debugfs", &["-R", "htree_dump /many", &image]);
-        // As many do not fit below the root alone.
+        // A single level holds fewer names.
         let levels = if large() { "Indirect levels: 1" } else { "Indirect levels:" };
         assert!(depth.contains(levels), "{kind}: the directory has no such tree");
         let volume = open(&image);
@@ -147,7 +147,7 @@ fn one_directory_of_many_names() {
     }
 }
 
-/// While it is mounted and written to, the image says so.
+/// A mounted image that is being written to must be refused.
 fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
     let mut byte = [0];
     std::fs::write(at.join("more"), b"x").unwrap();
@@ -185,7 +185,7 @@ fn a_file_that_asks_for_compression_is_read_and_mapped_like_others() {
     map.verify(&Image::open(&image).unwrap()).unwrap();
 }
 
-/// The kernel gives zeros for what an inline file's size has more than its bytes, and e2fsck finds nothing wrong with it.
+/// The kernel returns zeros between an inline file's bytes and its size, and e2fsck accepts that.
 #[test]
 fn inline_files_end_in_zeros() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
@@ -218,14 +218,14 @@ fn inline_files_end_in_zeros() {
     assert_same(&without_lost_found(seen), &want);
 }
 
-/// A long attribute of a short link counts as the link's blocks, and is none of them.
+/// A long attribute of a short link counts among the link's blocks without being one of its target.
 #[test]
 fn links_with_long_attributes_lead_where_they_did() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
         return;
     }
     let scratch = Scratch::new();
-    // As a number of a block, `f` is one of the volume, and the name of 59 letters none.
+    // Read as a block number, `f` is within the volume, and the name of 59 letters is not.
     let targets = ["f", "dir/../f", &"x".repeat(59), &"y".repeat(60), &"z".repeat(300)];
     let mut want: Tree =
         (0..).zip(targets).map(|(i, to)| (format!("link{i}").into_bytes(), Node::Link(to.into()))).collect();
@@ -243,7 +243,7 @@ fn links_with_long_attributes_lead_where_they_did() {
             }
         }
         drop(mounted);
-        // e2fsck takes the name for a block; the kernel is what counts.
+        // e2fsck mistakes the name for a block; the kernel decides.
         let Some(mounted) = mount(&scratch, &image) else { return };
         let mut seen = Tree::new();
         gather(mounted.path(), b"", &mut seen);

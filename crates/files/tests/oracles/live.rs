@@ -1,4 +1,4 @@
-//! Live files: the kernel's places against the raw device, and against what we find when it is unmounted.
+//! Live files: the kernel's places against the raw device, and against our own reader after unmounting.
 
 use std::fs;
 use std::io::Write;
@@ -27,7 +27,7 @@ fn write_file(path: &Path, rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// The file's bytes from the device that holds them.
+/// The file's bytes, read from the device that holds them.
 fn from_device(live: &LiveFile, device: &fs::File) -> Vec<u8> {
     let mut bytes = vec![0x55; live.size() as usize];
     for part in live.extents() {
@@ -67,7 +67,7 @@ fn device_of(at: &Path) -> (String, String) {
     (number, dir.file_name().unwrap().to_str().unwrap().to_owned())
 }
 
-/// What sysfs has of a device.
+/// Writes a device's files in sysfs.
 fn describe(dir: &Path, files: &[(&str, &str)]) {
     for (file, text) in files {
         let file = dir.join(file);
@@ -76,7 +76,7 @@ fn describe(dir: &Path, files: &[(&str, &str)]) {
     }
 }
 
-/// The drives of such a sysfs.
+/// Adds drives to such a sysfs.
 fn describe_drive(sysfs: &Path, i: u32, size: u64) -> PathBuf {
     let disk = sysfs.join(format!("devices/pci0000:00/0000:0b:0{i}.0/nvme/nvme{i}/nvme{i}n1"));
     let (dev, size) = (format!("259:{i}"), (size / 512).to_string());
@@ -87,8 +87,8 @@ fn describe_drive(sysfs: &Path, i: u32, size: u64) -> PathBuf {
     disk
 }
 
-/// A sysfs in which the loop device that holds `at` is the only partition of a drive, and as long: by its own name, or
-/// ext4 would not tell its options.
+/// A sysfs in which the loop device that holds `at` is the only partition of a drive of the same size. It keeps its
+/// name, because ext4 lists its options under that.
 pub fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
     let (number, name) = device_of(at);
     let sysfs = scratch.path("sys");
@@ -112,7 +112,7 @@ fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
         let Some(mounted) = mount(&scratch, &image) else { return };
         let at = mounted.path().to_owned();
         let refused = LiveFile::open(at.join("lost+found"), &System::default()).unwrap_err().to_string();
-        assert!(refused.contains("no plain file"), "{refused}");
+        assert!(refused.contains("not a regular file"), "{refused}");
         let bytes = write_file(&at.join("file"), &mut rng);
         fs::write(at.join("tiny"), b"tiny").unwrap();
         let refused = LiveFile::open(at.join("file"), &System::default()).unwrap_err().to_string();
@@ -152,14 +152,14 @@ fn changes_are_seen(at: &Path, system: &System) {
     fs::File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
     let error = live.recheck().unwrap_err();
     assert!(matches!(error, Error::Changed { .. }), "{error}");
-    // Of the same length, and with the same bytes: only the times tell.
+    // Same length and same bytes: only the times differ.
     let live = LiveFile::open(&path, system).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::File::options().write(true).open(&path).unwrap().write_all_at(b"\x07", 5).unwrap();
     assert!(matches!(live.recheck(), Err(Error::Changed { .. })));
 }
 
-/// One call gives 128 extents.
+/// One call returns 128 extents.
 fn as_many_pieces_as_calls_give(at: &Path, system: &System) {
     let path = at.join("pieces");
     let file = fs::File::create(&path).unwrap();
@@ -255,7 +255,7 @@ fn an_active_swap_file_is_refused() {
     }
 }
 
-/// XFS takes space behind the end of a file that grows, and gives it back when it likes.
+/// XFS allocates and frees space behind the end of a growing file at any time.
 #[test]
 fn space_behind_the_end_of_a_file_may_come_and_go() {
     if !have(&["mkfs.xfs", "xfs_spaceman", "mount", "umount"]) {
@@ -303,7 +303,7 @@ fn what_is_no_file_or_on_no_drive_is_refused() {
     let system = System::default();
     let error = |path: &str| LiveFile::open(path, &system).unwrap_err().to_string();
     assert!(error("/proc/self/maps").contains("magic number 0x9fa0"), "{}", error("/proc/self/maps"));
-    assert!(error("/dev/null").contains("no plain file"));
+    assert!(error("/dev/null").contains("not a regular file"));
     assert!(error("/nowhere/at/all").contains("opening /nowhere"));
     if fs::write("/dev/shm/onehop-files-live", b"x").is_ok() {
         assert!(error("/dev/shm/onehop-files-live").contains("tmpfs"));

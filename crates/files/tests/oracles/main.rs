@@ -1,7 +1,7 @@
-//! What we read, against what others say: mke2fs, debugfs, dosfstools, mtools, exfatprogs, sgdisk, sfdisk, the kernel.
+//! Our readers against mke2fs, debugfs, dosfstools, mtools, exfatprogs, sgdisk, sfdisk and the kernel.
 //!
-//! Images are made at random; a failing test prints its seed, and `ONEHOP_FILES_SEED` gives it again.
-//! `ONEHOP_FILES_LARGE=1` makes more and larger ones.
+//! Images are random. A failing test prints its seed; `ONEHOP_FILES_SEED` repeats it. `ONEHOP_FILES_LARGE=1` makes more
+//! and larger images.
 
 #![allow(clippy::unwrap_used)]
 

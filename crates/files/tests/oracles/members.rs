@@ -1,4 +1,5 @@
-//! Members of RAID sets, encryption and the like, each on a volume that is readable but for that, and as `blkid` sees them.
+//! Members of RAID sets, encryption and the like, each written into a volume that would be readable otherwise, compared
+//! with `blkid`.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::ext::{self, mkfs};
 use crate::foreign::refused;
 use crate::support::{Node, Scratch, Tree, have, open, run, run_with, skip, try_run};
 
-/// A superblock of Linux RAID 1.x at a byte of the member; `blkid` looks at its checksum.
+/// A Linux RAID 1.x superblock at a byte of the member; `blkid` verifies its checksum.
 fn md1(at: usize) -> Vec<u8> {
     let mut sb = vec![0; 1024];
     for (word, value) in [(0, 0xA92B_4EFC_u32), (1, 1), (18, 1), (23, 2), (36, at as u32 / 512)] {
@@ -20,7 +21,7 @@ fn md1(at: usize) -> Vec<u8> {
     sb
 }
 
-/// One of 0.90, of a member that holds so many KiB.
+/// A version 0.90 superblock of a member of this many KiB.
 fn md0(kib: u32) -> Vec<u8> {
     let mut sb = vec![0; 4096];
     for (word, value) in [(0, 0xA92B_4EFC_u32), (2, 90), (7, 1), (8, kib), (9, 2), (10, 2)] {
@@ -36,7 +37,7 @@ fn sum(sb: &mut [u8], word: usize) {
     sb[4 * word..][..4].copy_from_slice(&((sum & 0xFFFF_FFFF) as u32 + (sum >> 32) as u32).to_le_bytes());
 }
 
-/// What is written into a volume to make it a member, and what `blkid` calls it; empty where blkid does not know the place.
+/// What makes a volume a member, and `blkid`'s name for it; empty if blkid does not check this place.
 struct Case {
     parts: Vec<(usize, Vec<u8>)>,
     name: &'static str,
@@ -44,7 +45,7 @@ struct Case {
 }
 
 impl Case {
-    /// With more of it elsewhere.
+    /// Adds more of it elsewhere.
     fn and(mut self, at: usize, bytes: impl AsRef<[u8]>) -> Self {
         self.parts.push((at, bytes.as_ref().to_vec()));
         self
@@ -60,7 +61,7 @@ fn case(at: usize, bytes: impl AsRef<[u8]>, name: &'static str, kind: &'static s
     Case { parts: vec![(at, bytes.as_ref().to_vec())], name, kind }
 }
 
-/// Bytes of this length with these parts in it.
+/// Zeros of this length, with these parts in them.
 fn composed(len: usize, parts: &[(usize, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; len];
     for (at, part) in parts {
@@ -77,7 +78,7 @@ fn linux_raid(len: usize) -> Vec<Case> {
     places.map(|(at, sb)| case(at, sb, "Linux RAID member", "linux_raid_member")).into()
 }
 
-/// RAID by firmware and its drivers: all but one at the end.
+/// Firmware RAID and its drivers: all but one at the end.
 fn firmware_raid(len: usize) -> Vec<Case> {
     let end = |sectors: usize| (len / 512 - sectors) * 512;
     let mut cases = Vec::new();
@@ -116,7 +117,7 @@ fn firmware_raid(len: usize) -> Vec<Case> {
     cases
 }
 
-/// Volume managers, encryption, and what else is below or above a block device.
+/// Volume managers, encryption, and other layers on block devices.
 fn stacked(len: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     cases.push(case(0, b"LUKS\xba\xbe\0\x01", "LUKS encryption", "crypto_LUKS"));
@@ -197,8 +198,7 @@ fn stratis() -> Vec<u8> {
     block
 }
 
-/// What a member of something holds is no file system of its own, though one is to be seen: the other leg of a mirror may
-/// be newer, or what is seen was there before.
+/// A file system seen inside a member must not be read: the mirror's other leg may be newer, or it may be a leftover.
 #[test]
 fn members_are_refused_whatever_is_seen_in_them() {
     if !have(&ext::TOOLS) || !have(&["blkid"]) {
@@ -210,7 +210,7 @@ fn members_are_refused_whatever_is_seen_in_them() {
     let ext = std::fs::read(&path).unwrap();
     let file = Item::File { bytes: vec![7; 5000], valid: 5000, row: true };
     let mut exfat = Maker::new(9, 0, 4000).build("", &[("file".to_owned(), file)]);
-    // A length that is no multiple of 4 KiB.
+    // A length that is not a multiple of 4 KiB.
     exfat.resize((16 << 20) + 512, 0);
     for (fs, volume) in [("ext4", ext), ("exfat", exfat)] {
         let len = volume.len();
@@ -218,7 +218,7 @@ fn members_are_refused_whatever_is_seen_in_them() {
         drop(open(&path));
         let cases = [linux_raid(len), firmware_raid(len), stacked(len)].into_iter().flatten();
         judge(&scratch, fs, &volume, cases);
-        // One that says that it is elsewhere is what is left in a file, or of a longer member.
+        // A superblock that names another place belongs to a file, or to a longer member.
         let one = (len / 512 - 16) / 8 * 4096;
         std::fs::write(&path, &volume).unwrap();
         case(one, md1(one - 4096), "", "").write(&path);
@@ -227,7 +227,7 @@ fn members_are_refused_whatever_is_seen_in_them() {
     }
 }
 
-/// `blkid` knows ZFS from 64 MiB on.
+/// `blkid` detects ZFS from 64 MiB on.
 #[test]
 fn parts_of_a_zfs_pool_are_refused() {
     if !have(&ext::TOOLS) || !have(&["blkid"]) {
@@ -249,7 +249,7 @@ fn parts_of_a_zfs_pool_are_refused() {
     if theirs.is_empty() {
         skip("this blkid looks at the list alone");
     }
-    // What it calls them; up to 2.40 it does not look at the list.
+    // `blkid`'s name; up to 2.40 it does not check the list.
     let name = if theirs.is_empty() { "" } else { "zfs_member" };
     let cases = labels.into_iter().flat_map(|label| {
         let at = label + (128 << 10);
@@ -262,7 +262,7 @@ fn parts_of_a_zfs_pool_are_refused() {
     judge(&scratch, "ext4", &volume, cases);
 }
 
-/// Each case is known to `blkid` where nothing else is, and keeps it from taking `volume` for what it was. We refuse it.
+/// Checks each case: `blkid` detects it alone and on top of `volume`, and we refuse the latter.
 fn judge(scratch: &Scratch, fs: &str, volume: &[u8], cases: impl IntoIterator<Item = Case>) {
     let mut wrong = Vec::new();
     for case in cases {
@@ -281,13 +281,13 @@ fn judge(scratch: &Scratch, fs: &str, volume: &[u8], cases: impl IntoIterator<It
     assert!(wrong.is_empty(), "{fs}: {}", wrong.join("\n"));
 }
 
-/// What `blkid` says; nothing where it finds several kinds.
+/// `blkid`'s result; empty if it finds several kinds.
 fn kind(path: &str) -> String {
     let (good, said) = try_run("blkid", &["-p", "-o", "value", "-s", "TYPE", path], "");
     if good { said.trim().to_owned() } else { String::new() }
 }
 
-/// Runs a tool on an empty image, and lets `after` change what it made.
+/// Runs a tool on an empty image, then lets `after` change the result.
 fn made_by(tool: &str, args: &[&str], after: impl Fn(&std::fs::File), name: &str) {
     if !have(&[tool, "blkid"]) {
         return;
@@ -340,7 +340,7 @@ fn what_pvcreate_makes_is_refused() {
     run("losetup", &["-d", device.trim()]);
 }
 
-/// What begins in a partition is the partition's, and does not hide what is the drive's.
+/// A signature in a partition belongs to the partition and does not hide one of the drive.
 #[test]
 fn a_member_in_a_partition_does_not_hide_that_the_drive_is_one() {
     let mut drive = vec![0; 8 << 20];
@@ -348,7 +348,7 @@ fn a_member_in_a_partition_does_not_hide_that_the_drive_is_one() {
     drive[454..458].copy_from_slice(&2048_u32.to_le_bytes());
     drive[458..462].copy_from_slice(&4096_u32.to_le_bytes());
     drive[510..512].copy_from_slice(&[0x55, 0xAA]);
-    // The partition's first sector is where a drive that VMFS has as a whole would have this.
+    // If VMFS had the whole drive, its signature would be at the partition's first sector.
     drive[1 << 20..][..4].copy_from_slice(b"\x0d\xd0\x01\xc0");
     let error = Volume::open(Arc::new(drive.clone()), Which::Partition(1)).unwrap_err();
     assert!(matches!(error, Error::NoFileSystem(_)), "{error}");
@@ -364,7 +364,7 @@ fn a_drive_that_is_a_member_as_a_whole_has_no_partitions_of_its_own() {
     let scratch = Scratch::new();
     let path = mkfs(&scratch, "-t ext4 -b 1024", &Tree::new(), 8 << 20);
     let ext = std::fs::read(&path).unwrap();
-    // An MBR with one partition, and 1 MiB that is nobody's.
+    // An MBR with one partition, and 1 MiB outside of it.
     let drive = |room: usize| {
         let mut image = vec![0; (1 << 20) + ext.len() + room];
         image[1 << 20..][..ext.len()].copy_from_slice(&ext);
@@ -383,14 +383,14 @@ fn a_drive_that_is_a_member_as_a_whole_has_no_partitions_of_its_own() {
         md[len - 65536..][..4096].copy_from_slice(&md0(64));
         refused(md, which, "Linux RAID member");
     }
-    // Where the last partition goes to the end of the drive, it is the member.
+    // A last partition that ends with the drive is the member itself.
     let mut last = drive(0);
     let len = last.len();
     last[len - 65536..][..4096].copy_from_slice(&md0(64));
     refused(last.clone(), Which::Partition(1), "Linux RAID member");
     let error = Volume::open(Arc::new(last), Which::Auto).unwrap_err().to_string();
     assert!(
-        error.contains("which partition? there are these: 1") && error.contains("Linux RAID member"),
+        error.contains("which partition? choose one of: 1") && error.contains("Linux RAID member"),
         "{error}"
     );
 }

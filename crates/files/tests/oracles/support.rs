@@ -1,4 +1,4 @@
-//! Tools that may be missing, files that go away again, and trees of files to put into images.
+//! Optional tools, temporary files, and trees of files to put into images.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use onehop_files::{File, FileKind, Image, Place, Volume, Which};
 
-/// Whether everything that is asked for is installed; what is not is told as the other tests tell it.
+/// Whether all of the tools are installed; a missing one is reported as a skip.
 pub fn have(tools: &[&str]) -> bool {
     let missing: Vec<_> = tools.iter().filter(|t| path_of(t).is_none()).collect();
     for tool in &missing {
@@ -20,12 +20,12 @@ pub fn have(tools: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Says why a test does nothing, past the test runner's capture.
+/// Reports why a test is skipped, bypassing the test runner's capture.
 pub fn skip(why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
 }
 
-/// These tools live where a user's PATH does not always reach.
+/// These tools may be outside of a user's PATH.
 fn path_of(tool: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let dirs = path.split(':').chain(["/usr/sbin", "/sbin"]);
@@ -37,14 +37,14 @@ pub fn run(tool: &str, args: &[&str]) -> String {
     run_with(tool, args, "")
 }
 
-/// As [`run`], with something to read.
+/// As [`run`], with input.
 pub fn run_with(tool: &str, args: &[&str], input: &str) -> String {
     let (good, said) = try_run(tool, args, input);
     assert!(good, "{tool} {args:?}: {said}");
     said
 }
 
-/// Runs a tool; whether it succeeded, and what it said.
+/// Runs a tool; returns whether it succeeded, and its output.
 pub fn try_run(tool: &str, args: &[&str], input: &str) -> (bool, String) {
     let mut child = Command::new(path_of(tool).unwrap())
         .args(args)
@@ -59,7 +59,7 @@ pub fn try_run(tool: &str, args: &[&str], input: &str) -> (bool, String) {
     let input = input.to_owned();
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
     let out = child.wait_with_output().unwrap();
-    // A tool may not care for its input.
+    // A tool may not read its input.
     let _ = writer.join().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match out.status.success() {
@@ -72,7 +72,7 @@ pub fn large() -> bool {
     std::env::var_os("ONEHOP_FILES_LARGE").is_some_and(|v| v == "1")
 }
 
-/// A directory that is removed with this value.
+/// A directory that is removed on drop.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -88,7 +88,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// A file of this size, full of `fill`: what was never written must not come back as zeros by luck.
+    /// A file of this size, full of `fill`, so that unwritten blocks do not read as zeros by luck.
     pub fn image(&self, name: &str, size: u64, fill: u8) -> String {
         let path = self.path(name);
         let file = std::fs::File::create(&path).unwrap();
@@ -113,7 +113,7 @@ impl Drop for Scratch {
 pub struct Rng(u64);
 
 impl Rng {
-    /// From the clock, or as the environment says; printed, so that a failure can be had again.
+    /// Seeded from the clock or the environment; prints the seed, so that a failure can be repeated.
     pub fn new() -> Self {
         let given = std::env::var("ONEHOP_FILES_SEED").ok().map(|s| s.parse().unwrap());
         let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
@@ -140,14 +140,14 @@ impl Rng {
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            // No zeros: a byte that is missing shows.
+            // No zeros: a missing byte shows.
             bytes.extend((self.next() | 0x0101_0101_0101_0101).to_le_bytes());
         }
         bytes.truncate(len);
         bytes
     }
 
-    /// Mostly small, sometimes large, often at an edge.
+    /// Mostly small, sometimes large, often at a boundary.
     pub fn size(&mut self, most: u64) -> u64 {
         let bits = self.below(u64::from(most.max(1).ilog2()) + 1);
         let near = 1_u64 << bits;
@@ -197,7 +197,7 @@ pub fn open(image: &str) -> Volume {
     Volume::open(Arc::new(Image::open(image).unwrap()), Which::Auto).unwrap()
 }
 
-/// Everything that is in a volume, read through its extents, with what the two ways of reading disagree on.
+/// Everything in a volume, read through its extents; checks that both ways of reading agree.
 pub fn harvest(volume: &Volume, image: &str) -> Tree {
     let mut tree = Tree::new();
     let raw = std::fs::File::open(image).unwrap();
@@ -223,7 +223,7 @@ pub fn harvest(volume: &Volume, image: &str) -> Tree {
     tree
 }
 
-/// A file's bytes: by its extents from the raw image, which must be what the volume reads.
+/// A file's bytes by its extents from the raw image, compared with what the volume reads.
 pub fn contents(volume: &Volume, file: &File, raw: &std::fs::File) -> Vec<u8> {
     let mut bytes = vec![0x77; file.size() as usize];
     let mut at = 0;
@@ -239,7 +239,7 @@ pub fn contents(volume: &Volume, file: &File, raw: &std::fs::File) -> Vec<u8> {
     }
     assert_eq!(at, file.size());
     let mut again = vec![0x78; bytes.len() + 3];
-    // From the middle to the end, then the beginning: both ways across extents.
+    // From the middle to the end, then the beginning: across extents both ways.
     let middle = bytes.len() / 3;
     assert_eq!(volume.read(file, middle as u64, &mut again[middle..]).unwrap(), bytes.len() - middle);
     assert_eq!(volume.read(file, 0, &mut again[..middle]).unwrap(), middle);
@@ -247,7 +247,7 @@ pub fn contents(volume: &Volume, file: &File, raw: &std::fs::File) -> Vec<u8> {
     bytes
 }
 
-/// Two trees are the same, or the first difference is named.
+/// Asserts that two trees are equal, naming the first difference.
 pub fn assert_same(have: &Tree, want: &Tree) {
     let name = |p: &[u8]| String::from_utf8_lossy(p).into_owned();
     for (path, node) in want {

@@ -1,4 +1,4 @@
-//! Partition tables, as sgdisk and sfdisk make them.
+//! Partition tables, as sgdisk and sfdisk write them.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn overwrite(image: &str, offset: u64, bytes: &[u8]) {
     std::fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(bytes, offset).unwrap();
 }
 
-/// An image that says how long its blocks are, as a drive does.
+/// An image that reports a block size, as a drive does.
 struct Sized(Image, u32);
 
 impl Blocks for Sized {
@@ -70,7 +70,7 @@ fn gpt_by_sgdisk() {
     assert!(table(&image).unwrap().notes[0].contains("backup of the GPT cannot be used"));
 }
 
-/// Linux looks at the type and the start of a protective entry, and at its size only to remark on it.
+/// Linux checks the type and the start of a protective entry, and only warns about its size.
 #[test]
 fn a_protective_entry_of_no_blocks_protects_a_gpt() {
     if !have(&["partx"]) {
@@ -91,13 +91,13 @@ fn a_protective_entry_of_no_blocks_protects_a_gpt() {
             theirs.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         assert_eq!((got.kind, &places), (TableKind::Gpt, &theirs), "{count} blocks");
     }
-    // Anywhere else it is what is left of one, or code of a boot sector.
+    // Anywhere else it is a leftover, or code of a boot sector.
     let mut elsewhere = sound;
     elsewhere[454..462].copy_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(partitions::read(&elsewhere).unwrap().kind, TableKind::None);
 }
 
-/// No tool makes a table for blocks of 4096 bytes in a file, so this one is ours.
+/// No tool makes a table for 4096-byte blocks in a file, so this one is ours.
 #[test]
 fn gpt_at_blocks_of_4096_bytes() {
     let dir = Scratch::new();
@@ -146,10 +146,10 @@ fn mbr_with_logical_partitions_by_sfdisk() {
 
 /// One slot of a sector: the sector, which slot, type, start, count.
 type SlotOf = (usize, usize, u8, u32, u32);
-/// What it is about, the slots that differ, and the number and the first block of each partition.
+/// A description, the slots that differ, and number and first block of each partition.
 type Case = (&'static str, &'static [SlotOf], &'static [(u32, u64)]);
 
-/// Chains that old systems made, and no tool makes today. libblkid counts them as Linux does.
+/// Chains made by old systems, but by no tool today. libblkid numbers them as Linux does.
 #[test]
 fn partitions_have_the_numbers_that_linux_gives_them() {
     if !have(&["partx"]) {
@@ -189,7 +189,7 @@ fn partitions_have_the_numbers_that_linux_gives_them() {
         let told = run("partx", &["-g", "-o", "NR,START,SECTORS", &image]);
         let number = |word: &str| word.parse::<u64>().unwrap();
         let told: Vec<Vec<_>> = told.lines().map(|l| l.split_whitespace().map(number).collect()).collect();
-        // It lists the extended partition, too, as Linux does.
+        // `partx` lists the extended partition as well, as Linux does.
         let told: Vec<_> = told.into_iter().filter(|row| row[0] != 3).collect();
         let ours: Vec<_> =
             got.partitions.iter().map(|p| vec![p.index.into(), p.start / 512, p.len / 512]).collect();
@@ -197,7 +197,7 @@ fn partitions_have_the_numbers_that_linux_gives_them() {
     }
 }
 
-/// The kernel, too, says that such a partition extends beyond the end, and cuts it.
+/// The kernel also reports that such a partition exceeds the drive, and truncates it.
 #[test]
 fn a_partition_that_leaves_the_drive_is_cut_and_the_others_are_read() {
     let mut bytes = mbr();
@@ -206,10 +206,12 @@ fn a_partition_that_leaves_the_drive_is_cut_and_the_others_are_read() {
     let got = partitions::read(&bytes).unwrap();
     let places: Vec<_> = got.partitions.iter().map(|p| (p.index, p.start / 512, p.len / 512)).collect();
     assert_eq!(places, [(1, 2, 6), (2, 50, 14), (5, 9, 4), (6, 17, 4), (7, 25, 4)]);
-    let want =
-        ["partition 2 is 51200 bytes at 25600 of 32768, and is cut", "partition 4 is 512 bytes at 35840"];
+    let want = [
+        "partition 2 is 51200 bytes at 25600 of 32768, and is truncated",
+        "partition 4 is 512 bytes at 35840",
+    ];
     assert!(got.notes.iter().zip(want).all(|(note, start)| note.starts_with(start)), "{:?}", got.notes);
-    assert!(got.notes.len() == 2 && got.notes[1].ends_with("is left out"), "{:?}", got.notes);
+    assert!(got.notes.len() == 2 && got.notes[1].ends_with("is ignored"), "{:?}", got.notes);
 }
 
 #[test]
@@ -228,7 +230,7 @@ fn a_file_system_in_a_partition_that_is_cut_is_refused_and_its_neighbour_read() 
     assert!(open(Which::Partition(1)).unwrap().notes()[0].contains("partition 2 is 20971520 bytes"));
     let error = open(Which::Partition(2)).unwrap_err().to_string();
     assert!(error.contains("12582912"), "{error}");
-    // Its file system is still seen, so that nobody takes the other for the only one.
+    // Its file system is still detected, so the other one is not taken for the only one.
     assert!(matches!(open(Which::Auto), Err(Error::WhichPartition(_))));
 }
 
@@ -246,13 +248,13 @@ fn partitions_are_chosen_by_number_or_by_being_the_only_one() {
     };
     let open = |which| Volume::open(Arc::new(Image::open(&image).unwrap()), which);
     let error = |which| open(which).unwrap_err().to_string();
-    assert!(error(Which::Auto).contains("nothing known"), "{}", error(Which::Auto));
+    assert!(error(Which::Auto).contains("no known file system"), "{}", error(Which::Auto));
     mkfs(2);
     assert_eq!(open(Which::Auto).unwrap().label(), "p2");
     mkfs(3);
     assert!(error(Which::Auto).contains("ext2/3/4"), "{}", error(Which::Auto));
     assert_eq!(open(Which::Partition(3)).unwrap().label(), "p3");
     assert!(error(Which::Partition(1)).contains("no file system"), "{}", error(Which::Partition(1)));
-    assert!(error(Which::Partition(9)).contains("there are these: 1 ("));
+    assert!(error(Which::Partition(9)).contains("choose one of: 1 ("));
     assert!(error(Which::Whole).contains("no file system"));
 }

@@ -1,11 +1,11 @@
-//! What comparisons of a load amount to.
+//! The combined result of verifying a load.
 
 use super::Compared;
 
 /// How files were compared with GPU memory.
 pub const BY_FILES: &str = "every byte compared with the files, read once more";
 
-/// What was found by each comparison that was asked for; none where it was not. `E` is the caller's error for bytes that differ.
+/// The result of each requested comparison; `None` if not requested. `E` is the caller's error for differing bytes.
 pub struct Verdict<E> {
     /// The comparison with the files.
     pub compared: Option<Result<(), E>>,
@@ -16,7 +16,8 @@ pub struct Verdict<E> {
 }
 
 impl<E> Verdict<E> {
-    /// Whether the bytes are right. None where nothing was compared, and where a manifest lacks checksums of what was loaded.
+    /// Whether the bytes are correct. `None` if nothing was compared, or the manifest lacks checksums of loaded
+    /// tensors.
     pub fn verified(&self) -> Option<bool> {
         match (&self.compared, &self.manifest) {
             (Some(Err(_)), _) | (_, Some(Err(_))) => Some(false),
@@ -26,7 +27,7 @@ impl<E> Verdict<E> {
         }
     }
 
-    /// By which comparison that is known: by the one that found a difference, if one did.
+    /// Which comparison decided: the one that found a difference, if any.
     pub fn by(&self) -> Option<String> {
         match (&self.compared, &self.manifest) {
             (Some(Err(_)), _) | (Some(Ok(())), None | Some(Ok(_))) => Some(self.compared_by.into()),

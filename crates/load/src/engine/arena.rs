@@ -1,4 +1,4 @@
-//! The memory that a load fills.
+//! The arena: GPU memory that a load fills.
 
 use std::ops::Range;
 use std::slice;
@@ -8,21 +8,22 @@ use onehop_gpu::{Gpu, Region};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
-/// More pieces than this take longer to zero one by one.
+/// Zeroing more gaps than this one by one takes longer than zeroing everything.
 const FEW: usize = 64;
 
-/// GPU memory for what a plan loads, with zeros where no tensor comes to lie: for [`Prepared::into_arenas`](super::Prepared::into_arenas).
+/// GPU memory for a plan's tensors, with zeros in the gaps: see
+/// [`Prepared::into_arenas`](super::Prepared::into_arenas).
 ///
-/// A driver may take some milliseconds for the first call after a pause, so a program whose GPU is up has this made by one
-/// thread while another prepares the load.
+/// A driver may take some milliseconds for the first call after a pause, so a program with an open GPU allocates this
+/// in one thread while another prepares the load.
 #[derive(Debug)]
 pub struct Arena(Region);
 
 impl Arena {
-    /// New memory.
+    /// Allocates memory.
     ///
     /// # Errors
-    /// When the GPU has no room.
+    /// When the GPU's memory is full.
     pub fn new(gpu: &dyn Gpu, plan: &Plan) -> Result<Self> {
         let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
         Ok(Self(match gaps(plan) {
@@ -31,7 +32,7 @@ impl Arena {
         }))
     }
 
-    /// Memory that is there already, of an earlier load to the same GPU.
+    /// Reuses memory of an earlier load to the same GPU.
     ///
     /// # Errors
     /// When the tensors do not fit, or the GPU failed.
@@ -45,7 +46,7 @@ impl Arena {
         Ok(Self(there))
     }
 
-    /// The memory, if it is large enough and lies well.
+    /// The memory, if size and alignment suit the plan.
     pub(super) fn region_for(self, plan: &Plan) -> Result<Region> {
         let (bytes, align) = (plan.gpu_bytes, plan.arena_align());
         let (there, at) = (self.0.len() as u64, self.0.addr().0);
@@ -56,7 +57,7 @@ impl Arena {
     }
 }
 
-/// What tensors leave free, unless those are many pieces.
+/// The gaps between tensors; `None` if there are too many.
 fn gaps(plan: &Plan) -> Option<Vec<Range<usize>>> {
     let gaps: Vec<_> = plan.gaps().iter().map(|gap| gap.start as usize..gap.end as usize).collect();
     (gaps.len() <= FEW).then_some(gaps)

@@ -1,4 +1,4 @@
-//! What the files of a load are read from, and which way a chunk of one goes: out of the page cache, or past it.
+//! Opens the files of a load, and chooses the path of each chunk: through the page cache or past it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,30 +11,30 @@ use crate::error::{Error, Result};
 use crate::plan::Chunk;
 use crate::source::{Fetch, Source};
 
-/// A file of the plan, open in every way that the route allows.
+/// A file of the plan, open for every path that the route allows.
 pub(super) struct Opened {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) origin: Origin,
     pub(super) direct: Option<Direct>,
-    /// Whether there is nothing behind the page cache.
+    /// Whether the file exists only in the page cache.
     pub(super) in_memory: bool,
 }
 
-/// A file that is read past the page cache, and what reads of it may begin at multiples of.
+/// A file opened past the page cache, and the required alignment.
 pub(super) struct Direct {
     pub(super) file: Arc<File>,
     pub(super) block: u64,
 }
 
-/// Where threads read it.
+/// What threads read from.
 pub(super) enum Origin {
     Local(Arc<File>),
     Server(Arc<dyn Fetch>),
 }
 
-/// Opens the files, to be read past the page cache in blocks of this size where that can be; and says of the first that
-/// cannot be read so, why.
+/// Opens the files, past the page cache in blocks of this size where possible, and returns why the first that cannot be
+/// read so cannot.
 pub(super) fn open(
     files: &[Box<dyn Source>],
     block: u64,
@@ -55,7 +55,8 @@ pub(super) fn open(
             continue;
         }
         let file = source.local().ok_or_else(|| Error::NoFile { file: name.clone() })?;
-        // The advice below is for this load alone: others read the model's file, too. Without /proc they get it as well.
+        // The advice below must only affect this load: others read the model's file, too. Without /proc it affects them
+        // as well.
         let file = open_again(file.file()).or_else(|_| file.file().try_clone());
         let file = file.map_err(|e| Error::Open { file: name.clone(), source: e })?;
         let in_memory = is_in_memory(&file);
@@ -63,8 +64,8 @@ pub(super) fn open(
             Route::Cached => None,
             Route::Auto | Route::Pinned | Route::CuFile => match past_the_cache(&file, block) {
                 Ok(direct) => {
-                    // What is read ahead would pass for what was there, and chunk after chunk come out of the page cache.
-                    // Without it only what is asked for is read; it is no error if that cannot be had.
+                    // Readahead would look like cached data, and chunk after chunk would be read from the page cache.
+                    // Failure is harmless.
                     let _ = fadvise(&file, 0, None, Advice::Random);
                     Some(direct)
                 }
@@ -80,7 +81,7 @@ pub(super) fn open(
     Ok((sources, why_cached))
 }
 
-/// The file, open to be read past the page cache in blocks of this size; or why not.
+/// Opens the file past the page cache in blocks of this size; or returns why not.
 fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
     if is_in_memory(file) {
         return Err("its file system lies in memory".into());
@@ -92,7 +93,7 @@ fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String
                     "its file system wants blocks of {offset} bytes, on addresses of {memory}"
                 ));
             }
-            // Pages at least, which do on every file system.
+            // At least a page, which suffices on every file system.
             Ok(Direct { file: Arc::new(direct), block: u64::from(offset).max(4096) })
         }
         Ok(None) => Err("its file system does not do O_DIRECT".into()),
@@ -100,7 +101,7 @@ fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String
     }
 }
 
-/// How many bytes of a chunk the page cache has.
+/// Bytes of a chunk that are in the page cache.
 pub(super) fn cached(source: &Opened, file: &File, chunk: &Chunk) -> onehop_os::Result<u64> {
     if source.in_memory {
         return Ok(chunk.valid());

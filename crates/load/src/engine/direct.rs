@@ -1,11 +1,11 @@
-//! The threads that read past the page cache: each a part of a chunk after the other into slots that they share. What is read goes to
-//! the GPU while the next read is under way.
+//! Threads that read past the page cache: each reads one part of a chunk after another into shared slots. A slot is
+//! copied to the GPU during the next read.
 //!
-//! The slots are small because what a disk writes, or a hypervisor's thread in its stead, is dearer the more memory it goes
-//! to: it has to stay in the caches until the GPU has fetched it. Several threads begin their reads sooner than one that
-//! looks after all of them. And some disks of hypervisors answer all reads at once when nothing is left to do, and wait until
-//! the next one begins: so there are some slots more than threads, and whoever has read begins the next read before it looks
-//! after its copy. docs/benchmarks.md has the figures.
+//! Slots are small, because the data written by a disk, or by a hypervisor's thread, should stay in the CPU's caches
+//! until the GPU has fetched it. Several threads start their reads sooner than one thread that also polls all of them.
+//! Some virtual disks complete all reads at once when they run idle, and then wait for the next one: so there are a few
+//! more slots than threads, and each reader starts its next read before it waits for its copy. docs/benchmarks.md has
+//! measurements.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -23,36 +23,36 @@ use super::worker_pool::{Job, Shared};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
-/// So many threads, unless it was said how many.
+/// Default number of threads.
 pub(super) const THREADS: usize = 16;
-/// Bytes of a slot at most, and so of a read: what drives take in one command, or near it.
+/// Largest slot, and so the largest read: about what drives take in one command.
 pub(super) const SLOT: usize = 512 << 10;
-/// Of so many threads, one has a second slot: as many reads can begin before anything is copied.
+/// One in this many threads has a second slot, so that reads can start before any copy.
 const SPARE: usize = 8;
-/// Reads that a thread has under way at most: the parts of some chunks lie in pieces.
+/// Most reads in flight per thread: some chunks consist of scattered parts.
 const UNDER_WAY: usize = 8;
-/// How much may wait for the threads, in pieces: some MiB, and chunks of many GiB where they are whole.
+/// Limit of queued parts: some MiB of memory, and chunks of many GiB if they are contiguous.
 const MOST_PIECES: usize = 1 << 18;
-/// How long a thread sleeps before it looks whether the load was given up.
+/// Interval between checks for cancellation.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long one that waits for a chunk sleeps before it looks after the copies of all.
+/// Interval between checks of all copies while waiting for a chunk.
 const COPY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Slots for so many threads.
+/// Number of slots for this many threads.
 pub(super) fn slots(threads: usize) -> usize {
     threads + threads.div_ceil(SPARE)
 }
 
-/// Where the chunks come from.
+/// The source of chunks.
 #[derive(Clone)]
 pub(super) enum JobSource {
-    /// They are all these threads' own.
+    /// These threads read all chunks.
     All,
-    /// Others have not found them in the page cache. With how many pieces those consist of that wait.
+    /// Chunks that other threads did not find in the page cache, and the number of queued parts.
     UncachedQueue(Arc<Mutex<Receiver<Job>>>, Arc<AtomicUsize>),
 }
 
-/// Where others leave what they have not found in the page cache.
+/// The queue of chunks that were not in the page cache.
 #[derive(Clone)]
 pub(super) struct UncachedQueue {
     jobs: Sender<Job>,
@@ -66,19 +66,19 @@ impl UncachedQueue {
         (Self { jobs, pieces }, source)
     }
 
-    /// Whether enough is waiting: what is added takes memory.
+    /// Whether the queue has reached its memory limit.
     pub(super) fn is_full(&self) -> bool {
         self.pieces.load(Ordering::Relaxed) > MOST_PIECES
     }
 
-    /// Leaves a chunk; nobody is there any more if not.
+    /// Queues a chunk; false if no thread receives it any more.
     pub(super) fn send(&self, job: Job) -> bool {
         self.pieces.fetch_add(pieces(&job), Ordering::Relaxed);
         self.jobs.send(job).is_ok()
     }
 }
 
-/// What a chunk that waits takes, in reads and copies of some ten bytes each.
+/// The memory that a queued chunk takes, in reads and copies of some ten bytes each.
 fn pieces(job: &Job) -> usize {
     const ITSELF: usize = 4;
     ITSELF + job.chunk.reads.len() + job.chunk.copies.len()
@@ -86,7 +86,7 @@ fn pieces(job: &Job) -> usize {
 
 /// One of the threads.
 pub(super) struct Reader {
-    /// The slots, and where they are given out.
+    /// The slots, and their allocator.
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
     pub(super) slots: Arc<SlotPool>,
@@ -96,7 +96,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn run(&self, shared: &Shared) -> Result<()> {
         let mut full = None;
-        // Many loads find all in the page cache, and get by without a ring of the kernel's.
+        // io_uring is set up on demand: many loads find everything in the page cache.
         let Some(mut job) = self.next(&mut full, shared)? else { return Ok(()) };
         shared.disk_threads.fetch_add(1, Ordering::Relaxed);
         let mut disk = Disk { shared, by: By::new(self.ring.clone(), shared) };
@@ -110,7 +110,7 @@ impl Reader {
         self.slots.finish(shared)
     }
 
-    /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
+    /// Reads a chunk part by part; false if the load was cancelled. The last part is then in `full`.
     fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full>) -> Result<bool> {
         let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
         while let Some(part) = parts.next() {
@@ -127,7 +127,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// The next chunk; none when there will be none, or the load was given up.
+    /// The next chunk; `None` if there are no more, or the load was cancelled.
     fn next(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
         let (found, waiting) = match &self.source {
             JobSource::All => return Ok(shared.next()),
@@ -142,9 +142,9 @@ impl Reader {
         {
             return taken(job);
         }
-        // Nobody knows when there will be more, or whether.
+        // It is unknown when or whether more chunks come.
         self.hand_in(full)?;
-        // Who waits here keeps the others from it, who would only wait as well.
+        // Holding the lock while waiting only blocks threads that would wait as well.
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         while !shared.is_stopped() {
             match found.recv_timeout(COPY_POLL_INTERVAL) {
@@ -156,8 +156,8 @@ impl Reader {
         Ok(None)
     }
 
-    /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
-    /// is waited for.
+    /// A slot for the next read; `None` if the load was cancelled. If all are in use, the last read is handed in before
+    /// waiting.
     fn slot(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<usize>> {
         if let Some(slot) = self.slots.free(0)? {
             return Ok(Some(slot));
@@ -178,15 +178,15 @@ struct Disk<'a> {
 
 /// How a slot is filled.
 enum By {
-    /// As many reads at once as there is room for.
+    /// As many concurrent reads as there is room for.
     Ring(Box<Ring>),
-    /// One after the other: where there is no io_uring, as in many containers.
+    /// Sequential reads: without io_uring, as in many containers.
     Calls(HostMem),
 }
 
 struct Ring {
     reads: Reads,
-    /// What is under way, by the name of its read.
+    /// Reads in flight, by identifier.
     under_way: [Option<Read>; UNDER_WAY],
 }
 
@@ -206,7 +206,7 @@ impl By {
         }
     }
 
-    /// Begins what it can of what is waiting.
+    /// Starts as many waiting reads as possible.
     fn begin(&mut self, file: &Arc<File>, waiting: &mut VecDeque<Read>) -> Result<()> {
         let Self::Ring(ring) = self else { return Ok(()) };
         let Ring { reads, under_way } = &mut **ring;
@@ -220,7 +220,7 @@ impl By {
         Ok(reads.submit().map_err(onehop_gpu::Error::from)?)
     }
 
-    /// What has ended; nothing when the time to look is over, or nothing is left.
+    /// Completed reads; empty if the poll interval is over, or none is in flight.
     fn ended(&mut self, file: &File, waiting: &mut VecDeque<Read>) -> Result<Vec<(Read, io::Result<usize>)>> {
         let Ring { reads, under_way } = match self {
             Self::Ring(ring) => &mut **ring,
@@ -240,7 +240,7 @@ impl By {
         Ok(ended)
     }
 
-    /// Whether nothing is under way.
+    /// Whether no read is in flight.
     fn is_idle(&self) -> bool {
         match self {
             Self::Ring(ring) => ring.reads.under_way() == 0,
@@ -255,7 +255,7 @@ impl Disk<'_> {
         Ok((source, source.direct.as_ref().ok_or(Error::Incomplete)?))
     }
 
-    /// Begins to read a part to this place of the slots. Gives what of it could not begin yet.
+    /// Starts to read a part to this place in the slots. Returns the reads that could not be started yet.
     fn begin(&mut self, part: &Chunk, to: usize) -> Result<VecDeque<Read>> {
         let valid = part.reads.iter().filter(|read| read.valid > 0);
         let mut waiting = valid.map(|read| Read { slot: to as u64 + read.slot, ..*read }).collect();
@@ -264,7 +264,7 @@ impl Disk<'_> {
         Ok(waiting)
     }
 
-    /// Waits until all of it is there; it is not if the load was given up.
+    /// Waits until all of it has been read; false if the load was cancelled.
     fn end(&mut self, part: &Chunk, waiting: &mut VecDeque<Read>) -> Result<bool> {
         let file = self.source(part)?.1.file.clone();
         while !self.shared.is_stopped() {
@@ -280,7 +280,7 @@ impl Disk<'_> {
         Ok(false)
     }
 
-    /// What has to be read again of a read that has ended.
+    /// The rest of a completed read, which must be read again.
     fn left(
         &self,
         source: &Opened,
@@ -300,7 +300,7 @@ impl Disk<'_> {
                 });
             }
         };
-        // What is missing is read again from a block's start. Less than a block is the file's end.
+        // The rest is read from the start of a block. Less than a block means the end of the file.
         let whole = if got < read.valid { got / block * block } else { got };
         if whole == 0 {
             return Err(Error::Ended {

@@ -1,5 +1,5 @@
-//! Threads that have NVIDIA's cuFile read. It has the files and the arena, and moves bytes between them as it sees fit; what
-//! way it takes nobody is told, so the account has only what is known beforehand.
+//! Threads that let NVIDIA's cuFile read. It gets the files and the arena, and does not report its path, so the account
+//! only has what is known in advance.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,23 +12,23 @@ use super::worker_pool::Shared;
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
-/// cuFile, and what was given to it.
+/// cuFile, and what was registered with it.
 pub(super) struct Library {
     files: Vec<Box<dyn GpuFile>>,
     arena: Region,
-    /// Kept as long as it is read into; or why cuFile did not take the arena, and copies through a buffer of its own.
+    /// The registered arena; or why cuFile refused it, and copies through a buffer of its own.
     registered: onehop_gpu::Result<Box<dyn Send + Sync>>,
     library: Arc<dyn GpuFiles>,
 }
 
-/// Why a load of several GPUs cannot go by it.
+/// The error for a load to several GPUs.
 pub(super) fn one_gpu() -> Error {
     let why = "it takes a file once, and for one GPU; load one by one, or by another route";
     Error::NotByCuFile { what: "several GPUs in one load".into(), why: why.into() }
 }
 
 impl Library {
-    /// Starts cuFile, and gives it what it is to move bytes between.
+    /// Opens cuFile, and registers the arena and the files.
     pub(super) fn open(gpu: &dyn Gpu, arena: &Region, sources: &[Opened]) -> Result<Self> {
         let library = gpu.files().map_err(|error| match error {
             onehop_gpu::Error::NotSupported { why, .. } => {
@@ -52,18 +52,18 @@ impl Library {
         Ok(Self { files, arena: arena.clone(), registered, library })
     }
 
-    /// Why it has not the arena, if that is so.
+    /// Why the arena is not registered, if so.
     pub(super) fn why_unregistered(&self) -> Option<String> {
         self.registered.as_ref().err().map(ToString::to_string)
     }
 
-    /// What is known of the way that bytes take.
+    /// What is known about the path of the bytes.
     pub(super) fn way(&self) -> &'static str {
         self.library.how()
     }
 }
 
-/// Has chunk after chunk read.
+/// Reads chunk after chunk.
 pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Chunk>) -> Result<()> {
     while let Some(job) = shared.next() {
         let (Some(source), Some(file)) =
@@ -75,13 +75,13 @@ pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Chunk>) -
             read(&**file, &library.arena, source, offset, to, bytes)?;
             shared.cufile_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        // Whoever waited may have gone: then the load was given up.
+        // The receiver may be gone if the load was cancelled.
         let _ = arrived.send(job.chunk);
     }
     Ok(())
 }
 
-/// Reads a stretch of the file, which cuFile may do in parts.
+/// Reads a range of the file, which cuFile may split.
 fn read(file: &dyn GpuFile, arena: &Region, source: &Opened, offset: u64, to: u64, bytes: u64) -> Result<()> {
     let mut done = 0;
     while done < bytes {

@@ -1,44 +1,43 @@
-//! A ring that outlives a load: to have its pages, and a GPU that knows them, takes as long as to load a gigabyte. A program
-//! that loads again and again puts it here in between.
+//! Keeps a ring between loads. Allocating and registering it takes as long as loading a gigabyte.
 
 use std::sync::Mutex;
 
 use onehop_gpu::Region;
 use onehop_os::HostMem;
 
-/// Larger rings are given back: whoever asked for them did so once.
+/// Larger rings are freed: they were requested for one load.
 const LARGEST: usize = 256 << 20;
 
-/// Where loads to one GPU leave their ring for the next one: [`Prepared::with_ring_cache`](super::Prepared::with_ring_cache).
+/// Keeps a ring for the next load to the same GPU: [`Prepared::with_ring_cache`](super::Prepared::with_ring_cache).
 #[derive(Default)]
 pub struct RingCache(Mutex<Option<CachedRing>>);
 
 struct CachedRing {
-    /// A child process has a copy of the memory and a GPU that does not know it.
+    /// A forked child has a copy of the memory, but its GPU does not know it.
     process: u32,
     ring: Ring,
 }
 
-/// The ring, and as what the GPU knows it, if it does already.
+/// The ring, and its registration with the GPU, if any.
 pub(super) struct Ring {
     pub(super) memory: HostMem,
     pub(super) known: Option<Region>,
 }
 
 impl RingCache {
-    /// The ring that lies here, if it has as many bytes.
+    /// The cached ring, if it has this size.
     pub(super) fn take(&self, bytes: usize) -> Option<Ring> {
-        // Where another load is at it there is nothing to wait for.
+        // Another load uses the cache; do not wait for it.
         let CachedRing { process, ring } = self.0.try_lock().ok()?.take()?;
         if process != std::process::id() {
-            // Giving it back would ask a GPU that the parent has opened.
+            // Dropping it would call the driver, which only the parent has opened.
             std::mem::forget(ring);
             return None;
         }
         (ring.memory.len() >= bytes).then_some(ring)
     }
 
-    /// Leaves a ring of which nobody knows any more, unless there is a larger one.
+    /// Caches a ring that is no longer in use, unless a larger one is cached.
     pub(super) fn put(&self, ring: Ring) {
         let Ok(mut kept) = self.0.try_lock() else { return };
         let larger = kept.as_ref().is_none_or(|kept| kept.ring.memory.len() < ring.memory.len());

@@ -1,7 +1,7 @@
-//! Where the threads that fill slots hand them in, and get them back empty. Whoever comes here looks after the copies.
+//! Threads that fill slots hand them in here and get empty ones. Every caller also polls the copies.
 //!
-//! A copy engine pauses for some microseconds between copies that come one by one, but not between those of one call. So
-//! what is full waits for company as long as the engine has something to do.
+//! A copy engine pauses for some microseconds between copies of separate calls, but not between those of one call. So
+//! full slots are batched as long as the engine is busy.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,32 +11,32 @@ use super::worker_pool::{Job, Lane, Marks, Shared};
 use crate::error::Result;
 use crate::plan::Chunk;
 
-/// Bytes that are worth a call: as many go nearly as fast as any number.
+/// Bytes that are worth a call: larger batches are hardly faster.
 const BATCH: usize = 16 << 20;
-/// How long a thread without a slot sleeps before it looks for copies that are over: a small part of what a batch takes.
+/// Poll interval for copies of a thread without a slot: a small part of a batch's duration.
 const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How long the copies of one call may take: some thousand times what they do.
+/// Time limit for the copies of a call: about a thousand times what they take.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A slot with what was read into it.
+/// A filled slot.
 pub(super) struct Full {
     pub(super) slot: usize,
-    /// Whose slot it is.
+    /// The owner of the slot.
     pub(super) filler: usize,
     pub(super) job: Job,
-    /// The chunk that has arrived once this is copied: others of its parts went before.
+    /// The chunk that is complete once this is copied; its other parts were handed in before.
     pub(super) arrived: Option<Chunk>,
 }
 
 pub(super) struct SlotPool(Mutex<State>);
 
 struct State {
-    /// None until the GPU knows the ring.
+    /// `None` until the ring is registered with the GPU.
     lane: Option<Lane>,
     waiting: VecDeque<Full>,
     under_way: VecDeque<Batch>,
-    /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
+    /// Each filler's empty slots: those of others are in other cores' caches. The last one copied is reused first.
     empty: Vec<Vec<usize>>,
 }
 
@@ -48,13 +48,13 @@ struct Batch {
 }
 
 impl SlotPool {
-    /// For so many fillers with so many slots each; whoever shares slots is one filler.
+    /// A pool for this many fillers with this many slots each; threads that share slots are one filler.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
         Self(Mutex::new(State { lane: None, waiting: VecDeque::new(), under_way: VecDeque::new(), empty }))
     }
 
-    /// Copies go this way from now on.
+    /// Sets the lane for copies.
     pub(super) fn open(&self, lane: Lane) {
         self.state().lane = Some(lane);
     }
@@ -68,7 +68,7 @@ impl SlotPool {
         Ok(state.empty.get_mut(filler).and_then(Vec::pop))
     }
 
-    /// An empty slot of this filler; none when the load was given up.
+    /// Waits for an empty slot of this filler; `None` if the load was cancelled.
     pub(super) fn slot(&self, filler: usize, shared: &Shared) -> Result<Option<usize>> {
         self.until(shared, |state| state.empty.get_mut(filler).and_then(Vec::pop))
     }
@@ -79,7 +79,7 @@ impl SlotPool {
         state.attend()
     }
 
-    /// Looks after the copies, for one that has something else to wait for.
+    /// Polls the copies, for a caller that waits for something else.
     pub(super) fn attend(&self) -> Result<()> {
         self.state().attend()
     }
@@ -90,7 +90,7 @@ impl SlotPool {
         Ok(())
     }
 
-    /// Looks after the copies until there is an answer; none when the load was given up.
+    /// Polls the copies until `found` returns a value; `None` if the load was cancelled.
     fn until<T>(
         &self,
         shared: &Shared,
@@ -117,7 +117,7 @@ impl SlotPool {
 }
 
 impl State {
-    /// Gives back what was copied, and hands over what is full if it is worth a call or the engine would run dry.
+    /// Frees copied slots, and submits full ones if they are worth a call or the engine would become idle.
     fn attend(&mut self) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
         while let Some(batch) = self.under_way.front() {
@@ -140,7 +140,8 @@ impl State {
             match lane.copy(full.iter().map(|full| (full.slot, &full.job))) {
                 Ok(marks) => self.under_way.push_back(Batch { begun, marks, full }),
                 Err(error) => {
-                    // Others come here before they hear of it: no chunk is told whose first parts were lost.
+                    // Other threads may come here before they learn of the failure: a chunk with lost parts must not be
+                    // reported as complete.
                     full.into_iter().rev().for_each(|full| self.waiting.push_front(full));
                     return Err(error);
                 }

@@ -1,4 +1,4 @@
-//! How the threads of a load that needs a ring are started.
+//! Starts the threads of a load that uses a ring.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::threads::Filler;
 use super::worker_pool::{Shared, WorkerPool};
 use crate::error::Result;
 
-/// A load whose threads are being started. They need no GPU to begin with.
+/// A load whose threads are being started. They need no GPU at first.
 pub(super) struct Start<'a> {
     pub(super) pool: WorkerPool,
     pub(super) ring: &'a HostMem,
-    /// Bytes of a slot for what the page cache has, and for the parts that are read past it.
+    /// Slot size for cached data, and for parts that are read past the cache.
     pub(super) slot: usize,
     pub(super) part: usize,
-    /// A copy engine is best kept busy from one place; copies that the CPU makes itself go on side by side.
+    /// A real copy engine is best driven from one place; copies by the CPU run in parallel.
     pub(super) real: bool,
 }
 
@@ -28,7 +28,7 @@ impl Start<'_> {
         Ok(self.ring.slice(range).map_err(onehop_gpu::Error::from)?)
     }
 
-    /// The threads that copy out of the page cache. Gives their desks, each with its part of the ring.
+    /// Starts the threads that copy from the page cache. Returns their slot pools, each with its part of the ring.
     pub(super) fn fillers(
         &mut self,
         threads: usize,
@@ -50,7 +50,8 @@ impl Start<'_> {
         Ok(slot_pools)
     }
 
-    /// The threads that read past the page cache, into the ring's last part. Gives their desks, each with its part of the ring.
+    /// Starts the threads that read past the page cache, into the last part of the ring. Returns their slot pools, each
+    /// with its part of the ring.
     pub(super) fn readers(
         &mut self,
         first: usize,
@@ -58,7 +59,7 @@ impl Start<'_> {
         source: &JobSource,
     ) -> Result<Vec<(Arc<SlotPool>, Range<usize>)>> {
         let together = if self.real { threads } else { threads.min(1) };
-        // Copies by the CPU are over when they have been begun: nobody would use a slot more.
+        // Copies by the CPU end when they are submitted, so spare slots would be unused.
         let slots = if self.real { slots(together) } else { together };
         let share = slots * self.part;
         let slot_pools = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);

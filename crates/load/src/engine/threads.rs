@@ -1,4 +1,4 @@
-//! The threads that copy out of the page cache, or read from a server, into the ring's slots.
+//! Threads that copy from the page cache, or read from a server, into the ring's slots.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use super::worker_pool::{Job, Shared};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
-/// How long a thread that has more for the disk than that is asked for sleeps before it looks again.
+/// Poll interval of a thread whose chunks for the disk exceed the queue.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// One of them.
+/// One of these threads.
 pub(super) struct Filler {
     pub(super) index: usize,
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
     pub(super) slots: Arc<SlotPool>,
-    /// To whom it hands chunks that are not in the page cache.
+    /// The queue for chunks that are not in the page cache.
     pub(super) disk: Option<UncachedQueue>,
 }
 
@@ -38,7 +38,8 @@ impl Filler {
         self.slots.finish(shared)
     }
 
-    /// Fills a slot with the next chunk that is not the disk's; none when there are no more, or the load was given up.
+    /// Fills a slot with the next chunk that is not for the disk; `None` if there are no more, or the load was
+    /// cancelled.
     fn fill(&self, shared: &Shared, slot: usize) -> Result<Option<Job>> {
         while let Some(job) = shared.next() {
             if self.read(shared, slot, &job.chunk)? {
@@ -50,14 +51,14 @@ impl Filler {
                 self.slots.attend()?;
             }
             if !disk.send(job) {
-                // Whoever reads there has ended, and has told why.
+                // The readers have ended and reported why.
                 return Ok(None);
             }
         }
         Ok(None)
     }
 
-    /// Reads a chunk, unless it is sooner read past the page cache.
+    /// Reads a chunk, unless it is faster to read it past the page cache.
     fn read(&self, shared: &Shared, slot: usize, chunk: &Chunk) -> Result<bool> {
         let Some(source) = shared.sources.get(chunk.file) else { return Err(Error::Incomplete) };
         match &source.origin {
@@ -78,8 +79,8 @@ impl Filler {
         Ok(true)
     }
 
-    /// The same of a file. The kernel is asked what it has of the chunk right before it is read: to ask for all of 16 GiB
-    /// beforehand takes some milliseconds.
+    /// The same for a local file. The page cache is queried just before each read: a query for all of 16 GiB takes some
+    /// milliseconds.
     fn read_local(
         &self,
         shared: &Shared,
@@ -89,7 +90,7 @@ impl Filler {
         chunk: &Chunk,
     ) -> Result<bool> {
         let there = match cached(source, file, chunk) {
-            // Where half of it is not there, the disk is read in any case.
+            // If less than half is cached, the disk is read in any case.
             Ok(there) if source.direct.is_some() && there * 2 < chunk.valid() => return Ok(false),
             Ok(there) => there,
             Err(why) => {

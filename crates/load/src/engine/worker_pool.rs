@@ -1,4 +1,4 @@
-//! The threads of a load, and what they have in common.
+//! The threads of a load, and their shared state.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,20 +13,19 @@ use super::choice::Opened;
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Chunks};
 
-/// How long the threads of a load that is over may take to end.
+/// Time limit for threads to end after a load.
 const END: Duration = Duration::from_secs(10);
 
-/// A chunk, and the GPUs that get it.
+/// A chunk, and the GPUs that receive it.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) chunk: Chunk,
     pub(super) gpus: Range<usize>,
 }
 
-/// The chunks of all plans, made as they are asked for: one plan's after the other's in turn, so that the GPUs fill up side
-/// by side.
+/// The chunks of all plans, created on demand, alternating between plans so that all GPUs progress evenly.
 pub(super) struct RoundRobin {
-    /// Each with the GPUs that get its chunks.
+    /// Each plan's chunks, with the GPUs that receive them.
     lists: Vec<(Chunks, Range<usize>)>,
     next: usize,
 }
@@ -53,13 +52,13 @@ impl Iterator for RoundRobin {
     }
 }
 
-/// What all threads of a load have in common.
+/// State shared by all threads of a load.
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
-    /// What no thread has taken yet.
+    /// Chunks that no thread has taken yet.
     left: Mutex<RoundRobin>,
     stop: AtomicBool,
-    /// What ended it, until somebody is told.
+    /// The error that ended the load, until it is reported.
     failed: Mutex<Option<Error>>,
     pub(super) cached_bytes: AtomicU64,
     pub(super) through_bytes: AtomicU64,
@@ -69,10 +68,10 @@ pub(super) struct Shared {
     pub(super) retries: AtomicU64,
     /// Threads that have read past the page cache.
     pub(super) disk_threads: AtomicUsize,
-    /// What the kernel said to those that have no io_uring, or no memory registered with it.
+    /// Why some threads use no io_uring, or could not register memory with it.
     pub(super) why_calls: OnceLock<String>,
     pub(super) why_unregistered: OnceLock<String>,
-    /// What it said when it was asked what the page cache has.
+    /// Why the page cache could not be queried.
     pub(super) why_unknown: OnceLock<String>,
 }
 
@@ -97,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// The next chunk for a thread; none when the load is over or given up.
+    /// The next chunk for a thread; `None` if the load is over or cancelled.
     pub(super) fn next(&self) -> Option<Job> {
         if self.is_stopped() {
             return None;
@@ -113,31 +112,31 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Ends it for this reason, unless there was one before.
+    /// Ends the load with this error, unless it has already failed.
     fn fail(&self, error: Error) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.stop();
     }
 
-    /// Why it is over before its end. The reason itself is given once.
+    /// Why the load ended early. The error itself is returned once.
     pub(super) fn why(&self) -> Error {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(Error::Cancelled)
     }
 }
 
-/// The copies out of a part of the ring to each GPU.
+/// Copies from a part of the ring to each GPU.
 pub(super) struct Lane {
-    /// Bytes of a slot of that part.
+    /// Slot size of that part.
     pub(super) slot: usize,
     pub(super) copiers: Vec<Box<dyn Copier>>,
     pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
-/// Where copies end: for each GPU that gets some.
+/// The end of some copies on each GPU involved.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
 impl Lane {
-    /// Begins to copy what was read into these slots.
+    /// Starts to copy these slots.
     pub(super) fn copy<'a>(&mut self, full: impl Iterator<Item = (usize, &'a Job)> + Clone) -> Result<Marks> {
         if full.clone().any(|(_, job)| job.gpus.end > self.copiers.len()) {
             return Err(Error::Incomplete);
@@ -164,7 +163,7 @@ impl Lane {
         Ok(marks)
     }
 
-    /// Whether the slots may be filled again.
+    /// Whether the slots may be refilled.
     pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
         for (gpu, mark) in marks {
             if let Some(copier) = self.copiers.get_mut(*gpu)
@@ -176,7 +175,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Whoever waited may have gone: then the load was given up, and they have set the flag.
+    /// The receiver may be gone; then the load was cancelled, and the flag is set.
     pub(super) fn tell(&self, chunk: &Chunk, gpus: Range<usize>) {
         for arrived in self.arrived.get(gpus).into_iter().flatten() {
             let _ = arrived.send(chunk.clone());
@@ -195,14 +194,14 @@ impl WorkerPool {
         Self { shared: Arc::new(shared), threads: Vec::new() }
     }
 
-    /// Starts one. What goes wrong with it ends all.
+    /// Starts a thread. Its failure ends the load.
     pub(super) fn spawn(
         &mut self,
         name: &str,
         work: impl Fn(&Shared) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let shared = self.shared.clone();
-        // What it works with goes after it was told what went wrong: that may take as long as a GPU that does not answer.
+        // Its resources are dropped after the error was reported: that may take as long as an unresponsive GPU.
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(error) = work(&shared) {
                 shared.fail(error);
@@ -214,8 +213,7 @@ impl WorkerPool {
 }
 
 impl Drop for WorkerPool {
-    /// Waits for the threads for a while: one that the disk or the GPU never answers is left alone with the memory that
-    /// it holds.
+    /// Waits for the threads for a limited time. A thread that never gets a response keeps its memory.
     fn drop(&mut self) {
         self.shared.stop();
         let start = Instant::now();
@@ -224,7 +222,7 @@ impl Drop for WorkerPool {
                 std::thread::sleep(Duration::from_micros(200));
             }
             if thread.is_finished() {
-                // One that panicked has not told what it did not do: the account of the chunks shows that.
+                // A panicked thread reports nothing; the missing chunks show it.
                 let _ = thread.join();
             }
         }

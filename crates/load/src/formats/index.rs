@@ -1,4 +1,4 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
+//! `model.safetensors.index.json`: assigns tensors to shards.
 
 use serde::de::MapAccess;
 
@@ -6,43 +6,43 @@ use super::{MAX_HEADER, fetch, first_duplicate};
 use crate::json::{self, Each, Fault, Object, Pairs, Skip};
 use crate::source::Source;
 
-/// What an index says.
+/// The contents of an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index {
-    /// The shards' names, each once, in the order of their names.
+    /// The shards' names, unique and sorted.
     pub shards: Vec<String>,
-    /// Tensors in the order of the file, each with its shard's place in `shards`.
+    /// Tensors in the order of the file, each with its shard's index in `shards`.
     pub tensors: Vec<(String, usize)>,
 }
 
-/// What is wrong with an index, or with what it says.
+/// What is wrong with an index, or with its shards.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not JSON, or not of an index's form.
+    /// Not JSON, or not in the form of an index.
     #[error("it is not the JSON of an index: {0}")]
     Json(serde_json::Error),
-    /// Without it, it is no index.
+    /// It has no weight map, so it is not an index.
     #[error("it has no weight_map")]
     NoMap,
-    /// A map that comes twice.
+    /// A duplicate weight map.
     #[error("it has two weight_maps")]
     MapTwice,
-    /// A model of nothing.
+    /// It names no tensor.
     #[error("its weight_map is empty")]
     Empty,
-    /// A tensor that comes twice.
+    /// A duplicate tensor.
     #[error("it names the tensor {0:?} twice")]
     Twice(String),
-    /// A shard that does not lie beside the index.
+    /// A shard outside of the index's directory.
     #[error("it puts a tensor into {shard:?}, which {why}; shards lie in the directory of their index")]
     Escape {
         /// The shard's name.
         shard: String,
-        /// What is wrong with it.
+        /// Why the name is refused.
         why: &'static str,
     },
-    /// A shard that is not there, or is no file.
+    /// A shard that does not exist, or cannot be opened.
     #[error("its shard {shard:?} cannot be had: {why}")]
     MissingShard {
         /// The shard's name.
@@ -50,14 +50,14 @@ pub enum Error {
         /// Why it cannot be opened.
         why: Box<crate::Error>,
     },
-    /// A tensor that is not where the index says.
+    /// A tensor that is not in its shard.
     #[error("it puts the tensor {tensor:?} into {shard:?}, which does not hold it{}", found.as_ref().map(|f| format!("; {f:?} does")).unwrap_or_default())]
     NotInShard {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Where it should be.
+        /// Its shard according to the index.
         shard: String,
-        /// Where it is.
+        /// The shard that contains it.
         found: Option<String>,
     },
 }
@@ -65,7 +65,7 @@ pub enum Error {
 /// Reads and parses an index.
 ///
 /// # Errors
-/// When it cannot be read, or breaks a rule.
+/// When it cannot be read, or violates a rule.
 pub fn read(file: &dyn Source) -> crate::Result<Index> {
     if file.bytes() > MAX_HEADER {
         return Err(crate::Error::too_long(file.name(), file.bytes(), MAX_HEADER));
@@ -77,7 +77,7 @@ pub fn read(file: &dyn Source) -> crate::Result<Index> {
 /// Parses an index.
 ///
 /// # Errors
-/// When it breaks a rule.
+/// When it violates a rule.
 pub fn parse(json: &[u8]) -> Result<Index, Error> {
     let fault = Fault::new();
     let mut raw = Raw { map: None, fault: &fault };
@@ -102,7 +102,7 @@ pub fn parse(json: &[u8]) -> Result<Index, Error> {
     Ok(Index { shards, tensors })
 }
 
-/// Whether a name leads to something in or below the directory that it is used in.
+/// Checks that a name stays within its directory.
 fn is_contained_path(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("is no name");

@@ -1,4 +1,4 @@
-//! The formats of model files, and what a file of any of them says about its tensors.
+//! The formats of model files, and what they have in common.
 
 pub mod gguf;
 pub mod index;
@@ -13,34 +13,34 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::source::Source;
 
-/// The longest header that is read, in bytes: the limit of the safetensors reference, and ours for GGUF and indexes.
+/// Size limit of a header in bytes: that of the safetensors reference, used for GGUF and indexes as well.
 pub const MAX_HEADER: u64 = 100_000_000;
 
-/// A tensor as a file describes it.
+/// A tensor as described by its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorInfo {
     /// Its name, unique in the model.
     pub name: String,
-    /// What its elements are.
+    /// The type of its elements.
     pub dtype: Dtype,
-    /// Its dimensions, the one that varies slowest first, whatever the file's order is.
+    /// Its dimensions, slowest first, whatever the file's order is.
     pub shape: Vec<u64>,
-    /// Where its first byte is in the file.
+    /// Offset of its first byte in the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size.
     pub bytes: u64,
 }
 
-/// What a header says beside its tensors, in the order of the file.
+/// The rest of a header, in the order of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
-    /// Texts by name.
+    /// Text values by name.
     Safetensors(Vec<(String, String)>),
     /// Values by name.
     Gguf(Vec<(String, gguf::Value)>),
 }
 
-/// A file's tensors in the order of their bytes, and what else its header says.
+/// A file's tensors and metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Contents {
     /// A safetensors file.
@@ -50,7 +50,7 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// Reads the header of `file`, in whichever format its first bytes are.
+    /// Reads the header of `file`, whose first bytes decide the format.
     ///
     /// # Errors
     /// When the file cannot be read, or its header is refused.
@@ -92,7 +92,7 @@ impl Contents {
     }
 }
 
-/// Reads `bytes` bytes at `offset`. The caller has held their number against the length of the file and a limit.
+/// Reads `bytes` bytes at `offset`. The caller has checked them against the length of the file and a limit.
 fn fetch(file: &dyn Source, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     let room = usize::try_from(bytes).ok().filter(|n| *n as u64 <= MAX_HEADER + 8);
     let mut buffer = vec![0; room.ok_or_else(|| Error::too_long(file.name(), bytes, MAX_HEADER))?];
@@ -100,7 +100,7 @@ fn fetch(file: &dyn Source, offset: u64, bytes: u64) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// The first name that comes twice.
+/// The first name that occurs twice.
 fn first_duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut seen = HashSet::new();
     names.into_iter().find(|name| !seen.insert(*name))

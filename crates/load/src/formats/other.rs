@@ -1,9 +1,9 @@
-//! What lies in the place of a model file now and then, told by its first bytes, so that people learn what happened.
+//! Recognises other files in place of a model file by their first bytes, for a better error.
 
 use crate::Result;
 use crate::source::Source;
 
-/// First bytes, and what begins with them.
+/// First bytes, and what they indicate.
 const KINDS: [(&[u8], &str); 9] = [
     (
         b"version https://git-lfs.github.com/",
@@ -19,7 +19,7 @@ const KINDS: [(&[u8], &str); 9] = [
     (b"ggml", "a GGML file of the time before GGUF; convert it with llama.cpp's tools"),
 ];
 
-/// What `file` is by its first bytes, if it is one of these.
+/// What `file` is, if it is one of these.
 pub(super) fn kind(file: &dyn Source) -> Result<Option<&'static str>> {
     let mut first = [0; 40];
     let there = first.len().min(usize::try_from(file.bytes()).unwrap_or(usize::MAX));

@@ -1,9 +1,8 @@
-//! safetensors: eight bytes of length, a JSON header, and the tensors' bytes behind it without a gap.
+//! safetensors: eight bytes of length, a JSON header, and the tensors' bytes without gaps.
 //!
-//! What the reference (the `safetensors` crate, 0.8) accepts is accepted, except for headers that two readers could
-//! understand in two ways: a tensor's name or a key of the metadata that comes twice (the reference keeps the last), a
-//! tensor's description as a JSON list (an accident of the reference), a NUL in a name, and more than [`MAX_RANK`]
-//! dimensions.
+//! Accepts what the reference (the `safetensors` crate, 0.8) accepts, except for ambiguous headers: a duplicate tensor
+//! name or metadata key (the reference keeps the last), a tensor's description as a JSON list (an accident of the
+//! reference), a NUL in a name, and more than [`MAX_RANK`] dimensions.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess};
 
@@ -12,184 +11,184 @@ use crate::dtype::{Dtype, SizeError};
 use crate::json::{self, Each, Fault, Object, Pairs, Skip, UnsignedList};
 use crate::source::Source;
 
-/// Most dimensions of a tensor: what torch and NumPy can hold.
+/// Most dimensions of a tensor: the limit of torch and NumPy.
 pub const MAX_RANK: usize = json::KEPT;
 /// Bytes before the JSON.
 const PREFIX: u64 = 8;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// The tensors, in the order of their bytes.
     pub tensors: Vec<TensorInfo>,
     /// `__metadata__`, in the order of the file.
     pub metadata: Vec<(String, String)>,
-    /// Where the tensors' bytes begin in the file.
+    /// Offset of the tensors' bytes in the file.
     pub data: u64,
 }
 
-/// The rule that a file breaks.
+/// The rule that a file violates.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not even the eight bytes of the length are there.
+    /// Shorter than the eight bytes of the length.
     #[error("its {0} bytes are too few to hold the length of a header")]
     NoLength(u64),
-    /// A header of no bytes, or of one, holds no JSON object.
+    /// Too short for a JSON object.
     #[error("its header is {0} bytes long, too short for any JSON object")]
     HeaderTooShort(u64),
-    /// The limit.
+    /// Too long.
     #[error("its header is said to be {0} bytes long; the format's limit is {MAX_HEADER}")]
     HeaderTooLong(u64),
-    /// Another kind of file, by its first bytes.
+    /// Another kind of file.
     #[error("it is {0}")]
     Other(&'static str),
     /// The file ends within the header.
     #[error("its header is said to be {said} bytes long, but the file ends {left} bytes after the length")]
     Truncated {
-        /// What the first eight bytes say.
+        /// The stated length.
         said: u64,
-        /// What is there.
+        /// The bytes behind it.
         left: u64,
     },
-    /// Not JSON, or not of the header's form.
+    /// Not JSON, or not in the form of a header.
     #[error("its header is not the JSON that is expected: {0}")]
     Json(serde_json::Error),
-    /// Two tensors of one name.
+    /// A duplicate tensor name.
     #[error("its header describes the tensor {0:?} twice")]
     Twice(String),
-    /// A key of the metadata, or of a tensor's description, that comes twice.
+    /// A duplicate key in the metadata or a tensor's description.
     #[error("its header has the key {key:?} twice in {within}")]
     KeyTwice {
         /// The key.
         key: String,
-        /// What it is in.
+        /// The object that contains it.
         within: String,
     },
-    /// A name that no C string can hold.
+    /// A name that a C string cannot hold.
     #[error("the tensor name {0:?} holds a NUL")]
     NulInName(String),
-    /// Something is missing in a description.
+    /// An incomplete description.
     #[error("the tensor {tensor:?} has no {key}")]
     Missing {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// What is missing.
+        /// The missing key.
         key: &'static str,
     },
-    /// A type that nobody knows.
+    /// An unknown element type.
     #[error("the tensor {tensor:?} has elements of the unknown type {dtype:?}")]
     UnknownDtype {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// What its header says.
+        /// The type.
         dtype: String,
     },
-    /// A negative, fractional or enormous number.
+    /// A negative, fractional or too large number.
     #[error("the tensor {tensor:?} has {number} in its {key}: a whole number from 0 to 2^64 - 1 is expected")]
     NotWhole {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Where the number stands.
+        /// The key of the number.
         key: &'static str,
         /// The number.
         number: String,
     },
-    /// Not two offsets.
+    /// Not exactly two offsets.
     #[error("the tensor {tensor:?} has {count} data_offsets: two are expected")]
     Offsets {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// How many there are.
+        /// Number of offsets.
         count: usize,
     },
     /// Too many dimensions.
     #[error("the tensor {0:?} has more than {MAX_RANK} dimensions")]
     Rank(String),
-    /// The end lies before the start.
+    /// The end is before the start.
     #[error("the bytes {from} to {to} of the tensor {tensor:?} end before they start")]
     Backwards {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Where they start.
+        /// Start.
         from: u64,
-        /// Where they end.
+        /// End.
         to: u64,
     },
-    /// The tensor's bytes are not all in the file.
+    /// The tensor exceeds the file.
     #[error(
         "the bytes {from} to {to} of the tensor {tensor:?} reach beyond the file's {length} bytes of data"
     )]
     OutOfRange {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Where they start.
+        /// Start.
         from: u64,
-        /// Where they end.
+        /// End.
         to: u64,
-        /// What there is.
+        /// Length of the data.
         length: u64,
     },
-    /// Two tensors share bytes.
+    /// Tensors overlap.
     #[error("the tensor {tensor:?} starts at byte {from}, within the bytes of {other:?}, which end at {end}")]
     Overlap {
         /// The one that starts later.
         tensor: String,
-        /// Where.
+        /// Its start.
         from: u64,
         /// The other one.
         other: String,
-        /// Where it ends.
+        /// Its end.
         end: u64,
     },
-    /// Bytes that no tensor owns, before a tensor.
+    /// A gap before a tensor.
     #[error(
         "no tensor owns the bytes {from} to {to}, before the tensor {tensor:?}; the format allows no holes"
     )]
     Hole {
-        /// The tensor after the hole.
+        /// The tensor behind the gap.
         tensor: String,
-        /// Where the hole starts.
+        /// Start of the gap.
         from: u64,
-        /// Where it ends.
+        /// End of the gap.
         to: u64,
     },
-    /// Bytes that no tensor owns, at the end.
+    /// Bytes behind the last tensor.
     #[error("the tensors end at byte {end} of {length}; the format allows nothing behind them")]
     Trailing {
-        /// Where the last tensor ends.
+        /// End of the last tensor.
         end: u64,
-        /// Where the file does.
+        /// End of the file.
         length: u64,
     },
-    /// Shape and type need another number of bytes.
+    /// The size does not match shape and type.
     #[error("the tensor {tensor:?} is {dtype} {shape:?}, which takes {needs} bytes, but it has {has}")]
     Size {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
         /// Its dimensions.
         shape: Vec<u64>,
-        /// What they take.
+        /// Size by shape and type.
         needs: u64,
-        /// What the offsets say.
+        /// Size by the offsets.
         has: u64,
     },
-    /// The number of bytes cannot be written down.
+    /// The size exceeds 64 bits.
     #[error("the tensor {tensor:?} is {dtype} {shape:?}, more than 2^64 bytes")]
     Overflow {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
         /// Its dimensions.
         shape: Vec<u64>,
     },
-    /// Elements of less than a byte that do not fill bytes.
+    /// Packed elements do not fill whole bytes.
     #[error("the tensor {tensor:?} is {dtype} {shape:?}, which ends within a byte")]
     PartOfByte {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
@@ -201,7 +200,7 @@ pub enum Error {
 /// Reads and parses the header of a file.
 ///
 /// # Errors
-/// When it cannot be read, or breaks a rule.
+/// When it cannot be read, or violates a rule.
 pub fn read(file: &dyn Source) -> crate::Result<Header> {
     let refused = |why| crate::Error::Safetensors { file: file.name().into(), why };
     let mut prefix = [0; PREFIX as usize];
@@ -216,10 +215,10 @@ pub fn read(file: &dyn Source) -> crate::Result<Header> {
     parse(&fetch(file, PREFIX, bytes - PREFIX)?, file.bytes()).map_err(refused)
 }
 
-/// How many bytes of a file of `length` bytes come before the tensors, by its first eight.
+/// How many bytes precede the tensors in a file of `length` bytes, from its first eight bytes.
 ///
 /// # Errors
-/// When there cannot be a header of the length that they say.
+/// When the stated length is impossible.
 pub fn header_bytes(prefix: [u8; 8], length: u64) -> Result<u64, Error> {
     let said = u64::from_le_bytes(prefix);
     let left = length.checked_sub(PREFIX).ok_or(Error::NoLength(length))?;
@@ -231,11 +230,10 @@ pub fn header_bytes(prefix: [u8; 8], length: u64) -> Result<u64, Error> {
     }
 }
 
-/// Parses the JSON of a header, which is all that lies between the first eight bytes and the tensors of a file of
-/// `length` bytes.
+/// Parses the JSON of a header: the bytes between the first eight and the tensors of a file of `length` bytes.
 ///
 /// # Errors
-/// When it breaks a rule.
+/// When it violates a rule.
 pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
     let fault = Fault::new();
     let mut raw = Raw { tensors: Vec::new(), metadata: None, fault: &fault };
@@ -256,10 +254,10 @@ pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
     Ok(Header { tensors, metadata, data })
 }
 
-/// The key that is no tensor.
+/// The key that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// A tensor with offsets from the start of the data, as they are written: not yet held against anything.
+/// A tensor with its stated, unchecked offsets from the start of the data.
 struct DeclaredTensor {
     name: String,
     dtype: Dtype,
@@ -268,7 +266,7 @@ struct DeclaredTensor {
     to: u64,
 }
 
-/// Holds the claims against each other and the `length` bytes of data, which start at byte `data` of the file.
+/// Checks the stated offsets against each other and the `length` bytes of data, which start at byte `data` of the file.
 fn place(mut claims: Vec<DeclaredTensor>, data: u64, length: u64) -> Result<Vec<TensorInfo>, Error> {
     claims.sort_by_key(|c| (c.from, c.to));
     let mut tensors: Vec<TensorInfo> = Vec::with_capacity(claims.len());
@@ -282,7 +280,7 @@ fn place(mut claims: Vec<DeclaredTensor>, data: u64, length: u64) -> Result<Vec<
         } else if from > end {
             return Err(Error::Hole { tensor, from: end, to: from });
         } else if from < end {
-            // Whichever of those before has the last byte; without holes that is the last one that has any.
+            // The one that has the last byte; without gaps, that is the last non-empty one.
             let other = tensors.pop().map(|t| t.name).unwrap_or_default();
             return Err(Error::Overlap { tensor, from, other, end });
         }
@@ -326,7 +324,7 @@ impl<'de> Each<'de> for Raw<'_> {
     }
 }
 
-/// Metadata that may be `null`, as the reference has it.
+/// Metadata that may be `null`, as in the reference.
 struct Nullable<'a>(&'a mut Pairs);
 
 impl<'de> DeserializeSeed<'de> for Nullable<'_> {
@@ -353,7 +351,7 @@ impl<'de> serde::de::Visitor<'de> for Nullable<'_> {
     }
 }
 
-/// A tensor's description, as it comes in.
+/// A tensor's description.
 struct Info<'f> {
     tensor: String,
     dtype: Option<Dtype>,
@@ -392,7 +390,7 @@ impl<'de> Each<'de> for Info<'_> {
                 };
                 self.offsets = Some((from, to));
             }
-            // The reference passes over what it does not know.
+            // Like the reference, ignores unknown keys.
             _ => {
                 let Skip = map.next_value()?;
             }
@@ -403,7 +401,7 @@ impl<'de> Each<'de> for Info<'_> {
 
 impl Info<'_> {
     fn dtype<E: serde::de::Error>(&self, name: String) -> Result<Dtype, E> {
-        // GGML's types are no safetensors types.
+        // GGML's types are not safetensors types.
         let known = name.parse::<Dtype>().ok().filter(|d| *d <= Dtype::U64);
         known
             .ok_or_else(|| self.fault.raise(Error::UnknownDtype { tensor: self.tensor.clone(), dtype: name }))

@@ -11,12 +11,12 @@ use crate::json::{self, Each, Fault, KEPT, Object, UnsignedList, Whole};
 const FORM: &str = "onehop_manifest";
 const TENSORS: &str = "tensors";
 
-/// A check sum as eight digits.
+/// A checksum as eight digits.
 pub(super) fn hex<S: Serializer>(crc: &u32, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{crc:08x}"))
 }
 
-/// Writes it.
+/// Serializes it.
 pub(super) fn write(manifest: &Manifest) -> String {
     #[derive(Serialize)]
     struct File<'a> {
@@ -24,7 +24,7 @@ pub(super) fn write(manifest: &Manifest) -> String {
         tensors: &'a std::collections::BTreeMap<String, Entry>,
     }
     let file = File { onehop_manifest: VERSION, tensors: &manifest.tensors };
-    // Maps with text for keys and numbers always have a JSON form.
+    // Serializing maps with text keys cannot fail.
     serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
 }
 
@@ -86,7 +86,7 @@ impl<'de> Each<'de> for Tensors<'_> {
     }
 }
 
-/// One tensor, as it comes in.
+/// A tensor's description.
 struct One<'f> {
     tensor: String,
     dtype: Option<Dtype>,
@@ -141,7 +141,7 @@ impl One<'_> {
         self.fault.raise(Error::Value { tensor: self.tensor.clone(), key, value, expected })
     }
 
-    /// The entry, whose bytes are those that its shape takes.
+    /// The entry; its size is that of its shape.
     fn entry<E: serde::de::Error>(self) -> Result<(String, Entry), E> {
         let missing = |key| self.fault.raise(Error::Missing { within: self.within(), key });
         let dtype = self.dtype.ok_or_else(|| missing("dtype"))?;

@@ -1,104 +1,104 @@
-//! Why files do not make up a model.
+//! Errors of combining files to a model.
 
 use std::path::Path;
 
-/// What does not fit together.
+/// Why files are not one model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No file at all.
+    /// No file was named.
     #[error("no file was named")]
     Nothing,
     /// A directory without a model.
     #[error("{directory} holds no *.safetensors.index.json, no *.safetensors and no *.gguf{instead}")]
     Empty {
-        /// Which.
+        /// The directory.
         directory: String,
-        /// What it holds instead, and what to do.
+        /// What it contains instead, and what to do.
         instead: String,
     },
     /// A directory with several models.
     #[error("{directory} holds several models ({}); name one of them", names.join(", "))]
     Several {
-        /// Which.
+        /// The directory.
         directory: String,
         /// Some of their names.
         names: Vec<String>,
     },
-    /// A directory whose files are more than one model, as far as their names tell.
+    /// A directory whose files may be several models, judging by their names.
     #[error("{directory} holds files that need not belong together ({}); name those of one model", choices.join(", "))]
     Apart {
-        /// Which.
+        /// The directory.
         directory: String,
-        /// Some of the models that they may be.
+        /// Some of the possible models.
         choices: Vec<String>,
     },
     /// A tensor in two files.
     #[error("the tensor {tensor:?} is in {} and in {}; name the files that belong together", files[0], files[1])]
     TwoFiles {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// The files.
         files: [String; 2],
     },
-    /// Files of two formats.
+    /// Files of different formats.
     #[error("{file} is {other}, but the files before it are {format}")]
     Mixed {
-        /// The format of the first.
+        /// The format of the first file.
         format: &'static str,
-        /// The one that differs.
+        /// The file that differs.
         file: String,
         /// Its format.
         other: &'static str,
     },
-    /// A part of a split file is not there.
+    /// A part of a split file is missing.
     #[error("the model is split into {count} parts, but {why}")]
     MissingPart {
-        /// Which.
+        /// The part.
         part: String,
-        /// How many there are.
+        /// Number of parts.
         count: u64,
         /// Why it cannot be opened.
         why: Box<crate::Error>,
     },
-    /// The parts together have too few tensors, or too many.
+    /// The parts have too few or too many tensors.
     #[error(
         "the parts of the model hold {found} tensors together, but {part} has {said} for its split.tensors.count"
     )]
     TensorsMissing {
-        /// The part that tells another number.
+        /// The part that states another number.
         part: String,
-        /// What it says.
+        /// What it states.
         said: String,
-        /// What there is.
+        /// The actual number.
         found: u64,
     },
-    /// A part of a split file that has no name of one, so that nobody knows the others.
+    /// A part of a split file without a part's name, so the other parts are unknown.
     #[error(
         "{part} is one of {count} parts by its split.count, and should be named like NAME-00001-of-{count:05}.gguf"
     )]
     LonePart {
-        /// Which.
+        /// The part.
         part: String,
-        /// How many there are.
+        /// Number of parts.
         count: u64,
     },
     /// A part of another format.
     #[error("{part} has the name of a part of a split GGUF file, but is none")]
     NoGguf {
-        /// Which.
+        /// The part.
         part: String,
     },
-    /// A part that is another than its name says.
+    /// A part that contradicts its name.
     #[error("{part} should be part {no} of {count} by its name (from 0), but its split.no is {} and its split.count {}", said_as(said.0), said_as(said.1))]
     WrongPart {
-        /// Which.
+        /// The part.
         part: String,
-        /// Its number by its name.
+        /// Its number according to its name.
         no: u64,
-        /// The count by its name.
+        /// Number of parts according to its name.
         count: u64,
-        /// What it says itself.
+        /// What it states.
         said: (Option<u64>, Option<u64>),
     },
 }

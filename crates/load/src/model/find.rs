@@ -1,4 +1,4 @@
-//! What a path means: a file, the parts of a split file, an index, or whatever of these a directory holds.
+//! Resolves a path to a model: a file, the parts of a split file, an index, or a directory with any of these.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -10,35 +10,35 @@ use super::Error;
 use crate::Result;
 use crate::source::{Kind, Store};
 
-/// The index that wins where there are several.
+/// The preferred index if there are several.
 const INDEX: &str = "model.safetensors.index.json";
 /// Most parts of a split file.
 const MAX_PARTS: u64 = 99_999;
 const SAFETENSORS: &str = ".safetensors";
 const GGUF: &str = ".gguf";
 
-/// What there is at a path.
+/// What a path leads to.
 pub(super) enum ModelPath {
-    /// Files that are whole.
+    /// Complete files.
     Files(Vec<PathBuf>),
-    /// An index of shards beside it, and the safetensors files beside it that should all be its shards.
+    /// An index, and the safetensors files next to it, which should all be its shards.
     Index(PathBuf, Vec<OsString>),
-    /// A file that was split.
+    /// A split file.
     Split(Split),
 }
 
-/// The parts `BASE-00001-of-00003.gguf` and so on.
+/// A split file with parts `BASE-00001-of-00003.gguf` and so on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Split {
     directory: PathBuf,
     base: String,
     ending: &'static str,
-    /// How many parts there are.
+    /// Number of parts.
     pub count: u64,
 }
 
 impl Split {
-    /// The path of part `no`, from 0.
+    /// The path of part `no`, counted from 0.
     pub fn part(&self, no: u64) -> PathBuf {
         self.directory.join(self.name(no))
     }
@@ -47,7 +47,7 @@ impl Split {
         format!("{}-{:05}-of-{:05}{}", self.base, no + 1, self.count, self.ending)
     }
 
-    /// The split file that a part of this name belongs to.
+    /// The split file to which a part of this name belongs.
     fn of(directory: &Path, name: &OsStr, ending: &'static str) -> Option<Self> {
         let stem = name.to_str()?.strip_suffix(ending)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -61,7 +61,7 @@ impl Split {
         fits.then(|| Self { directory: directory.into(), base: base.into(), ending, count })
     }
 
-    /// Whether all of its parts are among the names of its directory.
+    /// Checks that all of its parts are in the directory.
     fn complete(&self, names: &BTreeSet<OsString>) -> Result<()> {
         let Some(no) = (0..self.count).find(|no| !names.contains(OsStr::new(&self.name(*no)))) else {
             return Ok(());
@@ -72,7 +72,7 @@ impl Split {
     }
 }
 
-/// Finds out what `path` means.
+/// Resolves `path`.
 pub(super) fn find(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     if store.kind(path)? == Kind::Directory {
         return directory(store, path);
@@ -85,8 +85,8 @@ pub(super) fn find(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     Ok(Split::of(beside, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.into()]), ModelPath::Split))
 }
 
-/// The index if there is one; else the safetensors files, if their names say that they are one model; else one GGUF file or
-/// the parts of one.
+/// The index if there is one; otherwise the safetensors files, if their names suggest one model; otherwise one GGUF
+/// file or the parts of one.
 fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
     let shown = |name: &OsString| !name.as_encoded_bytes().starts_with(b".");
     let names: BTreeSet<OsString> = store.names(path)?.into_iter().filter(shown).collect();
@@ -102,22 +102,22 @@ fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
         if groups.len() > 1 {
             return Err(Error::apart(path, groups).into());
         }
-        // No index tells what there should be; their names may.
+        // Without an index, only names tell whether the files are complete.
         let splits: HashSet<_> =
             shards.iter().filter_map(|name| Split::of(path, name, SAFETENSORS)).collect();
         splits.iter().try_for_each(|split| split.complete(&names))?;
         return Ok(ModelPath::Files(shards.iter().map(|name| path.join(name)).collect()));
     }
     let mut ggufs = ending(GGUF);
-    // The parts of one file count as one.
+    // The parts of one file count once.
     ggufs.dedup_by(|a, b| Split::of(path, a, GGUF).is_some_and(|a| Split::of(path, b, GGUF) == Some(a)));
     let name = only(path, &ggufs)?
         .ok_or_else(|| Error::Empty { directory: path.display().to_string(), instead: instead(&names) })?;
     Ok(Split::of(path, name, GGUF).map_or_else(|| ModelPath::Files(vec![path.join(name)]), ModelPath::Split))
 }
 
-/// The files of a directory that may be one model, each group as a shell would match it: the parts of a split file, or files
-/// whose names differ in numbers alone.
+/// The files of a directory that may be one model, each group as a shell pattern: the parts of a split file, or files
+/// whose names differ only in numbers.
 pub(super) fn groups(directory: &Path, names: &[OsString]) -> BTreeSet<String> {
     let mut groups = BTreeMap::<String, Vec<&OsString>>::new();
     for name in names {
@@ -147,12 +147,12 @@ fn without_numbers(name: &str) -> String {
     pattern
 }
 
-/// Whether a name, which may be any bytes, ends so.
+/// Whether a name, which may be any bytes, has this suffix.
 fn ends(name: &OsStr, end: &str) -> bool {
     name.as_encoded_bytes().ends_with(end.as_bytes())
 }
 
-/// What a directory holds in the place of a model.
+/// What a directory contains instead of a model.
 fn instead(names: &BTreeSet<OsString>) -> String {
     let there = |name: &str| names.contains(OsStr::new(name));
     if there("model_index.json") {

@@ -1,4 +1,4 @@
-//! A model: its files, and the tensors in them. Opened from a file, an index, a directory, or the parts of a split file.
+//! A model: its files and their tensors, opened from a file, an index, a directory, or the parts of a split file.
 
 mod error;
 mod find;
@@ -18,33 +18,33 @@ use crate::local::LocalFile;
 use crate::source::{Source, Store};
 use find::{ModelPath, Split};
 
-/// A tensor, and which of the model's files holds it.
+/// A tensor, and the file that contains it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tensor {
-    /// What its file says.
+    /// Its description.
     #[serde(flatten)]
     pub info: TensorInfo,
-    /// Which of the model's files.
+    /// Index of the file in [`Model::files`].
     pub file: usize,
 }
 
-/// All files of a model, open, and all of its tensors.
+/// All open files of a model, and all of its tensors.
 pub struct Model {
     /// The files.
     pub files: Vec<Box<dyn Source>>,
-    /// What the files' headers say beside, file by file.
+    /// The metadata of each file.
     pub metadata: Vec<Metadata>,
-    /// The tensors, file by file and in the order of their bytes. No name comes twice.
+    /// The tensors, by file and in the order of their bytes. Names are unique.
     pub tensors: Vec<Tensor>,
-    /// What format the files are.
+    /// The format of the files.
     pub format: &'static str,
 }
 
 impl Model {
-    /// Opens what `paths` lead to in `store`: files, directories, indexes. Together they are one model.
+    /// Opens the model at `paths` in `store`: files, directories, indexes.
     ///
     /// # Errors
-    /// When a file is missing, refused, or they do not fit together. Nothing that a path may lead to is waited for.
+    /// When a file is missing or refused, or the files are not one model. Opening never blocks on a device or FIFO.
     pub fn open(store: &dyn Store, paths: &[PathBuf]) -> Result<Self> {
         let mut parts = Parts::default();
         for path in paths {
@@ -57,16 +57,16 @@ impl Model {
         parts.model()
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of the tensors.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.info.bytes).sum()
     }
 
-    /// What happened to the files since they were opened that has not changed their bytes: a line for each.
+    /// Changes to the files since they were opened that did not affect their bytes, a line each.
     ///
     /// # Errors
-    /// When the bytes of one have changed, or nobody can tell any more.
+    /// When a file's bytes have changed, or that can no longer be determined.
     pub fn still_same(&self) -> Result<Vec<String>> {
         let line = |file: &dyn Source| {
             let change = file.still_same()?;
@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-/// A model while it is put together.
+/// A model under construction.
 #[derive(Default)]
 struct Parts {
     files: Vec<Box<dyn Source>>,
@@ -103,8 +103,8 @@ impl Parts {
         Ok(())
     }
 
-    /// The shards that an index names, each held against what the index says of it. Of the files beside it, `beside`, none may
-    /// be another model.
+    /// Adds the shards of an index and checks them against it. The files next to it, `beside`, must not be of another
+    /// model.
     fn index(&mut self, store: &dyn Store, path: &Path, beside: &[OsString]) -> Result<()> {
         let index = index::read(&*store.open(path)?)?;
         let is_other =
@@ -125,7 +125,7 @@ impl Parts {
         agree(&index, shards).map_err(refused)
     }
 
-    /// The parts of a split GGUF file, each held against what it says of itself.
+    /// Adds the parts of a split GGUF file and checks what they state.
     fn split(&mut self, store: &dyn Store, split: &Split) -> Result<()> {
         let first = self.contents.len();
         for no in 0..split.count {
@@ -163,7 +163,7 @@ impl Parts {
         if let Some((file, other)) = files.iter().zip(&contents).find(|(_, c)| c.format() != format) {
             return Err(Error::Mixed { format, file: file.name().into(), other: other.format() }.into());
         }
-        // Another version of the model may be put in its place, file by file, while they are opened one by one.
+        // The model may be replaced by another version, file by file, while its files are being opened.
         if files.len() > 1 {
             files.iter().filter_map(|file| file.local()).try_for_each(LocalFile::check_path)?;
         }
@@ -187,7 +187,7 @@ impl Parts {
     }
 }
 
-/// Whether every tensor is in the shard that the index names.
+/// Checks that every tensor is in the shard that the index names.
 fn agree(index: &Index, shards: &[Contents]) -> Result<(), index::Error> {
     let mut held = HashSet::new();
     for (i, contents) in shards.iter().enumerate() {
@@ -202,7 +202,7 @@ fn agree(index: &Index, shards: &[Contents]) -> Result<(), index::Error> {
     Err(index::Error::NotInShard { tensor: tensor.clone(), shard: shard(*i), found })
 }
 
-/// What a part of a split file says of itself.
+/// A number that a part of a split file states.
 fn says(header: &gguf::Header, key: &str) -> Option<u64> {
     header.value(key).and_then(gguf::Value::whole)
 }

@@ -1,32 +1,32 @@
-//! A plan in pieces that fit into the slots of a ring, in the order of the files.
+//! Cuts a plan into chunks that fit the slots of a ring, in the order of the files.
 
 use super::{Error, Landing, Piece, Plan, Range};
 
 /// A read of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// The first byte in the file, a multiple of the block.
+    /// Offset in the file, a multiple of the block.
     pub offset: u64,
-    /// How many bytes, a multiple of the block.
+    /// Number of bytes, a multiple of the block.
     pub bytes: u64,
-    /// How many of them the file has: fewer only at its end. What comes back shorter tells of a file that shrank.
+    /// Bytes of them that the file has: fewer only at its end. A shorter read means that the file has shrunk.
     pub valid: u64,
-    /// Where they go in the slot.
+    /// Offset in the slot.
     pub slot: u64,
 }
 
-/// Bytes that go from the slot to the arena: rows at equal distances in the slot, packed in the arena.
+/// A copy from the slot to the arena: rows at equal distances in the slot, packed in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Where the first row starts in the slot.
+    /// Offset of the first row in the slot.
     pub slot: u64,
-    /// Where it goes in the arena.
+    /// Offset in the arena.
     pub to: u64,
     /// Bytes of a row.
     pub row: u64,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// From row to row in the slot.
+    /// Distance between rows in the slot.
     pub step: u64,
 }
 
@@ -37,7 +37,7 @@ impl Copy {
         self.row * self.rows
     }
 
-    /// Takes `next` in as a continuation, if it is one.
+    /// Merges `next` if it continues this copy.
     fn takes(&mut self, next: &Self) -> bool {
         if next.to != self.to + self.bytes() {
             return false;
@@ -57,42 +57,42 @@ impl Copy {
     }
 }
 
-/// What is read into one slot, and where it goes.
+/// The reads into one slot, and the copies out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its number: they count from 0.
+    /// Its index, counted from 0.
     pub index: u64,
-    /// Which of the plan's files.
+    /// Index of the file in the plan.
     pub file: usize,
-    /// What is read.
+    /// The reads.
     pub reads: Vec<Read>,
-    /// Where the bytes go that are wanted.
+    /// The copies.
     pub copies: Vec<Copy>,
-    /// Where the one read may go as a whole instead, without a slot, if the plan lets it.
+    /// Where the one read may go directly in the arena, without a slot, if the plan allows it.
     pub direct: Option<u64>,
 }
 
 impl Chunk {
-    /// Bytes that are read of the file.
+    /// Bytes that are read from the file.
     #[must_use]
     pub fn valid(&self) -> u64 {
         self.reads.iter().map(|r| r.valid).sum()
     }
 
-    /// Bytes of the slot that are taken.
+    /// Bytes of the slot that are used.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.reads.iter().map(|r| r.bytes).sum()
     }
 
-    /// The same copies straight from the file, for whoever reads any bytes to any place: each stretch of bytes by its place in
-    /// the file, its place in the arena and its length.
+    /// The copies directly from the file, for callers without alignment requirements: offset in the file, offset in the
+    /// arena, and length of each range.
     pub fn stretches(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.copies.iter().flat_map(|copy| {
             (0..copy.rows).flat_map(|row| {
                 let (start, to) = (copy.slot + row * copy.step, copy.to + row * copy.row);
                 let within = start..start + copy.row;
-                // What lies together in the slot may come from places that do not in the file.
+                // Adjacent bytes of the slot may be apart in the file.
                 self.reads.iter().filter_map(move |read| {
                     let from = within.start.max(read.slot);
                     let end = within.end.min(read.slot + read.bytes);
@@ -103,12 +103,12 @@ impl Chunk {
         })
     }
 
-    /// The same in parts for slots of so many bytes, which whole blocks make up. They have its number.
+    /// Splits the chunk for slots of this size, a multiple of the block. The parts have its index.
     pub fn parts(&self, bytes: u64) -> impl Iterator<Item = Self> + '_ {
         (0..self.bytes()).step_by(bytes.max(1) as usize).map(move |start| self.part(start..start + bytes))
     }
 
-    /// What these bytes of the slot are for.
+    /// The part for these bytes of the slot.
     fn part(&self, within: std::ops::Range<u64>) -> Self {
         let both = |start: u64, bytes: u64| {
             let (from, end) = (start.max(within.start), (start + bytes).min(within.end));
@@ -137,24 +137,24 @@ impl Chunk {
     }
 }
 
-/// The chunks of a plan, made as they are asked for.
+/// The chunks of a plan, created on demand.
 #[derive(Clone, Debug)]
 pub struct Chunks {
-    /// Of the plan, as it was when this began.
+    /// Copied from the plan.
     block: u64,
     lengths: Vec<u64>,
     ranges: Vec<Range>,
     pieces: Vec<Piece>,
     size: u64,
     next: u64,
-    /// Where it stands: range, piece, row, and the byte in the row.
+    /// Position: range, piece, row, and byte in the row.
     range: usize,
     piece: usize,
     row: u64,
     byte: u64,
 }
 
-/// Bytes of one row that are still to come.
+/// The remaining bytes of a row.
 struct Span {
     from: u64,
     to: u64,
@@ -167,7 +167,7 @@ impl Chunks {
         if bytes < block {
             return Err(Error::Chunk { bytes, block });
         }
-        // Kept below anything that could wrap.
+        // Small enough that no sum overflows.
         let size = bytes.min(1 << 62) / block * block;
         Ok(Self {
             block,
@@ -190,7 +190,7 @@ impl Chunks {
         Some(Span { from, to, bytes: piece.row - self.byte })
     }
 
-    /// Goes on by `bytes` of the span.
+    /// Advances by `bytes` of the span.
     fn pass(&mut self, bytes: u64) {
         let Some(piece) = self.pieces.get(self.piece) else { return };
         self.byte += bytes;
@@ -216,7 +216,7 @@ impl Iterator for Chunks {
         let began = self.range;
         while let Some(span) = self.span() {
             let Some(range) = self.ranges.get(self.range) else { break };
-            // Only what goes through a ring anyway shares a slot.
+            // Only data that goes through a ring anyway may share a slot.
             let shares = ring && range.file == file && matches!(range.landing, Landing::Shifted { .. });
             if self.range != began && !shares {
                 break;
@@ -237,7 +237,7 @@ impl Iterator for Chunks {
     }
 }
 
-/// A slot while it is filled.
+/// A slot being filled.
 struct Fill {
     block: u64,
     length: u64,
@@ -251,7 +251,7 @@ impl Fill {
         Self { block, length, left: size, reads: Vec::new(), copies: Vec::new() }
     }
 
-    /// Takes as much of a span as there is room for, and tells how much that is.
+    /// Adds as much of a span as there is room for, and returns how much.
     fn take(&mut self, span: &Span) -> u64 {
         let start = span.from / self.block * self.block;
         let (mut read, goes_on) = match self.reads.last() {

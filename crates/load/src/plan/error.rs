@@ -1,23 +1,23 @@
-//! Why there is no plan.
+//! Errors of planning.
 
 use crate::dtype::Dtype;
 use crate::select::Use;
 
-/// What cannot be planned.
+/// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An alignment or a block is no power of two, or an absurd one.
+    /// An alignment or block size that is not a power of two, or out of range.
     #[error("{what} is {value}; a power of two up to {most} is expected")]
     NoPower {
-        /// Which option.
+        /// The option.
         what: &'static str,
         /// Its value.
         value: u64,
         /// The limit.
         most: u64,
     },
-    /// Blocks could never be put one behind the other.
+    /// Blocks could never be contiguous.
     #[error("whole blocks of {block} bytes cannot be put at multiples of {landing} one behind the other")]
     Landing {
         /// The landing alignment.
@@ -25,30 +25,30 @@ pub enum Error {
         /// The block.
         block: u64,
     },
-    /// A chunk holds no block.
+    /// A chunk is smaller than a block.
     #[error("chunks of {bytes} bytes hold no block of {block}")]
     Chunk {
-        /// What was asked for.
+        /// Its size.
         bytes: u64,
         /// The block.
         block: u64,
     },
-    /// No such rank.
+    /// A rank that does not exist.
     #[error("there is no rank {rank} of {ranks}; they are counted from 0")]
     Rank {
-        /// Which was asked for.
+        /// The rank.
         rank: u64,
-        /// How many there are.
+        /// Number of ranks.
         ranks: u64,
     },
-    /// No such dimension.
+    /// A dimension that does not exist.
     #[error("the tensor {tensor:?} cannot be cut along dimension {dim}: it has {rank}, counted from 0")]
     Dimension {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Which dimension was asked for.
+        /// The dimension.
         dim: usize,
-        /// How many it has.
+        /// Number of dimensions.
         rank: usize,
     },
     /// The ranks would get unequal parts.
@@ -56,13 +56,13 @@ pub enum Error {
         "dimension {dim} of the tensor {tensor:?} is {length} long and cannot be cut into {ranks} equal parts"
     )]
     Uneven {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Which dimension.
+        /// The dimension.
         dim: usize,
         /// Its length.
         length: u64,
-        /// How many parts.
+        /// Number of ranks.
         ranks: u64,
     },
     /// A part would end within a byte or a block of a quantised type.
@@ -70,30 +70,30 @@ pub enum Error {
         "the tensor {tensor:?} cut into {ranks} along dimension {dim} would be cut within a block of {dtype}"
     )]
     WithinBlock {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// Which dimension.
+        /// The dimension.
         dim: usize,
-        /// How many parts.
+        /// Number of ranks.
         ranks: u64,
         /// Its type.
         dtype: Dtype,
     },
-    /// A name or a pattern that the model knows nothing of.
+    /// A pattern that matches no tensor.
     #[error("no tensor of the model matches {pattern:?}, which is {used}")]
     NoMatch {
         /// The pattern.
         pattern: String,
-        /// What its tensors are named for.
+        /// The purpose of the pattern.
         used: Use,
     },
-    /// The patterns and types together exclude every tensor.
+    /// The selection is empty.
     #[error("the names and types that are asked for leave no tensor of the model to be loaded")]
     NothingLeft,
     /// Indices that a tensor does not have.
     #[error("the tensor {tensor:?} has the dimensions {shape:?}, which do not hold all of these indices")]
     Indices {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its dimensions.
         shape: Vec<u64>,
@@ -101,15 +101,15 @@ pub enum Error {
     /// Indices within a byte or a block of a quantised type.
     #[error("the tensor {tensor:?} would be cut within a block of {dtype}")]
     Block {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
     },
-    /// More than any GPU or address has.
+    /// The size exceeds any GPU and address.
     #[error("the tensors take more than 2^62 bytes")]
     TooLarge,
-    /// A chunk that has come before.
+    /// A chunk that has already arrived.
     #[error("chunk {0} has already arrived")]
     Again(u64),
 }

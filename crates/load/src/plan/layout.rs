@@ -1,4 +1,4 @@
-//! Where tensors come to lie, and the ranges that bring them there.
+//! Places tensors in the arena, and computes the ranges to read.
 
 use std::cmp::Reverse;
 
@@ -6,10 +6,10 @@ use super::{Error, Landing, Options, Piece, Placed, Plan, PlannedFile, Range};
 use crate::formats::TensorInfo;
 use crate::select::Part;
 
-/// Beyond this, sums of offsets could wrap.
+/// Sums of larger offsets could overflow.
 const MOST: u64 = 1 << 62;
 
-/// A part of a tensor that is wanted.
+/// The selected part of a tensor.
 pub(super) struct Want<'a> {
     pub file: usize,
     pub tensor: &'a TensorInfo,
@@ -17,30 +17,30 @@ pub(super) struct Want<'a> {
 }
 
 impl Want<'_> {
-    /// Its bytes, without a place yet.
+    /// Its bytes, without a place.
     fn piece(&self) -> Piece {
         let Part { offset, row, rows, step, .. } = self.part;
         Piece { from: offset, to: 0, row, rows, step }
     }
 }
 
-/// Wants that lie in the arena as they lie in their file.
+/// Parts that keep their relative distances in the arena.
 struct Run {
     file: usize,
     wants: std::ops::Range<usize>,
     piece: Piece,
-    /// Whether it has gaps around it for what is read beside it.
+    /// Whether it has gaps around it for the bytes that are read with it.
     gaps: bool,
     landing: Landing,
 }
 
-/// The plan for `wants`, which come file by file and in the order of their bytes.
+/// The plan for `wants`, which are sorted by file and offset.
 pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Options) -> Result<Plan, Error> {
     options.check()?;
     let tensor_bytes = wants.iter().try_fold(0u64, |n, w| n.checked_add(w.part.bytes()));
     let longest = files.iter().map(|f| f.bytes).max().unwrap_or(0);
     let tensor_bytes = tensor_bytes.filter(|n| *n < MOST && longest < MOST).ok_or(Error::TooLarge)?;
-    // Whatever has no bytes has no place in a file either, and would only divide runs.
+    // Empty tensors have no place in a file and would only split runs.
     let (filled, empty): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.part.bytes() > 0);
     let mut runs = runs(&filled, &options);
     grant_gaps(&mut runs, tensor_bytes, &options);
@@ -71,7 +71,7 @@ fn placed(want: &Want<'_>, at: u64) -> Placed {
     }
 }
 
-/// Groups what can keep its distances.
+/// Groups parts that can keep their distances.
 fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, want) in wants.iter().enumerate() {
@@ -88,8 +88,8 @@ fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
     runs
 }
 
-/// Whether `want`, to be aligned to `align`, may follow in a run. A hole before it that is shorter than the alignment costs no more memory than
-/// aligning it anew would.
+/// Whether `want`, aligned to `align`, may join a run. A hole before it that is shorter than the alignment costs no
+/// more memory than aligning it anew.
 fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
     let hole = want.part.offset.checked_sub(run.piece.end());
     run.file == want.file
@@ -99,7 +99,7 @@ fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
         && (want.part.offset - run.piece.from).is_multiple_of(align)
 }
 
-/// Decides which runs land directly: the longest of those that can, as long as there is memory for their gaps.
+/// Chooses the runs that land directly: the longest ones, as long as there is memory for their gaps.
 fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
     let cost = 2 * options.block + options.align.max(options.landing);
     let padding = options.align.saturating_mul(runs.len() as u64);
@@ -115,14 +115,14 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
     }
 }
 
-/// Whether there is an arena address that is right for the run's tensors and for whole blocks.
+/// Whether an arena address exists that suits both the run's tensors and whole blocks.
 fn can_land(run: &Run, options: &Options) -> bool {
     options.direct && run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
 }
 
-/// Gives every run its place, and tells how long the arena is.
+/// Places every run, and returns the length of the arena.
 fn place(runs: &mut [Run], options: &Options) -> u64 {
-    // Where tensors end, and where what is read beside them does.
+    // The end of the tensors, and the end of what is read with them.
     let (mut kept, mut landed) = (0u64, 0u64);
     for run in runs {
         let Piece { from, row, rows, .. } = run.piece;
@@ -145,14 +145,14 @@ fn place(runs: &mut [Run], options: &Options) -> u64 {
     landed
 }
 
-/// The first place from `least` on at which tensors are aligned, and whole blocks of the file too.
+/// The first place from `least` on that is aligned for tensors and for whole blocks of the file.
 fn congruent(least: u64, from: u64, options: &Options) -> u64 {
     let modulus = options.align.max(options.landing);
     let residue = if options.landing > options.align { from % modulus } else { 0 };
     least + (modulus + residue - least % modulus) % modulus
 }
 
-/// One range for a direct run; those that go through a ring are joined where their blocks meet.
+/// One range per direct run; ranges that go through a ring are joined where their blocks meet.
 fn ranges(runs: &[Run], options: &Options) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
@@ -179,12 +179,12 @@ fn joined(last: &Range, next: &Range) -> bool {
     last.file == next.file && ring(last) && ring(next) && next.start <= last.end
 }
 
-/// How many reads bring a piece, and how many bytes they read.
+/// The number of reads for a piece, and the bytes that they read.
 fn reads(piece: &Piece, block: u64) -> (u64, u64) {
     let blocks = |from: u64| (from / block * block, (from + piece.row).next_multiple_of(block));
     let (start, end) = blocks(piece.from);
     if piece.step - piece.row < block {
-        // There is no block between two rows.
+        // Rows share blocks.
         return (1, piece.end().next_multiple_of(block) - start);
     }
     if piece.step.is_multiple_of(block) && piece.step > end - start {

@@ -1,17 +1,17 @@
-//! The plan of a load: where every tensor comes to lie in one piece of GPU memory, the arena, and which blocks of which
-//! files are read for it.
+//! The plan of a load: where every tensor lies in one range of GPU memory, the arena, and which blocks of which files
+//! are read for it.
 //!
-//! Tensors start at any byte of a file; drives and `O_DIRECT` give whole blocks. A *run* is a stretch of tensors that
-//! can keep their distances, because these are multiples of the tensors' alignment: in the arena it lies as in the
-//! file. So the whole blocks of a run can be moved to where they belong, each byte once ([`Landing::Direct`]), if
-//!
+//! Tensors start at any byte of a file, but drives and `O_DIRECT` return whole blocks. A *run* is a group of tensors
+//! that can keep their distances, because these are multiples of the tensors' alignment: it has the same layout in the
+//! arena as in the file. So the whole blocks of a run can be moved to their final place, each byte once
+//! ([`Landing::Direct`]), if
 //! - the distance between arena and file is a multiple of what the mover can address ([`Options::landing`]), and
-//! - the bytes beside the run in its first and last block, which are read with it, fall into gaps of the arena.
+//! - the other bytes in the run's first and last block, which are read with it, fall into gaps of the arena.
 //!
-//! Gaps cost memory, so only so many runs get them: the longest, until [`Options::slack`] is spent. The others are
-//! [`Landing::Shifted`]: their blocks go to a ring first, and the bytes alone from there to their places. A ring in
-//! host memory does this for any of them at no cost (it is how `cpu/pinned` and `cpu/cached` always work); routes that
-//! write straight into GPU memory need a small ring there.
+//! Gaps cost memory, so only some runs get them: the longest, until [`Options::slack`] is used up. The others are
+//! [`Landing::Shifted`]: their blocks are read into a ring, and the tensors' bytes are copied from there. A ring in
+//! host memory does this for any of them at no cost (which is how `cpu/pinned` and `cpu/cached` always work); routes
+//! that write directly into GPU memory need a small ring there.
 
 mod chunks;
 mod error;
@@ -29,26 +29,27 @@ use crate::dtype::Dtype;
 use crate::model::{Model, Tensor};
 use crate::select::{Part, Selection};
 
-/// How a plan is made.
+/// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Options {
-    /// What the address of every tensor is a multiple of that is as long. 256 is what DLPack asks of a GPU tensor, and
-    /// enough for every vector load and for TMA (128).
+    /// Alignment of tensors that are at least this long. 256 is what DLPack requires of a GPU tensor, and enough for
+    /// every vector load and for TMA (128).
     pub align: u64,
-    /// The same for shorter tensors, if the power of two that holds them is not more. So thousands of scalars (the
-    /// scales of quantised models) stay together as they are in the file, and no load of a tensor is wider than it is.
+    /// Least alignment of shorter tensors, which otherwise have that of the next power of two. This keeps thousands of scalars
+    /// (the scales of quantised models) together as in the file, and no load of a tensor is wider than the tensor.
     pub small: u64,
-    /// What is read in: the drive's logical blocks, or the pages of `O_DIRECT`.
+    /// Unit of reads: the drive's logical blocks, or the pages of `O_DIRECT`.
     pub block: u64,
-    /// What the address must be a multiple of at which a mover may put whole blocks: 4 for an NVMe drive (PRPs and
-    /// SGLs address 32-bit words), 512 or 4096 for `O_DIRECT`.
+    /// Alignment of the addresses to which a mover can write whole blocks: 4 for an NVMe drive (PRPs and SGLs address
+    /// 32-bit words), 512 or 4096 for `O_DIRECT`.
     pub landing: u64,
-    /// Whether anything is to land directly at all. Routes that work through a ring do better without: no gaps, and
-    /// ranges that are joined across runs.
+    /// Whether data may land directly at all. Routes that work through a ring are better without: no gaps, and ranges
+    /// are joined across runs.
     pub direct: bool,
-    /// Bytes of the arena that gaps may take, beyond a hundredth of the tensors' own: what counts for small models.
+    /// Bytes of the arena that gaps may take, in addition to a hundredth of the tensors' bytes; matters for small
+    /// models.
     pub slack: u64,
-    /// GPU memory that is needed beside the arena while it is filled.
+    /// GPU memory that is needed in addition to the arena during the load.
     pub staging: u64,
 }
 
@@ -59,13 +60,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// For a route that works through a ring in host memory.
+    /// Options for a route that works through a ring in host memory.
     #[must_use]
     pub fn ring() -> Self {
         Self { direct: false, ..Self::default() }
     }
 
-    /// What the address of a tensor of so many bytes is a multiple of.
+    /// Alignment of a tensor of this size.
     #[must_use]
     pub fn align_of(&self, bytes: u64) -> u64 {
         if bytes >= self.align {
@@ -90,7 +91,7 @@ impl Options {
     }
 }
 
-/// The largest alignment and block: a huge page.
+/// Largest alignment and block: a huge page.
 const MAX_POWER: u64 = 2 << 20;
 
 /// A file of the plan.
@@ -107,33 +108,33 @@ pub struct PlannedFile {
 pub struct Placed {
     /// Its name.
     pub name: String,
-    /// What its elements are.
+    /// The type of its elements.
     pub dtype: Dtype,
     /// Its dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Which of the plan's files it comes out of.
+    /// Index of its file in the plan.
     pub file: usize,
-    /// Where it starts in the arena.
+    /// Offset in the arena.
     pub at: u64,
-    /// How many bytes it has.
+    /// Its size.
     pub bytes: u64,
-    /// Whether this is all of the model's tensor.
+    /// Whether this is the whole tensor of the model.
     pub whole: bool,
 }
 
-/// How the blocks of a range may come to the arena.
+/// How the blocks of a range get into the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Landing {
-    /// All of them as they are, to the arena from `at` on. What is read beside the tensors falls into gaps.
+    /// All of them unchanged, to the arena from `at` on. Bytes outside of tensors fall into gaps.
     Direct {
-        /// Where the range's first byte goes.
+        /// Place of the range's first byte.
         at: u64,
     },
     /// Through a ring: only the pieces may be written, each `by` bytes (modulo the landing alignment) off the place
-    /// where whole blocks could go. `by` is that of the first piece; 0 says that it was given no gaps.
+    /// where whole blocks could go. `by` is that of the first piece; 0 means that the range has no gaps.
     Shifted {
-        /// How far off.
+        /// The distance.
         by: u64,
     },
 }
@@ -141,19 +142,19 @@ pub enum Landing {
 /// Blocks of a file that are read for tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Range {
-    /// Which of the plan's files.
+    /// Index of the file in the plan.
     pub file: usize,
     /// The first byte, a multiple of the block.
     pub start: u64,
-    /// The end, a multiple of the block, perhaps beyond that of the file.
+    /// The end, a multiple of the block, possibly behind the end of the file.
     pub end: u64,
-    /// Bytes that are read, in whole blocks: fewer than lie between start and end where rows lie far apart.
+    /// Bytes that are read, in whole blocks: less than the range if rows are far apart.
     pub read_bytes: u64,
-    /// How many reads that takes, before anything is cut into chunks.
+    /// Number of reads, before chunking.
     pub reads: u64,
-    /// How they come to the arena.
+    /// How the blocks get into the arena.
     pub landing: Landing,
-    /// Which of the plan's pieces they hold.
+    /// Its pieces in the plan.
     #[serde(serialize_with = "count")]
     pub pieces: Indices<usize>,
 }
@@ -165,15 +166,15 @@ fn count<S: Serializer>(range: &Indices<usize>, to: S) -> Result<S::Ok, S::Error
 /// Bytes that go from a file to the arena: rows at equal distances in the file, packed in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
-    /// Where the first row starts in the file.
+    /// Offset of the first row in the file.
     pub from: u64,
-    /// Where it goes in the arena.
+    /// Offset in the arena.
     pub to: u64,
     /// Bytes of a row.
     pub row: u64,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// From row to row in the file.
+    /// Distance between rows in the file.
     pub step: u64,
 }
 
@@ -183,38 +184,38 @@ impl Piece {
     }
 }
 
-/// What a load will do.
+/// The plan of a load.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// How it was made.
+    /// Its options.
     pub options: Options,
-    /// The files, as the model has them.
+    /// The model's files.
     pub files: Vec<PlannedFile>,
-    /// The tensors: those of each file in the order of their bytes.
+    /// The tensors, by file and in the order of their bytes.
     pub tensors: Vec<Placed>,
-    /// Bytes of all tensors.
+    /// Total bytes of the tensors.
     pub tensor_bytes: u64,
-    /// Bytes of the arena. Its address must be a multiple of [`Plan::arena_align`].
+    /// Bytes of the arena, whose address must be a multiple of [`Plan::arena_align`].
     pub gpu_bytes: u64,
-    /// What is read, file by file and in the order of the bytes.
+    /// The ranges to read, by file and in the order of their bytes.
     pub ranges: Vec<Range>,
-    /// What the ranges hold.
+    /// The pieces of the ranges.
     #[serde(skip)]
     pub pieces: Vec<Piece>,
-    /// Bytes that are read.
+    /// Bytes to read.
     pub read_bytes: u64,
 }
 
 /// Whether a load fits into GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fit {
-    /// The most that is taken at any moment: the arena and what is needed beside it.
+    /// Peak memory: the arena and what is needed in addition.
     pub peak_gpu_bytes: u64,
-    /// What there is.
+    /// Free memory.
     pub free_gpu_bytes: u64,
     /// Whether that is enough.
     pub fits: bool,
-    /// What is missing.
+    /// Missing memory.
     pub missing_bytes: u64,
 }
 
@@ -223,10 +224,10 @@ fn planned(model: &Model) -> Vec<PlannedFile> {
 }
 
 impl Plan {
-    /// The plan for what is selected of a model.
+    /// Plans a load of the selected tensors.
     ///
     /// # Errors
-    /// When the options contradict each other, a pattern matches no tensor, or a tensor cannot be cut as asked.
+    /// When the options contradict each other, a pattern matches no tensor, or a tensor cannot be sliced as requested.
     pub fn new(model: &Model, selection: &Selection, options: Options) -> Result<Self, Error> {
         let selector = selection.selector();
         selector.check(&model.tensors)?;
@@ -238,7 +239,7 @@ impl Plan {
         layout::plan(planned(model), wants, options)
     }
 
-    /// The plan for a part of one tensor.
+    /// Plans a load of a part of one tensor.
     ///
     /// # Errors
     /// When the options contradict each other.
@@ -247,13 +248,13 @@ impl Plan {
         layout::plan(planned(model), vec![want], options)
     }
 
-    /// What the arena's address must be a multiple of.
+    /// Required alignment of the arena's address.
     #[must_use]
     pub fn arena_align(&self) -> u64 {
         self.options.align.max(self.options.landing)
     }
 
-    /// What the tensors leave free in the arena, and all behind it.
+    /// The gaps between tensors in the arena, and the space behind them.
     #[must_use]
     pub fn gaps(&self) -> Vec<Indices<u64>> {
         let mut taken: Vec<_> = self.tensors.iter().map(|t| t.at..t.at + t.bytes).collect();
@@ -269,7 +270,7 @@ impl Plan {
         gaps
     }
 
-    /// Whether it fits into so much memory.
+    /// Whether it fits into this much memory.
     #[must_use]
     pub fn fit(&self, free_gpu_bytes: u64) -> Fit {
         let peak_gpu_bytes = self.gpu_bytes.saturating_add(self.options.staging);
@@ -277,18 +278,18 @@ impl Plan {
         Fit { peak_gpu_bytes, free_gpu_bytes, fits: missing_bytes == 0, missing_bytes }
     }
 
-    /// Whether it fits into the memory that a GPU has left; none for a GPU that does not say.
+    /// Whether it fits into the free memory of a GPU; `None` if the GPU does not report it.
     ///
     /// # Errors
-    /// When the GPU does not answer.
+    /// When the GPU does not respond.
     pub fn fit_on(&self, gpu: &dyn Gpu) -> onehop_gpu::Result<Option<Fit>> {
         Ok(gpu.free_memory()?.map(|free| self.fit(free)))
     }
 
-    /// The plan in pieces of at most `bytes` bytes of reading, for the slots of a ring.
+    /// Cuts the plan into chunks of at most `bytes` bytes of reading, for the slots of a ring.
     ///
     /// # Errors
-    /// When not even a block fits.
+    /// When a chunk would be smaller than a block.
     pub fn chunks(&self, bytes: u64) -> Result<Chunks, Error> {
         Chunks::new(self, bytes)
     }

@@ -1,4 +1,4 @@
-//! An object on a server, as a file that can be read anywhere.
+//! An object on a server, as a file with random access.
 
 use std::fmt;
 use std::future::Future;
@@ -17,22 +17,22 @@ use crate::error::{Error, Result};
 use crate::identity::Change;
 use crate::source::{Fetch, Source};
 
-/// How often a wait looks whether the load was given up.
+/// Interval between checks for cancellation.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the first retry waits; each further one twice as long as the one before, up to a limit.
+/// Delay of the first retry; it doubles with each further one, up to a limit.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
-/// How long a look at an object or a header of it may take, and how many bytes of one have to come in a second more.
+/// Time limit for querying an object or reading a header; a read gets more time for its bytes at the minimum rate.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SLOWEST: u64 = 64 << 10;
 
 /// Why a read ended.
 pub(super) enum Failure {
-    /// Another try may do better.
+    /// A retry may succeed.
     Again(Box<dyn std::error::Error + Send + Sync>),
-    /// None will.
+    /// A retry is pointless.
     Final(object_store::Error),
-    /// It is an error of ours.
+    /// The error is ours.
     Ours(Error),
 }
 
@@ -64,7 +64,7 @@ impl From<object_store::Error> for Failure {
     }
 }
 
-/// What an object is known by.
+/// The identity of an object.
 #[derive(Clone, PartialEq, Eq)]
 struct ObjectIdentity {
     bytes: u64,
@@ -87,7 +87,7 @@ impl ObjectIdentity {
         Self { bytes: meta.size, tag, modified: meta.last_modified.to_string(), version }
     }
 
-    /// The tag to ask with. A weak one is compared only: `If-Match` never holds for it.
+    /// The tag for `If-Match`. A weak one is only compared, because `If-Match` never holds for it.
     fn strong_tag(&self) -> Option<String> {
         self.tag.clone().filter(|tag| !tag.starts_with("W/"))
     }
@@ -120,7 +120,7 @@ impl RemoteFile {
     }
 }
 
-/// Waits for what a server does, no longer than it may be silent, nor when whoever wanted it does not any more.
+/// Waits for a server, up to the idle limit or until the caller cancels.
 pub(super) async fn in_time<T>(
     work: impl Future<Output = T>,
     idle: Duration,
@@ -141,7 +141,7 @@ pub(super) async fn in_time<T>(
 }
 
 impl Inner {
-    /// What it is now.
+    /// Fetches its present identity.
     fn head(&self) -> Result<ObjectIdentity> {
         let mut looks = None;
         self.with_deadline(0, |go_on| {
@@ -154,7 +154,7 @@ impl Inner {
         looks.ok_or(Error::Incomplete)
     }
 
-    /// Has `work` go on while nobody has asked for the end, but no longer than so many bytes may take.
+    /// Runs `work` until the caller cancels, or the time limit for this many bytes is over.
     fn with_deadline<T>(&self, bytes: u64, work: impl FnOnce(&dyn Fn() -> bool) -> Result<T>) -> Result<T> {
         let (begun, limit) = (Instant::now(), PATIENCE + Duration::from_secs(bytes / SLOWEST));
         let stopped = || self.config.stopped.load(Ordering::Relaxed);
@@ -166,7 +166,7 @@ impl Inner {
         }
     }
 
-    /// Tries until it works, or may not be tried again; tells how often it was.
+    /// Retries until it succeeds, or must not be retried; returns the number of retries.
     fn with_retries(
         &self,
         go_on: &dyn Fn() -> bool,
@@ -198,7 +198,7 @@ impl Inner {
         Failure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
     }
 
-    /// One request, for what is still missing.
+    /// One request for the missing bytes.
     async fn request(
         &self,
         (offset, bytes): (u64, u64),
@@ -230,7 +230,7 @@ impl Inner {
                 return Err(Failure::Again("the answer ended early".into()));
             };
             let part = part?;
-            // A server that sends more than it was asked for gets no further than that.
+            // Surplus bytes from the server are ignored.
             let part = &part[..part.len().min((bytes - *done) as usize)];
             take(*done, part).map_err(Failure::Ours)?;
             *done += part.len() as u64;
@@ -278,7 +278,7 @@ impl Source for RemoteFile {
         Some(self.0.clone())
     }
 
-    /// Looks at the object once more.
+    /// Checks the object again.
     fn still_same(&self) -> Result<Option<Change>> {
         let now = self.0.head()?;
         if now == self.0.looks { Ok(None) } else { Err(self.0.changed(now).error(&self.0.name, 1)) }

@@ -1,4 +1,4 @@
-//! What the suites share: files in memory, directories that go away, and numbers out of a seed.
+//! Shared helpers: files in memory, temporary directories, and seeded random numbers.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ impl Source for Memory {
     }
 }
 
-/// A directory of this test's own.
+/// A directory of this test, removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -69,7 +69,7 @@ pub fn safetensors(json: &str, data: usize) -> Vec<u8> {
     file
 }
 
-/// Numbers out of a seed (xorshift64*).
+/// Seeded random numbers (xorshift64*).
 pub struct Dice(pub u64);
 
 impl Dice {

@@ -1,4 +1,4 @@
-//! Loads by cuFile: what it is asked for, against a stand-in that gives fewer bytes than asked for, and that fails.
+//! Loads by cuFile, with a stand-in that returns short reads and fails on purpose.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,18 +16,18 @@ use onehop_os::{HostMem, Registers};
 
 use crate::engine::{Folder, bytes_of, model};
 
-/// A GPU with a library for files, which this is too.
+/// A GPU with a file library, which this also implements.
 #[derive(Clone)]
 struct WithFiles {
     gpu: Emulated,
-    /// How many files and pieces of memory it has now.
+    /// Number of open files and registered buffers.
     open: Arc<AtomicUsize>,
     reads: Arc<AtomicUsize>,
-    /// The number of the read that fails.
+    /// Index of the read that fails.
     fails: usize,
 }
 
-/// What it has; gone with the last of it.
+/// What is open, counted until dropped.
 struct Opened {
     file: Arc<File>,
     of: WithFiles,
@@ -47,7 +47,7 @@ impl WithFiles {
         Self { gpu: Emulated::new(), open, reads, fails }
     }
 
-    /// One more that is open.
+    /// Counts one more.
     fn another(&self) -> Self {
         self.open.fetch_add(1, Ordering::Relaxed);
         self.clone()
@@ -71,7 +71,7 @@ impl GpuFile for Opened {
         if self.of.reads.fetch_add(1, Ordering::Relaxed) + 1 == self.of.fails {
             return Err(onehop_gpu::Error::NotSupported { what: "reading".into(), why: "it broke".into() });
         }
-        // O_DIRECT wants aligned memory and offsets, the caller any: cuFile sees to that.
+        // O_DIRECT requires aligned memory and offsets, the caller any; cuFile handles that.
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*self.file));
         let plain = File::open(path).unwrap();
         let mut bytes = vec![0; into.len().min(100_003)];
@@ -201,7 +201,7 @@ fn what_it_refuses_and_what_breaks_is_told() {
     let ended = loop {
         match stream.next() {
             Ok(Some(_)) => {}
-            // All of it may have been there already; then the second look at the file tells.
+            // All bytes may have arrived before; then the recheck of the file detects the change.
             Ok(None) => break opened.still_same().err().unwrap(),
             Err(error) => break error,
         }

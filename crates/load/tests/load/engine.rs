@@ -1,4 +1,4 @@
-//! The engine against real files and the emulated GPU: every way, every byte; files that shrink; loads that are given up.
+//! The engine against real files and the emulated GPU: every path, every byte, files that shrink, cancelled loads.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 use onehop_os::page_cache::cached_bytes;
 use rustix::fs::{Advice, fadvise};
 
-/// A folder that goes with the test. Here and not in /tmp, which may lie in memory: O_DIRECT is wanted.
+/// A folder that is removed with the test. Not in /tmp, which may be in memory: O_DIRECT is needed.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -42,7 +42,7 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A model of tensors of these sizes; gives their contents.
+/// Makes a model with tensors of these sizes; returns their contents.
 pub fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
     let tensors: Vec<_> = sizes
         .iter()
@@ -109,7 +109,7 @@ fn every_byte_by_every_way() {
             assert_eq!((seen, stream.bytes()), (tensors.len(), total as u64));
             let account = stream.engine().account();
             assert!(account.read_bytes() >= total as u64, "{account:?}");
-            // What the page cache still has of the file, when the route is free, is the machine's affair.
+            // On the automatic route, the page cache's contents are up to the machine.
             if route != Route::Auto {
                 assert_eq!(account.direct_bytes > 0, route == Route::Pinned);
             }
@@ -123,8 +123,8 @@ fn every_byte_by_every_way() {
     }
 }
 
-/// What of a file is in memory comes from there, and the rest past the page cache, side by side. A chunk that is there for the
-/// most part is read as it is, and nothing ahead of it.
+/// Cached parts of a file come from memory, and the rest past the page cache, at the same time. A mostly cached chunk
+/// is read through the cache, without readahead.
 #[test]
 fn what_is_not_in_the_page_cache_is_read_past_it() {
     const MIB: u64 = 1 << 20;
@@ -227,7 +227,7 @@ fn several_gpus_share_a_ring() {
     let gpus = [Emulated::new(), Emulated::new()];
     let gpus: Vec<&dyn onehop_gpu::Gpu> = gpus.iter().map(|gpu| gpu as _).collect();
     for route in [Route::Cached, Route::Pinned] {
-        // The same for both, which is read once; and for each its half.
+        // The same data for both, which is read once; and half for each.
         for halves in [false, true] {
             let plan = |rank| {
                 let selection = Selection::default().rank(rank, 2).unwrap();
@@ -243,7 +243,7 @@ fn several_gpus_share_a_ring() {
             };
             let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
             let ring = engines[0].account().ring_bytes;
-            // What is larger than a huge page is made of those. Past the page cache one slot more than threads.
+            // Memory larger than a huge page uses huge pages. Past the page cache, one slot more than threads.
             let expected = if route == Route::Cached { 4 << 20 } else { 4 * (256 << 10) };
             assert_eq!(ring, expected, "one ring for both");
             let streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
@@ -340,7 +340,7 @@ fn an_arena_takes_load_after_load() {
     }
     let half = again.slice(0..all / 2).unwrap();
     assert!(matches!(Arena::again(half, &plan), Err(Error::Arena { .. })));
-    // One that was made for less.
+    // An arena that was made for less.
     let part = Plan::new(&opened, &Selection::default().only(&tensors[0].0), plan::Options::ring()).unwrap();
     assert!(part.gpu_bytes < plan.gpu_bytes);
     let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
@@ -362,7 +362,7 @@ fn a_ring_is_left_for_the_next_load() {
         Stream::new(plan.clone(), RingEngine::start(&Emulated::new(), &plan, prepared).unwrap())
     };
     let mut sizes = Vec::new();
-    // The third takes the second's larger ring; the fourth wants more than that.
+    // The third load reuses the second's larger ring; the fourth needs a larger one.
     for options in [options(1, 65536), options(2, 1 << 20), options(1, 65536), options(3, 1 << 20)] {
         let stream = load(options);
         sizes.push(stream.engine().account().ring_bytes);
@@ -373,7 +373,7 @@ fn a_ring_is_left_for_the_next_load() {
         }
     }
     assert!(sizes[0] < sizes[1] && sizes[1] == sizes[2] && sizes[2] < sizes[3], "{sizes:?}");
-    // One that is given up leaves none, for threads may still be at it; the next does well without.
+    // A cancelled load caches no ring, because threads may still use it; the next one works without.
     drop(load(options(3, 1 << 20)));
     let alone = load(options(1, 65536));
     assert_eq!(alone.engine().account().ring_bytes, sizes[0]);

@@ -1,4 +1,4 @@
-//! GGUF headers: every type of value and of element, and everything that breaks a rule.
+//! GGUF headers: every type of value and element, and every violated rule.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::common::Memory;
 
-/// A GGUF file in the making: the parts of a header, byte by byte, so that they can be wrong.
+/// A GGUF file under construction: the parts of a header byte by byte, so that they can be wrong.
 #[derive(Clone, Default)]
 pub struct Gguf {
     keys: Vec<Vec<u8>>,
@@ -29,13 +29,13 @@ pub fn u64s(numbers: &[u64]) -> Vec<u8> {
 }
 
 impl Gguf {
-    /// A key with the bytes of its value.
+    /// Adds a key with the bytes of its value.
     pub fn key(mut self, key: &str, kind: u32, value: &[u8]) -> Self {
         self.keys.push([text(key), u32s(&[kind]), value.to_vec()].concat());
         self
     }
 
-    /// A tensor; the fastest dimension comes first, as in the file.
+    /// Adds a tensor; the fastest dimension comes first, as in the file.
     pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> Self {
         let rank = u32s(&[dims.len() as u32]);
         self.tensors.push([text(name), rank, u64s(dims), u32s(&[kind]), u64s(&[offset])].concat());
@@ -101,7 +101,7 @@ fn a_small_file() {
     }
 }
 
-/// Vocabularies hold tokens that are parts of characters, and some writers' truth values are other numbers.
+/// Vocabularies contain parts of characters, and some writers use other booleans.
 #[test]
 fn values_are_taken_as_they_are() {
     let tokens = [text("ok"), text(b"\xff\xfe\0"), text(b"\xe2\x82")].concat();
@@ -156,7 +156,7 @@ fn values_of_every_type() {
             panic!("{header:?}")
         };
         assert_eq!((a.len(), n.as_slice()), (2, &[a.clone()][..]));
-        // One byte less of the last value is a truncation, told apart from a file that has only not been read.
+        // A last value that is one byte short is truncation, as opposed to bytes that have not been read.
         let short = &scalar.header()[..scalar.header().len() - 1];
         assert!(matches!(header_of(short, short.len() as u64), Error::Truncated { .. }));
         assert!(matches!(header_of(short, 1 << 40), Error::More { .. }));
@@ -222,7 +222,7 @@ fn every_broken_rule_has_its_own_error() {
     ));
 }
 
-/// Lengths and counts that the file cannot hold are not believed, whatever they would make us allocate.
+/// Lengths and counts that exceed the file are refused before memory is allocated for them.
 #[test]
 fn counts_beyond_the_file() {
     let counts =
@@ -252,7 +252,7 @@ fn arrays_of_arrays_end_somewhere() {
     assert_eq!(nested(1_000_000), Err(Error::Depth("k".into())));
 }
 
-/// A header that is longer than what is read at first.
+/// A header that is longer than the first read.
 #[test]
 fn long_headers_are_read_on() {
     let tokens: Vec<u8> = (0..200_000).flat_map(|i| text(format!("token {i}"))).collect();
@@ -308,7 +308,8 @@ fn types_have_one_number_each() {
 }
 
 proptest! {
-    /// Cut off or with a byte changed: an error or a header, never a panic, and what is accepted lies in the file.
+    /// Truncated, or with a byte changed: an error or a header, never a panic, and accepted tensors are within the
+    /// file.
     #[test]
     fn damaged_files(at in 0usize..400, byte: u8, cut in prop::option::of(0usize..400)) {
         let mut file = Gguf::default()

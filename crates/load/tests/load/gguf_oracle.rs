@@ -1,5 +1,4 @@
-//! GGUF against the `gguf` package of PyPI: what its writer writes is read as its reader reads it, and every type's
-//! blocks are the size that it says.
+//! GGUF against the `gguf` package of PyPI: what its writer writes is read as by its reader, and block sizes agree.
 
 use std::io::Write;
 use std::process::Command;
@@ -10,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::common::{Dir, Memory};
 
-/// Writes files into the directory that it is given, and prints as JSON what its reader finds in them.
+/// Writes files into the given directory, and prints as JSON what its reader finds in them.
 const SCRIPT: &str = r#"
 import json, os, sys
 import numpy as np
@@ -60,11 +59,11 @@ out["verbatim"] = {"path": path, "tokens": texts("t.tokens"), "one": texts("t.on
 print(json.dumps(out))
 "#;
 
-/// What the package says, or none, with a line that says why.
+/// The package's answer, or `None` with a message that says why.
 fn oracle(dir: &Dir) -> Option<Json> {
     let script = dir.write("oracle.py", SCRIPT);
     let skip = |why: &str| {
-        // Not eprintln: a test that passes would not show it.
+        // Not eprintln: the test runner would hide it in a passing test.
         let _ = std::io::stderr().write_all(format!("SKIPPED: {why} is not installed\n").as_bytes());
         None
     };

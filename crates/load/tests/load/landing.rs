@@ -1,4 +1,4 @@
-//! Plans as commands to a drive: random models in random pieces on a drive, carried out block by block in memory.
+//! Plans as commands to a drive: random models in random extents, executed block by block in memory.
 
 use onehop_files::{Blockwise, Extent, Place};
 use onehop_load::formats::TensorInfo;
@@ -7,7 +7,7 @@ use onehop_load::{Dtype, Error, Model, Plan, Selection, Source, landing, plan};
 
 use crate::common::{Dice, Memory};
 
-/// A file whose places on a drive are known.
+/// A file with known extents.
 struct Placed(Memory, Vec<Extent>);
 
 impl Source for Placed {
@@ -30,8 +30,7 @@ impl Source for Placed {
 
 const UNIT: u64 = 4096;
 
-/// A file in pieces of whole units, shuffled; some of them are holes, of some the end is. What is nobody's on the drive
-/// is A5h.
+/// Scatters a file on a drive in whole units; some are holes, some files end in one. Unused bytes of the drive are A5h.
 fn scatter(dice: &mut Dice, file: &mut [u8], drive: &mut Vec<u8>) -> Vec<Extent> {
     let units = (file.len() as u64).div_ceil(UNIT);
     let first = drive.len() as u64 / UNIT;
@@ -78,7 +77,7 @@ fn tensors(dice: &mut Dice, file: usize, bytes: u64) -> Vec<Tensor> {
     out
 }
 
-/// Carries out what a drive is asked for.
+/// Executes the reads.
 fn read(parts: &Blockwise, drive: &[u8], block: u64, memory: &mut [u8]) {
     for run in &parts.runs {
         let (from, bytes) = ((run.lba * block) as usize, (run.blocks * block) as usize);

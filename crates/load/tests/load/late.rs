@@ -1,5 +1,5 @@
-//! Threads that share a copy engine, as on a real GPU: a stand-in for one copies only when it is asked whether it has. So what is
-//! read into a slot too early takes the place of what was there, and what is told too early is not there yet.
+//! Threads that share a copy engine, as on a real GPU. A stand-in copies only when it is polled, so a slot that is
+//! reused too early is overwritten, and a chunk that is reported too early is missing.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -62,7 +62,7 @@ impl Copier for LateCopier {
         Ok(mark)
     }
     fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
-        // Now and then, and no more than one at a time.
+        // Occasionally, and no more than one at a time.
         self.asked += 1;
         if self.asked.is_multiple_of(3)
             && let Some((_, all)) = self.marked.pop_front()
@@ -86,7 +86,7 @@ fn no_slot_is_filled_before_it_was_copied() {
     for route in [Route::Cached, Route::Pinned, Route::Auto] {
         for (threads, slot) in [(1, 65536), (2, 1 << 20), (5, 12_288), (9, 2 << 20), (16, 65536)] {
             if route == Route::Auto {
-                // A part for each of the ways.
+                // A part for each path.
                 let file = File::open(&path).unwrap();
                 fadvise(&file, 8 << 20, None, Advice::DontNeed).unwrap();
             }

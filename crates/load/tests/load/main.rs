@@ -1,4 +1,4 @@
-//! Formats, models and plans, from the outside: oracles, hostile files, and a model of an engine.
+//! Formats, models and plans from the outside: oracles, hostile files, and a model of an engine.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod common;

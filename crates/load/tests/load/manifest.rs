@@ -1,4 +1,4 @@
-//! Manifests: made, written, read back and held against a model; strict about everything.
+//! Manifests: made, written, read back and compared with a model; strict in every respect.
 
 use onehop_load::manifest::{Error, Manifest, crc32c};
 use onehop_load::{Local, Model};
@@ -9,7 +9,7 @@ use crate::common::{Dice, Dir, Memory};
 const GOOD: &str =
     r#"{"onehop_manifest":1,"tensors":{"a":{"dtype":"U8","shape":[2,2],"bytes":4,"crc32c":"0000beef"}}}"#;
 
-/// A file with a tensor of more than one stretch of reading, and a small one.
+/// A file with a tensor that needs several reads, and a small one.
 fn file() -> Vec<u8> {
     let json = r#"{"a":{"dtype":"U8","shape":[2500000],"data_offsets":[0,2500000]},"b":{"dtype":"F32","shape":[],"data_offsets":[2500000,2500004]}}"#;
     let mut file = (json.len() as u64).to_le_bytes().to_vec();
@@ -37,7 +37,7 @@ fn made_written_read_and_verified() {
         read.check(info, crc32c(&*model.files[0], info).unwrap()).unwrap();
     }
 
-    // One bit, anywhere.
+    // Any single bit.
     for at in [bytes.len() - 2_500_004, bytes.len() - 1_000_000, bytes.len() - 1] {
         let mut damaged = bytes.clone();
         damaged[at] ^= 4;

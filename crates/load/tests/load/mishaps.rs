@@ -1,4 +1,4 @@
-//! What goes wrong beside the bytes: who is told of it, how soon, and what a load says of itself afterwards.
+//! Failures other than wrong bytes: who gets the error, how soon, and what the load reports afterwards.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -24,7 +24,7 @@ fn ring_plan(model: &Model, selection: &Selection) -> Plan {
     Plan::new(model, selection, plan::Options::ring()).unwrap()
 }
 
-/// The first GPU has all it is to have when the other's part fails.
+/// The first GPU has received everything when the other's part fails.
 #[test]
 fn a_gpu_s_failure_is_told_where_it_is_waited_for() {
     let folder = Folder::new("rank-fails");
@@ -44,7 +44,7 @@ fn a_gpu_s_failure_is_told_where_it_is_waited_for() {
         let engines = RingEngine::start_all(&gpus, &plans, prepared).unwrap();
         let mut streams = engines.into_iter().zip(&plans).map(|(e, plan)| Stream::new((*plan).clone(), e));
         let (mut first, mut other) = (streams.next().unwrap(), streams.next().unwrap());
-        // The first one either has its half, or hears of it in the other's stead.
+        // The first GPU either has its half, or gets the other's error.
         let error = first.next().and_then(|_| other.next().map(|_| ()));
         assert!(matches!(error, Err(Error::Ended { .. })), "{error:?}");
     }
@@ -65,11 +65,11 @@ fn whoever_watches_may_end_a_load_within_a_tensor() {
         Stream::new(plan.clone(), engine)
     };
     assert!(matches!(begin(|_| false).next(), Err(Error::Cancelled)));
-    // What is told never is more than there is.
+    // Reported progress never exceeds the total.
     assert!(begin(|read| read <= 65 << 20).next().unwrap().is_some());
 }
 
-/// A GPU that has no room for anything but what it is given.
+/// A GPU without room for more than the given memory.
 struct FullGpu(Emulated);
 
 impl Gpu for FullGpu {
@@ -141,7 +141,7 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
         (account, outcome)
     };
     let (cold, outcome) = load();
-    // The kernel reads ahead of what it is asked for.
+    // The kernel reads ahead.
     assert!(cold.cache_miss_bytes > 1 << 20 && cold.read_bytes() >= 24 << 20, "{cold:?}");
     assert!(outcome.route_why.contains("asked for"), "{}", outcome.route_why);
     let (warm, outcome) = load();
@@ -149,7 +149,7 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
     assert_eq!((outcome.limit.what, outcome.route), ("the copy engine", "cpu/cached"));
 }
 
-/// A folder that an overlay shows at another place, as container images are shown.
+/// A folder shown elsewhere by overlayfs, as with container images.
 struct Overlay(Folder);
 
 impl Overlay {

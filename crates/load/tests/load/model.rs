@@ -1,4 +1,4 @@
-//! Models on disk: indexes, directories, split files; and everything that a path may lead to instead of a file.
+//! Models on disk: indexes, directories, split files; and everything else that a path may lead to.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -16,7 +16,7 @@ use onehop_load::{Change, Error, Kind, Local, LocalFile, Model, Result, Source, 
 use crate::common::{Dir, safetensors};
 use crate::gguf::Gguf;
 
-/// Opens a path, and fails if that takes long: nothing may be waited for.
+/// Opens a path, and fails if that takes long: opening must not block.
 fn open(path: impl Into<PathBuf>) -> Result<Model> {
     let path = path.into();
     let (done, wait) = mpsc::channel();
@@ -31,7 +31,7 @@ fn refused(path: impl Into<PathBuf>) -> Error {
     }
 }
 
-/// A file of tensors of a byte each.
+/// A file of one-byte tensors.
 fn shard(names: &[&str]) -> Vec<u8> {
     let entry = |(i, name): (usize, &&str)| {
         format!(r#""{name}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{}]}}"#, i + 1)
@@ -101,7 +101,7 @@ fn a_directory_without_an_index() {
     );
 }
 
-/// What model hubs and trainers put into one directory, and what a person is to choose from.
+/// Files that model hubs and trainers put into one directory, and the choices that the error offers.
 #[test]
 fn files_that_need_not_belong_together_are_refused() {
     let says = |files: &[&str], choices: &[&str]| {
@@ -113,7 +113,7 @@ fn files_that_need_not_belong_together_are_refused() {
         let Error::Model(ModelError::Apart { choices: found, .. }) = &why else { panic!("{why}") };
         assert_eq!(found, choices);
         assert!(choices.iter().all(|choice| why.to_string().contains(choice)), "{why}");
-        // Files that the caller names belong together.
+        // Files that the caller names are taken as one model.
         let paths: Vec<_> = files.iter().map(|name| dir.path().join(name)).collect();
         assert_eq!(Model::open(&Local, &paths).unwrap().tensors.len(), files.len());
     };
@@ -133,7 +133,7 @@ fn files_that_need_not_belong_together_are_refused() {
         &["m-00001-of-00001.safetensors", "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
         &["m-*-of-00002.safetensors", "m-00001-of-00001.safetensors"],
     );
-    // One that is alone is the model, whatever it is called.
+    // A single file is the model, whatever its name.
     let dir = Dir::new();
     dir.write("adapter_model.safetensors", shard(&["a"]));
     assert_eq!(names(&open(dir.path()).unwrap()), ["a"]);
@@ -157,7 +157,7 @@ fn an_index_of_other_files_is_no_index_of_these() {
     assert_eq!(names(&open(dir.path().join("model.safetensors")).unwrap()), ["c"]);
 }
 
-/// Without an index nothing but names tells that a part of a model is missing.
+/// Without an index, only names show that a part of a model is missing.
 #[test]
 fn a_directory_with_a_shard_too_few() {
     let dir = Dir::new();
@@ -167,9 +167,9 @@ fn a_directory_with_a_shard_too_few() {
     assert!(why.contains("split into 3 parts") && why.contains("model-00002-of-00003.safetensors"), "{why}");
     dir.write("model-00002-of-00003.safetensors", shard(&["b"]));
     assert_eq!(names(&open(dir.path()).unwrap()), ["a", "b", "c"]);
-    // Whoever names a file gets that.
+    // A file that is named is opened.
     assert_eq!(names(&open(dir.path().join("model-00002-of-00003.safetensors")).unwrap()), ["b"]);
-    // Names are any bytes.
+    // Names may be any bytes.
     let dir = Dir::new();
     fs::write(dir.path().join(OsStr::from_bytes(b"m\xff.safetensors")), shard(&["e"])).unwrap();
     assert_eq!(names(&open(dir.path()).unwrap()), ["e"]);
@@ -288,7 +288,7 @@ fn indexes_that_lie() {
         assert!(matches!(refused(text), IndexError::Json(_)), "{text:.40}");
     }
     assert!(matches!(refused(&format!(r#"{{"metadata":{deep}"#)), IndexError::Json(_)));
-    // A tensor that two of the index's shards hold, whichever of them the index names.
+    // A tensor in two of the index's shards, whichever of them the index names.
     let text = index(&[("x", "a.safetensors"), ("z", "b.safetensors"), ("w", "c.safetensors")]);
     let why = crate::model::refused(dir.write("model.safetensors.index.json", text));
     assert!(matches!(why, Error::Model(ModelError::TwoFiles { tensor, .. }) if tensor == "z"));
@@ -315,9 +315,9 @@ fn what_is_no_file() {
     assert_eq!(odd(at("fifo")), "a FIFO");
     assert_eq!(odd(at("socket")), "a socket");
     assert_eq!(odd(at("zero")), "a character device");
-    // Its length is 0, and it is not empty.
+    // Its length is 0, but it is not empty.
     assert_eq!(odd("/proc/self/status".into()), "made up by the kernel as it is read");
-    // As a shard of an index, where a file is named and nothing else will do.
+    // As a shard of an index, which must name a file.
     for (name, what) in [("fifo", "a FIFO"), ("directory", "a directory"), ("zero", "a character device")] {
         let path = dir.write("model.safetensors.index.json", index(&[("x", name)]));
         let Error::Index { why: IndexError::MissingShard { why, .. }, .. } = refused(path) else {
@@ -332,7 +332,7 @@ fn what_is_no_file() {
     ));
 }
 
-/// Shards may be links, as the cache of a model hub has them.
+/// Shards may be links, as in the cache of a model hub.
 #[test]
 fn links_to_files_are_followed() {
     let dir = Dir::new();
@@ -342,12 +342,12 @@ fn links_to_files_are_followed() {
     assert_eq!(names(&open(dir.path().join("snapshot")).unwrap()), ["x"]);
 }
 
-/// Opens a model, has something happen to its file, and tells what was noticed.
+/// Opens a model, changes its file, and returns what was detected.
 fn after(happens: impl Fn(&PathBuf)) -> (Dir, Result<Vec<String>>) {
     let dir = Dir::new();
     let path = dir.write("m.safetensors", shard(&["x", "y"]));
     let model = open(&path).unwrap();
-    // Times are only as fine as the clock that the file system reads them from.
+    // Times are only as fine as the file system's clock.
     std::thread::sleep(Duration::from_millis(20));
     happens(&path);
     let noticed = model.still_same();
@@ -367,7 +367,7 @@ fn bytes_that_change_are_an_error() {
     assert_eq!(changed(&|p| fs::write(p, &bytes).unwrap()), Change::Written);
     assert_eq!(changed(&|p| truncate(p, 9)), Change::Shrunk(length, 9));
     assert_eq!(changed(&|p| truncate(p, 999)), Change::Grew(length, 999));
-    // What happens to the name as well does not hide it.
+    // A change of the name must not hide it.
     let both = |p: &PathBuf| {
         truncate(p, 9);
         unlink(p);
@@ -375,7 +375,7 @@ fn bytes_that_change_are_an_error() {
     assert_eq!(changed(&both), Change::Shrunk(length, 9));
 }
 
-/// The bytes of an open file outlive its names, and its attributes are none of them.
+/// The bytes of an open file outlive its names, and do not depend on its attributes.
 #[test]
 fn what_changes_no_bytes_is_a_warning() {
     let bytes = shard(&["x", "y"]);
@@ -398,7 +398,7 @@ fn what_changes_no_bytes_is_a_warning() {
         fs::remove_file(p).unwrap();
         symlink(p, p).unwrap();
     });
-    // A writer that sets the time back is seen, though not as what it is.
+    // A writer that resets the time is detected, though only as a change of attributes.
     warned("attributes", &|p| {
         let time = fs::metadata(p).unwrap().modified().unwrap();
         fs::write(p, &bytes).unwrap();
@@ -406,7 +406,7 @@ fn what_changes_no_bytes_is_a_warning() {
     });
 }
 
-/// A shard that is replaced while the others are opened is one of another version of the model.
+/// A shard that is replaced while the others are opened is of another version of the model.
 #[test]
 fn shards_of_two_versions_are_no_model() {
     struct Replacing(PathBuf);
@@ -468,7 +468,7 @@ fn files_that_are_no_models() {
         assert!(matches!(why, Error::Safetensors { .. }) && why.to_string().contains(what), "{why}");
     }
     assert!(matches!(refused(dir.write("m", b"GGUF")), Error::Gguf { .. }));
-    // A header that is too long for the file must not be allocated; a sparse file shows how little its length means.
+    // A header that is too long for the file must not be allocated; a sparse file shows that its length means little.
     let sparse = dir.write("m", (1u64 << 40).to_le_bytes());
     fs::OpenOptions::new().write(true).open(&sparse).unwrap().set_len(1 << 42).unwrap();
     assert!(matches!(refused(sparse), Error::Safetensors { .. }));

@@ -1,4 +1,4 @@
-//! A mover of bytes that does what engines do, in an arena that is no byte longer than the plan says, in any order.
+//! A model of an engine, with an arena of exactly the planned size, in any order.
 
 use std::collections::VecDeque;
 
@@ -8,28 +8,28 @@ use onehop_load::{Model, Result};
 
 use crate::common::Dice;
 
-/// How bytes go.
+/// The path of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Everything through a ring in host memory.
     Ring,
-    /// The same, each chunk in parts of so many blocks.
+    /// The same, each chunk split into parts of this many blocks.
     Parts(u64),
-    /// Whole blocks straight to where they belong, where the plan allows it; the rest through a ring.
+    /// Whole blocks directly to their final place, where the plan allows it; the rest through a ring.
     Direct,
 }
 
-/// A step that leaves the arena with more of a chunk.
+/// A step that adds a part of a chunk to the arena.
 enum Step {
-    /// A block of a direct chunk: file, offset, where to.
+    /// A block of a direct chunk: file, offset, place.
     Block(usize, u64, u64),
     /// All copies of a chunk.
     Copies,
 }
 
-/// Bytes that were never in the file: what a drive holds behind a file's end.
+/// Bytes that a drive holds behind a file's end.
 const SLACK: u8 = 0xdd;
-/// What the arena holds at first.
+/// Initial contents of the arena.
 pub const FRESH: u8 = 0xee;
 
 pub struct Mover {
@@ -70,7 +70,7 @@ impl Mover {
         Self { files: files.collect(), block: plan.options.block, way, steps: steps.into(), chunks, arena }
     }
 
-    /// Bytes of a file, in which a drive's blocks go on behind its end.
+    /// Bytes of a file; the drive's blocks extend behind its end.
     fn read(&self, file: usize, offset: u64, bytes: u64) -> Vec<u8> {
         let byte = |at: u64| self.files[file].get(at as usize).copied().unwrap_or(SLACK);
         (offset..offset + bytes).map(byte).collect()
@@ -96,7 +96,7 @@ impl Mover {
     }
 }
 
-/// What every chunk must keep to.
+/// Invariants of every chunk.
 fn check(plan: &Plan, chunk: &Chunk, size: u64) {
     let block = plan.options.block;
     assert!((1..=size).contains(&chunk.bytes()), "{chunk:?}");

@@ -1,4 +1,4 @@
-//! Plans, carried out by a model of an engine: every byte where it belongs, in any order, and nothing else touched.
+//! Plans, executed by a model of an engine: every byte in its place, in any order, and no other byte written.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use onehop_load::stream::Stream;
 use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo, Use};
 use proptest::prelude::*;
 
-/// A tensor of a model to be made: type, dimensions in blocks, and bytes that are left free before it.
+/// A tensor to be made: type, dimensions in blocks, and unused bytes before it.
 type Sketch = (Dtype, Vec<u64>, u64);
 
 fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
@@ -32,7 +32,7 @@ fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
     Model { files: sources, metadata: vec![], tensors, format: "safetensors" }
 }
 
-/// Types whose scalar is a whole block, and some that come in blocks.
+/// Types whose scalar is a whole block, and some with larger blocks.
 fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
     let dtype = prop::sample::select(vec![
         Dtype::U8,
@@ -78,7 +78,7 @@ fn options() -> impl Strategy<Value = Options> {
         })
 }
 
-/// What is to be found in memory for a tensor cut along `dim`: element by element, by its coordinates.
+/// The expected memory of a tensor sliced along `dim`, element by element from its coordinates.
 fn expected(model: &Model, tensor: &Tensor, dim: usize, rank: u64, ranks: u64) -> Vec<u8> {
     let TensorInfo { dtype, shape, offset, bytes, .. } = &tensor.info;
     let mut all = vec![0; *bytes as usize];
@@ -101,7 +101,7 @@ fn expected(model: &Model, tensor: &Tensor, dim: usize, rank: u64, ranks: u64) -
     out
 }
 
-/// Cuts every tensor along `dim` that can be cut so.
+/// Slices every tensor along `dim` where possible.
 fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection, HashMap<String, Vec<u8>>) {
     let mut selection = Selection::default().rank(rank, ranks).unwrap();
     let mut wanted = HashMap::new();
@@ -119,7 +119,7 @@ fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection, Ha
     (selection, wanted)
 }
 
-/// Carries a plan out and looks at every tensor twice: when it is handed out, and at the end.
+/// Executes a plan and checks every tensor twice: when it is returned, and at the end.
 fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size: u64, way: Way, seed: u64) {
     let mover = Mover::new(model, &plan, size, way, &mut Dice(seed));
     let mut stream = Stream::new(plan, mover);
@@ -143,7 +143,7 @@ fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size:
     }
 }
 
-/// What every plan must keep to.
+/// Invariants of every plan.
 fn check(plan: &Plan) {
     let Options { align, small, block, slack, .. } = plan.options;
     let mut places: Vec<_> =
@@ -204,7 +204,8 @@ proptest! {
     }
 }
 
-/// What a checkpoint looks like: all large, of lengths that are multiples of the alignment, after an odd header.
+/// A typical checkpoint: all tensors large, with lengths that are multiples of the alignment, behind a header of odd
+/// length.
 fn checkpoint() -> Model {
     let large: Vec<Sketch> = (0..12).map(|i| (Dtype::Bf16, vec![64 + 32 * (i % 3), 1024], 0)).collect();
     model(&[(8 * 1237, large.clone()), (8 * 1000, large)], 11)
@@ -237,7 +238,7 @@ fn scalars_stay_together() {
     assert_eq!(apart.pieces.len(), 5001);
 }
 
-/// Two files whose tensors would continue one another, if they were one.
+/// Two files whose tensors would be contiguous if they were one.
 #[test]
 fn files_are_told_apart() {
     let files = [(4096, vec![(Dtype::U8, vec![4096], 0)]), (8192, vec![(Dtype::U8, vec![4096], 0)])];
@@ -251,7 +252,7 @@ fn files_are_told_apart() {
     }
 }
 
-/// A tensor is complete with its last byte and not before, also where that lies in a block of its own.
+/// A tensor is complete with its last byte and not before, even if that byte is in a block of its own.
 #[test]
 fn the_last_byte_counts() {
     for header in [4095, 4097] {
@@ -264,7 +265,7 @@ fn the_last_byte_counts() {
     }
 }
 
-/// Small tensors of any size, one behind the other: one range, and one read for a slot.
+/// Small tensors of any size, contiguous: one range, and one read per slot.
 #[test]
 fn a_ring_reads_on_across_runs() {
     let odd: Vec<Sketch> = (0..500).map(|i| (Dtype::U8, vec![1 + i * 7 % 900], 0)).collect();
@@ -287,7 +288,7 @@ fn what_cannot_be_addressed_is_shifted_and_says_how_far() {
     assert_eq!(by(4001, 4), Landing::Shifted { by: 3 });
     assert!(matches!(by(4001, 1), Landing::Direct { .. }));
     assert!(matches!(by(4004, 4), Landing::Direct { .. }));
-    // Where whole blocks must land at multiples of 4096, only tensors that start at their alignment can.
+    // If whole blocks must land at multiples of 4096, only tensors that start at their alignment can.
     assert_eq!(by(4004, 4096), Landing::Shifted { by: 92 });
     assert!(matches!(by(4096 + 256, 4096), Landing::Direct { .. }));
 }
@@ -307,7 +308,7 @@ fn a_rank_reads_its_rows_alone() {
     }
 }
 
-/// Rows that lie at equal distances in a slot are one copy, as the copy engine can do it.
+/// Rows at equal distances in a slot are one copy, as the copy engine supports.
 #[test]
 fn rows_become_one_copy() {
     let copies = |header| {
@@ -319,11 +320,11 @@ fn rows_become_one_copy() {
         (chunk.reads.len(), copies)
     };
     assert_eq!(copies(4196), (40, vec![(8192, 40, 12288)]));
-    // Rows of whole blocks lie one behind the other in the slot already.
+    // Rows of whole blocks are already contiguous in the slot.
     assert_eq!(copies(4096), (60, vec![(60 * 8192, 1, 60 * 8192)]));
 }
 
-/// A tensor of a billion rows must not become a billion of anything.
+/// A tensor of a billion rows must not need a billion of anything.
 #[test]
 fn fine_slices_stay_small() {
     let info = TensorInfo {
@@ -407,7 +408,7 @@ fn names_and_types_are_filtered() {
     ] {
         assert_eq!(refused(selection), Error::NoMatch { pattern: "no such".into(), used });
     }
-    // A cut may be of tensors that are not wanted here.
+    // A slice may concern tensors that are not selected.
     assert_eq!(names(Selection::default().only("*.weight").cut("*.bias", 0)), ["0.0.weight"]);
     for nothing in [Selection::default().only("0.0.*").except("*"), Selection::default().dtype(Dtype::I8)] {
         assert_eq!(refused(nothing), Error::NothingLeft);
@@ -455,7 +456,7 @@ fn a_chunk_counts_once() {
     assert!(matches!(arrivals.arrive(&chunk), Err(onehop_load::plan::Error::Again(70))));
 }
 
-/// The form that `--plan --json` prints.
+/// The output of `--plan --json`.
 #[test]
 fn a_plan_has_a_json_form() {
     let model = checkpoint();

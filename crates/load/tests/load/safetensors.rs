@@ -1,4 +1,4 @@
-//! safetensors headers: what the reference accepts, and everything that breaks a rule.
+//! safetensors headers: what the reference accepts, and every violated rule.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ const DTYPES: [Dtype; 22] = [
     Dtype::U64,
 ];
 
-/// Compares with what the reference makes of the same file, tensor by tensor.
+/// Compares with the reference's view of the same file, tensor by tensor.
 fn agrees(file: &[u8]) {
     let ours = header(file).unwrap();
     let (bytes, theirs) = SafeTensors::read_metadata(file).unwrap();
@@ -82,12 +82,12 @@ proptest! {
                 TensorView::new(*dtype, shape.clone(), data).ok().map(|view| (name.clone(), view))
             })
             .collect();
-        // What the reference writes for no tensor and empty metadata is no JSON, as its own reader says.
+        // For no tensor and empty metadata, the reference writes something that its own reader refuses as JSON.
         prop_assume!(!views.is_empty() || metadata.as_ref().is_none_or(|m| !m.is_empty()));
         agrees(&serialize(views, metadata).unwrap());
     }
 
-    /// Headers that are nearly right: whoever accepts, both do, and say the same.
+    /// Nearly valid headers: either both accept and agree, or both refuse.
     #[test]
     fn verdicts_agree(
         tensors in prop::collection::vec((dtype(), prop::collection::vec(0u64..4, 0..3), 0u64..3, -1i64..9), 1..4),
@@ -118,7 +118,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// A byte changed, or the end cut off: what we accept, the reference accepts and reads alike.
+    /// A byte changed, or truncated: what we accept, the reference accepts and reads alike.
     #[test]
     fn damaged_files(at in 0usize..250, byte: u8, cut in prop::option::weighted(0.2, 0usize..250)) {
         let json = r#"{"__metadata__":{"a":"b"},"x":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"y":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// Both accept what is odd but has one meaning.
+/// Both accept what is unusual but unambiguous.
 #[test]
 fn odd_but_clear() {
     for (json, data) in [
@@ -240,7 +240,7 @@ fn every_broken_rule_has_its_own_error() {
     ] {
         assert!(matches!(refused(json, 0), E::Json(_)), "{json}");
     }
-    // Also where nobody looks: found by fuzzing.
+    // Also in ignored values: found by fuzzing.
     let deep = "[".repeat(200) + &"]".repeat(200);
     for other in [
         &b"\"F6\xafE2\""[..],
@@ -277,7 +277,7 @@ fn lengths_of_headers() {
     }
 }
 
-/// Every prefix of a good file is refused, and so is every file with something behind it.
+/// Every prefix of a valid file is refused, and so is every file with trailing bytes.
 #[test]
 fn truncated_anywhere() {
     let view = |n: usize| TensorView::new(Dtype::U8, vec![n], vec![7; n].leak()).unwrap();
@@ -291,7 +291,7 @@ fn truncated_anywhere() {
     assert!(matches!(header(&longer), Err(Error::Trailing { .. })));
 }
 
-/// Nesting costs heap, not stack, or is refused: wherever it stands.
+/// Nesting costs heap, not stack, or is refused, wherever it occurs.
 #[test]
 fn deep_nesting() {
     let deep = "[".repeat(1_000_000);
@@ -307,7 +307,7 @@ fn deep_nesting() {
     }
 }
 
-/// Long lists keep only what a tensor can have.
+/// Of long lists, only as many elements are kept as a tensor can have.
 #[test]
 fn endless_lists() {
     let ones = "1,".repeat(2_000_000) + "1";
@@ -328,14 +328,14 @@ fn a_million_tensors() {
     let start = Instant::now();
     let header = parse(json.as_bytes(), json.len() as u64 + 8 + 4_000_000).unwrap();
     assert_eq!(header.tensors.len(), 1_000_000);
-    // A second where it is optimised and the machine is idle; what is quadratic would take hours.
+    // A second in an optimised build on an idle machine; anything quadratic would take hours.
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     let twice = json.replacen("layers.999999", "layers.0", 1);
     let twice = parse(twice.as_bytes(), twice.len() as u64 + 8 + 4_000_000);
     assert!(matches!(twice, Err(Error::Twice(name)) if name == "layers.0"));
 }
 
-/// The reference's own form of a header, without the file around it.
+/// The reference's own serialized header, without the file around it.
 #[test]
 fn the_reference_reads_the_same_json() {
     let json = r#"{"a":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[0,3]}}"#;

@@ -1,4 +1,4 @@
-//! Models on a server of our own: every byte, and everything that may go wrong on the way.
+//! Models on a server of our own: every byte, and everything that may go wrong.
 #![allow(clippy::unwrap_used)]
 
 mod server;
@@ -34,10 +34,10 @@ fn tensors() -> Vec<(&'static str, Vec<u8>)> {
     vec![("a", noise(3_000_000, 1)), ("b", noise(5, 2)), ("c", noise(1_000_001, 3)), ("d", noise(777, 4))]
 }
 
-/// More than any busy machine takes.
+/// Generous, for a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The server with a model, and whoever reads from it.
+/// The server with a model, and a client.
 fn start() -> (Server, Remote, PathBuf) {
     start_with(LONG)
 }
@@ -71,7 +71,7 @@ fn s3_config(server: &Server, idle: Duration) -> Config {
 
 const SLOT: usize = 256 << 10;
 
-/// Loads all of it, and compares every tensor.
+/// Loads everything, and compares every tensor.
 fn load(remote: &Remote, path: PathBuf, wanted: &[(&str, Vec<u8>)]) -> Result<Account, Error> {
     let model = Model::open(remote, &[path])?;
     let plan = Plan::new(&model, &Selection::default(), plan::Options::ring())?;
@@ -102,12 +102,12 @@ fn every_byte_of_a_model_on_a_web_server() {
         account.remote_bytes >= 4_000_783 && account.cached_bytes + account.direct_bytes == 0,
         "{account:?}"
     );
-    // Three slots for each connection, in huge pages.
+    // Three slots per connection, in huge pages.
     let ring = (4 * 3 * SLOT as u64).next_multiple_of(2 << 20);
     assert_eq!((account.retries, account.ring_bytes), (0, ring));
     let headers = server.state.headers.lock().unwrap().join("\n").to_lowercase();
     assert!(headers.contains("range: bytes=") && headers.contains("if-match: \"first\""), "{headers}");
-    // A slow server is no error.
+    // A slow server is not an error.
     server.goes(Wrong::Slow);
     load(&remote, server.url("/m/model.safetensors").into(), &tensors()).unwrap();
 }
@@ -168,7 +168,7 @@ fn an_object_that_changes_is_noticed() {
         let end = load(&remote, path, &tensors());
         assert!(matches!(end, Err(Error::ChangedOnServer { .. })), "{wrong:?}: {end:?}");
     }
-    // After the last byte, too.
+    // Also after the last byte.
     let (server, remote, path) = start();
     let model = Model::open(&remote, &[path]).unwrap();
     model.still_same().unwrap();
@@ -199,7 +199,7 @@ fn what_never_works_ends_in_time_with_a_reason() {
     }
     let error = Model::open(&remote, &[server.url("/").into()]).err().unwrap().to_string();
     assert!(error.contains("no file on it"), "{error}");
-    // Routes of this machine's files read none of a server's.
+    // Routes for local files refuse a server's.
     let model = Model::open(&remote, &[path]).unwrap();
     let plan = Plan::new(&model, &Selection::default(), plan::Options::ring()).unwrap();
     for route in [Route::Cached, Route::Pinned] {
@@ -222,11 +222,11 @@ fn a_load_that_is_given_up_ends_soon() {
     }
     let begun = Instant::now();
     drop(engine);
-    // The server would have it wait for twenty seconds.
+    // The server would block it for twenty seconds.
     assert!(begun.elapsed() < Duration::from_secs(8), "it waited for the server");
 }
 
-/// Nobody has to wait for a header that does not come, or for the names below a prefix.
+/// Reading headers and listing a prefix can be cancelled.
 #[test]
 fn whoever_does_not_want_to_wait_need_not() {
     for address in ["/m/model.safetensors", "s3://m/llama"] {
@@ -245,7 +245,7 @@ fn whoever_does_not_want_to_wait_need_not() {
             let error = opened.join().unwrap();
             assert!(matches!(error, Some(Error::Cancelled)), "{address}: {error:?}");
         });
-        // The server would have it wait for twenty seconds.
+        // The server would block it for twenty seconds.
         assert!(begun.elapsed() < Duration::from_secs(15), "it waited for the server");
     }
 }

@@ -7,32 +7,32 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What is to go wrong.
+/// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wrong {
     #[default]
     Nothing,
-    /// The first answer for every range ends in the middle.
+    /// The first answer for every range is cut in the middle.
     Cut,
-    /// Every answer ends in the middle.
+    /// Every answer is cut in the middle.
     AlwaysCut,
     /// The first request for every range is answered by 503.
     Busy,
-    /// After so many requests the object is another, and the server knows.
+    /// After this many requests the object changes, and the server checks If-Match.
     Changes(u64),
-    /// The same, and it does not look at If-Match.
+    /// The same, but the server ignores If-Match.
     ChangesSilently(u64),
-    /// It never answers a range, or what is below a prefix.
+    /// It never answers range and list requests.
     Hangs,
-    /// It sends everything, whatever it was asked for.
+    /// It ignores ranges and sends everything.
     NoRanges,
-    /// It says that the object is longer than it was.
+    /// It reports a longer object.
     Grows(u64),
-    /// It takes its time over every piece.
+    /// It sends slowly.
     Slow,
 }
 
-/// What it has, and what it saw.
+/// The server's contents, and a log of requests.
 #[derive(Default)]
 pub struct State {
     pub objects: Mutex<BTreeMap<String, Vec<u8>>>,
@@ -41,12 +41,12 @@ pub struct State {
     pub sent: AtomicU64,
     /// Header lines of all requests.
     pub headers: Mutex<Vec<String>>,
-    /// Ends of ranges that were asked for.
+    /// Ends of requested ranges.
     seen: Mutex<BTreeSet<String>>,
     stop: AtomicBool,
 }
 
-/// The server, as long as the value lives.
+/// The server, which runs until this is dropped.
 pub struct Server {
     pub state: Arc<State>,
     address: SocketAddr,
@@ -88,7 +88,7 @@ impl Drop for Server {
     }
 }
 
-/// One connection, request after request; ends when the peer or the script does.
+/// Serves one connection, request after request, until the peer or the script ends it.
 fn serve(state: &State, stream: TcpStream) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut stream = stream;
@@ -139,7 +139,7 @@ fn answer(state: &State, lines: &[String], stream: &mut TcpStream) -> Option<()>
     if !matches && !matches!(wrong, Wrong::ChangesSilently(_)) {
         return status(stream, "412 Precondition Failed");
     }
-    // What is left of a range that was cut ends where it did.
+    // The rest of a range that was cut has the same end.
     let end = header(lines, "range").and_then(|range| range.split_once('-')).map_or("all", |(_, end)| end);
     let first_time = state.seen.lock().unwrap().insert(format!("{wrong:?} {method} {end}"));
     if wrong == Wrong::Busy && first_time {

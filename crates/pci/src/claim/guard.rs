@@ -1,8 +1,7 @@
-//! The guardian: a child process that puts a device back when this process has ended, by whatever way.
+//! The guardian: a child process that restores a device when this process ends in any way.
 //!
-//! It is forked before anything is changed, sleeps on a pipe, and works when the pipe's other end has closed: at a drop, at
-//! an exit without one, at a panic, at a signal that nobody can catch. Putting back is done by it alone, so there is
-//! one way of doing it.
+//! It is forked before anything is changed and sleeps on a pipe, whose other end closes at a drop, an exit, a panic, or
+//! a signal that cannot be caught. Only the guardian restores devices, so there is one way of doing it.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -10,14 +9,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::claim::steps::Step;
+use crate::claim::steps::SysfsWrite;
 use crate::{Address, Error, Result};
 
-/// How long giving back may take before it is left to the guardian alone: a driver that comes up may take its time.
-const GIVEN_WITHIN: Duration = Duration::from_secs(20);
+/// Time limit for restoring before the guardian is left to finish alone: a driver may take long to probe.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A step as the guardian needs it: after a fork nothing may be allocated.
-struct Prepared {
+/// A step in the guardian's form: nothing may be allocated after a fork.
+struct PreparedStep {
     path: CString,
     bytes: Vec<u8>,
     offset: Option<i64>,
@@ -25,28 +24,28 @@ struct Prepared {
     complaint: Vec<u8>,
 }
 
-/// All that the guardian needs.
+/// Everything that the guardian needs.
 struct GuardianWork {
-    steps: Vec<Prepared>,
-    /// The device's folder, and what is said where there is none: a device that has left the bus is not given back.
+    steps: Vec<PreparedStep>,
+    /// The device's folder, and the message if it is gone: a device that has left the bus is not restored.
     device: CString,
     left: Vec<u8>,
 }
 
-/// The guardian, as its parent sees it.
+/// The parent's handle on the guardian.
 pub(crate) struct Guard {
-    /// While this is open the guardian sleeps.
+    /// The guardian sleeps while this is open.
     pipe: Option<OwnedFd>,
     child: libc::pid_t,
     address: Address,
 }
 
 impl Guard {
-    /// Starts it. `folder` stands for `/`; the descriptors in `kept` stay open as long as it lives.
+    /// Starts the guardian. `folder` stands for `/`; the descriptors in `kept` stay open as long as it lives.
     pub(crate) fn start(
         folder: &Path,
         address: Address,
-        steps: &[Step],
+        steps: &[SysfsWrite],
         kept: &[BorrowedFd<'_>],
     ) -> Result<Self> {
         let work = prepare(folder, address, steps)?;
@@ -58,15 +57,15 @@ impl Guard {
         keep.dedup();
         let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut old = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: both sets are written by these calls before they are read. No signal may reach the child before it has
-        // left its parent's handlers behind; it keeps them all blocked.
+        // SAFETY: both sets are written by these calls before they are read. No signal may reach the child while it has
+        // its parent's handlers; it keeps all signals blocked.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
         }
-        // SAFETY: the C library first runs what libraries of this process have asked for around forks, ours among them: those take
-        // locks before it and let them go in the child, which POSIX allows them. Then the child calls nothing but
-        // async-signal-safe functions on memory that was made before, and never returns.
+        // SAFETY: fork runs the handlers that libraries of this process have registered, ours among them: those take
+        // locks before the fork and release them in the child, which POSIX allows. After that the child only calls
+        // async-signal-safe functions on memory that was allocated before, and never returns.
         let child = unsafe { libc::fork() };
         let failed = std::io::Error::last_os_error();
         if child == 0 {
@@ -76,12 +75,12 @@ impl Guard {
         // SAFETY: `old` was written by the first call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
         if child < 0 {
-            return Err(Error::call("fork of the process that will give the device back", failed));
+            return Err(Error::call("fork of the process that will rebind the device", failed));
         }
         Ok(Self { pipe: Some(write), child, address })
     }
 
-    /// Has it do its work now, and waits for that.
+    /// Lets the guardian restore the device now, and waits for it.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some(pipe) = self.pipe.take() else { return Ok(()) };
         drop(pipe);
@@ -93,13 +92,13 @@ impl Guard {
             if done == self.child && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
                 return Ok(());
             }
-            // A process that ignores SIGCHLD is not told how its children ended.
+            // A process that ignores SIGCHLD gets no exit status of its children.
             if done < 0 {
                 return Ok(());
             }
             let why = if done == self.child {
-                "what failed was said on stderr"
-            } else if begun.elapsed() >= GIVEN_WITHIN {
+                "stderr has the failed step"
+            } else if begun.elapsed() >= RELEASE_TIMEOUT {
                 "it takes too long, and continues in the background"
             } else {
                 std::thread::sleep(Duration::from_millis(1));
@@ -119,16 +118,16 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The guardian has said on stderr what it could not do.
+        // The guardian has reported failures on stderr.
         let _ = self.finish();
     }
 }
 
-fn prepare(folder: &Path, address: Address, steps: &[Step]) -> Result<GuardianWork> {
+fn prepare(folder: &Path, address: Address, steps: &[SysfsWrite]) -> Result<GuardianWork> {
     let steps = steps.iter().map(|step| prepare_step(folder, address, step)).collect::<Result<Vec<_>>>()?;
     let device = file(folder, &format!("/sys/bus/pci/devices/{address}"))?;
     let left = format!(
-        "onehop: {address} has left the bus and is not given back; `onehop drive recover -d {address}` looks for it again\n"
+        "onehop: {address} has left the bus and was not rebound to its driver; `onehop drive recover -d {address}` rescans for it\n"
     );
     Ok(GuardianWork { steps, device, left: left.into_bytes() })
 }
@@ -139,13 +138,16 @@ fn file(folder: &Path, path: &str) -> Result<CString> {
         .map_err(|_| Error::garbage("a name in the system's files", path, "plain path"))
 }
 
-fn prepare_step(folder: &Path, address: Address, step: &Step) -> Result<Prepared> {
+fn prepare_step(folder: &Path, address: Address, step: &SysfsWrite) -> Result<PreparedStep> {
     let path = file(folder, &step.path)?;
     let text = String::from_utf8_lossy(&step.bytes);
-    let complaint =
-        format!("onehop: {address} is not given back: writing {:?} into {} failed\n", text.trim(), step.path);
+    let complaint = format!(
+        "onehop: {address} could not be rebound to its driver: writing {:?} into {} failed\n",
+        text.trim(),
+        step.path
+    );
     let offset = step.offset.map(|at| at as i64);
-    Ok(Prepared {
+    Ok(PreparedStep {
         path,
         bytes: step.bytes.clone(),
         offset,
@@ -157,13 +159,13 @@ fn prepare_step(folder: &Path, address: Address, step: &Step) -> Result<Prepared
 /// The guardian's life.
 ///
 /// # Safety
-/// Only in a freshly forked child, which it ends.
+/// Only in a freshly forked child, which this call ends.
 unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
     // SAFETY: async-signal-safe calls only, on memory made before the fork and descriptors of this process.
     unsafe {
-        // Out of reach of the terminal's Ctrl-C.
+        // Detached from the terminal's Ctrl-C.
         libc::setsid();
-        // Others' pipes and devices must not stay open because of us.
+        // The child must not keep other pipes and devices of its parent open.
         let mut from = 0;
         for fd in keep {
             if *fd > from {
@@ -173,7 +175,7 @@ unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
         }
         libc::syscall(libc::SYS_close_range, from, libc::c_uint::MAX, 0);
         let mut byte = 0_u8;
-        // Nothing is ever written: this returns when the last other end has closed.
+        // Nothing is ever written: this returns when the other end is closed.
         while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
         let mut failed = 0;
         for step in &work.steps {
@@ -193,8 +195,8 @@ unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
 
 /// # Safety
 /// As for [`watch`].
-unsafe fn write(step: &Prepared) -> bool {
-    // SAFETY: the path ends in a zero byte, and the bytes are as long as is said.
+unsafe fn write(step: &PreparedStep) -> bool {
+    // SAFETY: the path ends in a zero byte, and the pointer and length are those of the bytes.
     unsafe {
         let fd = libc::open(step.path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if fd < 0 {

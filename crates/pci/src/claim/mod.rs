@@ -1,7 +1,7 @@
-//! A device taken from the kernel's driver, and given back however this process ends.
+//! Claims a device from the kernel's driver, and releases it however this process ends.
 //!
-//! [`Claim::take`] refuses what [`Kind`] does not allow, writes down how the device was, starts a guardian
-//! process that will put it back, and only then changes anything.
+//! [`Claim::take`] refuses what [`DeviceKind`] does not allow, records the device's state, starts a guardian process that
+//! will restore it, and only then changes anything.
 
 #[allow(unsafe_code, reason = "a process is forked")]
 mod guard;
@@ -19,64 +19,67 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::kind::ensure_no_user_driver;
-use crate::{Address, Error, Kind, Result, Root};
+use crate::{Address, DeviceKind, Error, Result, Root};
 use guard::Guard;
-pub(crate) use steps::Owner;
-use steps::{Before, Step, give, take};
+pub(crate) use steps::NewDriver;
+use steps::{Before, SysfsWrite, claim_steps, release_steps};
 
-/// How long another program that has the device may take to give it back.
-const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
-/// How long a driver may take to come or to go.
-const BOUND_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for another onehop process to release the device.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time limit for a driver to bind or unbind.
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A device that the kernel's driver does not have. Dropping it gives the device back to whoever had it.
+/// A device detached from the kernel's driver. Dropping the claim releases it.
 pub(crate) struct Claim {
     guard: Guard,
-    // Released after the guardian has done its work.
-    _turn: File,
+    // Released after the guardian has finished.
+    _lock: File,
 }
 
 impl Claim {
-    /// Takes it. The descriptors in `hold` stay open until the device has been given back, even if this process is killed.
+    /// Claims the device. The descriptors in `hold` stay open until it has been released, even if this process is
+    /// killed.
     pub(crate) fn take(
         root: &Root,
-        kind: Kind,
+        kind: DeviceKind,
         address: Address,
-        owner: Owner,
+        owner: NewDriver,
         hold: &[BorrowedFd<'_>],
     ) -> Result<Self> {
         let machine = Machine::of(root)?;
-        let turn = machine.turn(root, kind, address)?;
+        let lock = machine.lock(root, kind, address)?;
         let before = Before::read(root, address)?;
         before.present(root, address)?;
-        // Where it stays with its driver, VFIO and our module let nobody in beside another.
+        // If it stays with its driver, VFIO and our module admit only one program.
         if owner.is_another(&before) {
             ensure_no_user_driver(root, address)?;
         }
-        let back: Vec<_> = give(address, &before, owner);
-        let mut kept = vec![turn.as_fd()];
+        let back: Vec<_> = release_steps(address, &before, owner);
+        let mut kept = vec![lock.as_fd()];
         kept.extend(hold);
         let guard = Guard::start(&machine.folder, address, &back, &kept)?;
-        // Whatever fails from here on is undone when the guard goes.
-        machine.carry_out(address, &take(address, &before, owner))?;
+        // From here on, dropping the guard undoes everything.
+        machine.apply(address, &claim_steps(address, &before, owner))?;
         machine.wait_for_driver(root, address, owner)?;
-        Ok(Self { guard, _turn: turn })
+        Ok(Self { guard, _lock: lock })
     }
 
-    /// Gives it back now.
-    pub(crate) fn give_back(mut self) -> Result<()> {
+    /// Releases the device now; dropping the claim does the same, but returns no error.
+    #[cfg(test)]
+    pub(crate) fn release(mut self) -> Result<()> {
         self.guard.finish()
     }
 }
 
-/// Gives a device to a driver, or back to the one that the kernel chooses, to stay. If the driver does not take it, all is as it
-/// was before.
+/// Binds a device permanently to a driver, or to the one that the kernel chooses, and returns its name. If the driver
+/// does not accept the device, the former state is restored.
 ///
 /// # Errors
-/// When it is in use, there is no such driver, or it does not take it; and when nor does the one that had it.
-pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
+/// When the device is in use, there is no such driver, or the driver does not accept the device, which includes a
+/// failure to restore.
+pub fn bind(root: &Root, kind: DeviceKind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
     let machine = Machine::of(root)?;
-    let _turn = machine.turn(root, kind, address)?;
+    let _lock = machine.lock(root, kind, address)?;
     if let Some(driver) = driver {
         loaded(root, address, driver)?;
     }
@@ -88,7 +91,7 @@ pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> 
     ensure_no_user_driver(root, address)?;
     let wanted = |now: &Option<String>| driver.is_none_or(|driver| now.as_deref() == Some(driver));
     let handed = machine
-        .carry_out(address, &steps::hand_to(address, &before, driver))
+        .apply(address, &steps::bind_steps(address, &before, driver))
         .and_then(|()| machine.wait(root, address, wanted));
     let failed = match (handed, driver) {
         (Ok(now), Some(driver)) if !wanted(&now) => not_taken(address, driver, now.as_deref()),
@@ -96,13 +99,13 @@ pub fn bind(root: &Root, kind: Kind, address: Address, driver: Option<&str>) -> 
         (Err(error), _) => error,
     };
     let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
-    Err(match machine.carry_out(address, &steps::put_back(address, &before, now.as_deref())) {
+    Err(match machine.apply(address, &steps::undo_bind_steps(address, &before, now.as_deref())) {
         Ok(()) => failed,
         Err(then) => Error::NotGivenBack { first: failed.into(), then: then.into() },
     })
 }
 
-/// An error for a driver that the kernel does not have. Nothing is taken from another for it.
+/// Fails if no such driver is loaded. It is checked before the device is detached.
 fn loaded(root: &Root, address: Address, driver: &str) -> Result<()> {
     let is_name = !driver.is_empty() && !driver.contains('/') && !driver.starts_with('.');
     if is_name && root.exists(&format!("/sys/bus/pci/drivers/{driver}")) {
@@ -115,20 +118,20 @@ fn loaded(root: &Root, address: Address, driver: &str) -> Result<()> {
     })
 }
 
-/// Removes a device from the bus and rescans: for one that reads as all ones.
+/// Removes a device from the bus and rescans: for a device that reads as all ones.
 ///
 /// # Errors
-/// When it is in use, another program of onehop drives it, it cannot be taken off, or it does not come back.
+/// When it is in use, another onehop process drives it, it cannot be removed, or it does not come back.
 pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
     let machine = Machine::of(root)?;
     let folder = format!("/sys/bus/pci/devices/{address}");
     if root.exists(&folder) {
-        // Who drives it must not lose it, and by VFIO the kernel would wait for them without an end.
-        let _turn = machine.turn(root, Kind::Drive, address)?;
+        // A process that drives it must not lose it; with VFIO, the kernel would wait for that process forever.
+        let _lock = machine.lock(root, DeviceKind::Drive, address)?;
         ensure_no_user_driver(root, address)?;
-        machine.carry_out(address, &[Step::must(format!("{folder}/remove"), "1")])?;
+        machine.apply(address, &[SysfsWrite::must(format!("{folder}/remove"), "1")])?;
     }
-    machine.carry_out(address, &[Step::must("/sys/bus/pci/rescan".into(), "1")])?;
+    machine.apply(address, &[SysfsWrite::must("/sys/bus/pci/rescan".into(), "1")])?;
     let begun = Instant::now();
     while !is_present(root, address) {
         if begun.elapsed() >= patience {
@@ -143,7 +146,7 @@ pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Whether a device answers on the bus.
+/// Whether a device responds on the bus.
 #[must_use]
 pub fn is_present(root: &Root, address: Address) -> bool {
     let config = root.bytes(&format!("/sys/bus/pci/devices/{address}/config"), 4);
@@ -161,7 +164,7 @@ fn not_taken(address: Address, driver: &str, now: Option<&str>) -> Error {
     }
 }
 
-/// The files of the machine, to be written.
+/// Write access to the machine's files.
 struct Machine {
     folder: PathBuf,
 }
@@ -180,16 +183,16 @@ impl Machine {
         self.folder.join(path.trim_start_matches('/'))
     }
 
-    /// A device that may be taken, to ourselves among programs of ours. The lock is on one of the kernel's own files, so nothing
-    /// is left.
-    fn turn(&self, root: &Root, kind: Kind, address: Address) -> Result<File> {
-        // Who is refused does not stand in the way of others, and waits for nobody to be told why.
+    /// Locks a device that may be claimed against other onehop processes. The lock is on a file of the kernel, so none
+    /// is left behind.
+    fn lock(&self, root: &Root, kind: DeviceKind, address: Address) -> Result<File> {
+        // A refused caller must neither block others nor wait to be refused.
         kind.allows(root, address)?;
         let path = format!("/sys/bus/pci/devices/{address}/config");
         let file = File::open(self.at(&path)).map_err(|e| Error::io(&path, &e))?;
         let begun = Instant::now();
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            if begun.elapsed() >= HANDED_OVER_WITHIN {
+            if begun.elapsed() >= HANDOVER_TIMEOUT {
                 return Err(Error::Refused {
                     what: format!("using {address}"),
                     why: "another onehop process uses it".into(),
@@ -198,12 +201,12 @@ impl Machine {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Who had it may have given it back meanwhile, and somebody put it to use.
+        // The former holder may have released it meanwhile, and another program may use it now.
         kind.allows(root, address)?;
         Ok(file)
     }
 
-    fn carry_out(&self, address: Address, steps: &[Step]) -> Result<()> {
+    fn apply(&self, address: Address, steps: &[SysfsWrite]) -> Result<()> {
         for step in steps {
             match self.write(step) {
                 Err(e) if step.must => return Err(refused(address, step, &e)),
@@ -213,7 +216,7 @@ impl Machine {
         Ok(())
     }
 
-    fn write(&self, step: &Step) -> std::io::Result<()> {
+    fn write(&self, step: &SysfsWrite) -> std::io::Result<()> {
         let mut file = File::options().write(true).open(self.at(&step.path))?;
         match step.offset {
             Some(offset) => file.write_all_at(&step.bytes, offset),
@@ -221,7 +224,7 @@ impl Machine {
         }
     }
 
-    /// The driver of a device, once it is the one that is waited for, or time is over.
+    /// The device's driver, as soon as it is the expected one or time is up.
     fn wait(
         &self,
         root: &Root,
@@ -231,14 +234,14 @@ impl Machine {
         let begun = Instant::now();
         loop {
             let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
-            if done(&now) || begun.elapsed() >= BOUND_WITHIN {
+            if done(&now) || begun.elapsed() >= BIND_TIMEOUT {
                 return Ok(now);
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    fn wait_for_driver(&self, root: &Root, address: Address, owner: Owner) -> Result<()> {
+    fn wait_for_driver(&self, root: &Root, address: Address, owner: NewDriver) -> Result<()> {
         let wanted = owner.driver();
         let now = self.wait(root, address, |now| now.as_deref() == wanted)?;
         if now.as_deref() == wanted {
@@ -248,7 +251,7 @@ impl Machine {
     }
 }
 
-fn refused(address: Address, step: &Step, error: &std::io::Error) -> Error {
+fn refused(address: Address, step: &SysfsWrite, error: &std::io::Error) -> Error {
     let text = String::from_utf8_lossy(&step.bytes);
     let (path, text) = (&step.path, text.trim());
     Error::Refused {

@@ -1,27 +1,27 @@
-//! What is written into which files of sysfs to take a device from its driver, and to give it back.
+//! The writes to sysfs that detach a device from its driver, and those that restore it.
 
 use std::time::Duration;
 
 use crate::iommu::LAZY;
 use crate::{Address, Error, Result, Root};
 
-/// A driver's name that no driver has: it keeps the others away.
+/// The name of no existing driver, which keeps drivers from binding.
 const NOBODY: &str = "onehop-none";
-/// Offset of the command register in config space, and its bits that let a device answer, write to memory, and that keep it from
-/// its interrupt line. Nobody waits for that line, which others may share; a driver that wants it switches it on as it comes.
+/// Offset of the command register in config space, and its bits for decoding memory, for bus mastering and against
+/// INTx. The interrupt line is unused here and may be shared; a driver that needs it enables it.
 const COMMAND: u64 = 4;
 const DECODE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const NO_LINE: u16 = 1 << 10;
-/// The type of an IOMMU group that is flushed at once.
+/// The type of an IOMMU group with strict flushes.
 const STRICT: &str = "DMA";
-/// How long a device may take to wake up.
-const AWAKE_WITHIN: Duration = Duration::from_secs(1);
+/// Time limit for a device to resume.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who is to have the device.
+/// Who is to drive the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
-    /// The driver that lets programs drive a device behind an IOMMU.
+pub(crate) enum NewDriver {
+    /// vfio-pci, for programs that drive a device behind an IOMMU.
     Vfio,
     /// Our kernel module.
     Module,
@@ -29,7 +29,7 @@ pub(crate) enum Owner {
     Nobody,
 }
 
-impl Owner {
+impl NewDriver {
     pub(crate) fn driver(self) -> Option<&'static str> {
         match self {
             Self::Vfio => Some("vfio-pci"),
@@ -38,7 +38,7 @@ impl Owner {
         }
     }
 
-    /// Whether the device is to be taken from whoever has it.
+    /// Whether the device must be detached from its present driver.
     pub(crate) fn is_another(self, before: &Before) -> bool {
         before.driver.as_deref() != self.driver() || self == Self::Nobody
     }
@@ -48,7 +48,7 @@ impl Owner {
     }
 }
 
-/// How a device was found.
+/// A device's state before the claim.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Before {
     pub(crate) driver: Option<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Before {
     pub(crate) power_control: Option<String>,
     pub(crate) command: u16,
     pub(crate) can_reset: bool,
-    /// Its IOMMU group flushes lazily: what was unmapped is still reached for a while.
+    /// Its IOMMU group is flushed lazily: unmapped memory can be reached for a while.
     pub(crate) lazy: bool,
 }
 
@@ -76,12 +76,12 @@ impl Before {
         })
     }
 
-    /// An error for a device that does not answer; one that only sleeps is woken by the steps.
+    /// Fails if the device does not respond. A suspended device is woken by the steps.
     pub(crate) fn present(&self, root: &Root, address: Address) -> Result<()> {
         let begun = std::time::Instant::now();
-        // A device that is waking up answers nothing for a moment.
+        // A resuming device does not respond for a moment.
         while !super::is_present(root, address) {
-            if begun.elapsed() >= AWAKE_WITHIN {
+            if begun.elapsed() >= RESUME_TIMEOUT {
                 return Err(Error::Refused {
                     what: format!("using {address}"),
                     why: "its registers read as all ones: it has no power, or its link is down".into(),
@@ -96,18 +96,18 @@ impl Before {
     }
 }
 
-/// Something that is written into a file.
+/// A write to a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Step {
+pub(crate) struct SysfsWrite {
     pub(crate) path: String,
     pub(crate) bytes: Vec<u8>,
-    /// Where in the file, for config space.
+    /// Offset in the file, for config space.
     pub(crate) offset: Option<u64>,
-    /// Whether all is lost if this fails.
+    /// Whether failure aborts the whole operation.
     pub(crate) must: bool,
 }
 
-impl Step {
+impl SysfsWrite {
     pub(crate) fn must(path: String, text: &str) -> Self {
         Self { path, bytes: text.as_bytes().to_vec(), offset: None, must: true }
     }
@@ -126,93 +126,94 @@ impl Step {
     }
 }
 
-/// The steps that take a device.
-pub(crate) fn take(address: Address, before: &Before, owner: Owner) -> Vec<Step> {
+/// The steps that claim a device.
+pub(crate) fn claim_steps(address: Address, before: &Before, owner: NewDriver) -> Vec<SysfsWrite> {
     let folder = format!("/sys/bus/pci/devices/{address}");
-    // A sleeping device is woken first, and kept awake: its registers read as ones otherwise.
-    let mut steps = vec![Step::may(format!("{folder}/power/control"), "on")];
+    // A suspended device is resumed first and kept awake: its registers read as ones otherwise.
+    let mut steps = vec![SysfsWrite::may(format!("{folder}/power/control"), "on")];
     if owner.is_another(before) {
         steps.extend(change(address, before, owner.over()));
-        if owner != Owner::Nobody {
-            steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
+        if owner != NewDriver::Nobody {
+            steps.push(SysfsWrite::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
         }
     }
-    if owner == Owner::Nobody {
-        // Gives it its power and its memory back, which a driver that goes takes from it.
-        steps.push(Step::must(format!("{folder}/enable"), "1"));
-        steps.push(Step::command(address, before.command | DECODE | BUS_MASTER | NO_LINE));
+    if owner == NewDriver::Nobody {
+        // Restores power and memory decoding, which a driver disables as it unbinds.
+        steps.push(SysfsWrite::must(format!("{folder}/enable"), "1"));
+        steps.push(SysfsWrite::command(address, before.command | DECODE | BUS_MASTER | NO_LINE));
     }
     steps
 }
 
-/// The steps that put a device back to where it was.
-pub(crate) fn give(address: Address, before: &Before, owner: Owner) -> Vec<Step> {
+/// The steps that restore a device.
+pub(crate) fn release_steps(address: Address, before: &Before, owner: NewDriver) -> Vec<SysfsWrite> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut steps = Vec::new();
-    if owner == Owner::Nobody {
-        // First of all it must not write to memory any more. VFIO and the module see to that by themselves.
-        steps.push(Step::command(address, (before.command | DECODE | NO_LINE) & !BUS_MASTER));
+    if owner == NewDriver::Nobody {
+        // DMA is stopped first. VFIO and the module do that themselves.
+        steps.push(SysfsWrite::command(address, (before.command | DECODE | NO_LINE) & !BUS_MASTER));
         if before.can_reset {
-            steps.push(Step::may(format!("{folder}/reset"), "1"));
+            steps.push(SysfsWrite::may(format!("{folder}/reset"), "1"));
         }
-        steps.push(Step::may(format!("{folder}/enable"), "0"));
+        steps.push(SysfsWrite::may(format!("{folder}/enable"), "0"));
     }
     if owner.is_another(before) {
         if let Some(driver) = owner.driver() {
-            steps.push(Step::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
+            steps
+                .push(SysfsWrite::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
         }
         let over = before.driver_override.as_deref().unwrap_or("\n");
-        steps.push(Step::must(format!("{folder}/driver_override"), over));
-        if before.lazy && owner == Owner::Module {
-            steps.push(Step::may(format!("{folder}/iommu_group/type"), LAZY));
+        steps.push(SysfsWrite::must(format!("{folder}/driver_override"), over));
+        if before.lazy && owner == NewDriver::Module {
+            steps.push(SysfsWrite::may(format!("{folder}/iommu_group/type"), LAZY));
         }
         if let Some(driver) = &before.driver {
             let path = format!("/sys/bus/pci/drivers/{driver}/bind");
-            steps.push(Step::must(path, &address.to_string()));
+            steps.push(SysfsWrite::must(path, &address.to_string()));
         }
     }
     if let Some(power) = &before.power_control {
-        steps.push(Step::may(format!("{folder}/power/control"), power));
+        steps.push(SysfsWrite::may(format!("{folder}/power/control"), power));
     }
     steps
 }
 
-/// The steps that give a device to a driver to stay, or to the one that the kernel chooses.
-pub(crate) fn hand_to(address: Address, before: &Before, driver: Option<&str>) -> Vec<Step> {
+/// The steps that bind a device permanently to a driver, or to the one that the kernel chooses.
+pub(crate) fn bind_steps(address: Address, before: &Before, driver: Option<&str>) -> Vec<SysfsWrite> {
     let mut steps = change(address, before, driver.unwrap_or("\n"));
-    steps.push(Step::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
+    steps.push(SysfsWrite::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
     steps
 }
 
-/// The steps that undo those of `hand_to`, as far as they went: a driver has the device `now`, or none has.
-pub(crate) fn put_back(address: Address, before: &Before, now: Option<&str>) -> Vec<Step> {
+/// The steps that undo those of `bind_steps`, as far as they got: `now` is the present driver, if any.
+pub(crate) fn undo_bind_steps(address: Address, before: &Before, now: Option<&str>) -> Vec<SysfsWrite> {
     let over = before.driver_override.as_deref().unwrap_or("\n");
-    let mut steps = vec![Step::may(format!("/sys/bus/pci/devices/{address}/driver_override"), over)];
+    let mut steps = vec![SysfsWrite::may(format!("/sys/bus/pci/devices/{address}/driver_override"), over)];
     if now == before.driver.as_deref() {
         return steps;
     }
     if let Some(driver) = now {
-        steps.push(Step::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
+        steps.push(SysfsWrite::may(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
     }
     if before.lazy {
-        steps.push(Step::may(format!("/sys/bus/pci/devices/{address}/iommu_group/type"), LAZY));
+        steps.push(SysfsWrite::may(format!("/sys/bus/pci/devices/{address}/iommu_group/type"), LAZY));
     }
     if let Some(driver) = &before.driver {
-        steps.push(Step::must(format!("/sys/bus/pci/drivers/{driver}/bind"), &address.to_string()));
+        steps.push(SysfsWrite::must(format!("/sys/bus/pci/drivers/{driver}/bind"), &address.to_string()));
     }
     steps
 }
 
-/// Reserves it for a driver, and takes it from the one that has it. While no driver has it, its IOMMU group can be made
-/// strict, which our module is to have: kernels that cannot do that, or groups of several devices, stay as they are.
-fn change(address: Address, before: &Before, to: &str) -> Vec<Step> {
+/// Reserves the device for a driver and unbinds its present one. While it is unbound, its IOMMU group can be made
+/// strict, for our module; kernels that cannot do that, and groups of several devices, are left as they are.
+fn change(address: Address, before: &Before, to: &str) -> Vec<SysfsWrite> {
     let folder = format!("/sys/bus/pci/devices/{address}");
-    let mut steps = vec![Step::must(format!("{folder}/driver_override"), to)];
+    let mut steps = vec![SysfsWrite::must(format!("{folder}/driver_override"), to)];
     if let Some(driver) = &before.driver {
-        steps.push(Step::must(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
+        steps.push(SysfsWrite::must(format!("/sys/bus/pci/drivers/{driver}/unbind"), &address.to_string()));
     }
-    if before.lazy && Some(to) == Owner::Module.driver() {
-        steps.push(Step::may(format!("{folder}/iommu_group/type"), STRICT));
+    if before.lazy && Some(to) == NewDriver::Module.driver() {
+        steps.push(SysfsWrite::may(format!("{folder}/iommu_group/type"), STRICT));
     }
     steps
 }
@@ -221,8 +222,8 @@ fn change(address: Address, before: &Before, to: &str) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    fn shown(steps: &[Step]) -> Vec<String> {
-        let of = |step: &Step| {
+    fn shown(steps: &[SysfsWrite]) -> Vec<String> {
+        let of = |step: &SysfsWrite| {
             let name = step.path.rsplit("/sys/bus/pci/").next().unwrap_or_default();
             let text = String::from_utf8_lossy(&step.bytes);
             match step.offset {
@@ -252,7 +253,7 @@ mod tests {
     fn what_the_kernel_had_goes_to_vfio_and_back() {
         let before = used_by(Some("nvme"));
         assert_eq!(
-            shown(&take(address(), &before, Owner::Vfio)),
+            shown(&claim_steps(address(), &before, NewDriver::Vfio)),
             [
                 "devices/0000:0b:00.0/power/control on",
                 "devices/0000:0b:00.0/driver_override vfio-pci",
@@ -261,7 +262,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            shown(&give(address(), &before, Owner::Vfio)),
+            shown(&release_steps(address(), &before, NewDriver::Vfio)),
             [
                 "drivers/vfio-pci/unbind 0000:0b:00.0",
                 "devices/0000:0b:00.0/driver_override ",
@@ -274,38 +275,41 @@ mod tests {
     #[test]
     fn the_module_takes_and_gives_as_vfio_does() {
         let before = used_by(Some("nvme"));
-        let as_module = |steps: Vec<Step>| -> Vec<_> {
+        let as_module = |steps: Vec<SysfsWrite>| -> Vec<_> {
             shown(&steps).into_iter().map(|step| step.replace("vfio-pci", "onehop")).collect()
         };
-        let taken = shown(&take(address(), &before, Owner::Module));
-        assert_eq!(taken, as_module(take(address(), &before, Owner::Vfio)));
-        let given = shown(&give(address(), &before, Owner::Module));
-        assert_eq!(given, as_module(give(address(), &before, Owner::Vfio)));
+        let taken = shown(&claim_steps(address(), &before, NewDriver::Module));
+        assert_eq!(taken, as_module(claim_steps(address(), &before, NewDriver::Vfio)));
+        let given = shown(&release_steps(address(), &before, NewDriver::Module));
+        assert_eq!(given, as_module(release_steps(address(), &before, NewDriver::Vfio)));
     }
 
     #[test]
     fn the_module_gets_a_group_that_is_flushed_at_once() {
         let before = Before { lazy: true, ..used_by(Some("nvme")) };
-        let taken = shown(&take(address(), &before, Owner::Module));
+        let taken = shown(&claim_steps(address(), &before, NewDriver::Module));
         let unbound = taken.iter().position(|step| step.starts_with("drivers/nvme/unbind")).unwrap();
         assert_eq!(taken[unbound + 1], "devices/0000:0b:00.0/iommu_group/type DMA");
-        let given = shown(&give(address(), &before, Owner::Module));
+        let given = shown(&release_steps(address(), &before, NewDriver::Module));
         let at = |what: &str| given.iter().position(|step| step.ends_with(what)).unwrap();
         let (lazy, bound) = (at("iommu_group/type DMA-FQ"), at("nvme/bind 0000:0b:00.0"));
         assert!(at("onehop/unbind 0000:0b:00.0") < lazy && lazy < bound, "{given:?}");
         // VFIO flushes by itself.
-        let taken = shown(&take(address(), &before, Owner::Vfio));
+        let taken = shown(&claim_steps(address(), &before, NewDriver::Vfio));
         assert!(!taken.iter().any(|step| step.contains("iommu_group")), "{taken:?}");
-        let bound = shown(&hand_to(address(), &before, Some("onehop")));
+        let bound = shown(&bind_steps(address(), &before, Some("onehop")));
         assert!(bound.contains(&"devices/0000:0b:00.0/iommu_group/type DMA".into()), "{bound:?}");
     }
 
     #[test]
     fn what_vfio_had_stays_there() {
         let before = used_by(Some("vfio-pci"));
-        assert_eq!(shown(&take(address(), &before, Owner::Vfio)), ["devices/0000:0b:00.0/power/control on"]);
         assert_eq!(
-            shown(&give(address(), &before, Owner::Vfio)),
+            shown(&claim_steps(address(), &before, NewDriver::Vfio)),
+            ["devices/0000:0b:00.0/power/control on"]
+        );
+        assert_eq!(
+            shown(&release_steps(address(), &before, NewDriver::Vfio)),
             ["devices/0000:0b:00.0/power/control auto"]
         );
     }
@@ -313,35 +317,35 @@ mod tests {
     #[test]
     fn without_a_driver_bus_mastering_ends_before_all_else() {
         let before = Before { driver_override: Some("mine".into()), ..used_by(Some("nvme")) };
-        let taken = shown(&take(address(), &before, Owner::Nobody));
+        let taken = shown(&claim_steps(address(), &before, NewDriver::Nobody));
         assert_eq!(taken.last().unwrap(), "devices/0000:0b:00.0/config@4 [06, 04]");
         assert!(taken.contains(&"devices/0000:0b:00.0/driver_override onehop-none".into()));
-        let given = shown(&give(address(), &before, Owner::Nobody));
+        let given = shown(&release_steps(address(), &before, NewDriver::Nobody));
         assert_eq!(given[0], "devices/0000:0b:00.0/config@4 [02, 04]");
         assert_eq!(given[1], "devices/0000:0b:00.0/reset 1");
         assert!(given.contains(&"devices/0000:0b:00.0/driver_override mine".into()), "{given:?}");
         assert!(given.contains(&"drivers/nvme/bind 0000:0b:00.0".into()));
-        // One that nobody had is bound to nobody, and is as silent as one that a driver had left.
+        // A device that had no driver gets none, and is left disabled as after an unbind.
         let none = Before { command: 0, ..used_by(None) };
-        let taken = shown(&take(address(), &none, Owner::Nobody));
+        let taken = shown(&claim_steps(address(), &none, NewDriver::Nobody));
         assert_eq!(taken.last().unwrap(), "devices/0000:0b:00.0/config@4 [06, 04]");
         assert_eq!(
-            shown(&give(address(), &none, Owner::Nobody))[0],
+            shown(&release_steps(address(), &none, NewDriver::Nobody))[0],
             "devices/0000:0b:00.0/config@4 [02, 04]"
         );
-        let given = shown(&give(address(), &used_by(None), Owner::Nobody));
+        let given = shown(&release_steps(address(), &used_by(None), NewDriver::Nobody));
         assert!(!given.iter().any(|step| step.ends_with("bind 0000:0b:00.0")), "{given:?}");
     }
 
     #[test]
     fn what_no_driver_took_goes_back() {
-        let back = |before: &Before, now: Option<&str>| shown(&put_back(address(), before, now));
+        let back = |before: &Before, now: Option<&str>| shown(&undo_bind_steps(address(), before, now));
         let over = "devices/0000:0b:00.0/driver_override ";
         assert_eq!(back(&used_by(Some("nvme")), None), [over, "drivers/nvme/bind 0000:0b:00.0"]);
         assert_eq!(back(&used_by(None), Some("other")), [over, "drivers/other/unbind 0000:0b:00.0"]);
         let lazy = Before { lazy: true, driver_override: Some("mine".into()), ..used_by(Some("mine")) };
         let mine = "devices/0000:0b:00.0/driver_override mine";
-        // It never left.
+        // It was never unbound.
         assert_eq!(back(&lazy, Some("mine")), [mine]);
         assert_eq!(
             back(&lazy, None),
@@ -351,7 +355,7 @@ mod tests {
 
     #[test]
     fn handing_over_to_stay() {
-        let to = |from: Option<&str>, to: Option<&str>| shown(&hand_to(address(), &used_by(from), to));
+        let to = |from: Option<&str>, to: Option<&str>| shown(&bind_steps(address(), &used_by(from), to));
         assert_eq!(
             to(Some("nvme"), Some("vfio-pci")),
             [

@@ -1,4 +1,4 @@
-//! Taking and giving back, on a folder that a thread plays the kernel for.
+//! Claim and release, in a folder in which a thread plays the kernel.
 
 use std::fs;
 use std::io::Read;
@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 use super::*;
 
 const DEVICE: &str = "0000:0b:00.0";
-/// A driver that takes no device.
+/// A driver that accepts no device.
 const REFUSES: &str = "refuses";
-/// A busy machine takes its time.
+/// Generous, for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Where the child of a test finds its machine.
+/// Tells the child of a test where its machine is.
 const FOLDER: &str = "ONEHOP_TEST_CLAIM_FOLDER";
 
 /// A machine in a folder, whose kernel binds and unbinds.
-struct Fake {
+struct FakeKernel {
     folder: PathBuf,
     over: Arc<AtomicBool>,
     kernel: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Fake {
+impl FakeKernel {
     fn new(name: &str, drivers: &[&str]) -> Self {
-        // In memory where there is such a place: sysfs is not on a disk either, which may keep a writer waiting.
+        // In memory if possible, as sysfs is: a disk may block the writer.
         let shm = PathBuf::from("/dev/shm");
         let place = if shm.is_dir() { shm } else { std::env::temp_dir() };
         let folder = place.join(format!("onehop-pci-claim-{}-{name}", std::process::id()));
@@ -75,7 +75,7 @@ impl Fake {
 
     fn text(&self, file: &str) -> String {
         let at = self.folder.join(format!("sys/bus/pci/devices/{DEVICE}/{file}"));
-        // A shorter text that is written over a longer one leaves the end of that.
+        // A shorter text that overwrites a longer one leaves its end.
         fs::read_to_string(at).unwrap().lines().next().unwrap_or_default().to_owned()
     }
 
@@ -83,7 +83,7 @@ impl Fake {
         self.root().link_name(&format!("/sys/bus/pci/devices/{DEVICE}/driver"))
     }
 
-    /// What was asked of the kernel and not yet done, and whether it still works.
+    /// Requests that the kernel thread has not done, and whether it still runs.
     fn state(&self) -> String {
         let drivers = self.folder.join("sys/bus/pci/drivers");
         let mut files: Vec<_> = fs::read_dir(drivers)
@@ -111,7 +111,7 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeKernel {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         let _ = self.kernel.take().unwrap().join();
@@ -119,7 +119,7 @@ impl Drop for Fake {
     }
 }
 
-/// Does what was written into the files of drivers, and empties them.
+/// Performs the requests in the drivers' files, and empties them.
 fn turn(folder: &Path) {
     let bus = folder.join("sys/bus/pci");
     let link = bus.join(format!("devices/{DEVICE}/driver"));
@@ -133,7 +133,7 @@ fn turn(folder: &Path) {
             let _ = fs::remove_file(&link);
         }
     }
-    // What was written after this turn had looked for it is for the next one.
+    // Anything written after this turn began is left to the next.
     if link.symlink_metadata().is_ok() {
         return;
     }
@@ -151,18 +151,18 @@ fn turn(folder: &Path) {
 }
 
 fn take(root: &Root) -> Result<Claim> {
-    Claim::take(root, Kind::Drive, DEVICE.parse().unwrap(), Owner::Vfio, &[])
+    Claim::take(root, DeviceKind::Drive, DEVICE.parse().unwrap(), NewDriver::Vfio, &[])
 }
 
 #[test]
 fn taken_and_given_back() {
-    let machine = Fake::new("back", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("back", &["nvme", "vfio-pci"]);
     let claim = take(&machine.root()).unwrap();
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
     assert_eq!(machine.text("driver_override"), "vfio-pci");
     // Written over "auto".
     assert_eq!(machine.text("power/control"), "onto");
-    claim.give_back().unwrap();
+    claim.release().unwrap();
     machine.wait_for("nvme");
     assert_eq!(
         (machine.text("driver_override").as_str(), machine.text("power/control").as_str()),
@@ -172,7 +172,7 @@ fn taken_and_given_back() {
 
 #[test]
 fn a_driver_that_does_not_come_is_an_error_and_all_is_as_before() {
-    let machine = Fake::new("absent", &["nvme", "other"]);
+    let machine = FakeKernel::new("absent", &["nvme", "other"]);
     let error = take(&machine.root()).err().unwrap().to_string();
     assert!(error.contains("no driver claimed it"), "{error}");
     machine.wait_for("nvme");
@@ -181,7 +181,7 @@ fn a_driver_that_does_not_come_is_an_error_and_all_is_as_before() {
 
 #[test]
 fn a_drive_in_use_is_left_as_it_is() {
-    let machine = Fake::new("used", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("used", &["nvme", "vfio-pci"]);
     let (sys, device) = (machine.folder.join("sys"), format!("sys/bus/pci/devices/{DEVICE}"));
     fs::create_dir_all(machine.folder.join(device).join("nvme/nvme0/nvme0n1")).unwrap();
     fs::create_dir_all(sys.join("class/block/nvme0n1")).unwrap();
@@ -191,7 +191,7 @@ fn a_drive_in_use_is_left_as_it_is() {
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
     for refused in [
         take(&root).err().unwrap(),
-        bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap_err(),
+        bind(&root, DeviceKind::Drive, address, Some("vfio-pci")).unwrap_err(),
         rescan(&root, address, TEST_TIMEOUT).unwrap_err(),
     ] {
         assert!(refused.to_string().contains("mounted on /data"), "{refused}");
@@ -202,7 +202,7 @@ fn a_drive_in_use_is_left_as_it_is() {
 
 #[test]
 fn two_do_not_take_the_same() {
-    let machine = Fake::new("two", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("two", &["nvme", "vfio-pci"]);
     let first = take(&machine.root()).unwrap();
     let error = take(&machine.root()).err().unwrap().to_string();
     assert!(error.contains("another onehop process uses it"), "{error}");
@@ -213,7 +213,7 @@ fn two_do_not_take_the_same() {
 
 #[test]
 fn a_device_without_power_is_told() {
-    let machine = Fake::new("gone", &["nvme"]);
+    let machine = FakeKernel::new("gone", &["nvme"]);
     let config = machine.folder.join(format!("sys/bus/pci/devices/{DEVICE}/config"));
     fs::write(config, [0xff; 64]).unwrap();
     let error = take(&machine.root()).err().unwrap().to_string();
@@ -222,25 +222,28 @@ fn a_device_without_power_is_told() {
 
 #[test]
 fn binding_to_stay() {
-    let machine = Fake::new("stay", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("stay", &["nvme", "vfio-pci"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
-    assert_eq!(bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap().as_deref(), Some("vfio-pci"));
-    // What was there before is there again after others have used it.
-    take(&root).unwrap().give_back().unwrap();
+    assert_eq!(
+        bind(&root, DeviceKind::Drive, address, Some("vfio-pci")).unwrap().as_deref(),
+        Some("vfio-pci")
+    );
+    // The former state is back after others have used the device.
+    take(&root).unwrap().release().unwrap();
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
 }
 
 #[test]
 fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
-    let machine = Fake::new("unwanted", &["nvme", REFUSES]);
+    let machine = FakeKernel::new("unwanted", &["nvme", REFUSES]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
     for driver in ["vfio-pci", "", ".", "..", "../drivers/nvme", "a\nb"] {
-        let error = bind(&root, Kind::Drive, address, Some(driver)).unwrap_err().to_string();
+        let error = bind(&root, DeviceKind::Drive, address, Some(driver)).unwrap_err().to_string();
         assert!(error.contains("no driver of this name"), "{driver:?}: {error}");
         assert_eq!(machine.driver().as_deref(), Some("nvme"));
         assert_eq!(machine.text("driver_override"), "(null)");
     }
-    let error = bind(&root, Kind::Drive, address, Some(REFUSES)).unwrap_err().to_string();
+    let error = bind(&root, DeviceKind::Drive, address, Some(REFUSES)).unwrap_err().to_string();
     assert!(error.contains("no driver claimed it"), "{error}");
     machine.wait_for("nvme");
     assert_eq!(machine.text("driver_override"), "");
@@ -248,9 +251,9 @@ fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
 
 #[test]
 fn a_device_that_cannot_be_given_back_either_is_told_with_both_reasons() {
-    let machine = Fake::new("neither", &["nvme", REFUSES]);
+    let machine = FakeKernel::new("neither", &["nvme", REFUSES]);
     fs::remove_file(machine.folder.join("sys/bus/pci/drivers/nvme/bind")).unwrap();
-    let error = bind(&machine.root(), Kind::Drive, DEVICE.parse().unwrap(), Some(REFUSES)).unwrap_err();
+    let error = bind(&machine.root(), DeviceKind::Drive, DEVICE.parse().unwrap(), Some(REFUSES)).unwrap_err();
     let said = error.to_string();
     assert!(matches!(error, Error::NotGivenBack { .. }), "{said}");
     assert!(said.contains("no driver claimed it") && said.contains("drivers/nvme/bind"), "{said}");
@@ -258,12 +261,12 @@ fn a_device_that_cannot_be_given_back_either_is_told_with_both_reasons() {
 
 #[test]
 fn what_another_program_drives_stays_on_the_bus() {
-    let machine = Fake::new("stays", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("stays", &["nvme", "vfio-pci"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
     let _claim = take(&root).unwrap();
     for error in [
         rescan(&root, address, TEST_TIMEOUT).unwrap_err(),
-        bind(&root, Kind::Drive, address, None).unwrap_err(),
+        bind(&root, DeviceKind::Drive, address, None).unwrap_err(),
     ] {
         assert!(error.to_string().contains("another onehop process uses it"), "{error}");
     }
@@ -272,9 +275,9 @@ fn what_another_program_drives_stays_on_the_bus() {
 
 #[test]
 fn what_a_virtual_machine_drives_is_not_taken_away() {
-    let machine = Fake::new("given", &["nvme", "vfio-pci", "onehop"]);
+    let machine = FakeKernel::new("given", &["nvme", "vfio-pci", "onehop"]);
     let (root, address) = (machine.root(), DEVICE.parse().unwrap());
-    bind(&root, Kind::Drive, address, Some("vfio-pci")).unwrap();
+    bind(&root, DeviceKind::Drive, address, Some("vfio-pci")).unwrap();
     let (sys, fds) = (machine.folder.join("sys"), machine.folder.join("proc/77/fd"));
     let device = sys.join(format!("bus/pci/devices/{DEVICE}"));
     symlink("../../../../kernel/iommu_groups/17", device.join("iommu_group")).unwrap();
@@ -284,19 +287,19 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     fs::write(sys.join("class/vfio/17/dev"), "1:3\n").unwrap();
     fs::create_dir_all(&fds).unwrap();
     fs::write(machine.folder.join("proc/77/comm"), "qemu\n").unwrap();
-    // One that is bound and that nobody has open is free.
-    let claim = |owner| Claim::take(&root, Kind::Drive, address, owner, &[]);
-    let ours = claim(Owner::Vfio).unwrap();
+    // A bound device that no program has open is free.
+    let claim = |owner| Claim::take(&root, DeviceKind::Drive, address, owner, &[]);
+    let ours = claim(NewDriver::Vfio).unwrap();
     symlink("/dev/null", fds.join("9")).unwrap();
-    // What a program of ours drives is told as that, and given back in spite of whoever has it open.
-    let error = bind(&root, Kind::Drive, address, None).unwrap_err().to_string();
+    // A device of another onehop process is reported as such, and released even if its file is open.
+    let error = bind(&root, DeviceKind::Drive, address, None).unwrap_err().to_string();
     assert!(error.contains("another onehop process uses it"), "{error}");
-    ours.give_back().unwrap();
+    ours.release().unwrap();
     type Taking<'a> = &'a (dyn Fn() -> Result<()> + Sync);
     let takings: [Taking<'_>; 3] = [
-        &|| bind(&root, Kind::Drive, address, None).map(drop),
+        &|| bind(&root, DeviceKind::Drive, address, None).map(drop),
         &|| rescan(&root, address, TEST_TIMEOUT),
-        &|| claim(Owner::Nobody).map(drop),
+        &|| claim(NewDriver::Nobody).map(drop),
     ];
     for taking in takings {
         let error = taking().unwrap_err().to_string();
@@ -305,14 +308,14 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     }
     assert_eq!(machine.text("driver_override"), "vfio-pci");
     assert_eq!(fs::read_to_string(device.join("remove")).unwrap(), "");
-    // The group's own file refuses a second one who opens it: nothing is taken away for that.
-    claim(Owner::Vfio).unwrap().give_back().unwrap();
+    // The group's own file refuses a second opener, so the device need not be detached.
+    claim(NewDriver::Vfio).unwrap().release().unwrap();
     fs::remove_file(fds.join("9")).unwrap();
-    bind(&root, Kind::Drive, address, Some("onehop")).unwrap();
+    bind(&root, DeviceKind::Drive, address, Some("onehop")).unwrap();
     assert_eq!(machine.driver().as_deref(), Some("onehop"));
 }
 
-/// The program that the next test kills; by itself it does nothing.
+/// The program that the next test kills; run alone, it does nothing.
 #[test]
 fn a_program_that_holds_a_device() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -323,7 +326,7 @@ fn a_program_that_holds_a_device() {
 
 #[test]
 fn given_back_when_the_program_is_killed() {
-    let machine = Fake::new("killed", &["nvme", "vfio-pci"]);
+    let machine = FakeKernel::new("killed", &["nvme", "vfio-pci"]);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["claim::tests::a_program_that_holds_a_device", "--exact", "--nocapture"])
         .env(FOLDER, &machine.folder)
@@ -331,7 +334,7 @@ fn given_back_when_the_program_is_killed() {
         .spawn()
         .unwrap();
     machine.wait_for("vfio-pci");
-    // It may be killed at any moment from when it changed anything on.
+    // It may be killed at any moment after its first change.
     child.kill().unwrap();
     child.wait().unwrap();
     machine.wait_for("nvme");

@@ -1,10 +1,10 @@
-//! What the module tells of a device.
+//! What the module reports about a device.
 
 use std::fmt;
 
 use super::sys;
 
-/// What keeps a device from being safe in the hands of a user who is not root, in the module's words.
+/// What makes a device unsafe for users other than root, as the module reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Missing(u32);
 
@@ -39,38 +39,38 @@ impl Missing {
         Self(bits)
     }
 
-    /// Reads what the module writes into `onehop_missing`: `nothing`, or words.
+    /// Parses the module's `onehop_missing`: `nothing`, or words.
     pub(crate) fn parse(text: &str) -> Self {
         let bit = |word: &str| WORDS.iter().position(|known| known.0 == word).map_or(0, |at| 1 << at);
         Self(text.split_whitespace().map(bit).fold(0, |all, bit| all | bit))
     }
 
-    /// Whether nothing is.
+    /// Whether nothing is missing.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    fn told(self) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+    fn words(self) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
         WORDS.iter().enumerate().filter(move |(at, _)| self.0 & 1 << at != 0).map(|(_, words)| words)
     }
 
     /// The module's words.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
-        self.told().map(|words| words.0).collect()
+        self.words().map(|words| words.0).collect()
     }
 
     /// How to fix it, in words.
     #[must_use]
     pub fn fix(self) -> String {
-        self.told().map(|words| words.2).collect::<Vec<_>>().join("; ")
+        self.words().map(|words| words.2).collect::<Vec<_>>().join("; ")
     }
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.told().map(|words| words.1).collect::<Vec<_>>().join("; "))
+        f.write_str(&self.words().map(|words| words.1).collect::<Vec<_>>().join("; "))
     }
 }
 
@@ -91,13 +91,13 @@ impl Stopped {
         Self(bits)
     }
 
-    /// Whether it was not.
+    /// Whether bus mastering was not disabled.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the driver that exported a mapped dma-buf took it back.
+    /// Whether the exporter of a mapped dma-buf revoked it.
     #[must_use]
     pub fn is_revoked(self) -> bool {
         self.0 & 1 != 0
@@ -112,46 +112,47 @@ impl Stopped {
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = REASONS.iter().enumerate().filter(|(at, _)| self.0 & 1 << at != 0);
-        f.write_str(&told.map(|(_, reason)| *reason).collect::<Vec<_>>().join("; "))
+        let words = REASONS.iter().enumerate().filter(|(at, _)| self.0 & 1 << at != 0);
+        f.write_str(&words.map(|(_, reason)| *reason).collect::<Vec<_>>().join("; "))
     }
 }
 
-/// A device, as the module sees it.
+/// The module's view of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// Whether the function can be reset. If not, whoever starts it vouches that its engines are quiet.
+    /// Whether the function can be reset. If not, the caller of
+    /// [`Session::start_unreset`](super::Session::start_unreset) vouches that its engines are stopped.
     pub can_reset: bool,
-    /// Whether it may begin DMA.
+    /// Whether DMA is enabled.
     pub dma_on: bool,
-    /// Whether it has to be reset before it may.
+    /// Whether it must be reset before DMA can be enabled.
     pub reset_needed: bool,
-    /// What keeps it from being safe in the hands of a user who is not root.
+    /// What makes it unsafe for users other than root.
     pub missing: Missing,
-    /// Why bus mastering was taken away.
+    /// Why bus mastering was disabled.
     pub stopped: Stopped,
-    /// Counts how often it was.
+    /// How often bus mastering was disabled.
     pub epoch: u32,
-    /// Interrupts that it has.
+    /// Its interrupt vectors.
     pub vectors: u32,
-    /// The vendor's number.
+    /// The vendor's ID.
     pub vendor: u16,
-    /// The device's number.
+    /// The device's ID.
     pub device: u16,
     /// Class, subclass and programming interface.
     pub class: crate::Class,
-    /// Pieces of memory that are mapped for it.
+    /// Number of mappings.
     pub mappings: u32,
-    /// Bits of the addresses that it gets.
+    /// Address bits of its mappings.
     pub mask_bits: u32,
-    /// Bytes that its mappings count against the user's limit of locked memory.
+    /// Bytes of its mappings that count against the user's limit of locked memory.
     pub charged: u64,
-    /// Bytes of each BAR that can be mapped; 0 where it has none, or it shares a page with another.
+    /// Mappable bytes of each BAR; 0 if it does not exist, or shares a page with another.
     pub bars: [u64; 6],
 }
 
-impl From<sys::Info> for Info {
-    fn from(info: sys::Info) -> Self {
+impl From<sys::RawInfo> for Info {
+    fn from(info: sys::RawInfo) -> Self {
         let has = |bit| info.flags & bit != 0;
         Self {
             can_reset: has(sys::INFO_RESET),

@@ -6,11 +6,11 @@ use std::time::Duration;
 use onehop_os::{Deadline, Interrupt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// An interrupt that has an event fd.
+/// An interrupt signalled by an event fd.
 pub(crate) struct EventFd(pub(crate) OwnedFd);
 
 impl EventFd {
-    /// Takes what was counted; whether there was anything.
+    /// Resets the count; returns whether it was non-zero.
     fn take(&self) -> bool {
         let mut count = [0; 8];
         rustix::io::read(&self.0, &mut count).is_ok()
@@ -28,7 +28,7 @@ impl Interrupt for EventFd {
                 return false;
             }
             let left = Timespec::try_from(deadline.left()).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-            // Whatever ends the wait, what there is is looked at again.
+            // However the wait ends, the count is checked again.
             let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left));
         }
     }

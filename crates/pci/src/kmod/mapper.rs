@@ -1,18 +1,18 @@
-//! The seam: memory of any kind, each by the call that fits it.
+//! The mapper of the module: chooses the call for each kind of memory.
 
 use onehop_os::{DmaMemory, HostMem, Mapped, Mapper};
 
 use super::mapping::Access;
 use super::session::Session;
-use crate::pages::Span;
-use crate::places::Places;
+use crate::pages::PageSpan;
+use crate::places::ProcessMaps;
 
-/// How a mapper is to map.
+/// How a mapper maps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rules {
-    /// Each so many bytes of a mapping have to be one run of addresses, for engines without lists.
+    /// Chunks of this size must be contiguous on the bus, for engines without scatter lists.
     pub chunk: Option<u64>,
-    /// Drivers that export memory may move it, which stops the device. Some exporters hold memory only by moving it out of
+    /// Exporters may move the memory, which stops the device. Some exporters can only pin memory by moving it out of
     /// the GPU first.
     pub movable: bool,
 }
@@ -35,13 +35,14 @@ impl ModuleMapper {
         onehop_os::Error::CannotMap { mapper: self.name.clone(), why: why.to_string() }
     }
 
-    /// Memory of this process, or another device's that it has mapped by sysfs.
+    /// Maps memory of this process, or another device's BAR mapped through sysfs.
     fn host(&self, host: &HostMem) -> onehop_os::Result<Mapped> {
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));
         }
-        let span = Span::of(host);
-        let Some(place) = Places::read()?.device_memory(self.session.root(), span.start, span.len) else {
+        let span = PageSpan::of(host);
+        let Some(place) = ProcessMaps::read()?.device_memory(self.session.root(), span.start, span.len)
+        else {
             let mapping = self.session.map_host(host, self.access).map_err(|e| self.cannot(e))?;
             return Ok(mapping.into_mapped());
         };

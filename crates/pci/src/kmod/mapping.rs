@@ -1,4 +1,4 @@
-//! Memory that the device reaches.
+//! Mappings: memory that the device can reach.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,30 +8,30 @@ use onehop_proto::BusAddr;
 
 use super::refusal;
 use super::session::Session;
-use super::sys::{self, Kind, Map, Seg};
-use crate::pages::{Span, trim};
+use super::sys::{self, Map, MemoryKind, Seg};
+use crate::pages::{PageSpan, trim};
 use crate::{Address, Result};
 
-/// Runs that there is room for at first; the module says how many there are.
+/// Initial room for runs; the module returns the actual number.
 const ROOM: usize = 1024;
-/// A mapping is tried again where it had another number of runs than the time before.
+/// Attempts, because the number of runs may change between two calls.
 const TRIES: usize = 4;
 
-/// What the device may do with memory, and how the memory has to be.
+/// The device's access to memory, and requirements on the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
-    /// It may read it.
+    /// The device may read.
     pub read: bool,
-    /// It may write it.
+    /// The device may write.
     pub write: bool,
-    /// Each so many bytes have to be one run of addresses, for engines without lists.
+    /// Chunks of this size must be contiguous on the bus, for engines without scatter lists.
     pub chunk: Option<u64>,
-    /// The driver that exported it may move it, which stops the device. Without this it is held where it is.
+    /// The exporter may move the memory, which stops the device. Otherwise the memory is pinned.
     pub movable: bool,
 }
 
 impl Access {
-    /// It may do both, and takes what addresses there are.
+    /// Read and write, any addresses.
     pub const BOTH: Self = Self { read: true, write: true, chunk: None, movable: false };
 
     fn flags(&self) -> u32 {
@@ -47,13 +47,13 @@ impl Access {
     }
 }
 
-/// Memory that the device reaches until this is dropped. Whoever drops it has seen the end of all commands that use it.
+/// Memory that the device can reach until this is dropped. Drop it only after all commands that use it have ended.
 pub struct Mapping {
     runs: Vec<Run>,
     undo: Undo,
 }
 
-/// Undoes a mapping; its memory goes after that, and the session after the memory.
+/// Undoes a mapping; then the memory is released, and then the session.
 struct Undo {
     id: u32,
     session: Session,
@@ -62,18 +62,18 @@ struct Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        // A device that has gone has no mappings any more.
+        // A device that has gone has no mappings.
         let _ = sys::unmap(self.session.file(), self.id);
     }
 }
 
 impl Mapping {
     pub(super) fn of_host(session: &Session, memory: &HostMem, access: Access) -> Result<Self> {
-        let span = Span::of(memory);
-        // Pages are host memory's; an exporter has no part in it.
+        let span = PageSpan::of(memory);
+        // Host memory has no exporter.
         let access = Access { movable: false, ..access };
         let request = Map { offset: span.start as u64, len: span.len as u64, ..access.request() };
-        let mut mapping = Self::new(session, Kind::User, request, Some(memory.clone()))?;
+        let mut mapping = Self::new(session, MemoryKind::User, request, Some(memory.clone()))?;
         trim(&mut mapping.runs, span.skip as u64, memory.len() as u64);
         Ok(mapping)
     }
@@ -81,7 +81,7 @@ impl Mapping {
     pub(super) fn of_dma_buf(session: &Session, buffer: &DmaBuf, access: Access) -> Result<Self> {
         let fd = buffer.fd.as_raw_fd();
         let request = Map { fd, offset: buffer.offset, len: buffer.bytes, ..access.request() };
-        Self::new(session, Kind::DmaBuf, request, None)
+        Self::new(session, MemoryKind::DmaBuf, request, None)
     }
 
     pub(super) fn of_peer(
@@ -99,16 +99,17 @@ impl Mapping {
             bar: bar.into(),
             ..access.request()
         };
-        Self::new(session, Kind::Peer, request, None)
+        Self::new(session, MemoryKind::Peer, request, None)
     }
 
-    fn new(session: &Session, kind: Kind, request: Map, memory: Option<HostMem>) -> Result<Self> {
+    fn new(session: &Session, kind: MemoryKind, request: Map, memory: Option<HostMem>) -> Result<Self> {
         let mut segs = vec![Seg::default(); ROOM];
         let mut failed = io::Error::from_raw_os_error(libc::ENOSPC);
         let mut map = request.clone();
         for _ in 0..TRIES {
             map = request.clone();
-            // SAFETY: `Undo` holds a handle on the memory until it has been unmapped; what `HostMem` is may change any time.
+            // SAFETY: `Undo` holds a handle on the memory until it has been unmapped; `HostMem` is memory that may
+            // change at any time.
             match unsafe { sys::map(session.file(), kind, &mut map, &mut segs) } {
                 Ok(()) => {
                     segs.truncate(map.nsegs as usize);
@@ -126,26 +127,26 @@ impl Mapping {
         let bits = || session.info().map_or(64, |info| info.mask_bits);
         let refusal = refusal::map(&failed, kind, &map, bits, || session.info().is_err());
         let call = match kind {
-            Kind::User => "OH_MAP_USER",
-            Kind::DmaBuf => "OH_MAP_DMABUF",
-            Kind::Peer => "OH_MAP_PEER",
+            MemoryKind::User => "OH_MAP_USER",
+            MemoryKind::DmaBuf => "OH_MAP_DMABUF",
+            MemoryKind::Peer => "OH_MAP_PEER",
         };
         Err(refusal::error(session.address(), call, refusal))
     }
 
-    /// Where the device finds it, in order.
+    /// The bus addresses, in order.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// As all other mappers give it.
+    /// Converts to the type that all mappers return.
     #[must_use]
     pub fn into_mapped(self) -> Mapped {
         Mapped::new(self.runs, Box::new(self.undo))
     }
 
-    /// A part of it, as all other mappers give it.
+    /// A part of it, as the type that all mappers return.
     pub(super) fn part(mut self, skip: u64, bytes: u64) -> Mapped {
         trim(&mut self.runs, skip, bytes);
         self.into_mapped()

@@ -1,13 +1,13 @@
-//! Devices in the hands of our kernel module (`kmod/`): with the IOMMU on or off the kernel itself makes the addresses, for
-//! exactly this device, of memory of any kind. Drives, SDR boards and whatever else does DMA are had in the same way.
+//! Devices driven through our kernel module (`kmod/`): with or without an IOMMU, the kernel itself maps memory of any kind
+//! for exactly this device. Drives, SDR boards and other DMA devices are opened in the same way.
 //!
-//! In order: [`Session::take`], [`Session::reset`], map ([`Session::mapper`] and the calls behind it), [`Session::start`] with
-//! the [`Epoch`] from before the mapping. `docs/kernel-module.md` says what each call promises.
+//! In order: [`Session::take`], [`Session::reset`], map ([`Session::mapper`], or one of the `map_` calls),
+//! [`Session::start`] with the [`Epoch`] from before the mapping. `docs/kernel-module.md` specifies the ioctls.
 //!
 //! ```no_run
-//! # use onehop_pci::{Kind, Root, kmod};
+//! # use onehop_pci::{DeviceKind, Root, kmod};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let session = kmod::Session::take(&Root::here(), Kind::Board, "0000:0c:00.0".parse()?)?;
+//! let session = kmod::Session::take(&Root::here(), DeviceKind::Board, "0000:0c:00.0".parse()?)?;
 //! session.set_mask(32)?;
 //! let info = session.info()?;
 //! if info.can_reset {
@@ -27,11 +27,11 @@
 mod info;
 mod interrupt;
 mod mapper;
-#[allow(unsafe_code, reason = "a device reaches memory of this process")]
+#[allow(unsafe_code, reason = "lets a device reach memory of this process")]
 mod mapping;
 mod refusal;
 mod session;
-#[allow(unsafe_code, reason = "the module's calls, and devices that reach memory")]
+#[allow(unsafe_code, reason = "the module's ioctls, and lets devices reach memory")]
 mod sys;
 
 use std::sync::Arc;
@@ -44,11 +44,11 @@ pub use mapping::{Access, Mapping};
 pub use refusal::Refusal;
 pub use session::{Epoch, Session};
 
-use crate::{Address, Kind, Result, Root};
+use crate::{Address, DeviceKind, Result, Root};
 
 /// Opens an NVMe controller of this machine.
 pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
-    let session = Session::take(root, Kind::Drive, address)?;
+    let session = Session::take(root, DeviceKind::Drive, address)?;
     session.restart()?;
     Ok(ControllerBackend {
         regs: session.registers()?,
@@ -59,7 +59,7 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     })
 }
 
-/// Function reset, after which the device may reach memory again.
+/// Resets the function, then re-enables its DMA.
 struct Restart(Session);
 
 impl FunctionReset for Restart {
@@ -67,7 +67,7 @@ impl FunctionReset for Restart {
         self.0.restart().map_err(|error| onehop_os::Error::System {
             call: format!("resetting {}", self.0.address()),
             source: std::io::Error::other(error),
-            hint: "; `onehop drive recover` takes it off the bus and looks for it again",
+            hint: "; `onehop drive recover` removes it from the bus and rescans",
         })
     }
 }

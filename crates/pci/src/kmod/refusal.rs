@@ -1,4 +1,4 @@
-//! What the module refuses, why, and what would change that.
+//! The module's refusals: why, and how to fix it.
 
 use std::io;
 
@@ -6,88 +6,88 @@ use super::info::{Missing, Stopped};
 use super::sys;
 use crate::{Address, Error, Root};
 
-/// Why the module did not do what it was asked for.
+/// Why the module refused a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is not loaded.
+    /// The module is not loaded.
     NotLoaded,
-    /// The device can do harm in the hands of somebody who is not root, or of anybody where the kernel is locked down.
+    /// The device is unsafe for users other than root, or for anyone under kernel lockdown.
     Unsafe(Missing),
-    /// The device's file is not for this user.
+    /// This user may not open the device's file.
     NoPermission,
     /// Another process has the device.
     Busy,
-    /// The device is no longer the module's: it was unbound, or has left the bus.
+    /// The device was unbound from the module, or has left the bus.
     Gone,
-    /// The module that is loaded has another interface.
+    /// The loaded module has another interface version.
     Version(u32),
-    /// The device has no way of being reset.
+    /// The device supports no reset.
     NoReset,
-    /// It has to be reset before it may reach memory.
+    /// It must be reset before DMA can be enabled.
     ResetNeeded,
-    /// Somebody else holds the device's lock, so it cannot be reset now.
+    /// Another process holds the device's lock, so it cannot be reset now.
     ResetLater,
-    /// Bus mastering was taken away meanwhile.
+    /// Bus mastering was disabled meanwhile.
     Stopped(Stopped),
-    /// It answers nothing, or has lost its configuration and does not take it back.
+    /// It does not respond, or has lost its configuration and it cannot be restored.
     Silent,
-    /// Something is mapped, and that cannot be changed under it.
+    /// The request needs all memory to be unmapped.
     Mapped,
-    /// A run of addresses lies beyond those that the device has.
+    /// An address exceeds the device's mask.
     Mask {
-        /// Bits of its addresses.
+        /// Address bits of the device.
         bits: u32,
-        /// Where the run starts in the memory.
+        /// Offset of the run in the memory.
         offset: u64,
         /// Its address.
         addr: u64,
     },
-    /// A chunk is in several runs.
+    /// A chunk is not contiguous.
     Chunk {
-        /// How long each chunk has to be.
+        /// Required chunk size.
         chunk: u64,
-        /// Where it starts.
+        /// Offset of the chunk.
         offset: u64,
-        /// How much of it is in one run.
+        /// Contiguous bytes of it.
         bytes: u64,
     },
-    /// The kernel would copy between the device and this memory (swiotlb), and nobody would tell it when.
+    /// The kernel would use a bounce buffer (swiotlb), which nothing would synchronize.
     Bounce {
-        /// Where.
+        /// Offset in the memory.
         offset: u64,
     },
-    /// The exporter's list of addresses ends before the range does.
+    /// The exporter's list of addresses is shorter than the range.
     Short {
-        /// Where.
+        /// Where it ends.
         offset: u64,
     },
-    /// More memory than this user may lock.
+    /// The user's limit of locked memory is exceeded.
     Locked {
-        /// How much was to be mapped.
+        /// Bytes of the mapping.
         bytes: u64,
         /// The limit.
         limit: Option<u64>,
     },
-    /// There are as many mappings as there can be.
+    /// The device has the maximum number of mappings.
     Full,
-    /// Memory that cannot be pinned for this, such as some that the process may only read.
+    /// The memory cannot be pinned, for example because it is read-only for the process.
     NotPinned,
-    /// The dma-buf's descriptor is for reading.
+    /// The dma-buf's descriptor is read-only.
     ReadOnly,
-    /// The driver that exported the dma-buf does not let this device have it.
+    /// The exporter of the dma-buf refuses this device.
     Exporter(String),
-    /// Another device's BAR is for root only.
+    /// Only root may map another device's BAR.
     PeerNotPermitted,
-    /// The BAR's driver gave it to the kernel as memory.
+    /// The BAR's driver has given it to the kernel as memory.
     PeerIsMemory,
-    /// There is no such BAR, or it does not reach that far.
+    /// There is no such BAR, or it is too short.
     NoPeer,
-    /// Whatever else the system says.
+    /// Another error of the system.
     Other(String),
 }
 
 impl Refusal {
-    /// Why.
+    /// The reason.
     #[must_use]
     pub fn why(&self) -> String {
         match self {
@@ -102,7 +102,7 @@ impl Refusal {
                 format!("the loaded module has interface {found}, and this program needs {}", sys::ABI)
             }
             Self::NoReset => "the device supports no reset".into(),
-            Self::ResetNeeded => "it has to be reset before it may reach memory".into(),
+            Self::ResetNeeded => "it must be reset before its DMA can be enabled".into(),
             Self::ResetLater => "another process holds the device's lock, so it cannot be reset".into(),
             Self::Stopped(stopped) if stopped.is_empty() => "its bus mastering was disabled meanwhile".into(),
             Self::Stopped(stopped) => format!("its bus mastering was disabled: {stopped}"),
@@ -110,7 +110,7 @@ impl Refusal {
             Self::Mapped => "memory is mapped for it".into(),
             Self::Mask { bits, offset, addr } => {
                 format!(
-                    "from byte {offset} on, the memory lies at {addr:#x}, beyond the device's {bits}-bit addresses"
+                    "from byte {offset} on, the memory is at {addr:#x}, beyond the device's {bits}-bit addresses"
                 )
             }
             Self::Chunk { chunk, offset, bytes } => {
@@ -139,14 +139,14 @@ impl Refusal {
         }
     }
 
-    /// What would change that.
+    /// How to fix it.
     #[must_use]
     pub fn fix(&self) -> String {
         match self {
             Self::NotLoaded => "Install it (docs/kernel-module.md) and load it: `modprobe onehop`".into(),
             Self::Unsafe(missing) => format!("Run as root (without lockdown), or fix this: {}", missing.fix()),
             Self::NoPermission => "Run as root, or as a member of the file's group (onehop)".into(),
-            Self::Busy => "Wait for it to end; `fuser -v /dev/onehop-*` shows it".into(),
+            Self::Busy => "Wait for it to end; dev/dev/onehop-*` shows it".into(),
             Self::Gone => "Start again; `onehop drive list` shows which driver has the device".into(),
             Self::Version(_) => "Install the module and the program of the same release".into(),
             Self::NoReset => "The program that drives it has to confirm that its engines are stopped".into(),
@@ -191,12 +191,12 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What the module refused to do with a device.
+/// An error for a refused request.
 pub(super) fn error(address: Address, call: &'static str, refusal: Refusal) -> Error {
     Error::Module { call, address, refusal }
 }
 
-/// The device's file cannot be opened.
+/// The refusal for a failure to open the device's file.
 pub(super) fn open(root: &Root, address: Address, error: &io::Error) -> Refusal {
     match error.raw_os_error() {
         Some(libc::EBUSY) => Refusal::Busy,
@@ -211,7 +211,7 @@ pub(super) fn open(root: &Root, address: Address, error: &io::Error) -> Refusal 
     }
 }
 
-/// A command other than those that map.
+/// The refusal for a failed call that maps nothing.
 pub(super) fn command(error: &io::Error, stopped: impl FnOnce() -> Stopped) -> Refusal {
     match error.raw_os_error() {
         Some(libc::ENODEV) => Refusal::Gone,
@@ -223,10 +223,10 @@ pub(super) fn command(error: &io::Error, stopped: impl FnOnce() -> Stopped) -> R
     }
 }
 
-/// A mapping. `bits` and `gone` are asked for where they matter.
+/// The refusal for a failed mapping. `bits` and `gone` are only called if needed.
 pub(super) fn map(
     error: &io::Error,
-    kind: sys::Kind,
+    kind: sys::MemoryKind,
     map: &sys::Map,
     bits: impl FnOnce() -> u32,
     gone: impl FnOnce() -> bool,
@@ -247,12 +247,12 @@ pub(super) fn map(
         }
         (Some(libc::EMFILE), _) => Refusal::Full,
         (Some(libc::ENODEV), _) if gone() => Refusal::Gone,
-        (Some(libc::EFAULT), sys::Kind::User) => Refusal::NotPinned,
-        (Some(libc::EACCES), sys::Kind::DmaBuf) => Refusal::ReadOnly,
-        (_, sys::Kind::DmaBuf) => Refusal::Exporter(error.to_string()),
-        (Some(libc::EPERM), sys::Kind::Peer) => Refusal::PeerNotPermitted,
-        (Some(libc::EBUSY), sys::Kind::Peer) => Refusal::PeerIsMemory,
-        (Some(libc::EINVAL | libc::ENODEV), sys::Kind::Peer) => Refusal::NoPeer,
+        (Some(libc::EFAULT), sys::MemoryKind::User) => Refusal::NotPinned,
+        (Some(libc::EACCES), sys::MemoryKind::DmaBuf) => Refusal::ReadOnly,
+        (_, sys::MemoryKind::DmaBuf) => Refusal::Exporter(error.to_string()),
+        (Some(libc::EPERM), sys::MemoryKind::Peer) => Refusal::PeerNotPermitted,
+        (Some(libc::EBUSY), sys::MemoryKind::Peer) => Refusal::PeerIsMemory,
+        (Some(libc::EINVAL | libc::ENODEV), sys::MemoryKind::Peer) => Refusal::NoPeer,
         _ => Refusal::Other(error.to_string()),
     }
 }
@@ -261,7 +261,7 @@ pub(super) fn map(
 mod tests {
     use super::*;
 
-    fn told(errno: i32, kind: sys::Kind, why: u32) -> Refusal {
+    fn told(errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
         let error = io::Error::from_raw_os_error(errno);
         let call = sys::Map {
             why,
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn each_answer_of_the_module_has_its_meaning() {
-        use sys::Kind::{DmaBuf, Peer, User};
+        use sys::MemoryKind::{DmaBuf, Peer, User};
         assert_eq!(
             told(libc::ERANGE, User, sys::WHY_MASK),
             Refusal::Mask { bits: 28, offset: 4096, addr: 0xf_0000_0000 }

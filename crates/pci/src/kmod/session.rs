@@ -1,4 +1,4 @@
-//! A device in the module's hands, and in ours: one process at a time has it.
+//! A device driven through the module by this process, exclusively.
 
 use std::fs::File;
 use std::io;
@@ -16,56 +16,46 @@ use super::mapper::{ModuleMapper, Rules};
 use super::mapping::{Access, Mapping};
 use super::refusal::{self, Refusal};
 use super::sys;
-use crate::bars::{Bars, Source};
-use crate::claim::{Claim, Owner};
-use crate::{Address, Error, Kind, Result, Root};
+use crate::bars::{BarSource, Bars};
+use crate::claim::{Claim, NewDriver};
+use crate::{Address, DeviceKind, Error, Result, Root};
 
-/// How long somebody else's hold on the device's lock is waited for: udev, or who reads its files.
-const UNLOCKED_WITHIN: Duration = Duration::from_secs(2);
+/// Time limit for others, such as udev, to release the device's lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A device that this process drives through the module. Clones are the same session; when the last of them, and all that
-/// came of it (mappings, BARs, mappers), has gone, the module stops and resets the device, and its driver gets it back.
+/// A device that this process drives through the module. Clones share the session. When the last clone and everything
+/// made from it (mappings, BARs, mappers) is dropped, the module stops and resets the device, and its driver gets it
+/// back.
 #[derive(Clone)]
 pub struct Session(Arc<ModuleDevice>);
 
-/// Counts how often the module took bus mastering away: who starts a device says which count it knows.
+/// Counts how often the module has disabled bus mastering. Starting a device requires the current value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Epoch(u32);
 
 struct ModuleDevice {
-    // Closed before the device is given back.
-    file: Option<File>,
-    claim: Option<Claim>,
+    // Dropped in this order: closing the file ends the device's DMA and resets it, and only then may another driver bind.
+    file: File,
+    _claim: Claim,
     root: Root,
     address: Address,
     bars: [u64; 6],
 }
 
-impl Drop for ModuleDevice {
-    fn drop(&mut self) {
-        // Closing ends the device's DMA and resets it; only then does the memory go that was mapped.
-        self.file = None;
-        if let Some(claim) = self.claim.take() {
-            // The guardian has said on stderr what it could not do.
-            let _ = claim.give_back();
-        }
-    }
-}
-
 impl Session {
-    /// Takes a device from its driver and opens it. It cannot reach memory, and is as its last user left it: see
+    /// Claims a device and opens it. Its DMA is disabled, and its state is that left by its last user: see
     /// [`Session::reset`].
     ///
-    /// A device that the module has already (`onehop drive bind --driver onehop`) stays there afterwards, and may be opened by
-    /// users who are not root, where the device can do no harm.
+    /// A device that is already bound to the module (`onehop drive bind --driver onehop`) stays bound, and may be
+    /// opened by users other than root if it is safe.
     ///
     /// # Errors
-    /// When it is in use, the module is not there, or does not let this user have it: [`Error::Module`].
-    pub fn take(root: &Root, kind: Kind, address: Address) -> Result<Self> {
+    /// When it is in use, or the module is missing or refuses this user ([`Error::Module`]).
+    pub fn take(root: &Root, kind: DeviceKind, address: Address) -> Result<Self> {
         if !root.exists("/sys/bus/pci/drivers/onehop") && !load(root) {
             return Err(refusal::error(address, "opening", Refusal::NotLoaded));
         }
-        let claim = Claim::take(root, kind, address, Owner::Module, &[])?;
+        let claim = Claim::take(root, kind, address, NewDriver::Module, &[])?;
         let name = format!("dev/onehop-{address}");
         let at = root.folder().unwrap_or(Path::new("/")).join(&name);
         let refused = |why| refusal::error(address, "opening", why);
@@ -75,25 +65,18 @@ impl Session {
             return Err(refused(Refusal::Version(info.abi)));
         }
         let root = Root::below(root.folder().unwrap_or(Path::new("/")));
-        Ok(Self(Arc::new(ModuleDevice {
-            file: Some(file),
-            claim: Some(claim),
-            root,
-            address,
-            bars: info.bar_len,
-        })))
+        Ok(Self(Arc::new(ModuleDevice { file, _claim: claim, root, address, bars: info.bar_len })))
     }
 
     pub(super) fn file(&self) -> &File {
-        // Taken only by drop.
-        self.0.file.as_ref().unwrap_or_else(|| unreachable!("the file is open while the session lives"))
+        &self.0.file
     }
 
     pub(super) fn root(&self) -> &Root {
         &self.0.root
     }
 
-    /// Where the device is.
+    /// The device's address.
     #[must_use]
     pub fn address(&self) -> Address {
         self.0.address
@@ -104,7 +87,7 @@ impl Session {
         done.map_err(|e| refusal::error(self.0.address, call, refusal::command(&e, stopped)))
     }
 
-    /// What the module tells of the device.
+    /// The module's view of the device.
     ///
     /// # Errors
     /// When the device has gone.
@@ -115,7 +98,7 @@ impl Session {
         Ok(info.into())
     }
 
-    /// How often bus mastering has been taken away until now.
+    /// How often bus mastering has been disabled so far.
     ///
     /// # Errors
     /// When the device has gone.
@@ -123,10 +106,10 @@ impl Session {
         Ok(Epoch(self.info()?.epoch))
     }
 
-    /// Ends the device's DMA and resets the function. DMA stays off.
+    /// Ends the device's DMA and resets the function. DMA stays disabled.
     ///
     /// # Errors
-    /// When it cannot be reset ([`Refusal::NoReset`]), or does not answer.
+    /// When it cannot be reset ([`Refusal::NoReset`]), or does not respond.
     pub fn reset(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -135,23 +118,23 @@ impl Session {
             if !again {
                 return self.command("OH_RESET", done);
             }
-            if begun.elapsed() >= UNLOCKED_WITHIN {
+            if begun.elapsed() >= LOCK_TIMEOUT {
                 return Err(refusal::error(self.0.address, "OH_RESET", Refusal::ResetLater));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Lets the device reach what is mapped for it, and what will be.
+    /// Enables the device's DMA, for present and future mappings.
     ///
     /// # Errors
-    /// When it has not been reset, or its bus mastering was taken away after `epoch` was asked for.
+    /// When it has not been reset, or its bus mastering was disabled after `epoch` was read.
     pub fn start(&self, epoch: Epoch) -> Result<()> {
         self.command("OH_START", sys::start(self.file(), 0, epoch.0))
     }
 
-    /// The same for a device that cannot be reset: the caller vouches that none of its engines is running, so that it
-    /// does not go on where its last user left it.
+    /// The same for a device that cannot be reset. The caller vouches that none of its engines is running: they would
+    /// continue where the last user left them.
     ///
     /// # Errors
     /// As for [`Session::start`], and for a device that can be reset.
@@ -159,7 +142,7 @@ impl Session {
         self.command("OH_START", sys::start(self.file(), sys::START_UNRESET, epoch.0))
     }
 
-    /// Resets the function and lets it reach memory. Mappings stay.
+    /// Resets the function and enables its DMA. Mappings stay.
     ///
     /// # Errors
     /// As for [`Session::reset`] and [`Session::start`].
@@ -168,7 +151,7 @@ impl Session {
         self.start(self.epoch()?)
     }
 
-    /// Ends the device's DMA; nothing is on its way any more when this returns.
+    /// Ends the device's DMA. No transfer is in flight when this returns.
     ///
     /// # Errors
     /// When the device has gone.
@@ -176,10 +159,10 @@ impl Session {
         self.command("OH_STOP", sys::stop(self.file()))
     }
 
-    /// From now on the device gets addresses of at most so many bits, 24 to 64. Before anything is mapped.
+    /// Limits the device's addresses to 24 to 64 bits. To be called before anything is mapped.
     ///
     /// # Errors
-    /// When something is mapped, or the kernel has no such addresses.
+    /// When something is mapped, or the kernel does not support the limit.
     pub fn set_mask(&self, bits: u32) -> Result<()> {
         let done = sys::mask(self.file(), bits);
         if done.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
@@ -188,15 +171,15 @@ impl Session {
         self.command("OH_MASK", done)
     }
 
-    /// A part of a BAR, in whole pages. A touch of it after the device was unbound is a SIGBUS.
+    /// Maps a part of a BAR, in whole pages. Accessing it after the device was unbound raises SIGBUS.
     ///
     /// # Errors
-    /// When the device has no such BAR, or it does not reach that far.
+    /// When the device has no such BAR, or it is too short.
     pub fn bar(&self, bar: u8, offset: u64, bytes: u64) -> Result<HostMem> {
         let what = || format!("mapping BAR {bar} of {}", self.0.address);
         let size = self.bytes(bar).unwrap_or(0);
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > size) {
-            let why = format!("{bytes} bytes from {offset} on are asked for, and {size} can be mapped");
+            let why = format!("{bytes} bytes from {offset} on were requested, and {size} can be mapped");
             return Err(Error::call(what(), io::Error::other(why)));
         }
         let memory = HostMem::of_device(self.file(), sys::bar_offset(bar) + offset, bytes as usize)
@@ -214,33 +197,33 @@ impl Session {
         Ok(Arc::new(bars))
     }
 
-    /// What gives the device addresses of memory.
+    /// A mapper for the device.
     #[must_use]
     pub fn mapper(&self, rules: Rules) -> Arc<dyn Mapper> {
         Arc::new(ModuleMapper::new(self.clone(), rules))
     }
 
-    /// Lets the device reach host memory, whose first and last byte may lie anywhere in a page.
+    /// Maps host memory for the device. It need not be page-aligned.
     ///
     /// # Errors
-    /// [`Error::Module`], with what the module refused.
+    /// [`Error::Module`], with the module's refusal.
     pub fn map_host(&self, memory: &HostMem, access: Access) -> Result<Mapping> {
         Mapping::of_host(self, memory, access)
     }
 
-    /// Lets the device reach memory that another driver exported. The descriptor is not needed afterwards.
+    /// Maps memory that another driver exported. The descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Module`], with what the module or the exporter refused.
+    /// [`Error::Module`], with the refusal of the module or the exporter.
     pub fn map_dma_buf(&self, buffer: &DmaBuf, access: Access) -> Result<Mapping> {
         Mapping::of_dma_buf(self, buffer, access)
     }
 
-    /// Lets the device reach another device's BAR, in whole pages: for root. Nobody tells whether the machine forwards such
-    /// accesses, nor who else uses that memory: try it with data.
+    /// Maps another device's BAR, in whole pages; needs root. The kernel does not report whether the machine forwards
+    /// such accesses, nor who else uses that memory: test it with data.
     ///
     /// # Errors
-    /// [`Error::Module`], with what the module refused.
+    /// [`Error::Module`], with the module's refusal.
     pub fn map_peer(
         &self,
         peer: Address,
@@ -252,15 +235,15 @@ impl Session {
         Mapping::of_peer(self, (peer, bar, offset, bytes), access)
     }
 
-    /// The first `count` interrupts of the device, instead of those that were asked for before. None come while its DMA is
-    /// off.
+    /// The first `count` interrupts of the device, in place of those requested before. None arrive while DMA is
+    /// disabled.
     ///
     /// # Errors
-    /// When the device does not have so many.
+    /// When the device has fewer.
     pub fn interrupts(&self, count: u32) -> Result<Vec<Arc<dyn Interrupt>>> {
         let has = self.info()?.vectors;
         if count > has {
-            let why = format!("{count} are asked for, and it has {has}");
+            let why = format!("{count} were requested, and it has {has}");
             return Err(Error::call(format!("interrupts of {}", self.0.address), io::Error::other(why)));
         }
         let new = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -273,7 +256,7 @@ impl Session {
         Ok(fds.into_iter().map(|fd| Arc::new(EventFd(fd)) as Arc<dyn Interrupt>).collect())
     }
 
-    /// Waits until bus mastering is taken away, at most so long; why it was, if it was.
+    /// Waits up to `limit` for bus mastering to be disabled, and returns the reason if it was.
     ///
     /// # Errors
     /// When the device has gone.
@@ -289,7 +272,7 @@ impl Session {
     }
 }
 
-impl Source for Session {
+impl BarSource for Session {
     fn bytes(&self, bar: u8) -> Option<u64> {
         self.0.bars.get(usize::from(bar)).copied().filter(|bytes| *bytes > 0)
     }
@@ -299,12 +282,12 @@ impl Source for Session {
     }
 }
 
-/// Loads the module, where this is the running machine and we may.
+/// Loads the module, if this is the running machine and the user may.
 fn load(root: &Root) -> bool {
     if !root.is_here() {
         return false;
     }
-    // Whether it worked is seen by what there is afterwards.
+    // The caller checks for the result.
     let _ = std::process::Command::new("modprobe").arg("onehop").output();
     root.exists("/sys/bus/pci/drivers/onehop")
 }
@@ -315,7 +298,7 @@ fn open(at: &Path) -> io::Result<File> {
     loop {
         let file = File::options().read(true).write(true).open(at);
         let missing = file.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-        if !missing || begun.elapsed() >= UNLOCKED_WITHIN {
+        if !missing || begun.elapsed() >= LOCK_TIMEOUT {
             return file;
         }
         std::thread::sleep(Duration::from_millis(2));

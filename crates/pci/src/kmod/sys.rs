@@ -1,4 +1,4 @@
-//! The module's system calls, as `kmod/onehop.h` has them.
+//! The module's ioctls, as in `kmod/onehop.h`.
 
 use std::fs::File;
 use std::io;
@@ -6,10 +6,10 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// The interface's version that these structures are of.
+/// The interface version of these structures.
 pub(super) const ABI: u32 = 1;
 
-/// Bits of [`Info::flags`].
+/// Bits of [`RawInfo::flags`].
 pub(super) const INFO_RESET: u32 = 1;
 pub(super) const INFO_DMA_ON: u32 = 2;
 pub(super) const INFO_RESET_NEEDED: u32 = 4;
@@ -33,7 +33,7 @@ pub(super) const START_UNRESET: u32 = 1;
 /// `struct oh_info`
 #[repr(C)]
 #[derive(Clone, Default)]
-pub(super) struct Info {
+pub(super) struct RawInfo {
     pub(super) abi: u32,
     pub(super) flags: u32,
     pub(super) missing: u32,
@@ -119,7 +119,7 @@ const fn request<T>(direction: u32, number: u32) -> libc::Ioctl {
     (direction << 30 | (size_of::<T>() as u32) << 16 | 0xEB << 8 | number) as libc::Ioctl
 }
 
-const INFO: libc::Ioctl = request::<Info>(READ, 0x20);
+const INFO: libc::Ioctl = request::<RawInfo>(READ, 0x20);
 const MAP_USER: libc::Ioctl = request::<Map>(READ | WRITE, 0x21);
 const MAP_DMABUF: libc::Ioctl = request::<Map>(READ | WRITE, 0x22);
 const MAP_PEER: libc::Ioctl = request::<Map>(READ | WRITE, 0x23);
@@ -130,22 +130,22 @@ const STOP: libc::Ioctl = request::<()>(0, 0x27);
 const MASK: libc::Ioctl = request::<Mask>(WRITE, 0x28);
 const IRQS: libc::Ioctl = request::<Irqs>(WRITE, 0x29);
 
-/// Where a BAR's bytes are in the device's file.
+/// Offset of a BAR in the device's file.
 pub(super) const fn bar_offset(bar: u8) -> u64 {
     (bar as u64) << 44
 }
 
 /// # Safety
-/// `value` is the structure of this request, whose size is part of the request's number; addresses in it are those of memory that
-/// the request may use.
+/// `value` is the structure of this request, whose size is part of the request's number; addresses in it are those of
+/// memory that the request may use.
 unsafe fn with<T>(file: &File, request: libc::Ioctl, value: &mut T) -> io::Result<()> {
     // SAFETY: the caller's promise; the value lives across the call.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut *value) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-pub(super) fn info(file: &File) -> io::Result<Info> {
-    let mut info = Info::default();
+pub(super) fn info(file: &File) -> io::Result<RawInfo> {
+    let mut info = RawInfo::default();
     // SAFETY: this is the request's structure.
     unsafe { with(file, INFO, &mut info) }?;
     Ok(info)
@@ -176,40 +176,40 @@ pub(super) fn unmap(file: &File, id: u32) -> io::Result<()> {
     unsafe { with(file, UNMAP, &mut Unmap { id, reserved: 0 }) }
 }
 
-/// An event fd for each vector; none gives all of them back.
+/// Sets an event fd for each vector; an empty list removes all.
 pub(super) fn irqs(file: &File, fds: &[RawFd]) -> io::Result<()> {
     let at = if fds.is_empty() { 0 } else { fds.as_ptr() as u64 };
     // SAFETY: this is the request's structure; the descriptors live across the call, which reads them.
     unsafe { with(file, IRQS, &mut Irqs { fds: at, count: fds.len() as u32, reserved: 0 }) }
 }
 
-/// What is to be mapped.
+/// The kind of memory to map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum MemoryKind {
     User,
     DmaBuf,
     Peer,
 }
 
-/// Maps, and fills `runs` as far as there are any. The structure tells why, also where it failed.
+/// Maps memory and fills `runs`. `map` holds the module's reason if it failed.
 ///
 /// # Safety
-/// Memory of this process ([`Kind::User`]) stays mapped in it, and is nothing that Rust's rules are about, until it is
+/// Memory of this process ([`MemoryKind::User`]) stays mapped in it, and is not subject to Rust's aliasing rules, until it is
 /// unmapped here: the device may change it at any moment.
-pub(super) unsafe fn map(file: &File, kind: Kind, map: &mut Map, runs: &mut [Seg]) -> io::Result<()> {
+pub(super) unsafe fn map(file: &File, kind: MemoryKind, map: &mut Map, runs: &mut [Seg]) -> io::Result<()> {
     map.segs = runs.as_mut_ptr() as u64;
     map.room = u32::try_from(runs.len()).unwrap_or(u32::MAX);
     let request = match kind {
-        Kind::User => MAP_USER,
-        Kind::DmaBuf => MAP_DMABUF,
-        Kind::Peer => MAP_PEER,
+        MemoryKind::User => MAP_USER,
+        MemoryKind::DmaBuf => MAP_DMABUF,
+        MemoryKind::Peer => MAP_PEER,
     };
-    // SAFETY: this is the structure of all three; `runs` has the room that is said and lives across the call, and the caller vouches
-    // for the memory.
+    // SAFETY: this is the structure of all three; `runs` has the room that `map` states and lives across the call, and
+    // the caller vouches for the memory.
     unsafe { with(file, request, map) }
 }
 
-/// What the device's file has to say within so many milliseconds.
+/// Events on the device's file within this many milliseconds.
 pub(super) fn events(file: &File, milliseconds: u32) -> io::Result<PollFlags> {
     let mut fds = [PollFd::new(file, PollFlags::PRI)];
     let limit = rustix::event::Timespec {
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// Prints what a C compiler makes of the header.
+    /// Prints sizes and offsets in the C compiler's view of the header.
     const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stddef.h>
@@ -264,9 +264,9 @@ int main(void) {
         let mut ours: Vec<u64> = calls.iter().map(|call| *call as u32 as u64).collect();
         ours.extend([u64::from(ABI), bar_offset(3)]);
         let at = [
-            std::mem::offset_of!(Info, class_code),
-            std::mem::offset_of!(Info, charged),
-            std::mem::offset_of!(Info, bar_len),
+            std::mem::offset_of!(RawInfo, class_code),
+            std::mem::offset_of!(RawInfo, charged),
+            std::mem::offset_of!(RawInfo, bar_len),
             std::mem::offset_of!(Map, chunk),
             std::mem::offset_of!(Map, nsegs),
             std::mem::offset_of!(Map, why),

@@ -1,8 +1,8 @@
-//! The last resort, without an IOMMU: the device gets the physical addresses of pages, as `/proc/self/pagemap` tells them.
+//! The last resort, without an IOMMU: the device gets physical addresses of pages from `/proc/self/pagemap`.
 //!
-//! Nothing keeps the device inside of what it was given. Pages are pinned by registering them with an io_uring, which the
-//! guardian process holds open too: should this process be killed, they stay pinned until the guardian has taken the
-//! device's bus mastering away and reset it.
+//! Nothing confines the device to the memory it was given. Pages are pinned by registering them with an io_uring, which
+//! the guardian process also holds open: if this process is killed, they stay pinned until the guardian has disabled
+//! the device's bus mastering and reset it.
 
 mod pin;
 
@@ -14,23 +14,23 @@ use onehop_os::{ControllerBackend, DmaMemory, FunctionReset, HostMem, Mapped, Ma
 use onehop_proto::BusAddr;
 
 use crate::bars::{Bars, Sysfs};
-use crate::claim::{Claim, Owner};
-use crate::pages::{PAGE, Span, trim};
-use crate::places::Places;
-use crate::{Address, Error, Kind, Result, Root, iommu};
+use crate::claim::{Claim, NewDriver};
+use crate::pages::{PAGE, PageSpan, trim};
+use crate::places::ProcessMaps;
+use crate::{Address, DeviceKind, Error, Result, Root, iommu};
 use pin::{Pinned, Pins};
 
-/// An entry of the page map: the page's number, and whether it is in memory.
+/// A page map entry: the page frame number, and whether the page is present.
 const NUMBER: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
-/// Physical addresses of any processor Linux runs on end below this.
+/// No CPU that Linux supports has larger physical addresses.
 const ADDRESSES: u64 = 1 << 56;
 
 /// Opens a device of this machine.
 pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     refuse_translation(root, address)?;
     let pins = Pins::new()?;
-    let claim = Arc::new(Claim::take(root, Kind::Drive, address, Owner::Nobody, &[pins.as_fd()])?);
+    let claim = Arc::new(Claim::take(root, DeviceKind::Drive, address, NewDriver::Nobody, &[pins.as_fd()])?);
     let name = address.to_string();
     let bars = Bars::of(Arc::new(Sysfs::of(root, address, Some(claim.clone()))?), &name)?;
     let reset = SysfsReset::of(root, address, claim.clone());
@@ -39,7 +39,7 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     Ok(ControllerBackend { regs: Arc::new(bars), mapper: Arc::new(mapper), reset, name, simulated: false })
 }
 
-/// Where an IOMMU translates, physical addresses lead nowhere.
+/// Where an IOMMU translates, physical addresses are meaningless to the device.
 fn refuse_translation(root: &Root, address: Address) -> Result<()> {
     match iommu::group_type(root, address).as_deref() {
         None | Some("identity") => Ok(()),
@@ -51,7 +51,7 @@ fn refuse_translation(root: &Root, address: Address) -> Result<()> {
     }
 }
 
-/// Gives the physical addresses of pages.
+/// A mapper that returns physical addresses.
 struct PageMapper {
     name: String,
     pagemap: File,
@@ -88,22 +88,18 @@ pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<Run>, &'static str
     for entry in entries.chunks_exact(8) {
         let entry = entry.iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
         if entry & PRESENT == 0 {
-            return Err("a page of it is not in memory though it was pinned");
+            return Err("a pinned page of it is not in memory");
         }
         if entry & NUMBER == 0 {
             return Err("the kernel shows page numbers to root only");
         }
         let addr = (entry & NUMBER).checked_mul(PAGE as u64).filter(|&addr| addr < ADDRESSES);
-        join(
-            &mut runs,
-            addr.ok_or("the kernel names a page beyond any address that memory has")?,
-            PAGE as u64,
-        );
+        join(&mut runs, addr.ok_or("the kernel reports a page beyond any physical address")?, PAGE as u64);
     }
     Ok(runs)
 }
 
-/// Adds a stretch to those before it.
+/// Appends a range, merged with the last one if adjacent.
 fn join(runs: &mut Vec<Run>, addr: u64, len: u64) {
     match runs.last_mut() {
         Some(last) if last.addr.0 + last.len == addr => last.len += len,
@@ -111,8 +107,8 @@ fn join(runs: &mut Vec<Run>, addr: u64, len: u64) {
     }
 }
 
-/// Keeps pages pinned and memory mapped; the claim goes after them.
-struct Hold {
+/// Keeps pages pinned and memory mapped. The claim is released last.
+struct PinnedMapping {
     _pinned: Option<Pinned>,
     _memory: HostMem,
     _claim: Arc<Claim>,
@@ -136,9 +132,9 @@ impl Mapper for PageMapper {
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));
         }
-        let Span { start, len, skip } = Span::of(host);
-        // A BAR has no pages; its addresses are known, and it does not move.
-        let (pinned, mut runs) = match Places::read()?.device_memory(&self.root, start, len) {
+        let PageSpan { start, len, skip } = PageSpan::of(host);
+        // A BAR has no pages to pin; its addresses are known and do not change.
+        let (pinned, mut runs) = match ProcessMaps::read()?.device_memory(&self.root, start, len) {
             Some(place) => {
                 let place = place.map_err(|why| self.cannot(why))?;
                 (None, vec![Run { addr: BusAddr(place.bus), len: len as u64 }])
@@ -149,12 +145,12 @@ impl Mapper for PageMapper {
             }
         };
         trim(&mut runs, skip as u64, host.len() as u64);
-        let hold = Hold { _pinned: pinned, _memory: host.clone(), _claim: self.claim.clone() };
+        let hold = PinnedMapping { _pinned: pinned, _memory: host.clone(), _claim: self.claim.clone() };
         Ok(Mapped::new(runs, Box::new(hold)))
     }
 }
 
-/// Function reset by sysfs, which puts the config space back.
+/// Function reset through sysfs, which restores the config space.
 struct SysfsReset {
     path: std::path::PathBuf,
     _claim: Arc<Claim>,
@@ -173,7 +169,7 @@ impl FunctionReset for SysfsReset {
         std::fs::write(&self.path, "1").map_err(|source| onehop_os::Error::System {
             call: format!("writing 1 into {}", self.path.display()),
             source,
-            hint: "; `onehop drive recover` takes the device off the bus and looks for it again",
+            hint: "; `onehop drive recover` removes the device from the bus and rescans",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Pages that stay where they are: registered as buffers with an io_uring, which pins them for as long as it is open.
+//! Pins pages by registering them as buffers of an io_uring, for as long as it is open.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,9 +8,9 @@ use io_uring::IoUring;
 
 use crate::{Error, Result};
 
-/// The kernel registers buffers of at most so much.
+/// The kernel's limit for one buffer.
 const MOST: usize = 1 << 30;
-/// Buffers that there is room for.
+/// Number of buffers.
 const SLOTS: u32 = 4096;
 
 /// Room for pinned pages.
@@ -39,7 +39,7 @@ impl Pins {
         Ok(Self { ring, free: Mutex::new((0..SLOTS).collect()) })
     }
 
-    /// Whoever has this open keeps the pages pinned.
+    /// Keeps the pages pinned while it is open.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is the ring's, which is open as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -56,9 +56,7 @@ impl Pins {
         let mut pinned = Pinned { pins: self.clone(), slots: Vec::new() };
         for at in (0..len).step_by(MOST) {
             let slot = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let slot = slot.ok_or_else(|| {
-                format!("{SLOTS} pieces of memory are pinned, which is all there is room for")
-            })?;
+            let slot = slot.ok_or_else(|| format!("{SLOTS} ranges are pinned, which is the maximum"))?;
             pinned.slots.push(slot);
             let bytes = MOST.min(len - at);
             self.set(slot, start + at, bytes).map_err(|e| format!("pinning {bytes} bytes: {e}"))?;
@@ -70,7 +68,7 @@ impl Pins {
 impl Drop for Pinned {
     fn drop(&mut self) {
         for slot in self.slots.drain(..) {
-            // What cannot be let go stays pinned, and its slot taken.
+            // What cannot be unpinned keeps its slot.
             if self.pins.set(slot, 0, 0).is_ok() {
                 self.pins.free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
             }

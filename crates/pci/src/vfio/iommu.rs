@@ -1,5 +1,5 @@
-//! Who keeps a device's page tables: a type1 container, which takes whole groups and any memory that this process has mapped, or
-//! iommufd, which takes single devices, memory of the kernel's own, and dma-bufs of vfio-pci.
+//! A device's page tables: those of a type1 container, which takes whole groups and any memory mapped in this process,
+//! or those of iommufd, which takes single devices, the kernel's own memory, and dma-bufs of vfio-pci.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,12 +21,12 @@ pub(super) enum Iommu {
     Iommufd { file: File, space: u32 },
 }
 
-/// Whether the kernel has iommufd, and no containers.
+/// Whether the kernel has iommufd, but no containers.
 pub(super) fn only_iommufd(root: &Root) -> bool {
     root.exists(IOMMUFD) && !root.exists(CONTAINER)
 }
 
-/// That there is iommufd: an error before anything is changed.
+/// Fails if there is no iommufd, before anything is changed.
 pub(super) fn has_iommufd(root: &Root, address: Address) -> Result<()> {
     match root.exists(IOMMUFD) {
         true => Ok(()),
@@ -43,7 +43,7 @@ fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
     move |e| Error::call(call, e)
 }
 
-/// The device by its group.
+/// Opens the device through its group.
 pub(super) fn by_group(root: &Root, address: Address) -> Result<(File, Iommu)> {
     let number = refusal::group(root, address)?;
     let name = format!("/dev/vfio/{number}");
@@ -64,7 +64,7 @@ pub(super) fn by_group(root: &Root, address: Address) -> Result<(File, Iommu)> {
     Ok((device, Iommu::Type1 { _group: group, container }))
 }
 
-/// The device by its own file.
+/// Opens the device through its own file.
 pub(super) fn by_iommufd(root: &Root, address: Address) -> Result<(File, Iommu)> {
     let file = open(root, IOMMUFD).map_err(|e| refusal::iommufd(address, IOMMUFD, &e))?;
     let name = device_file(root, address).ok_or_else(|| refusal::no_device_file(address))?;
@@ -75,7 +75,7 @@ pub(super) fn by_iommufd(root: &Root, address: Address) -> Result<(File, Iommu)>
     Ok((device, Iommu::Iommufd { file, space }))
 }
 
-/// The device's own file, which kernels have whose VFIO knows iommufd.
+/// The device's own file; it exists if VFIO was built with iommufd.
 fn device_file(root: &Root, address: Address) -> Option<String> {
     let names = root.list(&format!("/sys/bus/pci/devices/{address}/vfio-dev")).ok()?;
     let name = names.into_iter().find(|name| name.starts_with("vfio"))?;
@@ -90,12 +90,12 @@ impl Iommu {
         }
     }
 
-    /// Whether it takes dma-bufs, of whichever exporters.
+    /// Whether it takes dma-bufs of any exporter.
     pub(super) const fn takes_dma_bufs(&self) -> bool {
         matches!(self, Self::Iommufd { .. })
     }
 
-    /// The bus addresses that it can map, first and last of each stretch; none where it does not say.
+    /// The bus addresses that it can map, as first and last of each range; empty if not reported.
     pub(super) fn ranges(&self) -> Result<Vec<(u64, u64)>> {
         match self {
             Self::Type1 { container, .. } => {
@@ -107,7 +107,7 @@ impl Iommu {
         }
     }
 
-    /// Lets the device reach memory of this process at `iova`. In the error: the call that failed.
+    /// Maps memory of this process for the device at `iova`. The error contains the failed call.
     ///
     /// # Safety
     /// The memory stays mapped in this process until it is unmapped here.
@@ -117,7 +117,7 @@ impl Iommu {
         iova: u64,
         size: u64,
     ) -> std::result::Result<(), (&'static str, io::Error)> {
-        // SAFETY: the caller promises what both want.
+        // SAFETY: the caller's promise is what both require.
         unsafe {
             match self {
                 Self::Type1 { container, .. } => {
@@ -130,7 +130,7 @@ impl Iommu {
         }
     }
 
-    /// Lets the device reach a part of a dma-buf at `iova`; the kernel holds the buffer meanwhile.
+    /// Maps a part of a dma-buf at `iova`; the kernel holds the buffer meanwhile.
     pub(super) fn map_dma_buf(
         &self,
         buffer: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! iommufd's system calls, and VFIO's for devices that are given to it, as `linux/iommufd.h` and `linux/vfio.h` have them.
+//! Ioctls of iommufd, and of VFIO for devices bound to it, as in `linux/iommufd.h` and `linux/vfio.h`.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ const IOAS_MAP: libc::Ioctl = request(0x85 - 100);
 const IOAS_UNMAP: libc::Ioctl = request(0x86 - 100);
 const IOAS_MAP_FILE: libc::Ioctl = request(0x8f - 100);
 
-/// At the address that is asked for, and the device may read and write.
+/// At the requested address, readable and writable by the device.
 const MAP_FIXED_BOTH: u32 = 7;
-/// Most ranges that are looked at. A machine has a handful: what is around the addresses of its interrupts.
+/// Upper limit of ranges. A machine has a handful, around the addresses of its interrupts.
 const MAX_RANGES: usize = 1024;
 
 #[repr(C)]
@@ -43,7 +43,7 @@ struct Alloc {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Range {
+struct IovaRange {
     first: u64,
     last: u64,
 }
@@ -59,7 +59,7 @@ struct Ranges {
 }
 
 #[repr(C)]
-struct Map {
+struct IoasMap {
     size: u32,
     flags: u32,
     space: u32,
@@ -81,21 +81,21 @@ struct MapFile {
 }
 
 #[repr(C)]
-struct Unmap {
+struct IoasUnmap {
     size: u32,
     space: u32,
     iova: u64,
     length: u64,
 }
 
-/// Gives a device to an iommufd. Closing the device takes it back.
+/// Binds a device to an iommufd. Closing the device unbinds it.
 pub(super) fn bind(device: &File, iommufd: &File) -> io::Result<()> {
     let mut bind = Bind { argsz: size_of::<Bind>(), flags: 0, iommufd: iommufd.as_raw_fd(), device: 0 };
     // SAFETY: this is the request's structure, with its size.
     unsafe { with(device, DEVICE_BIND, &mut bind) }.map(drop)
 }
 
-/// A new address space.
+/// Creates an address space.
 pub(super) fn space(iommufd: &File) -> io::Result<u32> {
     let mut alloc = Alloc { size: size_of::<Alloc>(), flags: 0, space: 0 };
     // SAFETY: this is the request's structure, with its size.
@@ -103,16 +103,16 @@ pub(super) fn space(iommufd: &File) -> io::Result<u32> {
     Ok(alloc.space)
 }
 
-/// From now on the device's addresses are those of the space.
+/// Attaches the device to the address space.
 pub(super) fn attach(device: &File, space: u32) -> io::Result<()> {
     let mut attach = Attach { argsz: size_of::<Attach>(), flags: 0, table: space };
     // SAFETY: this is the request's structure, with its size.
     unsafe { with(device, DEVICE_ATTACH, &mut attach) }.map(drop)
 }
 
-/// The bus addresses that can be mapped, first and last of each stretch. What is attached later may take some away.
+/// The bus addresses that can be mapped, as first and last of each range. Attaching more devices may remove some.
 pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> {
-    let mut found = vec![Range::default(); 16];
+    let mut found = vec![IovaRange::default(); 16];
     loop {
         let mut ask = Ranges {
             size: size_of::<Ranges>(),
@@ -122,8 +122,8 @@ pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> 
             at: found.as_mut_ptr() as u64,
             alignment: 0,
         };
-        // SAFETY: this is the request's structure, with its size. The kernel writes as many ranges as there is room for behind its
-        // pointer, and says how many there are.
+        // SAFETY: this is the request's structure, with its size. The kernel writes at most as many ranges as there is
+        // room for behind the pointer, and returns their number.
         match unsafe { with(iommufd, IOAS_RANGES, &mut ask) } {
             Ok(_) => found.truncate(ask.count as usize),
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
@@ -131,7 +131,7 @@ pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> 
                 if wanted <= found.len() || wanted > MAX_RANGES {
                     return Err(error);
                 }
-                found = vec![Range::default(); wanted];
+                found = vec![IovaRange::default(); wanted];
                 continue;
             }
             Err(error) => return Err(error),
@@ -141,7 +141,7 @@ pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> 
     }
 }
 
-/// Lets the space's devices reach memory of this process at `iova`.
+/// Maps memory of this process for the space's devices at `iova`.
 ///
 /// # Safety
 /// The memory stays mapped in this process until it is unmapped here.
@@ -152,13 +152,13 @@ pub(super) unsafe fn map(
     iova: u64,
     length: u64,
 ) -> io::Result<()> {
-    let (size, vaddr) = (size_of::<Map>(), vaddr as u64);
-    let mut map = Map { size, flags: MAP_FIXED_BOTH, space, reserved: 0, vaddr, length, iova };
+    let (size, vaddr) = (size_of::<IoasMap>(), vaddr as u64);
+    let mut map = IoasMap { size, flags: MAP_FIXED_BOTH, space, reserved: 0, vaddr, length, iova };
     // SAFETY: this is the request's structure, with its size; the caller vouches for the memory.
     unsafe { with(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
-/// Lets the space's devices reach a part of a file, `(start, iova, length)`: a dma-buf, which the kernel then holds.
+/// Maps a part of a dma-buf, `(start, iova, length)`, for the space's devices; the kernel holds the buffer.
 pub(super) fn map_file(
     iommufd: &File,
     space: u32,
@@ -172,7 +172,7 @@ pub(super) fn map_file(
 }
 
 pub(super) fn unmap(iommufd: &File, space: u32, iova: u64, length: u64) -> io::Result<()> {
-    let mut unmap = Unmap { size: size_of::<Unmap>(), space, iova, length };
+    let mut unmap = IoasUnmap { size: size_of::<IoasUnmap>(), space, iova, length };
     // SAFETY: this is the request's structure, with its size.
     unsafe { with(iommufd, IOAS_UNMAP, &mut unmap) }?;
     if unmap.length == length { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
@@ -186,7 +186,7 @@ mod tests {
     fn structures_are_those_of_the_interface() {
         let sizes = [size_of::<Bind>(), size_of::<Attach>(), size_of::<Alloc>(), size_of::<Ranges>()];
         assert_eq!(sizes, [16, 12, 12, 32]);
-        assert_eq!([size_of::<Map>(), size_of::<MapFile>(), size_of::<Unmap>()], [40, 40, 24]);
+        assert_eq!([size_of::<IoasMap>(), size_of::<MapFile>(), size_of::<IoasUnmap>()], [40, 40, 24]);
         assert_eq!((IOAS_MAP, IOAS_MAP_FILE), (0x3b85, 0x3b8f));
     }
 }

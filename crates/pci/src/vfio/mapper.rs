@@ -1,4 +1,4 @@
-//! Bus addresses by VFIO: one stretch for each piece of memory, wherever its pages are.
+//! Bus addresses through VFIO: one contiguous range for each mapping, wherever its pages are.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,43 +7,43 @@ use std::sync::{Arc, Mutex, PoisonError};
 use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
 
-use super::Device;
+use super::VfioDevice;
 use crate::Result;
-use crate::pages::{PAGE, Span};
+use crate::pages::{PAGE, PageSpan};
 
-/// Addresses below are left alone: a null pointer that a device follows is to be a fault.
+/// Lower addresses stay unmapped, so that a device that follows a null pointer faults.
 const FIRST: u64 = 16 << 20;
-/// Addresses that any IOMMU has, where the kernel does not tell.
+/// Addresses that every IOMMU has, if the kernel does not report ranges.
 const ALWAYS: (u64, u64) = (FIRST, (1 << 32) - (64 << 20));
 
 /// Maps memory of this process for one device.
 pub(super) struct VfioMapper {
     name: String,
-    space: Arc<Space>,
+    space: Arc<IovaSpace>,
 }
 
-/// The device's address space, and what of it is free.
-struct Space {
-    device: Arc<Device>,
+/// The device's address space, and its free ranges.
+struct IovaSpace {
+    device: Arc<VfioDevice>,
     free: Mutex<Vec<Heap>>,
 }
 
 impl VfioMapper {
-    pub(super) fn new(device: Arc<Device>, name: &str) -> Result<Self> {
-        let mut ranges = device.iommu().ranges()?;
+    pub(super) fn new(device: Arc<VfioDevice>, name: &str) -> Result<Self> {
+        let mut ranges = device.iommu.ranges()?;
         if ranges.is_empty() {
             ranges.push(ALWAYS);
         }
         let free = ranges.into_iter().map(heap).collect();
-        let name = format!("vfio ({}), for {name}", device.iommu().name());
-        Ok(Self { name, space: Arc::new(Space { device, free: Mutex::new(free) }) })
+        let name = format!("vfio ({}), for {name}", device.iommu.name());
+        Ok(Self { name, space: Arc::new(IovaSpace { device, free: Mutex::new(free) }) })
     }
 
     fn cannot(&self, why: impl Into<String>) -> onehop_os::Error {
         onehop_os::Error::CannotMap { mapper: self.name.clone(), why: why.into() }
     }
 
-    /// Addresses for as many pages, where `map` lets the device reach them.
+    /// Allocates addresses for some pages and calls `map` with them.
     fn place(
         &self,
         pages: (usize, usize),
@@ -52,7 +52,7 @@ impl VfioMapper {
         map: impl FnOnce(u64) -> std::result::Result<(), String>,
     ) -> onehop_os::Result<Mapped> {
         let (len, skip) = pages;
-        let none = || self.cannot(format!("the IOMMU has no {len} bus addresses left in a row"));
+        let none = || self.cannot(format!("the IOMMU has no {len} contiguous bus addresses left"));
         let at = self.space.take(len).ok_or_else(none)?;
         if let Err(why) = map(at as u64) {
             self.space.give(at, len);
@@ -67,11 +67,11 @@ impl VfioMapper {
         if host.is_empty() {
             return Err(self.cannot("it has no bytes"));
         }
-        let Span { start, len, skip } = Span::of(host);
+        let PageSpan { start, len, skip } = PageSpan::of(host);
         self.place((len, skip), host.len(), Some(host.clone()), |at| {
-            let iommu = self.space.device.iommu();
-            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped there, and for good
-            // where that fails.
+            let iommu = &self.space.device.iommu;
+            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped
+            // there, and for good where that fails.
             let mapped = unsafe { iommu.map(start as *mut u8, at, len as u64) };
             mapped.map_err(|(call, error)| why(call, &error, len, iommu.takes_dma_bufs()))
         })
@@ -84,19 +84,19 @@ impl VfioMapper {
         let whole = skip.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(PAGE));
         let len = whole.filter(|_| bytes > 0).ok_or_else(|| self.cannot(format!("it has {bytes} bytes")))?;
         self.place((len, skip), bytes, None, |at| {
-            let mapped = self.space.device.iommu().map_dma_buf(buffer.fd.as_fd(), start, at, len as u64);
+            let mapped = self.space.device.iommu.map_dma_buf(buffer.fd.as_fd(), start, at, len as u64);
             mapped.map_err(|error| why_not_imported(&error))
         })
     }
 }
 
-/// A range as whole pages above the first ones. Its last address is never used, so that no end is beyond 64 bits.
+/// A range in whole pages from [`FIRST`] on. Its last address is never used, so that no end exceeds 64 bits.
 fn heap((first, last): (u64, u64)) -> Heap {
     let start = first.max(FIRST).next_multiple_of(PAGE as u64);
     Heap::new(start as usize, (last / PAGE as u64 * PAGE as u64) as usize)
 }
 
-impl Space {
+impl IovaSpace {
     fn take(&self, len: usize) -> Option<usize> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.iter_mut().find_map(|heap| heap.take(len))
@@ -104,16 +104,16 @@ impl Space {
 
     fn give(&self, at: usize, len: usize) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        // Stretches of different ranges never touch, so any heap may keep it.
+        // Ranges in different heaps never touch, so any heap may hold it.
         if let Some(heap) = free.first_mut() {
             heap.give(at, len);
         }
     }
 }
 
-/// Undoes a mapping, and lets its memory go after that.
+/// Undoes a mapping, then releases its memory.
 struct Undo {
-    space: Arc<Space>,
+    space: Arc<IovaSpace>,
     at: usize,
     len: usize,
     memory: Option<HostMem>,
@@ -121,8 +121,8 @@ struct Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        // What cannot be unmapped is not given out again, neither the addresses nor the memory, which the device may still reach.
-        match self.space.device.iommu().unmap(self.at as u64, self.len as u64) {
+        // If unmapping fails, the device may still reach the memory: neither addresses nor memory are reused.
+        match self.space.device.iommu.unmap(self.at as u64, self.len as u64) {
             Ok(()) => self.space.give(self.at, self.len),
             Err(_) => std::mem::forget(self.memory.take()),
         }
@@ -139,9 +139,9 @@ impl Mapper for VfioMapper {
     }
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
-        let buffer = if self.space.device.iommu().takes_dma_bufs() { memory.dma_buf() } else { None };
+        let buffer = if self.space.device.iommu.takes_dma_bufs() { memory.dma_buf() } else { None };
         match (buffer, memory.host()) {
-            // Whose memory the CPU reaches too is tried by its pages where the kernel does not take its dma-buf.
+            // Memory that is also mapped for the CPU is mapped by its pages if the kernel does not take its dma-buf.
             (Some(Ok(buffer)), host) => self.dma_buf(&buffer).or_else(|error| host.map_or(Err(error), |host| self.host(host))),
             (_, Some(host)) => self.host(host),
             (Some(Err(error)), None) => Err(self.cannot(error.to_string())),
@@ -154,7 +154,7 @@ impl Mapper for VfioMapper {
 }
 
 fn why_not_imported(error: &io::Error) -> String {
-    let of_others = "the kernel's iommufd takes dma-bufs of vfio-pci, if any. Use our kernel module (`?via=kmod`), or a \
+    let of_others = "this kernel's iommufd takes dma-bufs of vfio-pci at most. Use our kernel module (`?via=kmod`), or a \
                      route with data in host memory";
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOTTY | libc::EBADF) => {
@@ -175,16 +175,12 @@ fn why(call: &str, error: &io::Error, len: usize, iommufd: bool) -> String {
             limit.map_or("any amount".into(), |bytes| format!("{} KiB", bytes >> 10))
         ),
         Some(libc::EFAULT) if iommufd => {
-            "; some of it is no memory that the kernel pins. iommufd takes no mapped BARs; VFIO's \
+            "; the kernel cannot pin some of it. iommufd takes no mapped BARs; VFIO's \
                                           groups do (`?via=vfio`, CONFIG_VFIO_CONTAINER)"
                 .into()
         }
-        Some(libc::EFAULT) => {
-            "; some of it is no memory that the kernel pins, such as a BAR that was taken away".into()
-        }
-        Some(libc::ENOSPC) => {
-            "; too many pieces of memory are mapped (vfio_iommu_type1.dma_entry_limit)".to_owned()
-        }
+        Some(libc::EFAULT) => "; the kernel cannot pin some of it, such as a BAR that was removed".into(),
+        Some(libc::ENOSPC) => "; too many ranges are mapped (vfio_iommu_type1.dma_entry_limit)".to_owned(),
         _ => String::new(),
     };
     format!("{call} of {len} bytes: {error}{because}")

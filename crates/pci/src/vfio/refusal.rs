@@ -1,10 +1,10 @@
-//! Why VFIO does not give a device, exactly, and what would change that.
+//! Why VFIO refuses a device, and how to fix it.
 
 use std::io;
 
 use crate::{Address, Error, PortType, Result, Root, Tree};
 
-/// Drivers that may stay in a group: bridges have no way to memory of their own.
+/// Drivers that may stay in a group: bridges do not access memory on their own.
 const HARMLESS: [&str; 3] = ["vfio-pci", "pcieport", "pci-stub"];
 
 fn refused(address: Address, why: String, fix: impl Into<String>) -> Error {
@@ -24,7 +24,7 @@ pub(super) fn group(root: &Root, address: Address) -> Result<u32> {
     })
 }
 
-/// What can be told before anything is changed.
+/// Checks that need no change to the device.
 pub(super) fn before(root: &Root, address: Address) -> Result<()> {
     let number = group(root, address)?;
     if root.exists("/sys/bus/pci/drivers/vfio-pci") || load(root) {
@@ -38,19 +38,19 @@ pub(super) fn before(root: &Root, address: Address) -> Result<()> {
     ))
 }
 
-/// Loads the driver, where this is the running machine and we may.
+/// Loads the driver, if this is the running machine and the user may.
 fn load(root: &Root) -> bool {
     if !root.is_here() {
         return false;
     }
     for module in ["vfio_iommu_type1", "vfio-pci"] {
-        // Whether it worked is seen by what there is afterwards.
+        // The caller checks for the result.
         let _ = std::process::Command::new("modprobe").arg(module).output();
     }
     root.exists("/sys/bus/pci/drivers/vfio-pci")
 }
 
-/// Other devices of the group that somebody drives, with their drivers. Before we took it, the device itself has one, too.
+/// Devices of the group with drivers, and those drivers. Includes the device itself before it was claimed.
 fn others(root: &Root, address: Address, number: u32, with_own: bool) -> Vec<(String, String)> {
     let members = root.list(&format!("/sys/kernel/iommu_groups/{number}/devices")).unwrap_or_default();
     let driven = |member: String| {
@@ -82,8 +82,8 @@ fn shared(root: &Root, address: Address, number: u32, others: &[(String, String)
     )
 }
 
-/// The bridges above a device that let packets pass between what is below them, so that the kernel takes it for one: each with
-/// what it lacks.
+/// The bridges above a device that do not isolate the devices below, so that these share a group; each with what it
+/// lacks.
 fn open_ports(root: &Root, address: Address) -> Vec<String> {
     let Ok(tree) = Tree::scan(root) else { return Vec::new() };
     let parents = tree.get(address).map(|device| device.parents.clone()).unwrap_or_default();
@@ -105,23 +105,23 @@ fn open_ports(root: &Root, address: Address) -> Vec<String> {
     parents.iter().filter_map(lacking).collect()
 }
 
-/// The group is not viable.
+/// The error for a group that is not viable.
 pub(super) fn not_viable(root: &Root, address: Address, number: u32) -> Error {
     shared(root, address, number, &others(root, address, number, true))
 }
 
-/// There is no container to be had.
+/// The error for a container that cannot be opened.
 pub(super) fn container(address: Address, error: &io::Error) -> Error {
     refused(address, format!("/dev/vfio/vfio: {error}"), "Load it: `modprobe vfio_iommu_type1`")
 }
 
-/// The kernel's VFIO is another one.
+/// The error for a VFIO without type1.
 pub(super) fn no_type1(address: Address) -> Error {
     let why = "the kernel's VFIO has no type1 IOMMU of version 2".to_owned();
     refused(address, why, "Load it: `modprobe vfio_iommu_type1`")
 }
 
-/// The group's file cannot be opened.
+/// The error for a group's file that cannot be opened.
 pub(super) fn open_group(root: &Root, address: Address, name: &str, error: &io::Error) -> Error {
     let others = || root.list(&format!("{}/devices", name.replace("/dev/vfio", "/sys/kernel/iommu_groups")));
     let (why, fix) = match error.raw_os_error() {
@@ -140,7 +140,7 @@ pub(super) fn open_group(root: &Root, address: Address, name: &str, error: &io::
     refused(address, why, fix)
 }
 
-/// The IOMMU refuses.
+/// The error for an IOMMU that cannot be set.
 pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
     let fix = match error.raw_os_error() {
         Some(libc::EPERM) => {
@@ -152,7 +152,7 @@ pub(super) fn set_iommu(address: Address, error: &io::Error) -> Error {
     refused(address, format!("VFIO_SET_IOMMU: {error}"), fix)
 }
 
-/// The group does not give the device.
+/// The error for a device that the group does not return.
 pub(super) fn device(address: Address, error: &io::Error) -> Error {
     let call = format!("VFIO_GROUP_GET_DEVICE_FD: {error}");
     match error.raw_os_error() {
@@ -167,7 +167,7 @@ pub(super) fn device(address: Address, error: &io::Error) -> Error {
     }
 }
 
-/// One of iommufd's files cannot be opened.
+/// The error for a file of iommufd that cannot be opened.
 pub(super) fn iommufd(address: Address, name: &str, error: &io::Error) -> Error {
     let fix = match error.raw_os_error() {
         Some(libc::ENOENT) => {
@@ -179,13 +179,13 @@ pub(super) fn iommufd(address: Address, name: &str, error: &io::Error) -> Error 
     refused(address, format!("{name}: {error}"), fix)
 }
 
-/// The kernel's VFIO has no files for single devices.
+/// The error for a VFIO without device files.
 pub(super) fn no_device_file(address: Address) -> Error {
     let why = "the kernel's VFIO has no file for the device, only for its group".to_owned();
     refused(address, why, "Use a kernel with CONFIG_VFIO_DEVICE_CDEV, or VFIO's groups (`?via=vfio`)")
 }
 
-/// The device is not given to our iommufd.
+/// The error for a device that cannot be bound to iommufd.
 pub(super) fn bind(root: &Root, address: Address, error: &io::Error) -> Error {
     let call = format!("VFIO_DEVICE_BIND_IOMMUFD: {error}");
     let number = group(root, address).unwrap_or_default();
@@ -208,7 +208,7 @@ pub(super) fn bind(root: &Root, address: Address, error: &io::Error) -> Error {
     }
 }
 
-/// The device cannot have an address space of ours.
+/// The error for a device that cannot be attached to an address space.
 pub(super) fn attach(address: Address, error: &io::Error) -> Error {
     refused(address, format!("VFIO_DEVICE_ATTACH_IOMMUFD_PT: {error}"), "See `dmesg`")
 }

@@ -1,10 +1,10 @@
-//! VFIO's system calls: type1 containers, groups and devices, as `linux/vfio.h` has them.
+//! VFIO's ioctls for type1 containers, groups and devices, as in `linux/vfio.h`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Ioctls of VFIO take no size: `_IO(';', 100 + n)`.
+/// VFIO's ioctls encode no size: `_IO(';', 100 + n)`.
 pub(super) const fn request(n: u32) -> libc::Ioctl {
     ((b';' as u32) << 8 | (100 + n)) as libc::Ioctl
 }
@@ -22,11 +22,11 @@ const IOMMU_GET_INFO: libc::Ioctl = request(12);
 const IOMMU_MAP_DMA: libc::Ioctl = request(13);
 const IOMMU_UNMAP_DMA: libc::Ioctl = request(14);
 
-/// The one version of the interface that there is.
+/// The only version of the interface.
 pub(super) const API_VERSION: i32 = 0;
-/// The second version of the type1 IOMMU: mappings are undone as they were made.
+/// Version 2 of the type1 IOMMU: mappings can only be undone as they were made.
 pub(super) const TYPE1_V2: i32 = 3;
-/// The region of a PCI device's config space; those below are its BARs.
+/// The region of a PCI device's config space; the BARs are before it.
 pub(super) const CONFIG_REGION: u32 = 7;
 
 const GROUP_VIABLE: u32 = 1;
@@ -34,7 +34,7 @@ const DEVICE_CAN_RESET: u32 = 1;
 const REGION_CAN_MAP: u32 = 1 << 2;
 const IOMMU_HAS_CAPS: u32 = 1 << 1;
 const CAP_IOVA_RANGES: u16 = 1;
-/// Most bytes of an answer with capabilities.
+/// Upper limit of an answer with capabilities.
 const MAX_INFO: usize = 64 << 10;
 
 #[repr(C)]
@@ -88,31 +88,31 @@ const MAP_BOTH: u32 = 3;
 
 /// A region of a device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Region {
+pub(super) struct VfioRegion {
     pub(super) size: u64,
-    /// Where it starts in the device's file.
+    /// Its offset in the device's file.
     pub(super) offset: u64,
     pub(super) can_map: bool,
 }
 
 /// # Safety
-/// `arg` is what the request takes.
+/// `arg` is what the request expects.
 unsafe fn call(file: &impl AsRawFd, request: libc::Ioctl, arg: *mut libc::c_void) -> io::Result<i32> {
-    // SAFETY: the caller passes what the request takes.
+    // SAFETY: the caller passes what the request expects.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), request, arg) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
 /// # Safety
-/// The request takes a pointer to a `T`, and reads and writes no more than that: its first field, where it has one for that, says
-/// its size. Addresses in it are those of memory that the request may use.
+/// The request takes a pointer to a `T`, and reads and writes no more than that: if it needs the size, the first field
+/// contains it. Addresses in it are those of memory that the request may use.
 pub(super) unsafe fn with<T>(file: &impl AsRawFd, request: libc::Ioctl, value: &mut T) -> io::Result<i32> {
     // SAFETY: the caller's promise; the value lives across the call.
     unsafe { call(file, request, (&raw mut *value).cast()) }
 }
 
 /// # Safety
-/// The request takes a number in the place of the pointer.
+/// The request takes a number in place of the pointer.
 unsafe fn number(file: &impl AsRawFd, request: libc::Ioctl, value: i32) -> io::Result<i32> {
     // SAFETY: the caller's promise.
     unsafe { call(file, request, value as usize as *mut libc::c_void) }
@@ -138,7 +138,7 @@ pub(super) fn set_iommu(container: &File) -> io::Result<()> {
     unsafe { number(container, SET_IOMMU, TYPE1_V2) }.map(drop)
 }
 
-/// Whether nobody else drives a device of the group.
+/// Whether no other program drives a device of the group.
 pub(super) fn is_viable(group: &File) -> io::Result<bool> {
     let mut status = GroupStatus { argsz: size_of::<GroupStatus>(), flags: 0 };
     // SAFETY: this is the request's structure, with its size.
@@ -152,9 +152,9 @@ pub(super) fn set_container(group: &File, container: &File) -> io::Result<()> {
 }
 
 pub(super) fn device(group: &File, name: &std::ffi::CStr) -> io::Result<OwnedFd> {
-    // SAFETY: the request takes a string that ends in a zero byte, and reads it only.
+    // SAFETY: the request takes a string that ends in a zero byte, and only reads it.
     let fd = unsafe { call(group, GROUP_GET_DEVICE_FD, name.as_ptr().cast_mut().cast()) }?;
-    // SAFETY: the request answers with a new descriptor, which is ours.
+    // SAFETY: the request returns a new descriptor, which is ours.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -170,14 +170,14 @@ pub(super) fn reset(device: &File) -> io::Result<()> {
     unsafe { number(device, DEVICE_RESET, 0) }.map(drop)
 }
 
-pub(super) fn region(device: &File, index: u32) -> io::Result<Region> {
+pub(super) fn region(device: &File, index: u32) -> io::Result<VfioRegion> {
     let mut info = RegionInfo { argsz: size_of::<RegionInfo>(), index, ..RegionInfo::default() };
     // SAFETY: this is the request's structure, with its size.
     unsafe { with(device, DEVICE_GET_REGION_INFO, &mut info) }?;
-    Ok(Region { size: info.size, offset: info.offset, can_map: info.flags & REGION_CAN_MAP != 0 })
+    Ok(VfioRegion { size: info.size, offset: info.offset, can_map: info.flags & REGION_CAN_MAP != 0 })
 }
 
-/// Lets the container's devices reach memory of this process at `iova`.
+/// Maps memory of this process for the container's devices at `iova`.
 ///
 /// # Safety
 /// The memory stays mapped in this process until it is unmapped here.
@@ -195,9 +195,9 @@ pub(super) fn unmap(container: &File, iova: u64, size: u64) -> io::Result<()> {
     if unmap.size == size { Ok(()) } else { Err(io::Error::other("only a part of it was mapped")) }
 }
 
-/// The bus addresses that the IOMMU can map, first and last of each stretch; none where it does not say.
+/// The bus addresses that the IOMMU can map, as first and last of each range; empty if not reported.
 pub(super) fn iova_ranges(container: &File) -> io::Result<Vec<(u64, u64)>> {
-    // In words, so that it is aligned for the structure.
+    // A vector of words, so that it is aligned for the structure.
     let mut words = vec![0_u64; 16];
     loop {
         let bytes = words.len() * 8;
@@ -224,7 +224,7 @@ pub(crate) fn parse_ranges(info: &[u8]) -> Vec<(u64, u64)> {
         return ranges;
     }
     let mut at = word(16).unwrap_or(0) as usize;
-    // A list that leads in a circle ends, too.
+    // Ends even for a circular list.
     for _ in 0..64 {
         let (Some(id), Some(next), true) = (word(at), word(at + 4), at != 0) else { break };
         if id as u16 == CAP_IOVA_RANGES {

@@ -1,4 +1,4 @@
-//! Machines that we make up for tests, device by device, as the record that reading them would have given.
+//! Composes machines for tests, device by device, as records.
 #![allow(dead_code)]
 
 use onehop_pci::{Content, Record};
@@ -22,12 +22,12 @@ pub struct Function {
     group: Option<(u32, String)>,
 }
 
-/// Flags of BARs, as the kernel has them.
+/// Flags of BARs, as the kernel defines them.
 pub const MEM32: u64 = 0x40200;
 pub const MEM64: u64 = 0x140204;
 pub const PREF64: u64 = 0x14220c;
 
-/// Kinds of ports, as PCI Express numbers them.
+/// Port types, as PCI Express numbers them.
 pub const ENDPOINT: u16 = 0;
 pub const ROOT_PORT: u16 = 4;
 pub const UPSTREAM: u16 = 5;
@@ -113,7 +113,7 @@ fn row(start: u64, size: u64, flags: u64) -> String {
 }
 
 impl Function {
-    /// A device right below the host bridge `pci0000:00`.
+    /// A device directly below the host bridge `pci0000:00`.
     pub fn new(address: &str, ids: (u16, u16), class: u32) -> Self {
         let mut config = vec![0_u8; 4096];
         config[0..2].copy_from_slice(&ids.0.to_le_bytes());
@@ -140,7 +140,7 @@ impl Function {
         }
     }
 
-    /// A port: a bridge of a kind.
+    /// A bridge of this port type.
     pub fn port(address: &str, ids: (u16, u16), kind: u16) -> Self {
         let mut port = Self::new(address, ids, 0x060400);
         port.half(0x62, kind << 4 | 2);
@@ -165,7 +165,7 @@ impl Function {
         self
     }
 
-    /// Generation and lanes now, and at best.
+    /// Generation and lanes, present and maximum.
     pub fn lanes(self, now: (u16, u16), best: (u16, u16)) -> Self {
         const WORDS: [&str; 6] = ["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"];
         let words = |generation: u16| format!("{} GT/s PCIe\n", WORDS[usize::from(generation) - 1]);
@@ -184,7 +184,7 @@ impl Function {
         self
     }
 
-    /// Another link of its folder.
+    /// Adds a link to its folder.
     pub fn linked(mut self, name: &str, target: &str) -> Self {
         self.links.push((name.into(), target.into()));
         self
@@ -199,7 +199,7 @@ impl Function {
         self.with("numa_node", &format!("{node}\n"))
     }
 
-    /// Another file of its folder; the last of a name counts.
+    /// Adds a file to its folder, replacing one of the same name.
     pub fn with(mut self, name: &str, text: &str) -> Self {
         self.files.push((name.into(), text.into()));
         self
@@ -210,7 +210,7 @@ impl Function {
         self
     }
 
-    /// Access control, as it is set.
+    /// Adds ACS with these enabled controls.
     pub fn acs(mut self, control: u16) -> Self {
         let at = self.extended(0x0d, 8);
         self.half(at + 4, 0x5f);
@@ -218,7 +218,7 @@ impl Function {
         self
     }
 
-    /// A resizable BAR: log2 of its size now and of the smallest and largest that it can have.
+    /// Adds a resizable BAR: log2 of its present, smallest and largest size.
     pub fn resizable(mut self, bar: u16, now: u32, smallest: u32, largest: u32) -> Self {
         let at = self.extended(0x15, 12);
         let sizes = (smallest..=largest).fold(0_u32, |all, bit| all | 1 << (bit - 20 + 4));
@@ -228,7 +228,7 @@ impl Function {
         self
     }
 
-    /// The function as somebody sees it who is not root: the first 64 bytes of its config space.
+    /// Truncates its config space to the 64 bytes that users other than root see.
     pub fn unprivileged(mut self) -> Self {
         if let Some(config) = &mut self.config {
             config.truncate(64);
@@ -236,7 +236,7 @@ impl Function {
         self
     }
 
-    /// Asleep, as a GPU of a laptop.
+    /// Suspended, like a laptop's GPU.
     pub fn asleep(self) -> Self {
         let mut this = self.with("power_state", "D3cold\n").with("power/runtime_status", "suspended\n");
         this.config = None;
@@ -254,7 +254,7 @@ impl Function {
         }
     }
 
-    /// Room for another extended capability.
+    /// Adds room for another extended capability.
     fn extended(&mut self, id: u16, bytes: usize) -> usize {
         let at = if self.extended_end == 0 { 0x100 } else { self.extended_end };
         if self.extended_end != 0 {

@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use super::Options;
 use crate::{Error, Result};
 
-/// Memory here is never written to a disk.
+/// Memory that is never written to a disk.
 const MEMORY_DIR: &str = "/dev/shm";
 
-/// Where one QEMU's files lie.
+/// The places of one QEMU's files.
 pub(super) struct Files {
     dir: PathBuf,
     ram: PathBuf,
 }
 
 impl Files {
-    /// Makes the directory and the memory file.
+    /// Creates the directory and the memory file.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let (dir, name) = new_dir()?;
         let shared = Path::new(MEMORY_DIR);
@@ -27,7 +27,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Makes the images that the options do not give.
+    /// Creates the images that the options do not name.
     pub(super) fn images(&self, options: &Options) -> Result<Vec<PathBuf>> {
         let image = |nsid: u32| match &options.image {
             Some(given) if nsid == 1 => Ok(given.clone()),
@@ -49,7 +49,7 @@ impl Files {
         self.ram.clone()
     }
 
-    /// The directory that holds the rest.
+    /// The directory of the other files.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -59,7 +59,7 @@ impl Files {
         File::create(self.log_path()).map_err(|e| Error::bed("making QEMU's log", e))
     }
 
-    /// What QEMU has written to its stderr.
+    /// QEMU's stderr.
     pub(super) fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -71,13 +71,13 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // What cannot be removed is a file in a temporary directory; nobody is left to be told.
+        // A failure leaves a file in a temporary directory, and can no longer be reported.
         let _ = fs::remove_file(&self.ram);
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
-/// A new directory of a name that nobody else has: tests run in threads and in processes.
+/// Creates a directory with a unique name: tests run in threads and in processes.
 fn new_dir() -> Result<(PathBuf, String)> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let stem = format!("onehop-qtest-{}-{:x}", std::process::id(), now.as_nanos());
@@ -93,13 +93,13 @@ fn new_dir() -> Result<(PathBuf, String)> {
     }
 }
 
-/// A new file with a hole of this size.
+/// Creates a sparse file of this size.
 fn sized(path: &Path, bytes: u64) -> Result<()> {
     let made = File::create_new(path).and_then(|file| file.set_len(bytes));
     made.map_err(|e| Error::bed(format!("making {} of {bytes} bytes", path.display()), e))
 }
 
-/// Bytes that can still be stored in a directory: memory that is not there shows up as a deadly signal, much later.
+/// Bytes that can still be stored in a directory: missing memory would show up much later, as a fatal signal.
 fn room(dir: &Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize))
 }

@@ -1,36 +1,36 @@
-//! What QEMU is started with.
+//! Options for starting QEMU.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::files::Files;
 
-/// The drive that QEMU is to model. The default is one namespace of 64 MiB with blocks of 512 bytes.
+/// The modelled drive. The default is one namespace of 64 MiB with blocks of 512 bytes.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The program.
+    /// QEMU's executable.
     pub program: PathBuf,
     /// Size of each namespace's image.
     pub disk_bytes: u64,
     /// An image for namespace 1 instead of an empty one. QEMU writes to it.
     pub image: Option<PathBuf>,
-    /// Guest RAM, which is what can be mapped for the drive: whole pages, at most 2 GiB.
+    /// Guest RAM, all of which can be mapped for the drive: whole pages, at most 2 GiB.
     pub ram_bytes: u64,
     /// Logical block size.
     pub lba: u32,
     /// Metadata bytes per block.
     pub ms: u16,
-    /// Whether metadata follow each block's data instead of lying in a buffer of their own.
+    /// Whether metadata follows each block's data instead of being in a separate buffer.
     pub extended: bool,
-    /// Largest transfer, as a power of two of 4 KiB pages; 0 is no limit.
+    /// Maximum transfer size (MDTS), as a power of two of 4 KiB pages; 0 is no limit.
     pub mdts: u8,
     /// I/O queue pairs.
     pub max_ioqpairs: u32,
-    /// Controller memory buffer in MiB; 0 is none.
+    /// Controller memory buffer in MiB; 0 for none.
     pub cmb_mb: u32,
-    /// Namespaces, numbered from 1.
+    /// Number of namespaces; they are numbered from 1.
     pub namespaces: u32,
-    /// The drive's serial.
+    /// The drive's serial number.
     pub serial: String,
     /// More options of `-device nvme`: `legacy-cmb=on`; QEMU 9 has `mqes=63`.
     pub extra: Vec<String>,
@@ -103,7 +103,7 @@ impl Options {
     }
 }
 
-/// A path as QEMU's options want it: a comma is doubled.
+/// A path in QEMU's option syntax: a comma is doubled.
 fn quoted(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

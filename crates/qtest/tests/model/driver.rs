@@ -1,4 +1,4 @@
-//! Just enough of a driver to see that commands, completions and data meet at the same addresses.
+//! A minimal driver that shows that commands, completions and data use the same addresses.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,7 +33,8 @@ impl Queue {
         (self.mapped.0.contiguous().unwrap().0, self.mapped.1.contiguous().unwrap().0)
     }
 
-    /// Runs one command: opcode, namespace, data of two pages at most, dwords 10 to 12. Returns the status without the phase.
+    /// Runs one command: opcode, namespace, data of up to two pages, dwords 10 to 12. Returns the status without the
+    /// phase.
     pub fn run(
         &mut self,
         port: &ControllerBackend,
@@ -45,7 +46,7 @@ impl Queue {
         let at = (self.next % ENTRIES) as usize;
         let phase = 1 - (self.next / ENTRIES) % 2;
         let mut entry = [0; 64];
-        // RAM ends below 4 GiB, and the data are contiguous: the second page follows the first.
+        // RAM ends below 4 GiB, and the data is contiguous: the second page follows the first.
         let (prp1, prp2) = (data as u32, (data as u32 & !0xfff) + 0x1000);
         for (word, value) in [(0, opcode | self.next << 16), (1, nsid), (6, prp1), (8, prp2)] {
             entry[word * 4..word * 4 + 4].copy_from_slice(&value.to_le_bytes());
@@ -89,7 +90,7 @@ pub fn enable(port: &ControllerBackend) -> Queue {
     admin
 }
 
-/// Makes I/O queue pair 1.
+/// Creates I/O queue pair 1.
 pub fn io_queue(port: &ControllerBackend, admin: &mut Queue) -> Queue {
     let queue = Queue::new(port, 1);
     let size = (ENTRIES - 1) << 16 | 1;

@@ -10,31 +10,31 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Where the fake's BAR0 must have been placed for it to answer: device 3, function 0.
+/// The address at which BAR0 must have been placed: device 3, function 0.
 const BAR0: u64 = 0xe000_0000 + (3 << 3) * (1 << 20);
 
-/// What the fake does to the answer of a register read.
+/// How the fake answers a register read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
+    /// Correctly.
     None,
-    /// Interrupt lines before every answer.
+    /// With interrupt lines before every answer.
     Interrupts,
-    /// Every answer comes byte by byte.
+    /// Byte by byte.
     Dribbles,
-    /// No answer.
+    /// Not at all.
     Silence,
-    /// A line that is no answer.
+    /// With a line that is not an answer.
     Garbage,
-    /// A line that never ends.
+    /// With a line that never ends.
     Endless,
-    /// Interrupt lines and nothing else, for ever.
+    /// With interrupt lines only, forever.
     OnlyInterrupts,
-    /// Half an answer, then the end.
+    /// With half an answer before it ends.
     Truncated,
-    /// An answer without its value.
+    /// Without a value.
     NoValue,
-    /// Bytes that are no text.
+    /// With bytes that are not text.
     Binary,
 }
 
@@ -46,7 +46,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// Starts one that behaves until [`Fake::make`] says otherwise.
+    /// Starts a fake that behaves until [`Fake::make`] is called.
     pub fn start(test: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("onehop-fake-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -58,7 +58,7 @@ impl Fake {
         Self { dir, trouble, thread }
     }
 
-    /// The drive's name, less `qtest:`.
+    /// The drive's name, without `qtest:`.
     pub fn spec(&self) -> String {
         format!("{},{}", self.dir.join("sock").display(), self.dir.join("ram").display())
     }
@@ -68,7 +68,7 @@ impl Fake {
         self.trouble.store(trouble as u32, Ordering::SeqCst);
     }
 
-    /// Every command that was received, once the client is gone.
+    /// All commands received, once the client is gone.
     pub fn commands(mut self) -> Vec<String> {
         self.thread.take().unwrap().join().unwrap()
     }
@@ -127,7 +127,7 @@ impl Machine {
         "OK\n".to_owned()
     }
 
-    /// Only device 3 is there.
+    /// Only device 3 exists.
     fn config_read(&self) -> u32 {
         match self.address >> 8 & 0xff {
             0x18 => self.config.get(&(self.address & 0xff)).copied().unwrap_or(0),

@@ -1,6 +1,6 @@
-//! The qtest client against QEMU, where it is installed, and against a server that misbehaves.
+//! The qtest client against QEMU, if installed, and against a server that misbehaves.
 
-// The helpers around the tests may fail as the tests do.
+// The tests' helpers may panic, too.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod driver;

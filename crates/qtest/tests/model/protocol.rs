@@ -1,4 +1,4 @@
-//! Against the fake server: what the line protocol may bring.
+//! The line protocol against the fake server.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ fn whatever_goes_wrong_reads_as_all_ones_in_time_and_is_told() {
         assert!(told.contains(why), "{trouble:?}: {told}");
         fake.make(Trouble::None);
         let begin = Instant::now();
-        assert_eq!(model.port().regs.read32(0), u32::MAX, "{trouble:?}: gone is gone");
+        assert_eq!(model.port().regs.read32(0), u32::MAX, "{trouble:?}: a failure is permanent");
         assert!(begin.elapsed() < WAIT, "{trouble:?}");
     }
 }
@@ -97,6 +97,6 @@ fn an_absent_socket_tells_how_to_start_qemu() {
     let memory = fake.spec().split_once(',').unwrap().1.to_owned();
     let error = onehop_qtest::open(&format!("/nowhere/qt.sock,{memory}")).err().unwrap().to_string();
     assert!(error.contains("/nowhere/qt.sock") && error.contains("bed/qtest.sh start"), "{error}");
-    // The fake still waits for somebody.
+    // The fake still waits for a client.
     drop(onehop_qtest::open(&fake.spec()));
 }

@@ -1,5 +1,5 @@
-//! Whether samples are those of a counter: sample `n` has the bits of `n`. That is how a board shows that every sample
-//! arrived, once and where it belongs.
+//! Checks samples of a counter, in which sample `n` has the bits of `n`: this proves that every sample arrived once and
+//! in its place.
 
 use core::mem::{offset_of, size_of};
 
@@ -8,19 +8,19 @@ use onehop_proto::GpuAddr;
 use super::{Block, four, join, pair};
 use crate::Format;
 
-/// What to check.
+/// The kernel's arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Check {
-    /// Samples as they came, on a multiple of 16.
+    /// Samples in wire format, aligned to 16.
     pub from: u64,
-    /// A row of [`Checked::BYTES`] for each block; what is there is added to.
+    /// A row of [`Checked::BYTES`] for each block, which accumulates results.
     pub rows: u64,
-    /// How many samples: a multiple of 4.
+    /// Number of samples: a multiple of 4.
     pub samples: u32,
     /// [`Format::width`].
     pub width: u32,
-    /// The number of the first one.
+    /// The number of the first sample.
     pub first: u32,
     /// Zero.
     pub pad: u32,
@@ -29,7 +29,7 @@ pub struct Check {
 const _: () = assert!(size_of::<Check>() == 32 && offset_of!(Check, samples) == 16);
 
 impl Check {
-    /// Its words.
+    /// The arguments as words.
     #[must_use]
     pub const fn words(&self) -> [u64; 4] {
         let Self { from, rows, samples, width, first, pad } = *self;
@@ -37,14 +37,14 @@ impl Check {
     }
 }
 
-/// What a block found.
+/// A block's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checked {
-    /// Samples that are not what they should be.
+    /// Number of wrong samples.
     pub wrong: u32,
-    /// The number of the first of them.
+    /// The number of the first wrong one.
     pub expected: u32,
-    /// What stood there.
+    /// Its value.
     pub found: u32,
 }
 
@@ -52,14 +52,14 @@ impl Checked {
     /// Bytes of a block's row.
     pub const BYTES: u64 = 16;
 
-    /// From a row.
+    /// Decodes a row.
     #[must_use]
     pub const fn from_words(words: [u32; 4]) -> Self {
         Self { wrong: words[0], expected: words[1], found: words[2] }
     }
 }
 
-/// Checks.
+/// The kernel.
 #[inline(always)]
 pub fn check<B: Block>(block: &B, job: &Check) {
     let format = Format::of_width(job.width).unwrap_or(Format::Ci16);

@@ -1,4 +1,4 @@
-//! From the wire's samples to pairs of `f32`, with gain and without the direct current; and what their level is.
+//! Converts samples to pairs of `f32` with gain and DC removal, and measures their level.
 
 use core::mem::{offset_of, size_of};
 
@@ -7,25 +7,25 @@ use onehop_proto::GpuAddr;
 use super::{Block, add_sum, four, join, local_sum, pair, set_local_sum};
 use crate::Format;
 
-/// What to convert.
+/// The kernel's arguments.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct Convert {
-    /// Samples as they came, on a multiple of 16.
+    /// Samples in wire format, aligned to 16.
     pub from: u64,
-    /// Where pairs of `f32` go, on a multiple of 16.
+    /// Destination of the pairs of `f32`, aligned to 16.
     pub to: u64,
-    /// A row of [`Totals::BYTES`] for each block; what is there is added to.
+    /// A row of [`Totals::BYTES`] for each block, which accumulates results.
     pub totals: u64,
-    /// How many samples: a multiple of 4.
+    /// Number of samples: a multiple of 4.
     pub samples: u32,
     /// [`Format::width`].
     pub width: u32,
-    /// What samples, full scale being 1, are multiplied with in the end.
+    /// Final factor for samples; full scale is 1.
     pub gain: f32,
-    /// The direct current that is taken from I, full scale being 1.
+    /// DC offset to subtract from I; full scale is 1.
     pub dc_i: f32,
-    /// The same of Q.
+    /// DC offset to subtract from Q.
     pub dc_q: f32,
     /// Zero.
     pub pad: u32,
@@ -34,7 +34,7 @@ pub struct Convert {
 const _: () = assert!(size_of::<Convert>() == 48 && offset_of!(Convert, samples) == 24);
 
 impl Convert {
-    /// Its words.
+    /// The arguments as words.
     #[must_use]
     pub const fn words(&self) -> [u64; 6] {
         let Self { from, to, totals, samples, width, gain, dc_i, dc_q, pad } = *self;
@@ -43,10 +43,10 @@ impl Convert {
     }
 }
 
-/// What samples add up to, before direct current and gain.
+/// Sums over samples, before DC removal and gain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
-    /// Sum of I, full scale being 32768.
+    /// Sum of I; full scale is 32768.
     pub i: i64,
     /// Sum of Q.
     pub q: i64,
@@ -60,7 +60,7 @@ impl Totals {
     /// Bytes of a block's row.
     pub const BYTES: u64 = 32;
 
-    /// From a row.
+    /// Decodes a row.
     #[must_use]
     pub const fn from_words(words: [u32; 8]) -> Self {
         const fn wide(low: u32, high: u32) -> u64 {
@@ -74,7 +74,7 @@ impl Totals {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Totals {
     }
 }
 
-/// Converts.
+/// The kernel.
 #[inline(always)]
 pub fn convert<B: Block>(block: &B, job: &Convert) {
     let format = Format::of_width(job.width).unwrap_or(Format::Ci16);
@@ -131,7 +131,7 @@ pub fn convert<B: Block>(block: &B, job: &Convert) {
     });
 }
 
-/// One sample, as the bits of two `f32`.
+/// Converts one sample to the bits of two `f32`.
 #[inline(always)]
 fn one(job: &Convert, format: Format, bits: u32, sum: &mut Totals) -> [u32; 2] {
     let sample = format.sample(bits);

@@ -1,4 +1,4 @@
-//! What GPU blocks do with samples.
+//! GPU kernels for samples.
 
 mod check;
 mod convert;
@@ -12,12 +12,12 @@ use onehop_block::pair;
 pub use onehop_block::{Block, THREADS};
 use onehop_proto::GpuAddr;
 
-/// Blocks of a launch: each leaves its results in a row of its own.
+/// Blocks per launch. Each has its own row for results.
 pub const BLOCKS: u32 = 64;
 /// Words of local memory of [`convert`] and [`check`].
 pub const LOCAL_WORDS: u32 = THREADS * 8;
 
-/// Bits of four samples of a buffer, the `group`th four of it.
+/// The bits of the `group`th four samples of a buffer.
 #[inline(always)]
 fn four<B: Block>(block: &B, from: GpuAddr, format: crate::Format, group: u32) -> [u32; 4] {
     match format {
@@ -50,7 +50,7 @@ fn add_sum<B: Block>(block: &B, at: GpuAddr, value: u64) {
     block.store(at.plus(4), (new >> 32) as u32);
 }
 
-/// Joins what every thread left in its eight words of local memory into the first thread's, two by two.
+/// Reduces every thread's eight words of local memory into the first thread's, pairwise.
 #[inline(always)]
 fn join<B: Block>(block: &B, mut two: impl FnMut(u32, u32)) {
     let mut half = block.threads() / 2;

@@ -1,4 +1,4 @@
-//! Power spectra: windowed frames, an FFT of radix two in local memory, and the squares of its bins added up.
+//! Power spectra: windowed frames, a radix-2 FFT in local memory, and accumulated squares of its bins.
 
 use core::mem::{offset_of, size_of};
 
@@ -6,7 +6,7 @@ use onehop_proto::GpuAddr;
 
 use super::{Block, pair};
 
-/// What to transform.
+/// The kernel's arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Spectrum {
@@ -16,30 +16,30 @@ pub struct Spectrum {
     pub window: u64,
     /// `exp(-2πi k/n)` for `k` below `n / 2`: pairs of `f32`.
     pub twiddles: u64,
-    /// A row of bins of `f32` for each block; what is there is added to.
+    /// A row of bins of `f32` for each block, which accumulates results.
     pub power: u64,
-    /// How many frames there are, one behind the other.
+    /// Number of contiguous frames.
     pub frames: u32,
-    /// The logarithm of a frame's samples: [`Self::MIN_LOG`] to [`Self::MAX_LOG`].
+    /// Base-2 logarithm of a frame's samples: [`Self::MIN_LOG`] to [`Self::MAX_LOG`].
     pub log: u32,
 }
 
 const _: () = assert!(size_of::<Spectrum>() == 40 && offset_of!(Spectrum, frames) == 32);
 
 impl Spectrum {
-    /// The logarithm of the shortest frame.
+    /// Logarithm of the shortest frame.
     pub const MIN_LOG: u32 = 6;
-    /// The logarithm of the longest, which fills 32 KiB of local memory.
+    /// Logarithm of the longest frame, which fills 32 KiB of local memory.
     pub const MAX_LOG: u32 = 12;
 
-    /// Its words.
+    /// The arguments as words.
     #[must_use]
     pub const fn words(&self) -> [u64; 5] {
         let Self { from, window, twiddles, power, frames, log } = *self;
         [from, window, twiddles, power, pair(frames, log)]
     }
 
-    /// Words of local memory for frames of a logarithm.
+    /// Words of local memory for frames of this logarithm.
     #[must_use]
     pub const fn local_words(log: u32) -> u32 {
         2 << log
@@ -81,7 +81,7 @@ pub fn spectrum<B: Block>(block: &B, job: &Spectrum) {
     }
 }
 
-/// Samples times the window, in the order in which a transform in place wants them.
+/// Loads windowed samples in the order of an in-place transform.
 #[inline(always)]
 fn load_frame<B: Block>(block: &B, job: &Spectrum, frame: u32) {
     let bins = 1 << job.log;

@@ -1,4 +1,4 @@
-//! A simulated board and a GPU: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that name.
+//! A simulated board and a GPU: the emulated one, or with `ONEHOP_TEST_GPU=0` the real one of that number.
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
@@ -11,7 +11,7 @@ use onehop_gpu::{Emulated, Gpu};
 use onehop_radio::{Format, Shape};
 use onehop_sdr::{Card, Profile, Receiver, RxOptions, Session};
 
-/// How long something may take that takes no time: these machines are busy.
+/// Generous limit, for busy machines.
 pub const LONG: Duration = Duration::from_secs(20);
 
 pub struct Bench {
@@ -31,7 +31,7 @@ pub fn bench(options: &str) -> Bench {
     bench_with(options, |profile| profile)
 }
 
-/// A board that is taken for one with another profile.
+/// A board that is driven with another profile.
 pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
     let board = Board::new(Config::parse(options).unwrap()).unwrap();
     let card = Card::new(&board.port(), board.interrupt(), change(profile(&board)));
@@ -39,7 +39,7 @@ pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
 }
 
 pub fn profile(board: &Board) -> Profile {
-    Profile { rx: board.limits(), tells_time: board.config().tells_time, ..Profile::SIMULATED }
+    Profile { rx: board.limits(), reports_time: board.config().reports_time, ..Profile::SIMULATED }
 }
 
 impl Bench {
@@ -51,7 +51,7 @@ impl Bench {
         Receiver::open(&self.session, &self.gpu, options)
     }
 
-    /// Nothing was done that a real board could not follow.
+    /// Asserts that the driver did nothing that a real board could not handle.
     pub fn is_clean(&self) {
         assert_eq!(self.board.violations(), []);
     }

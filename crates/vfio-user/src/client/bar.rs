@@ -1,4 +1,4 @@
-//! BAR0 of a served controller: by messages, and as memory where the server offers that.
+//! BAR0 of a served controller: accessed by messages, and as memory if the server offers that.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,11 +17,11 @@ const BAR0: u32 = 0;
 const PAGE: u64 = 4096;
 /// Room for the answer about a region.
 const ROOM: u32 = 4096;
-/// Flag of a region: there are capabilities. The one that lists what can be mapped.
+/// Region flag: has capabilities. The sparse mmap capability.
 const HAS_CAPABILITIES: u32 = 8;
 const SPARSE_MMAP: u16 = 1;
 
-/// A part of the BAR that is memory of this process too.
+/// A part of the BAR that is mapped into this process.
 struct Area {
     range: Range<u64>,
     mem: HostMem,
@@ -38,7 +38,7 @@ impl Bar0 {
     pub(super) fn open(connection: Arc<Connection>) -> Result<Self, ClientError> {
         let ask = super::words([ROOM, 0, BAR0, 0, 0, 0, 0, 0]);
         let Reply { payload, fds } = connection.request(command::REGION_INFO, &ask, None)?;
-        let info = Info(&payload);
+        let info = RegionAnswer(&payload);
         let size = u32::try_from(info.u64(16)).unwrap_or(u32::MAX);
         if payload.len() < RegionInfo::BYTES || size <= offset::DOORBELLS {
             let why = format!("its BAR0 has {size} bytes, too few for doorbells");
@@ -57,7 +57,7 @@ impl Bar0 {
     }
 }
 
-/// Maps parts of a region; one that cannot be mapped is reached by messages, as all others.
+/// Maps parts of a region; a part that cannot be mapped is accessed by messages.
 fn map_areas(areas: impl Iterator<Item = Range<u64>>, start: u64, fds: Vec<OwnedFd>) -> Vec<Area> {
     // There is a file for each part, or one for all.
     let files: Vec<File> = fds.into_iter().map(File::from).collect();
@@ -92,10 +92,10 @@ impl Registers for Bar0 {
     }
 }
 
-/// What a server says of a region; what it leaves out reads as 0.
-struct Info<'a>(&'a [u8]);
+/// A server's description of a region; missing fields read as 0.
+struct RegionAnswer<'a>(&'a [u8]);
 
-impl Info<'_> {
+impl RegionAnswer<'_> {
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         let field = self.0.get(at..).and_then(<[u8]>::first_chunk);
         field.copied().unwrap_or([0; N])
@@ -109,11 +109,11 @@ impl Info<'_> {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    /// The parts that can be mapped, in whole pages.
+    /// The mappable parts, in whole pages.
     fn areas(&self) -> Vec<Range<u64>> {
         let mut areas = Vec::new();
         let mut at = if self.u32(4) & HAS_CAPABILITIES == 0 { 0 } else { self.u32(12) as usize };
-        // The list goes forwards only, so that it ends.
+        // Only forward links are followed, so the list ends.
         while at >= RegionInfo::BYTES && at < self.0.len() {
             let next = self.u32(at + 4) as usize;
             if u16::from_le_bytes(self.bytes(at)) == SPARSE_MMAP {
@@ -146,10 +146,10 @@ mod tests {
     fn reads_the_parts_that_can_be_mapped() {
         let sparse = u64::from(SPARSE_MMAP) | 1 << 16;
         let raw = info(32, &[sparse, 1, 0x1000, 0x1000]);
-        assert_eq!(Info(&raw).areas(), std::slice::from_ref(&(0x1000..0x2000)));
-        // Behind another capability, the second part not in whole pages.
+        assert_eq!(RegionAnswer(&raw).areas(), std::slice::from_ref(&(0x1000..0x2000)));
+        // Behind another capability; the second part is not in whole pages.
         let raw = info(32, &[9 | 48 << 32, 0, sparse, 2, 0x1000, 0x2000, 0x3000, 12]);
-        assert_eq!(Info(&raw).areas(), std::slice::from_ref(&(0x1000..0x3000)));
+        assert_eq!(RegionAnswer(&raw).areas(), std::slice::from_ref(&(0x1000..0x3000)));
     }
 
     #[test]
@@ -162,8 +162,8 @@ mod tests {
             info(32, &[sparse, 1, u64::MAX - 0xfff, 0x1000]),
             info(32, &[sparse]),
         ] {
-            assert_eq!(Info(&raw).areas(), [], "{raw:?}");
+            assert_eq!(RegionAnswer(&raw).areas(), [], "{raw:?}");
         }
-        assert_eq!(Info(&[]).areas(), []);
+        assert_eq!(RegionAnswer(&[]).areas(), []);
     }
 }

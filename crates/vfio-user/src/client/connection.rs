@@ -1,4 +1,4 @@
-//! One connection to a server: a request and its reply at a time, each within a time.
+//! A connection to a server: one request and reply at a time, each with a time limit.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,28 +11,28 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::error::{Broken, ClientError};
-use crate::link::{Link, Message, PATIENCE};
+use crate::link::{MESSAGE_TIMEOUT, Message, MessageSocket};
 use crate::wire::{self, Header, MAX_DATA, MAX_FDS, command};
 
 /// The region of the configuration space.
 pub(super) const CONFIG: u32 = 7;
 
-/// What a server answered.
+/// A server's reply.
 pub(super) struct Reply {
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-struct State {
-    link: Link<fn() -> bool>,
+struct ConnectionState {
+    link: MessageSocket<fn() -> bool>,
     last: u16,
-    /// Why the connection is of no more use.
+    /// Why the connection is unusable.
     broken: Option<String>,
 }
 
-/// A connection whose version is agreed on.
+/// A connection with a negotiated version.
 pub(super) struct Connection {
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     path: PathBuf,
     name: String,
 }
@@ -40,8 +40,8 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
         let stream = reach(path)?;
-        let link = Link::new(stream, (|| false) as fn() -> bool);
-        let state = Mutex::new(State { link, last: 0, broken: None });
+        let link = MessageSocket::new(stream, (|| false) as fn() -> bool);
+        let state = Mutex::new(ConnectionState { link, last: 0, broken: None });
         let name = format!("vfio-user:{}", path.display());
         let connection = Self { state, path: path.into(), name };
         let capabilities = serde_json::json!({ "capabilities": {
@@ -50,7 +50,7 @@ impl Connection {
         }});
         let ask = [&[0, 0, 1, 0], capabilities.to_string().as_bytes(), &[0]].concat();
         let said = connection.request(command::VERSION, &ask, None).map_err(|error| match error {
-            // A server that is busy with another client takes the connection all the same.
+            // A server that is busy with another client still accepts the connection.
             ClientError::Broken { path, what, why } => {
                 ClientError::Broken { path, what, why: format!("{why}; it may be serving another client") }
             }
@@ -59,13 +59,13 @@ impl Connection {
         match said.payload.get(..2) {
             Some([0, 0]) => Ok(connection),
             major => {
-                let why = format!("it speaks version {major:?} of the protocol, not 0");
+                let why = format!("its protocol version is {major:?}, not 0");
                 Err(ClientError::Unfit { path: path.into(), why })
             }
         }
     }
 
-    /// What people call the controller.
+    /// The controller's name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -74,7 +74,7 @@ impl Connection {
         &self.path
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,19 +104,19 @@ impl Connection {
             self.request(command::REGION_READ, &access(region, offset, bytes, &[]), None)?.payload;
         let head = access(region, offset, bytes, &[]).len();
         if payload.len() != head + bytes {
-            let why = format!("{} bytes came for {bytes}", payload.len().saturating_sub(head));
+            let why = format!("received {} bytes instead of {bytes}", payload.len().saturating_sub(head));
             return Err(ClientError::Broken { path: self.path.clone(), what: "REGION_READ", why });
         }
         Ok(payload.split_off(head))
     }
 
-    /// Writes a region, and waits until it is done.
+    /// Writes a region, and waits for the reply.
     pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
         let payload = access(region, offset, data.len(), data);
         self.request(command::REGION_WRITE, &payload, None).map(|_| ())
     }
 
-    /// Writes a region without waiting; requests that follow find it written. It is lost where the connection is.
+    /// Writes a region without waiting. Later requests take effect after it. It is lost if the connection fails.
     pub(super) fn post(&self, region: u32, offset: u64, data: &[u8]) {
         let payload = access(region, offset, data.len(), data);
         let mut state = self.state();
@@ -129,13 +129,13 @@ impl Connection {
     }
 }
 
-impl State {
+impl ConnectionState {
     fn header(&mut self, number: u16, payload: usize) -> Header {
         self.last = self.last.wrapping_add(1);
         Header::request(self.last, number, payload)
     }
 
-    /// A request and its reply; after a failure there is no other.
+    /// Sends a request and receives its reply; after a failure the connection is unusable.
     fn exchange(&mut self, number: u16, payload: &[u8], file: Option<&File>) -> Result<Message, String> {
         if let Some(why) = &self.broken {
             return Err(why.clone());
@@ -150,10 +150,10 @@ impl State {
         Err(self.broken.clone().unwrap_or_default())
     }
 
-    /// The reply to a request. What else comes is not ours: requests of the server, which are refused, and answers to
-    /// posted writes, which some servers give.
+    /// Waits for the reply to a request. Refuses requests of the server, and ignores replies to posted writes, which
+    /// some servers send.
     fn await_reply(&self, ask: &Header) -> Result<Option<Message>, Broken> {
-        let due = Instant::now() + PATIENCE;
+        let due = Instant::now() + MESSAGE_TIMEOUT;
         while Instant::now() < due {
             let Some(message) = self.link.receive_by(Some(due))? else { return Ok(None) };
             let header = &message.header;
@@ -164,17 +164,17 @@ impl State {
                 return Ok(Some(message));
             }
         }
-        Err(Broken::Slow("answer", PATIENCE.as_secs()))
+        Err(Broken::Slow("answer", MESSAGE_TIMEOUT.as_secs()))
     }
 }
 
-/// Connects without waiting: a server that takes no more clients is refused at once.
+/// Connects without waiting: a server with a full backlog counts as unreachable.
 fn reach(path: &Path) -> Result<UnixStream, ClientError> {
     let failed = |errno: Errno| ClientError::Connect {
         path: path.into(),
         source: errno.into(),
         hint: match errno {
-            Errno::AGAIN => "; others wait for this server already",
+            Errno::AGAIN => "; other clients are already waiting for this server",
             Errno::NOENT | Errno::CONNREFUSED => "; start its server first, such as `onehop sim serve`",
             _ => "",
         },

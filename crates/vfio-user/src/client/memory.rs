@@ -1,4 +1,4 @@
-//! Memory that a served controller reaches: memfds that the server maps, one for each allocation.
+//! Memory for a served controller: a memfd for each allocation, which the server maps.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,34 +13,34 @@ use super::connection::Connection;
 use crate::wire::command;
 
 const PAGE: u64 = 4096;
-/// Bus addresses are given out from here on, and never again; what lies below looks too much like a mistake.
+/// First bus address. Addresses are never reused, and low ones are left out, because they look like mistakes.
 const FIRST: u64 = 1 << 30;
-/// Mappings start at multiples of this, at least one page apart.
+/// Mappings start at multiples of this, and are at least a page apart.
 const STEP: u64 = 2 << 20;
 /// The device may read and write.
 const READ_WRITE: u64 = 3;
 
-/// An allocation that is still in use.
-struct Given {
+/// A live allocation.
+struct Allocation {
     bytes: u64,
     file: Arc<File>,
 }
 
-/// Allocations, by where they lie in this process.
-type Book = Mutex<BTreeMap<u64, Given>>;
+/// Live allocations, by their address in this process.
+type Allocations = Mutex<BTreeMap<u64, Allocation>>;
 
-fn locked(book: &Book) -> MutexGuard<'_, BTreeMap<u64, Given>> {
+fn locked(book: &Allocations) -> MutexGuard<'_, BTreeMap<u64, Allocation>> {
     book.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives memory and bus addresses.
-pub(super) struct Memory {
+/// Allocates memory and bus addresses.
+pub(super) struct ClientMemory {
     connection: Arc<Connection>,
     next: AtomicU64,
-    book: Arc<Book>,
+    book: Arc<Allocations>,
 }
 
-impl Memory {
+impl ClientMemory {
     pub(super) fn new(connection: Arc<Connection>) -> Self {
         Self { connection, next: AtomicU64::new(FIRST), book: Arc::default() }
     }
@@ -50,21 +50,21 @@ impl Memory {
     }
 }
 
-/// Takes a mapping back on drop. Where that fails, the connection is gone and the mapping with it.
-struct Hold {
+/// Unshares a mapping on drop. If that fails, the connection is gone, and the mapping with it.
+struct SharedMapping {
     connection: Arc<Connection>,
     at: u64,
     bytes: u64,
 }
 
-impl Drop for Hold {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         let ask = [24, self.at, self.bytes].map(u64::to_le_bytes).concat();
         let _ = self.connection.request(command::DMA_UNMAP, &ask, None);
     }
 }
 
-impl Mapper for Memory {
+impl Mapper for ClientMemory {
     fn name(&self) -> &str {
         self.connection.name()
     }
@@ -77,10 +77,10 @@ impl Mapper for Memory {
         file.set_len(len as u64).map_err(|_| none())?;
         let memory = HostMem::of_file(&file, len)?;
         let (at, book, file) = (memory.host_ptr() as u64, self.book.clone(), Arc::new(file));
-        locked(&book).insert(at, Given { bytes: len as u64, file: file.clone() });
+        locked(&book).insert(at, Allocation { bytes: len as u64, file: file.clone() });
         Ok(memory.on_last_drop(move || {
             let mut book = locked(&book);
-            // The address may have gone to another allocation already.
+            // The address may have been reused by another allocation.
             if book.get(&at).is_some_and(|given| Arc::ptr_eq(&given.file, &file)) {
                 book.remove(&at);
             }
@@ -104,7 +104,7 @@ impl Mapper for Memory {
         let ask = [32 | READ_WRITE << 32, offset, at, bytes].map(u64::to_le_bytes).concat();
         let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));
         shared.map_err(|error| self.cannot(error.to_string()))?;
-        let hold = Hold { connection: self.connection.clone(), at, bytes };
+        let hold = SharedMapping { connection: self.connection.clone(), at, bytes };
         Ok(Mapped::new(vec![Run { addr: BusAddr(at + skew), len }], Box::new(hold)))
     }
 }

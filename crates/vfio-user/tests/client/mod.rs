@@ -1,6 +1,6 @@
-//! A small vfio-user client, so that our own driver drives the served function: registers, memory and reset as a `ControllerBackend`.
-//! Memory is shared when it is mapped and taken back when that is undone, each time in two pieces, so that buffers and
-//! queues lie across them.
+//! A small vfio-user client, so that our driver drives the served function: registers, memory and reset as a
+//! `ControllerBackend`. Each mapping is shared in two parts, so that buffers and queues straddle them, and unshared
+//! when it is dropped.
 #![allow(missing_docs, dead_code, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -26,7 +26,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 pub const CONFIG: u32 = 7;
 const PAGE: u64 = 4096;
 
-/// A served drive: the thread that serves it ends with the value.
+/// A served drive: its thread ends on drop.
 pub struct Served {
     pub sim: Sim,
     pub refused: Arc<Mutex<Vec<String>>>,
@@ -35,7 +35,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves a drive to one client, whose end of the socket is returned.
+    /// Serves a drive to one client; returns the client's end of the socket.
     pub fn start(spec: &str) -> (Self, UnixStream) {
         let sim = onehop_sim::open(spec).unwrap();
         let function = Function::new(Box::new(Nvme::new(sim.clone()).unwrap()));
@@ -74,12 +74,12 @@ impl Drop for Served {
 pub struct Client {
     stream: Mutex<(UnixStream, u16)>,
     next: AtomicU64,
-    /// Memory that was given out: where it lies here, and its file.
+    /// Live allocations: address in this process, length, and file.
     given: Arc<Mutex<Vec<(u64, u64, File)>>>,
 }
 
 impl Client {
-    /// Agrees on a version, and turns memory space and bus mastering on.
+    /// Negotiates the version, and enables memory space and bus mastering.
     pub fn connect(stream: UnixStream) -> Arc<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let client = Arc::new(Self {
@@ -96,7 +96,7 @@ impl Client {
         self.write(CONFIG, 4, &0x406u16.to_le_bytes());
     }
 
-    /// A request and the payload of its reply, or the error number.
+    /// Sends a request; returns the payload of its reply, or the error number.
     pub fn request(&self, command: u16, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>, u32> {
         let mut socket = self.stream.lock().unwrap();
         socket.1 = socket.1.wrapping_add(1);
@@ -111,7 +111,7 @@ impl Client {
         if reply.is_error() { Err(reply.errno) } else { Ok(payload) }
     }
 
-    /// A write that nobody answers.
+    /// A write without a reply.
     fn post(&self, region: u32, offset: u64, data: &[u8]) {
         let mut socket = self.stream.lock().unwrap();
         socket.1 = socket.1.wrapping_add(1);
@@ -145,7 +145,7 @@ impl Client {
         self.set_irqs_of(2, flags, start, count, fds)
     }
 
-    /// Of a kind: 1 is MSI, 2 is MSI-X.
+    /// For a kind of interrupts: 1 is MSI, 2 is MSI-X.
     pub fn set_irqs_of(
         &self,
         kind: u32,
@@ -158,13 +158,13 @@ impl Client {
         self.request(command::SET_IRQS, &payload, fds).map(|_| ())
     }
 
-    /// What the server says of a region, with room for so many bytes.
+    /// The server's answer about a region, with room for this many bytes.
     pub fn region_info(&self, region: u32, room: u32) -> Result<Vec<u8>, u32> {
         let ask = [room, 0, region, 0, 0, 0, 0, 0].map(u32::to_le_bytes).concat();
         self.request(command::REGION_INFO, &ask, &[])
     }
 
-    /// The served function as our driver sees any controller.
+    /// The served function as a backend for the driver.
     pub fn port(self: &Arc<Self>) -> ControllerBackend {
         let info = self.region_info(0, 32).unwrap();
         let size = u32::from_le_bytes(info[16..20].try_into().unwrap());
@@ -197,7 +197,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Waits for an event fd; how often it was raised.
+/// Waits for an event fd; returns how often it was raised.
 pub fn raised(event: &OwnedFd, wait: Duration) -> u64 {
     let until = Instant::now() + wait;
     loop {
@@ -250,7 +250,7 @@ impl FunctionReset for Reset {
 
 struct Memory(Arc<Client>);
 
-/// Takes memory back on drop.
+/// Unshares memory on drop.
 struct Hold {
     client: Arc<Client>,
     pieces: Vec<(u64, u64)>,

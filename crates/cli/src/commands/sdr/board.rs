@@ -71,7 +71,7 @@ pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
     if let Some(options) = name.strip_prefix("sim:") {
         let board = simulated(options)?;
         let profile =
-            Profile { rx: board.limits(), tells_time: board.config().tells_time, ..Profile::SIMULATED };
+            Profile { rx: board.limits(), reports_time: board.config().reports_time, ..Profile::SIMULATED };
         let mut port = board.port();
         name.clone_into(&mut port.name);
         let session = Session::open(Card::new(&port, board.interrupt(), profile))?;

@@ -1,9 +1,9 @@
-//! GGUF: a count of tensors and of keys, the keys with their values, the tensors' descriptions, and their bytes.
+//! GGUF: the number of tensors and keys, the keys with their values, the tensors' descriptions, and their bytes.
 //!
-//! Versions 2 and 3, little-endian. Where llama.cpp asks for more (the tensors one behind the other in the order of
-//! their descriptions), holes and any order are accepted, because the format's text allows them. Values are taken as `gguf-py`
-//! takes them: text is kept byte for byte, because tokens of some vocabularies are not UTF-8, and any truth value but 0 is
-//! true. Names of keys and tensors have to be UTF-8, there and here.
+//! Versions 2 and 3, little-endian. llama.cpp requires contiguous tensors in the order of their descriptions; gaps and
+//! any order are accepted here, because the specification allows them. Values are read as by `gguf-py`: text is kept
+//! byte for byte, because tokens of some vocabularies are not UTF-8, and any boolean byte but 0 is true. Names of keys
+//! and tensors must be UTF-8, there and here.
 
 mod read;
 mod text;
@@ -20,20 +20,20 @@ use super::{MAX_HEADER, TensorInfo, fetch, first_duplicate};
 use crate::dtype::{Dtype, SizeError};
 use crate::source::Source;
 
-/// What every GGUF file begins with.
+/// The first bytes of every GGUF file.
 pub const MAGIC: &[u8; 4] = b"GGUF";
 /// Most dimensions of a tensor.
 pub const MAX_RANK: u32 = 4;
-/// How deep arrays of arrays may go.
+/// Deepest nesting of arrays.
 pub const MAX_DEPTH: u32 = 8;
-/// What tensors are aligned to where the file does not say.
+/// Default alignment of tensors.
 const ALIGNMENT: u64 = 32;
-/// The key that says it.
+/// The key that overrides it.
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// How much is read at first of a header whose length nothing tells.
+/// Bytes to read first, because the header's length is not stated.
 const FIRST: u64 = 1 << 20;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Header {
     /// The version of the format.
@@ -42,9 +42,9 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
     /// The keys and their values, in the order of the file.
     pub metadata: Vec<(String, Value)>,
-    /// What the tensors' offsets are multiples of.
+    /// Alignment of the tensors' offsets.
     pub alignment: u64,
-    /// Where the tensors' bytes begin in the file.
+    /// Offset of the tensors' bytes in the file.
     pub data: u64,
 }
 
@@ -56,149 +56,149 @@ impl Header {
     }
 }
 
-/// The rule that a file breaks.
+/// The rule that a file violates.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Another format.
     #[error("it does not begin with 'GGUF'")]
     Magic,
-    /// Big-endian files are rare, and nothing on the way to a GPU turns bytes round.
+    /// Big-endian files are rare, and bytes are not swapped on the path to a GPU.
     #[error(
         "it is big-endian (its version is {0:#010x}); convert it, for example with gguf_convert_endian.py"
     )]
     BigEndian(u32),
-    /// The first version has other widths; nobody writes it.
+    /// Version 1 has other field widths, and is obsolete.
     #[error("it is of version 1, which is no longer read; write it again with llama.cpp's tools")]
     Version1,
-    /// A version to come.
+    /// An unknown version.
     #[error("it is of version {0}; versions 2 and 3 are known")]
     Version(u32),
-    /// More bytes are needed than were given; the file has them.
+    /// More bytes are needed than were passed; the file has them.
     #[error("its header goes on beyond the first {given} bytes, to byte {needed} at least")]
     More {
-        /// What was given.
+        /// Bytes passed.
         given: u64,
-        /// What is needed for the next step.
+        /// Bytes needed for the next step.
         needed: u64,
     },
     /// The file ends within the header.
     #[error("the file of {length} bytes ends within {what}, which reaches to byte {needed}")]
     Truncated {
-        /// What was being read.
+        /// The part that is truncated.
         what: String,
         /// Where it would end.
         needed: u64,
-        /// Where the file does.
+        /// Length of the file.
         length: u64,
     },
-    /// A header that is not believed.
+    /// The header exceeds the size limit.
     #[error("its header is longer than {MAX_HEADER} bytes")]
     HeaderTooLong,
-    /// A count that the file's length contradicts.
+    /// A count that exceeds the file.
     #[error(
         "it is said to hold {count} {what}, which take at least {least} bytes each; the file has {length}"
     )]
     Count {
-        /// Of what.
+        /// What is counted.
         what: &'static str,
-        /// How many.
+        /// The count.
         count: u64,
-        /// The smallest there are.
+        /// The minimum size of an element.
         least: u64,
         /// The length of the file.
         length: u64,
     },
-    /// A name that is not text.
+    /// A name that is not UTF-8.
     #[error("{0} is not UTF-8")]
     NotText(String),
-    /// A type of values that nobody knows.
+    /// An unknown value type.
     #[error("the value of {key:?} is of the unknown type {number}")]
     ValueType {
-        /// Whose.
+        /// The key.
         key: String,
         /// The type's number.
         number: u32,
     },
-    /// Arrays in arrays in arrays.
+    /// Arrays are nested too deeply.
     #[error("the value of {0:?} is nested deeper than {MAX_DEPTH} arrays")]
     Depth(String),
-    /// A key that comes twice.
+    /// A duplicate key.
     #[error("the key {0:?} comes twice")]
     KeyTwice(String),
-    /// A tensor that comes twice.
+    /// A duplicate tensor.
     #[error("the tensor {0:?} is described twice")]
     Twice(String),
-    /// A name that no C string can hold.
+    /// A name that a C string cannot hold.
     #[error("the tensor name {0:?} holds a NUL")]
     NulInName(String),
-    /// `general.alignment` is not what it must be.
+    /// An invalid `general.alignment`.
     #[error("{ALIGNMENT_KEY} is {0}; a 32-bit power of two is expected")]
     Alignment(String),
     /// Too many dimensions.
     #[error("the tensor {tensor:?} has {rank} dimensions; {MAX_RANK} is the most")]
     Rank {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
-        /// How many.
+        /// Number of dimensions.
         rank: u32,
     },
-    /// A type of elements that was taken out of the format.
+    /// An element type that was removed from the format.
     #[error("the tensor {tensor:?} is of type {number} ({name}), which is no longer part of the format")]
     RemovedType {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// The type's number.
         number: u32,
         /// Its name.
         name: &'static str,
     },
-    /// A type of elements that nobody knows.
+    /// An unknown element type.
     #[error("the tensor {tensor:?} is of the unknown type {number}")]
     UnknownType {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// The type's number.
         number: u32,
     },
-    /// The dimension that varies fastest is not made of whole blocks.
+    /// The fastest dimension does not consist of whole blocks.
     #[error("the rows of the tensor {tensor:?} have {columns} elements; {dtype} comes in blocks of {block}")]
     Block {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
-        /// The elements of a row.
+        /// Elements of a row.
         columns: u64,
-        /// The elements of a block.
+        /// Elements of a block.
         block: u64,
     },
-    /// The number of bytes cannot be written down.
+    /// The size exceeds 64 bits.
     #[error("the tensor {tensor:?} is {dtype} {shape:?}, more than 2^64 bytes")]
     Overflow {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its type.
         dtype: Dtype,
         /// Its dimensions, slowest first.
         shape: Vec<u64>,
     },
-    /// A tensor that is not where it may be.
+    /// A misaligned tensor.
     #[error("the tensor {tensor:?} starts at {offset} of the data, no multiple of the alignment {alignment}")]
     Unaligned {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its offset from the start of the data.
         offset: u64,
-        /// What it has to be a multiple of.
+        /// The required alignment.
         alignment: u64,
     },
-    /// The tensor's bytes are not all in the file.
+    /// The tensor exceeds the file.
     #[error(
         "the {bytes} bytes at {offset} of the data, of the tensor {tensor:?}, reach beyond the data's {length}"
     )]
     OutOfRange {
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// Its offset from the start of the data.
         offset: u64,
@@ -207,18 +207,18 @@ pub enum Error {
         /// The size of the data.
         length: u64,
     },
-    /// Two tensors share bytes.
+    /// Tensors overlap.
     #[error(
         "the tensor {tensor:?} starts at byte {offset} of the file, within {other:?}, which ends at {end}"
     )]
     Overlap {
         /// The one that starts later.
         tensor: String,
-        /// Where.
+        /// Its start.
         offset: u64,
         /// The other one.
         other: String,
-        /// Where it ends.
+        /// Its end.
         end: u64,
     },
 }
@@ -226,7 +226,7 @@ pub enum Error {
 /// Reads and parses the header of a file.
 ///
 /// # Errors
-/// When it cannot be read, or breaks a rule.
+/// When it cannot be read, or violates a rule.
 pub fn read(file: &dyn Source) -> crate::Result<Header> {
     let refused = |why| crate::Error::Gguf { file: file.name().into(), why };
     let length = file.bytes();
@@ -234,7 +234,7 @@ pub fn read(file: &dyn Source) -> crate::Result<Header> {
     loop {
         match parse(&fetch(file, 0, bytes)?, length) {
             Err(Error::More { .. }) if bytes >= MAX_HEADER => return Err(refused(Error::HeaderTooLong)),
-            // Doubled at least, so that all attempts together read little more than twice the header.
+            // At least doubled, so that all attempts together read little more than twice the header.
             Err(Error::More { needed, .. }) => bytes = needed.max(bytes * 2).min(length).min(MAX_HEADER),
             other => return other.map_err(refused),
         }
@@ -244,7 +244,7 @@ pub fn read(file: &dyn Source) -> crate::Result<Header> {
 /// Parses the header in the first bytes of a file of `length` bytes.
 ///
 /// # Errors
-/// When it breaks a rule, and [`Error::More`] when it is longer than what was given.
+/// When it violates a rule; [`Error::More`] when it is longer than the bytes passed.
 pub fn parse(bytes: &[u8], length: u64) -> Result<Header, Error> {
     let mut from = Reader::new(bytes, length);
     let version = version(&mut from)?;
@@ -270,7 +270,7 @@ pub fn parse(bytes: &[u8], length: u64) -> Result<Header, Error> {
         return Err(Error::Twice(name.into()));
     }
     let end = from.at();
-    // A file without tensors may leave out the padding.
+    // A file without tensors may omit the padding.
     let data = end.checked_next_multiple_of(alignment).filter(|d| *d <= length).unwrap_or(length);
     let tensors = place(claims, data, length, alignment)?;
     Ok(Header { version, tensors, metadata, alignment, data })
@@ -283,7 +283,7 @@ fn version(from: &mut Reader<'_>) -> Result<u32, Error> {
     match from.u32("the version")? {
         1 => Err(Error::Version1),
         version @ (2 | 3) => Ok(version),
-        // As gguf-py tells: small numbers have nothing in the lower half when they are turned round.
+        // As in gguf-py: a small number has zeros in its lower half when byte-swapped.
         version if version & 0xffff == 0 && version != 0 => Err(Error::BigEndian(version)),
         version => Err(Error::Version(version)),
     }
@@ -297,7 +297,7 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64, Error> {
     }
 }
 
-/// A tensor with its offset from the start of the data, not yet held against anything but its type.
+/// A tensor with its stated offset from the start of the data; only its type was checked.
 struct DeclaredTensor {
     name: String,
     dtype: Dtype,
@@ -327,7 +327,7 @@ impl DeclaredTensor {
         if !columns.is_multiple_of(block) {
             return Err(Error::Block { tensor, dtype, columns, block });
         }
-        // GGUF names the dimension that varies fastest first.
+        // GGUF lists the fastest dimension first.
         shape.reverse();
         match dtype.size(&shape) {
             Ok(bytes) => Ok(Self { name: tensor, dtype, shape, offset, bytes }),
@@ -336,7 +336,8 @@ impl DeclaredTensor {
     }
 }
 
-/// Holds the claims against each other and the data, which reach from byte `data` of the file to byte `length`.
+/// Checks the stated offsets against each other and the data, which extends from byte `data` of the file to byte
+/// `length`.
 fn place(
     mut claims: Vec<DeclaredTensor>,
     data: u64,

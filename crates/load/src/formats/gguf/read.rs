@@ -1,9 +1,8 @@
-//! The little-endian words of a header, with the file's length at hand: what cannot be there is told from what has only
-//! not been read yet.
+//! Reads a header, and distinguishes truncated files from bytes that have not been read yet.
 
 use super::Error;
 
-/// Reads on through the first bytes of a file.
+/// A cursor over the first bytes of a file.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -11,12 +10,12 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Over the first bytes of a file of `length` bytes.
+    /// Reads the first bytes of a file of `length` bytes.
     pub fn new(bytes: &'a [u8], length: u64) -> Self {
         Self { bytes, at: 0, length }
     }
 
-    /// Where it stands.
+    /// The present offset.
     pub fn at(&self) -> u64 {
         self.at as u64
     }
@@ -52,13 +51,13 @@ impl<'a> Reader<'a> {
         self.word(what).map(u64::from_le_bytes)
     }
 
-    /// A length and that many bytes.
+    /// A length, followed by that many bytes.
     pub fn bytes(&mut self, what: &str) -> Result<&'a [u8], Error> {
         let count = self.u64(what)?;
         self.take(count, what)
     }
 
-    /// The same of a name, which has to be UTF-8.
+    /// The same for a name, which must be UTF-8.
     pub fn name(&mut self, what: &str) -> Result<String, Error> {
         let bytes = self.bytes(what)?;
         String::from_utf8(bytes.to_vec()).map_err(|e| {
@@ -69,7 +68,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Whether the rest of the file has room for `count` things of at least `least` bytes.
+    /// Checks that the rest of the file has room for `count` elements of at least `least` bytes.
     pub fn check_count(&self, what: &'static str, count: u64, least: u64) -> Result<(), Error> {
         match count.checked_mul(least) {
             Some(bytes) if bytes <= self.length.saturating_sub(self.at()) => Ok(()),

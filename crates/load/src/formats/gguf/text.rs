@@ -1,8 +1,8 @@
-//! Text of values: the format wants UTF-8, and vocabularies hold tokens that are only parts of characters.
+//! Text values: the format requires UTF-8, but tokens of vocabularies may be parts of characters.
 
 use std::fmt;
 
-/// Text as the file has it, byte for byte.
+/// Text byte for byte.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Text(Vec<u8>);
 
@@ -13,7 +13,7 @@ impl Text {
         &self.0
     }
 
-    /// The text; none where it is not UTF-8.
+    /// The text; `None` if it is not UTF-8.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()

@@ -1,11 +1,11 @@
-//! The numbers that GGML gives its types of elements.
+//! GGML's numbers of element types.
 
 use crate::dtype::Dtype;
 
-/// The type of a number; otherwise the name of the type that once had it, if any.
+/// The type with this number.
 ///
 /// # Errors
-/// When it is no type's number by now.
+/// When there is none, with the name of a removed type that had it.
 pub fn ggml_type(number: u32) -> Result<Dtype, Option<&'static str>> {
     Ok(match number {
         0 => Dtype::F32,

@@ -1,4 +1,4 @@
-//! The values of GGUF's keys. Nothing is allocated for elements that have not been seen in the file.
+//! The values of GGUF's keys. Memory is only allocated for elements that are in the file.
 
 use super::read::Reader;
 use super::{Error, MAX_DEPTH, Text};
@@ -9,11 +9,11 @@ macro_rules! values {
         #[derive(Clone, Debug, PartialEq)]
         pub enum Value {
             $($(#[$doc])* $name($type),)*
-            /// Many of one type.
+            /// Several values of one type.
             Array(Array),
         }
 
-        /// Many values of one type.
+        /// Several values of one type.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Array {
             $($(#[$doc])* $name(Vec<$type>),)*
@@ -22,7 +22,7 @@ macro_rules! values {
         }
 
         impl Value {
-            /// Reads a type and a value of it.
+            /// Reads a type and a value of that type.
             pub(super) fn read(from: &mut Reader<'_>, key: &str) -> Result<Self, Error> {
                 match from.u32(key)? {
                     $($number => $read(from, key).map(Self::$name),)*
@@ -33,7 +33,7 @@ macro_rules! values {
         }
 
         impl Array {
-            /// Reads the elements' type, their number, and them.
+            /// Reads the elements' type, their number, and the elements.
             fn read(from: &mut Reader<'_>, key: &str, depth: u32) -> Result<Self, Error> {
                 if depth == 0 {
                     return Err(Error::Depth(key.into()));
@@ -53,7 +53,7 @@ macro_rules! values {
                 }
             }
 
-            /// How many there are.
+            /// Number of elements.
             #[must_use]
             pub fn len(&self) -> usize {
                 match self {
@@ -62,7 +62,7 @@ macro_rules! values {
                 }
             }
 
-            /// Whether there are none.
+            /// Whether it is empty.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
@@ -101,12 +101,12 @@ values! {
 }
 
 fn many<T>(count: u64, read: impl FnMut() -> Result<T, Error>) -> Result<Vec<T>, Error> {
-    // Grown as elements come: the count is what the file says of itself.
+    // Grown with the elements: the stated count is not trusted.
     std::iter::repeat_with(read).take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
 }
 
 impl Value {
-    /// The whole number, where it is one that is not negative.
+    /// The value as an unsigned integer, if it is one.
     #[must_use]
     pub fn whole(&self) -> Option<u64> {
         match *self {
@@ -122,7 +122,7 @@ impl Value {
         }
     }
 
-    /// For messages: not longer than a line.
+    /// The value for messages, shortened to a line.
     pub(crate) fn brief(&self) -> String {
         match self {
             Self::Array(array) => format!("an array of {}", array.len()),
